@@ -1,1 +1,9 @@
-//! store
+//! Versioned objects with compare-and-swap, list and watch; leases; the registry of kinds.
+//!
+//! Enter at [`objects::Objects`], the trait every backend serves, and at [`open`], which picks a
+//! backend by URL. Nothing outside this crate knows which backend it talks to.
+
+pub mod cache;
+pub mod clock;
+pub mod object;
+pub mod objects;

@@ -1,0 +1,565 @@
+//! The readable side of every backend: an immutable state that readers share with the writer.
+//!
+//! The single writer of a backend builds the next [`State`] from the last one (persistent maps:
+//! unchanged parts are shared), makes it durable, and publishes it in one step. Readers load the
+//! published state and work on it for as long as they like; nobody waits for anybody.
+//!
+//! Each collection keeps a log of its recent changes. A [`Watch`] is a cursor into that log: a
+//! watcher that falls behind costs nothing, and finds [`Error::Expired`] once the log no longer
+//! reaches back to where it was. The same log, walked backwards, gives a collection as it was at
+//! an earlier revision.
+
+use std::collections::VecDeque;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use imbl::{OrdMap, OrdSet, Vector};
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use crate::object::{Action, Entry, Event, Key, Record, Resource, Revision};
+use crate::objects::{At, Change, Error, Scope, Write};
+
+/// How much history is kept. Whatever is reached first trims it.
+#[derive(Clone, Copy, Debug)]
+pub struct Retention {
+    /// At most this many changes.
+    pub events: usize,
+    /// At most about this many bytes, counting what the changes keep alive.
+    pub bytes: usize,
+    /// At most this old.
+    pub age: Duration,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self {
+            events: 200_000,
+            bytes: 64 << 20,
+            age: Duration::from_secs(600),
+        }
+    }
+}
+
+/// The most events [`Watch::next`] returns at once.
+const BATCH: usize = 256;
+
+/// One collection: its objects and its recent past.
+#[derive(Clone, Debug, Default)]
+struct Shelf {
+    objects: OrdSet<Entry>,
+    log: Vector<Arc<Event>>,
+    /// Everything after this revision is still in `log`.
+    floor: Revision,
+}
+
+impl Shelf {
+    /// The position in `log` of the first change after `from`.
+    fn first_after(&self, from: Revision) -> usize {
+        let (mut low, mut high) = (0, self.log.len());
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            if self.log[middle].revision() <= from {
+                low = middle + 1
+            } else {
+                high = middle
+            }
+        }
+        low
+    }
+
+    fn at(&self, revision: Revision) -> OrdSet<Entry> {
+        let mut objects = self.objects.clone();
+        let since = self.log.focus().narrow(self.first_after(revision)..);
+        for event in since.into_iter().rev() {
+            match &event.previous {
+                Some(previous) => drop(objects.insert(Entry(previous.clone()))),
+                None => drop(objects.remove(event.record.key().path())),
+            }
+        }
+        objects
+    }
+}
+
+/// Everything a backend knows at one revision.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) revision: Revision,
+    shelves: OrdMap<Resource, Shelf>,
+    /// History before this is gone whichever collection it belonged to.
+    floor: Revision,
+}
+
+impl State {
+    /// A state without history, as it is after loading: changes up to `floor` cannot be watched.
+    pub(crate) fn new(revision: Revision, floor: Revision) -> Self {
+        Self {
+            revision,
+            floor,
+            ..Self::default()
+        }
+    }
+
+    /// Puts an object in place without a trace in the log: for loading.
+    pub(crate) fn load(&mut self, record: Arc<Record>) {
+        self.shelf(record.key().resource().clone())
+            .objects
+            .insert(Entry(record));
+    }
+
+    /// Puts a change at the end of the log without touching the objects: for loading.
+    pub(crate) fn load_event(&mut self, event: Arc<Event>) {
+        self.shelf(event.record.key().resource().clone())
+            .log
+            .push_back(event);
+    }
+
+    fn shelf(&mut self, resource: Resource) -> &mut Shelf {
+        let floor = self.floor;
+        self.shelves.entry(resource).or_insert_with(|| Shelf {
+            floor,
+            ..Shelf::default()
+        })
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<&Arc<Record>> {
+        self.shelves
+            .get(key.resource())?
+            .objects
+            .get(key.path())
+            .map(|entry| &entry.0)
+    }
+
+    /// Checks a write against this state and says what it would do at `revision`.
+    pub(crate) fn judge(&self, write: &Write, revision: Revision) -> Result<Event, Error> {
+        if let Some(fence) = &write.fence {
+            let holds = self
+                .get(&fence.key)
+                .is_some_and(|record| record.revision() == fence.token);
+            if !holds {
+                let lease = fence.key.name().to_owned();
+                return Err(Error::Fenced {
+                    lease,
+                    token: fence.token,
+                });
+            }
+        }
+        let key = &write.key;
+        let current = self.get(key).cloned();
+        let expect = |expected: Revision| match &current {
+            None => Err(Error::NotFound { key: key.clone() }),
+            Some(record) if record.revision() != expected => {
+                let actual = record.revision();
+                Err(Error::Conflict {
+                    key: key.clone(),
+                    expected,
+                    actual,
+                })
+            }
+            Some(record) => Ok(record.clone()),
+        };
+        match &write.change {
+            Change::Create(_) if current.is_some() => {
+                Err(Error::AlreadyExists { key: key.clone() })
+            }
+            Change::Create(body) => Ok(Event::new(
+                Action::Added,
+                Arc::new(body.at(key.clone(), revision)),
+                None,
+            )),
+            Change::Update(expected, body) => {
+                let previous = expect(*expected)?;
+                let record = Arc::new(body.at(previous.key().clone(), revision));
+                Ok(Event::new(Action::Modified, record, Some(previous)))
+            }
+            Change::Delete(expected) => {
+                let previous = expect(*expected)?;
+                let record = Arc::new(previous.at(revision));
+                Ok(Event::new(Action::Deleted, record, Some(previous)))
+            }
+        }
+    }
+
+    /// Carries out a change that [`State::judge`] allowed.
+    pub(crate) fn apply(&mut self, event: Arc<Event>) {
+        debug_assert!(event.revision() > self.revision, "revisions only grow");
+        self.revision = event.revision();
+        let shelf = self.shelf(event.record.key().resource().clone());
+        match event.action {
+            Action::Deleted => drop(shelf.objects.remove(event.record.key().path())),
+            Action::Added | Action::Modified => {
+                shelf.objects.insert(Entry(event.record.clone()));
+            }
+        }
+        shelf.log.push_back(event);
+    }
+
+    /// Forgets the oldest change of a collection.
+    fn forget_first(&mut self, resource: &Resource) {
+        if let Some(shelf) = self.shelves.get_mut(resource)
+            && let Some(event) = shelf.log.pop_front()
+        {
+            shelf.floor = event.revision();
+        }
+    }
+
+    pub(crate) fn collection(&self, resource: &Resource, at: At) -> Result<Collection, Error> {
+        let current = self.revision;
+        let (At::Exactly(wanted) | At::NotOlderThan(wanted)) = at else {
+            let objects = self
+                .shelves
+                .get(resource)
+                .map(|shelf| shelf.objects.clone())
+                .unwrap_or_default();
+            return Ok(Collection {
+                revision: current,
+                objects,
+            });
+        };
+        if wanted > current {
+            return Err(Error::TooNew {
+                requested: wanted,
+                current,
+            });
+        }
+        if matches!(at, At::NotOlderThan(_)) {
+            return self.collection(resource, At::Latest);
+        }
+        self.reaches_back_to(resource, wanted)?;
+        let objects = self
+            .shelves
+            .get(resource)
+            .map(|shelf| shelf.at(wanted))
+            .unwrap_or_default();
+        Ok(Collection {
+            revision: wanted,
+            objects,
+        })
+    }
+
+    fn reaches_back_to(&self, resource: &Resource, requested: Revision) -> Result<(), Error> {
+        let oldest = self
+            .shelves
+            .get(resource)
+            .map_or(self.floor, |shelf| shelf.floor);
+        if requested < oldest {
+            Err(Error::Expired { requested, oldest })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Every object of every collection, in order of collection and path.
+    pub(crate) fn records(&self) -> impl Iterator<Item = &Arc<Record>> {
+        self.shelves
+            .values()
+            .flat_map(|shelf| shelf.objects.iter().map(|entry| &entry.0))
+    }
+}
+
+/// An immutable view of one collection at one revision.
+#[derive(Clone, Debug)]
+pub struct Collection {
+    revision: Revision,
+    objects: OrdSet<Entry>,
+}
+
+impl Collection {
+    /// A collection put together from records, for backends that fetch rather than cache.
+    #[must_use]
+    pub fn new(revision: Revision, records: impl IntoIterator<Item = Arc<Record>>) -> Self {
+        Self {
+            revision,
+            objects: records.into_iter().map(Entry).collect(),
+        }
+    }
+
+    /// The revision it shows.
+    #[must_use]
+    pub fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// How many objects it has, whatever their namespace.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// One object of it.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<&Arc<Record>> {
+        self.objects.get(key.path()).map(|entry| &entry.0)
+    }
+
+    /// Its objects in order of their paths, of one namespace or of all, beginning behind the path
+    /// `after` (of an object that need not exist any more).
+    pub fn range<'a>(
+        &'a self,
+        namespace: Option<&'a str>,
+        after: Option<&'a str>,
+    ) -> impl Iterator<Item = &'a Arc<Record>> + 'a {
+        let prefix = namespace.map(|namespace| format!("{namespace}/"));
+        let start = match (&prefix, after) {
+            (Some(prefix), Some(after)) if after < prefix.as_str() => {
+                Bound::Included(prefix.as_str())
+            }
+            (_, Some(after)) => Bound::Excluded(after),
+            (Some(prefix), None) => Bound::Included(prefix.as_str()),
+            (None, None) => Bound::Unbounded,
+        };
+        self.objects
+            .range::<_, str>((start, Bound::Unbounded))
+            .map(|entry| &entry.0)
+            .take_while(move |record| record.key().namespace() == namespace || namespace.is_none())
+    }
+}
+
+/// The published state, and the bells that tell watchers to look again.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    state: ArcSwap<State>,
+    bells: Mutex<Bells>,
+    retention: Retention,
+}
+
+#[derive(Debug, Default)]
+struct Bells {
+    by_resource: std::collections::BTreeMap<Resource, watch::Sender<()>>,
+    closed: bool,
+}
+
+/// The writer's private half: the order in which history is forgotten.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    order: VecDeque<Kept>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Kept {
+    revision: Revision,
+    resource: Resource,
+    weight: usize,
+    at: Timestamp,
+}
+
+impl Ledger {
+    /// Notes that `event` is now part of the history.
+    pub(crate) fn note(&mut self, event: &Event, at: Timestamp) {
+        let (revision, weight) = (event.revision(), event.weight());
+        let resource = event.record.key().resource().clone();
+        self.bytes += weight;
+        self.order.push_back(Kept {
+            revision,
+            resource,
+            weight,
+            at,
+        });
+    }
+
+    /// Takes back what was noted after `revision`: those changes were not committed.
+    pub(crate) fn retract(&mut self, revision: Revision) {
+        while self
+            .order
+            .back()
+            .is_some_and(|kept| kept.revision > revision)
+        {
+            let kept = self.order.pop_back();
+            self.bytes -= kept.map_or(0, |kept| kept.weight);
+        }
+    }
+
+    /// Forgets what is too much or too old, and says up to which revision everything is forgotten.
+    pub(crate) fn trim(
+        &mut self,
+        state: &mut State,
+        retention: &Retention,
+        now: Timestamp,
+    ) -> Option<Revision> {
+        let oldest = now.checked_sub(retention.age).unwrap_or(Timestamp::MIN);
+        self.forget_while(state, |ledger, first| {
+            ledger.order.len() > retention.events
+                || ledger.bytes > retention.bytes
+                || first.at < oldest
+        })
+    }
+
+    /// Forgets everything up to and including `through`.
+    pub(crate) fn compact(&mut self, state: &mut State, through: Revision) -> Option<Revision> {
+        self.forget_while(state, |_, first| first.revision <= through)
+    }
+
+    fn forget_while(
+        &mut self,
+        state: &mut State,
+        condition: impl Fn(&Self, &Kept) -> bool,
+    ) -> Option<Revision> {
+        let mut last = None;
+        while self
+            .order
+            .front()
+            .is_some_and(|first| condition(self, first))
+        {
+            let Some(kept) = self.order.pop_front() else {
+                break;
+            };
+            self.bytes -= kept.weight;
+            state.forget_first(&kept.resource);
+            last = Some(kept.revision);
+        }
+        last
+    }
+}
+
+impl Cache {
+    pub(crate) fn new(state: State, retention: Retention) -> Self {
+        Self {
+            state: ArcSwap::from_pointee(state),
+            bells: Mutex::default(),
+            retention,
+        }
+    }
+
+    pub(crate) fn retention(&self) -> &Retention {
+        &self.retention
+    }
+
+    pub(crate) fn load(&self) -> Arc<State> {
+        self.state.load_full()
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<Record>> {
+        self.state.load().get(key).cloned()
+    }
+
+    pub(crate) fn revision(&self) -> Revision {
+        self.state.load().revision
+    }
+
+    /// Shows readers the next state, and wakes those who watch a collection that changed.
+    pub(crate) fn publish<'a>(
+        &self,
+        state: State,
+        changed: impl IntoIterator<Item = &'a Resource>,
+    ) {
+        self.state.store(Arc::new(state));
+        let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        for resource in changed {
+            if let Some(bell) = bells.by_resource.get(resource) {
+                bell.send_replace(());
+            }
+        }
+    }
+
+    /// Ends every watch once it has seen everything.
+    pub(crate) fn close(&self) {
+        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        bells.closed = true;
+        bells.by_resource.clear();
+    }
+
+    pub(crate) fn watch(self: &Arc<Self>, scope: Scope, from: Revision) -> Result<Watch, Error> {
+        let bell = {
+            let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+            if bells.closed {
+                return Err(Error::Closed);
+            }
+            let sender = bells.by_resource.entry(scope.resource.clone());
+            sender.or_insert_with(|| watch::Sender::new(())).subscribe()
+        };
+        let state = self.state.load();
+        if from > state.revision {
+            return Err(Error::TooNew {
+                requested: from,
+                current: state.revision,
+            });
+        }
+        state.reaches_back_to(&scope.resource, from)?;
+        Ok(Watch {
+            cache: self.clone(),
+            scope,
+            position: from,
+            bell,
+        })
+    }
+}
+
+/// A cursor over the changes of a scope.
+#[derive(Debug)]
+pub struct Watch {
+    cache: Arc<Cache>,
+    scope: Scope,
+    position: Revision,
+    bell: watch::Receiver<()>,
+}
+
+impl Watch {
+    /// Waits for changes and returns them in order, at least one and at most a few hundred.
+    ///
+    /// Safe to cancel: what was not returned will be returned by the next call.
+    ///
+    /// # Errors
+    /// [`Error::Expired`] if the watcher was too slow: list again. [`Error::Closed`] at shutdown.
+    pub async fn next(&mut self) -> Result<Vec<Arc<Event>>, Error> {
+        loop {
+            self.bell.mark_unchanged();
+            let events = self.ready()?;
+            if !events.is_empty() {
+                return Ok(events);
+            }
+            if self.bell.changed().await.is_err() {
+                let rest = self.ready()?;
+                return if rest.is_empty() {
+                    Err(Error::Closed)
+                } else {
+                    Ok(rest)
+                };
+            }
+        }
+    }
+
+    /// The changes that are there already, possibly none. Same promises as [`Watch::next`].
+    ///
+    /// # Errors
+    /// [`Error::Expired`] if the watcher was too slow.
+    pub fn ready(&mut self) -> Result<Vec<Arc<Event>>, Error> {
+        let state = self.cache.state.load();
+        if self.position >= state.revision {
+            return Ok(Vec::new());
+        }
+        state.reaches_back_to(&self.scope.resource, self.position)?;
+        let mut events = Vec::new();
+        let mut seen = state.revision;
+        if let Some(shelf) = state.shelves.get(&self.scope.resource) {
+            for event in shelf.log.focus().narrow(shelf.first_after(self.position)..) {
+                if events.len() == BATCH {
+                    break;
+                }
+                seen = event.revision();
+                if self.scope.contains(event.record.key()) {
+                    events.push(event.clone());
+                }
+            }
+            if events.len() < BATCH {
+                seen = state.revision;
+            }
+        }
+        self.position = seen;
+        Ok(events)
+    }
+
+    /// The revision up to which this watch has returned everything: what a bookmark says.
+    #[must_use]
+    pub fn position(&self) -> Revision {
+        self.position
+    }
+}
