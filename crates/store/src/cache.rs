@@ -205,7 +205,18 @@ impl State {
         }
     }
 
-    pub(crate) fn collection(&self, resource: &Resource, at: At) -> Result<Collection, Error> {
+    /// Raises every floor to `through`: asked-for compaction expires quiet collections too.
+    fn raise_floor(&mut self, through: Revision) {
+        let resources: Vec<_> = self.shelves.keys().cloned().collect();
+        for resource in resources {
+            if let Some(shelf) = self.shelves.get_mut(&resource) {
+                shelf.floor = shelf.floor.max(through);
+            }
+        }
+        self.floor = self.floor.max(through);
+    }
+
+    fn collection(&self, resource: &Resource, at: At) -> Result<Collection, Error> {
         let current = self.revision;
         let (At::Exactly(wanted) | At::NotOlderThan(wanted)) = at else {
             let objects = self
@@ -328,8 +339,20 @@ impl Collection {
 pub(crate) struct Cache {
     state: ArcSwap<State>,
     bells: Mutex<Bells>,
+    pins: Mutex<VecDeque<Pin>>,
     retention: Retention,
 }
+
+/// A past state of a collection that was worked out and may be asked for again: the later pages
+/// of a long list all read the revision of the first.
+#[derive(Debug)]
+struct Pin {
+    resource: Resource,
+    collection: Collection,
+}
+
+/// How many past states are kept at hand.
+const PINS: usize = 64;
 
 #[derive(Debug, Default)]
 struct Bells {
@@ -394,8 +417,9 @@ impl Ledger {
     }
 
     /// Forgets everything up to and including `through`.
-    pub(crate) fn compact(&mut self, state: &mut State, through: Revision) -> Option<Revision> {
-        self.forget_while(state, |_, first| first.revision <= through)
+    pub(crate) fn compact(&mut self, state: &mut State, through: Revision) {
+        self.forget_while(state, |_, first| first.revision <= through);
+        state.raise_floor(through.min(state.revision));
     }
 
     fn forget_while(
@@ -425,6 +449,7 @@ impl Cache {
         Self {
             state: ArcSwap::from_pointee(state),
             bells: Mutex::default(),
+            pins: Mutex::default(),
             retention,
         }
     }
@@ -443,6 +468,36 @@ impl Cache {
 
     pub(crate) fn revision(&self) -> Revision {
         self.state.load().revision
+    }
+
+    pub(crate) fn collection(&self, resource: &Resource, at: At) -> Result<Collection, Error> {
+        let state = self.state.load();
+        let At::Exactly(wanted) = at else {
+            return state.collection(resource, at);
+        };
+        if wanted >= state.revision {
+            return state.collection(resource, at);
+        }
+        state.reaches_back_to(resource, wanted)?;
+        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let pinned = |pin: &&Pin| pin.resource == *resource && pin.collection.revision == wanted;
+        if let Some(pin) = pins.iter().find(pinned) {
+            return Ok(pin.collection.clone());
+        }
+        let collection = state.collection(resource, at)?;
+        pins.retain(|pin| {
+            state
+                .reaches_back_to(&pin.resource, pin.collection.revision)
+                .is_ok()
+        });
+        if pins.len() == PINS {
+            pins.pop_front();
+        }
+        pins.push_back(Pin {
+            resource: resource.clone(),
+            collection: collection.clone(),
+        });
+        Ok(collection)
     }
 
     /// Shows readers the next state, and wakes those who watch a collection that changed.

@@ -5,5 +5,7 @@
 
 pub mod cache;
 pub mod clock;
+pub mod lease;
+pub mod memory;
 pub mod object;
 pub mod objects;
