@@ -35,11 +35,7 @@ pub struct Retention {
 
 impl Default for Retention {
     fn default() -> Self {
-        Self {
-            events: 200_000,
-            bytes: 64 << 20,
-            age: Duration::from_secs(600),
-        }
+        Self { events: 200_000, bytes: 64 << 20, age: Duration::from_secs(600) }
     }
 }
 
@@ -61,11 +57,7 @@ impl Shelf {
         let (mut low, mut high) = (0, self.log.len());
         while low < high {
             let middle = usize::midpoint(low, high);
-            if self.log[middle].revision() <= from {
-                low = middle + 1
-            } else {
-                high = middle
-            }
+            if self.log[middle].revision() <= from { low = middle + 1 } else { high = middle }
         }
         low
     }
@@ -95,55 +87,35 @@ pub(crate) struct State {
 impl State {
     /// A state without history, as it is after loading: changes up to `floor` cannot be watched.
     pub(crate) fn new(revision: Revision, floor: Revision) -> Self {
-        Self {
-            revision,
-            floor,
-            ..Self::default()
-        }
+        Self { revision, floor, ..Self::default() }
     }
 
     /// Puts an object in place without a trace in the log: for loading.
     pub(crate) fn load(&mut self, record: Arc<Record>) {
-        self.shelf(record.key().resource().clone())
-            .objects
-            .insert(Entry(record));
+        self.shelf(record.key().resource().clone()).objects.insert(Entry(record));
     }
 
     /// Puts a change at the end of the log without touching the objects: for loading.
     pub(crate) fn load_event(&mut self, event: Arc<Event>) {
-        self.shelf(event.record.key().resource().clone())
-            .log
-            .push_back(event);
+        self.shelf(event.record.key().resource().clone()).log.push_back(event);
     }
 
     fn shelf(&mut self, resource: Resource) -> &mut Shelf {
         let floor = self.floor;
-        self.shelves.entry(resource).or_insert_with(|| Shelf {
-            floor,
-            ..Shelf::default()
-        })
+        self.shelves.entry(resource).or_insert_with(|| Shelf { floor, ..Shelf::default() })
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<&Arc<Record>> {
-        self.shelves
-            .get(key.resource())?
-            .objects
-            .get(key.path())
-            .map(|entry| &entry.0)
+        self.shelves.get(key.resource())?.objects.get(key.path()).map(|entry| &entry.0)
     }
 
     /// Checks a write against this state and says what it would do at `revision`.
     pub(crate) fn judge(&self, write: &Write, revision: Revision) -> Result<Event, Error> {
         if let Some(fence) = &write.fence {
-            let holds = self
-                .get(&fence.key)
-                .is_some_and(|record| record.revision() == fence.token);
+            let holds = self.get(&fence.key).is_some_and(|record| record.revision() == fence.token);
             if !holds {
                 let lease = fence.key.name().to_owned();
-                return Err(Error::Fenced {
-                    lease,
-                    token: fence.token,
-                });
+                return Err(Error::Fenced { lease, token: fence.token });
             }
         }
         let key = &write.key;
@@ -152,11 +124,7 @@ impl State {
             None => Err(Error::NotFound { key: key.clone() }),
             Some(record) if record.revision() != expected => {
                 let actual = record.revision();
-                Err(Error::Conflict {
-                    key: key.clone(),
-                    expected,
-                    actual,
-                })
+                Err(Error::Conflict { key: key.clone(), expected, actual })
             }
             Some(record) => Ok(record.clone()),
         };
@@ -166,12 +134,13 @@ impl State {
             }
             Change::Create(body) => Ok(Event::new(
                 Action::Added,
-                Arc::new(body.at(key.clone(), revision)),
+                Arc::new(body.at(key.clone(), revision, revision)),
                 None,
             )),
             Change::Update(expected, body) => {
                 let previous = expect(*expected)?;
-                let record = Arc::new(body.at(previous.key().clone(), revision));
+                let record =
+                    Arc::new(body.at(previous.key().clone(), previous.created(), revision));
                 Ok(Event::new(Action::Modified, record, Some(previous)))
             }
             Change::Delete(expected) => {
@@ -219,54 +188,24 @@ impl State {
     fn collection(&self, resource: &Resource, at: At) -> Result<Collection, Error> {
         let current = self.revision;
         let (At::Exactly(wanted) | At::NotOlderThan(wanted)) = at else {
-            let objects = self
-                .shelves
-                .get(resource)
-                .map(|shelf| shelf.objects.clone())
-                .unwrap_or_default();
-            return Ok(Collection {
-                revision: current,
-                objects,
-            });
+            let objects =
+                self.shelves.get(resource).map(|shelf| shelf.objects.clone()).unwrap_or_default();
+            return Ok(Collection { revision: current, objects });
         };
         if wanted > current {
-            return Err(Error::TooNew {
-                requested: wanted,
-                current,
-            });
+            return Err(Error::TooNew { requested: wanted, current });
         }
         if matches!(at, At::NotOlderThan(_)) {
             return self.collection(resource, At::Latest);
         }
         self.reaches_back_to(resource, wanted)?;
-        let objects = self
-            .shelves
-            .get(resource)
-            .map(|shelf| shelf.at(wanted))
-            .unwrap_or_default();
-        Ok(Collection {
-            revision: wanted,
-            objects,
-        })
+        let objects = self.shelves.get(resource).map(|shelf| shelf.at(wanted)).unwrap_or_default();
+        Ok(Collection { revision: wanted, objects })
     }
 
     fn reaches_back_to(&self, resource: &Resource, requested: Revision) -> Result<(), Error> {
-        let oldest = self
-            .shelves
-            .get(resource)
-            .map_or(self.floor, |shelf| shelf.floor);
-        if requested < oldest {
-            Err(Error::Expired { requested, oldest })
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Every object of every collection, in order of collection and path.
-    pub(crate) fn records(&self) -> impl Iterator<Item = &Arc<Record>> {
-        self.shelves
-            .values()
-            .flat_map(|shelf| shelf.objects.iter().map(|entry| &entry.0))
+        let oldest = self.shelves.get(resource).map_or(self.floor, |shelf| shelf.floor);
+        if requested < oldest { Err(Error::Expired { requested, oldest }) } else { Ok(()) }
     }
 }
 
@@ -281,10 +220,7 @@ impl Collection {
     /// A collection put together from records, for backends that fetch rather than cache.
     #[must_use]
     pub fn new(revision: Revision, records: impl IntoIterator<Item = Arc<Record>>) -> Self {
-        Self {
-            revision,
-            objects: records.into_iter().map(Entry).collect(),
-        }
+        Self { revision, objects: records.into_iter().map(Entry).collect() }
     }
 
     /// The revision it shows.
@@ -381,24 +317,7 @@ impl Ledger {
         let (revision, weight) = (event.revision(), event.weight());
         let resource = event.record.key().resource().clone();
         self.bytes += weight;
-        self.order.push_back(Kept {
-            revision,
-            resource,
-            weight,
-            at,
-        });
-    }
-
-    /// Takes back what was noted after `revision`: those changes were not committed.
-    pub(crate) fn retract(&mut self, revision: Revision) {
-        while self
-            .order
-            .back()
-            .is_some_and(|kept| kept.revision > revision)
-        {
-            let kept = self.order.pop_back();
-            self.bytes -= kept.map_or(0, |kept| kept.weight);
-        }
+        self.order.push_back(Kept { revision, resource, weight, at });
     }
 
     /// Forgets what is too much or too old, and says up to which revision everything is forgotten.
@@ -428,11 +347,7 @@ impl Ledger {
         condition: impl Fn(&Self, &Kept) -> bool,
     ) -> Option<Revision> {
         let mut last = None;
-        while self
-            .order
-            .front()
-            .is_some_and(|first| condition(self, first))
-        {
+        while self.order.front().is_some_and(|first| condition(self, first)) {
             let Some(kept) = self.order.pop_front() else {
                 break;
             };
@@ -485,18 +400,11 @@ impl Cache {
             return Ok(pin.collection.clone());
         }
         let collection = state.collection(resource, at)?;
-        pins.retain(|pin| {
-            state
-                .reaches_back_to(&pin.resource, pin.collection.revision)
-                .is_ok()
-        });
+        pins.retain(|pin| state.reaches_back_to(&pin.resource, pin.collection.revision).is_ok());
         if pins.len() == PINS {
             pins.pop_front();
         }
-        pins.push_back(Pin {
-            resource: resource.clone(),
-            collection: collection.clone(),
-        });
+        pins.push_back(Pin { resource: resource.clone(), collection: collection.clone() });
         Ok(collection)
     }
 
@@ -533,18 +441,10 @@ impl Cache {
         };
         let state = self.state.load();
         if from > state.revision {
-            return Err(Error::TooNew {
-                requested: from,
-                current: state.revision,
-            });
+            return Err(Error::TooNew { requested: from, current: state.revision });
         }
         state.reaches_back_to(&scope.resource, from)?;
-        Ok(Watch {
-            cache: self.clone(),
-            scope,
-            position: from,
-            bell,
-        })
+        Ok(Watch { cache: self.clone(), scope, position: from, bell })
     }
 }
 
@@ -573,11 +473,7 @@ impl Watch {
             }
             if self.bell.changed().await.is_err() {
                 let rest = self.ready()?;
-                return if rest.is_empty() {
-                    Err(Error::Closed)
-                } else {
-                    Ok(rest)
-                };
+                return if rest.is_empty() { Err(Error::Closed) } else { Ok(rest) };
             }
         }
     }

@@ -34,9 +34,7 @@ impl SystemClock {
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
     pub fn new() -> Arc<Self> {
-        Arc::new(Self {
-            start: Instant::now(),
-        })
+        Arc::new(Self { start: Instant::now() })
     }
 }
 
@@ -73,15 +71,8 @@ impl ManualClock {
     /// A clock that shows `start`.
     #[must_use]
     pub fn new(start: Timestamp) -> Arc<Self> {
-        let inner = Manual {
-            start,
-            elapsed: Duration::ZERO,
-            sleepers: BTreeMap::new(),
-            count: 0,
-        };
-        Arc::new(Self {
-            inner: Mutex::new(inner),
-        })
+        let inner = Manual { start, elapsed: Duration::ZERO, sleepers: BTreeMap::new(), count: 0 };
+        Arc::new(Self { inner: Mutex::new(inner) })
     }
 
     /// Moves time forward and wakes whoever slept until then, earliest first.
@@ -91,7 +82,8 @@ impl ManualClock {
         let now = manual.elapsed;
         let asleep = manual.sleepers.split_off(&(now, u64::MAX));
         for sleeper in std::mem::replace(&mut manual.sleepers, asleep).into_values() {
-            drop(sleeper.send(()));
+            // Whoever no longer waits need not be woken.
+            let _ = sleeper.send(());
         }
     }
 

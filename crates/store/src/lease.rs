@@ -92,20 +92,8 @@ impl Lease {
         let (lease, fence) = keys(name);
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let (holder, address) = (holder.to_owned(), address.to_owned());
-        let tenure = Tenure {
-            holder,
-            ttl_ms,
-            address,
-            released: false,
-        };
-        Self {
-            objects,
-            lease,
-            fence,
-            tenure,
-            held: None,
-            sighting: None,
-        }
+        let tenure = Tenure { holder, ttl_ms, address, released: false };
+        Self { objects, lease, fence, tenure, held: None, sighting: None }
     }
 
     /// Takes the lease if it is free, renews it if it is ours. `elapsed` is the caller's steady
@@ -132,14 +120,8 @@ impl Lease {
         let Some(held) = self.held.take() else {
             return Ok(());
         };
-        let released = Tenure {
-            released: true,
-            ..self.tenure.clone()
-        };
-        match self
-            .put(&self.lease, Some(held.lease), &encode(&released))
-            .await
-        {
+        let released = Tenure { released: true, ..self.tenure.clone() };
+        match self.put(&self.lease, Some(held.lease), &encode(&released)).await {
             Ok(_) | Err(Error::Conflict { .. } | Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -147,14 +129,9 @@ impl Lease {
 
     async fn try_claim(&mut self, elapsed: Duration) -> Result<Claim, Error> {
         if let Some(held) = &self.held {
-            let lease = self
-                .put(&self.lease, Some(held.lease), &encode(&self.tenure))
-                .await?;
+            let lease = self.put(&self.lease, Some(held.lease), &encode(&self.tenure)).await?;
             let fence = held.fence.clone();
-            self.held = Some(Held {
-                lease: lease.revision(),
-                fence: fence.clone(),
-            });
+            self.held = Some(Held { lease: lease.revision(), fence: fence.clone() });
             return Ok(Claim::Held(fence));
         }
         let current = self.objects.get(&self.lease).await?;
@@ -163,22 +140,12 @@ impl Lease {
         {
             return Ok(other);
         }
-        let fence = self
-            .objects
-            .get(&self.fence)
-            .await?
-            .map(|record| record.revision());
+        let fence = self.objects.get(&self.fence).await?.map(|record| record.revision());
         let before = current.map(|record| record.revision());
         let lease = self.put(&self.lease, before, &encode(&self.tenure)).await?;
         let token = self.put(&self.fence, fence, &encode(&self.tenure)).await?;
-        let fence = Fence {
-            key: self.fence.clone(),
-            token: token.revision(),
-        };
-        self.held = Some(Held {
-            lease: lease.revision(),
-            fence: fence.clone(),
-        });
+        let fence = Fence { key: self.fence.clone(), token: token.revision() };
+        self.held = Some(Held { lease: lease.revision(), fence: fence.clone() });
         self.sighting = None;
         Ok(Claim::Held(fence))
     }
@@ -203,23 +170,13 @@ impl Lease {
         let ttl = Duration::from_millis(tenure.ttl_ms);
         let sighting = match self.sighting.take() {
             Some(seen) if seen.revision == record.revision() => seen,
-            _ => Sighting {
-                revision: record.revision(),
-                since: elapsed,
-                ttl,
-            },
+            _ => Sighting { revision: record.revision(), since: elapsed, ttl },
         };
         let gone = elapsed.saturating_sub(sighting.since);
         let retry_in = sighting.ttl.saturating_sub(gone);
         self.sighting = Some(sighting);
-        let Tenure {
-            holder, address, ..
-        } = tenure;
-        (!retry_in.is_zero()).then_some(Claim::Other {
-            holder,
-            address,
-            retry_in,
-        })
+        let Tenure { holder, address, .. } = tenure;
+        (!retry_in.is_zero()).then_some(Claim::Other { holder, address, retry_in })
     }
 
     async fn put(
@@ -233,14 +190,7 @@ impl Lease {
             Some(revision) => Change::Update(revision, body),
             None => Change::Create(body),
         };
-        let event = self
-            .objects
-            .write(Write {
-                key: key.clone(),
-                change,
-                fence: None,
-            })
-            .await?;
+        let event = self.objects.write(Write { key: key.clone(), change, fence: None }).await?;
         Ok(event.record.clone())
     }
 }
@@ -251,9 +201,7 @@ impl Lease {
 /// Whatever the store says.
 pub async fn holder(objects: &dyn Objects, name: &str) -> Result<Option<(String, String)>, Error> {
     let record = objects.get(&keys(name).0).await?;
-    let tenure = record
-        .and_then(|record| decode(&record))
-        .filter(|tenure| !tenure.released);
+    let tenure = record.and_then(|record| decode(&record)).filter(|tenure| !tenure.released);
     Ok(tenure.map(|tenure| (tenure.holder, tenure.address)))
 }
 

@@ -6,6 +6,11 @@
 pub mod cache;
 pub mod clock;
 pub mod lease;
+pub mod location;
 pub mod memory;
 pub mod object;
 pub mod objects;
+pub mod sqlite;
+pub mod tiered;
+
+pub use location::{Location, Settings, open};

@@ -39,13 +39,7 @@ impl MemoryStore {
     pub fn new(epoch: u64, retention: Retention, largest: usize, clock: Arc<dyn Clock>) -> Self {
         let start = Revision((epoch << EPOCH_SHIFT) & (u64::MAX >> 1));
         let cache = Arc::new(Cache::new(State::new(start, start), retention));
-        Self {
-            cache,
-            writer: Mutex::default(),
-            clock,
-            epoch,
-            largest,
-        }
+        Self { cache, writer: Mutex::default(), clock, epoch, largest }
     }
 
     fn commit(&self, write: &Write) -> Result<Arc<Event>, Error> {
@@ -70,10 +64,7 @@ impl MemoryStore {
             return Ok(());
         }
         let oldest = Revision(self.epoch << EPOCH_SHIFT);
-        Err(Error::Expired {
-            requested: revision,
-            oldest,
-        })
+        Err(Error::Expired { requested: revision, oldest })
     }
 }
 
@@ -85,11 +76,7 @@ pub(crate) fn check_size(write: &Write, largest: usize) -> Result<(), Error> {
     if body.len() <= largest {
         return Ok(());
     }
-    Err(Error::TooLarge {
-        key: write.key.clone(),
-        size: body.len(),
-        limit: largest,
-    })
+    Err(Error::TooLarge { key: write.key.clone(), size: body.len(), limit: largest })
 }
 
 impl Objects for MemoryStore {
@@ -126,10 +113,7 @@ impl Objects for MemoryStore {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        self.writer
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .closed = true;
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
         self.cache.close();
         ready(()).boxed()
     }

@@ -94,19 +94,13 @@ impl Key {
             Some(namespace) => format!("{namespace}/{name}").into(),
             None => name.into(),
         };
-        Self {
-            resource: resource.clone(),
-            path,
-        }
+        Self { resource: resource.clone(), path }
     }
 
     /// The key of a path as it was written to disk.
     #[must_use]
     pub fn from_stored(resource: Resource, path: &str) -> Self {
-        Self {
-            resource,
-            path: path.into(),
-        }
+        Self { resource, path: path.into() }
     }
 
     /// The collection.
@@ -130,9 +124,7 @@ impl Key {
     /// The object's own name.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.path
-            .split_once('/')
-            .map_or(&*self.path, |(_, name)| name)
+        self.path.split_once('/').map_or(&*self.path, |(_, name)| name)
     }
 }
 
@@ -155,10 +147,7 @@ impl Body {
     /// An object without `metadata` gets one, so that the version has a place.
     #[must_use]
     pub fn new(object: &Map<String, Value>) -> Self {
-        let mut encoder = Encoder {
-            json: Vec::with_capacity(512),
-            hole: 0,
-        };
+        let mut encoder = Encoder { json: Vec::with_capacity(512), hole: 0 };
         let empty = Map::new();
         encoder.json.push(b'{');
         let mut first = true;
@@ -175,10 +164,7 @@ impl Body {
             encoder.metadata(&empty);
         }
         encoder.json.push(b'}');
-        Self {
-            json: encoder.json,
-            hole: encoder.hole,
-        }
+        Self { json: encoder.json, hole: encoder.hole }
     }
 
     /// How many bytes it takes without its version.
@@ -193,20 +179,15 @@ impl Body {
         self.json.is_empty()
     }
 
-    /// The object as it stands at `revision`.
+    /// The object as it stands at `revision`, first created at `created`.
     #[must_use]
-    pub fn at(&self, key: Key, revision: Revision) -> Record {
+    pub fn at(&self, key: Key, created: Revision, revision: Revision) -> Record {
         let digits = revision.to_string();
         let mut json = Vec::with_capacity(self.json.len() + digits.len());
         json.extend_from_slice(&self.json[..self.hole]);
         json.extend_from_slice(digits.as_bytes());
         json.extend_from_slice(&self.json[self.hole..]);
-        Record {
-            key,
-            revision,
-            hole: self.hole,
-            json: json.into(),
-        }
+        Record { key, created, revision, hole: self.hole, json: json.into() }
     }
 }
 
@@ -263,6 +244,7 @@ impl Encoder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     key: Key,
+    created: Revision,
     revision: Revision,
     hole: usize,
     json: Bytes,
@@ -271,13 +253,14 @@ pub struct Record {
 impl Record {
     /// A record as it was written to disk; `None` if `json` has no version at `hole`.
     #[must_use]
-    pub fn from_stored(key: Key, revision: Revision, hole: usize, json: Vec<u8>) -> Option<Self> {
-        let record = Self {
-            key,
-            revision,
-            hole,
-            json: json.into(),
-        };
+    pub fn from_stored(
+        key: Key,
+        created: Revision,
+        revision: Revision,
+        hole: usize,
+        json: Vec<u8>,
+    ) -> Option<Self> {
+        let record = Self { key, created, revision, hole, json: json.into() };
         let digits = record.json.get(record.digits())?;
         (digits == revision.to_string().as_bytes()).then_some(record)
     }
@@ -286,6 +269,12 @@ impl Record {
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// The revision of its creation. No two objects share it, whatever their names.
+    #[must_use]
+    pub fn created(&self) -> Revision {
+        self.created
     }
 
     /// The revision of its last change.
@@ -324,12 +313,8 @@ impl Record {
         json.extend_from_slice(&self.json[..old.start]);
         json.extend_from_slice(digits.as_bytes());
         json.extend_from_slice(&self.json[old.end..]);
-        Self {
-            key: self.key.clone(),
-            revision,
-            hole: self.hole,
-            json: json.into(),
-        }
+        let (key, created) = (self.key.clone(), self.created);
+        Self { key, created, revision, hole: self.hole, json: json.into() }
     }
 
     /// About how much memory it holds.
@@ -400,12 +385,7 @@ impl Event {
     /// An event that nobody has seen yet.
     #[must_use]
     pub fn new(action: Action, record: Arc<Record>, previous: Option<Arc<Record>>) -> Self {
-        Self {
-            action,
-            record,
-            previous,
-            line: OnceLock::new(),
-        }
+        Self { action, record, previous, line: OnceLock::new() }
     }
 
     /// The revision of the change.

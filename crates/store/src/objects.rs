@@ -149,19 +149,13 @@ impl Scope {
     /// The whole collection.
     #[must_use]
     pub fn all(resource: &Resource) -> Self {
-        Self {
-            resource: resource.clone(),
-            namespace: None,
-            name: None,
-        }
+        Self { resource: resource.clone(), namespace: None, name: None }
     }
 
     /// Whether an object is meant.
     #[must_use]
     pub fn contains(&self, key: &Key) -> bool {
-        self.namespace
-            .as_deref()
-            .is_none_or(|namespace| key.namespace() == Some(namespace))
+        self.namespace.as_deref().is_none_or(|namespace| key.namespace() == Some(namespace))
             && self.name.as_deref().is_none_or(|name| key.name() == name)
     }
 }

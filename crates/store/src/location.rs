@@ -1,0 +1,104 @@
+//! Where objects are kept, as an operator writes it, and opening it.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::cache::Retention;
+use crate::clock::Clock;
+use crate::memory::MemoryStore;
+use crate::objects::Objects;
+use crate::sqlite::{OpenError, SqliteStore};
+
+/// A backend and its place: what `--store` takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// `memory:` keeps nothing.
+    Memory,
+    /// `sqlite:PATH`, or just a path: one file.
+    Sqlite(PathBuf),
+    /// A URL of a scheme that no backend serves.
+    Unknown(String),
+}
+
+impl FromStr for Location {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "memory:" || text == "memory" {
+            return Ok(Self::Memory);
+        }
+        if let Some(path) = text.strip_prefix("sqlite:") {
+            return Ok(Self::Sqlite(path.strip_prefix("//").unwrap_or(path).into()));
+        }
+        Ok(if text.contains("://") {
+            Self::Unknown(text.into())
+        } else {
+            Self::Sqlite(text.into())
+        })
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory:"),
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::Unknown(url) => f.write_str(url),
+        }
+    }
+}
+
+/// How a store is to behave, whichever it is.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How much history is kept.
+    pub retention: Retention,
+    /// The largest object accepted, in bytes.
+    pub largest_object: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { retention: Retention::default(), largest_object: 1536 * 1024 }
+    }
+}
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No backend serves such a URL.
+    #[error("no store is called \"{url}\": give a file's path, sqlite:PATH or memory:")]
+    Unknown {
+        /// What was asked for.
+        url: String,
+    },
+    /// The database could not be opened.
+    #[error(transparent)]
+    Sqlite(#[from] OpenError),
+}
+
+/// Opens the store at `location`, making it if it is not there yet.
+///
+/// # Errors
+/// [`Error`]; nothing was changed.
+pub async fn open(
+    location: &Location,
+    settings: &Settings,
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<dyn Objects>, Error> {
+    let Settings { retention, largest_object } = settings.clone();
+    match location.clone() {
+        Location::Memory => Ok(Arc::new(MemoryStore::new(0, retention, largest_object, clock))),
+        Location::Sqlite(path) => {
+            let open = move || SqliteStore::open(&path, retention, largest_object, clock);
+            let opened = tokio::task::spawn_blocking(open).await;
+            let store =
+                opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+            Ok(Arc::new(store))
+        }
+        Location::Unknown(url) => Err(Error::Unknown { url }),
+    }
+}
