@@ -251,22 +251,16 @@ impl Collection {
     /// `after` (of an object that need not exist any more).
     pub fn range<'a>(
         &'a self,
-        namespace: Option<&'a str>,
-        after: Option<&'a str>,
-    ) -> impl Iterator<Item = &'a Arc<Record>> + 'a {
-        let prefix = namespace.map(|namespace| format!("{namespace}/"));
-        let start = match (&prefix, after) {
-            (Some(prefix), Some(after)) if after < prefix.as_str() => {
-                Bound::Included(prefix.as_str())
-            }
-            (_, Some(after)) => Bound::Excluded(after),
-            (Some(prefix), None) => Bound::Included(prefix.as_str()),
-            (None, None) => Bound::Unbounded,
+        namespace: Option<&str>,
+        after: Option<&str>,
+    ) -> impl Iterator<Item = &'a Arc<Record>> + use<'a> {
+        let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let start = match after {
+            Some(after) if after >= prefix.as_str() => Bound::Excluded(after),
+            _ => Bound::Included(prefix.as_str()),
         };
-        self.objects
-            .range::<_, str>((start, Bound::Unbounded))
-            .map(|entry| &entry.0)
-            .take_while(move |record| record.key().namespace() == namespace || namespace.is_none())
+        let records = self.objects.range::<_, str>((start, Bound::Unbounded)).map(|entry| &entry.0);
+        records.take_while(move |record| record.key().path().starts_with(&prefix))
     }
 }
 

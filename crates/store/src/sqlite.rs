@@ -91,7 +91,13 @@ pub struct SqliteStore {
     cache: Arc<Cache>,
     jobs: mpsc::Sender<Job>,
     largest: usize,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    running: Mutex<Option<Running>>,
+}
+
+/// What ends with the store: its threads, and the lock that keeps other processes away.
+#[derive(Debug)]
+struct Running {
+    threads: [JoinHandle<()>; 2],
     _lock: File,
 }
 
@@ -118,8 +124,8 @@ impl SqliteStore {
             .name("store-committer".into())
             .spawn(move || committer.run())
             .map_err(|source| OpenError::Io { path: path.into(), source })?;
-        let threads = Mutex::new(vec![committer, checkpointer]);
-        Ok(Self { cache, jobs, largest, threads, _lock: lock })
+        let running = Running { threads: [committer, checkpointer], _lock: lock };
+        Ok(Self { cache, jobs, largest, running: Mutex::new(Some(running)) })
     }
 
     /// Queues a job without ever waiting for the committer.
@@ -184,23 +190,17 @@ impl Objects for SqliteStore {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         async move {
-            let mut threads = self.threads.lock().await;
+            let mut running = self.running.lock().await;
+            let Some(Running { threads, _lock }) = running.take() else { return };
             let (reply, closed) = oneshot::channel();
             if self.jobs.send(Job::Close { reply }).await.is_ok() {
                 // A committer that died has nothing left to finish.
                 let _ = closed.await;
             }
             self.cache.close();
-            let threads = std::mem::take(&mut *threads);
-            let joined = tokio::task::spawn_blocking(|| {
-                for thread in threads {
-                    if thread.join().is_err() {
-                        tracing::error!("a thread of the store panicked");
-                    }
-                }
-            });
-            if joined.await.is_err() {
-                tracing::error!("the store's threads could not be awaited");
+            let join = || threads.into_iter().all(|thread| thread.join().is_ok());
+            if !tokio::task::spawn_blocking(join).await.unwrap_or(false) {
+                tracing::error!("a thread of the store panicked");
             }
         }
         .boxed()

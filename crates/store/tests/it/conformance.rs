@@ -1,0 +1,476 @@
+//! The promises of `Objects`, checked against the model by random histories, and one by one where
+//! a single story says more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainstay_store::cache::{Collection, Retention, Watch};
+use mainstay_store::object::{Action, Event, Key, Record, Resource, Revision};
+use mainstay_store::objects::{At, Error, Objects, Scope, Write};
+use proptest::prelude::*;
+use serde_json::Value;
+
+use crate::model::{Entry, Model};
+use crate::{BACKENDS, Backend, Stage, block_on, create, delete, key, object, update};
+
+/// How much history the random stores keep: little, so that it runs out.
+const KEPT: usize = 12;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create {
+        key: Key,
+        value: u8,
+    },
+    /// `stale` updates from one revision too early.
+    Update {
+        key: Key,
+        value: u8,
+        stale: bool,
+    },
+    Delete {
+        key: Key,
+        stale: bool,
+    },
+    Get {
+        key: Key,
+    },
+    List {
+        resource: Resource,
+        back: usize,
+    },
+    Page {
+        resource: Resource,
+        namespace: Option<String>,
+        size: usize,
+    },
+    Watch {
+        scope: Scope,
+        back: usize,
+    },
+    Drain {
+        watch: usize,
+    },
+    Compact {
+        back: usize,
+    },
+    Reopen,
+}
+
+fn resources() -> impl Strategy<Value = Resource> {
+    prop::sample::select(vec![Resource::new("", "apples"), Resource::new("fruit.dev", "pears")])
+}
+
+fn namespaces() -> impl Strategy<Value = String> {
+    prop::sample::select(vec!["a".to_owned(), "a-b".to_owned(), "b".to_owned()])
+}
+
+fn keys() -> impl Strategy<Value = Key> {
+    let names = prop::sample::select(vec!["x", "y", "z"]);
+    (resources(), namespaces(), names).prop_map(|(r, ns, name)| Key::new(&r, Some(&ns), name))
+}
+
+fn scopes() -> impl Strategy<Value = Scope> {
+    let name = prop::option::of(prop::sample::select(vec!["x".to_owned(), "y".to_owned()]));
+    (resources(), prop::option::of(namespaces()), name)
+        .prop_map(|(resource, namespace, name)| Scope { resource, namespace, name })
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let stale = || prop::bool::weighted(0.2);
+    let step = prop_oneof![
+        6 => (keys(), any::<u8>()).prop_map(|(key, value)| Step::Create { key, value }),
+        6 => (keys(), any::<u8>(), stale())
+            .prop_map(|(key, value, stale)| Step::Update { key, value, stale }),
+        4 => (keys(), stale()).prop_map(|(key, stale)| Step::Delete { key, stale }),
+        2 => keys().prop_map(|key| Step::Get { key }),
+        3 => (resources(), 0..20usize).prop_map(|(resource, back)| Step::List { resource, back }),
+        2 => (resources(), prop::option::of(namespaces()), 1..4usize)
+            .prop_map(|(resource, namespace, size)| Step::Page { resource, namespace, size }),
+        3 => (scopes(), 0..20usize).prop_map(|(scope, back)| Step::Watch { scope, back }),
+        5 => (0..4usize).prop_map(|watch| Step::Drain { watch }),
+        1 => (0..20usize).prop_map(|back| Step::Compact { back }),
+        1 => Just(Step::Reopen),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+/// A watch, and how far the model says it must have come.
+struct Watcher {
+    scope: Scope,
+    seen: Revision,
+    watch: Watch,
+}
+
+struct Run {
+    stage: Stage,
+    model: Model,
+    watchers: Vec<Watcher>,
+}
+
+impl Run {
+    fn new(backend: Backend) -> Self {
+        let retention = Retention { events: KEPT, ..Retention::default() };
+        let (model, watchers) = (Model::default(), Vec::new());
+        Self { stage: Stage::new(backend, retention), model, watchers }
+    }
+
+    async fn step(&mut self, step: Step) {
+        match step {
+            Step::Create { key, value } => {
+                let outcome = self.write(create(&key, value), Action::Added, value.into()).await;
+                if let Err(error) = outcome {
+                    assert!(matches!(error, Error::AlreadyExists { .. }), "{error}");
+                    assert!(self.model.get(&key).is_some(), "{key} was refused but is not there");
+                }
+            }
+            Step::Update { key, value, stale } => {
+                let at = self.expected(&key, stale);
+                let write = update(&key, at, value);
+                let outcome = self.write(write, Action::Modified, value.into()).await;
+                self.check_swap(&key, at, outcome);
+            }
+            Step::Delete { key, stale } => {
+                let at = self.expected(&key, stale);
+                let value = self.model.get(&key).map_or(Value::Null, |(value, _)| value);
+                let outcome = self.write(delete(&key, at), Action::Deleted, value).await;
+                self.check_swap(&key, at, outcome);
+            }
+            Step::Get { key } => {
+                let found = self.stage.store.get(&key).await.unwrap();
+                let found = found.map(|record| (value_of(&record), record.revision()));
+                assert_eq!(found, self.model.get(&key));
+            }
+            Step::List { resource, back } => self.list(&resource, back).await,
+            Step::Page { resource, namespace, size } => {
+                self.page(&resource, namespace.as_deref(), size).await;
+            }
+            Step::Watch { scope, back } => self.watch(scope, back).await,
+            Step::Drain { watch } => self.drain(watch),
+            Step::Compact { back } => {
+                let through = self.model.revision_back(back);
+                self.stage.store.compact(through).await.unwrap();
+                self.model.compact(through);
+            }
+            Step::Reopen => {
+                self.watchers.clear();
+                self.stage.reopen().await;
+                if !self.stage.survives() {
+                    self.model.forget_everything();
+                }
+                let revision = self.stage.store.revision(&Resource::new("", "apples"));
+                assert_eq!(revision, self.model.revision(), "after opening again");
+            }
+        }
+    }
+
+    fn expected(&self, key: &Key, stale: bool) -> Revision {
+        let current = self.model.get(key).map_or(Revision(1), |(_, revision)| revision);
+        if stale { Revision(current.0 - 1) } else { current }
+    }
+
+    async fn write(&mut self, write: Write, action: Action, value: Value) -> Result<(), Error> {
+        let key = write.key.clone();
+        let event = self.stage.store.write(write).await?;
+        let revision = event.revision();
+        assert_eq!(event.action, action);
+        self.model.record(Entry { revision, action, key, value });
+        Ok(())
+    }
+
+    fn check_swap(&self, key: &Key, at: Revision, outcome: Result<(), Error>) {
+        let Err(error) = outcome else { return };
+        match (&error, self.model.get(key)) {
+            (Error::NotFound { .. }, None) => {}
+            (Error::Conflict { expected, actual, .. }, Some((_, revision))) => {
+                assert_eq!((*expected, *actual), (at, revision));
+                assert_ne!(at, revision, "{key} was at the expected revision");
+            }
+            (_, state) => panic!("{key} is {state:?}, but the store says: {error}"),
+        }
+    }
+
+    async fn list(&self, resource: &Resource, back: usize) {
+        let revision = self.model.revision_back(back);
+        match self.stage.store.collection(resource, At::Exactly(revision)).await {
+            Ok(collection) => {
+                assert!(!self.model.is_compacted(revision), "{revision} was compacted away");
+                assert_eq!(collection.revision(), revision);
+                assert_eq!(contents(&collection, None), self.model.of(resource, revision));
+            }
+            Err(Error::Expired { requested, oldest }) => {
+                assert!(self.model.may_expire(revision, KEPT), "{revision} was still kept");
+                assert!(requested < oldest);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        let next = Revision(self.model.revision().0 + 1);
+        let outcome = self.stage.store.collection(resource, At::NotOlderThan(next)).await;
+        assert!(matches!(outcome, Err(Error::TooNew { .. })));
+    }
+
+    /// Pages together are the collection, whatever their size.
+    async fn page(&self, resource: &Resource, namespace: Option<&str>, size: usize) {
+        let collection = self.stage.store.collection(resource, At::Latest).await.unwrap();
+        let mut paged = Vec::new();
+        let mut after: Option<String> = None;
+        loop {
+            let page: Vec<_> = collection.range(namespace, after.as_deref()).take(size).collect();
+            let Some(last) = page.last() else { break };
+            after = Some(last.key().path().to_owned());
+            paged.extend(page.iter().map(|record| record.key().clone()));
+        }
+        let of_namespace = |key: &Key| namespace.is_none() || key.namespace() == namespace;
+        let all = self.model.of(resource, self.model.revision()).into_iter();
+        let all: Vec<_> = all.map(|(key, _, _)| key).filter(of_namespace).collect();
+        assert_eq!(paged, all);
+    }
+
+    async fn watch(&mut self, scope: Scope, back: usize) {
+        let from = self.model.revision_back(back);
+        match self.stage.store.watch(scope.clone(), from).await {
+            Ok(watch) => {
+                assert!(!self.model.is_compacted(from), "{from} was compacted away");
+                self.watchers.push(Watcher { scope, seen: from, watch });
+            }
+            Err(Error::Expired { .. }) => assert!(self.model.may_expire(from, KEPT)),
+            Err(error) => panic!("{error}"),
+        }
+        let next = self.model.revision().next();
+        let outcome = self.stage.store.watch(Scope::all(&Resource::new("", "apples")), next).await;
+        assert!(matches!(outcome, Err(Error::TooNew { .. })));
+    }
+
+    fn drain(&mut self, index: usize) {
+        if self.watchers.is_empty() {
+            return;
+        }
+        let index = index % self.watchers.len();
+        let watcher = &mut self.watchers[index];
+        let expected = self.model.since(&watcher.scope, watcher.seen);
+        match watcher.watch.ready() {
+            Ok(events) => {
+                let events: Vec<_> = events.iter().map(|event| entry(event)).collect();
+                assert_eq!(events, expected, "watching {:?} from {}", watcher.scope, watcher.seen);
+                assert_eq!(watcher.watch.position(), self.model.revision());
+                watcher.seen = self.model.revision();
+            }
+            Err(Error::Expired { .. }) => {
+                assert!(self.model.may_expire(watcher.seen, KEPT), "cut off without need");
+                self.watchers.remove(index);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn value_of(record: &Record) -> Value {
+    let object = record.object();
+    let version = object["metadata"]["resourceVersion"].as_str().unwrap();
+    assert_eq!(version, record.revision().to_string(), "the object must carry its revision");
+    object["data"].clone()
+}
+
+fn entry(event: &Event) -> Entry {
+    let (revision, action) = (event.revision(), event.action);
+    let line: Value = serde_json::from_slice(event.line()).unwrap();
+    assert_eq!(line["object"], Value::Object(event.record.object()));
+    assert_eq!(event.previous.is_none(), action == Action::Added);
+    Entry { revision, action, key: event.record.key().clone(), value: value_of(&event.record) }
+}
+
+fn contents(collection: &Collection, namespace: Option<&str>) -> Vec<(Key, Value, Revision)> {
+    let records = collection.range(namespace, None);
+    records.map(|record| (record.key().clone(), value_of(record), record.revision())).collect()
+}
+
+fn replay(backend: Backend, steps: Vec<Step>) {
+    block_on(async {
+        let mut run = Run::new(backend);
+        for step in steps {
+            run.step(step).await;
+        }
+        for index in 0..run.watchers.len() {
+            if index < run.watchers.len() {
+                run.drain(index);
+            }
+        }
+        run.step(Step::Reopen).await;
+        run.list(&Resource::new("", "apples"), 0).await;
+        run.list(&Resource::new("fruit.dev", "pears"), 3).await;
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+
+    #[test]
+    fn memory_behaves_as_the_model(steps in steps()) {
+        replay(Backend::Memory, steps);
+    }
+
+    #[test]
+    fn sqlite_behaves_as_the_model(steps in steps()) {
+        replay(Backend::Sqlite, steps);
+    }
+}
+
+/// Runs `story` on a fresh store of every backend.
+fn on_every_backend<F: Future<Output = ()>>(retention: Retention, story: impl Fn(Stage) -> F) {
+    for backend in BACKENDS {
+        block_on(story(Stage::new(backend, retention)));
+    }
+}
+
+#[test]
+fn a_slow_watcher_is_cut_off_and_never_blocks_a_writer() {
+    let retention = Retention { events: 4, ..Retention::default() };
+    on_every_backend(retention, async |stage| {
+        let scope = Scope::all(&Resource::new("", "apples"));
+        let mut slow = stage.store.watch(scope.clone(), Revision::ZERO).await.unwrap();
+        for n in 0..10 {
+            stage.store.write(create(&key("apples", "a", &format!("n{n}")), n)).await.unwrap();
+        }
+        assert!(matches!(slow.next().await, Err(Error::Expired { .. })));
+        let newest = stage.store.revision(&scope.resource);
+        assert!(stage.store.watch(scope, newest).await.is_ok(), "a new start works");
+    });
+}
+
+#[test]
+fn a_quiet_collection_keeps_its_watchers_while_another_churns() {
+    let retention = Retention { events: 4, ..Retention::default() };
+    on_every_backend(retention, async |stage| {
+        let quiet = Scope::all(&Resource::new("", "pears"));
+        let mut watch = stage.store.watch(quiet, Revision::ZERO).await.unwrap();
+        for n in 0..20 {
+            stage.store.write(create(&key("apples", "a", &format!("n{n}")), n)).await.unwrap();
+        }
+        let pear = stage.store.write(create(&key("pears", "a", "one"), 1)).await.unwrap();
+        let events = watch.next().await.unwrap();
+        assert_eq!(
+            events.iter().map(|event| event.revision()).collect::<Vec<_>>(),
+            [pear.revision()]
+        );
+    });
+}
+
+#[test]
+fn history_is_bounded_by_age_and_by_bytes() {
+    let small = Retention { bytes: 4096, ..Retention::default() };
+    let young = Retention { age: Duration::from_secs(60), ..Retention::default() };
+    for (retention, pause) in [(small, Duration::ZERO), (young, Duration::from_secs(61))] {
+        on_every_backend(retention, async |stage| {
+            let apples = Resource::new("", "apples");
+            for n in 0..40 {
+                let name = format!("n{n}");
+                let big = "x".repeat(200);
+                stage.store.write(create(&key("apples", "a", &name), big)).await.unwrap();
+            }
+            stage.clock.advance(pause);
+            stage.store.write(create(&key("apples", "a", "last"), 0)).await.unwrap();
+            let first = stage.store.watch(Scope::all(&apples), Revision::ZERO).await;
+            assert!(matches!(first, Err(Error::Expired { .. })));
+            let all = stage.store.collection(&apples, At::Latest).await.unwrap();
+            assert_eq!(all.len(), 41, "objects stay whatever is forgotten of their past");
+        });
+    }
+}
+
+#[test]
+fn an_object_over_the_limit_is_refused_whole() {
+    on_every_backend(Retention::default(), async |stage| {
+        let apple = key("apples", "a", "big");
+        let outcome = stage.store.write(create(&apple, "x".repeat(70_000))).await;
+        assert!(matches!(outcome, Err(Error::TooLarge { .. })));
+        assert!(stage.store.get(&apple).await.unwrap().is_none());
+    });
+}
+
+#[test]
+fn a_closed_store_refuses_and_ends_its_watches() {
+    on_every_backend(Retention::default(), async |stage| {
+        let scope = Scope::all(&Resource::new("", "apples"));
+        let mut watch = stage.store.watch(scope, Revision::ZERO).await.unwrap();
+        stage.store.write(create(&key("apples", "a", "x"), 1)).await.unwrap();
+        stage.store.close().await;
+        stage.store.close().await;
+        assert_eq!(watch.next().await.unwrap().len(), 1, "what was committed is still delivered");
+        assert!(matches!(watch.next().await, Err(Error::Closed)));
+        let late = stage.store.write(create(&key("apples", "a", "y"), 1)).await;
+        assert!(matches!(late, Err(Error::Closed)));
+    });
+}
+
+/// Many writers swap one counter; each success must count exactly once, and watchers must see
+/// every value in order. Without compare-and-swap inside the commit, updates would be lost.
+#[test]
+fn concurrent_swaps_lose_no_update_and_watchers_miss_none() {
+    const WRITERS: i64 = 8;
+    const EACH: i64 = 50;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
+    for backend in BACKENDS {
+        let stage = Stage::new(backend, Retention::default());
+        runtime.block_on(async {
+            let counter = key("apples", "a", "counter");
+            let store = stage.store.clone();
+            let start = store.write(create(&counter, 0)).await.unwrap().revision();
+            let scope = Scope::all(counter.resource());
+            let watching = tokio::spawn(see_in_order(store.clone(), scope, start, WRITERS * EACH));
+            let writers: Vec<_> = (0..WRITERS)
+                .map(|_| tokio::spawn(increments(store.clone(), counter.clone(), EACH)))
+                .collect();
+            for writer in writers {
+                writer.await.unwrap();
+            }
+            watching.await.unwrap();
+            let last = store.get(&counter).await.unwrap().unwrap();
+            assert_eq!(last.object()["data"], WRITERS * EACH);
+        });
+    }
+}
+
+async fn increments(store: Arc<dyn Objects>, counter: Key, times: i64) {
+    let mut done = 0;
+    while done < times {
+        let record = store.get(&counter).await.unwrap().unwrap();
+        let value = record.object()["data"].as_i64().unwrap();
+        match store.write(update(&counter, record.revision(), value + 1)).await {
+            Ok(_) => done += 1,
+            Err(Error::Conflict { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+async fn see_in_order(store: Arc<dyn Objects>, scope: Scope, from: Revision, last: i64) {
+    let mut watch = store.watch(scope, from).await.unwrap();
+    let mut seen = 0;
+    while seen < last {
+        for event in watch.next().await.unwrap() {
+            seen += 1;
+            assert_eq!(event.record.object()["data"], seen, "each value once and in order");
+        }
+    }
+}
+
+#[test]
+fn what_is_written_comes_back_to_the_letter() {
+    on_every_backend(Retention::default(), async |mut stage| {
+        let apple = key("apples", "a", "text");
+        let text = "quotes \" and \\ and \u{1f980} and \n and \"resourceVersion\":\"7\"";
+        let mut whole = object(text);
+        whole.insert("metadata".into(), serde_json::json!({"resourceVersion": "999", "uid": "u"}));
+        let change =
+            mainstay_store::objects::Change::Create(mainstay_store::object::Body::new(&whole));
+        let write = Write { key: apple.clone(), change, fence: None };
+        let at = stage.store.write(write).await.unwrap().revision();
+        if stage.survives() {
+            stage.reopen().await;
+        }
+        let back = stage.store.get(&apple).await.unwrap().unwrap().object();
+        assert_eq!(back["data"], text);
+        assert_eq!(back["metadata"]["uid"], "u");
+        assert_eq!(back["metadata"]["resourceVersion"], at.to_string());
+    });
+}

@@ -1,0 +1,101 @@
+//! The store seen from outside: one conformance suite that every backend must pass, and what is
+//! particular to each.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod conformance;
+mod lease;
+mod model;
+mod sqlite;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use mainstay_store::cache::Retention;
+use mainstay_store::clock::{Clock, ManualClock};
+use mainstay_store::memory::MemoryStore;
+use mainstay_store::object::{Body, Key, Resource, Revision};
+use mainstay_store::objects::{Change, Objects, Write};
+use mainstay_store::sqlite::SqliteStore;
+use serde_json::{Map, Value, json};
+
+/// A backend under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backend {
+    Memory,
+    Sqlite,
+}
+
+const BACKENDS: [Backend; 2] = [Backend::Memory, Backend::Sqlite];
+
+/// A store in a place of its own, which can be closed and opened again.
+struct Stage {
+    backend: Backend,
+    retention: Retention,
+    folder: tempfile::TempDir,
+    clock: Arc<ManualClock>,
+    store: Arc<dyn Objects>,
+}
+
+impl Stage {
+    fn new(backend: Backend, retention: Retention) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
+        let store = open(backend, &folder.path().join("objects.db"), retention, clock.clone());
+        Self { backend, retention, folder, clock, store }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("objects.db")
+    }
+
+    /// Whether objects outlive the process.
+    fn survives(&self) -> bool {
+        self.backend != Backend::Memory
+    }
+
+    async fn reopen(&mut self) {
+        self.store.close().await;
+        self.store = open(self.backend, &self.path(), self.retention, self.clock.clone());
+    }
+}
+
+fn open(
+    backend: Backend,
+    path: &std::path::Path,
+    retention: Retention,
+    clock: Arc<dyn Clock>,
+) -> Arc<dyn Objects> {
+    const LARGEST: usize = 64 * 1024;
+    match backend {
+        Backend::Memory => Arc::new(MemoryStore::new(0, retention, LARGEST, clock)),
+        Backend::Sqlite => Arc::new(SqliteStore::open(path, retention, LARGEST, clock).unwrap()),
+    }
+}
+
+/// Runs an asynchronous test body on one thread.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+fn key(resource: &str, namespace: &str, name: &str) -> Key {
+    Key::new(&Resource::new("", resource), Some(namespace), name)
+}
+
+fn object(value: impl Into<Value>) -> Map<String, Value> {
+    let Value::Object(object) = json!({ "data": value.into() }) else { unreachable!() };
+    object
+}
+
+fn create(key: &Key, value: impl Into<Value>) -> Write {
+    Write { key: key.clone(), change: Change::Create(Body::new(&object(value))), fence: None }
+}
+
+fn update(key: &Key, at: Revision, value: impl Into<Value>) -> Write {
+    let change = Change::Update(at, Body::new(&object(value)));
+    Write { key: key.clone(), change, fence: None }
+}
+
+fn delete(key: &Key, at: Revision) -> Write {
+    Write { key: key.clone(), change: Change::Delete(at), fence: None }
+}
