@@ -1,7 +1,11 @@
 //! The runtime of every reconciler: watch → keyed queue → reconcile.
 
+pub mod jobs;
 pub mod meter;
 pub mod queue;
 pub mod rate;
+
+#[cfg(test)]
+mod testing;
 
 pub use mainstay_store::clock::{Clock, ManualClock, SystemClock};

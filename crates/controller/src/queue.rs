@@ -223,8 +223,12 @@ impl<K: QueueKey> Backlog<K> {
     }
 }
 
-/// No sleep is longer: a later moment is looked at again when it comes nearer.
-const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3600);
+/// Waits until `due`, but no longer than a day: a later moment is to be looked at again then.
+pub(crate) async fn sleep_until(clock: &dyn Clock, due: Duration) {
+    const LONGEST: Duration = Duration::from_secs(24 * 3600);
+    let wait = due.saturating_sub(clock.elapsed());
+    clock.sleep(wait.min(LONGEST)).await;
+}
 
 /// A [`Backlog`] that tasks can wait at. Clones are the same queue.
 #[derive(Clone, Debug)]
@@ -295,10 +299,9 @@ impl<K: QueueKey> Queue<K> {
                 changed.await;
                 continue;
             };
-            let wait = due.saturating_sub(self.shared.clock.elapsed());
             tokio::select! {
                 () = changed => {}
-                () = self.shared.clock.sleep(wait.min(LONGEST_SLEEP)) => {}
+                () = sleep_until(&*self.shared.clock, due) => {}
             }
         }
     }
