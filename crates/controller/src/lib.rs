@@ -1,5 +1,6 @@
 //! The runtime of every reconciler: watch → keyed queue → reconcile.
 
+pub mod election;
 pub mod jobs;
 pub mod meter;
 pub mod queue;

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::object::{Body, Key, Record, Resource, Revision};
-use crate::objects::{Change, Error, Fence, Objects, Write};
+use crate::objects::{Change, Error, Fence, Objects, Scope, Write};
 
 const GROUP: &str = "internal.mainstay.dev";
 
@@ -203,6 +203,16 @@ pub async fn holder(objects: &dyn Objects, name: &str) -> Result<Option<(String,
     let record = objects.get(&keys(name).0).await?;
     let tenure = record.and_then(|record| decode(&record)).filter(|tenure| !tenure.released);
     Ok(tenure.map(|tenure| (tenure.holder, tenure.address)))
+}
+
+/// What to watch to hear of a lease being taken, renewed or given up.
+#[must_use]
+pub fn scope(name: &str) -> Scope {
+    let key = keys(name).0;
+    Scope {
+        name: Some(key.name().to_owned()),
+        ..Scope::all(key.resource())
+    }
 }
 
 fn keys(name: &str) -> (Key, Key) {
