@@ -3,14 +3,24 @@
 //! Enter at [`objects::Objects`], the trait every backend serves, and at [`open`], which picks a
 //! backend by URL. Nothing outside this crate knows which backend it talks to.
 
+pub mod builtin;
 pub mod cache;
 pub mod clock;
+pub mod column;
 pub mod lease;
 pub mod location;
 pub mod memory;
+pub mod meta;
+pub mod names;
 pub mod object;
 pub mod objects;
+pub mod registry;
+pub mod resources;
+pub mod schema;
+pub mod select;
 pub mod sqlite;
+pub mod status;
+pub mod strategy;
 pub mod tiered;
 
 pub use location::{Location, Settings, open};
