@@ -5,6 +5,8 @@ pub mod jobs;
 pub mod meter;
 pub mod queue;
 pub mod rate;
+pub mod reflector;
+pub mod runtime;
 
 #[cfg(test)]
 mod testing;

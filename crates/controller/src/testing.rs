@@ -5,11 +5,14 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
+use mainstay_store::builtin::{self, ConfigMap, Namespace};
 use mainstay_store::cache::{Collection, Retention, Watch};
 use mainstay_store::clock::{Clock, ManualClock};
 use mainstay_store::memory::MemoryStore;
 use mainstay_store::object::{Event, Key, Record, Resource, Revision};
 use mainstay_store::objects::{At, Error, Objects, Scope, Write};
+use mainstay_store::registry::Registry;
+use mainstay_store::resources::{CountingIdentities, DeleteOptions, Resources, WriteOptions};
 use tokio::sync::watch;
 
 /// A clock that shows the beginning of 2026.
@@ -112,4 +115,51 @@ impl Objects for Remote {
     fn close(&self) -> BoxFuture<'_, ()> {
         self.store.close()
     }
+}
+
+/// The built-in kinds in `store`.
+pub(crate) fn resources(store: Arc<dyn Objects>, clock: Arc<dyn Clock>) -> Resources {
+    let registry = Registry::new(builtin::kinds()).unwrap();
+    let identities = Arc::new(CountingIdentities::default());
+    Resources::new(store, Arc::new(registry), clock, identities)
+}
+
+/// A world with one namespace, `default`.
+pub(crate) async fn world() -> (Resources, Arc<ManualClock>) {
+    let clock = clock();
+    let resources = resources(store(clock.clone()), clock.clone());
+    let mut namespace = Namespace::default();
+    namespace.metadata.name = "default".to_owned();
+    let options = WriteOptions::default();
+    resources.create_as(&namespace, &options).await.unwrap();
+    (resources, clock)
+}
+
+/// A ConfigMap in `default`.
+pub(crate) fn config(name: &str, data: &[(&str, &str)]) -> ConfigMap {
+    let mut config = ConfigMap::default();
+    config.metadata.name = name.to_owned();
+    config.metadata.namespace = Some("default".to_owned());
+    let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+    config.data = data.iter().map(own).collect();
+    config
+}
+
+/// Creates or changes a ConfigMap in `default`.
+pub(crate) async fn put(resources: &Resources, name: &str, data: &[(&str, &str)]) {
+    let config = config(name, data);
+    let options = WriteOptions::default();
+    match resources.create_as(&config, &options).await {
+        Err(error) if error.is_already_exists() => {
+            resources.replace_as(&config, &options).await.unwrap();
+        }
+        created => drop(created.unwrap()),
+    }
+}
+
+/// Deletes a ConfigMap in `default`.
+pub(crate) async fn remove(resources: &Resources, name: &str) {
+    let (delete, write) = (DeleteOptions::default(), WriteOptions::default());
+    let deleted = resources.delete_as::<ConfigMap>(Some("default"), name, &delete, &write);
+    deleted.await.unwrap();
 }
