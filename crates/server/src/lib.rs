@@ -1,8 +1,50 @@
 //! The front door: HTTP dialects, authentication, metrics, and the server's own housekeeping.
+//!
+//! [`Options`] say how a server is to be, [`Server::start`] makes it so, [`Running`] is it. A
+//! request comes in through `listen` (sockets, TLS, how long a connection may take) and goes to
+//! `service`, which finds out who asks (`tokens`, `tls`), whether they may (`identity`), and who
+//! answers: `list`, `watch` and `write` for objects, `documents` for what describes the API,
+//! `token_api` for tokens, `health` for the rest. Objects are never decoded to be served: the
+//! store has them as the bytes a client receives.
 
+mod audit;
+mod body;
+mod connection;
+mod cursor;
 pub mod discovery;
+mod documents;
+mod events;
+mod files;
+mod gate;
+mod health;
+mod identity;
+mod internal;
+mod list;
+mod listen;
+mod metrics;
+mod namespaces;
+mod negotiate;
 pub mod openapi;
+mod options;
+mod patch;
+mod path;
+mod query;
+mod render;
+mod reply;
+mod server;
+mod service;
 pub mod table;
+
+pub mod tls;
+mod token_api;
+mod tokens;
+mod watch;
+mod write;
+
+pub use identity::{Role, User};
+pub use options::{Limits, Options};
+pub use server::{Error, Handle, Running, Server};
+pub use tokens::{Created, Description, Wish};
 
 #[cfg(test)]
 mod golden;

@@ -1,0 +1,440 @@
+//! Connections: how long each may take over what it does, and what is on the wire.
+//!
+//! Nothing sets a timer per request. Every connection has a [`Pulse`], a few atomics that say what
+//! it is doing and since when, in coarse ticks; one sweep a second closes those that overstay. So
+//! half a handshake, a head that arrives a byte a minute, a reader that never reads and a
+//! connection that says nothing all meet the same rule, and thousands of them cost next to
+//! nothing. The time is the server's [`Clock`], hence tests can move it.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use mainstay_store::clock::Clock;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+
+use crate::options::Limits;
+
+const SWEEP: Duration = Duration::from_secs(1);
+
+const GO_ON: u8 = 0;
+const FINISH: u8 = 1;
+const CLOSE: u8 = 2;
+
+/// What one connection is doing, and since when.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    tick: Arc<AtomicU64>,
+    /// When it last changed what it does.
+    since: AtomicU64,
+    /// One more than the tick since when nothing could be written; 0 while it can.
+    stalled: AtomicU64,
+    /// Requests under way.
+    busy: AtomicUsize,
+    shaken: AtomicBool,
+    reading: AtomicBool,
+    multiplexed: AtomicBool,
+    order: AtomicU8,
+    ordered: Notify,
+}
+
+/// A pulse at one moment, for deciding about it.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    shaken: bool,
+    busy: bool,
+    head: bool,
+    quiet: Duration,
+    stalled: Option<Duration>,
+}
+
+/// Why a connection is closed, if it is to be.
+fn overstays(reading: Reading, limits: &Limits) -> Option<&'static str> {
+    let Reading { shaken, busy, head, quiet, stalled } = reading;
+    if stalled.is_some_and(|stalled| stalled > limits.stall) {
+        Some("it does not take what is sent to it")
+    } else if !shaken && quiet > limits.handshake {
+        Some("its handshake takes too long")
+    } else if shaken && !busy && head && quiet > limits.head_time {
+        Some("the head of its request takes too long")
+    } else if shaken && !busy && !head && quiet > limits.idle {
+        Some("it is idle")
+    } else {
+        None
+    }
+}
+
+impl Pulse {
+    fn now(&self) -> u64 {
+        self.tick.load(Relaxed)
+    }
+
+    fn reading(&self) -> Reading {
+        let now = self.now();
+        let past = |then: u64| Duration::from_millis(now.saturating_sub(then));
+        Reading {
+            shaken: self.shaken.load(Relaxed),
+            busy: self.busy.load(Relaxed) > 0,
+            head: self.reading.load(Relaxed),
+            quiet: past(self.since.load(Relaxed)),
+            stalled: self.stalled.load(Relaxed).checked_sub(1).map(past),
+        }
+    }
+
+    /// The handshake is done; requests may come, several at once if `multiplexed`.
+    pub(crate) fn shaken(&self, multiplexed: bool) {
+        self.multiplexed.store(multiplexed, Relaxed);
+        self.since.store(self.now(), Relaxed);
+        self.shaken.store(true, Relaxed);
+    }
+
+    fn heard(&self) {
+        // Where several requests share a connection there is no telling a head from a ping.
+        let news = self.multiplexed.load(Relaxed)
+            || (self.busy.load(Relaxed) == 0 && !self.reading.swap(true, Relaxed));
+        if news {
+            self.since.store(self.now(), Relaxed);
+        }
+    }
+
+    fn wrote(&self, progress: bool) {
+        if progress {
+            if self.stalled.load(Relaxed) != 0 {
+                self.stalled.store(0, Relaxed);
+            }
+        } else if self.stalled.load(Relaxed) == 0 {
+            self.stalled.store(self.now() + 1, Relaxed);
+        }
+    }
+
+    /// A request has begun; it lasts until the guard is dropped.
+    pub(crate) fn begin(self: &Arc<Self>) -> Busy {
+        self.busy.fetch_add(1, Relaxed);
+        self.reading.store(false, Relaxed);
+        Busy(self.clone())
+    }
+
+    fn order(&self, order: u8) {
+        self.order.fetch_max(order, Relaxed);
+        self.ordered.notify_one();
+    }
+
+    /// Waits for an order: true to finish what is under way, false to close at once.
+    pub(crate) async fn ordered(&self) -> bool {
+        loop {
+            match self.order.load(Relaxed) {
+                GO_ON => self.ordered.notified().await,
+                order => return order == FINISH,
+            }
+        }
+    }
+
+    /// Waits for the order to close at once.
+    pub(crate) async fn closed(&self) {
+        while self.order.load(Relaxed) != CLOSE {
+            self.ordered.notified().await;
+        }
+    }
+}
+
+/// A request under way on a connection.
+#[derive(Debug)]
+pub(crate) struct Busy(Arc<Pulse>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.since.store(self.0.now(), Relaxed);
+        self.0.busy.fetch_sub(1, Relaxed);
+    }
+}
+
+/// All connections of a server.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    clock: Arc<dyn Clock>,
+    tick: Arc<AtomicU64>,
+    limits: Limits,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    pulses: HashMap<u64, Arc<Pulse>>,
+    count: u64,
+    order: u8,
+}
+
+/// A connection's place among the others, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    all: Arc<Connections>,
+    id: u64,
+    pub(crate) pulse: Arc<Pulse>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.all.lock().pulses.remove(&self.id);
+    }
+}
+
+impl Connections {
+    pub(crate) fn new(clock: Arc<dyn Clock>, limits: Limits) -> Arc<Self> {
+        let tick = Arc::new(AtomicU64::new(millis(clock.elapsed())));
+        Arc::new(Self { clock, tick, limits, open: Mutex::default() })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a new connection.
+    pub(crate) fn enter(self: &Arc<Self>) -> Place {
+        let mut open = self.lock();
+        let pulse = Arc::new(Pulse {
+            tick: self.tick.clone(),
+            since: AtomicU64::new(self.tick.load(Relaxed)),
+            stalled: AtomicU64::new(0),
+            busy: AtomicUsize::new(0),
+            shaken: AtomicBool::new(false),
+            reading: AtomicBool::new(false),
+            multiplexed: AtomicBool::new(false),
+            order: AtomicU8::new(open.order),
+            ordered: Notify::new(),
+        });
+        open.count += 1;
+        let id = open.count;
+        open.pulses.insert(id, pulse.clone());
+        drop(open);
+        Place { all: self.clone(), id, pulse }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().pulses.len()
+    }
+
+    /// Closes the connection that has been idle longest, to make room for another.
+    pub(crate) fn close_idlest(&self) {
+        let open = self.lock();
+        let idle = open.pulses.values().filter(|pulse| {
+            let reading = pulse.reading();
+            !reading.busy && pulse.order.load(Relaxed) == GO_ON
+        });
+        if let Some(idlest) = idle.min_by_key(|pulse| pulse.since.load(Relaxed)) {
+            idlest.order(CLOSE);
+        }
+    }
+
+    /// Lets every connection finish what is under way, and take on nothing more.
+    pub(crate) fn finish(&self) {
+        self.order_all(FINISH);
+    }
+
+    /// Closes every connection at once.
+    pub(crate) fn close(&self) {
+        self.order_all(CLOSE);
+    }
+
+    fn order_all(&self, order: u8) {
+        let mut open = self.lock();
+        open.order = order;
+        for pulse in open.pulses.values() {
+            pulse.order(order);
+        }
+    }
+
+    /// Closes those that overstay, for as long as it is polled.
+    pub(crate) async fn sweep(&self) {
+        loop {
+            self.tick.store(millis(self.clock.elapsed()), Relaxed);
+            for pulse in self.lock().pulses.values() {
+                if let Some(why) = overstays(pulse.reading(), &self.limits) {
+                    tracing::debug!(why, "closing a connection");
+                    pulse.order(CLOSE);
+                }
+            }
+            self.clock.sleep(SWEEP).await;
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A stream that tells its pulse what goes over it.
+#[derive(Debug)]
+pub(crate) struct Wire<S> {
+    stream: S,
+    pulse: Arc<Pulse>,
+}
+
+impl<S> Wire<S> {
+    pub(crate) fn new(stream: S, pulse: Arc<Pulse>) -> Self {
+        Self { stream, pulse }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.pulse.heard();
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.pulse.wrote(written.is_ready());
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.pulse.wrote(flushed.is_ready());
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let ended = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.pulse.wrote(ended.is_ready());
+        ended
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.pulse.wrote(written.is_ready());
+        written
+    }
+}
+
+/// Drives a connection until it ends, and passes on the orders its pulse gets.
+pub(crate) async fn drive<C: Driven>(connection: C, pulse: &Pulse) {
+    let mut connection = pin!(connection);
+    let mut orders = pin!(pulse.ordered());
+    let finish = poll_fn(|context| {
+        if connection.as_mut().poll(context).is_ready() {
+            return Poll::Ready(false);
+        }
+        orders.as_mut().poll(context)
+    })
+    .await;
+    if !finish {
+        return;
+    }
+    connection.as_mut().finish();
+    let mut closed = pin!(pulse.closed());
+    poll_fn(|context| {
+        if connection.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        closed.as_mut().poll(context)
+    })
+    .await;
+}
+
+/// A connection of either version of HTTP.
+pub(crate) trait Driven: Future {
+    /// Takes on nothing more, and ends after what is under way.
+    fn finish(self: Pin<&mut Self>);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mainstay_store::clock::ManualClock;
+
+    #[test]
+    fn each_state_has_its_own_patience() {
+        let limits = Limits::default();
+        let calm = Reading {
+            shaken: true,
+            busy: false,
+            head: false,
+            quiet: Duration::ZERO,
+            stalled: None,
+        };
+        let second = Duration::from_secs(1);
+        let shaking = Reading { shaken: false, ..calm };
+        let head = Reading { head: true, ..calm };
+        let busy = Reading { busy: true, ..calm };
+        let after = |reading: Reading, quiet| Reading { quiet, ..reading };
+        let stalled = |stalled| Reading { stalled: Some(stalled), ..busy };
+        let cases = [
+            (after(shaking, limits.handshake), false),
+            (after(shaking, limits.handshake + second), true),
+            (after(head, limits.head_time), false),
+            (after(head, limits.head_time + second), true),
+            (after(calm, limits.idle), false),
+            (after(calm, limits.idle + second), true),
+            (after(busy, limits.idle * 10), false),
+            (stalled(limits.stall), false),
+            (stalled(limits.stall + second), true),
+        ];
+        for (reading, closed) in cases {
+            assert_eq!(overstays(reading, &limits).is_some(), closed, "{reading:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_head_that_never_ends_is_cut_off_and_a_request_under_way_is_not() {
+        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
+        let all = Connections::new(clock.clone(), Limits::default());
+        let (slow, busy) = (all.enter(), all.enter());
+        for place in [&slow, &busy] {
+            place.pulse.shaken(false);
+            place.pulse.heard();
+        }
+        let under_way = busy.pulse.begin();
+        let mut sweep = pin!(all.sweep());
+        assert!(futures_util::poll!(&mut sweep).is_pending());
+        clock.advance(Duration::from_secs(10));
+        slow.pulse.heard();
+        clock.advance(Duration::from_secs(10));
+        assert!(futures_util::poll!(&mut sweep).is_pending());
+        assert!(!slow.pulse.ordered().await);
+        assert_eq!(busy.pulse.order.load(Relaxed), GO_ON);
+        drop((under_way, slow));
+        assert_eq!(all.len(), 1);
+    }
+
+    #[test]
+    fn the_longest_idle_connection_makes_room() {
+        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
+        let all = Connections::new(clock, Limits::default());
+        let (first, second, third) = (all.enter(), all.enter(), all.enter());
+        let _request = first.pulse.begin();
+        second.pulse.since.store(5, Relaxed);
+        third.pulse.since.store(9, Relaxed);
+        all.close_idlest();
+        let orders = [&first, &second, &third].map(|place| place.pulse.order.load(Relaxed));
+        assert_eq!(orders, [GO_ON, CLOSE, GO_ON]);
+    }
+}

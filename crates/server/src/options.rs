@@ -1,0 +1,124 @@
+//! How a server is to be: where it listens, what it keeps, how much it puts up with.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainstay_store::clock::Clock;
+use mainstay_store::registry::Registry;
+use mainstay_store::{Location, Settings};
+
+/// Everything a server needs to know before it starts.
+#[derive(Debug)]
+pub struct Options {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where the server keeps its files; made if it is not there.
+    pub data_dir: PathBuf,
+    /// Where objects are kept.
+    pub store: Location,
+    /// How the store is to behave.
+    pub settings: Settings,
+    /// Every kind that is served.
+    pub registry: Arc<Registry>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Serve without TLS. Only on a loopback address.
+    pub plain_http: bool,
+    /// How much the server puts up with.
+    pub limits: Limits,
+    /// Further dialects: asked for every path the server does not know itself, by users that are
+    /// known. The [`crate::User`] is among the request's extensions.
+    pub routes: Option<axum::Router>,
+    /// Counters of others, shown under `/metrics` with the server's own.
+    pub metrics: prometheus_client::registry::Registry,
+}
+
+impl Options {
+    /// The usual: SQLite in `data_dir`, TLS.
+    #[must_use]
+    pub fn new(
+        listen: SocketAddr,
+        data_dir: PathBuf,
+        registry: Arc<Registry>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        Self {
+            listen,
+            store: Location::Sqlite(data_dir.join("objects.db")),
+            data_dir,
+            settings: Settings::default(),
+            registry,
+            clock,
+            plain_http: false,
+            limits: Limits::default(),
+            routes: None,
+            metrics: prometheus_client::registry::Registry::default(),
+        }
+    }
+}
+
+/// How much a server puts up with.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Connections open at once. Beyond, the longest idle one makes room.
+    pub connections: usize,
+    /// Requests under way at once, watches not counted. Beyond, the answer is 429.
+    pub in_flight: usize,
+    /// Watches open at once. Beyond, the answer is 429.
+    pub watches: usize,
+    /// The largest body of a request, in bytes.
+    pub body: usize,
+    /// The largest head of a request, in bytes.
+    pub head: usize,
+    /// How long a TLS handshake may take.
+    pub handshake: Duration,
+    /// How long the head of a request may take to arrive.
+    pub head_time: Duration,
+    /// How long a request may take, watches excepted.
+    pub request: Duration,
+    /// How long a connection may be idle.
+    pub idle: Duration,
+    /// How long a client may refuse to take what is sent to it.
+    pub stall: Duration,
+    /// How long an ending server waits for requests under way.
+    pub shutdown: Duration,
+    /// How long a watch lasts if the client does not say; up to twice that.
+    pub watch: Duration,
+    /// How often a watch that asked for them gets bookmarks.
+    pub bookmark: Duration,
+    /// How long an Event is kept.
+    pub event_age: Duration,
+    /// How many Events are kept.
+    pub events: usize,
+    /// The size at which the audit log begins a new file, in bytes.
+    pub audit_file: u64,
+    /// How many audit files are kept besides the current one.
+    pub audit_files: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self {
+            connections: 16_384,
+            in_flight: 1_024,
+            watches: 16_384,
+            body: 3 << 20,
+            head: 64 << 10,
+            handshake: seconds(10),
+            head_time: seconds(15),
+            request: seconds(60),
+            idle: seconds(300),
+            stall: seconds(30),
+            shutdown: seconds(10),
+            watch: seconds(1800),
+            bookmark: seconds(60),
+            event_age: seconds(3600),
+            events: 20_000,
+            audit_file: 64 << 20,
+            audit_files: 4,
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! What goes back: bodies that cost no more than they must, and refusals as `Status` objects.
+
+use std::any::Any;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::connection::Busy;
+use bytes::Bytes;
+use futures_util::Stream;
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WARNING, WWW_AUTHENTICATE};
+use http::{HeaderValue, Response, StatusCode};
+use http_body::{Frame, SizeHint};
+use mainstay_store::status::{Details, Error, Reason};
+use serde_json::{Map, Value, json};
+
+/// An answer.
+pub(crate) type Reply = Response<Body>;
+
+/// The body of an answer, and what is held until it is gone.
+pub(crate) struct Body {
+    content: Content,
+    held: Option<Box<dyn Any + Send + Sync>>,
+    /// The request this answers, under way until the body is gone.
+    pub(crate) busy: Option<Busy>,
+}
+
+enum Content {
+    Whole(Bytes),
+    Stream(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+    Routed(axum::body::Body),
+}
+
+impl std::fmt::Debug for Body {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Body").finish_non_exhaustive()
+    }
+}
+
+impl Body {
+    pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
+        Self { content: Content::Whole(bytes.into()), held: None, busy: None }
+    }
+
+    pub(crate) fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
+        Self { content: Content::Stream(Box::pin(stream)), held: None, busy: None }
+    }
+
+    pub(crate) fn routed(body: axum::body::Body) -> Self {
+        Self { content: Content::Routed(body), held: None, busy: None }
+    }
+
+    /// Keeps `held` until the body was sent, or nobody wants it any more.
+    pub(crate) fn holding(&mut self, held: impl Any + Send + Sync) {
+        let before = self.held.take();
+        self.held = Some(match before {
+            Some(before) => Box::new((before, held)),
+            None => Box::new(held),
+        });
+    }
+
+    /// Whether it is all there already.
+    pub(crate) fn is_whole(&self) -> bool {
+        matches!(self.content, Content::Whole(_))
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match &mut self.content {
+            Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Content::Stream(stream) => stream
+                .as_mut()
+                .poll_next(context)
+                .map(|next| next.map(|bytes| Ok(Frame::data(bytes)))),
+            Content::Routed(body) => Pin::new(body).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Whole(bytes) => bytes.is_empty(),
+            Content::Stream(_) => false,
+            Content::Routed(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Stream(_) => SizeHint::default(),
+            Content::Routed(body) => body.size_hint(),
+        }
+    }
+}
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// An answer in JSON.
+pub(crate) fn json(code: StatusCode, body: Body) -> Reply {
+    let mut reply = Response::new(body);
+    *reply.status_mut() = code;
+    reply.headers_mut().insert(CONTENT_TYPE, JSON);
+    reply
+}
+
+/// An answer made from a tree.
+pub(crate) fn value(code: StatusCode, value: &Value) -> Reply {
+    json(code, Body::whole(value.to_string()))
+}
+
+/// An answer in plain text.
+pub(crate) fn text(code: StatusCode, text: impl Into<Bytes>) -> Reply {
+    let mut reply = Response::new(Body::whole(text.into()));
+    *reply.status_mut() = code;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    reply.headers_mut().insert(CONTENT_TYPE, plain);
+    reply
+}
+
+/// A refusal.
+pub(crate) fn refusal(error: &Error) -> Reply {
+    let code = StatusCode::from_u16(error.reason.code());
+    let mut reply = value(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &status(error));
+    if let Some(seconds) = error.retry_after {
+        reply.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if error.reason == Reason::Unauthorized {
+        reply.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    reply
+}
+
+/// A refusal as a `Status` object.
+pub(crate) fn status(error: &Error) -> Value {
+    let mut body = json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": error.message,
+        "reason": error.reason.as_str(),
+        "code": error.reason.code(),
+    });
+    let details = details(&error.details, error.retry_after);
+    if !details.is_empty()
+        && let Some(body) = body.as_object_mut()
+    {
+        body.insert("details".to_owned(), Value::Object(details));
+    }
+    body
+}
+
+fn details(details: &Details, retry_after: Option<u32>) -> Map<String, Value> {
+    let mut body = Map::new();
+    let texts = [
+        ("name", &details.name),
+        ("group", &details.group),
+        ("kind", &details.kind),
+        ("uid", &details.uid),
+    ];
+    for (name, text) in texts {
+        if !text.is_empty() {
+            body.insert(name.to_owned(), text.as_str().into());
+        }
+    }
+    if !details.causes.is_empty() {
+        let causes = details.causes.iter().map(|cause| {
+            let mut body = json!({"reason": cause.reason, "message": cause.message});
+            if !cause.field.is_empty() {
+                body["field"] = cause.field.as_str().into();
+            }
+            body
+        });
+        body.insert("causes".to_owned(), causes.collect());
+    }
+    if let Some(seconds) = retry_after {
+        body.insert("retryAfterSeconds".to_owned(), seconds.into());
+    }
+    body
+}
+
+/// The `Status` that says something is done.
+pub(crate) fn success(details: &Details) -> Reply {
+    let body = json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Success",
+        "details": self::details(details, None),
+    });
+    value(StatusCode::OK, &body)
+}
+
+/// The most bytes of warnings an answer carries.
+const WARNINGS: usize = 4096;
+
+/// Adds warnings as headers, the way kubectl prints them.
+pub(crate) fn warn(reply: &mut Reply, warnings: &[String]) {
+    let mut total = 0;
+    for warning in warnings {
+        let clean: String = warning
+            .chars()
+            .map(|char| if char.is_control() { ' ' } else { char })
+            .flat_map(|char| matches!(char, '"' | '\\').then_some('\\').into_iter().chain([char]))
+            .collect();
+        total += clean.len();
+        if total > WARNINGS {
+            return;
+        }
+        if let Ok(header) = HeaderValue::from_bytes(format!("299 - \"{clean}\"").as_bytes()) {
+            reply.headers_mut().append(WARNING, header);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_has_everything_clients_look_at() {
+        let mut error = Error::new(Reason::TooManyRequests, "later");
+        error.retry_after = Some(3);
+        let reply = refusal(&error);
+        assert_eq!(reply.status(), 429);
+        assert_eq!(reply.headers()[RETRY_AFTER], "3");
+        let body = status(&error);
+        let expected = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": "later", "reason": "TooManyRequests", "code": 429,
+            "details": {"retryAfterSeconds": 3},
+        });
+        assert_eq!(body, expected);
+    }
+
+    #[test]
+    fn warnings_are_quoted_and_bounded() {
+        let mut reply = text(StatusCode::OK, "");
+        let warnings = ["a \"b\"\nc".to_owned(), "x".repeat(5000), "never".to_owned()];
+        warn(&mut reply, &warnings);
+        let headers: Vec<_> = reply.headers().get_all(WARNING).iter().collect();
+        assert_eq!(headers, ["299 - \"a \\\"b\\\" c\""]);
+    }
+}

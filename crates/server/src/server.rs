@@ -1,0 +1,423 @@
+//! Starting, running and ending a server. Enter at [`Server::start`].
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use mainstay_store::clock::Clock;
+use mainstay_store::memory::MemoryStore;
+use mainstay_store::objects::{self, Objects};
+use mainstay_store::registry::{Durability, Kind};
+use mainstay_store::resources::{RandomIdentities, Resources};
+use mainstay_store::tiered::{self, Tiered};
+use mainstay_store::{location, status};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::audit::{Audit, Writing};
+use crate::connection::Connections;
+use crate::cursor::Seal;
+use crate::documents::Documents;
+use crate::gate::Gate;
+use crate::identity::Role;
+use crate::list::Snapshots;
+use crate::listen::{self, Listener};
+use crate::metrics::Metrics;
+use crate::options::{Limits, Options};
+use crate::service::App;
+use crate::tls::{self, Authority, Tls};
+use crate::tokens::{self, Tokens, Wish};
+use crate::{events, files, namespaces};
+
+/// How long a housekeeper rests after a failure before it tries again.
+const REST: Duration = Duration::from_secs(1);
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Plain HTTP was asked for where others could listen in. Do not retry.
+    #[error("plain HTTP is served on loopback addresses only, and {0} is none")]
+    PlainHttp(SocketAddr),
+    /// The store could not be opened.
+    #[error("the store could not be opened")]
+    Open(#[from] location::Error),
+    /// The store failed.
+    #[error("the store failed")]
+    Store(#[from] objects::Error),
+    /// There is no trust.
+    #[error("TLS could not be set up")]
+    Tls(#[from] tls::Error),
+    /// The first token could not be made.
+    #[error("the admin's token could not be made")]
+    Token(#[from] tokens::Error),
+    /// The first objects could not be made.
+    #[error("the first objects could not be made")]
+    Objects(#[from] status::Error),
+    /// The address is taken, or not ours.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the machine said.
+        source: io::Error,
+    },
+    /// A file could not be written.
+    #[error("{path} could not be written")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the machine said.
+        source: io::Error,
+    },
+}
+
+/// A server about to be.
+#[derive(Debug)]
+pub struct Server;
+
+/// A server that serves.
+#[derive(Debug)]
+pub struct Running {
+    address: SocketAddr,
+    url: String,
+    kubeconfig: PathBuf,
+    resources: Resources,
+    handle: Handle,
+    ended: JoinHandle<()>,
+}
+
+/// A way to end a server, to be given to whoever may.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    stop: CancellationToken,
+}
+
+impl Handle {
+    /// Asks the server to end; it finishes what is under way. Asking again changes nothing.
+    pub fn shut_down(&self) {
+        self.stop.cancel();
+    }
+}
+
+impl Running {
+    /// Where it listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How a client on this machine calls it.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The kubeconfig for its admin.
+    #[must_use]
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Its objects, for controllers in the same process.
+    #[must_use]
+    pub fn resources(&self) -> &Resources {
+        &self.resources
+    }
+
+    /// A way to end it.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Waits until it has ended.
+    pub async fn wait(self) {
+        if let Err(error) = self.ended.await
+            && error.is_panic()
+        {
+            std::panic::resume_unwind(error.into_panic());
+        }
+    }
+
+    /// Ends it, and waits until it has.
+    pub async fn shut_down(self) {
+        self.handle.shut_down();
+        self.wait().await;
+    }
+}
+
+impl Server {
+    /// Starts a server. When this returns it is ready.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left running.
+    pub async fn start(options: Options) -> Result<Running, Error> {
+        let address = options.listen;
+        if options.plain_http && !address.ip().is_loopback() {
+            return Err(Error::PlainHttp(address));
+        }
+        let dir = options.data_dir.clone();
+        files::make_dir(&dir).map_err(|source| Error::File { path: dir, source })?;
+        let objects = open(&options).await?;
+        match Self::start_on(options, objects.clone()).await {
+            Err(error) => {
+                objects.close().await;
+                Err(error)
+            }
+            running => running,
+        }
+    }
+
+    async fn start_on(options: Options, objects: Arc<dyn Objects>) -> Result<Running, Error> {
+        let Options { data_dir, registry, clock, plain_http, mut limits, routes, .. } = options;
+        let in_dir = |name: &str| data_dir.join(name);
+        let authority = Arc::new(Authority::load_or_create(&*objects, clock.now()).await?);
+        let unbound = |source| Error::Listen { address: options.listen, source };
+        let tcp = listen::bind(options.listen).map_err(unbound)?;
+        let address = tcp.local_addr().map_err(unbound)?;
+        let url = files::url(address, plain_http);
+        let tls = match plain_http {
+            true => None,
+            false => {
+                let names = tls::names(address.ip());
+                Some(Tls::new(authority.clone(), names, clock.now())?)
+            }
+        };
+        let identities = Arc::new(RandomIdentities);
+        let resources = Resources::new(objects.clone(), registry, clock.clone(), identities);
+        namespaces::ensure(&resources).await?;
+        let metrics = Metrics::new(options.metrics);
+        let path = in_dir("audit.log");
+        let (audit, writing) = Audit::start(
+            path.clone(),
+            limits.audit_file,
+            limits.audit_files,
+            metrics.audit_lost.clone(),
+        )
+        .map_err(|source| Error::File { path, source })?;
+
+        let stop = CancellationToken::new();
+        let rest = stop.child_token();
+        let housekeeping = TaskTracker::new();
+        let house = House { tasks: housekeeping.clone(), stop: CancellationToken::new() };
+        let tokens = Tokens::load(objects.clone(), clock.clone()).await?;
+        house.keep("tokens", clock.clone(), {
+            let tokens = tokens.clone();
+            move || {
+                let tokens = tokens.clone();
+                async move { tokens.follow().await }
+            }
+        });
+        let written = write_files(&data_dir, &url, &authority, plain_http, &tokens).await;
+        if let Err(error) = written {
+            house.end().await;
+            drop(audit);
+            writing.ended().await;
+            return Err(error);
+        }
+        limits.connections = listen::allowed_connections(limits.connections);
+        let connections = Connections::new(clock.clone(), limits.clone());
+        let app = Arc::new(App {
+            resources: resources.clone(),
+            clock: clock.clone(),
+            tokens,
+            seal: Seal::new(authority.key()),
+            snapshots: Snapshots::default(),
+            metrics,
+            audit,
+            connections: connections.clone(),
+            requests: Gate::new(limits.in_flight),
+            watches: Gate::new(limits.watches),
+            documents: Documents::new(resources.registry(), address),
+            routes,
+            stop: rest,
+            ready: AtomicBool::new(true),
+            count: AtomicU64::new(0),
+            limits: limits.clone(),
+        });
+        house.sweep(connections.clone());
+        house.keep("namespaces", clock.clone(), {
+            let resources = resources.clone();
+            move || {
+                let resources = resources.clone();
+                async move { namespaces::run(&resources).await }
+            }
+        });
+        house.keep("events", clock.clone(), {
+            let (resources, limits) = (resources.clone(), limits.clone());
+            move || {
+                let (resources, limits) = (resources.clone(), limits.clone());
+                async move { events::run(&resources, &limits).await }
+            }
+        });
+        let acceptor = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config.clone()));
+        if let Some(tls) = tls {
+            house.fresh(tls, clock.clone());
+        }
+        let tasks = TaskTracker::new();
+        let listener = Listener {
+            tcp,
+            tls: acceptor,
+            app: app.clone(),
+            connections: connections.clone(),
+            tasks: tasks.clone(),
+            limits: limits.clone(),
+        };
+        let serving = Serving {
+            listener: tokio::spawn(listener.run(stop.clone())),
+            stop: stop.clone(),
+            app,
+            connections,
+            tasks,
+            house,
+            objects,
+            writing,
+            clock,
+            limits,
+        };
+        Ok(Running {
+            address,
+            url,
+            kubeconfig: in_dir("kubeconfig"),
+            resources,
+            handle: Handle { stop },
+            ended: tokio::spawn(serving.until_ended()),
+        })
+    }
+}
+
+/// Opens the store, with memory beside it for what need not survive.
+async fn open(options: &Options) -> Result<Arc<dyn Objects>, Error> {
+    let (settings, clock) = (&options.settings, options.clock.clone());
+    let durable = mainstay_store::open(&options.store, settings, clock.clone()).await?;
+    let in_memory = |kind: &&Arc<Kind>| kind.durability == Durability::Memory;
+    let in_memory: Vec<_> =
+        options.registry.iter().filter(in_memory).map(|kind| kind.resource().clone()).collect();
+    if in_memory.is_empty() {
+        return Ok(durable);
+    }
+    let epoch = match tiered::next_epoch(&*durable).await {
+        Ok(epoch) => epoch,
+        Err(error) => {
+            durable.close().await;
+            return Err(error.into());
+        }
+    };
+    let memory = MemoryStore::new(epoch, settings.retention, settings.largest_object, clock);
+    Ok(Arc::new(Tiered::new(durable, memory, in_memory)))
+}
+
+/// Writes the files people start with, unless those that are there still work.
+async fn write_files(
+    dir: &Path,
+    url: &str,
+    authority: &Authority,
+    plain: bool,
+    tokens: &Tokens,
+) -> Result<(), Error> {
+    let write = |name: &str, mode, text: &str| {
+        let path = dir.join(name);
+        if std::fs::read_to_string(&path).is_ok_and(|there| there == text) {
+            return Ok(());
+        }
+        files::write_whole(&path, mode, text).map_err(|source| Error::File { path, source })
+    };
+    write("ca.crt", 0o644, authority.certificate())?;
+    let there = std::fs::read_to_string(dir.join("kubeconfig")).unwrap_or_default();
+    let token = match files::token_in(&there) {
+        Some(token) if tokens.bearer(token.as_bytes()).is_some() => token.to_owned(),
+        _ => {
+            let name = Some("admin".to_owned());
+            let wish = Wish { role: Role::Admin, node: None, name, ttl_seconds: None };
+            tokens.create(wish).await?.token
+        }
+    };
+    let authority = (!plain).then(|| authority.certificate());
+    write("kubeconfig", 0o600, &files::kubeconfig(url, authority, &token))
+}
+
+/// The tasks that keep a server in order, and the way to end them.
+#[derive(Debug)]
+struct House {
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl House {
+    /// Runs a housekeeper; after a failure it rests and begins again.
+    fn keep<E, F>(
+        &self,
+        name: &'static str,
+        clock: Arc<dyn Clock>,
+        work: impl Fn() -> F + Send + 'static,
+    ) where
+        E: std::fmt::Display + Send,
+        F: Future<Output = Result<(), E>> + Send,
+    {
+        let stop = self.stop.clone();
+        let work = async move {
+            while let Err(error) = work().await {
+                tracing::warn!(%error, name, "a housekeeper failed and begins again");
+                clock.sleep(REST).await;
+            }
+        };
+        self.tasks.spawn(async move { stop.run_until_cancelled(work).await });
+    }
+
+    fn sweep(&self, connections: Arc<Connections>) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move { stop.run_until_cancelled(connections.sweep()).await });
+    }
+
+    fn fresh(&self, tls: Tls, clock: Arc<dyn Clock>) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move { stop.run_until_cancelled(tls.keep_fresh(clock)).await });
+    }
+
+    async fn end(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// Everything that must be ended, in order.
+struct Serving {
+    listener: JoinHandle<()>,
+    stop: CancellationToken,
+    app: Arc<App>,
+    connections: Arc<Connections>,
+    tasks: TaskTracker,
+    house: House,
+    objects: Arc<dyn Objects>,
+    writing: Writing,
+    clock: Arc<dyn Clock>,
+    limits: Limits,
+}
+
+impl Serving {
+    async fn until_ended(self) {
+        self.stop.cancelled().await;
+        self.app.ready.store(false, Relaxed);
+        drop(self.listener.await);
+        self.connections.finish();
+        self.tasks.close();
+        tokio::select! {
+            () = self.tasks.wait() => {}
+            () = self.clock.sleep(self.limits.shutdown) => {
+                tracing::warn!(open = self.connections.len(), "closing what does not end");
+                self.connections.close();
+                self.tasks.wait().await;
+            }
+        }
+        self.house.end().await;
+        self.objects.close().await;
+        drop(self.app);
+        self.writing.ended().await;
+    }
+}

@@ -1,0 +1,399 @@
+//! From a request to its answer: who asks, what for, whether they may, and who does it.
+//!
+//! Enter at [`App::answer`]. Every answer passes through it, so it is also where answers are
+//! counted, and where changes leave their line in the audit log.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use futures_util::future::{Either, select};
+use http::header::{ACCEPT, AUTHORIZATION};
+use http::request::Parts;
+use http::{Method, Request, StatusCode};
+use hyper::body::Incoming;
+use mainstay_store::clock::Clock;
+use mainstay_store::object::Resource;
+use mainstay_store::registry::Kind;
+use mainstay_store::resources::{Resources, Subresource};
+use mainstay_store::status::{Error, Reason};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use crate::audit::{Audit, Entry};
+use crate::connection::Connections;
+use crate::cursor::Seal;
+use crate::gate::Gate;
+use crate::identity::{self, Attempt, Role, User, Verb, Verdict};
+use crate::list::{self, Snapshots};
+use crate::listen::Peer;
+use crate::metrics::Metrics;
+use crate::negotiate::{self, Form};
+use crate::options::Limits;
+use crate::path::{self, Path, Target};
+use crate::query::Query;
+use crate::render;
+use crate::reply::{self, Body, Reply};
+use crate::tokens::Tokens;
+use crate::watch;
+use crate::write::Writing;
+
+/// Everything that answers requests.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) resources: Resources,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) limits: Limits,
+    pub(crate) tokens: Arc<Tokens>,
+    pub(crate) seal: Seal,
+    pub(crate) snapshots: Snapshots,
+    pub(crate) metrics: Metrics,
+    pub(crate) audit: Audit,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) requests: Gate,
+    pub(crate) watches: Gate,
+    pub(crate) documents: crate::documents::Documents,
+    pub(crate) routes: Option<axum::Router>,
+    /// Told when watches shall end.
+    pub(crate) stop: CancellationToken,
+    pub(crate) ready: AtomicBool,
+    pub(crate) count: AtomicU64,
+}
+
+/// What was asked, for the books.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    pub(crate) verb: &'static str,
+    pub(crate) resource: Option<Resource>,
+    pub(crate) subresource: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) user: Option<Arc<User>>,
+    pub(crate) changes: bool,
+    pub(crate) lasting: bool,
+}
+
+impl App {
+    /// A number between 0 and 1 that is another each time: spreads what would happen all at once.
+    pub(crate) fn jitter(&self) -> f64 {
+        const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+        let count = self.count.fetch_add(1, Relaxed).wrapping_add(1);
+        (count.wrapping_mul(GOLDEN) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Answers a request.
+    pub(crate) async fn answer(&self, peer: &Peer, request: Request<Incoming>) -> Reply {
+        let busy = peer.pulse.begin();
+        let started = self.clock.elapsed();
+        let (parts, body) = request.into_parts();
+        let mut asked = Asked::default();
+        let routed = self.within_time(self.route(peer, parts, body, &mut asked)).await;
+        let mut reply = match routed {
+            Ok(reply) => reply,
+            Err(error) => {
+                if error.reason == Reason::TooManyRequests {
+                    self.metrics.rejected.inc();
+                }
+                reply::refusal(&error)
+            }
+        };
+        let took = self.clock.elapsed().saturating_sub(started);
+        let code = reply.status().as_u16();
+        let timed = (!asked.lasting).then_some(took);
+        self.metrics.answered(asked.verb, asked.resource.as_ref(), code, timed);
+        if asked.changes
+            && let Some(user) = &asked.user
+        {
+            self.audit.record(Entry {
+                time: self.clock.now(),
+                user: user.name.clone(),
+                verb: asked.verb,
+                resource: asked.resource.map(|resource| resource.to_string()).unwrap_or_default(),
+                subresource: asked.subresource,
+                namespace: asked.namespace,
+                name: asked.name,
+                code,
+                latency_ms: took,
+                remote: peer.address.ip(),
+            });
+        }
+        reply.body_mut().busy = Some(busy);
+        reply
+    }
+
+    /// Gives up on what takes too long. No timer is set for what is ready at once.
+    async fn within_time(
+        &self,
+        answer: impl Future<Output = Result<Reply, Error>>,
+    ) -> Result<Reply, Error> {
+        let mut answer = pin!(answer);
+        if let std::task::Poll::Ready(answer) = futures_util::poll!(&mut answer) {
+            return answer;
+        }
+        match select(answer, self.clock.sleep(self.limits.request)).await {
+            Either::Left((answer, _)) => answer,
+            Either::Right(_) => {
+                let message = "Timeout: request did not complete within the allotted time";
+                let mut error = Error::new(Reason::Timeout, message);
+                error.retry_after = Some(1);
+                Err(error)
+            }
+        }
+    }
+
+    async fn route(
+        &self,
+        peer: &Peer,
+        parts: Parts,
+        body: Incoming,
+        asked: &mut Asked,
+    ) -> Result<Reply, Error> {
+        let target = path::parse(parts.uri.path())?;
+        if let Path::Other(path) = target
+            && let Some(reply) = self.open_to_all(&parts, path)
+        {
+            asked.verb = "get";
+            return reply;
+        }
+        let user = self.authenticate(peer, &parts)?;
+        asked.user = Some(user.clone());
+        match target {
+            Path::Objects(target) => self.objects(&parts, body, &target, &user, asked).await,
+            Path::Discovery(document) => {
+                asked.verb = "get";
+                let _inside = self.requests.enter()?;
+                read_only(&parts.method)?;
+                self.documents.discovery(document, accept(&parts))
+            }
+            Path::Other(_) => self.other(parts, body, &user, asked).await,
+        }
+    }
+
+    /// Who asks.
+    fn authenticate(&self, peer: &Peer, parts: &Parts) -> Result<Arc<User>, Error> {
+        let known = match parts.headers.get(AUTHORIZATION) {
+            Some(header) => {
+                let header = header.as_bytes();
+                let bearer = header.split_at_checked("Bearer ".len());
+                bearer
+                    .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "))
+                    .and_then(|(_, token)| self.tokens.bearer(token.trim_ascii()))
+            }
+            None => peer.certified.clone(),
+        };
+        known.ok_or_else(|| Error::new(Reason::Unauthorized, "Unauthorized"))
+    }
+
+    /// Paths that anybody may read.
+    fn open_to_all(&self, parts: &Parts, path: &str) -> Option<Result<Reply, Error>> {
+        let verbose = || Query::parse(parts.uri.query()).is_ok_and(|query| query.verbose);
+        let reply = match path {
+            "/healthz" | "/livez" => crate::health::live(path, verbose()),
+            "/readyz" => {
+                let ready = self.ready.load(Relaxed) && !self.stop.is_cancelled();
+                crate::health::ready(ready, verbose())
+            }
+            "/version" => crate::health::version(),
+            _ => return None,
+        };
+        Some(read_only(&parts.method).map(|()| reply))
+    }
+
+    /// Objects of a kind.
+    async fn objects(
+        &self,
+        parts: &Parts,
+        body: Incoming,
+        target: &Target<'_>,
+        user: &Arc<User>,
+        asked: &mut Asked,
+    ) -> Result<Reply, Error> {
+        let query = Query::parse(parts.uri.query())?;
+        let registry = self.resources.registry();
+        let kind = registry.find(target.group, target.version, target.plural);
+        let kind = kind.ok_or_else(no_such_resource)?;
+        let part = part(kind, target)?;
+        let verb = verb(&parts.method, kind, target, &query)?;
+        let (namespace, name) = (target.namespace.as_deref(), target.name.as_deref());
+        asked.verb = verb.as_str();
+        asked.resource = Some(kind.resource().clone());
+        asked.changes = !verb.reads();
+        if asked.changes {
+            target.subresource.unwrap_or_default().clone_into(&mut asked.subresource);
+            namespace.unwrap_or_default().clone_into(&mut asked.namespace);
+            name.unwrap_or_default().clone_into(&mut asked.name);
+        }
+        let attempt = Attempt { verb, kind, namespace, name };
+        let verdict = identity::judge(user, &attempt);
+        if verdict == Verdict::Denied {
+            return Err(identity::forbidden(user, &attempt));
+        }
+        let form = negotiate::form(accept(parts))?;
+        if verb == Verb::Watch {
+            asked.lasting = true;
+            let inside = self.watches.enter()?;
+            let watching = self.metrics.watching(kind.resource());
+            let mut reply = watch::watch(self, kind, namespace, name, &query, form).await?;
+            reply.body_mut().holding((inside, watching));
+            return Ok(reply);
+        }
+        let inside = self.requests.enter()?;
+        let writing = Writing {
+            app: self,
+            kind,
+            namespace,
+            subresource: part,
+            query: &query,
+            form,
+            user,
+            attempt,
+            only_own: verdict == Verdict::IfOwn,
+        };
+        let key = name.map(|name| kind.key(namespace, name));
+        let mut reply = match (verb, &key) {
+            (Verb::Get, Some(key)) => {
+                check_version(&self.resources, kind, &query)?;
+                let record = self.resources.get(kind, key).await?;
+                let body = if form == Form::Plain && !query.pretty {
+                    record.json().clone()
+                } else {
+                    render::one(kind, &record, form, &query, self.clock.now())?
+                };
+                reply::json(StatusCode::OK, Body::whole(body))
+            }
+            (Verb::Create, _) => writing.create(parts, body, &mut asked.name).await?,
+            (Verb::Update, Some(key)) => writing.update(parts, body, key).await?,
+            (Verb::Patch, Some(key)) => writing.patch(parts, body, key).await?,
+            (Verb::Delete, Some(key)) => writing.delete(parts, body, key).await?,
+            (Verb::DeleteCollection, _) => writing.delete_collection(parts, body).await?,
+            _ => list::list(self, kind, namespace, &query, form).await?,
+        };
+        if !reply.body().is_whole() {
+            reply.body_mut().holding(inside);
+        }
+        Ok(reply)
+    }
+
+    /// Everything that is neither objects nor discovery.
+    async fn other(
+        &self,
+        mut parts: Parts,
+        body: Incoming,
+        user: &Arc<User>,
+        asked: &mut Asked,
+    ) -> Result<Reply, Error> {
+        let inside = self.requests.enter()?;
+        let path = parts.uri.path();
+        asked.verb = method_verb(&parts.method);
+        if let Some(rest) = path.strip_prefix("/mainstay/v1/tokens") {
+            if user.role != Some(Role::Admin) {
+                return Err(identity::forbidden_path(user, asked.verb, path));
+            }
+            let id = rest.strip_prefix('/').unwrap_or(rest).to_owned();
+            return crate::token_api::answer(self, &parts, body, &id, asked).await;
+        }
+        if user.role.is_none() {
+            return Err(identity::forbidden_path(user, asked.verb, path));
+        }
+        if path == "/metrics" {
+            read_only(&parts.method)?;
+            return Ok(crate::health::metrics(self));
+        }
+        if let Some(reply) = self.documents.other(path, &parts) {
+            read_only(&parts.method)?;
+            return reply;
+        }
+        let Some(routes) = self.routes.clone() else {
+            return Err(no_such_resource());
+        };
+        parts.extensions.insert(user.clone());
+        asked.lasting = true;
+        let request = Request::from_parts(parts, axum::body::Body::new(body));
+        let reply = routes.oneshot(request).await;
+        let mut reply = reply.map(|reply| reply.map(Body::routed)).map_err(Error::internal)?;
+        reply.body_mut().holding(inside);
+        Ok(reply)
+    }
+}
+
+/// The refusal of a path that leads nowhere.
+pub(crate) fn no_such_resource() -> Error {
+    Error::new(Reason::NotFound, "the server could not find the requested resource")
+}
+
+/// The refusal of a method.
+pub(crate) fn wrong_method() -> Error {
+    let message = "the server does not allow this method on the requested resource";
+    Error::new(Reason::MethodNotAllowed, message)
+}
+
+fn read_only(method: &Method) -> Result<(), Error> {
+    if matches!(*method, Method::GET | Method::HEAD) { Ok(()) } else { Err(wrong_method()) }
+}
+
+fn method_verb(method: &Method) -> &'static str {
+    match *method {
+        Method::GET | Method::HEAD => "get",
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "other",
+    }
+}
+
+pub(crate) fn accept(parts: &Parts) -> Option<&str> {
+    // A header that is no text accepts nothing we have.
+    parts.headers.get(ACCEPT).map(|value| value.to_str().unwrap_or("?/?"))
+}
+
+/// Which part of an object a path names; refuses places where there is nothing.
+fn part(kind: &Kind, target: &Target<'_>) -> Result<Option<Subresource>, Error> {
+    let placed = match (kind.namespaced, &target.namespace, &target.name) {
+        (true, None, Some(_)) | (false, Some(_), _) => false,
+        (true, Some(_), _) | (_, None, None) | (false, None, Some(_)) => true,
+    };
+    match target.subresource {
+        _ if !placed => Err(no_such_resource()),
+        None => Ok(None),
+        Some("status") if kind.has_status => Ok(Some(Subresource::Status)),
+        Some("finalize") if kind.has_finalize => Ok(Some(Subresource::Finalize)),
+        Some(_) => Err(no_such_resource()),
+    }
+}
+
+fn verb(
+    method: &Method,
+    kind: &Kind,
+    target: &Target<'_>,
+    query: &Query<'_>,
+) -> Result<Verb, Error> {
+    let one = target.name.is_some();
+    let whole = target.subresource.is_none();
+    let everywhere = kind.namespaced && target.namespace.is_none();
+    match (method.as_str(), one) {
+        ("GET", _) if query.watch && whole => Ok(Verb::Watch),
+        ("GET" | "HEAD", true) if target.subresource != Some("finalize") => Ok(Verb::Get),
+        ("GET" | "HEAD", false) => Ok(Verb::List),
+        ("POST", false) if !everywhere => Ok(Verb::Create),
+        ("PUT", true) => Ok(Verb::Update),
+        ("PATCH", true) if target.subresource != Some("finalize") => Ok(Verb::Patch),
+        ("DELETE", true) if whole => Ok(Verb::Delete),
+        ("DELETE", false) if !everywhere => Ok(Verb::DeleteCollection),
+        _ => Err(wrong_method()),
+    }
+}
+
+/// Refuses to read at a version that is not there yet.
+fn check_version(resources: &Resources, kind: &Kind, query: &Query<'_>) -> Result<(), Error> {
+    let Some(version) = query.resource_version.as_deref() else {
+        return Ok(());
+    };
+    let requested = list::parse_version(version)?;
+    let current = resources.objects().revision(kind.resource());
+    if requested <= current {
+        return Ok(());
+    }
+    let too_new = mainstay_store::objects::Error::TooNew { requested, current };
+    Err(Error::from_store(kind, "", too_new))
+}

@@ -1,0 +1,361 @@
+//! Writing: create, update, patch, delete, of one object or of many.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use hyper::body::Incoming;
+use mainstay_store::object::{Key, Record};
+use mainstay_store::objects::At;
+use mainstay_store::registry::Kind;
+use mainstay_store::resources::{Deleted, Subresource, WriteOptions, Written};
+use mainstay_store::status::{Cause, Details, Error, Reason, Violation};
+use mainstay_store::strategy::{DeleteOptions, Propagation, Validation};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::body;
+use crate::identity::{self, Attempt, User};
+use crate::list;
+use crate::negotiate::{self, Form};
+use crate::patch::Patch;
+use crate::query::{Query, number};
+use crate::render;
+use crate::reply::{self, Reply};
+use crate::service::App;
+
+/// How often a deletion on behalf of a node looks again when the object changes under it.
+const LOOKS: usize = 8;
+
+/// One attempt to write, as far as it is known before the body is read.
+pub(crate) struct Writing<'a> {
+    pub(crate) app: &'a App,
+    pub(crate) kind: &'a Arc<Kind>,
+    pub(crate) namespace: Option<&'a str>,
+    pub(crate) subresource: Option<Subresource>,
+    pub(crate) query: &'a Query<'a>,
+    pub(crate) form: Form,
+    pub(crate) user: &'a User,
+    pub(crate) attempt: Attempt<'a>,
+    /// Only objects of the user's node may be touched.
+    pub(crate) only_own: bool,
+}
+
+impl Writing<'_> {
+    /// Creates an object, and says its name for the audit log.
+    pub(crate) async fn create(
+        &self,
+        parts: &Parts,
+        incoming: Incoming,
+        name: &mut String,
+    ) -> Result<Reply, Error> {
+        let mut options = write_options("CreateOptions", self.query)?;
+        let format = negotiate::object_format(content_type(parts))?;
+        let bytes = body::read(parts, incoming, self.app.limits.body).await?;
+        let decoded = body::object(format, &bytes)?;
+        options.duplicates = decoded.duplicates;
+        self.check_own(&decoded.object)?;
+        let resources = &self.app.resources;
+        let written = resources.create(self.kind, self.namespace, decoded.object, &options).await?;
+        written.record.key().name().clone_into(name);
+        self.written(StatusCode::CREATED, written)
+    }
+
+    /// Replaces an object or a part of it.
+    pub(crate) async fn update(
+        &self,
+        parts: &Parts,
+        incoming: Incoming,
+        key: &Key,
+    ) -> Result<Reply, Error> {
+        let mut options = write_options("UpdateOptions", self.query)?;
+        let format = negotiate::object_format(content_type(parts))?;
+        let bytes = body::read(parts, incoming, self.app.limits.body).await?;
+        let decoded = body::object(format, &bytes)?;
+        options.duplicates = decoded.duplicates;
+        let (resources, kind) = (&self.app.resources, self.kind);
+        let written = if self.only_own {
+            let new = decoded.object;
+            let edit = |old: &Map<String, Value>| {
+                self.check_own(old)?;
+                self.check_own_next(&new)?;
+                Ok(new.clone())
+            };
+            resources.modify(kind, key, self.subresource, &options, edit).await?
+        } else {
+            resources.replace(kind, key, decoded.object, self.subresource, &options).await?
+        };
+        self.written(StatusCode::OK, written)
+    }
+
+    /// Changes a part of an object.
+    pub(crate) async fn patch(
+        &self,
+        parts: &Parts,
+        incoming: Incoming,
+        key: &Key,
+    ) -> Result<Reply, Error> {
+        let options = write_options("PatchOptions", self.query)?;
+        let format = negotiate::patch_format(content_type(parts))?;
+        let bytes = body::read(parts, incoming, self.app.limits.body).await?;
+        let patch = Patch::read(format, &bytes)?;
+        let limit = self.app.limits.body;
+        let edit = |old: &Map<String, Value>| {
+            let new = patch.apply(old, limit)?;
+            if self.only_own {
+                self.check_own(old)?;
+                self.check_own_next(&new)?;
+            }
+            Ok(new)
+        };
+        let resources = &self.app.resources;
+        let written = resources.modify(self.kind, key, self.subresource, &options, edit).await?;
+        self.written(StatusCode::OK, written)
+    }
+
+    /// Deletes an object.
+    pub(crate) async fn delete(
+        &self,
+        parts: &Parts,
+        incoming: Incoming,
+        key: &Key,
+    ) -> Result<Reply, Error> {
+        let bytes = body::read(parts, incoming, self.app.limits.body).await?;
+        let (delete, options) = delete_options(parts, &bytes, self.query)?;
+        let deleted = if self.only_own {
+            self.delete_own(key, delete, &options).await?
+        } else {
+            self.app.resources.delete(self.kind, key, &delete, &options).await?
+        };
+        match deleted {
+            Deleted::Marked(record) => self.object(StatusCode::OK, &record),
+            Deleted::Removed(record) => {
+                let object = record.object();
+                let uid = object.get("metadata").and_then(|metadata| metadata.get("uid"));
+                Ok(reply::success(&Details {
+                    name: key.name().to_owned(),
+                    group: self.kind.group.to_owned(),
+                    kind: self.kind.plural.to_owned(),
+                    uid: uid.and_then(Value::as_str).unwrap_or_default().to_owned(),
+                    causes: Vec::new(),
+                }))
+            }
+        }
+    }
+
+    /// Deletes an object if it belongs to the user's node at the moment it goes.
+    async fn delete_own(
+        &self,
+        key: &Key,
+        mut delete: DeleteOptions,
+        options: &WriteOptions,
+    ) -> Result<Deleted, Error> {
+        let pinned = delete.resource_version.is_some();
+        let mut looks = LOOKS;
+        loop {
+            looks -= 1;
+            let record = self.app.resources.get(self.kind, key).await?;
+            self.check_own(&record.object())?;
+            if !pinned {
+                delete.resource_version = Some(record.revision().to_string());
+            }
+            match self.app.resources.delete(self.kind, key, &delete, options).await {
+                Err(error) if error.is_conflict() && !pinned && looks > 0 => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Deletes every object of the collection that the selectors match.
+    pub(crate) async fn delete_collection(
+        &self,
+        parts: &Parts,
+        incoming: Incoming,
+    ) -> Result<Reply, Error> {
+        let bytes = body::read(parts, incoming, self.app.limits.body).await?;
+        let (delete, options) = delete_options(parts, &bytes, self.query)?;
+        let filter = list::selection(self.kind, self.query)?;
+        let collection = self.app.resources.list(self.kind, At::Latest).await?;
+        let revision = collection.revision();
+        let (records, _) = list::scan(&collection, self.namespace, None, &filter, usize::MAX).await;
+        let mut gone = Vec::with_capacity(records.len());
+        for record in records {
+            match self.app.resources.delete(self.kind, record.key(), &delete, &options).await {
+                Ok(deleted) => gone.push(deleted.record().clone()),
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let head = render::list_head(self.kind, revision, None, None);
+        Ok(reply::json(StatusCode::OK, reply::Body::whole(render::plain_list(head, &gone))))
+    }
+
+    fn written(&self, code: StatusCode, written: Written) -> Result<Reply, Error> {
+        let mut reply = self.object(code, &written.record)?;
+        reply::warn(&mut reply, &written.warnings);
+        Ok(reply)
+    }
+
+    fn object(&self, code: StatusCode, record: &Arc<Record>) -> Result<Reply, Error> {
+        let now = self.app.clock.now();
+        let body = render::one(self.kind, record, self.form, self.query, now)?;
+        Ok(reply::json(code, reply::Body::whole(body)))
+    }
+
+    fn check_own(&self, object: &Map<String, Value>) -> Result<(), Error> {
+        if !self.only_own || identity::owns(self.user, self.kind, self.namespace, object) {
+            Ok(())
+        } else {
+            Err(identity::forbidden(self.user, &self.attempt))
+        }
+    }
+
+    /// As [`Writing::check_own`], for what an object shall become: a part may be sent alone.
+    fn check_own_next(&self, object: &Map<String, Value>) -> Result<(), Error> {
+        if self.subresource.is_some() { Ok(()) } else { self.check_own(object) }
+    }
+}
+
+fn content_type(parts: &Parts) -> Option<&str> {
+    // A header that is no text is a format nobody knows.
+    parts.headers.get(CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?"))
+}
+
+/// A refusal of parameters, as Kubernetes words it.
+pub(crate) fn invalid_options(kind: &str, violations: Vec<Violation>) -> Error {
+    let all: Vec<String> = violations.iter().map(ToString::to_string).collect();
+    let list = if all.len() == 1 { all.concat() } else { format!("[{}]", all.join(", ")) };
+    let message = format!("{kind}.meta.k8s.io \"\" is invalid: {list}");
+    let mut error = Error::new(Reason::Invalid, message);
+    error.details.group = "meta.k8s.io".to_owned();
+    error.details.kind = kind.to_owned();
+    error.details.causes = violations
+        .into_iter()
+        .map(|violation| Cause {
+            reason: violation.class.as_str(),
+            message: violation.message,
+            field: violation.field,
+        })
+        .collect();
+    error
+}
+
+fn write_options(kind: &str, query: &Query<'_>) -> Result<WriteOptions, Error> {
+    let mut violations = Vec::new();
+    let dry_run = dry_run(query.dry_run.iter().map(AsRef::as_ref), &mut violations);
+    let validation = match query.field_validation.as_deref() {
+        None | Some("Warn") => Validation::Warn,
+        Some("Strict") => Validation::Strict,
+        Some("Ignore") => Validation::Ignore,
+        Some(other) => {
+            let known = ["", "Ignore", "Strict", "Warn"];
+            let other = Value::from(other);
+            violations.push(Violation::not_supported("fieldValidation", &other, &known));
+            Validation::Warn
+        }
+    };
+    let manager = query.field_manager.as_deref().unwrap_or_default();
+    if manager.len() > 128 {
+        violations.push(Violation::too_long("fieldManager", 128));
+    }
+    if manager.chars().any(char::is_control) {
+        let why = "should only contain printable characters";
+        violations.push(Violation::invalid("fieldManager", &Value::from(manager), why));
+    }
+    if !violations.is_empty() {
+        return Err(invalid_options(kind, violations));
+    }
+    Ok(WriteOptions { dry_run, validation, manager: manager.to_owned(), ..WriteOptions::default() })
+}
+
+fn dry_run<'a>(values: impl Iterator<Item = &'a str>, violations: &mut Vec<Violation>) -> bool {
+    let mut dry_run = false;
+    for value in values {
+        if value == "All" {
+            dry_run = true;
+        } else {
+            violations.push(Violation::not_supported("dryRun", &Value::from(value), &["All"]));
+        }
+    }
+    dry_run
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct SentDeleteOptions {
+    kind: Option<String>,
+    grace_period_seconds: Option<i64>,
+    preconditions: Option<SentPreconditions>,
+    propagation_policy: Option<String>,
+    orphan_dependents: Option<bool>,
+    dry_run: Option<Vec<String>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct SentPreconditions {
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+/// The options of a deletion, from the body if there is one, else from the query.
+fn delete_options(
+    parts: &Parts,
+    bytes: &Bytes,
+    query: &Query<'_>,
+) -> Result<(DeleteOptions, WriteOptions), Error> {
+    let sent = if bytes.iter().all(u8::is_ascii_whitespace) {
+        let grace = number::<i64>("gracePeriodSeconds", query.grace_period_seconds.as_deref())?;
+        SentDeleteOptions {
+            grace_period_seconds: grace,
+            propagation_policy: query.propagation_policy.as_deref().map(str::to_owned),
+            orphan_dependents: query.orphan_dependents,
+            ..SentDeleteOptions::default()
+        }
+    } else {
+        let format = negotiate::object_format(content_type(parts))?;
+        let object = body::object(format, bytes)?.object;
+        let sent = SentDeleteOptions::deserialize(Value::Object(object));
+        sent.map_err(|error| Error::bad_request(format!("DeleteOptions: {error}")))?
+    };
+    if let Some(kind) = sent.kind.as_deref().filter(|kind| !matches!(*kind, "" | "DeleteOptions")) {
+        return Err(Error::bad_request(format!("the body is a {kind}, not DeleteOptions")));
+    }
+    let mut violations = Vec::new();
+    let given = sent.dry_run.iter().flatten().map(String::as_str);
+    let dry_run = dry_run(given.chain(query.dry_run.iter().map(AsRef::as_ref)), &mut violations);
+    if sent.propagation_policy.is_some() && sent.orphan_dependents.is_some() {
+        let both = Value::from(sent.propagation_policy.clone());
+        let why = "orphanDependents and deletionPropagation cannot be both set";
+        violations.push(Violation::invalid("propagationPolicy", &both, why));
+    }
+    let propagation = match (sent.propagation_policy.as_deref(), sent.orphan_dependents) {
+        (Some("Orphan"), _) | (None, Some(true)) => Some(Propagation::Orphan),
+        (Some("Background"), _) | (None, Some(false)) => Some(Propagation::Background),
+        (Some("Foreground"), _) => Some(Propagation::Foreground),
+        (Some("") | None, None) | (Some(""), Some(_)) => None,
+        (Some(other), _) => {
+            let known = ["Background", "Foreground", "Orphan"];
+            let other = Value::from(other);
+            violations.push(Violation::not_supported("propagationPolicy", &other, &known));
+            None
+        }
+    };
+    if let Some(grace) = sent.grace_period_seconds.filter(|grace| *grace < 0) {
+        let why = "must be greater than or equal to 0";
+        violations.push(Violation::invalid("gracePeriodSeconds", &Value::from(grace), why));
+    }
+    if !violations.is_empty() {
+        return Err(invalid_options("DeleteOptions", violations));
+    }
+    let preconditions = sent.preconditions.unwrap_or_default();
+    let delete = DeleteOptions {
+        uid: preconditions.uid,
+        resource_version: preconditions.resource_version,
+        grace_period_seconds: sent.grace_period_seconds,
+        propagation,
+    };
+    Ok((delete, WriteOptions { dry_run, ..WriteOptions::default() }))
+}
