@@ -1,0 +1,298 @@
+//! Why here, and why not there: the pipeline of one replica, candidate by candidate.
+//!
+//! Deciding records only numbers; words are made when they are read. So an explanation costs
+//! about as much as the decision, however many candidates there are.
+
+use serde::Serialize;
+
+use crate::eligible::Slot;
+use crate::pass::{
+    LVG_NOT_READY, NO_CAPACITY, NODE_MISMATCH, NODE_NOT_READY, NODE_OCCUPIED, Pass, Scores,
+    ZONE_TRANS_ZONAL, ZONE_ZONAL,
+};
+use crate::pipeline::{Candidate, Entry, Pipeline, Record, Step};
+use crate::topology::Topology;
+
+/// What a group could offer when it was asked, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Room {
+    /// What the replica needs, overhead included.
+    pub needed: u64,
+    /// What the group has left after everything promised.
+    pub available: u64,
+}
+
+/// How groups stood when they were asked, by group number; `None` when it is not known.
+pub type Rooms<'r> = &'r dyn Fn(usize) -> Option<Room>;
+
+/// The recorded decision about one replica.
+#[derive(Debug)]
+pub struct Explanation<'v> {
+    pass: &'v Pass<'v>,
+    replica: usize,
+    pipeline: Pipeline<Slot, Record<Slot>>,
+    chosen: Option<Entry<Slot>>,
+}
+
+/// Points a candidate got, and what for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Points {
+    /// The step that gave them.
+    pub step: &'static str,
+    /// How many.
+    pub points: i64,
+}
+
+/// What happened to one candidate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explained {
+    /// The node.
+    pub node: String,
+    /// Its zone.
+    pub zone: String,
+    /// The volume group; empty when only the node matters.
+    pub lvg: String,
+    /// The thin pool.
+    pub thin_pool: String,
+    /// This one was chosen.
+    pub chosen: bool,
+    /// The step that excluded it.
+    pub excluded_by: Option<&'static str>,
+    /// Its score, unless it was excluded.
+    pub score: Option<i64>,
+    /// How the score came about.
+    pub points: Vec<Points>,
+    /// Why it was excluded, in words and numbers.
+    pub because: String,
+    /// What would have to change for it to be considered.
+    pub change: String,
+}
+
+impl<'v> Pass<'v> {
+    /// Decides about one replica as the pass stands, and records everything. `scores` is not
+    /// asked about candidates that do not get that far, nor for TieBreakers.
+    #[must_use]
+    pub fn explain(&'v self, replica: usize, scores: Scores<'_>) -> Explanation<'v> {
+        let pipeline = if self.volume().replicas[replica].kind.has_disk() {
+            let shortlist = self.shortlist(replica, Record::default());
+            self.finish(replica, shortlist, scores)
+        } else {
+            self.tie_breaker(replica, Record::default())
+        };
+        let chosen = pipeline.select_best();
+        Explanation { pass: self, replica, pipeline, chosen }
+    }
+}
+
+impl Explanation<'_> {
+    /// The summary, as the condition has it when nothing fits.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.pipeline.summary()
+    }
+
+    /// The steps, with what each excluded.
+    #[must_use]
+    pub fn steps(&self) -> &[Step] {
+        self.pipeline.steps()
+    }
+
+    /// The choice.
+    #[must_use]
+    pub fn chosen(&self) -> Option<Entry<Slot>> {
+        self.chosen
+    }
+
+    /// Who is left, with scores.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry<Slot>] {
+        self.pipeline.entries()
+    }
+
+    /// Who was excluded, and by which of [`Explanation::steps`].
+    #[must_use]
+    pub fn excluded(&self) -> &[(Slot, usize)] {
+        &self.pipeline.recorder().excluded
+    }
+
+    /// Every candidate: those left, best first, then those excluded, the latest step first.
+    #[must_use]
+    pub fn candidates(&self, rooms: Rooms<'_>) -> Vec<Explained> {
+        let record = self.pipeline.recorder();
+        let mut points = record.points.clone();
+        points.sort_by_key(|(slot, step, _)| (*slot, *step));
+        let mut left = self.pipeline.entries().to_vec();
+        left.sort_by_key(|entry| (std::cmp::Reverse(entry.score), entry.candidate));
+        let mut explained: Vec<Explained> = left
+            .iter()
+            .map(|entry| {
+                let mut row = self.row(entry.candidate);
+                row.score = Some(entry.score);
+                row.chosen = Some(*entry) == self.chosen;
+                row.points = self.points(&points, entry.candidate);
+                row
+            })
+            .collect();
+        let mut excluded = record.excluded.clone();
+        excluded.sort_by_key(|(slot, step)| (std::cmp::Reverse(*step), *slot));
+        explained.extend(excluded.iter().map(|(slot, step)| {
+            let mut row = self.row(*slot);
+            let name = self.pipeline.steps()[*step].name;
+            row.excluded_by = Some(name);
+            (row.because, row.change) = self.reason(*slot, name, rooms);
+            row
+        }));
+        explained
+    }
+
+    fn points(&self, points: &[(Slot, usize, i64)], slot: Slot) -> Vec<Points> {
+        let from = points.partition_point(|(other, _, _)| *other < slot);
+        let of_slot = points[from..].iter().take_while(|(other, _, _)| *other == slot);
+        of_slot
+            .map(|(_, step, points)| Points {
+                step: self.pipeline.steps()[*step].name,
+                points: *points,
+            })
+            .collect()
+    }
+
+    fn row(&self, slot: Slot) -> Explained {
+        let eligible = self.pass.eligible();
+        let (node, group) = (eligible.node(slot), eligible.lvg(slot));
+        Explained {
+            node: node.node_name.clone(),
+            zone: node.zone_name.clone(),
+            lvg: group.map(|group| group.name.clone()).unwrap_or_default(),
+            thin_pool: group.map(|group| group.thin_pool_name.clone()).unwrap_or_default(),
+            chosen: false,
+            excluded_by: None,
+            score: None,
+            points: Vec::new(),
+            because: String::new(),
+            change: String::new(),
+        }
+    }
+
+    /// Why a step excluded a slot, and what would have to change.
+    fn reason(&self, slot: Slot, step: &str, rooms: Rooms<'_>) -> (String, String) {
+        let eligible = self.pass.eligible();
+        let node = eligible.node(slot);
+        let name = &node.node_name;
+        match step {
+            NODE_NOT_READY if node.unschedulable => {
+                (format!("node {name} is cordoned"), format!("uncordon {name}"))
+            }
+            NODE_NOT_READY if !node.node_ready => {
+                (format!("node {name} is not ready"), format!("{name} becomes ready"))
+            }
+            NODE_NOT_READY => (
+                format!("the agent on {name} is not ready"),
+                format!("the agent on {name} becomes ready"),
+            ),
+            LVG_NOT_READY => {
+                let group = eligible.lvg(slot).map_or("", |group| group.name.as_str());
+                match eligible.lvg(slot) {
+                    Some(found) if found.unschedulable => (
+                        format!("volume group {group} is closed for new replicas"),
+                        format!("remove the unschedulable annotation from {group}"),
+                    ),
+                    _ => (
+                        format!("volume group {group} is not ready"),
+                        format!("{group} becomes ready"),
+                    ),
+                }
+            }
+            NODE_OCCUPIED => {
+                let id = self.pass.occupant(slot.node());
+                let who = id.map_or_else(String::new, |id| format!(" (replica {id})"));
+                (
+                    format!("{name} already holds a replica of this volume{who}"),
+                    format!("that replica leaves {name}"),
+                )
+            }
+            NODE_MISMATCH => {
+                let assigned = &self.pass.volume().replicas[self.replica].node_name;
+                (format!("the replica is assigned to {assigned}"), String::new())
+            }
+            ZONE_ZONAL | ZONE_TRANS_ZONAL => self.zone_reason(slot),
+            NO_CAPACITY => match slot.group().and_then(rooms) {
+                Some(Room { needed, available }) if available < needed => (
+                    format!("needs {needed} bytes, {available} are available"),
+                    format!("{} more bytes become available", needed - available),
+                ),
+                _ => ("the extender did not score it".to_owned(), String::new()),
+            },
+            _ => (String::new(), String::new()),
+        }
+    }
+
+    fn zone_reason(&self, slot: Slot) -> (String, String) {
+        let loads = self.pass.loads(Some(self.replica));
+        let zones = self.pass.eligible().zones();
+        let zone = zone_name(&zones[slot.zone()]);
+        if self.pass.volume().topology == Topology::Zonal {
+            let most = (0..zones.len()).max_by_key(|zone| loads[*zone].diskful);
+            let home = most.map_or("", |home| zones[home].as_str());
+            return (
+                format!(
+                    "the volume lives in {}, and {zone} holds {} of its Diskful replicas",
+                    zone_name(home),
+                    loads[slot.zone()].diskful
+                ),
+                String::new(),
+            );
+        }
+        let of = |zone: usize| loads[zone].total();
+        let least = (0..zones.len()).map(of).min().unwrap_or_default();
+        (
+            format!("{zone} holds {} replicas, the least loaded zone {least}", of(slot.zone())),
+            "the least loaded zones become usable and take theirs, or zoneFallback: WhenUnusable"
+                .to_owned(),
+        )
+    }
+
+    /// What stands in the way as a whole: zones whose turn it is and that can take nothing.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let zonal = self.steps().iter().any(|step| {
+            step.excluded > 0 && (step.name == ZONE_TRANS_ZONAL || step.name == ZONE_ZONAL)
+        });
+        if self.chosen.is_some() || !zonal {
+            return Vec::new();
+        }
+        let eligible = self.pass.eligible();
+        let dropped_by_zone: std::collections::BTreeSet<usize> = self
+            .excluded()
+            .iter()
+            .filter(|(_, step)| {
+                let name = self.steps()[*step].name;
+                name == ZONE_TRANS_ZONAL || name == ZONE_ZONAL
+            })
+            .map(|(slot, _)| slot.zone())
+            .collect();
+        (0..eligible.zones().len())
+            .filter(|zone| !dropped_by_zone.contains(zone))
+            .map(|zone| {
+                let mut reasons: Vec<&str> = self
+                    .excluded()
+                    .iter()
+                    .filter(|(slot, _)| slot.zone() == zone)
+                    .map(|(_, step)| self.steps()[*step].name)
+                    .collect();
+                reasons.sort_unstable();
+                reasons.dedup();
+                let name = zone_name(&eligible.zones()[zone]);
+                let why = match reasons.as_slice() {
+                    [] => "no volume group".to_owned(),
+                    reasons => format!("no usable candidate ({})", reasons.join(", ")),
+                };
+                format!("it is the turn of {name}, which has {why}")
+            })
+            .collect()
+    }
+}
+
+fn zone_name(name: &str) -> String {
+    if name.is_empty() { "the unknown zone".to_owned() } else { name.to_owned() }
+}
