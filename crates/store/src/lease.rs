@@ -209,10 +209,7 @@ pub async fn holder(objects: &dyn Objects, name: &str) -> Result<Option<(String,
 #[must_use]
 pub fn scope(name: &str) -> Scope {
     let key = keys(name).0;
-    Scope {
-        name: Some(key.name().to_owned()),
-        ..Scope::all(key.resource())
-    }
+    Scope { name: Some(key.name().to_owned()), ..Scope::all(key.resource()) }
 }
 
 fn keys(name: &str) -> (Key, Key) {

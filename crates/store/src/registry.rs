@@ -161,6 +161,8 @@ pub struct Kind {
     pub has_generation: bool,
     /// How its names are formed.
     pub names: NameRule,
+    /// Names of objects that are never deleted.
+    pub undeletable: &'static [&'static str],
     /// The columns of its table, after the name.
     pub columns: Vec<Column>,
     /// Whether the table begins with a column of names.
@@ -257,6 +259,7 @@ pub struct KindBuilder<T> {
     status_on_create: bool,
     has_finalize: bool,
     names: NameRule,
+    undeletable: &'static [&'static str],
     columns: Vec<Column>,
     name_column: bool,
     selectable: Vec<&'static str>,
@@ -285,6 +288,7 @@ impl<T: Typed> KindBuilder<T> {
             status_on_create: false,
             has_finalize: false,
             names: NameRule::Subdomain,
+            undeletable: &[],
             columns: Vec::new(),
             name_column: true,
             selectable: Vec::new(),
@@ -343,6 +347,13 @@ impl<T: Typed> KindBuilder<T> {
     #[must_use]
     pub fn label_names(mut self) -> Self {
         self.names = NameRule::Label;
+        self
+    }
+
+    /// Refuses to delete objects of these names.
+    #[must_use]
+    pub fn undeletable(mut self, names: &'static [&'static str]) -> Self {
+        self.undeletable = names;
         self
     }
 
@@ -468,6 +479,7 @@ impl<T: Typed> KindBuilder<T> {
             has_finalize: self.has_finalize,
             has_generation: schema.has_property("spec"),
             names: self.names,
+            undeletable: self.undeletable,
             columns,
             name_column: self.name_column,
             selectable: self.selectable,

@@ -5,6 +5,8 @@
 //! holds: nothing is written that its kind's rules refuse, a write that changes nothing writes
 //! nothing, and every write of [`Resources::fenced`] is under its fence.
 
+#[cfg(test)]
+mod tests;
 mod typed;
 
 use std::fmt;

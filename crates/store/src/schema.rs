@@ -11,6 +11,8 @@
 mod convert;
 mod decode;
 mod openapi;
+#[cfg(test)]
+mod tests;
 mod validate;
 mod walk;
 

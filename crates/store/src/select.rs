@@ -6,6 +6,8 @@
 mod extract;
 mod fields;
 mod labels;
+#[cfg(test)]
+mod tests;
 
 use serde_json::{Map, Value};
 

@@ -186,6 +186,7 @@ pub fn prepare_update(
         warnings.extend(names::finalizer_warnings(metadata));
     }
     complete(kind, key.name(), &mut new, Some(old), found)?;
+    align_empty(old, &mut new);
     if kind.has_generation && desires_differ(kind, old, &new) {
         let metadata = metadata::of(&mut new);
         let generation = metadata::integer(metadata, "generation").unwrap_or(0);
@@ -204,7 +205,7 @@ pub fn prepare_update(
 /// Decides how an object goes; `old` carries its `resourceVersion`.
 ///
 /// # Errors
-/// 409 if a precondition does not hold.
+/// 403 if it may never go, 409 if a precondition does not hold.
 pub fn prepare_delete(
     kind: &Kind,
     key: &Key,
@@ -212,6 +213,10 @@ pub fn prepare_delete(
     options: &DeleteOptions,
     now: Timestamp,
 ) -> Result<Deletion, Error> {
+    if kind.undeletable.contains(&key.name()) {
+        let why = format!("this {} may not be deleted", kind.singular);
+        return Err(Error::forbidden(kind, key.name(), &why));
+    }
     metadata::check_preconditions(kind, key, old, options)?;
     if !is_held(kind, old) {
         return Ok(Deletion::Remove);
@@ -311,6 +316,7 @@ fn clean(
     strictness: Strictness<'_>,
 ) -> Result<Vec<String>, Error> {
     let unknown = kind.schema.prune(object);
+    metadata::tidy(metadata::of(object));
     if strictness.validation == Validation::Ignore
         || (unknown.is_empty() && strictness.duplicates.is_empty())
     {
@@ -398,6 +404,17 @@ fn carry_finalizers(from: &Object, to: &mut Object) {
         match finalizers {
             Some(finalizers) => drop(spec.insert("finalizers".to_owned(), finalizers.clone())),
             None => drop(spec.remove("finalizers")),
+        }
+    }
+}
+
+/// Lets an empty part and a missing one count as the same: Rust types do not tell them apart.
+fn align_empty(old: &Object, new: &mut Object) {
+    let empty =
+        |part: Option<&Value>| part.is_none_or(|part| part.as_object().is_some_and(Map::is_empty));
+    for part in ["spec", "status"] {
+        if empty(old.get(part)) && empty(new.get(part)) {
+            carry(old, new, part);
         }
     }
 }

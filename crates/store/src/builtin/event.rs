@@ -136,7 +136,6 @@ pub(super) fn kind() -> Kind {
         .selectable("involvedObject.fieldPath")
         .selectable("reason")
         .selectable("reportingComponent")
-        .selectable("source")
         .selectable("type")
         .column(
             Column::computed("Last Seen", text, last_seen)

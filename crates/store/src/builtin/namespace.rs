@@ -63,6 +63,7 @@ pub(super) fn kind() -> Kind {
         .status()
         .finalize()
         .label_names()
+        .undeletable(&["default", "kube-system", "mainstay-system"])
         .selectable("status.phase")
         .column(
             Column::string("Status", ".status.phase")

@@ -385,13 +385,13 @@ mod tests {
             let text = format!("{number}.{fraction:03}{suffix}");
             let quantity: Quantity = text.parse().unwrap();
             let again: Quantity = quantity.to_string().parse().unwrap();
-            // A binary quantity is written as a whole number; everything else is exact.
+            // A binary quantity is written as a whole number, maybe without a suffix.
             if suffix.ends_with('i') {
                 prop_assert_eq!(quantity.value(), again.value());
             } else {
                 prop_assert_eq!(quantity, again);
+                prop_assert_eq!(again.to_string(), quantity.to_string());
             }
-            prop_assert_eq!(again.to_string(), quantity.to_string());
         }
 
         #[test]

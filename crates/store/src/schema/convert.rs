@@ -133,6 +133,7 @@ impl Converter {
         if let Some(Value::Array(required)) = schema.get("required") {
             let names = required.iter().filter_map(Value::as_str);
             fields.required = names.map(str::to_owned).collect();
+            fields.required.sort_unstable();
         }
         // A flattened enum stands beside the object's own fields.
         for word in ["anyOf", "oneOf"] {
@@ -287,13 +288,7 @@ fn decorate(node: &mut Node, schema: &Map<String, Value>) {
     if let Some(Value::String(description)) = schema.get("description") {
         node.description = Some(unwrapped(description));
     }
-    match schema.get("default") {
-        None | Some(Value::Null) => {}
-        Some(Value::Array(items)) if items.is_empty() => {}
-        Some(Value::Object(fields)) if fields.is_empty() => {}
-        Some(Value::String(text)) if text.is_empty() => {}
-        Some(default) => node.default = Some(default.clone()),
-    }
+    node.default = schema.get("default").and_then(telling).or(node.default.take());
     if schema.get("nullable") == Some(&Value::Bool(true)) {
         node.nullable = true;
     }
@@ -314,6 +309,24 @@ fn decorate(node: &mut Node, schema: &Map<String, Value>) {
             }
             _ => false,
         };
+}
+
+/// The part of a default that says something. Rust has a default for everything; what is empty is
+/// better left out.
+fn telling(default: &Value) -> Option<Value> {
+    match default {
+        Value::Null => None,
+        Value::String(text) if text.is_empty() => None,
+        Value::Array(items) if items.is_empty() => None,
+        Value::Object(fields) => {
+            let told: Map<String, Value> = fields
+                .iter()
+                .filter_map(|(name, value)| Some((name.clone(), telling(value)?)))
+                .collect();
+            (!told.is_empty()).then_some(Value::Object(told))
+        }
+        other => Some(other.clone()),
+    }
 }
 
 /// Lines of a paragraph joined, paragraphs kept.

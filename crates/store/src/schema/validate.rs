@@ -297,14 +297,14 @@ fn misfit(node: &Node, value: &Value, path: Path<'_>) -> Option<Mistyped> {
         }
         (Shape::Integer(_), Value::Number(number)) if number.is_i64() => None,
         (Shape::List(list), Value::Array(items)) => {
-            items.iter().find_map(|item| misfit(&list.items, item, path))
+            items.iter().find_map(|item| misfit_within(&list.items, item, path))
         }
         (Shape::Object(fields), Value::Object(object)) => {
             object.iter().find_map(|(name, value)| {
                 if let Some(field) = fields.get(name) {
                     misfit(field, value, Path::Field(&path, name))
                 } else {
-                    misfit(fields.additional.as_deref()?, value, path)
+                    misfit_within(fields.additional.as_deref()?, value, path)
                 }
             })
         }
@@ -315,4 +315,12 @@ fn misfit(node: &Node, value: &Value, path: Path<'_>) -> Option<Mistyped> {
         (Shape::List(_), _) => wrong("[]string"),
         (_, _) => wrong("string"),
     }
+}
+
+/// As [`misfit`], for an item of a list or map, where null is no way to say nothing.
+fn misfit_within(node: &Node, value: &Value, path: Path<'_>) -> Option<Mistyped> {
+    if value.is_null() {
+        return Some(Mistyped(format!("{path}: null is not allowed here")));
+    }
+    misfit(node, value, path)
 }

@@ -24,6 +24,19 @@ pub(super) fn of(object: &mut Object) -> &mut Object {
     }
 }
 
+/// Drops what says nothing: empty texts, lists and maps count as missing.
+pub(super) fn tidy(metadata: &mut Object) {
+    let says_nothing = |value: &Value| match value {
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    };
+    if metadata.values().any(says_nothing) {
+        metadata.retain(|_, value| !says_nothing(value));
+    }
+}
+
 /// A text of the metadata; empty if it is missing.
 pub(super) fn text<'a>(metadata: &'a Object, name: &str) -> &'a str {
     metadata.get(name).and_then(Value::as_str).unwrap_or_default()
