@@ -153,7 +153,7 @@ impl State {
 
     /// Carries out a change that [`State::judge`] allowed.
     pub(crate) fn apply(&mut self, event: Arc<Event>) {
-        debug_assert!(event.revision() > self.revision, "revisions only grow");
+        assert!(event.revision() >= self.revision, "revisions only grow");
         self.revision = event.revision();
         let shelf = self.shelf(event.record.key().resource().clone());
         match event.action {
@@ -286,6 +286,8 @@ const PINS: usize = 64;
 
 #[derive(Debug, Default)]
 struct Bells {
+    /// Rings at every publication.
+    any: watch::Sender<()>,
     by_resource: std::collections::BTreeMap<Resource, watch::Sender<()>>,
     closed: bool,
 }
@@ -410,6 +412,7 @@ impl Cache {
     ) {
         self.state.store(Arc::new(state));
         let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        bells.any.send_replace(());
         for resource in changed {
             if let Some(bell) = bells.by_resource.get(resource) {
                 bell.send_replace(());
@@ -417,10 +420,39 @@ impl Cache {
         }
     }
 
+    /// Shows readers a state that has nothing to do with the last one.
+    pub(crate) fn publish_all(&self, state: State) {
+        self.publish(state, []);
+        let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        for bell in bells.by_resource.values() {
+            bell.send_replace(());
+        }
+    }
+
+    /// Waits until the state has come to `revision`.
+    pub(crate) async fn reached(&self, revision: Revision) {
+        let mut bell = {
+            let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+            bells.any.subscribe()
+        };
+        while self.revision() < revision && bell.changed().await.is_ok() {}
+    }
+
+    /// The change that `key` underwent at `revision`, if it is still remembered.
+    pub(crate) fn event_at(&self, key: &Key, revision: Revision) -> Option<Arc<Event>> {
+        let state = self.state.load();
+        let shelf = state.shelves.get(key.resource())?;
+        let first = shelf.first_after(Revision(revision.0.checked_sub(1)?));
+        let candidates = shelf.log.focus().narrow(first..).into_iter();
+        let mut candidates = candidates.take_while(|event| event.revision() == revision);
+        candidates.find(|event| event.record.key() == key).cloned()
+    }
+
     /// Ends every watch once it has seen everything.
     pub(crate) fn close(&self) {
         let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
         bells.closed = true;
+        bells.any = watch::Sender::default();
         bells.by_resource.clear();
     }
 
@@ -483,10 +515,11 @@ impl Watch {
         }
         state.reaches_back_to(&self.scope.resource, self.position)?;
         let mut events = Vec::new();
-        let mut seen = state.revision;
+        let mut seen = Revision::ZERO;
         if let Some(shelf) = state.shelves.get(&self.scope.resource) {
             for event in shelf.log.focus().narrow(shelf.first_after(self.position)..) {
-                if events.len() == BATCH {
+                // Changes of one revision stay together: a position cannot stand between them.
+                if events.len() >= BATCH && event.revision() > seen {
                     break;
                 }
                 seen = event.revision();
@@ -494,11 +527,8 @@ impl Watch {
                     events.push(event.clone());
                 }
             }
-            if events.len() < BATCH {
-                seen = state.revision;
-            }
         }
-        self.position = seen;
+        self.position = if events.len() < BATCH { state.revision } else { seen };
         Ok(events)
     }
 

@@ -7,6 +7,7 @@ pub mod builtin;
 pub mod cache;
 pub mod clock;
 pub mod column;
+pub mod etcd;
 pub mod lease;
 pub mod location;
 pub mod memory;

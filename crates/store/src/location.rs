@@ -1,6 +1,5 @@
 //! Where objects are kept, as an operator writes it, and opening it.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 
 use crate::cache::Retention;
 use crate::clock::Clock;
+use crate::etcd::{self, Address, AddressError, EtcdStore};
 use crate::memory::MemoryStore;
 use crate::objects::Objects;
 use crate::sqlite::{OpenError, SqliteStore};
@@ -19,12 +19,14 @@ pub enum Location {
     Memory,
     /// `sqlite:PATH`, or just a path: one file.
     Sqlite(PathBuf),
+    /// `etcd://HOST:PORT,…`: a cluster, shared by several servers.
+    Etcd(Address),
     /// A URL of a scheme that no backend serves.
     Unknown(String),
 }
 
 impl FromStr for Location {
-    type Err = Infallible;
+    type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "memory:" || text == "memory" {
@@ -32,6 +34,9 @@ impl FromStr for Location {
         }
         if let Some(path) = text.strip_prefix("sqlite:") {
             return Ok(Self::Sqlite(path.strip_prefix("//").unwrap_or(path).into()));
+        }
+        if let Some(address) = text.strip_prefix("etcd://") {
+            return Address::parse(address).map(Self::Etcd);
         }
         Ok(if text.contains("://") {
             Self::Unknown(text.into())
@@ -46,6 +51,7 @@ impl fmt::Display for Location {
         match self {
             Self::Memory => f.write_str("memory:"),
             Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::Etcd(address) => write!(f, "etcd://{}", address.endpoints.join(",")),
             Self::Unknown(url) => f.write_str(url),
         }
     }
@@ -70,7 +76,9 @@ impl Default for Settings {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No backend serves such a URL.
-    #[error("no store is called \"{url}\": give a file's path, sqlite:PATH or memory:")]
+    #[error(
+        "no store is called \"{url}\": give a file's path, sqlite:PATH, etcd://HOST:PORT or memory:"
+    )]
     Unknown {
         /// What was asked for.
         url: String,
@@ -78,6 +86,9 @@ pub enum Error {
     /// The database could not be opened.
     #[error(transparent)]
     Sqlite(#[from] OpenError),
+    /// etcd could not be reached, or did not let us in.
+    #[error(transparent)]
+    Etcd(#[from] etcd::OpenError),
 }
 
 /// Opens the store at `location`, making it if it is not there yet.
@@ -98,6 +109,9 @@ pub async fn open(
             let store =
                 opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
             Ok(Arc::new(store))
+        }
+        Location::Etcd(address) => {
+            Ok(Arc::new(EtcdStore::open(&address, retention, largest_object, clock).await?))
         }
         Location::Unknown(url) => Err(Error::Unknown { url }),
     }

@@ -167,6 +167,25 @@ impl Body {
         Self { json: encoder.json, hole: encoder.hole }
     }
 
+    /// The body as text that says by itself where its hole is: the JSON, and the number of bytes
+    /// before the hole on a line of its own.
+    #[must_use]
+    pub fn to_stored(&self) -> Vec<u8> {
+        let mut text = self.json.clone();
+        text.extend_from_slice(format!("\n{}", self.hole).as_bytes());
+        text
+    }
+
+    /// Reads [`Body::to_stored`] back; `None` if it is anything else.
+    #[must_use]
+    pub fn from_stored(text: &[u8]) -> Option<Self> {
+        let end = text.iter().rposition(|byte| *byte == b'\n')?;
+        let hole: usize = std::str::from_utf8(&text[end + 1..]).ok()?.parse().ok()?;
+        let json = text[..end].to_vec();
+        let around = json.get(hole.checked_sub(1)?..hole.checked_add(1)?)?;
+        (around == b"\"\"" && is_object(&json)).then_some(Self { json, hole })
+    }
+
     /// How many bytes it takes without its version.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -262,7 +281,7 @@ impl Record {
     ) -> Option<Self> {
         let record = Self { key, created, revision, hole, json: json.into() };
         let digits = record.json.get(record.digits())?;
-        (digits == revision.to_string().as_bytes()).then_some(record)
+        (digits == revision.to_string().as_bytes() && is_object(&record.json)).then_some(record)
     }
 
     /// Where it is.
@@ -326,6 +345,11 @@ impl Record {
     fn digits(&self) -> Range<usize> {
         self.hole..self.hole + self.revision.to_string().len()
     }
+}
+
+/// Whether bytes from a disk or a network are a JSON object through and through.
+fn is_object(json: &[u8]) -> bool {
+    json.first() == Some(&b'{') && serde_json::from_slice::<serde::de::IgnoredAny>(json).is_ok()
 }
 
 /// A record in an ordered set: compared by path alone.

@@ -98,7 +98,7 @@ pub struct SqliteStore {
 #[derive(Debug)]
 struct Running {
     threads: [JoinHandle<()>; 2],
-    _lock: File,
+    lock: File,
 }
 
 impl SqliteStore {
@@ -124,7 +124,7 @@ impl SqliteStore {
             .name("store-committer".into())
             .spawn(move || committer.run())
             .map_err(|source| OpenError::Io { path: path.into(), source })?;
-        let running = Running { threads: [committer, checkpointer], _lock: lock };
+        let running = Running { threads: [committer, checkpointer], lock };
         Ok(Self { cache, jobs, largest, running: Mutex::new(Some(running)) })
     }
 
@@ -191,7 +191,7 @@ impl Objects for SqliteStore {
     fn close(&self) -> BoxFuture<'_, ()> {
         async move {
             let mut running = self.running.lock().await;
-            let Some(Running { threads, _lock }) = running.take() else { return };
+            let Some(Running { threads, lock }) = running.take() else { return };
             let (reply, closed) = oneshot::channel();
             if self.jobs.send(Job::Close { reply }).await.is_ok() {
                 // A committer that died has nothing left to finish.
@@ -201,6 +201,11 @@ impl Objects for SqliteStore {
             let join = || threads.into_iter().all(|thread| thread.join().is_ok());
             if !tokio::task::spawn_blocking(join).await.unwrap_or(false) {
                 tracing::error!("a thread of the store panicked");
+            }
+            // Said outright, since a child process that is just being started may still share the
+            // file and would keep the lock a moment longer.
+            if let Err(error) = lock.unlock() {
+                tracing::warn!(%error, "the lock on the database was not released");
             }
         }
         .boxed()

@@ -26,8 +26,8 @@ fn fence(claim: Claim) -> Fence {
 #[test]
 fn a_paused_holder_can_no_longer_write_once_another_took_over() {
     for backend in BACKENDS {
-        let stage = Stage::new(backend, Retention::default());
         block_on(async {
+            let stage = Stage::new(backend, Retention::default()).await;
             let (mut old, mut new) =
                 (contender(&stage.store, "old"), contender(&stage.store, "new"));
             let first = fence(old.claim(Duration::ZERO).await.unwrap());
@@ -55,8 +55,8 @@ fn a_paused_holder_can_no_longer_write_once_another_took_over() {
 #[test]
 fn a_renewed_lease_is_not_taken_and_a_released_one_at_once() {
     for backend in BACKENDS {
-        let stage = Stage::new(backend, Retention::default());
         block_on(async {
+            let stage = Stage::new(backend, Retention::default()).await;
             let (mut one, mut two) =
                 (contender(&stage.store, "one"), contender(&stage.store, "two"));
             let token = fence(one.claim(Duration::ZERO).await.unwrap()).token;
@@ -75,8 +75,8 @@ fn a_renewed_lease_is_not_taken_and_a_released_one_at_once() {
 
 #[test]
 fn the_same_holder_comes_back_at_once_after_a_restart() {
-    let mut stage = Stage::new(crate::Backend::Sqlite, Retention::default());
     block_on(async {
+        let mut stage = Stage::new(crate::Backend::Sqlite, Retention::default()).await;
         let before = fence(contender(&stage.store, "me").claim(Duration::ZERO).await.unwrap());
         stage.reopen().await;
         let after = fence(contender(&stage.store, "me").claim(Duration::ZERO).await.unwrap());
@@ -91,8 +91,8 @@ proptest! {
     /// lease is the only one whose fenced writes succeed.
     #[test]
     fn only_the_newest_holder_can_write(turns in prop::collection::vec((0..3usize, 0..20u64), 1..40)) {
-        let stage = Stage::new(crate::Backend::Memory, Retention::default());
         block_on(async {
+            let stage = Stage::new(crate::Backend::Memory, Retention::default()).await;
             let mut contenders: Vec<_> =
                 ["a", "b", "c"].iter().map(|who| contender(&stage.store, who)).collect();
             let mut fences: Vec<Option<Fence>> = vec![None; 3];

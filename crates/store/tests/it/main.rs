@@ -3,7 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod cluster;
 mod conformance;
+mod etcd;
 mod lease;
 mod model;
 mod sqlite;
@@ -12,37 +14,60 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mainstay_store::cache::Retention;
-use mainstay_store::clock::{Clock, ManualClock};
+use mainstay_store::clock::ManualClock;
+use mainstay_store::etcd::{Address, EtcdStore};
 use mainstay_store::memory::MemoryStore;
 use mainstay_store::object::{Body, Key, Resource, Revision};
 use mainstay_store::objects::{Change, Objects, Write};
 use mainstay_store::sqlite::SqliteStore;
 use serde_json::{Map, Value, json};
 
+use cluster::Cluster;
+
 /// A backend under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Backend {
     Memory,
     Sqlite,
+    Etcd,
 }
 
-const BACKENDS: [Backend; 2] = [Backend::Memory, Backend::Sqlite];
+const BACKENDS: [Backend; 3] = [Backend::Memory, Backend::Sqlite, Backend::Etcd];
 
 /// A store in a place of its own, which can be closed and opened again.
 struct Stage {
     backend: Backend,
     retention: Retention,
     folder: tempfile::TempDir,
+    address: Option<Address>,
     clock: Arc<ManualClock>,
     store: Arc<dyn Objects>,
 }
 
 impl Stage {
-    fn new(backend: Backend, retention: Retention) -> Self {
+    async fn new(backend: Backend, retention: Retention) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let address = (backend == Backend::Etcd).then(|| Cluster::shared().address());
         let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
-        let store = open(backend, &folder.path().join("objects.db"), retention, clock.clone());
-        Self { backend, retention, folder, clock, store }
+        let store: Arc<dyn Objects> = Arc::new(MemoryStore::new(0, retention, 1, clock.clone()));
+        let mut stage = Self { backend, retention, folder, address, clock, store };
+        stage.store = stage.open().await;
+        stage
+    }
+
+    async fn open(&self) -> Arc<dyn Objects> {
+        const LARGEST: usize = 64 * 1024;
+        let (retention, clock) = (self.retention, self.clock.clone());
+        match self.backend {
+            Backend::Memory => Arc::new(MemoryStore::new(0, retention, LARGEST, clock)),
+            Backend::Sqlite => {
+                Arc::new(SqliteStore::open(&self.path(), retention, LARGEST, clock).unwrap())
+            }
+            Backend::Etcd => {
+                let address = self.address.as_ref().unwrap();
+                Arc::new(EtcdStore::open(address, retention, LARGEST, clock).await.unwrap())
+            }
+        }
     }
 
     fn path(&self) -> PathBuf {
@@ -56,20 +81,7 @@ impl Stage {
 
     async fn reopen(&mut self) {
         self.store.close().await;
-        self.store = open(self.backend, &self.path(), self.retention, self.clock.clone());
-    }
-}
-
-fn open(
-    backend: Backend,
-    path: &std::path::Path,
-    retention: Retention,
-    clock: Arc<dyn Clock>,
-) -> Arc<dyn Objects> {
-    const LARGEST: usize = 64 * 1024;
-    match backend {
-        Backend::Memory => Arc::new(MemoryStore::new(0, retention, LARGEST, clock)),
-        Backend::Sqlite => Arc::new(SqliteStore::open(path, retention, LARGEST, clock).unwrap()),
+        self.store = self.open().await;
     }
 }
 

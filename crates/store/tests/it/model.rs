@@ -21,6 +21,8 @@ pub(crate) struct Entry {
 pub(crate) struct Model {
     history: Vec<Entry>,
     compacted: Revision,
+    /// Before this the store may have forgotten, but need not.
+    forgotten: Revision,
 }
 
 impl Model {
@@ -39,6 +41,10 @@ impl Model {
 
     pub(crate) fn forget_everything(&mut self) {
         *self = Self::default();
+    }
+
+    pub(crate) fn forget_history(&mut self, before: Revision) {
+        self.forgotten = self.forgotten.max(before);
     }
 
     /// The objects at `revision`: their values and the revisions of their last change.
@@ -77,7 +83,7 @@ impl Model {
     /// Whether the store may say that `revision` has expired, if it keeps `kept` changes.
     pub(crate) fn may_expire(&self, revision: Revision, kept: usize) -> bool {
         let since = self.history.iter().filter(|entry| entry.revision > revision).count();
-        self.is_compacted(revision) || since > kept
+        self.is_compacted(revision) || revision < self.forgotten || since > kept
     }
 
     /// The revision `back` changes ago.

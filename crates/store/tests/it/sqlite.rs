@@ -18,8 +18,8 @@ fn try_open(path: &Path) -> Result<SqliteStore, OpenError> {
 
 /// A closed database with a few objects and some history.
 fn sample() -> Stage {
-    let stage = Stage::new(Backend::Sqlite, Retention::default());
     block_on(async {
+        let stage = Stage::new(Backend::Sqlite, Retention::default()).await;
         for n in 0..20 {
             let key = key("apples", "a", &format!("n{n}"));
             let at = stage.store.write(create(&key, n)).await.unwrap().revision();
@@ -29,13 +29,13 @@ fn sample() -> Stage {
             }
         }
         stage.store.close().await;
-    });
-    stage
+        stage
+    })
 }
 
 #[test]
 fn a_second_process_is_kept_out() {
-    let stage = Stage::new(Backend::Sqlite, Retention::default());
+    let stage = block_on(Stage::new(Backend::Sqlite, Retention::default()));
     assert!(matches!(try_open(&stage.path()), Err(OpenError::InUse { .. })));
 }
 
@@ -100,8 +100,8 @@ fn overwritten_pages_never_panic() {
 
 #[test]
 fn every_start_has_an_epoch_of_its_own() {
-    let mut stage = Stage::new(Backend::Sqlite, Retention::default());
     block_on(async {
+        let mut stage = Stage::new(Backend::Sqlite, Retention::default()).await;
         let mut last = 0;
         for _ in 0..3 {
             let epoch = next_epoch(&*stage.store).await.unwrap();
@@ -115,8 +115,8 @@ fn every_start_has_an_epoch_of_its_own() {
 /// Writes that wait together are committed together, and each is judged in turn.
 #[test]
 fn one_batch_judges_its_writes_one_after_the_other() {
-    let stage = Stage::new(Backend::Sqlite, Retention::default());
     block_on(async {
+        let stage = Stage::new(Backend::Sqlite, Retention::default()).await;
         let apple = key("apples", "a", "x");
         let all =
             futures_util::future::join_all((0..50).map(|n| stage.store.write(create(&apple, n))))

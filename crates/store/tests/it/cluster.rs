@@ -1,0 +1,198 @@
+//! A real etcd for the tests: started on free ports in a temporary folder, hurt on demand, and
+//! stopped when dropped.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use mainstay_store::etcd::Address;
+
+/// Some etcd members and the proxies between them and everybody else.
+pub(crate) struct Cluster {
+    members: Vec<Member>,
+    folder: tempfile::TempDir,
+}
+
+struct Member {
+    child: Option<Child>,
+    arguments: Vec<String>,
+    client: Proxy,
+    peer: Proxy,
+}
+
+impl Cluster {
+    /// Starts `count` members and waits until they serve.
+    pub(crate) fn start(count: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let proxies: Vec<_> = (0..count).map(|_| (Proxy::start(), Proxy::start())).collect();
+        let initial: Vec<_> = proxies
+            .iter()
+            .enumerate()
+            .map(|(n, (_, peer))| format!("m{n}=http://{}", peer.address))
+            .collect();
+        let initial = initial.join(",");
+        let mut members: Vec<_> = proxies
+            .into_iter()
+            .enumerate()
+            .map(|(n, (client, peer))| {
+                let data = folder.path().join(format!("m{n}"));
+                let arguments = vec![
+                    format!("--name=m{n}"),
+                    format!("--data-dir={}", data.display()),
+                    format!("--listen-client-urls=http://{}", client.target),
+                    format!("--advertise-client-urls=http://{}", client.address),
+                    format!("--listen-peer-urls=http://{}", peer.target),
+                    format!("--initial-advertise-peer-urls=http://{}", peer.address),
+                    format!("--initial-cluster={initial}"),
+                    "--heartbeat-interval=50".into(),
+                    "--election-timeout=500".into(),
+                    "--logger=zap".into(),
+                    "--log-level=error".into(),
+                ];
+                Member { child: None, arguments, client, peer }
+            })
+            .collect();
+        members.iter_mut().for_each(Member::start);
+        let cluster = Self { members, folder };
+        cluster.wait_until_it_serves();
+        cluster
+    }
+
+    /// The one-member cluster that tests without faults share.
+    pub(crate) fn shared() -> &'static Self {
+        static SHARED: OnceLock<Cluster> = OnceLock::new();
+        SHARED.get_or_init(|| Self::start(1))
+    }
+
+    /// Where it is, with a prefix that nobody else uses.
+    pub(crate) fn address(&self) -> Address {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let hosts: Vec<_> = self.members.iter().map(|m| m.client.address.clone()).collect();
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Address::parse(&format!("{}/test-{count}", hosts.join(","))).unwrap()
+    }
+
+    pub(crate) fn kill(&mut self, member: usize) {
+        self.members[member].stop();
+    }
+
+    pub(crate) fn restart(&mut self, member: usize) {
+        self.members[member].stop();
+        self.members[member].start();
+    }
+
+    pub(crate) fn signal(&self, member: usize, signal: &str) {
+        let Some(child) = &self.members[member].child else { return };
+        let status = Command::new("kill").args([signal, &child.id().to_string()]).status();
+        assert!(status.unwrap().success(), "kill {signal}");
+    }
+
+    /// Cuts a member off from everybody, or lets it back.
+    pub(crate) fn cut(&self, member: usize, cut: bool) {
+        self.members[member].client.hold(cut);
+        self.members[member].peer.hold(cut);
+    }
+
+    /// Runs `etcdctl` against the first member; says whether it succeeded.
+    pub(crate) fn control(&self, arguments: &[&str]) -> bool {
+        let endpoint = format!("--endpoints=http://{}", self.members[0].client.address);
+        let output = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .arg(endpoint)
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        output.expect("etcdctl is needed: install Debian's etcd-client").success()
+    }
+
+    fn wait_until_it_serves(&self) {
+        for _ in 0..100 {
+            if self.control(&["--command-timeout=1s", "endpoint", "health"]) {
+                return;
+            }
+        }
+        panic!("etcd did not start in {}", self.folder.path().display());
+    }
+}
+
+impl Member {
+    fn start(&mut self) {
+        let child = Command::new("etcd")
+            .args(&self.arguments)
+            .env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a real etcd is needed: install Debian's etcd-server");
+        self.child = Some(child);
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It may be paused or dead already; either way it ends here.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A wire that can be cut: bytes go through while it is open, and stay where they are while not.
+struct Proxy {
+    address: String,
+    target: String,
+    held: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let target = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let held = Arc::new(AtomicBool::new(false));
+        let (to, gate) = (target.clone(), held.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let Ok(other) = TcpStream::connect(&to) else { continue };
+                let pairs = [
+                    (stream.try_clone(), other.try_clone()),
+                    (other.try_clone(), stream.try_clone()),
+                ];
+                for (from, to) in pairs {
+                    let (Ok(from), Ok(to)) = (from, to) else { continue };
+                    let gate = gate.clone();
+                    std::thread::spawn(move || pump(from, to, &gate));
+                }
+            }
+        });
+        Self { address, target, held }
+    }
+
+    fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Relaxed);
+    }
+}
+
+fn pump(mut from: TcpStream, mut to: TcpStream, held: &AtomicBool) {
+    let mut buffer = [0; 64 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        while held.load(Ordering::Relaxed) {
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        if to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    // The other direction may have closed both already.
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}

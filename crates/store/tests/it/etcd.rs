@@ -1,0 +1,270 @@
+//! What only a cluster can do: lose members, and serve several stores at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+
+use mainstay_store::cache::Retention;
+use mainstay_store::clock::SystemClock;
+use mainstay_store::etcd::{Address, EtcdStore};
+use mainstay_store::object::{Key, Revision};
+use mainstay_store::objects::{At, Error, Objects, Scope};
+
+use crate::cluster::Cluster;
+use crate::{block_on, create, key, update};
+
+async fn open(address: &Address) -> Arc<dyn Objects> {
+    let store = EtcdStore::open(address, Retention::default(), 1 << 20, SystemClock::new()).await;
+    Arc::new(store.unwrap())
+}
+
+#[test]
+fn two_stores_on_one_etcd_see_each_other_at_once_and_in_order() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        let (one, two) = (open(&address).await, open(&address).await);
+        let counter = key("apples", "a", "n");
+        let start = one.write(create(&counter, 0)).await.unwrap().revision();
+        let mut watch = two.watch(Scope::all(counter.resource()), start).await.unwrap();
+        let mut at = start;
+        for n in 1..=50 {
+            let writer = if n % 2 == 0 { &one } else { &two };
+            at = writer.write(update(&counter, at, n)).await.unwrap().revision();
+            let other = if n % 2 == 0 { &two } else { &one };
+            let seen = other.get(&counter).await.unwrap().unwrap();
+            assert_eq!(seen.revision(), at, "an acknowledged write is read everywhere");
+        }
+        let mut seen = 0;
+        while seen < 50 {
+            for event in watch.next().await.unwrap() {
+                seen += 1;
+                assert_eq!(event.record.object()["data"], seen);
+            }
+        }
+        one.close().await;
+        two.close().await;
+    });
+}
+
+#[test]
+fn a_foreign_writer_on_the_same_etcd_does_not_hold_up_reads() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let store = open(&cluster.address()).await;
+        let apple = key("apples", "a", "x");
+        store.write(create(&apple, 1)).await.unwrap();
+        assert!(cluster.control(&["put", "somebody/else", "value"]));
+        assert_eq!(store.collection(apple.resource(), At::Latest).await.unwrap().len(), 1);
+        store.close().await;
+    });
+}
+
+#[test]
+fn garbage_under_the_prefix_is_passed_over() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        let junk = format!("{}/objects/apples/a/junk", address.prefix);
+        assert!(cluster.control(&["put", &junk, "not an object"]));
+        let store = open(&address).await;
+        let apple = key("apples", "a", "junk");
+        assert!(store.get(&apple).await.unwrap().is_none());
+        assert!(cluster.control(&["put", &junk, "still not\n3"]));
+        let good = key("apples", "a", "good");
+        store.write(create(&good, 1)).await.unwrap();
+        assert_eq!(store.collection(good.resource(), At::Latest).await.unwrap().len(), 1);
+        store.close().await;
+    });
+}
+
+#[test]
+fn an_object_too_large_for_etcd_is_refused_as_such() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        let store =
+            EtcdStore::open(&address, Retention::default(), 8 << 20, SystemClock::new()).await;
+        let store = store.unwrap();
+        let outcome = store.write(create(&key("apples", "a", "big"), "x".repeat(2 << 20))).await;
+        assert!(matches!(outcome, Err(Error::TooLarge { .. })), "{outcome:?}");
+        store.close().await;
+    });
+}
+
+#[test]
+fn an_etcd_that_is_not_there_is_named() {
+    block_on(async {
+        let address = Address::parse("127.0.0.1:1,127.0.0.1:2").unwrap();
+        let opened =
+            EtcdStore::open(&address, Retention::default(), 1 << 20, SystemClock::new()).await;
+        let error = opened.unwrap_err().to_string();
+        assert!(error.contains("127.0.0.1:1,127.0.0.1:2"), "{error}");
+    });
+}
+
+#[test]
+fn an_address_is_read_as_it_is_written() {
+    let full = Address::parse("u:p@a:1,b:2/x/y?ca=/c&cert=/d&key=/e").unwrap();
+    assert_eq!(full.endpoints, ["a:1", "b:2"]);
+    assert_eq!(full.login, Some(("u".into(), "p".into())));
+    assert_eq!(full.prefix, "x/y");
+    assert_eq!(full.tls.unwrap().ca.unwrap().to_str(), Some("/c"));
+    let plain = Address::parse("a:1").unwrap();
+    assert_eq!((plain.prefix.as_str(), plain.tls, plain.login), ("mainstay", None, None));
+    for bad in ["", "/x", "a:1?frob=1", "a:1?cert=/x"] {
+        assert!(Address::parse(bad).is_err(), "{bad} should be refused");
+    }
+}
+
+/// Counters are swapped and watched through two stores while members are killed, paused and cut
+/// off, and while etcd compacts and defragments. Whatever was acknowledged happened exactly once;
+/// watchers see every value of every counter, in order.
+#[test]
+fn faults_lose_nothing_and_repeat_nothing() {
+    let mut cluster = Cluster::start(3);
+    let address = cluster.address();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let stores = [open(&address).await, open(&address).await];
+        let stop = Arc::new(AtomicBool::new(false));
+        let counters: Vec<_> = (0..4).map(|n| key("apples", "a", &format!("n{n}"))).collect();
+        let mut start = Revision::ZERO;
+        for counter in &counters {
+            start = stores[0].write(create(counter, 0)).await.unwrap().revision();
+        }
+        let work: Vec<_> = counters
+            .iter()
+            .enumerate()
+            .map(|(n, counter)| Work::start(stores[n % 2].clone(), counter.clone(), stop.clone()))
+            .collect();
+        let watching: Vec<_> = stores
+            .iter()
+            .map(|store| tokio::spawn(follow(store.clone(), start, counters.clone())))
+            .collect();
+
+        for member in 0..3 {
+            let pause = || tokio::time::sleep(Duration::from_millis(700));
+            cluster.kill(member);
+            pause().await;
+            cluster.restart(member);
+            pause().await;
+            cluster.signal(member, "-STOP");
+            pause().await;
+            cluster.signal(member, "-CONT");
+            let now = stores[0].revision(counters[0].resource());
+            // Either may be refused while a leader is being elected; the next round tries again.
+            let _ = stores[0].compact(now).await;
+            let _ = cluster.control(&["--command-timeout=2s", "defrag"]);
+            cluster.cut(member, true);
+            pause().await;
+            cluster.cut(member, false);
+            pause().await;
+        }
+
+        stop.store(true, Ordering::Relaxed);
+        let mut finals = Vec::new();
+        for (work, counter) in work.into_iter().zip(&counters) {
+            let (done, unknown) = work.finish().await;
+            let value = settled(&stores[1], counter).await;
+            assert!(
+                (done..=done + unknown).contains(&value),
+                "{counter}: {done} acknowledged, {unknown} unknown, but it stands at {value}"
+            );
+            assert!(done > 0, "nothing was ever written");
+            finals.push(value);
+        }
+        for watching in watching {
+            assert_eq!(watching.await.unwrap(), finals, "watchers end where the counters do");
+        }
+        for store in stores {
+            store.close().await;
+        }
+    });
+}
+
+/// Increments one counter until told to stop, then writes -1 to mark its end.
+struct Work {
+    done: Arc<AtomicI64>,
+    unknown: Arc<AtomicI64>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Work {
+    fn start(store: Arc<dyn Objects>, counter: Key, stop: Arc<AtomicBool>) -> Self {
+        let (done, unknown) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
+        let (acknowledged, uncertain) = (done.clone(), unknown.clone());
+        let task = tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                let Ok(Some(record)) = store.get(&counter).await else { continue };
+                let value = record.object()["data"].as_i64().unwrap();
+                match store.write(update(&counter, record.revision(), value + 1)).await {
+                    Ok(_) => acknowledged.fetch_add(1, Ordering::Relaxed),
+                    Err(Error::Unavailable { .. }) => uncertain.fetch_add(1, Ordering::Relaxed),
+                    // Our own earlier write of unknown fate was done after all.
+                    Err(Error::Conflict { .. }) => 0,
+                    Err(error) => panic!("{error}"),
+                };
+            }
+        });
+        Self { done, unknown, task }
+    }
+
+    async fn finish(self) -> (i64, i64) {
+        self.task.await.unwrap();
+        (self.done.load(Ordering::Relaxed), self.unknown.load(Ordering::Relaxed))
+    }
+}
+
+/// The counter's value once etcd answers again; marks its end for the watchers.
+async fn settled(store: &Arc<dyn Objects>, counter: &Key) -> i64 {
+    loop {
+        let Ok(Some(record)) = store.get(counter).await else { continue };
+        let value = record.object()["data"].as_i64().unwrap();
+        if store.write(update(counter, record.revision(), -1)).await.is_ok() {
+            return value;
+        }
+        let Ok(Some(record)) = store.get(counter).await else { continue };
+        if record.object()["data"] == -1 {
+            return value;
+        }
+    }
+}
+
+/// Follows all counters and returns their last values; every value must be one up from the last,
+/// or a fresh start after the history expired.
+async fn follow(store: Arc<dyn Objects>, start: Revision, counters: Vec<Key>) -> Vec<i64> {
+    let mut values = vec![0; counters.len()];
+    let mut ended = vec![false; counters.len()];
+    let scope = Scope::all(counters[0].resource());
+    let mut watch = store.watch(scope.clone(), start).await.unwrap();
+    while ended.contains(&false) {
+        let events = match watch.next().await {
+            Ok(events) => events,
+            Err(Error::Expired { .. }) => {
+                let collection = store.collection(&scope.resource, At::Latest).await;
+                let Ok(collection) = collection else { continue };
+                for (n, counter) in counters.iter().enumerate() {
+                    let value = collection.get(counter).unwrap().object()["data"].as_i64().unwrap();
+                    assert!(value >= values[n] || value == -1, "a value went back");
+                    (values[n], ended[n]) = (value.max(values[n]), value == -1);
+                }
+                watch = store.watch(scope.clone(), collection.revision()).await.unwrap();
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        for event in events {
+            let n = counters.iter().position(|key| key == event.record.key()).unwrap();
+            let value = event.record.object()["data"].as_i64().unwrap();
+            if value == -1 {
+                ended[n] = true;
+            } else {
+                assert_eq!(value, values[n] + 1, "{} skipped or repeated", counters[n]);
+                values[n] = value;
+            }
+        }
+    }
+    values
+}
