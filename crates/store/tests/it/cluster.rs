@@ -67,6 +67,12 @@ impl Cluster {
         SHARED.get_or_init(|| Self::start(1))
     }
 
+    /// One that a single test has to itself, so that nobody else moves its revision or compacts.
+    pub(crate) fn quiet() -> &'static Self {
+        static QUIET: OnceLock<Cluster> = OnceLock::new();
+        QUIET.get_or_init(|| Self::start(1))
+    }
+
     /// Where it is, with a prefix that nobody else uses.
     pub(crate) fn address(&self) -> Address {
         static COUNT: AtomicUsize = AtomicUsize::new(0);

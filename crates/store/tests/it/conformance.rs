@@ -10,6 +10,7 @@ use mainstay_store::objects::{At, Error, Objects, Scope, Write};
 use proptest::prelude::*;
 use serde_json::Value;
 
+use crate::cluster::Cluster;
 use crate::model::{Entry, Model};
 use crate::{BACKENDS, Backend, Stage, block_on, create, delete, key, object, update};
 
@@ -114,7 +115,7 @@ struct Run {
 impl Run {
     async fn new(backend: Backend) -> Self {
         let retention = Retention { events: KEPT, ..Retention::default() };
-        let stage = Stage::new(backend, retention).await;
+        let stage = Stage::on(backend, retention, Cluster::quiet).await;
         let mut run = Self { stage, model: Model::default(), watchers: Vec::new() };
         run.opened();
         run

@@ -46,8 +46,16 @@ struct Stage {
 
 impl Stage {
     async fn new(backend: Backend, retention: Retention) -> Self {
+        Self::on(backend, retention, Cluster::shared).await
+    }
+
+    async fn on(
+        backend: Backend,
+        retention: Retention,
+        cluster: impl FnOnce() -> &'static Cluster,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let address = (backend == Backend::Etcd).then(|| Cluster::shared().address());
+        let address = (backend == Backend::Etcd).then(|| cluster().address());
         let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
         let store: Arc<dyn Objects> = Arc::new(MemoryStore::new(0, retention, 1, clock.clone()));
         let mut stage = Self { backend, retention, folder, address, clock, store };
