@@ -25,10 +25,10 @@ use mainstay_store::lease::{self, Claim, Lease};
 use mainstay_store::objects::{Error, Fence, Objects};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::meter::{Meter, NoMeter};
 use crate::queue::sleep_until;
+use crate::task::Owned;
 
 /// How to stand for election.
 #[derive(Clone, Debug)]
@@ -126,8 +126,8 @@ impl Election {
             leading_until: None,
             news: None,
         };
-        let task = AbortOnDropHandle::new(tokio::spawn(candidate.run(stop.clone())));
-        Handle { leadership: receiver, stop, task: Arc::new(task) }
+        let task = Owned::spawn(candidate.run(stop.clone()));
+        Handle { leadership: receiver, stop, task }
     }
 }
 
@@ -271,8 +271,7 @@ async fn heard(news: Option<&mut Watch>) -> Result<(), Error> {
 pub struct Handle {
     leadership: watch::Receiver<Leadership>,
     stop: CancellationToken,
-    #[expect(dead_code, reason = "held so that the last handle ends the task")]
-    task: Arc<AbortOnDropHandle<()>>,
+    task: Owned<()>,
 }
 
 impl Handle {
@@ -298,8 +297,7 @@ impl Handle {
     /// Steps down, gives the lease up and waits until that is done. Calling it again is harmless.
     pub async fn shutdown(&self) {
         self.stop.cancel();
-        let mut leadership = self.leadership.clone();
-        while leadership.changed().await.is_ok() {}
+        self.task.end().await;
     }
 }
 

@@ -22,10 +22,10 @@ use mainstay_store::registry::Typed;
 use mainstay_store::resources::{Error, Reason, Resources, WriteOptions};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::meter::{Meter, NoMeter};
 use crate::rate::{Backoff, Bucket, Flow};
+use crate::task::Owned;
 
 /// Longer messages are cut off.
 const LONGEST_MESSAGE: usize = 1024;
@@ -202,7 +202,7 @@ pub struct Recorder {
     component: Arc<str>,
     meter: Arc<dyn Meter>,
     stop: CancellationToken,
-    task: Arc<tokio::sync::Mutex<Option<AbortOnDropHandle<()>>>>,
+    task: Owned<()>,
 }
 
 impl Recorder {
@@ -221,8 +221,7 @@ impl Recorder {
             resources: resources.clone(),
             stop: stop.clone(),
         };
-        let task = AbortOnDropHandle::new(tokio::spawn(writer.run(receiver)));
-        let task = Arc::new(tokio::sync::Mutex::new(Some(task)));
+        let task = Owned::spawn(writer.run(receiver));
         Self { sender, resources: resources.clone(), component, meter, stop, task }
     }
 
@@ -245,10 +244,7 @@ impl Recorder {
     /// for), and waits until that is done. Calling it again is harmless.
     pub async fn shutdown(&self) {
         self.stop.cancel();
-        if let Some(task) = self.task.lock().await.take() {
-            // A writer that panicked has ended as well.
-            let _ = task.await;
-        }
+        self.task.end().await;
     }
 }
 

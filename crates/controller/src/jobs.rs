@@ -30,11 +30,11 @@ use mainstay_store::clock::Clock;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::meter::{Depth, Meter, NoMeter};
 use crate::queue::{QueueKey, sleep_until};
 use crate::rate::{Rate, Window};
+use crate::task::Owned;
 
 /// What became of a request to run a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,7 +293,6 @@ impl JobQueue {
             name: options.name,
             state: Mutex::new(state),
             changed: Notify::new(),
-            ended: watch::Sender::new(None),
             stop: CancellationToken::new(),
             depths: watch::Sender::new(Depth::default()),
             clock,
@@ -301,8 +300,8 @@ impl JobQueue {
         });
         let dispatcher =
             Dispatcher { shared: shared.clone(), job: Arc::new(move |slot| job(slot).boxed()) };
-        let task = AbortOnDropHandle::new(tokio::spawn(dispatcher.run()));
-        Handle { shared, task: Arc::new(task) }
+        let task = Owned::spawn(dispatcher.run());
+        Handle { shared, task }
     }
 }
 
@@ -321,8 +320,6 @@ struct Shared<K> {
     state: Mutex<State<K>>,
     changed: Notify,
     stop: CancellationToken,
-    /// How many jobs were cut off, once everything has ended.
-    ended: watch::Sender<Option<usize>>,
     depths: watch::Sender<Depth>,
     clock: Arc<dyn Clock>,
     meter: Arc<dyn Meter>,
@@ -350,7 +347,8 @@ struct Dispatcher<K: QueueKey> {
 }
 
 impl<K: QueueKey> Dispatcher<K> {
-    async fn run(self) {
+    /// Says how many jobs were cut off in the end.
+    async fn run(self) -> usize {
         let shared = &self.shared;
         let mut jobs = JoinSet::new();
         let mut cut_off = 0;
@@ -372,7 +370,7 @@ impl<K: QueueKey> Dispatcher<K> {
                 }
             }
         }
-        shared.ended.send_replace(Some(cut_off));
+        cut_off
     }
 
     /// Gives out every slot that can be had, and says when the queue closes and when to look again.
@@ -489,8 +487,7 @@ impl<K: QueueKey> Slot<K> {
 #[derive(Clone, Debug)]
 pub struct Handle<K> {
     shared: Arc<Shared<K>>,
-    #[expect(dead_code, reason = "held so that the last handle ends the task")]
-    task: Arc<AbortOnDropHandle<()>>,
+    task: Owned<usize>,
 }
 
 impl<K: QueueKey> Handle<K> {
@@ -529,10 +526,8 @@ impl<K: QueueKey> Handle<K> {
     /// Starts no more jobs, waits for those that have begun, and cuts off what is left after
     /// `grace`. Says how many were cut off. A later call waits for the same end.
     pub async fn shutdown(&self, grace: Duration) -> usize {
-        let mut ended = self.shared.ended.subscribe();
         self.close(grace);
-        let cut_off = ended.wait_for(Option::is_some).await;
-        cut_off.ok().and_then(|cut_off| *cut_off).unwrap_or(0)
+        self.task.end().await
     }
 
     fn close(&self, grace: Duration) {

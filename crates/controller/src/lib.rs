@@ -26,6 +26,7 @@ pub mod queue;
 pub mod rate;
 pub mod reflector;
 pub mod runtime;
+mod task;
 #[cfg(test)]
 mod testing;
 

@@ -29,10 +29,10 @@ use mainstay_store::registry::Typed;
 use mainstay_store::resources::Resources;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::meter::{Meter, NoMeter};
 use crate::rate::Backoff;
+use crate::task::Owned;
 
 /// Why a reflector could not be waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -271,9 +271,9 @@ impl<T: Typed> Feed<T> {
             let watched = self.objects.watch(self.shared.scope.clone(), from).await;
             let error = match watched {
                 Ok(mut watch) => loop {
+                    self.failures = 0;
                     match watch.next().await {
                         Ok(events) => {
-                            self.failures = 0;
                             from = watch.position();
                             self.shared.advance(self.shared.steps(&events), from);
                         }
@@ -379,17 +379,12 @@ impl<T: Typed> Builder<T> {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let task = async move {
-            // Whether it was stopped or its store closed, there is nothing left to do.
+            // However it ends, whoever waits for it must learn of it.
+            let _end = stopped.clone().drop_guard();
             let _ = stopped.run_until_cancelled(feed.run()).await;
-            stopped.cancel();
         };
-        let task = AbortOnDropHandle::new(tokio::spawn(task));
-        Reflector {
-            shared,
-            progress: receiver,
-            stop,
-            task: Arc::new(tokio::sync::Mutex::new(Some(task))),
-        }
+        let task = Owned::spawn(task);
+        Reflector { shared, progress: receiver, stop, task }
     }
 }
 
@@ -399,7 +394,7 @@ pub struct Reflector<T> {
     shared: Arc<Shared<T>>,
     progress: watch::Receiver<Progress>,
     stop: CancellationToken,
-    task: Arc<tokio::sync::Mutex<Option<AbortOnDropHandle<()>>>>,
+    task: Owned<()>,
 }
 
 impl<T> Clone for Reflector<T> {
@@ -562,10 +557,7 @@ impl<T: Typed> Reflector<T> {
     /// harmless.
     pub async fn shutdown(&self) {
         self.stop.cancel();
-        if let Some(task) = self.task.lock().await.take() {
-            // A feed that panicked has stopped as well.
-            let _ = task.await;
-        }
+        self.task.end().await;
     }
 }
 

@@ -50,12 +50,12 @@ use mainstay_store::resources::Resources;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::election::{self, Leadership};
 use crate::meter::{Depth, Ending, Meter, NoMeter};
 use crate::queue::{Limits, Queue, QueueKey, Verdict, Work, sleep_until};
 use crate::reflector::{self, Change, Reflector, Subscription};
+use crate::task::Owned;
 
 /// How a controller runs.
 #[derive(Clone, Debug)]
@@ -207,18 +207,14 @@ impl<K: QueueKey> Controller<K> {
             let reconcile = reconcile.clone();
             async move { reconcile(context, key).await.map_err(Into::into) }.boxed()
         });
-        let shared = Arc::new(Shared {
-            queue: Mutex::new(None),
-            stop: CancellationToken::new(),
-            ended: watch::Sender::new(None),
-        });
+        let shared = Arc::new(Shared { queue: Mutex::new(None), stop: CancellationToken::new() });
         let runner = Runner { controller: self, reconcile, shared: shared.clone() };
         if runner.controller.leadership.is_none() {
             // Keys may be added from now on, before the task has begun.
             runner.open();
         }
-        let task = AbortOnDropHandle::new(tokio::spawn(runner.run()));
-        Handle { shared, task: Arc::new(task) }
+        let task = Owned::spawn(runner.run());
+        Handle { shared, task }
     }
 }
 
@@ -230,8 +226,6 @@ struct Shared<K> {
     /// There while a term lasts.
     queue: Mutex<Option<Queue<K>>>,
     stop: CancellationToken,
-    /// How many runs were cut off, once everything has ended.
-    ended: watch::Sender<Option<usize>>,
 }
 
 impl<K: QueueKey> Shared<K> {
@@ -265,7 +259,8 @@ impl<K: QueueKey> Runner<K> {
         queue.clone()
     }
 
-    async fn run(self) {
+    /// Says how many runs were cut off in all.
+    async fn run(self) -> usize {
         let mut cut_off = 0;
         match self.controller.leadership.clone() {
             None => cut_off += self.term(None, std::future::pending()).await,
@@ -282,7 +277,7 @@ impl<K: QueueKey> Runner<K> {
                 }
             }
         }
-        self.shared.ended.send_replace(Some(cut_off));
+        cut_off
     }
 
     /// Waits for a term of office; `None` if the controller or the election ends first.
@@ -423,8 +418,7 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 #[derive(Clone, Debug)]
 pub struct Handle<K> {
     shared: Arc<Shared<K>>,
-    #[expect(dead_code, reason = "held so that the last handle ends the task")]
-    task: Arc<AbortOnDropHandle<()>>,
+    task: Owned<usize>,
 }
 
 impl<K: QueueKey> Handle<K> {
@@ -453,9 +447,7 @@ impl<K: QueueKey> Handle<K> {
     /// has ended. Says how many runs were cut off. A later call waits for the same end.
     pub async fn shutdown(&self) -> usize {
         self.shared.stop.cancel();
-        let mut ended = self.shared.ended.subscribe();
-        let cut_off = ended.wait_for(Option::is_some).await;
-        cut_off.ok().and_then(|cut_off| *cut_off).unwrap_or(0)
+        self.task.end().await
     }
 }
 
