@@ -110,8 +110,8 @@ impl Schema {
         matches!(&self.root.shape, Shape::Object(fields) if fields.get(name).is_some())
     }
 
-    /// Removes the fields the schema does not know, and null where it means nothing. Returns the
-    /// paths of what it did not know, as `spec.nodes[0].nmae`.
+    /// Removes the fields the schema does not know, and null where it means nothing; quantities
+    /// given as numbers become texts. Returns the paths of what it did not know, as `spec.nodes[0].nmae`.
     pub fn prune(&self, object: &mut Map<String, Value>) -> Vec<String> {
         walk::prune(&self.root, object)
     }

@@ -454,10 +454,22 @@ impl fmt::Display for Violation {
 fn joined(head: &str, value: Option<&Value>, detail: &str) -> String {
     let mut text = head.to_owned();
     if let Some(value) = value {
-        let _ = write!(text, ": {value}");
+        let _ = write!(text, ": {}", shown(value));
     }
     if !detail.is_empty() {
         let _ = write!(text, ": {detail}");
+    }
+    text
+}
+
+/// A value as it is shown to people: in full unless it is very long.
+fn shown(value: &Value) -> String {
+    const SHOWN: usize = 1024;
+    let mut text = value.to_string();
+    if text.len() > SHOWN {
+        let end = (0..=SHOWN).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
     }
     text
 }

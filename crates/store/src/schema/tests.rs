@@ -203,7 +203,7 @@ fn objects_are_validated_in_the_words_of_custom_resources() {
 fn unknown_fields_are_found_with_their_paths_and_dropped() {
     let mut thing = object(json!({
         "spec": {
-            "size": "1Gi", "replicas": 1, "sise": 2, "code": null,
+            "size": 1000, "replicas": 1, "sise": 2, "code": null,
             "parts": [{"name": "a"}, {"name": "b", "wieght": 1}],
             "limits": {"x": {"name": "a", "nmae": "b"}},
             "anything": {"goes": {"here": null}},
@@ -221,7 +221,7 @@ fn unknown_fields_are_found_with_their_paths_and_dropped() {
         Value::Object(thing),
         json!({
             "spec": {
-                "size": "1Gi", "replicas": 1,
+                "size": "1k", "replicas": 1,
                 "parts": [{"name": "a"}, {"name": "b"}],
                 "limits": {"x": {"name": "a"}},
                 "anything": {"goes": {"here": null}},

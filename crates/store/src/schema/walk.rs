@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 use serde_json::{Map, Value};
 
 use super::{Node, Shape};
+use crate::meta::Quantity;
 
 /// The way from the root to a place, on the stack: written out only if it is needed.
 #[derive(Clone, Copy)]
@@ -87,6 +88,12 @@ fn prune_object(
 fn prune_value(node: &Node, value: &mut Value, path: Path<'_>, unknown: &mut Vec<String>) {
     match (&node.shape, value) {
         (Shape::Object(_), Value::Object(object)) => prune_object(node, object, path, unknown),
+        // Clients may write a quantity as a number, but read it as a text.
+        (Shape::IntOrString { quantity: true }, value @ Value::Number(_)) => {
+            if let Ok(quantity) = value.to_string().parse::<Quantity>() {
+                *value = Value::from(quantity.to_string());
+            }
+        }
         (Shape::List(list), Value::Array(items)) => {
             // A list of plain values has nothing to prune.
             if matches!(list.items.shape, Shape::Object(_) | Shape::List(_)) {

@@ -121,9 +121,11 @@ pub(super) fn check_names(
     if !name.is_empty() && !generated {
         note("metadata.name", name, names::name_problems(kind.names, name));
     }
-    if kind.namespaced {
-        let namespace = text(metadata, "namespace");
+    let namespace = text(metadata, "namespace");
+    if !namespace.is_empty() {
         note("metadata.namespace", namespace, names::label_problems(namespace));
+    } else if kind.namespaced {
+        found.push(Violation::required("metadata.namespace", ""));
     }
     if name.is_empty() {
         found.push(Violation::required("metadata.name", "name or generateName is required"));
