@@ -174,7 +174,7 @@ impl Candidate {
             () = sleep_until(&*clock, patience) => Err(Error::Unavailable {
                 reason: "it did not answer in time".to_owned(),
             }),
-            claim = self.lease.claim(began) => claim,
+            claim = self.lease.claim(|| clock.elapsed()) => claim,
         };
         let now = self.clock.elapsed();
         match claim {

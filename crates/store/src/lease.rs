@@ -96,17 +96,22 @@ impl Lease {
         Self { objects, lease, fence, tenure, held: None, sighting: None }
     }
 
-    /// Takes the lease if it is free, renews it if it is ours. `elapsed` is the caller's steady
-    /// clock. Calling it again while holding renews.
+    /// Takes the lease if it is free, renews it if it is ours. `elapsed` reads the caller's steady
+    /// clock: what a slow store answers counts as seen when it was answered, not when it was
+    /// asked, since the lease may have been renewed in between. Calling it again while holding
+    /// renews.
     ///
     /// # Errors
     /// Whatever the store says; [`Error::Fenced`] cannot occur. After an error the lease may or
     /// may not have been renewed: count the tenure from the last success.
-    pub async fn claim(&mut self, elapsed: Duration) -> Result<Claim, Error> {
-        match self.try_claim(elapsed).await {
+    pub async fn claim(
+        &mut self,
+        elapsed: impl Fn() -> Duration + Send + Sync,
+    ) -> Result<Claim, Error> {
+        match self.try_claim(&elapsed).await {
             Err(Error::Conflict { .. } | Error::AlreadyExists { .. } | Error::NotFound { .. }) => {
                 self.held = None;
-                self.look(elapsed).await
+                self.look(&elapsed).await
             }
             outcome => outcome,
         }
@@ -127,7 +132,10 @@ impl Lease {
         }
     }
 
-    async fn try_claim(&mut self, elapsed: Duration) -> Result<Claim, Error> {
+    async fn try_claim(
+        &mut self,
+        elapsed: &(impl Fn() -> Duration + Sync),
+    ) -> Result<Claim, Error> {
         if let Some(held) = &self.held {
             let lease = self.put(&self.lease, Some(held.lease), &encode(&self.tenure)).await?;
             let fence = held.fence.clone();
@@ -136,7 +144,7 @@ impl Lease {
         }
         let current = self.objects.get(&self.lease).await?;
         if let Some(record) = &current
-            && let Some(other) = self.occupied(record, elapsed)
+            && let Some(other) = self.occupied(record, elapsed())
         {
             return Ok(other);
         }
@@ -151,9 +159,9 @@ impl Lease {
     }
 
     /// Somebody was faster; says who, as far as it can be seen.
-    async fn look(&mut self, elapsed: Duration) -> Result<Claim, Error> {
+    async fn look(&mut self, elapsed: &(impl Fn() -> Duration + Sync)) -> Result<Claim, Error> {
         let record = self.objects.get(&self.lease).await?;
-        let seen = record.and_then(|record| self.occupied(&record, elapsed));
+        let seen = record.and_then(|record| self.occupied(&record, elapsed()));
         Ok(seen.unwrap_or(Claim::Other {
             holder: String::new(),
             address: String::new(),

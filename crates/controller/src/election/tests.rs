@@ -128,6 +128,29 @@ async fn a_paused_leader_still_believes_but_can_no_longer_write() {
     until("a learns of it", || !a.leads()).await;
 }
 
+/// The answer says that the lease was renewed a moment ago, to a question asked long before.
+#[tokio::test]
+async fn a_slow_answer_does_not_make_a_lease_look_old() {
+    let store = store(clock());
+    let (a, b) = (Server::start("a", &store), Server::start("b", &store));
+    until("a leads", || a.leads()).await;
+    let pass = async |seconds: u64| {
+        for _ in 0..seconds {
+            a.clock.advance(secs(1));
+            b.clock.advance(secs(1));
+            settle().await;
+            assert!(!(a.leads() && b.leads()), "two believe to lead");
+        }
+    };
+    settle().await;
+    b.remote.set(Line::Silent);
+    pass(16).await;
+    a.remote.set(Line::Down);
+    b.remote.set(Line::Up);
+    pass(20).await;
+    assert!(b.leads(), "in time it takes over");
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// Time passes for all.

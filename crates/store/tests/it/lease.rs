@@ -30,8 +30,8 @@ fn a_paused_holder_can_no_longer_write_once_another_took_over() {
             let stage = Stage::new(backend, Retention::default()).await;
             let (mut old, mut new) =
                 (contender(&stage.store, "old"), contender(&stage.store, "new"));
-            let first = fence(old.claim(Duration::ZERO).await.unwrap());
-            let waiting = new.claim(Duration::ZERO).await.unwrap();
+            let first = fence(old.claim(|| Duration::ZERO).await.unwrap());
+            let waiting = new.claim(|| Duration::ZERO).await.unwrap();
             assert!(matches!(waiting, Claim::Other { ref holder, retry_in, .. }
                 if holder == "old" && retry_in == TTL));
 
@@ -39,13 +39,13 @@ fn a_paused_holder_can_no_longer_write_once_another_took_over() {
             let mine = Write { fence: Some(first.clone()), ..create(&apple, 1) };
             let at = stage.store.write(mine).await.unwrap().revision();
 
-            let second = fence(new.claim(TTL).await.unwrap());
+            let second = fence(new.claim(|| TTL).await.unwrap());
             assert!(second.token > first.token, "tokens only grow");
             let stale = Write { fence: Some(first.clone()), ..update(&apple, at, 2) };
             assert!(matches!(stage.store.write(stale).await, Err(Error::Fenced { .. })));
             let fresh = Write { fence: Some(second), ..update(&apple, at, 3) };
             stage.store.write(fresh).await.unwrap();
-            assert!(matches!(old.claim(TTL).await.unwrap(), Claim::Other { .. }));
+            assert!(matches!(old.claim(|| TTL).await.unwrap(), Claim::Other { .. }));
             let (who, address) = holder(&*stage.store, "controllers").await.unwrap().unwrap();
             assert_eq!((who.as_str(), address.as_str()), ("new", "new:6443"));
         });
@@ -59,16 +59,20 @@ fn a_renewed_lease_is_not_taken_and_a_released_one_at_once() {
             let stage = Stage::new(backend, Retention::default()).await;
             let (mut one, mut two) =
                 (contender(&stage.store, "one"), contender(&stage.store, "two"));
-            let token = fence(one.claim(Duration::ZERO).await.unwrap()).token;
+            let token = fence(one.claim(|| Duration::ZERO).await.unwrap()).token;
             for tick in 1..5 {
                 let now = Duration::from_secs(10 * tick);
-                assert_eq!(fence(one.claim(now).await.unwrap()).token, token, "renewal keeps it");
-                assert!(matches!(two.claim(now).await.unwrap(), Claim::Other { .. }));
+                assert_eq!(
+                    fence(one.claim(|| now).await.unwrap()).token,
+                    token,
+                    "renewal keeps it"
+                );
+                assert!(matches!(two.claim(|| now).await.unwrap(), Claim::Other { .. }));
             }
             one.release().await.unwrap();
             one.release().await.unwrap();
             assert!(holder(&*stage.store, "controllers").await.unwrap().is_none());
-            assert!(fence(two.claim(Duration::from_secs(41)).await.unwrap()).token > token);
+            assert!(fence(two.claim(|| Duration::from_secs(41)).await.unwrap()).token > token);
         });
     }
 }
@@ -77,9 +81,9 @@ fn a_renewed_lease_is_not_taken_and_a_released_one_at_once() {
 fn the_same_holder_comes_back_at_once_after_a_restart() {
     block_on(async {
         let mut stage = Stage::new(crate::Backend::Sqlite, Retention::default()).await;
-        let before = fence(contender(&stage.store, "me").claim(Duration::ZERO).await.unwrap());
+        let before = fence(contender(&stage.store, "me").claim(|| Duration::ZERO).await.unwrap());
         stage.reopen().await;
-        let after = fence(contender(&stage.store, "me").claim(Duration::ZERO).await.unwrap());
+        let after = fence(contender(&stage.store, "me").claim(|| Duration::ZERO).await.unwrap());
         assert!(after.token > before.token, "what the former process still sends is refused");
     });
 }
@@ -102,7 +106,7 @@ proptest! {
             let mut at = stage.store.write(create(&counter, 0)).await.unwrap().revision();
             for (who, pause) in turns {
                 now += Duration::from_secs(pause);
-                if let Claim::Held(fence) = contenders[who].claim(now).await.unwrap() {
+                if let Claim::Held(fence) = contenders[who].claim(|| now).await.unwrap() {
                     newest = Some(newest.map_or(fence.token, |token| fence.token.max(token)));
                     fences[who] = Some(fence);
                 }
