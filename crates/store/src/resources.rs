@@ -15,6 +15,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::apply::{self, Writer};
 use crate::cache::{Collection, Watch};
 use crate::clock::Clock;
 use crate::object::{Body, Key, Record, Revision};
@@ -93,12 +94,27 @@ pub struct WriteOptions {
     pub dry_run: bool,
     /// What is done about unknown fields.
     pub validation: Validation,
-    /// Who writes.
+    /// Who writes, for `metadata.managedFields`; nobody is noted if it is empty.
     pub manager: String,
     /// Paths of fields that occurred twice in the body.
     pub duplicates: Vec<String>,
     /// The lease under which it is written; wins over that of [`Resources::fenced`].
     pub fence: Option<Fence>,
+}
+
+impl WriteOptions {
+    fn writer(&self, subresource: Option<Subresource>, now: jiff::Timestamp) -> Writer<'_> {
+        Writer { manager: &self.manager, subresource, now }
+    }
+}
+
+/// How a write came about, which decides who is noted as the holder of its fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// Whoever writes holds what changed.
+    Update,
+    /// The configuration says it already.
+    Apply,
 }
 
 /// What a write did.
@@ -243,6 +259,17 @@ impl Resources {
         object: Map<String, Value>,
         options: &WriteOptions,
     ) -> Result<Written, Error> {
+        self.create_by(kind, namespace, object, options, Origin::Update).await
+    }
+
+    async fn create_by(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        object: Map<String, Value>,
+        options: &WriteOptions,
+        origin: Origin,
+    ) -> Result<Written, Error> {
         let strictness =
             Strictness { validation: options.validation, duplicates: &options.duplicates };
         let generates = needs_name(&object);
@@ -260,7 +287,12 @@ impl Resources {
                 uid: self.identities.uid(),
                 name_suffix: if generates { self.identities.name_suffix() } else { String::new() },
             };
-            let prepared = strategy::prepare_create(kind, namespace, object, &stamp, strictness)?;
+            let mut prepared =
+                strategy::prepare_create(kind, namespace, object, &stamp, strictness)?;
+            if origin == Origin::Update {
+                let writer = options.writer(None, stamp.now);
+                apply::track(kind, None, &mut prepared.object, writer);
+            }
             if kind.namespaced {
                 self.check_namespace(kind, namespace.unwrap_or_default(), &prepared.name).await?;
             }
@@ -326,6 +358,64 @@ impl Resources {
         key: &Key,
         subresource: Option<Subresource>,
         options: &WriteOptions,
+        edit: impl FnMut(&Map<String, Value>) -> Result<Map<String, Value>, Error> + Send,
+    ) -> Result<Written, Error> {
+        self.modify_by(kind, key, subresource, options, Origin::Update, edit).await
+    }
+
+    /// Applies a configuration on behalf of `options.manager`: creates the object if it is not
+    /// there, and otherwise makes it say what the configuration says. Called twice, the second
+    /// call changes nothing.
+    ///
+    /// # Errors
+    /// Whatever the kind's rules say; [`Reason::Conflict`] naming the fields that others hold,
+    /// unless `force`.
+    pub async fn apply(
+        &self,
+        kind: &Kind,
+        key: &Key,
+        mut config: Map<String, Value>,
+        subresource: Option<Subresource>,
+        options: &WriteOptions,
+        force: bool,
+    ) -> Result<Written, Error> {
+        let strictness =
+            Strictness { validation: options.validation, duplicates: &options.duplicates };
+        let warnings = strategy::prepare_apply(kind, key, &mut config, strictness)?;
+        let mut tries = TRIES;
+        loop {
+            tries -= 1;
+            let writer = options.writer(subresource, self.clock.now());
+            let edit =
+                |live: &Map<String, Value>| apply::apply(kind, Some(live), &config, writer, force);
+            let applied =
+                self.modify_by(kind, key, subresource, options, Origin::Apply, edit).await;
+            let written = match applied {
+                Err(error) if error.is_not_found() && subresource.is_none() => {
+                    let object = apply::apply(kind, None, &config, writer, force)?;
+                    let namespace = key.namespace();
+                    self.create_by(kind, namespace, object, options, Origin::Apply).await
+                }
+                other => other,
+            };
+            match written {
+                Err(error) if error.is_already_exists() && tries > 0 => {}
+                Err(error) => return Err(error),
+                Ok(mut written) => {
+                    written.warnings.splice(0..0, warnings);
+                    return Ok(written);
+                }
+            }
+        }
+    }
+
+    async fn modify_by(
+        &self,
+        kind: &Kind,
+        key: &Key,
+        subresource: Option<Subresource>,
+        options: &WriteOptions,
+        origin: Origin,
         mut edit: impl FnMut(&Map<String, Value>) -> Result<Map<String, Value>, Error> + Send,
     ) -> Result<Written, Error> {
         let strictness =
@@ -336,7 +426,15 @@ impl Resources {
             let record = self.get(kind, key).await?;
             let old = record.object();
             let new = edit(&old)?;
-            let update = strategy::prepare_update(kind, key, &old, new, subresource, strictness)?;
+            let mut update =
+                strategy::prepare_update(kind, key, &old, new, subresource, strictness)?;
+            if let (Outcome::Write(object), Origin::Update) = (&mut update.outcome, origin) {
+                let writer = options.writer(subresource, self.clock.now());
+                apply::track(kind, Some(&old), object, writer);
+                if *object == old {
+                    update.outcome = Outcome::Unchanged;
+                }
+            }
             let (change, body, effect) = match update.outcome {
                 Outcome::Unchanged => {
                     return Ok(Written {

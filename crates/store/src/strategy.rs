@@ -202,6 +202,29 @@ pub fn prepare_update(
     Ok(Update { outcome, warnings })
 }
 
+/// Makes a configuration fit to be applied: of this kind and place, and without fields the schema
+/// does not know. Returns what the client should be told.
+///
+/// # Errors
+/// 400 if it is not of this kind or place, or says who holds its fields.
+pub fn prepare_apply(
+    kind: &Kind,
+    key: &Key,
+    config: &mut Object,
+    strictness: Strictness<'_>,
+) -> Result<Vec<String>, Error> {
+    identify(kind, config)?;
+    if config.get("metadata").and_then(|metadata| metadata.get("managedFields")).is_some() {
+        return Err(Error::bad_request("metadata.managedFields must be nil"));
+    }
+    let metadata = metadata::of(config);
+    if metadata::text(metadata, "name").is_empty() {
+        metadata.insert("name".to_owned(), Value::from(key.name()));
+    }
+    metadata::check_place(key, config)?;
+    clean(kind, config, strictness)
+}
+
 /// Decides how an object goes; `old` carries its `resourceVersion`.
 ///
 /// # Errors

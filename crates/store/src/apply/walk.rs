@@ -1,0 +1,329 @@
+//! Walking values along their schema: which fields there are, how two differ, how two merge, and
+//! what is left when some are taken away.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::fields::{Element, FieldSet};
+use crate::schema::{Identity, Node, Shape};
+
+/// What may be told apart at a place.
+enum Grain<'a> {
+    /// Nothing: the value is one.
+    Atom,
+    /// Fields by name.
+    Fields,
+    /// Items by value.
+    Set,
+    /// Items by these fields.
+    Keyed(&'a [String]),
+}
+
+fn grain<'a>(node: Option<&'a Node>, value: &Value) -> Grain<'a> {
+    let atomic = |node: &Node| {
+        node.extension("x-kubernetes-map-type").and_then(Value::as_str) == Some("atomic")
+    };
+    match (value, node.map(|node| (&node.shape, node))) {
+        (Value::Object(_), Some((_, node))) if atomic(node) => Grain::Atom,
+        (Value::Object(_), _) => Grain::Fields,
+        (Value::Array(_), Some((Shape::List(list), _))) => match &list.identity {
+            Identity::Atomic => Grain::Atom,
+            Identity::Set => Grain::Set,
+            Identity::Map(keys) => Grain::Keyed(keys),
+        },
+        _ => Grain::Atom,
+    }
+}
+
+/// The schema of a field, and whether it is declared by name.
+fn field<'a>(node: Option<&'a Node>, name: &str) -> (Option<&'a Node>, bool) {
+    let Some(Shape::Object(fields)) = node.map(|node| &node.shape) else { return (None, false) };
+    match fields.get(name) {
+        Some(node) => (Some(node), true),
+        None => (fields.additional.as_deref(), false),
+    }
+}
+
+fn item(node: Option<&Node>) -> Option<&Node> {
+    match node.map(|node| &node.shape) {
+        Some(Shape::List(list)) => Some(&list.items),
+        _ => None,
+    }
+}
+
+/// What tells an item apart; a key field it lacks counts with its default, if it has one.
+fn identity(item_node: Option<&Node>, keys: &[String], item: &Value) -> Element {
+    let key = |name: &String| {
+        let default = || field(item_node, name).0.and_then(|node| node.default.as_ref());
+        let value = item.get(name).or_else(default).unwrap_or(&Value::Null);
+        (name.clone(), value.to_string())
+    };
+    let mut keys: Vec<_> = keys.iter().map(key).collect();
+    keys.sort();
+    Element::Key(keys)
+}
+
+/// A part of a value: its path element, its schema, whether it is declared by name, itself.
+type Part<'a> = (Element, Option<&'a Node>, bool, &'a Value);
+
+/// The parts of a value that can be told apart, in the order in which they stand.
+fn parts<'a>(node: Option<&'a Node>, value: &'a Value) -> Option<Vec<Part<'a>>> {
+    match (grain(node, value), value) {
+        (Grain::Fields, Value::Object(fields)) => Some(
+            fields
+                .iter()
+                .map(|(name, value)| {
+                    let (node, declared) = field(node, name);
+                    (Element::Field(name.clone()), node, declared, value)
+                })
+                .collect(),
+        ),
+        (Grain::Set, Value::Array(items)) => {
+            let node = item(node);
+            Some(items.iter().map(|v| (Element::Value(v.to_string()), node, false, v)).collect())
+        }
+        (Grain::Keyed(keys), Value::Array(items)) => {
+            let node = item(node);
+            Some(items.iter().map(|v| (identity(node, keys, v), node, false, v)).collect())
+        }
+        _ => None,
+    }
+}
+
+/// The fields a value sets: its leaves, and the items and map entries that hold them.
+pub(crate) fn fields_of(node: Option<&Node>, value: &Value) -> FieldSet {
+    let Some(parts) = parts(node, value) else { return FieldSet::leaf() };
+    let mut set = FieldSet::default();
+    for (element, node, declared, value) in parts {
+        let mut below = fields_of(node, value);
+        let hollow = value.as_object().is_some_and(Map::is_empty);
+        below.member |= !declared || hollow;
+        set.put(element, below);
+    }
+    set
+}
+
+/// How two values differ.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// Only the second has these.
+    pub(crate) added: FieldSet,
+    /// Both have these, with other values.
+    pub(crate) modified: FieldSet,
+    /// Only the first has these.
+    pub(crate) removed: FieldSet,
+}
+
+/// Compares two values that stand at the same place.
+pub(crate) fn compare(node: Option<&Node>, old: Option<&Value>, new: Option<&Value>) -> Difference {
+    match (old, new) {
+        (None, None) => Difference::default(),
+        (None, Some(new)) => Difference { added: whole(node, new), ..Difference::default() },
+        (Some(old), None) => Difference { removed: whole(node, old), ..Difference::default() },
+        (Some(old), Some(new)) if old == new => Difference::default(),
+        (Some(old), Some(new)) => match (parts(node, old), parts(node, new)) {
+            (Some(old), Some(new)) => compare_parts(old, new),
+            _ => Difference { modified: FieldSet::leaf(), ..Difference::default() },
+        },
+    }
+}
+
+/// Compares two objects field by field, passing over the fields that do not `count`; of
+/// `metadata`, its fields are asked about in turn.
+pub(crate) fn compare_fields(
+    node: Option<&Node>,
+    old: &Map<String, Value>,
+    new: &Map<String, Value>,
+    counts: &impl Fn(&[&str]) -> bool,
+    path: &[&str],
+) -> Difference {
+    let none = Map::new();
+    let mut difference = Difference::default();
+    for name in old.keys().chain(new.keys().filter(|name| !old.contains_key(*name))) {
+        let path = [path, &[name.as_str()]].concat();
+        if !counts(&path) {
+            continue;
+        }
+        let (node, _) = field(node, name);
+        let (before, after) = (old.get(name), new.get(name));
+        let below = if path == ["metadata"] {
+            let before = before.and_then(Value::as_object).unwrap_or(&none);
+            let after = after.and_then(Value::as_object).unwrap_or(&none);
+            compare_fields(node, before, after, counts, &path)
+        } else {
+            compare(node, before, after)
+        };
+        difference.put(Element::Field(name.clone()), below);
+    }
+    difference
+}
+
+impl Difference {
+    fn put(&mut self, element: Element, below: Self) {
+        self.added.put(element.clone(), below.added);
+        self.modified.put(element.clone(), below.modified);
+        self.removed.put(element, below.removed);
+    }
+}
+
+/// One place in two values: its schema, and what stands there in the first and in the second.
+type Side<'a> = (Option<&'a Node>, Option<&'a Value>, Option<&'a Value>);
+
+fn compare_parts(old: Vec<Part<'_>>, new: Vec<Part<'_>>) -> Difference {
+    let mut sides: BTreeMap<Element, Side<'_>> = BTreeMap::new();
+    for (element, node, _, value) in old {
+        sides.insert(element, (node, Some(value), None));
+    }
+    for (element, node, _, value) in new {
+        sides.entry(element).or_insert((node, None, None)).2 = Some(value);
+    }
+    let mut difference = Difference::default();
+    for (element, (node, old, new)) in sides {
+        let is_item = !matches!(element, Element::Field(_));
+        let mut change = compare(node, old, new);
+        change.added.member |= is_item && old.is_none();
+        change.removed.member |= is_item && new.is_none();
+        difference.put(element, change);
+    }
+    difference
+}
+
+/// Everything in a value: its leaves, and the maps and lists on the way, but not objects whose
+/// fields are declared, which are there as soon as one of their fields is.
+pub(crate) fn whole(node: Option<&Node>, value: &Value) -> FieldSet {
+    let Some(parts) = parts(node, value) else { return FieldSet::leaf() };
+    let mut set =
+        FieldSet { member: parts.is_empty() || !is_structure(node), ..FieldSet::default() };
+    for (element, node, _, value) in parts {
+        let is_item = !matches!(element, Element::Field(_));
+        let mut below = whole(node, value);
+        below.member |= is_item;
+        set.put(element, below);
+    }
+    set
+}
+
+fn is_structure(node: Option<&Node>) -> bool {
+    let Some(Shape::Object(fields)) = node.map(|node| &node.shape) else { return false };
+    fields.additional.is_none() && fields.iter().next().is_some()
+}
+
+/// Lays `config` over `live`: its values win, what it does not speak of stays.
+pub(crate) fn merge(node: Option<&Node>, live: &Value, config: &Value) -> Value {
+    match (grain(node, config), live, config) {
+        (Grain::Fields, Value::Object(live), Value::Object(config)) => {
+            let mut merged = live.clone();
+            for (name, value) in config {
+                let value = match live.get(name) {
+                    Some(live) => merge(field(node, name).0, live, value),
+                    None => value.clone(),
+                };
+                merged.insert(name.clone(), value);
+            }
+            Value::Object(merged)
+        }
+        (Grain::Set | Grain::Keyed(_), Value::Array(_), Value::Array(_)) => {
+            merge_lists(node, live, config)
+        }
+        _ => config.clone(),
+    }
+}
+
+/// Items of both stay; those of `config` in its order, the others where they stood between them.
+fn merge_lists(node: Option<&Node>, live: &Value, config: &Value) -> Value {
+    let (Some(live), Some(config)) = (parts(node, live), parts(node, config)) else {
+        return config.clone();
+    };
+    let known: BTreeMap<&Element, &Value> = live.iter().map(|part| (&part.0, part.3)).collect();
+    let wanted: BTreeMap<&Element, ()> = config.iter().map(|part| (&part.0, ())).collect();
+    let mut merged = Vec::with_capacity(live.len() + config.len());
+    let mut rest = live.iter().peekable();
+    for (element, node, _, value) in &config {
+        let before_it = known.contains_key(element);
+        while let Some((other, _, _, left)) = rest.peek() {
+            if other == element || !before_it {
+                break;
+            }
+            if !wanted.contains_key(other) {
+                merged.push((*left).clone());
+            }
+            rest.next();
+        }
+        if rest.peek().is_some_and(|(other, ..)| other == element) {
+            rest.next();
+        }
+        merged.push(match known.get(element) {
+            Some(live) => merge(*node, live, value),
+            None => (*value).clone(),
+        });
+    }
+    let left = rest.filter(|(element, ..)| !wanted.contains_key(element));
+    merged.extend(left.map(|part| part.3.clone()));
+    Value::Array(merged)
+}
+
+/// Takes away what `last` had and `kept` has not: the fields an applier no longer speaks of and
+/// nobody else holds on to.
+pub(crate) fn prune(node: Option<&Node>, value: &Value, last: &FieldSet, kept: &FieldSet) -> Value {
+    let nothing = FieldSet::default();
+    match (grain(node, value), value) {
+        (Grain::Fields, Value::Object(fields)) => {
+            let survives = |(name, value): (&String, &Value)| {
+                let element = Element::Field(name.clone());
+                let Some(last) = last.child(&element) else {
+                    return Some((name.clone(), value.clone()));
+                };
+                let holds = kept.child(&element);
+                let left = prune_part(field(node, name).0, value, last, holds.unwrap_or(&nothing))?;
+                Some((name.clone(), left))
+            };
+            Value::Object(fields.iter().filter_map(survives).collect())
+        }
+        (Grain::Set | Grain::Keyed(_), Value::Array(_)) => {
+            let survives = |(element, node, _, value): Part<'_>| {
+                let Some(last) = last.child(&element) else { return Some(value.clone()) };
+                let holds = kept.child(&element)?;
+                let mut left = prune(node, value, last, holds);
+                if let (Element::Key(keys), Some(left)) = (&element, left.as_object_mut()) {
+                    restore(keys, value, left);
+                }
+                Some(left)
+            };
+            let parts = parts(node, value).unwrap_or_default();
+            Value::Array(parts.into_iter().filter_map(survives).collect())
+        }
+        _ => value.clone(),
+    }
+}
+
+/// One field: gone if it was a leaf that nobody holds, or if nothing is left in it.
+fn prune_part(
+    node: Option<&Node>,
+    value: &Value,
+    last: &FieldSet,
+    kept: &FieldSet,
+) -> Option<Value> {
+    if !kept.is_empty() {
+        return Some(prune(node, value, last, kept));
+    }
+    if last.children.is_empty() || matches!(grain(node, value), Grain::Atom) {
+        return None;
+    }
+    let left = prune(node, value, last, kept);
+    let hollow = match &left {
+        Value::Object(fields) => fields.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    };
+    (!hollow).then_some(left)
+}
+
+/// An item that stays keeps what tells it apart.
+fn restore(keys: &[(String, String)], from: &Value, to: &mut Map<String, Value>) {
+    for (name, _) in keys {
+        if let Some(value) = from.get(name) {
+            to.insert(name.clone(), value.clone());
+        }
+    }
+}
