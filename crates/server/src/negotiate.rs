@@ -20,6 +20,8 @@ pub(crate) enum Format {
     Yaml,
     JsonPatch,
     MergePatch,
+    /// A configuration to be applied, as YAML, which JSON is too.
+    Apply,
 }
 
 const ACCEPTED: &str = "application/json, application/json;as=Table;g=meta.k8s.io;v=v1, \
@@ -161,10 +163,12 @@ pub(crate) fn object_format(content_type: Option<&str>) -> Result<Format, Error>
 /// # Errors
 /// 415 if it cannot be applied.
 pub(crate) fn patch_format(content_type: Option<&str>) -> Result<Format, Error> {
-    const KNOWN: &str = "application/json-patch+json, application/merge-patch+json";
+    const KNOWN: &str = "application/json-patch+json, application/merge-patch+json, \
+         application/apply-patch+yaml";
     match content_type.map(media) {
         Some("application/json-patch+json") => Ok(Format::JsonPatch),
         Some("application/merge-patch+json") => Ok(Format::MergePatch),
+        Some("application/apply-patch+yaml") => Ok(Format::Apply),
         other => Err(unsupported(other.unwrap_or(""), KNOWN)),
     }
 }
@@ -244,7 +248,7 @@ mod tests {
             (Some("application/merge-patch+json"), Some(Format::MergePatch)),
             (Some("application/json-patch+json"), Some(Format::JsonPatch)),
             (Some("application/strategic-merge-patch+json"), None),
-            (Some("application/apply-patch+yaml"), None),
+            (Some("application/apply-patch+yaml"), Some(Format::Apply)),
             (None, None),
         ];
         for (given, expected) in patches {

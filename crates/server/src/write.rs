@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::request::Parts;
 use hyper::body::Incoming;
 use mainstay_store::object::{Key, Record};
 use mainstay_store::objects::At;
 use mainstay_store::registry::Kind;
-use mainstay_store::resources::{Deleted, Subresource, WriteOptions, Written};
+use mainstay_store::resources::{Deleted, Effect, Subresource, WriteOptions, Written};
 use mainstay_store::status::{Cause, Details, Error, Reason, Violation};
 use mainstay_store::strategy::{DeleteOptions, Propagation, Validation};
 use serde::Deserialize;
@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use crate::body;
 use crate::identity::{self, Attempt, User};
 use crate::list;
-use crate::negotiate::{self, Form};
+use crate::negotiate::{self, Form, Format};
 use crate::patch::Patch;
 use crate::query::{Query, number};
 use crate::render;
@@ -51,7 +51,7 @@ impl Writing<'_> {
         incoming: Incoming,
         name: &mut String,
     ) -> Result<Reply, Error> {
-        let mut options = write_options("CreateOptions", self.query)?;
+        let mut options = write_options("CreateOptions", self.query, parts)?;
         let format = negotiate::object_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
         let decoded = body::object(format, &bytes)?;
@@ -70,7 +70,7 @@ impl Writing<'_> {
         incoming: Incoming,
         key: &Key,
     ) -> Result<Reply, Error> {
-        let mut options = write_options("UpdateOptions", self.query)?;
+        let mut options = write_options("UpdateOptions", self.query, parts)?;
         let format = negotiate::object_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
         let decoded = body::object(format, &bytes)?;
@@ -97,9 +97,13 @@ impl Writing<'_> {
         incoming: Incoming,
         key: &Key,
     ) -> Result<Reply, Error> {
-        let options = write_options("PatchOptions", self.query)?;
+        let options = write_options("PatchOptions", self.query, parts)?;
         let format = negotiate::patch_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
+        check_force(self.query, format)?;
+        if format == Format::Apply {
+            return self.apply(&bytes, key, options).await;
+        }
         let patch = Patch::read(format, &bytes)?;
         let limit = self.app.limits.body;
         let edit = |old: &Map<String, Value>| {
@@ -113,6 +117,32 @@ impl Writing<'_> {
         let resources = &self.app.resources;
         let written = resources.modify(self.kind, key, self.subresource, &options, edit).await?;
         self.written(StatusCode::OK, written)
+    }
+
+    /// Applies a configuration: server-side apply.
+    async fn apply(
+        &self,
+        bytes: &Bytes,
+        key: &Key,
+        mut options: WriteOptions,
+    ) -> Result<Reply, Error> {
+        let decoded = body::object(Format::Apply, bytes)?;
+        options.duplicates = decoded.duplicates;
+        let (resources, kind) = (&self.app.resources, self.kind);
+        if self.only_own {
+            self.check_own_next(&decoded.object)?;
+            match resources.get(kind, key).await {
+                Ok(record) => self.check_own(&record.object())?,
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let force = self.query.force == Some(true);
+        let config = decoded.object;
+        let written = resources.apply(kind, key, config, self.subresource, &options, force).await?;
+        let created = written.effect == Effect::Created;
+        let code = if created { StatusCode::CREATED } else { StatusCode::OK };
+        self.written(code, written)
     }
 
     /// Deletes an object.
@@ -242,7 +272,27 @@ pub(crate) fn invalid_options(kind: &str, violations: Vec<Violation>) -> Error {
     error
 }
 
-fn write_options(kind: &str, query: &Query<'_>) -> Result<WriteOptions, Error> {
+/// Insisting is for appliers, who also have to say who they are.
+fn check_force(query: &Query<'_>, format: Format) -> Result<(), Error> {
+    let mut violations = Vec::new();
+    if format != Format::Apply && query.force.is_some() {
+        violations.push(Violation::forbidden("force", "may not be specified for non-apply patch"));
+    }
+    if format == Format::Apply && query.field_manager.is_none() {
+        violations.push(Violation::required("fieldManager", "is required for apply patch"));
+    }
+    if violations.is_empty() { Ok(()) } else { Err(invalid_options("PatchOptions", violations)) }
+}
+
+/// Who writes, if it is not said: the client's program, by its name.
+fn user_agent(parts: &Parts) -> &str {
+    let agent = parts.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
+    let name = agent.and_then(|agent| agent.split('/').next()).unwrap_or_default();
+    let end = name.char_indices().nth(128).map_or(name.len(), |(end, _)| end);
+    &name[..end]
+}
+
+fn write_options(kind: &str, query: &Query<'_>, parts: &Parts) -> Result<WriteOptions, Error> {
     let mut violations = Vec::new();
     let dry_run = dry_run(query.dry_run.iter().map(AsRef::as_ref), &mut violations);
     let validation = match query.field_validation.as_deref() {
@@ -267,6 +317,7 @@ fn write_options(kind: &str, query: &Query<'_>) -> Result<WriteOptions, Error> {
     if !violations.is_empty() {
         return Err(invalid_options(kind, violations));
     }
+    let manager = if manager.is_empty() { user_agent(parts) } else { manager };
     Ok(WriteOptions { dry_run, validation, manager: manager.to_owned(), ..WriteOptions::default() })
 }
 
