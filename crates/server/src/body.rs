@@ -41,7 +41,7 @@ pub(crate) async fn read(parts: &Parts, body: Incoming, limit: usize) -> Result<
             drain(body, DRAINED).await;
             return Err(too_large(limit));
         }
-        if first.is_empty() {
+        if first.is_empty() && rest.is_empty() {
             first = data;
         } else {
             if rest.is_empty() {
@@ -50,9 +50,6 @@ pub(crate) async fn read(parts: &Parts, body: Incoming, limit: usize) -> Result<
                 first = Bytes::new();
             }
             rest.extend_from_slice(&data);
-        }
-        if first.is_empty() && rest.is_empty() {
-            continue;
         }
     }
     Ok(if rest.is_empty() { first } else { rest.freeze() })

@@ -42,6 +42,7 @@ mod watch;
 mod write;
 
 pub use identity::{Role, User};
+pub use mainstay_store::{Location, clock, registry};
 pub use options::{Limits, Options};
 pub use server::{Error, Handle, Running, Server};
 pub use tokens::{Created, Description, Wish};
