@@ -22,6 +22,7 @@ pub(crate) enum Format {
     MergePatch,
     /// A configuration to be applied, as YAML, which JSON is too.
     Apply,
+    StrategicMergePatch,
 }
 
 const ACCEPTED: &str = "application/json, application/json;as=Table;g=meta.k8s.io;v=v1, \
@@ -158,17 +159,21 @@ pub(crate) fn object_format(content_type: Option<&str>) -> Result<Format, Error>
     }
 }
 
-/// In which format a patch is sent.
+/// In which format a patch is sent. Strategic merge is for well-known kinds alone: clients expect
+/// to be refused elsewhere.
 ///
 /// # Errors
 /// 415 if it cannot be applied.
-pub(crate) fn patch_format(content_type: Option<&str>) -> Result<Format, Error> {
+pub(crate) fn patch_format(content_type: Option<&str>, well_known: bool) -> Result<Format, Error> {
     const KNOWN: &str = "application/json-patch+json, application/merge-patch+json, \
          application/apply-patch+yaml";
     match content_type.map(media) {
         Some("application/json-patch+json") => Ok(Format::JsonPatch),
         Some("application/merge-patch+json") => Ok(Format::MergePatch),
         Some("application/apply-patch+yaml") => Ok(Format::Apply),
+        Some("application/strategic-merge-patch+json") if well_known => {
+            Ok(Format::StrategicMergePatch)
+        }
         other => Err(unsupported(other.unwrap_or(""), KNOWN)),
     }
 }
@@ -252,7 +257,9 @@ mod tests {
             (None, None),
         ];
         for (given, expected) in patches {
-            assert_eq!(patch_format(given).ok(), expected, "{given:?}");
+            assert_eq!(patch_format(given, false).ok(), expected, "{given:?}");
         }
+        let strategic = patch_format(Some("application/strategic-merge-patch+json"), true);
+        assert_eq!(strategic.ok(), Some(Format::StrategicMergePatch));
     }
 }

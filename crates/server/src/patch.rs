@@ -1,9 +1,11 @@
-//! Patches, applied purely and within bounds: JSON Patch (RFC 6902) and merge patch (RFC 7386).
+//! Patches, applied purely and within bounds: JSON Patch (RFC 6902), merge patch (RFC 7386), and
+//! strategic merge, which asks the schema how lists are merged.
 //!
 //! A small JSON Patch can ask for a huge object (by copying it into itself), or a very deep one;
 //! both are refused before they are made, so that what comes out can always be stored and read.
 
 use json_patch::PatchOperation;
+use mainstay_store::schema::Schema;
 use mainstay_store::status::{Error, Reason};
 use serde_json::{Map, Value};
 
@@ -19,6 +21,7 @@ pub(crate) const DEPTH: usize = 100;
 pub(crate) enum Patch {
     Json(Vec<PatchOperation>),
     Merge(Value),
+    Strategic(Map<String, Value>, Schema),
 }
 
 impl Patch {
@@ -26,15 +29,18 @@ impl Patch {
     ///
     /// # Errors
     /// 400 if it is no patch, 413 if it has too many operations.
-    pub(crate) fn read(format: Format, body: &[u8]) -> Result<Self, Error> {
+    pub(crate) fn read(format: Format, body: &[u8], schema: &Schema) -> Result<Self, Error> {
         let wrong =
             |error: serde_json::Error| Error::bad_request(format!("error decoding patch: {error}"));
         if format != Format::JsonPatch {
             let patch: Value = serde_json::from_slice(body).map_err(wrong)?;
-            if !patch.is_object() {
-                return Err(Error::bad_request("error decoding patch: it is not a JSON object"));
-            }
-            return Ok(Self::Merge(patch));
+            return match patch {
+                Value::Object(patch) if format == Format::StrategicMergePatch => {
+                    Ok(Self::Strategic(patch, schema.clone()))
+                }
+                Value::Object(_) => Ok(Self::Merge(patch)),
+                _ => Err(Error::bad_request("error decoding patch: it is not a JSON object")),
+            };
         }
         let operations: Vec<PatchOperation> = serde_json::from_slice(body).map_err(wrong)?;
         if operations.len() > OPERATIONS {
@@ -50,8 +56,8 @@ impl Patch {
     /// What becomes of `object`, of which at most `limit` bytes may be copied.
     ///
     /// # Errors
-    /// 422 if an operation cannot be carried out or what came out is no object, 413 if it is too
-    /// large.
+    /// 400 if a directive makes no sense, 422 if an operation cannot be carried out or what came
+    /// out is no object, 413 if it is too large.
     pub(crate) fn apply(
         &self,
         object: &Map<String, Value>,
@@ -60,6 +66,11 @@ impl Patch {
         let mut patched = Value::Object(object.clone());
         match self {
             Self::Merge(patch) => json_patch::merge(&mut patched, patch),
+            Self::Strategic(patch, schema) => {
+                if let Value::Object(object) = &mut patched {
+                    schema.merge_strategic(object, patch)?;
+                }
+            }
             Self::Json(operations) => {
                 let mut copied = 0;
                 for operation in operations {
@@ -125,7 +136,8 @@ mod tests {
     use serde_json::json;
 
     fn apply(format: Format, patch: &Value, object: &Value) -> Result<Value, Error> {
-        let patch = Patch::read(format, patch.to_string().as_bytes())?;
+        let patch = patch.to_string();
+        let patch = Patch::read(format, patch.as_bytes(), &Schema::anything())?;
         patch.apply(object.as_object().unwrap(), 1 << 20).map(Value::Object)
     }
 

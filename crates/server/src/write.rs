@@ -98,13 +98,13 @@ impl Writing<'_> {
         key: &Key,
     ) -> Result<Reply, Error> {
         let options = write_options("PatchOptions", self.query, parts)?;
-        let format = negotiate::patch_format(content_type(parts))?;
+        let format = negotiate::patch_format(content_type(parts), self.kind.is_well_known())?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
         check_force(self.query, format)?;
         if format == Format::Apply {
             return self.apply(&bytes, key, options).await;
         }
-        let patch = Patch::read(format, &bytes)?;
+        let patch = Patch::read(format, &bytes, &self.kind.schema)?;
         let limit = self.app.limits.body;
         let edit = |old: &Map<String, Value>| {
             let new = patch.apply(old, limit)?;

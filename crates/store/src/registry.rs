@@ -217,6 +217,12 @@ impl Kind {
         &self.api_version
     }
 
+    /// Whether stock clients know the kind by heart: they patch such objects strategically.
+    #[must_use]
+    pub fn is_well_known(&self) -> bool {
+        self.group.is_empty() || self.group.ends_with(".k8s.io")
+    }
+
     /// Gives a new object what its kind says it begins with.
     pub(crate) fn begin(&self, object: &mut Map<String, Value>) {
         for begin in &self.beginnings {

@@ -11,6 +11,7 @@
 mod convert;
 mod decode;
 mod openapi;
+mod strategic;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -25,7 +26,7 @@ pub use decode::{Decoded, decode};
 
 use crate::meta::ObjectMeta;
 use crate::registry::Typed;
-use crate::status::Violation;
+use crate::status::{self, Violation};
 
 /// Why a Rust type cannot be described. A mistake in the type, found at start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -134,6 +135,19 @@ impl Schema {
         };
         let node = fields.get("metadata")?;
         validate::mistyped(node, object.get("metadata")?)
+    }
+
+    /// Merges a strategic merge patch into an object: lists the schema calls mergeable are merged
+    /// item by item.
+    ///
+    /// # Errors
+    /// 400 if a directive of the patch makes no sense.
+    pub fn merge_strategic(
+        &self,
+        object: &mut Map<String, Value>,
+        patch: &Map<String, Value>,
+    ) -> Result<(), status::Error> {
+        strategic::merge(Some(&self.root), object, patch)
     }
 
     /// The schema as OpenAPI v3.

@@ -150,10 +150,13 @@ fn operation(kind: &Kind, verb: Verb, part: &str, suffix: &str) -> Value {
         })),
         Verb::Patch => {
             let patch = json!({"schema": reference(&shared_name("Patch"))});
-            let content = json!({
+            let mut content = json!({
                 "application/json-patch+json": patch,
                 "application/merge-patch+json": patch,
             });
+            if kind.is_well_known() {
+                content["application/strategic-merge-patch+json"] = patch;
+            }
             Some(json!({"required": true, "content": content}))
         }
         Verb::Delete => Some(json!({
