@@ -223,11 +223,13 @@ impl Connections {
     /// Closes the connection that has been idle longest, to make room for another.
     pub(crate) fn close_idlest(&self) {
         let open = self.lock();
-        let idle = open.pulses.values().filter(|pulse| {
+        let idle = open.pulses.iter().filter(|(_, pulse)| {
             let reading = pulse.reading();
             !reading.busy && pulse.order.load(Relaxed) == GO_ON
         });
-        if let Some(idlest) = idle.min_by_key(|pulse| pulse.since.load(Relaxed)) {
+        // Ticks are coarse: among equals the oldest connection goes.
+        let idlest = idle.min_by_key(|(id, pulse)| (pulse.since.load(Relaxed), **id));
+        if let Some((_, idlest)) = idlest {
             idlest.order(CLOSE);
         }
     }

@@ -210,8 +210,9 @@ impl App {
     ) -> Result<Reply, Error> {
         let query = Query::parse(parts.uri.query())?;
         let registry = self.resources.registry();
-        let kind = registry.find(target.group, target.version, target.plural);
-        let kind = kind.ok_or_else(no_such_resource)?;
+        let Some(kind) = registry.find(target.group, target.version, target.plural) else {
+            return self.unknown_kind(parts, target, asked);
+        };
         let part = part(kind, target)?;
         let verb = verb(&parts.method, kind, target, &query)?;
         let (namespace, name) = (target.namespace.as_deref(), target.name.as_deref());
@@ -272,6 +273,23 @@ impl App {
             reply.body_mut().holding(inside);
         }
         Ok(reply)
+    }
+
+    /// Kinds that are not served. `kubectl describe node` insists on asking for pods, though, and
+    /// is content to hear that there are none.
+    fn unknown_kind(
+        &self,
+        parts: &Parts,
+        target: &Target<'_>,
+        asked: &mut Asked,
+    ) -> Result<Reply, Error> {
+        asked.verb = method_verb(&parts.method);
+        if (target.group, target.plural) != ("", "pods") || target.name.is_some() {
+            return Err(no_such_resource());
+        }
+        read_only(&parts.method)?;
+        let none = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[]}"#;
+        Ok(reply::json(StatusCode::OK, Body::whole(none)))
     }
 
     /// Everything that is neither objects nor discovery.

@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 use crate::body;
 use crate::identity::{self, Attempt, User};
 use crate::list;
+use crate::namespaces;
 use crate::negotiate::{self, Form, Format};
 use crate::patch::Patch;
 use crate::query::{Query, number};
@@ -154,6 +155,12 @@ impl Writing<'_> {
     ) -> Result<Reply, Error> {
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
         let (delete, options) = delete_options(parts, &bytes, self.query)?;
+        if (self.kind.group, self.kind.plural) == ("", "namespaces")
+            && namespaces::ALWAYS.contains(&key.name())
+        {
+            let why = "this namespace may not be deleted";
+            return Err(Error::forbidden(self.kind, key.name(), why));
+        }
         let deleted = if self.only_own {
             self.delete_own(key, delete, &options).await?
         } else {

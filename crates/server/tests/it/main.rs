@@ -1,0 +1,11 @@
+//! The server as its clients see it: over real sockets and real TLS, on every store.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod client;
+mod hostile;
+mod lifecycle;
+mod lists;
+mod objects;
+mod trust;
+mod watches;

@@ -1,0 +1,649 @@
+//! One object at a time: create, read, replace, patch, delete, and how each is refused.
+
+use http_body_util::Full;
+use mainstay_store::Location;
+use mainstay_store::clock::SystemClock;
+use serde_json::{Value, json};
+
+use crate::client::{Client, Host, MAPS, map, one};
+
+const NODES: &str = "/api/v1/nodes";
+
+/// The whole life of an object, on a store of either sort.
+async fn life(client: &mut Client) {
+    let created = client.post(MAPS, &map("a")).await;
+    assert_eq!(created.code, 201);
+    assert_eq!(created.headers["content-type"], "application/json");
+    let created = created.body;
+    let version = created["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    assert!(!created["metadata"]["uid"].as_str().unwrap().is_empty());
+    assert_eq!(client.get(&one("a")).await.ok(), created);
+    client.post(MAPS, &map("a")).await.refused(409, "AlreadyExists");
+
+    let unchanged = client.put(&one("a"), &created).await.ok();
+    assert_eq!(unchanged["metadata"]["resourceVersion"], version.as_str());
+    let mut next = created.clone();
+    next["data"]["key"] = "other".into();
+    let replaced = client.put(&one("a"), &next).await.ok();
+    assert_ne!(replaced["metadata"]["resourceVersion"], version.as_str());
+    client.put(&one("a"), &next).await.refused(409, "Conflict");
+
+    let merged = client.merge(&one("a"), &json!({"data": {"more": "x"}})).await.ok();
+    assert_eq!(merged["data"], json!({"key": "other", "more": "x"}));
+    let operations = json!([{"op": "test", "path": "/data/more", "value": "x"}, {"op": "remove", "path": "/data/more"}]);
+    let kind = "application/json-patch+json";
+    let patched = client.call("PATCH", &one("a"), kind, operations.to_string()).await;
+    assert_eq!(patched.ok()["data"], json!({"key": "other"}));
+    let again = client.call("PATCH", &one("a"), kind, operations.to_string()).await;
+    again.refused(422, "Invalid");
+
+    let deleted = client.delete(&one("a")).await;
+    assert_eq!(deleted.code, 200);
+    assert_eq!(deleted.body["status"], "Success");
+    assert_eq!(deleted.body["details"]["name"], "a");
+    assert_eq!(deleted.body["details"]["uid"], created["metadata"]["uid"]);
+    let gone = client.get(&one("a")).await;
+    assert_eq!(gone.refused(404, "NotFound"), "configmaps \"a\" not found");
+    assert_eq!(gone.body["details"], json!({"name": "a", "kind": "configmaps"}));
+    client.delete(&one("a")).await.refused(404, "NotFound");
+}
+
+#[tokio::test]
+async fn an_object_lives_on_every_store() {
+    for sqlite in [false, true] {
+        let host = Host::start_with(SystemClock::new(), |options| {
+            if sqlite {
+                options.store = Location::Sqlite(options.data_dir.join("objects.db"));
+            }
+        })
+        .await;
+        life(&mut host.client().await).await;
+        host.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn requests_are_refused_as_kubernetes_refuses_them() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    client.post(MAPS, &map("there")).await.ok();
+    let good = map("new").to_string();
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut map = map("new");
+        change(&mut map);
+        map.to_string()
+    };
+    let unknown = with(&|map| map["spec"] = json!({"x": 1}));
+    let json = "application/json";
+    let strategic = "application/strategic-merge-patch+json";
+    let apply = "application/apply-patch+yaml";
+    let protobuf = "application/vnd.kubernetes.protobuf";
+    let there = one("there");
+    let merge = "application/merge-patch+json";
+    let strict = format!("{MAPS}?fieldValidation=Strict");
+    let cases: Vec<(&str, String, &str, String, u16, &str, &str)> = vec![
+        ("POST", MAPS.into(), json, "".into(), 400, "BadRequest", "empty"),
+        ("POST", MAPS.into(), json, "{".into(), 400, "BadRequest", "json parse error"),
+        ("POST", MAPS.into(), json, "[]".into(), 400, "BadRequest", "unmarshal"),
+        (
+            "POST",
+            MAPS.into(),
+            protobuf,
+            good.clone(),
+            415,
+            "UnsupportedMediaType",
+            "accepted media types include: application/json",
+        ),
+        ("POST", strict.clone(), json, unknown, 400, "BadRequest", "unknown field \"spec\""),
+        (
+            "POST",
+            strict,
+            json,
+            r#"{"metadata":{"name":"x","name":"y"}}"#.into(),
+            400,
+            "BadRequest",
+            "duplicate field \"metadata.name\"",
+        ),
+        (
+            "POST",
+            MAPS.into(),
+            json,
+            with(&|map| map["kind"] = "Node".into()),
+            400,
+            "BadRequest",
+            "Node",
+        ),
+        (
+            "POST",
+            MAPS.into(),
+            json,
+            with(&|map| map["apiVersion"] = "v2".into()),
+            400,
+            "BadRequest",
+            "v2",
+        ),
+        (
+            "POST",
+            MAPS.into(),
+            json,
+            with(&|map| map["data"]["key"] = 5.into()),
+            422,
+            "Invalid",
+            "data",
+        ),
+        (
+            "POST",
+            MAPS.into(),
+            json,
+            with(&|map| map["metadata"]["name"] = "../x".into()),
+            422,
+            "Invalid",
+            "metadata.name",
+        ),
+        (
+            "POST",
+            MAPS.into(),
+            json,
+            with(&|map| map["metadata"]["name"] = "Upper".into()),
+            422,
+            "Invalid",
+            "metadata.name",
+        ),
+        (
+            "POST",
+            MAPS.into(),
+            json,
+            with(&|map| map["metadata"]["namespace"] = "other".into()),
+            400,
+            "BadRequest",
+            "namespace",
+        ),
+        (
+            "POST",
+            MAPS.into(),
+            json,
+            with(&|map| map["metadata"]["resourceVersion"] = "5".into()),
+            400,
+            "BadRequest",
+            "resourceVersion",
+        ),
+        (
+            "POST",
+            format!("{MAPS}?dryRun=Some"),
+            json,
+            good.clone(),
+            422,
+            "Invalid",
+            "dryRun: Unsupported value: \"Some\": supported values: \"All\"",
+        ),
+        (
+            "POST",
+            format!("{MAPS}?fieldValidation=Maybe"),
+            json,
+            good.clone(),
+            422,
+            "Invalid",
+            "fieldValidation",
+        ),
+        (
+            "POST",
+            format!("{MAPS}?fieldManager={}", "x".repeat(129)),
+            json,
+            good.clone(),
+            422,
+            "Invalid",
+            "fieldManager",
+        ),
+        (
+            "POST",
+            "/api/v1/namespaces/nowhere/configmaps".into(),
+            json,
+            good.clone(),
+            404,
+            "NotFound",
+            "namespaces \"nowhere\" not found",
+        ),
+        (
+            "POST",
+            "/api/v1/configmaps".into(),
+            json,
+            good.clone(),
+            405,
+            "MethodNotAllowed",
+            "does not allow this method",
+        ),
+        (
+            "POST",
+            there.clone(),
+            json,
+            good.clone(),
+            405,
+            "MethodNotAllowed",
+            "does not allow this method",
+        ),
+        (
+            "PUT",
+            MAPS.into(),
+            json,
+            good.clone(),
+            405,
+            "MethodNotAllowed",
+            "does not allow this method",
+        ),
+        ("PUT", there.clone(), json, good.clone(), 400, "BadRequest", "name"),
+        (
+            "PUT",
+            one("missing"),
+            json,
+            map("missing").to_string(),
+            404,
+            "NotFound",
+            "configmaps \"missing\" not found",
+        ),
+        (
+            "PATCH",
+            there.clone(),
+            strategic,
+            "{}".into(),
+            415,
+            "UnsupportedMediaType",
+            "application/merge-patch+json",
+        ),
+        (
+            "PATCH",
+            there.clone(),
+            apply,
+            "{}".into(),
+            415,
+            "UnsupportedMediaType",
+            "application/merge-patch+json",
+        ),
+        ("PATCH", there.clone(), merge, "[]".into(), 400, "BadRequest", "patch"),
+        (
+            "PATCH",
+            there.clone(),
+            merge,
+            r#"{"metadata":{"resourceVersion":"1"}}"#.into(),
+            409,
+            "Conflict",
+            "the object has been modified",
+        ),
+        (
+            "PATCH",
+            there.clone(),
+            merge,
+            r#"{"metadata":{"name":"b"}}"#.into(),
+            400,
+            "BadRequest",
+            "name",
+        ),
+        (
+            "DELETE",
+            there.clone(),
+            json,
+            r#"{"kind":"Pod"}"#.into(),
+            400,
+            "BadRequest",
+            "DeleteOptions",
+        ),
+        (
+            "DELETE",
+            there.clone(),
+            json,
+            r#"{"preconditions":{"uid":"x"}}"#.into(),
+            409,
+            "Conflict",
+            "UID",
+        ),
+        (
+            "DELETE",
+            there.clone(),
+            json,
+            r#"{"propagationPolicy":"Sideways"}"#.into(),
+            422,
+            "Invalid",
+            "propagationPolicy",
+        ),
+        (
+            "DELETE",
+            format!("{there}?gracePeriodSeconds=x"),
+            json,
+            "".into(),
+            400,
+            "BadRequest",
+            "gracePeriodSeconds",
+        ),
+        (
+            "DELETE",
+            "/api/v1/namespaces/default".into(),
+            json,
+            "".into(),
+            403,
+            "Forbidden",
+            "may not be deleted",
+        ),
+        (
+            "DELETE",
+            "/api/v1/configmaps".into(),
+            json,
+            "".into(),
+            405,
+            "MethodNotAllowed",
+            "does not allow this method",
+        ),
+        (
+            "GET",
+            "/api/v1/configmaps/there".into(),
+            json,
+            "".into(),
+            404,
+            "NotFound",
+            "could not find the requested resource",
+        ),
+        (
+            "GET",
+            "/api/v1/namespaces/default/nodes".into(),
+            json,
+            "".into(),
+            404,
+            "NotFound",
+            "could not find the requested resource",
+        ),
+        (
+            "GET",
+            "/api/v1/namespaces/default/widgets".into(),
+            json,
+            "".into(),
+            404,
+            "NotFound",
+            "could not find the requested resource",
+        ),
+        (
+            "GET",
+            "/apis/nobody.example/v1/widgets".into(),
+            json,
+            "".into(),
+            404,
+            "NotFound",
+            "could not find the requested resource",
+        ),
+        (
+            "GET",
+            "/apis/nobody.example".into(),
+            json,
+            "".into(),
+            404,
+            "NotFound",
+            "could not find the requested resource",
+        ),
+        (
+            "GET",
+            "/nonsense".into(),
+            json,
+            "".into(),
+            404,
+            "NotFound",
+            "could not find the requested resource",
+        ),
+        (
+            "GET",
+            format!("{there}/status"),
+            json,
+            "".into(),
+            404,
+            "NotFound",
+            "could not find the requested resource",
+        ),
+        (
+            "GET",
+            format!("{there}/nonsense"),
+            json,
+            "".into(),
+            404,
+            "NotFound",
+            "could not find the requested resource",
+        ),
+        (
+            "GET",
+            format!("{there}?resourceVersion=99999"),
+            json,
+            "".into(),
+            504,
+            "Timeout",
+            "Too large resource version",
+        ),
+        (
+            "GET",
+            format!("{MAPS}?labelSelector=a%3D%3D%3Db"),
+            json,
+            "".into(),
+            400,
+            "BadRequest",
+            "",
+        ),
+        (
+            "GET",
+            format!("{MAPS}?fieldSelector=spec.color%3Dred"),
+            json,
+            "".into(),
+            400,
+            "BadRequest",
+            "field label not supported: spec.color",
+        ),
+        ("GET", format!("{MAPS}/%2e%2e"), json, "".into(), 400, "BadRequest", "may not be '..'"),
+        (
+            "GET",
+            format!("{MAPS}/..%2F..%2Fx"),
+            json,
+            "".into(),
+            400,
+            "BadRequest",
+            "may not contain '/'",
+        ),
+        ("GET", format!("{MAPS}/%ff"), json, "".into(), 400, "BadRequest", "UTF-8"),
+        (
+            "POST",
+            "/healthz".into(),
+            json,
+            "".into(),
+            405,
+            "MethodNotAllowed",
+            "does not allow this method",
+        ),
+        (
+            "POST",
+            "/apis".into(),
+            json,
+            "".into(),
+            405,
+            "MethodNotAllowed",
+            "does not allow this method",
+        ),
+    ];
+    for (method, path, kind, body, code, reason, part) in cases {
+        let answer = client.call(method, &path, kind, body.clone()).await;
+        println!("{method} {path} {body}");
+        let message = answer.refused(code, reason);
+        assert!(message.contains(part), "{method} {path} {body}: {message}");
+        if code == 422 && !body.is_empty() {
+            assert!(answer.body["details"]["causes"][0]["field"].is_string(), "{:?}", answer.body);
+        }
+    }
+    let names: Vec<Value> = client.get(MAPS).await.ok()["items"].as_array().unwrap().clone();
+    assert_eq!(names.len(), 1, "nothing that was refused was written");
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn dry_runs_and_warnings_change_nothing_but_the_answer() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    let dry = client.post(&format!("{MAPS}?dryRun=All"), &map("a")).await;
+    assert_eq!(dry.code, 201);
+    assert_eq!(dry.body["metadata"]["name"], "a");
+    client.get(&one("a")).await.refused(404, "NotFound");
+
+    let mut odd = map("a");
+    odd["nonsense"] = 1.into();
+    let warned = client.post(MAPS, &odd).await;
+    assert_eq!(warned.code, 201);
+    assert_eq!(warned.headers["warning"], "299 - \"unknown field \\\"nonsense\\\"\"");
+    let silent = client.put(&format!("{}?fieldValidation=Ignore", one("a")), &odd).await;
+    assert!(silent.code == 200 && !silent.headers.contains_key("warning"));
+
+    let dry = format!("{}?dryRun=All", one("a"));
+    let merged = client.merge(&dry, &json!({"data": {"x": "y"}})).await;
+    assert_eq!(merged.ok()["data"]["x"], "y");
+    assert_eq!(client.get(&one("a")).await.ok()["data"], json!({"key": "value"}));
+    let dry = client.delete(&format!("{}?dryRun=All", one("a"))).await;
+    assert_eq!(dry.body["status"], "Success");
+    assert_eq!(client.get(&one("a")).await.code, 200);
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn yaml_bodies_and_generated_names_work() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    let yaml = "metadata:\n  generateName: made-\ndata:\n  a: b\n";
+    let created = client.call("POST", MAPS, "application/yaml", yaml).await.ok();
+    let name = created["metadata"]["name"].as_str().unwrap();
+    assert!(name.starts_with("made-") && name.len() > 5, "{name}");
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn status_is_written_on_its_own() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    let node = json!({"metadata": {"name": "n"}, "spec": {"unschedulable": true}});
+    client.post(NODES, &node).await.ok();
+    let status = "/api/v1/nodes/n/status";
+    let conditions = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}, "spec": {"unschedulable": false}});
+    let patched = client.merge(status, &conditions).await.ok();
+    assert_eq!(patched["status"]["conditions"][0]["type"], "Ready");
+    assert_eq!(patched["spec"]["unschedulable"], true);
+    assert_eq!(patched["metadata"]["generation"], 1);
+    assert_eq!(client.get(status).await.ok(), patched);
+    let main = client
+        .merge("/api/v1/nodes/n", &json!({"status": null, "spec": {"unschedulable": null}}))
+        .await
+        .ok();
+    assert_eq!(main["status"], patched["status"]);
+    assert_eq!(main["metadata"]["generation"], 2);
+    let mut put = main.clone();
+    put["status"]["conditions"] = json!([]);
+    assert_eq!(client.put(status, &put).await.ok()["status"]["conditions"], json!([]));
+    client.call("DELETE", status, "application/json", "").await.refused(405, "MethodNotAllowed");
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn a_finalizer_holds_an_object_until_it_is_gone() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    let mut held = map("held");
+    held["metadata"]["finalizers"] = json!(["example.dev/hold"]);
+    client.post(MAPS, &held).await.ok();
+    let marked = client.delete(&one("held")).await.ok();
+    assert_eq!(marked["kind"], "ConfigMap");
+    assert!(marked["metadata"]["deletionTimestamp"].is_string());
+    assert_eq!(client.delete(&one("held")).await.ok(), marked);
+    client.merge(&one("held"), &json!({"metadata": {"finalizers": null}})).await.ok();
+    client.get(&one("held")).await.refused(404, "NotFound");
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn one_of_two_who_replace_the_same_version_is_refused() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    let created = client.post(MAPS, &map("a")).await.ok();
+    let mut racers = Vec::new();
+    for racer in 0..8 {
+        let mut client = host.client().await;
+        let mut next = created.clone();
+        next["data"]["key"] = racer.to_string().into();
+        racers.push(tokio::spawn(async move { client.put(&one("a"), &next).await.code }));
+    }
+    let mut codes = Vec::new();
+    for racer in racers {
+        codes.push(racer.await.unwrap());
+    }
+    codes.sort_unstable();
+    assert_eq!(codes, [200, 409, 409, 409, 409, 409, 409, 409]);
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn answers_come_in_the_form_that_was_asked_for() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    client.post(MAPS, &map("a")).await.ok();
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let body = client.get_as(&one("a"), table).await.ok();
+    assert_eq!(
+        (body["kind"].as_str(), body["apiVersion"].as_str()),
+        (Some("Table"), Some("meta.k8s.io/v1"))
+    );
+    assert_eq!(body["columnDefinitions"][0]["name"], "Name");
+    assert_eq!(body["rows"][0]["cells"][0], "a");
+    assert_eq!(body["rows"][0]["object"]["kind"], "PartialObjectMetadata");
+    let body = client.get_as(&format!("{MAPS}?includeObject=None"), table).await.ok();
+    assert!(body["rows"][0].get("object").is_none());
+    let body = client.get_as(&format!("{MAPS}?includeObject=Object"), table).await.ok();
+    assert_eq!(body["rows"][0]["object"]["data"]["key"], "value");
+    client.get_as(&format!("{MAPS}?includeObject=Some"), table).await.refused(400, "BadRequest");
+    let metadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+    let body = client.get_as(MAPS, metadata).await.ok();
+    assert_eq!(body["kind"], "PartialObjectMetadataList");
+    assert_eq!(body["items"][0]["kind"], "PartialObjectMetadata");
+    assert!(body["items"][0].get("data").is_none());
+    client.get_as(MAPS, "application/vnd.kubernetes.protobuf").await.refused(406, "NotAcceptable");
+    client.get_as(MAPS, "text/html").await.refused(406, "NotAcceptable");
+    assert_eq!(client.get_as(MAPS, "text/html,*/*;q=0.8").await.code, 200);
+    let pretty = client.get(&format!("{}?pretty=true", one("a"))).await;
+    assert!(pretty.bytes.starts_with(b"{\n  \""));
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn the_api_describes_itself() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
+    for (path, kind) in [("/api", "APIVersions"), ("/apis", "APIGroupList")] {
+        assert_eq!(client.get(path).await.ok()["kind"], kind);
+        let both = client.get_as(path, aggregated).await;
+        assert_eq!(
+            both.headers["content-type"],
+            "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+        );
+        assert_eq!(both.ok()["kind"], "APIGroupDiscoveryList");
+    }
+    assert_eq!(client.get("/api/v1").await.ok()["kind"], "APIResourceList");
+    assert_eq!(client.get("/apis/coordination.k8s.io").await.ok()["kind"], "APIGroup");
+    assert_eq!(client.get("/apis/coordination.k8s.io/v1").await.ok()["kind"], "APIResourceList");
+    let index = client.get("/openapi/v3").await.ok();
+    let address = index["paths"]["api/v1"]["serverRelativeURL"].as_str().unwrap().to_owned();
+    assert_eq!(client.get(&address).await.ok()["openapi"], "3.0.0");
+    client.get("/openapi/v3/api/v9").await.refused(404, "NotFound");
+    assert!(client.get("/").await.ok()["paths"].is_array());
+    assert_eq!(client.get("/version").await.ok()["major"], "1");
+    assert_eq!(client.get("/api/v1/pods").await.ok()["items"], json!([]));
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn requests_of_a_head_and_of_several_on_one_connection_are_answered() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    client.post(MAPS, &map("a")).await.ok();
+    let head = client.request("HEAD", &one("a")).body(Full::default()).unwrap();
+    let head = client.send(head).await;
+    assert_eq!((head.code, head.bytes.len()), (200, 0));
+    for _ in 0..50 {
+        assert_eq!(client.get(&one("a")).await.code, 200);
+    }
+    host.stop().await;
+}

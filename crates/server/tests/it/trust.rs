@@ -1,0 +1,221 @@
+//! Who is let in, and how far.
+
+use mainstay_server::tls::Authority;
+use mainstay_store::Location;
+use mainstay_store::clock::SystemClock;
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use crate::client::{Host, MAPS, map, one};
+
+#[tokio::test]
+async fn strangers_see_health_and_nothing_else() {
+    let host = Host::start().await;
+    for token in [None, Some("mst_forged".to_owned()), Some(String::new())] {
+        let mut stranger = host.client_with(token).await;
+        for path in ["/healthz", "/livez", "/readyz", "/version", "/readyz?verbose"] {
+            assert_eq!(stranger.get(path).await.code, 200, "{path}");
+        }
+        for path in ["/api", "/apis", MAPS, "/metrics", "/openapi/v3", "/mainstay/v1/tokens", "/x"]
+        {
+            let refused = stranger.get(path).await;
+            assert_eq!(refused.refused(401, "Unauthorized"), "Unauthorized", "{path}");
+        }
+    }
+    let mut client = host.client().await;
+    assert_eq!(client.get("/readyz").await.bytes, "ok");
+    let verbose = client.get("/readyz?verbose").await;
+    assert!(verbose.bytes.starts_with(b"[+]ping ok\n"), "{:?}", verbose.bytes);
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn each_role_may_do_what_it_is_for() {
+    let host = Host::start().await;
+    let mut admin = host.client().await;
+    admin.post(MAPS, &map("there")).await.ok();
+    for name in ["n1", "n2"] {
+        admin.post("/api/v1/nodes", &json!({"metadata": {"name": name}})).await.ok();
+    }
+    let event = |name: &str| json!({"metadata": {"name": name, "namespace": "default"}, "involvedObject": {"kind": "Node", "name": "n1"}, "reason": "x", "message": "y", "type": "Normal"});
+    let lease = |name: &str| json!({"metadata": {"name": name}, "spec": {"holderIdentity": "n1"}});
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+    let elsewhere = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+    let events = "/api/v1/namespaces/default/events";
+    let viewer = json!({"role": "viewer"});
+    let editor = json!({"role": "editor", "ttlSeconds": 3600});
+    let node = json!({"role": "node", "node": "n1"});
+    let note = json!({"metadata": {"annotations": {"a": "b"}}});
+    let none = Value::Null;
+    let cases: Vec<(&Value, &str, String, &Value, u16)> = vec![
+        (&viewer, "GET", one("there"), &none, 200),
+        (&viewer, "GET", MAPS.into(), &none, 200),
+        (&viewer, "GET", "/metrics".into(), &none, 200),
+        (&viewer, "DELETE", one("there"), &none, 403),
+        (&viewer, "DELETE", MAPS.into(), &none, 403),
+        (&viewer, "PATCH", one("there"), &note, 403),
+        (&viewer, "GET", "/mainstay/v1/tokens".into(), &none, 403),
+        (&editor, "PATCH", one("there"), &note, 200),
+        (&editor, "GET", "/mainstay/v1/tokens".into(), &none, 403),
+        (&editor, "POST", "/mainstay/v1/tokens".into(), &viewer, 403),
+        (&node, "GET", one("there"), &none, 200),
+        (&node, "PATCH", one("there"), &note, 403),
+        (&node, "DELETE", one("there"), &none, 403),
+        (&node, "DELETE", MAPS.into(), &none, 403),
+        (&node, "PATCH", "/api/v1/nodes/n1".into(), &note, 200),
+        (&node, "PATCH", "/api/v1/nodes/n1/status".into(), &note, 200),
+        (&node, "PATCH", "/api/v1/nodes/n2".into(), &note, 403),
+        (&node, "PATCH", "/api/v1/nodes/n2/status".into(), &note, 403),
+        (&node, "DELETE", "/api/v1/nodes/n2".into(), &none, 403),
+        (&node, "PATCH", "/api/v1/namespaces/default".into(), &note, 403),
+        (&node, "GET", "/mainstay/v1/tokens".into(), &none, 403),
+    ];
+    for (wish, method, path, body, code) in cases {
+        let token = host.token(wish.clone()).await;
+        let mut client = host.client_with(Some(token)).await;
+        let kind =
+            if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let answer = client.call(method, &path, kind, body).await;
+        assert_eq!(answer.code, code, "{wish} {method} {path}: {answer:?}");
+        if code == 403 {
+            answer.refused(403, "Forbidden");
+        }
+    }
+    let token = host.token(node).await;
+    let mut client = host.client_with(Some(token)).await;
+    let creations = [
+        (leases, lease("n1"), 201),
+        (leases, lease("n2"), 403),
+        (elsewhere, lease("n1"), 403),
+        (events, event("e"), 201),
+        ("/api/v1/nodes", json!({"metadata": {"name": "n3"}}), 403),
+        (MAPS, map("mine"), 403),
+    ];
+    for (path, body, code) in creations {
+        let answer = client.post(path, &body).await;
+        assert_eq!(answer.code, code, "{path} {body}: {answer:?}");
+    }
+    let message = client.delete("/api/v1/nodes/n2").await;
+    let expected = "nodes \"n2\" is forbidden: User \"system:node:n1\" cannot delete resource \"nodes\" in API group \"\" at the cluster scope";
+    assert_eq!(message.refused(403, "Forbidden"), expected);
+    client.delete("/api/v1/nodes/n1").await.ok();
+    client.post("/api/v1/nodes", &json!({"metadata": {"name": "n1"}})).await.ok();
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn tokens_are_listed_revoked_and_never_shown_again() {
+    let host = Host::start().await;
+    let mut admin = host.client().await;
+    let token = host.token(json!({"role": "viewer", "name": "ada"})).await;
+    let list = admin.get("/mainstay/v1/tokens").await;
+    assert!(!String::from_utf8_lossy(&list.bytes).contains(&token));
+    let items = list.body["items"].as_array().unwrap().clone();
+    let ada = items.iter().find(|item| item["name"] == "ada").unwrap();
+    let id = ada["id"].as_str().unwrap();
+    let mut client = host.client_with(Some(token)).await;
+    assert_eq!(client.get(MAPS).await.code, 200);
+    admin.delete(&format!("/mainstay/v1/tokens/{id}")).await.ok();
+    client.get(MAPS).await.refused(401, "Unauthorized");
+    admin.delete(&format!("/mainstay/v1/tokens/{id}")).await.refused(404, "NotFound");
+    for (wish, code) in [
+        (json!({"role": "node"}), 422),
+        (json!({"role": "admin", "node": "x"}), 422),
+        (json!({"role": "king"}), 400),
+        (json!({"role": "viewer", "x": 1}), 400),
+    ] {
+        assert_eq!(admin.post("/mainstay/v1/tokens", &wish).await.code, code, "{wish}");
+    }
+    admin.put("/mainstay/v1/tokens", &json!({})).await.refused(405, "MethodNotAllowed");
+    let leaked = admin.get("/apis/internal.mainstay.dev/v1/tokens").await;
+    leaked.refused(404, "NotFound");
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn certificates_of_our_authority_open_doors_and_others_do_not() {
+    let host = Host::start_with(SystemClock::new(), |_| {}).await;
+    let objects = host.running.resources().objects().clone();
+    let now = host.running.resources().clock().now();
+    let authority = Authority::load_or_create(&*objects, now).await.unwrap();
+    let hour = Duration::from_secs(3600);
+    for (user, group, read, write) in
+        [("ada", "admin", 200, 201), ("victor", "viewer", 200, 403), ("eve", "strangers", 403, 403)]
+    {
+        let pair = authority.client(user, group, hour, now).unwrap();
+        let mut client = host.certified_client(&pair.certificate, &pair.key).await;
+        assert_eq!(client.get(MAPS).await.code, read, "{user}");
+        assert_eq!(client.post(MAPS, &map(user)).await.code, write, "{user}");
+    }
+    let stranger = tempfile::tempdir().unwrap();
+    let other = Host::start_in(stranger, SystemClock::new(), |_| {}).await;
+    let foreign = Authority::load_or_create(&**other.running.resources().objects(), now);
+    let pair = foreign.await.unwrap().client("ada", "admin", hour, now).unwrap();
+    let config = host.tls(Some((&pair.certificate, &pair.key)), &[b"http/1.1"]);
+    let tcp = tokio::net::TcpStream::connect(host.running.local_addr()).await.unwrap();
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+    let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+    // With TLS 1.3 the client learns of the refusal when it first reads.
+    if let Ok(mut stream) = connector.connect(name, tcp).await {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(stream.read_u8().await.is_err());
+    }
+    other.stop().await;
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn trust_survives_a_restart_and_files_are_private() {
+    let sqlite = |options: &mut mainstay_server::Options| {
+        options.store = Location::Sqlite(options.data_dir.join("objects.db"));
+    };
+    let host = Host::start_with(SystemClock::new(), sqlite).await;
+    let (token, viewer) = (host.token.clone(), host.token(json!({"role": "viewer"})).await);
+    let authority = std::fs::read_to_string(host.dir.path().join("ca.crt")).unwrap();
+    let mode = |name: &str| {
+        let path = host.dir.path().join(name);
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    };
+    assert_eq!((mode("kubeconfig"), mode("audit.log")), (0o600, 0o600));
+    let dir = host.stop().await;
+    let host = Host::start_in(dir, SystemClock::new(), sqlite).await;
+    assert_eq!(host.token, token, "the kubeconfig still works, so it was kept");
+    assert_eq!(std::fs::read_to_string(host.dir.path().join("ca.crt")).unwrap(), authority);
+    assert_eq!(host.client_with(Some(viewer)).await.get(MAPS).await.code, 200);
+    let dir = host.stop().await;
+
+    std::fs::remove_file(dir.path().join("kubeconfig")).unwrap();
+    let host = Host::start_in(dir, SystemClock::new(), sqlite).await;
+    assert_ne!(host.token, token);
+    assert_eq!(host.client().await.get(MAPS).await.code, 200);
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn plain_http_is_for_loopback_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let listen = "0.0.0.0:0".parse().unwrap();
+    let registry = crate::client::registry();
+    let mut options =
+        mainstay_server::Options::new(listen, dir.path().to_owned(), registry, SystemClock::new());
+    options.plain_http = true;
+    let refused = mainstay_server::Server::start(options).await.unwrap_err();
+    assert!(refused.to_string().contains("loopback"), "{refused}");
+
+    let host = Host::start_with(SystemClock::new(), |options| options.plain_http = true).await;
+    let tcp = tokio::net::TcpStream::connect(host.running.local_addr()).await.unwrap();
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (mut read, mut write) = tcp.into_split();
+    let request = format!(
+        "GET {MAPS} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\nconnection: close\r\n\r\n",
+        host.token
+    );
+    write.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    read.read_to_string(&mut text).await.unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
+    host.stop().await;
+}
