@@ -7,5 +7,6 @@ mod hostile;
 mod lifecycle;
 mod lists;
 mod objects;
+mod refusals;
 mod trust;
 mod watches;
