@@ -15,6 +15,7 @@ pub mod discovery;
 mod documents;
 mod events;
 mod files;
+mod garbage;
 mod gate;
 mod health;
 mod identity;

@@ -32,7 +32,7 @@ use crate::options::{Limits, Options};
 use crate::service::App;
 use crate::tls::{self, Authority, Tls};
 use crate::tokens::{self, Tokens, Wish};
-use crate::{events, files, namespaces};
+use crate::{events, files, garbage, namespaces};
 
 /// How long a housekeeper rests after a failure before it tries again.
 const REST: Duration = Duration::from_secs(1);
@@ -246,6 +246,13 @@ impl Server {
             move || {
                 let resources = resources.clone();
                 async move { namespaces::run(&resources).await }
+            }
+        });
+        house.keep("garbage", clock.clone(), {
+            let resources = resources.clone();
+            move || {
+                let resources = resources.clone();
+                async move { garbage::run(&resources).await }
             }
         });
         house.keep("events", clock.clone(), {

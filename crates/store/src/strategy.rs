@@ -106,6 +106,11 @@ pub enum Propagation {
     Foreground,
 }
 
+/// The finalizer of an object that waits for its dependents to go first.
+pub const FOREGROUND: &str = "foregroundDeletion";
+/// The finalizer of an object whose dependents are to be let go of first.
+pub const ORPHAN: &str = "orphan";
+
 /// Under which conditions and how an object is deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeleteOptions {
@@ -241,13 +246,15 @@ pub fn prepare_delete(
         return Err(Error::forbidden(kind, key.name(), &why));
     }
     metadata::check_preconditions(kind, key, old, options)?;
-    if !is_held(kind, old) {
+    let mut marked = old.clone();
+    let awaited = set_propagation(metadata::of(&mut marked), options.propagation);
+    if !is_held(kind, &marked) {
         return Ok(Deletion::Remove);
     }
     if is_marked(old) {
-        return Ok(Deletion::AlreadyMarked);
+        let changed = awaited && marked != *old;
+        return Ok(if changed { Deletion::Mark(marked) } else { Deletion::AlreadyMarked });
     }
-    let mut marked = old.clone();
     let metadata = metadata::of(&mut marked);
     let moment = Time::new(now).to_string();
     metadata.insert("deletionTimestamp".to_owned(), Value::from(moment));
@@ -262,6 +269,33 @@ pub fn prepare_delete(
         }
     }
     Ok(Deletion::Mark(marked))
+}
+
+/// Notes in the finalizers what is to happen to dependents; if nothing was said, what is noted
+/// already stays. Says whether anything was said.
+fn set_propagation(metadata: &mut Object, propagation: Option<Propagation>) -> bool {
+    let Some(propagation) = propagation else { return false };
+    let finalizers = metadata.get("finalizers").and_then(Value::as_array);
+    let mut finalizers = finalizers.cloned().unwrap_or_default();
+    let wanted = match propagation {
+        Propagation::Foreground => Some(FOREGROUND),
+        Propagation::Orphan => Some(ORPHAN),
+        Propagation::Background => None,
+    };
+    finalizers.retain(|finalizer| {
+        ![FOREGROUND, ORPHAN].iter().any(|ours| finalizer == ours && wanted != Some(*ours))
+    });
+    if let Some(wanted) = wanted
+        && !finalizers.iter().any(|finalizer| finalizer == wanted)
+    {
+        finalizers.push(Value::from(wanted));
+    }
+    if finalizers.is_empty() {
+        metadata.remove("finalizers");
+    } else {
+        metadata.insert("finalizers".to_owned(), Value::Array(finalizers));
+    }
+    true
 }
 
 /// Whether an object is on its way out.
