@@ -151,6 +151,7 @@ fn operation(kind: &Kind, verb: Verb, part: &str, suffix: &str) -> Value {
         Verb::Patch => {
             let patch = json!({"schema": reference(&shared_name("Patch"))});
             let mut content = json!({
+                "application/apply-patch+yaml": patch,
                 "application/json-patch+json": patch,
                 "application/merge-patch+json": patch,
             });
