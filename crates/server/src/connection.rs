@@ -27,6 +27,8 @@ const GO_ON: u8 = 0;
 const FINISH: u8 = 1;
 const CLOSE: u8 = 2;
 
+const IDLE: &str = "it is idle";
+
 /// What one connection is doing, and since when.
 #[derive(Debug)]
 pub(crate) struct Pulse {
@@ -64,7 +66,7 @@ fn overstays(reading: Reading, limits: &Limits) -> Option<&'static str> {
     } else if shaken && !busy && head && quiet > limits.head_time {
         Some("the head of its request takes too long")
     } else if shaken && !busy && !head && quiet > limits.idle {
-        Some("it is idle")
+        Some(IDLE)
     } else {
         None
     }
@@ -257,9 +259,13 @@ impl Connections {
         loop {
             self.tick.store(millis(self.clock.elapsed()), Relaxed);
             for pulse in self.lock().pulses.values() {
-                if let Some(why) = overstays(pulse.reading(), &self.limits) {
+                let reading = pulse.reading();
+                if let Some(why) = overstays(reading, &self.limits) {
                     tracing::debug!(why, "closing a connection");
-                    pulse.order(CLOSE);
+                    // One that did nothing wrong is told, and has until the next sweep.
+                    let told = pulse.order.load(Relaxed) != GO_ON;
+                    let blameless = why == IDLE;
+                    pulse.order(if blameless && !told { FINISH } else { CLOSE });
                 }
             }
             self.clock.sleep(SWEEP).await;

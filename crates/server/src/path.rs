@@ -58,7 +58,7 @@ pub(crate) fn parse(path: &str) -> Result<Path<'_>, Error> {
         }
         (group, version, rest)
     } else {
-        return Ok(Path::Other(path));
+        return Ok(Path::Other(if trimmed.is_empty() { path } else { trimmed }));
     };
     let Some(version) = version else {
         return Ok(Path::Discovery(Discovery::Core));
@@ -212,7 +212,9 @@ mod tests {
                 objects(lease, "leases", Some("a"), Some("b"), Some("status")),
             ),
             ("/apiserver", Path::Other("/apiserver")),
+            ("/", Path::Other("/")),
             ("/healthz", Path::Other("/healthz")),
+            ("/version/", Path::Other("/version")),
             ("/api/v1/a/b/c/d/e/f/g/h", Path::Other("/api/v1/a/b/c/d/e/f/g/h")),
         ];
         for (path, expected) in cases {

@@ -17,7 +17,7 @@ async fn requests_are_refused_as_kubernetes_refuses_them() {
     };
     let unknown = with(&|map| map["spec"] = json!({"x": 1}));
     let json = "application/json";
-    let strategic = "application/strategic-merge-patch+json";
+    let unheard_of = "application/diff";
     let apply = "application/apply-patch+yaml";
     let protobuf = "application/vnd.kubernetes.protobuf";
     let there = one("there");
@@ -185,7 +185,7 @@ async fn requests_are_refused_as_kubernetes_refuses_them() {
         (
             "PATCH",
             there.clone(),
-            strategic,
+            unheard_of,
             "{}".into(),
             415,
             "UnsupportedMediaType",
