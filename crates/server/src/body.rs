@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::negotiate::Format;
 use crate::patch::{DEPTH, shallow};
+use crate::protobuf;
 
 /// How much of a body that is too large is still taken, so that its sender hears the answer
 /// instead of a broken connection.
@@ -82,6 +83,7 @@ pub(crate) fn object(format: Format, body: &[u8]) -> Result<Decoded, Error> {
     let is_json = || body.trim_ascii_start().first() == Some(&b'{') && decode(body).is_ok();
     let decoded = match format {
         Format::Yaml => from_yaml(body)?,
+        Format::Protobuf => Decoded { object: protobuf::object(body)?, duplicates: Vec::new() },
         Format::Apply if !is_json() => from_yaml(body)?,
         _ => decode(body)?,
     };

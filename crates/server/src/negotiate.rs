@@ -18,6 +18,7 @@ pub(crate) enum Form {
 pub(crate) enum Format {
     Json,
     Yaml,
+    Protobuf,
     JsonPatch,
     MergePatch,
     /// A configuration to be applied, as YAML, which JSON is too.
@@ -155,6 +156,7 @@ pub(crate) fn object_format(content_type: Option<&str>) -> Result<Format, Error>
     match content_type.map(media) {
         None | Some("" | "application/json" | "text/json" | "*/*") => Ok(Format::Json),
         Some("application/yaml" | "application/x-yaml" | "text/yaml") => Ok(Format::Yaml),
+        Some("application/vnd.kubernetes.protobuf") => Ok(Format::Protobuf),
         Some(other) => Err(unsupported(other, "application/json, application/yaml")),
     }
 }
@@ -244,7 +246,7 @@ mod tests {
             (None, Some(Format::Json)),
             (Some("application/json; charset=utf-8"), Some(Format::Json)),
             (Some("application/yaml"), Some(Format::Yaml)),
-            (Some("application/vnd.kubernetes.protobuf"), None),
+            (Some("application/vnd.kubernetes.protobuf"), Some(Format::Protobuf)),
         ];
         for (given, expected) in objects {
             assert_eq!(object_format(given).ok(), expected, "{given:?}");

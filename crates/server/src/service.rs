@@ -34,6 +34,7 @@ use crate::path::{self, Path, Target};
 use crate::query::Query;
 use crate::render;
 use crate::reply::{self, Body, Reply};
+use crate::reviews;
 use crate::tokens::Tokens;
 use crate::watch;
 use crate::write::Writing;
@@ -211,6 +212,11 @@ impl App {
         let query = Query::parse(parts.uri.query())?;
         let registry = self.resources.registry();
         let Some(kind) = registry.find(target.group, target.version, target.plural) else {
+            if let Some(review) = reviews::named(target) {
+                asked.verb = method_verb(&parts.method);
+                let _inside = self.requests.enter()?;
+                return reviews::answer(self, parts, body, review, user).await;
+            }
             return self.unknown_kind(parts, target, asked);
         };
         let part = part(kind, target)?;

@@ -56,7 +56,6 @@ typed!(Lease, group: "coordination.k8s.io", version: "v1", plural: "leases", nam
 
 pub(super) fn kind() -> Kind {
     Kind::of::<Lease>()
-        .memory()
         .column(
             Column::string("Holder", ".spec.holderIdentity")
                 .about("holderIdentity contains the identity of the holder of a current lease."),
