@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use mainstay_controller::election::{self, Election};
+use mainstay_store::Location;
 use mainstay_store::clock::Clock;
 use mainstay_store::memory::MemoryStore;
 use mainstay_store::objects::{self, Objects};
 use mainstay_store::registry::{Durability, Kind};
-use mainstay_store::resources::{RandomIdentities, Resources};
+use mainstay_store::resources::{Identities, RandomIdentities, Resources};
 use mainstay_store::tiered::{self, Tiered};
 use mainstay_store::{location, status};
 use tokio::task::JoinHandle;
@@ -87,6 +89,7 @@ pub struct Running {
     url: String,
     kubeconfig: PathBuf,
     resources: Resources,
+    election: Option<election::Handle>,
     handle: Handle,
     ended: JoinHandle<()>,
 }
@@ -127,6 +130,13 @@ impl Running {
     #[must_use]
     pub fn resources(&self) -> &Resources {
         &self.resources
+    }
+
+    /// The election among the servers of a shared store, which decides who runs controllers; none
+    /// where this server is alone.
+    #[must_use]
+    pub fn election(&self) -> Option<&election::Handle> {
+        self.election.as_ref()
     }
 
     /// A way to end it.
@@ -201,6 +211,7 @@ impl Server {
         )
         .map_err(|source| Error::File { path, source })?;
 
+        let election = stand(&options.store, &url, &objects, &clock);
         let stop = CancellationToken::new();
         let rest = stop.child_token();
         let housekeeping = TaskTracker::new();
@@ -216,6 +227,9 @@ impl Server {
         let written = write_files(&data_dir, &url, &authority, plain_http, &tokens).await;
         if let Err(error) = written {
             house.end().await;
+            if let Some(election) = election {
+                election.shutdown().await;
+            }
             drop(audit);
             writing.ended().await;
             return Err(error);
@@ -241,26 +255,17 @@ impl Server {
             limits: limits.clone(),
         });
         house.sweep(connections.clone());
-        house.keep("namespaces", clock.clone(), {
-            let resources = resources.clone();
-            move || {
-                let resources = resources.clone();
-                async move { namespaces::run(&resources).await }
-            }
-        });
-        house.keep("garbage", clock.clone(), {
-            let resources = resources.clone();
-            move || {
-                let resources = resources.clone();
-                async move { garbage::run(&resources).await }
-            }
-        });
-        house.keep("events", clock.clone(), {
-            let (resources, limits) = (resources.clone(), limits.clone());
-            move || {
-                let (resources, limits) = (resources.clone(), limits.clone());
-                async move { events::run(&resources, &limits).await }
-            }
+        let led = Led { election, resources: resources.clone(), clock: clock.clone() };
+        house.keep_led(
+            "namespaces",
+            &led,
+            |resources| async move { namespaces::run(&resources).await },
+        );
+        house.keep_led("garbage", &led, |resources| async move { garbage::run(&resources).await });
+        let bounds = limits.clone();
+        house.keep_led("events", &led, move |resources| {
+            let limits = bounds.clone();
+            async move { events::run(&resources, &limits).await }
         });
         let acceptor = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config.clone()));
         if let Some(tls) = tls {
@@ -282,6 +287,7 @@ impl Server {
             connections,
             tasks,
             house,
+            election: led.election.clone(),
             objects,
             writing,
             clock,
@@ -292,6 +298,7 @@ impl Server {
             url,
             kubeconfig: in_dir("kubeconfig"),
             resources,
+            election: led.election,
             handle: Handle { stop },
             ended: tokio::spawn(serving.until_ended()),
         })
@@ -317,6 +324,20 @@ async fn open(options: &Options) -> Result<Arc<dyn Objects>, Error> {
     };
     let memory = MemoryStore::new(epoch, settings.retention, settings.largest_object, clock);
     Ok(Arc::new(Tiered::new(durable, memory, in_memory)))
+}
+
+/// Stands for election where several servers share a store; elsewhere this one is alone, and leads.
+fn stand(
+    store: &Location,
+    url: &str,
+    objects: &Arc<dyn Objects>,
+    clock: &Arc<dyn Clock>,
+) -> Option<election::Handle> {
+    let Location::Etcd(_) = store else { return None };
+    let holder = format!("{url} {}", RandomIdentities.uid());
+    let options =
+        election::Options { address: url.to_owned(), ..election::Options::new("servers", &holder) };
+    Some(Election::run(options, objects.clone(), clock.clone()))
 }
 
 /// Writes the files people start with, unless those that are there still work.
@@ -348,6 +369,14 @@ async fn write_files(
     write("kubeconfig", 0o600, &files::kubeconfig(url, authority, &token))
 }
 
+/// What housekeepers need that only the leader of several servers runs.
+#[derive(Clone, Debug)]
+struct Led {
+    election: Option<election::Handle>,
+    resources: Resources,
+    clock: Arc<dyn Clock>,
+}
+
 /// The tasks that keep a server in order, and the way to end them.
 #[derive(Debug)]
 struct House {
@@ -376,6 +405,35 @@ impl House {
         self.tasks.spawn(async move { stop.run_until_cancelled(work).await });
     }
 
+    /// Runs a housekeeper while this server leads, writing under its fence.
+    fn keep_led<F>(
+        &self,
+        name: &'static str,
+        led: &Led,
+        work: impl Fn(Resources) -> F + Send + Sync + 'static,
+    ) where
+        F: Future<Output = Result<(), status::Error>> + Send,
+    {
+        let Led { election, resources, clock } = led.clone();
+        let work = Arc::new(work);
+        self.keep(name, clock, move || {
+            let (election, resources) = (election.clone(), resources.clone());
+            let work = work.clone();
+            async move {
+                let Some(election) = election else { return work(resources).await };
+                while let Some(fence) = election.leading().await {
+                    let mut leadership = election.leadership();
+                    let lost = leadership.wait_for(|now| now.fence() != Some(&fence));
+                    tokio::select! {
+                        done = work(resources.fenced(fence.clone())) => return done,
+                        _ = lost => {}
+                    }
+                }
+                Ok(())
+            }
+        });
+    }
+
     fn sweep(&self, connections: Arc<Connections>) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move { stop.run_until_cancelled(connections.sweep()).await });
@@ -401,6 +459,7 @@ struct Serving {
     connections: Arc<Connections>,
     tasks: TaskTracker,
     house: House,
+    election: Option<election::Handle>,
     objects: Arc<dyn Objects>,
     writing: Writing,
     clock: Arc<dyn Clock>,
@@ -423,6 +482,9 @@ impl Serving {
             }
         }
         self.house.end().await;
+        if let Some(election) = self.election {
+            election.shutdown().await;
+        }
         self.objects.close().await;
         drop(self.app);
         self.writing.ended().await;

@@ -2,11 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod applied;
 mod client;
+#[path = "../../../store/tests/it/cluster.rs"]
+mod cluster;
 mod hostile;
 mod lifecycle;
 mod lists;
 mod objects;
 mod refusals;
+mod several;
 mod trust;
 mod watches;

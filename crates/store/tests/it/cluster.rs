@@ -4,8 +4,8 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use mainstay_store::etcd::Address;
@@ -59,18 +59,6 @@ impl Cluster {
         let cluster = Self { members, folder };
         cluster.wait_until_it_serves();
         cluster
-    }
-
-    /// The one-member cluster that tests without faults share.
-    pub(crate) fn shared() -> &'static Self {
-        static SHARED: OnceLock<Cluster> = OnceLock::new();
-        SHARED.get_or_init(|| Self::start(1))
-    }
-
-    /// One that a single test has to itself, so that nobody else moves its revision or compacts.
-    pub(crate) fn quiet() -> &'static Self {
-        static QUIET: OnceLock<Cluster> = OnceLock::new();
-        QUIET.get_or_init(|| Self::start(1))
     }
 
     /// Where it is, with a prefix that nobody else uses.

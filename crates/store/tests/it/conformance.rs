@@ -10,9 +10,10 @@ use mainstay_store::objects::{At, Error, Objects, Scope, Write};
 use proptest::prelude::*;
 use serde_json::Value;
 
-use crate::cluster::Cluster;
 use crate::model::{Entry, Model};
-use crate::{BACKENDS, Backend, Stage, block_on, create, delete, key, object, update};
+use crate::{
+    BACKENDS, Backend, Stage, block_on, create, delete, key, object, quiet_cluster, update,
+};
 
 /// Further ahead than any test gets, also when others write to the same etcd.
 const FAR: u64 = 100_000_000;
@@ -115,7 +116,7 @@ struct Run {
 impl Run {
     async fn new(backend: Backend) -> Self {
         let retention = Retention { events: KEPT, ..Retention::default() };
-        let stage = Stage::on(backend, retention, Cluster::quiet).await;
+        let stage = Stage::on(backend, retention, quiet_cluster).await;
         let mut run = Self { stage, model: Model::default(), watchers: Vec::new() };
         run.opened();
         run

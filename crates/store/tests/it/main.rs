@@ -11,7 +11,7 @@ mod model;
 mod sqlite;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use mainstay_store::cache::Retention;
 use mainstay_store::clock::ManualClock;
@@ -46,7 +46,7 @@ struct Stage {
 
 impl Stage {
     async fn new(backend: Backend, retention: Retention) -> Self {
-        Self::on(backend, retention, Cluster::shared).await
+        Self::on(backend, retention, shared_cluster).await
     }
 
     async fn on(
@@ -91,6 +91,18 @@ impl Stage {
         self.store.close().await;
         self.store = self.open().await;
     }
+}
+
+/// The one-member cluster that tests without faults share.
+fn shared_cluster() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(|| Cluster::start(1))
+}
+
+/// One that a single test has to itself, so that nobody else moves its revision or compacts.
+fn quiet_cluster() -> &'static Cluster {
+    static QUIET: OnceLock<Cluster> = OnceLock::new();
+    QUIET.get_or_init(|| Cluster::start(1))
 }
 
 /// Runs an asynchronous test body on one thread.

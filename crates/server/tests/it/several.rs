@@ -1,0 +1,226 @@
+//! Several servers on one etcd: one truth, one leader, whatever happens to the members.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use mainstay_store::Location;
+use mainstay_store::clock::SystemClock;
+use mainstay_store::etcd::Address;
+use serde_json::{Value, json};
+
+use crate::client::{Client, Host};
+use crate::cluster::Cluster;
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+async fn server(address: &Address) -> Host {
+    let store = Location::Etcd(address.clone());
+    Host::start_with(SystemClock::new(), |options| options.store = store).await
+}
+
+fn map(name: &str, value: i64) -> Value {
+    json!({"metadata": {"name": name}, "data": {"n": value.to_string()}})
+}
+
+#[tokio::test]
+async fn trust_is_shared_and_writes_are_seen_in_order_everywhere() {
+    let cluster = Cluster::start(1);
+    let address = cluster.address();
+    let (one, two) = (server(&address).await, server(&address).await);
+    let authority = |host: &Host| std::fs::read_to_string(host.dir.path().join("ca.crt")).unwrap();
+    assert_eq!(authority(&one), authority(&two), "one authority");
+    let token = one.token(json!({"role": "editor"})).await;
+    let mut other = two.client_with(Some(token)).await;
+    let version = other.get(MAPS).await.ok()["metadata"]["resourceVersion"].clone();
+    let path = format!("{MAPS}?watch=true&resourceVersion={}", version.as_str().unwrap());
+    let mut events = two.client().await.watch(&path).await;
+
+    let mut client = one.client().await;
+    client.post(MAPS, &map("m", 0)).await.ok();
+    for n in 1..20 {
+        client.merge(&format!("{MAPS}/m"), &json!({"data": {"n": n.to_string()}})).await.ok();
+        let seen = other.get(&format!("{MAPS}/m")).await.ok();
+        assert_eq!(seen["data"]["n"], n.to_string(), "an acknowledged write is read everywhere");
+    }
+    for n in 0..20 {
+        let event = events.next().await.unwrap();
+        assert_eq!(event["object"]["data"]["n"], n.to_string());
+    }
+    two.stop().await;
+    one.stop().await;
+}
+
+#[tokio::test]
+async fn one_server_leads_and_another_takes_over_its_work() {
+    let cluster = Cluster::start(1);
+    let address = cluster.address();
+    let one = server(&address).await;
+    one.running.election().unwrap().leading().await.unwrap();
+    let two = server(&address).await;
+    assert!(two.running.election().unwrap().fence().is_none(), "there is one leader");
+
+    let mut client = two.client().await;
+    let space = json!({"metadata": {"name": "team"}});
+    client.post("/api/v1/namespaces", &space).await.ok();
+    one.stop().await;
+    two.running.election().unwrap().leading().await.unwrap();
+    let watching = "/api/v1/namespaces?watch=true&fieldSelector=metadata.name%3Dteam";
+    let mut events = two.client().await.watch(watching).await;
+    client.delete("/api/v1/namespaces/team").await.ok();
+    while events.next().await.unwrap()["type"] != "DELETED" {}
+    two.stop().await;
+}
+
+/// What one client did, and when: by a counter that only goes up, taken before and after.
+#[derive(Clone, Debug)]
+struct Deed {
+    began: u64,
+    ended: u64,
+    object: usize,
+    what: What,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    /// Written or read at this revision, with this value.
+    At { revision: u64, value: String, wrote: bool },
+    /// Removed at some revision.
+    Removed,
+    /// Read, and not there.
+    Absent,
+    /// Whether anything came of it is unknown.
+    Unknown,
+}
+
+/// Clients of two servers create, update, delete and read a few objects while members of etcd are
+/// killed, paused and cut off. Revisions give every object a total order of its states; the
+/// history is linearizable if no answer contradicts that order, or goes back behind an answer that
+/// ended before it was asked for.
+#[test]
+fn histories_through_two_servers_are_linearizable() {
+    const OBJECTS: usize = 3;
+    let mut cluster = Cluster::start(3);
+    let address = cluster.address();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let deeds = runtime.block_on(async {
+        let hosts = [server(&address).await, server(&address).await];
+        let (time, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let mut clients = Vec::new();
+        for number in 0..6 {
+            let client = hosts[number % 2].client().await;
+            let (time, stop) = (time.clone(), stop.clone());
+            clients.push(tokio::spawn(act(client, number, OBJECTS, time, stop)));
+        }
+        for member in 0..3 {
+            let pause = || tokio::time::sleep(Duration::from_millis(900));
+            pause().await;
+            cluster.kill(member);
+            pause().await;
+            cluster.restart(member);
+            pause().await;
+            cluster.signal(member, "-STOP");
+            pause().await;
+            cluster.signal(member, "-CONT");
+            cluster.cut(member, true);
+            pause().await;
+            cluster.cut(member, false);
+        }
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        stop.store(true, Ordering::Relaxed);
+        let mut deeds = Vec::new();
+        for client in clients {
+            deeds.extend(client.await.unwrap());
+        }
+        for host in hosts {
+            host.stop().await;
+        }
+        deeds
+    });
+    let known = deeds.iter().filter(|deed| !matches!(deed.what, What::Unknown)).count();
+    assert!(known > 100, "too little happened to tell: {known} answers");
+    for object in 0..OBJECTS {
+        let mut mine: Vec<_> = deeds.iter().filter(|deed| deed.object == object).collect();
+        mine.sort_by_key(|deed| deed.began);
+        check(&mine);
+    }
+}
+
+async fn act(
+    mut client: Client,
+    number: usize,
+    objects: usize,
+    time: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+) -> Vec<Deed> {
+    let tick = || time.fetch_add(1, Ordering::SeqCst);
+    let mut deeds = Vec::new();
+    let mut turn = number;
+    while !stop.load(Ordering::Relaxed) {
+        turn += 1;
+        let object = turn % objects;
+        let path = format!("{MAPS}/o{object}");
+        let value = format!("{number}-{turn}");
+        let body = json!({"metadata": {"name": format!("o{object}")}, "data": {"n": value}});
+        let began = tick();
+        let wrote = turn.is_multiple_of(2);
+        let answer = match turn % 8 {
+            0 | 2 => client.put(&path, &body).await,
+            4 => client.post(MAPS, &body).await,
+            6 => client.delete(&path).await,
+            _ => client.get(&path).await,
+        };
+        let ended = tick();
+        let text = |path: &str| answer.body.pointer(path).and_then(Value::as_str);
+        let what = match (answer.code, turn % 8) {
+            (200, 6) => What::Removed,
+            (200 | 201, _) => What::At {
+                revision: text("/metadata/resourceVersion").unwrap().parse().unwrap(),
+                value: text("/data/n").unwrap().to_owned(),
+                wrote,
+            },
+            (404, _) => What::Absent,
+            // Refused without effect: it says nothing about the object's state.
+            (409, _) => continue,
+            _ => What::Unknown,
+        };
+        deeds.push(Deed { began, ended, object, what });
+    }
+    deeds
+}
+
+fn check(deeds: &[&Deed]) {
+    let mut values = std::collections::BTreeMap::new();
+    let mut writers = std::collections::BTreeMap::new();
+    for deed in deeds {
+        let What::At { revision, value, wrote } = &deed.what else { continue };
+        let known = values.entry(*revision).or_insert_with(|| value.clone());
+        assert_eq!(known, value, "revision {revision} has two values");
+        if *wrote && let Some(other) = writers.insert(*revision, deed) {
+            panic!("revision {revision} was written twice: {other:?} and {deed:?}");
+        }
+    }
+    for (index, later) in deeds.iter().enumerate() {
+        for earlier in deeds[..index].iter().filter(|earlier| earlier.ended < later.began) {
+            match (&earlier.what, &later.what) {
+                (What::At { revision: before, .. }, What::At { revision: after, wrote, .. }) => {
+                    let fine = if *wrote { after > before } else { after >= before };
+                    assert!(fine, "went back: {earlier:?} then {later:?}");
+                }
+                (What::At { .. }, What::Absent) => {
+                    let removed = |deed: &&&Deed| {
+                        matches!(deed.what, What::Removed | What::Unknown)
+                            && deed.began < later.ended
+                            && deed.ended > earlier.began
+                    };
+                    assert!(
+                        deeds.iter().any(|deed| removed(&deed)),
+                        "vanished: {earlier:?} then {later:?}"
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+}
