@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG};
 use http::{HeaderValue, request::Parts};
 use mainstay_store::registry::Registry;
 use mainstay_store::status::Error;
@@ -16,24 +16,39 @@ use crate::openapi::OpenApi;
 use crate::path::Discovery;
 use crate::reply::{self, Body, Reply};
 use crate::service::{accept, no_such_resource};
-use crate::{discovery, negotiate};
+use crate::{discovery, encoding, negotiate};
+
+/// A document and its tag.
+#[derive(Debug)]
+struct Document {
+    body: Bytes,
+    tag: HeaderValue,
+}
+
+impl Document {
+    fn new(value: &serde_json::Value) -> Self {
+        let body = Bytes::from(value.to_string());
+        let tag = encoding::tag(&body);
+        Self { body, tag }
+    }
+}
 
 /// Every document, ready to be sent.
 #[derive(Debug)]
 pub(crate) struct Documents {
-    core: Bytes,
-    groups: Bytes,
-    by_group: BTreeMap<String, Bytes>,
-    by_version: BTreeMap<(String, String), Bytes>,
+    core: Document,
+    groups: Document,
+    by_group: BTreeMap<String, Document>,
+    by_version: BTreeMap<(String, String), Document>,
     /// The aggregated form: of the core group, and of all others, by version of the form.
-    aggregated: BTreeMap<(bool, &'static str), Bytes>,
+    aggregated: BTreeMap<(bool, &'static str), Document>,
     openapi: OpenApi,
-    paths: Bytes,
+    paths: Document,
 }
 
 impl Documents {
     pub(crate) fn new(registry: &Registry, address: SocketAddr) -> Self {
-        let bytes = |value: serde_json::Value| Bytes::from(value.to_string());
+        let bytes = |value: serde_json::Value| Document::new(&value);
         let versions = registry.groups();
         let by_group = versions.iter().filter_map(|known| {
             Some((known.group.to_owned(), bytes(discovery::group(registry, known.group)?)))
@@ -112,7 +127,10 @@ impl Documents {
         if let Err(error) = negotiate::plain(accept(parts)) {
             return Some(Err(error));
         }
-        let mut reply = found(&document.json);
+        let mut reply = reply::json(StatusCode::OK, Body::whole(document.json.clone()));
+        if let Ok(tag) = HeaderValue::try_from(format!("\"{}\"", document.hash)) {
+            reply.headers_mut().insert(ETAG, tag);
+        }
         // A document that is asked for by its hash never changes.
         let hashed = parts.uri.query().is_some_and(|query| query.contains(&*document.hash));
         if hashed {
@@ -123,8 +141,10 @@ impl Documents {
     }
 }
 
-fn found(body: &Bytes) -> Reply {
-    reply::json(StatusCode::OK, Body::whole(body.clone()))
+fn found(document: &Document) -> Reply {
+    let mut reply = reply::json(StatusCode::OK, Body::whole(document.body.clone()));
+    reply.headers_mut().insert(ETAG, document.tag.clone());
+    reply
 }
 
 fn paths(registry: &Registry) -> Vec<String> {

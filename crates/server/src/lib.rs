@@ -13,6 +13,7 @@ mod connection;
 mod cursor;
 pub mod discovery;
 mod documents;
+mod encoding;
 mod events;
 mod files;
 mod garbage;

@@ -58,6 +58,27 @@ impl Body {
         });
     }
 
+    /// How long it is, if it is all there already.
+    pub(crate) fn whole_len(&self) -> Option<usize> {
+        match &self.content {
+            Content::Whole(bytes) => Some(bytes.len()),
+            Content::Stream(_) | Content::Routed(_) => None,
+        }
+    }
+
+    /// Takes what is all there already, and leaves nothing.
+    pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
+        match &mut self.content {
+            Content::Whole(bytes) => Some(std::mem::take(bytes)),
+            Content::Stream(_) | Content::Routed(_) => None,
+        }
+    }
+
+    /// Sends this instead; what is held stays held.
+    pub(crate) fn put_whole(&mut self, bytes: Bytes) {
+        self.content = Content::Whole(bytes);
+    }
+
     /// Whether it is all there already.
     pub(crate) fn is_whole(&self) -> bool {
         matches!(self.content, Content::Whole(_))

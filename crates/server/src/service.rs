@@ -23,6 +23,7 @@ use tower::ServiceExt;
 use crate::audit::{Audit, Entry};
 use crate::connection::Connections;
 use crate::cursor::Seal;
+use crate::encoding;
 use crate::gate::Gate;
 use crate::identity::{self, Attempt, Role, User, Verb, Verdict};
 use crate::list::{self, Snapshots};
@@ -87,6 +88,7 @@ impl App {
         let busy = peer.pulse.begin();
         let started = self.clock.elapsed();
         let (parts, body) = request.into_parts();
+        let wants = encoding::Wants::of(&parts.headers);
         let mut asked = Asked::default();
         let routed = self.within_time(self.route(peer, parts, body, &mut asked)).await;
         let mut reply = match routed {
@@ -98,6 +100,9 @@ impl App {
                 reply::refusal(&error)
             }
         };
+        if let Some(wants) = wants {
+            reply = wants.shape(reply).await;
+        }
         let took = self.clock.elapsed().saturating_sub(started);
         let code = reply.status().as_u16();
         let timed = (!asked.lasting).then_some(took);

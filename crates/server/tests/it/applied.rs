@@ -130,3 +130,27 @@ async fn dependents_go_with_their_owner_unless_orphaned() {
         }
     }
 }
+
+#[tokio::test]
+async fn documents_are_tagged_and_large_answers_compressed() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    let first = client.get("/apis").await;
+    let tag = first.headers["etag"].clone();
+    let again = client.request("GET", "/apis").header("if-none-match", &tag);
+    let again = client.send(again.body(http_body_util::Full::default()).unwrap()).await;
+    assert_eq!((again.code, again.bytes.len()), (304, 0));
+
+    let text = "compress me ".repeat(20_000);
+    let object = json!({"metadata": {"name": "big"}, "data": {"text": text}});
+    client.post(MAPS, &object).await.ok();
+    let packed = client.request("GET", &format!("{MAPS}/big")).header("accept-encoding", "gzip");
+    let packed = client.send(packed.body(http_body_util::Full::default()).unwrap()).await;
+    assert_eq!(packed.headers["content-encoding"], "gzip");
+    let plain = client.get(&format!("{MAPS}/big")).await;
+    assert!(packed.bytes.len() * 10 < plain.bytes.len());
+    let mut unpacked = Vec::new();
+    let mut decoder = flate2::read::GzDecoder::new(&packed.bytes[..]);
+    std::io::Read::read_to_end(&mut decoder, &mut unpacked).unwrap();
+    assert_eq!(unpacked, plain.bytes, "the same object either way");
+}
