@@ -106,7 +106,7 @@ fn document(known: &GroupVersion, version: &str) -> Value {
                     "type": "apiKey",
                     "name": "authorization",
                     "in": "header",
-                    "description": "Bearer Token authentication",
+                    "description": "A token, sent as: Bearer TOKEN.",
                 },
             },
         },

@@ -19,7 +19,8 @@ pub enum Include {
     Object,
 }
 
-const NAME: &str = "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";
+const NAME: &str =
+    "What the object is called. No other of its kind in the same namespace has the same name.";
 
 /// The definitions of a kind's columns.
 #[must_use]

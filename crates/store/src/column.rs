@@ -119,12 +119,7 @@ impl Column {
     /// The column of ages that nearly every kind has.
     #[must_use]
     pub fn age() -> Self {
-        Self::date("Age", ".metadata.creationTimestamp").about(
-            "CreationTimestamp is a timestamp representing the server time when this object was \
-             created. It is not guaranteed to be set in happens-before order across separate \
-             operations. Clients may not set this value. It is represented in RFC3339 form and is \
-             in UTC.",
-        )
+        Self::date("Age", ".metadata.creationTimestamp").about("How long ago it was created.")
     }
 
     /// A column of computed texts.

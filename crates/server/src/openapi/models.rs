@@ -43,7 +43,7 @@ pub(super) fn of_kind(kind: &Kind, place: &str) -> Map<String, Value> {
     if let Some(metadata) = model.pointer_mut("/properties/metadata") {
         *metadata = described(
             &format!("{place}{}", shared_name("ObjectMeta")),
-            "Standard object's metadata. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata",
+            "What every object carries: its name, labels, owners and so on.",
         );
     }
     model["x-kubernetes-group-version-kind"] = json!([group_version_kind(kind, "")]);
@@ -52,20 +52,20 @@ pub(super) fn of_kind(kind: &Kind, place: &str) -> Map<String, Value> {
         properties.and_then(|all| all.get(name)).cloned().unwrap_or(json!({"type": "string"}))
     };
     let list = json!({
-        "description": format!("{}List is a list of {}", kind.kind, kind.kind),
+        "description": format!("Some or all {}, as they were at one moment.", kind.plural),
         "type": "object",
         "required": ["items"],
         "properties": {
             "apiVersion": text("apiVersion"),
             "kind": text("kind"),
             "items": {
-                "description": format!("List of {}.", kind.plural),
+                "description": format!("The {} that were found.", kind.plural),
                 "type": "array",
                 "items": {"$ref": format!("{place}{full}")},
             },
             "metadata": described(
                 &format!("{place}{}", shared_name("ListMeta")),
-                "Standard list metadata.",
+                "Which state the list shows, and how to get the rest of it.",
             ),
         },
         "x-kubernetes-group-version-kind": [group_version_kind(kind, "List")],
@@ -85,17 +85,17 @@ fn described(reference: &str, description: &str) -> Value {
 pub(super) fn shared(place: &str) -> Map<String, Value> {
     let metadata = Schema::of_metadata().map(|schema| schema.openapi()).unwrap_or(json!({}));
     let list = json!({
-        "description": "ListMeta describes metadata that synthetic resources must have, including lists and various status objects. A resource may have only one of {ObjectMeta, ListMeta}.",
+        "description": "What a list says about itself: which state it shows, and how to get the rest of it.",
         "type": "object",
         "properties": {
-            "continue": text("continue may be set if the user set a limit on the number of items returned, and indicates that the server has more data available. The value is opaque and may be used to issue another request to the endpoint that served this list to retrieve the next set of available objects."),
+            "continue": text("There is more. Send this back as the parameter continue, with everything else as before, to get the next page of the same state. It is good for a few minutes; afterwards the answer is 410. Missing on the last page."),
             "remainingItemCount": {
                 "type": "integer",
                 "format": "int64",
-                "description": "remainingItemCount is the number of subsequent items in the list which are not included in this list response.",
+                "description": "How many objects come after this page. Missing on the last page, and if there are selectors.",
             },
-            "resourceVersion": text("String that identifies the server's internal version of this object that can be used by clients to determine when objects have changed."),
-            "selfLink": text("Deprecated: selfLink is a legacy read-only field that is no longer populated by the system."),
+            "resourceVersion": text("The state the list shows. A watch from here on misses nothing."),
+            "selfLink": text("Always missing here."),
         },
     });
     let models = [
@@ -106,7 +106,7 @@ pub(super) fn shared(place: &str) -> Map<String, Value> {
         (
             "Patch",
             json!({
-                "description": "Patch is provided to give a concrete name and type to the Kubernetes PATCH request body.",
+                "description": "A change to an object. Its content type says how it is written; an apply is everything its sender wants to be so.",
                 "type": "object",
             }),
         ),
@@ -120,21 +120,21 @@ fn text(description: &str) -> Value {
 
 fn status(place: &str) -> Value {
     json!({
-        "description": "Status is a return value for calls that don't return other objects.",
+        "description": "How a request went, if there is no object to answer with: every refusal, and a deletion that is done.",
         "type": "object",
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": described(&format!("{place}{}", shared_name("ListMeta")), "Standard list metadata."),
-            "status": text("Status of the operation. One of: \"Success\" or \"Failure\"."),
-            "message": text("A human-readable description of the status of this operation."),
-            "reason": text("A machine-readable description of why this operation is in the \"Failure\" status."),
-            "code": {"type": "integer", "format": "int32", "description": "Suggested HTTP return code for this status, 0 if not set."},
+            "metadata": described(&format!("{place}{}", shared_name("ListMeta")), "As of a list. Says something only if a page of a list came too late."),
+            "status": text("Success or Failure."),
+            "message": text("What went wrong, for people."),
+            "reason": text("What went wrong, in one word for programs, as NotFound or Conflict."),
+            "code": {"type": "integer", "format": "int32", "description": "The HTTP status of the answer. Missing if all went well."},
             "details": {
                 "type": "object",
-                "description": "Extended data associated with the reason.",
+                "description": "More about it, if there is more to say.",
                 "properties": {
-                    "name": text("The name of the object the status is about."),
+                    "name": text("The object in question, by name."),
                     "group": text("The group of that object."),
                     "kind": text("The kind of that object."),
                     "uid": text("The UID of that object."),
@@ -144,9 +144,9 @@ fn status(place: &str) -> Value {
                         "items": {
                             "type": "object",
                             "properties": {
-                                "field": text("The field that caused this error."),
-                                "message": text("A human-readable description of the cause."),
-                                "reason": text("A machine-readable description of the cause."),
+                                "field": text("The field that is wrong, as spec.taints. Missing if it is not about a field."),
+                                "message": text("What is wrong, for people."),
+                                "reason": text("What is wrong, in one word for programs."),
                             },
                         },
                     },
@@ -159,23 +159,23 @@ fn status(place: &str) -> Value {
 
 fn delete_options() -> Value {
     json!({
-        "description": "DeleteOptions may be provided when deleting an API object.",
+        "description": "How an object is to be deleted. Without any, it goes now, and what it owns after it.",
         "type": "object",
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "dryRun": {"type": "array", "items": {"type": "string"}, "description": "When present, indicates that modifications should not be persisted. Valid values are: All."},
-            "gracePeriodSeconds": {"type": "integer", "format": "int64", "description": "The duration in seconds before the object should be deleted."},
-            "orphanDependents": {"type": "boolean", "description": "Deprecated: please use the PropagationPolicy."},
+            "dryRun": {"type": "array", "items": {"type": "string"}, "description": "All: check everything and answer as usual, but delete nothing. Anything else is refused. If empty, the deletion takes place."},
+            "gracePeriodSeconds": {"type": "integer", "format": "int64", "description": "Has no effect: objects are given no time to wind down. Must not be negative."},
+            "orphanDependents": {"type": "boolean", "description": "The older form of propagationPolicy: true for Orphan, false for Background. Only one of the two may be set."},
             "preconditions": {
                 "type": "object",
-                "description": "Must be fulfilled before a deletion is carried out. If not possible, a 409 Conflict status will be returned.",
+                "description": "What the object must be like. If it is not, nothing is deleted and the answer is 409. If not set, any will do.",
                 "properties": {
-                    "resourceVersion": text("Specifies the target ResourceVersion."),
-                    "uid": text("Specifies the target UID."),
+                    "resourceVersion": text("The resourceVersion it must have."),
+                    "uid": text("The uid it must have."),
                 },
             },
-            "propagationPolicy": text("Whether and how garbage collection will be performed: Orphan, Background or Foreground."),
+            "propagationPolicy": text("What becomes of the objects that this one owns. Background: they go after it. Foreground: they go first, and it waits for those that block it. Orphan: they stay. If not set, it is Background, unless the finalizers of the object say otherwise."),
         },
         "x-kubernetes-group-version-kind": [{"group": "", "kind": "DeleteOptions", "version": "v1"}],
     })

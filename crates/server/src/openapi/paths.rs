@@ -24,10 +24,10 @@ pub(super) fn of_kind(kind: &Kind) -> Map<String, Value> {
     let place = |named: bool| {
         let mut parameters = vec![pretty()];
         if named {
-            parameters.push(path_parameter("name", &format!("name of the {}", kind.kind)));
+            parameters.push(path_parameter("name", &format!("The name of the {}.", kind.kind)));
         }
         if kind.namespaced {
-            let about = "object name and auth scope, such as for teams and projects";
+            let about = "The namespace of the objects.";
             parameters.push(path_parameter("namespace", about));
         }
         Value::Array(parameters)
@@ -174,15 +174,22 @@ fn operation(kind: &Kind, verb: Verb, part: &str, suffix: &str) -> Value {
 fn description(kind: &Kind, verb: Verb, part: &str) -> String {
     let of = match part {
         "" => String::new(),
-        part => format!("{} of ", part.to_lowercase()),
+        part => format!("the {} part of ", part.to_lowercase()),
     };
     match verb {
-        Verb::Get => format!("read {of}the specified {}", kind.kind),
-        Verb::List => format!("list or watch objects of kind {}", kind.kind),
-        Verb::Create => format!("create a {}", kind.kind),
-        Verb::Replace => format!("replace {of}the specified {}", kind.kind),
-        Verb::Patch => format!("partially update {of}the specified {}", kind.kind),
-        Verb::Delete => format!("delete a {}", kind.kind),
+        Verb::Get => format!("Answers with {of}one {}.", kind.kind),
+        Verb::List => format!(
+            "Answers with every {} that the selectors match or, as a watch, with every change to them.",
+            kind.kind
+        ),
+        Verb::Create => {
+            format!("Makes a new {}. Refused with 409 if the name is taken.", kind.kind)
+        }
+        Verb::Replace => format!("Puts {of}a {} in place of what is there.", kind.kind),
+        Verb::Patch => format!("Changes some fields in {of}a {}.", kind.kind),
+        Verb::Delete => {
+            format!("Deletes one {}, at once or when its finalizers are done.", kind.kind)
+        }
     }
 }
 
@@ -227,28 +234,32 @@ fn path_parameter(name: &str, about: &str) -> Value {
 }
 
 fn pretty() -> Value {
-    query("pretty", "string", "If 'true', then the output is pretty printed.")
+    query(
+        "pretty",
+        "string",
+        "True writes the answer on many lines, for people. If not set, it comes on one.",
+    )
 }
 
 fn parameters(verb: Verb) -> Value {
-    const DRY_RUN: &str = "When present, indicates that modifications should not be persisted. An invalid or unrecognized dryRun directive will result in an error response and no further processing of the request. Valid values are: - All: all dry run stages will be processed";
-    const MANAGER: &str = "fieldManager is a name associated with the actor or entity that is making these changes. The value must be less than or 128 characters long, and only contain printable characters.";
-    const VALIDATION: &str = "fieldValidation instructs the server on how to handle objects in the request containing unknown or duplicate fields. Valid values are: - Ignore: silently drop them, - Warn: send a warning for each, - Strict: fail the request with a BadRequest error.";
+    const DRY_RUN: &str = "All: check everything and answer as usual, but store nothing. Anything else is refused. If not set, the change takes place.";
+    const MANAGER: &str = "Who writes, as noted in managedFields: at most 128 printable characters. An apply must say it. If not set, it is the name of the program in the User-Agent header.";
+    const VALIDATION: &str = "What to do about fields that are unknown or occur twice. Strict: refuse the request with 400. Warn: drop them and say so in a Warning header. Ignore: drop them in silence. If not set, it is Warn.";
     let text = |name: &str, about: &str| query(name, "string", about);
     let mut parameters = Vec::new();
     match verb {
         Verb::Get => {}
         Verb::List => parameters.extend([
-            query("allowWatchBookmarks", "boolean", "allowWatchBookmarks requests watch events with type \"BOOKMARK\"."),
-            text("continue", "The continue option should be set when retrieving more results from the server."),
-            text("fieldSelector", "A selector to restrict the list of returned objects by their fields. Defaults to everything."),
-            text("labelSelector", "A selector to restrict the list of returned objects by their labels. Defaults to everything."),
-            query("limit", "integer", "limit is a maximum number of responses to return for a list call."),
-            text("resourceVersion", "resourceVersion sets a constraint on what resource versions a request may be served from."),
-            text("resourceVersionMatch", "resourceVersionMatch determines how resourceVersion is applied to list calls."),
-            query("sendInitialEvents", "boolean", "sendInitialEvents=true may be set together with watch=true: the stream begins with the objects there are."),
-            query("timeoutSeconds", "integer", "Timeout for the list/watch call."),
-            query("watch", "boolean", "Watch for changes to the described resources and return them as a stream of add, update, and remove notifications."),
+            query("allowWatchBookmarks", "boolean", "True sends a watch a BOOKMARK about once a minute, which tells how far it has come even if nothing changes. If not set, none are sent."),
+            text("continue", "The next page: what metadata.continue of the page before said. If not set, the list begins at the front."),
+            text("fieldSelector", "Only objects with these values in these fields, as metadata.name=a. Each kind allows a few fields only. If not set, all."),
+            text("labelSelector", "Only objects with these labels, as zone=eu-1,disk in (ssd,nvme),!old. If not set, all."),
+            query("limit", "integer", "The most objects to put on a page. If not set or 0, all come on one."),
+            text("resourceVersion", "For a list, the state to show: see resourceVersionMatch. For a watch, the state after which it begins. If not set or 0, a list shows the newest state, and a watch begins with the objects there are."),
+            text("resourceVersionMatch", "Exact: a list shows the state of resourceVersion and no other. NotOlderThan: that one or a newer one. If not set, it is Exact for a list with a limit, else NotOlderThan. A watch takes it together with sendInitialEvents only, and then it must be NotOlderThan."),
+            query("sendInitialEvents", "boolean", "For a watch: true begins with the objects there are and, if bookmarks are on, marks where they end; false begins with changes. Needs resourceVersionMatch=NotOlderThan. Refused for a list."),
+            query("timeoutSeconds", "integer", "After how many seconds a watch ends, a day at most. If not set or 0, the server chooses, so that not all end at once. Has no effect on a list."),
+            query("watch", "boolean", "True keeps the answer open and sends every change as a line of its own. If not set, the answer is a list."),
         ]),
         Verb::Create | Verb::Replace => parameters.extend([
             text("dryRun", DRY_RUN),
@@ -259,13 +270,13 @@ fn parameters(verb: Verb) -> Value {
             text("dryRun", DRY_RUN),
             text("fieldManager", MANAGER),
             text("fieldValidation", VALIDATION),
-            query("force", "boolean", "Force is going to \"force\" Apply requests. It means user will re-acquire conflicting fields owned by other people."),
+            query("force", "boolean", "For an apply only: true takes over fields that others hold with other values. If not set, such fields are a conflict, and the answer is 409."),
         ]),
         Verb::Delete => parameters.extend([
             text("dryRun", DRY_RUN),
-            query("gracePeriodSeconds", "integer", "The duration in seconds before the object should be deleted."),
-            query("orphanDependents", "boolean", "Deprecated: please use the PropagationPolicy."),
-            text("propagationPolicy", "Whether and how garbage collection will be performed."),
+            query("gracePeriodSeconds", "integer", "Has no effect: objects are given no time to wind down."),
+            query("orphanDependents", "boolean", "The older form of propagationPolicy: true for Orphan, false for Background."),
+            text("propagationPolicy", "What becomes of the objects that this one owns. Background: they go after it. Foreground: they go first. Orphan: they stay. If not set, it is Background, unless the finalizers of the object say otherwise."),
         ]),
     }
     Value::Array(parameters)

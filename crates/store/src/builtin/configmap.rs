@@ -18,29 +18,24 @@ use crate::typed;
 /// All values of a ConfigMap together may take this many bytes.
 const LIMIT: usize = 1 << 20;
 
-/// ConfigMap holds configuration data for other parts of the system to consume.
+/// Settings as keys and values. All values together may take 1 MiB.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigMap {
-    /// Standard object's metadata.
+    /// What every object carries: its name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Data contains the configuration data. Each key must consist of alphanumeric characters,
-    /// '-', '_' or '.'. Values with non-UTF-8 byte sequences must use the BinaryData field. The
-    /// keys stored in Data must not overlap with the keys in the BinaryData field, this is enforced
-    /// during validation process.
+    /// Values that are text. Keys are made of letters, digits, '-', '_' and '.', and none may occur
+    /// in binaryData as well.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub data: BTreeMap<String, String>,
-    /// BinaryData contains the binary data. Each key must consist of alphanumeric characters, '-',
-    /// '_' or '.'. BinaryData can contain byte sequences that are not in the UTF-8 range. The keys
-    /// stored in BinaryData must not overlap with the ones in the Data field, this is enforced
-    /// during validation process. The values are base64 encoded.
+    /// Values that are any bytes, written in base64. The same rules as in data apply to keys, and
+    /// none may occur in both.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(with = "BTreeMap<String, Base64>")]
     pub binary_data: BTreeMap<String, String>,
-    /// Immutable, if set to true, ensures that data stored in the ConfigMap cannot be updated (only
-    /// object metadata can be modified). If not set to true, the field can be modified at any time.
-    /// Defaulted to nil.
+    /// True freezes data and binaryData for good: from then on only the metadata can change, and
+    /// this field cannot be taken back. If not set, everything can change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub immutable: Option<bool>,
 }
@@ -71,7 +66,7 @@ pub(super) fn kind() -> Kind {
             Column::computed("Data", ColumnType::Integer, |object, _: Timestamp| {
                 Value::from(length(object, "data") + length(object, "binaryData"))
             })
-            .about("Data contains the configuration data."),
+            .about("How many keys it has, of text and of bytes together."),
         )
         .column(Column::age())
         .validate_json(check)

@@ -11,111 +11,110 @@ use crate::registry::Kind;
 use crate::status::Violation;
 use crate::typed;
 
-/// Event is a report of an event somewhere in the cluster. Events have a limited retention time and
-/// triggers and messages may evolve with time. Event consumers should not rely on the timing of an
-/// event with a given Reason reflecting a consistent underlying trigger, or the continued existence
-/// of events with that Reason. Events should be treated as informative, best-effort, supplemental
-/// data.
+/// Something that happened to an object, told for people. Events are a courtesy: they may be
+/// dropped under load, and the server removes them about an hour after they were last seen, or
+/// earlier if there are very many. Read conditions, not Events, to decide anything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {
-    /// Standard object's metadata.
+    /// What every object carries: its name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What action was taken/failed regarding to the Regarding object.
+    /// What was being done when it happened, in one word. Often not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action: Option<String>,
-    /// The number of times this event has occurred.
+    /// How often it happened. Not set means once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<i32>,
-    /// Time when this Event was first observed.
+    /// When it happened, for reporters that write one Event for each occurrence. Others set
+    /// firstTimestamp and lastTimestamp instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event_time: Option<MicroTime>,
-    /// The time at which the event was first recorded. (Time of server receipt is in TypeMeta.)
+    /// When it happened for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_timestamp: Option<Time>,
-    /// The object that this event is about.
+    /// The object it happened to. The Event lives in the namespace of that object; one about an
+    /// object outside of namespaces lives in default, kube-system or mainstay-system.
     pub involved_object: ObjectReference,
-    /// The time at which the most recent occurrence of this event was recorded.
+    /// When it last happened. The age of the Event counts from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_timestamp: Option<Time>,
-    /// A human-readable description of the status of this operation.
+    /// What happened, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// This should be a short, machine understandable string that gives the reason for the
-    /// transition into the object's current status.
+    /// What happened, in one word that programs can match, as Failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Optional secondary object for more complex actions.
+    /// A second object that had part in it. Not set if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub related: Option<ObjectReference>,
-    /// Name of the controller that emitted this Event, e.g. `kubernetes.io/kubelet`.
+    /// The program that reports it. If not set, see source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reporting_component: Option<String>,
-    /// ID of the controller instance, e.g. `kubelet-xyzf`.
+    /// Which instance of that program: the server or node it runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reporting_instance: Option<String>,
-    /// Data about the Event series this event represents or nil if it's a singleton Event.
+    /// How a thing that keeps happening goes on. Not set for a single occurrence, or if count is
+    /// used instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<EventSeries>,
-    /// The component reporting this event. Should be a short machine understandable string.
+    /// Who reports it, in an older form. If both forms are set, this one is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<EventSource>,
-    /// Type of this event (Normal, Warning), new types could be added in the future.
+    /// Normal if things went as they should, Warning if somebody may have to look.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
 }
 
-/// ObjectReference contains enough information to let you inspect or modify the referred object.
+/// Points at an object, or at a part of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct ObjectReference {
-    /// API version of the referent.
+    /// The group and version of the object, as v1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_version: Option<String>,
-    /// If referring to a piece of an object instead of an entire object, this string should contain
-    /// a valid JSON/Go field access statement, such as desiredState.manifest.containers[2].
+    /// The part of the object that is meant, as a path of fields, such as spec.taints. Not set if
+    /// it is the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field_path: Option<String>,
-    /// Kind of the referent.
+    /// The kind of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Name of the referent.
+    /// The name of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Namespace of the referent.
+    /// The namespace of the object. Not set if it lives in none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Specific resourceVersion to which this reference is made, if any.
+    /// The version of the object that was looked at. Not set if it does not matter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
-    /// UID of the referent.
+    /// The identity of the object. Not set means whichever object has the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
 
-/// EventSeries contain information on series of events, i.e. thing that was/is happening
-/// continuously for some time.
+/// Occurrences of the same thing, counted together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EventSeries {
-    /// Number of occurrences in this series up to the last heartbeat time.
+    /// How many occurrences there were until lastObservedTime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<i32>,
-    /// Time of the last occurrence observed.
+    /// When it was last seen to happen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_observed_time: Option<MicroTime>,
 }
 
-/// EventSource contains information for an event.
+/// Who reports an Event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EventSource {
-    /// Component from which the event is generated.
+    /// The program that reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub component: Option<String>,
-    /// Node name on which the event is generated.
+    /// The node the program runs on. Not set if that says nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
 }
@@ -138,10 +137,11 @@ pub(super) fn kind() -> Kind {
         .selectable("reportingComponent")
         .selectable("type")
         .column(
-            Column::computed("Last Seen", text, last_seen)
-                .about("The time at which the most recent occurrence of this event was recorded."),
+            Column::computed("Last Seen", text, last_seen).about("How long ago it last happened."),
         )
-        .column(Column::string("Type", ".type").about("Type of this event (Normal, Warning)."))
+        .column(
+            Column::string("Type", ".type").about("Normal, or Warning if somebody should look."),
+        )
         .column(Column::string("Reason", ".reason").about("Why it happened, for machines."))
         .column(Column::computed("Object", text, target).about("The object it is about."))
         .column(
@@ -153,12 +153,12 @@ pub(super) fn kind() -> Kind {
         .column(Column::computed("Message", text, message).about("What happened, for people."))
         .column(
             Column::computed("First Seen", text, first_seen)
-                .about("The time at which the event was first recorded.")
+                .about("How long ago it first happened.")
                 .wide(),
         )
         .column(
             Column::computed("Count", ColumnType::Integer, |event, _| count(event))
-                .about("The number of times this event has occurred.")
+                .about("How often it happened.")
                 .wide(),
         )
         .column(

@@ -10,44 +10,45 @@ use crate::registry::Kind;
 use crate::status::Violation;
 use crate::typed;
 
-/// Lease defines a lease concept.
+/// Says who holds an office, such as being the leader, and for how long. The server only keeps it:
+/// whoever wants the office judges whether it is free, and takes it by an update that names the
+/// resourceVersion. Nodes renew theirs in kube-node-lease to show that they are alive.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
-    /// Standard object's metadata.
+    /// What every object carries: its name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// spec contains the specification of the Lease.
+    /// Who holds it, and since when.
     #[serde(default)]
     pub spec: LeaseSpec,
 }
 
-/// LeaseSpec is a specification of a Lease.
+/// Who holds a Lease, and since when.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LeaseSpec {
-    /// acquireTime is a time when the current lease was acquired.
+    /// When the present holder took it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acquire_time: Option<MicroTime>,
-    /// holderIdentity contains the identity of the holder of a current lease.
+    /// Who holds it. If empty or not set, it is free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder_identity: Option<String>,
-    /// leaseDurationSeconds is a duration that candidates for a lease need to wait to force acquire
-    /// it. This is measured against the time of last observed renewTime.
+    /// For how many seconds a renewal is good. Others may take the Lease once that long has gone by
+    /// since they saw the last renewal. Must be above 0 if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_duration_seconds: Option<i32>,
-    /// leaseTransitions is the number of transitions of a lease between holders.
+    /// How often it has changed hands. Not set means never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_transitions: Option<i32>,
-    /// PreferredHolder signals to a lease holder that the lease has a more optimal holder and should
-    /// be given up. This field can only be set if Strategy is also set.
+    /// Who had better hold it: the present holder is asked to step down. Only allowed together with
+    /// strategy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preferred_holder: Option<String>,
-    /// renewTime is a time when the current holder of a lease has last updated the lease.
+    /// When the holder last renewed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renew_time: Option<MicroTime>,
-    /// Strategy indicates the strategy for picking the leader for coordinated leader election. If
-    /// the field is not specified, there is no active coordination for this lease.
+    /// By which rule candidates agree on a holder. If not set, whoever comes first takes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<String>,
 }
@@ -56,10 +57,7 @@ typed!(Lease, group: "coordination.k8s.io", version: "v1", plural: "leases", nam
 
 pub(super) fn kind() -> Kind {
     Kind::of::<Lease>()
-        .column(
-            Column::string("Holder", ".spec.holderIdentity")
-                .about("holderIdentity contains the identity of the holder of a current lease."),
-        )
+        .column(Column::string("Holder", ".spec.holderIdentity").about("Who holds it."))
         .column(Column::age())
         .validate(check)
         .build()

@@ -9,37 +9,39 @@ use crate::meta::{Condition, ObjectMeta};
 use crate::registry::Kind;
 use crate::typed;
 
-/// Namespace provides a scope for Names. Use of multiple namespaces is optional.
+/// A room for names: objects in different namespaces may have the same name. Deleting a namespace
+/// deletes everything in it first. Those the server needs cannot be deleted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Namespace {
-    /// Standard object's metadata.
+    /// What every object carries: its name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Spec defines the behavior of the Namespace.
+    /// What holds the namespace back when it is deleted.
     #[serde(default)]
     pub spec: NamespaceSpec,
-    /// Status describes the current status of a Namespace.
+    /// Whether the namespace is in use or on its way out.
     #[serde(default)]
     pub status: NamespaceStatus,
 }
 
-/// NamespaceSpec describes the attributes on a Namespace.
+/// What holds a namespace back when it is deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceSpec {
-    /// Finalizers is an opaque list of values that must be empty to permanently remove object from
-    /// storage. It is written through the finalize subresource only.
+    /// Who still has to clean up before the namespace may go. The server puts its own entry here
+    /// and takes it out when the namespace is empty. Changed through the finalize subresource only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub finalizers: Vec<String>,
 }
 
-/// NamespaceStatus is information about the current status of a Namespace.
+/// Whether a namespace is in use or on its way out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceStatus {
-    /// Represents the latest available observations of a namespace's current state.
+    /// What is known about the namespace, one entry for each type. Empty if there is nothing to
+    /// report.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(
         "x-kubernetes-list-type" = "map",
@@ -48,8 +50,8 @@ pub struct NamespaceStatus {
         "x-kubernetes-patch-strategy" = "merge",
     ))]
     pub conditions: Vec<Condition>,
-    /// Phase is the current lifecycle phase of the namespace: Active, or Terminating while its
-    /// content is being deleted.
+    /// Active while the namespace can be used. Terminating once it is being deleted: what is in it
+    /// goes, and nothing new gets in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["Active", "Terminating"]))]
     pub phase: Option<String>,
@@ -67,7 +69,7 @@ pub(super) fn kind() -> Kind {
         .selectable("status.phase")
         .column(
             Column::string("Status", ".status.phase")
-                .about("The status of the namespace: Active or Terminating."),
+                .about("Active, or Terminating while it is being deleted."),
         )
         .column(Column::age())
         .begin_with(begin)

@@ -14,62 +14,61 @@ use crate::registry::Kind;
 use crate::status::Violation;
 use crate::typed;
 
-/// Node is a worker node. Each node has a unique identifier in the store, its name.
+/// A machine that things can be placed on. It goes by its name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Node {
-    /// Standard object's metadata.
+    /// What every object carries: its name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Spec defines the behavior of a node.
+    /// What an administrator decides about the node.
     #[serde(default)]
     pub spec: NodeSpec,
-    /// Most recently observed status of the node. Populated by the system. Read-only.
+    /// What the node reports about itself. Changed through the status subresource.
     #[serde(default)]
     pub status: NodeStatus,
 }
 
-/// NodeSpec describes the attributes that a node is created with.
+/// What an administrator decides about a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSpec {
-    /// ID of the node assigned by the cloud provider in the format:
-    /// &lt;ProviderName&gt;://&lt;ProviderSpecificNodeID&gt;
+    /// What the provider of the machine calls it, as rack4://unit-17. Not set if nobody needs it.
     #[serde(default, rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
-    /// If specified, the node's taints.
+    /// Reasons to keep off the node, for those that do not put up with them. None if not set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub taints: Vec<Taint>,
-    /// Unschedulable controls node schedulability of new things. By default, node is schedulable.
+    /// True keeps new things off the node; what is there stays. kubectl cordon sets it. If not set,
+    /// the node takes new things.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unschedulable: Option<bool>,
 }
 
-/// The node this Taint is attached to has the "effect" on anything that does not tolerate the
-/// Taint.
+/// A reason to keep off a node. It counts for everything that does not say it puts up with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Taint {
-    /// Required. The effect of the taint on things that do not tolerate the taint. Valid effects
-    /// are NoSchedule, PreferNoSchedule and NoExecute.
+    /// How strictly: NoSchedule takes nothing new, PreferNoSchedule takes it only if there is no
+    /// better place, NoExecute also sends away what is there.
     #[schemars(extend("enum" = ["NoSchedule", "PreferNoSchedule", "NoExecute"]))]
     pub effect: String,
-    /// Required. The taint key to be applied to a node.
+    /// What the reason is called. A key may occur once with every effect.
     pub key: String,
-    /// TimeAdded represents the time at which the taint was added.
+    /// When it was put on the node. Not set if nobody noted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_added: Option<Time>,
-    /// The taint value corresponding to the taint key.
+    /// More about the reason, for those that look for a value too. Empty if not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
 
-/// NodeStatus is information about the current status of a node.
+/// What a node reports about itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
-    /// List of addresses reachable to the node.
+    /// Where the node can be reached, one address for each type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(
         "x-kubernetes-list-type" = "map",
@@ -78,14 +77,15 @@ pub struct NodeStatus {
         "x-kubernetes-patch-strategy" = "merge",
     ))]
     pub addresses: Vec<NodeAddress>,
-    /// Allocatable represents the resources of a node that are available for scheduling. Defaults
-    /// to Capacity.
+    /// How much of capacity can be given out, after what the machine needs for itself. What is not
+    /// set here counts as in capacity.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable: BTreeMap<String, Quantity>,
-    /// Capacity represents the total resources of a node.
+    /// How much the node has, by resource, as cpu and memory.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub capacity: BTreeMap<String, Quantity>,
-    /// Conditions is an array of current observed node conditions.
+    /// What is known about the node, one entry for each type. Ready is the one to look at first: a
+    /// node without it shows as Unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(
         "x-kubernetes-list-type" = "map",
@@ -94,78 +94,80 @@ pub struct NodeStatus {
         "x-kubernetes-patch-strategy" = "merge",
     ))]
     pub conditions: Vec<NodeCondition>,
-    /// Set of ids/uuids to uniquely identify the node.
+    /// Hardware and software of the node. Not set until it reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
 }
 
-/// NodeAddress contains information for the node's address.
+/// Where a node can be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAddress {
-    /// The node address.
+    /// The address itself: an IP address or a host name.
     pub address: String,
-    /// Node address type, one of Hostname, ExternalIP or InternalIP.
+    /// What sort of address it is: InternalIP, ExternalIP or Hostname.
     #[serde(rename = "type")]
     pub kind: String,
 }
 
-/// NodeCondition contains condition information for a node.
+/// One thing that is known about a node: whether it holds, since when, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeCondition {
-    /// Last time we got an update on a given condition.
+    /// When it was last reported, changed or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_heartbeat_time: Option<Time>,
-    /// Last time the condition transit from one status to another.
+    /// When status last changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
-    /// Human readable message indicating details about last transition.
+    /// The details, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// (brief) reason for the condition's last transition.
+    /// Why it is so, in one word for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Status of the condition, one of True, False, Unknown.
+    /// Whether it holds: True or False, or Unknown if that cannot be told, for instance because the
+    /// node is silent.
     pub status: ConditionStatus,
-    /// Type of node condition.
+    /// What is judged, in one word, as Ready.
     #[serde(rename = "type")]
     pub kind: String,
 }
 
-/// NodeSystemInfo is a set of ids/uuids to uniquely identify the node.
+/// Hardware and software of a node, as it reports them. What it does not report is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeInfo {
-    /// The Architecture reported by the node.
+    /// The architecture of its processor, as amd64.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub architecture: String,
-    /// Boot ID reported by the node.
+    /// Changes at every boot of the machine.
     #[serde(rename = "bootID", skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
-    /// ContainerRuntime Version reported by the node through runtime remote API.
+    /// The container runtime on the node, with its version. Empty if there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub container_runtime_version: String,
-    /// Kernel Version reported by the node from 'uname -r'.
+    /// The release of its kernel, as uname -r prints it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kernel_version: String,
-    /// KubeProxy Version reported by the node.
+    /// Has no use here. Kept for programs that send it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kube_proxy_version: String,
-    /// Version of the agent reported by the node.
+    /// The version of the agent on the node.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kubelet_version: String,
-    /// MachineID reported by the node. For unique machine identification in the cluster this field
-    /// is preferred.
+    /// The identity of the installed system, from /etc/machine-id. The best way to tell machines
+    /// apart.
     #[serde(rename = "machineID", skip_serializing_if = "String::is_empty")]
     pub machine_id: String,
-    /// The Operating System reported by the node.
+    /// Its operating system, as linux.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub operating_system: String,
-    /// OS Image reported by the node from /etc/os-release.
+    /// Its distribution, by the name in /etc/os-release.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub os_image: String,
-    /// SystemUUID reported by the node. For unique machine identification MachineID is preferred.
+    /// The identity of the hardware, from its firmware. Some firmware gives every machine the same
+    /// one.
     #[serde(rename = "systemUUID", skip_serializing_if = "String::is_empty")]
     pub system_uuid: String,
 }
@@ -179,44 +181,47 @@ pub(super) fn kind() -> Kind {
         .status()
         .status_on_create()
         .selectable("spec.unschedulable")
-        .column(Column::computed("Status", text, status).about("The status of the node."))
-        .column(Column::computed("Roles", text, roles).about("The roles of the node."))
+        .column(
+            Column::computed("Status", text, status)
+                .about("Whether it is up, and whether it is closed for new things."),
+        )
+        .column(Column::computed("Roles", text, roles).about("What it is for, by its labels."))
         .column(Column::age())
         .column(
             Column::string("Version", ".status.nodeInfo.kubeletVersion")
-                .about("Version of the agent reported by the node."),
+                .about("The version of its agent."),
         )
         .column(
             Column::computed("Zone", text, |node, _| {
                 label(node, "topology.kubernetes.io/zone").map_or_else(none, Value::from)
             })
-            .about("The failure zone the node is in."),
+            .about("The zone it is in, by its label: what may fail together."),
         )
         .column(
             Column::computed("Internal-IP", text, |node, _| address(node, "InternalIP"))
-                .about("List of addresses reachable to the node.")
+                .about("Its address inside the cluster.")
                 .wide(),
         )
         .column(
             Column::computed("External-IP", text, |node, _| address(node, "ExternalIP"))
-                .about("List of addresses reachable to the node.")
+                .about("Its address for the outside.")
                 .wide(),
         )
         .column(
             Column::computed("OS-Image", text, |node, _| info(node, "osImage"))
-                .about("OS Image reported by the node from /etc/os-release.")
+                .about("Its distribution.")
                 .wide(),
         )
         .column(
             Column::computed("Kernel-Version", text, |node, _| info(node, "kernelVersion"))
-                .about("Kernel Version reported by the node from 'uname -r'.")
+                .about("The release of its kernel.")
                 .wide(),
         )
         .column(
             Column::computed("Container-Runtime", text, |node, _| {
                 info(node, "containerRuntimeVersion")
             })
-            .about("ContainerRuntime Version reported by the node through runtime remote API.")
+            .about("Its container runtime, with the version.")
             .wide(),
         )
         .validate(check)

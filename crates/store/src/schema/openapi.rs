@@ -4,9 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::{Node, Range, Shape, Text};
 
-pub(super) const API_VERSION: &str = "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources";
+pub(super) const API_VERSION: &str = "The group and version this object is written in, as v1 or coordination.k8s.io/v1. If not set, it is taken from the path of the request; another one than that is refused.";
 
-pub(super) const KIND: &str = "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds";
+pub(super) const KIND: &str = "What sort of object this is, as ConfigMap. If not set, it is taken from the path of the request; another one than that is refused.";
 
 /// The node and everything below it.
 pub(super) fn write(node: &Node) -> Value {
