@@ -1,1 +1,78 @@
-fn main() {}
+//! `cargo xtask`: the chores of the house.
+//!
+//! `test` runs everything there is to run; the other commands are parts of it that are useful
+//! alone. Nothing here is needed to build or use Mainstay.
+
+mod docs;
+mod layering;
+mod needs;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str = "\
+cargo xtask test [ARGS…]     every test there is; installs what they need (ARGS go to cargo test)
+cargo xtask layering         does every crate depend only on what it may?
+cargo xtask docs [--check]   write docs/cli.md from the program itself, or see that it is current
+cargo xtask needs            what the tests need on this machine, and whether it is there";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["test", rest @ ..] => test(rest),
+        ["layering"] => layering::check(),
+        ["docs"] => docs::write(),
+        ["docs", "--check"] => docs::check(),
+        ["needs"] => needs::show(),
+        _ => bail!("say what to do:\n{USAGE}"),
+    }
+}
+
+fn test(arguments: &[&str]) -> Result<()> {
+    let missing = needs::provide()?;
+    layering::check()?;
+    docs::check()?;
+    let mut command = cargo();
+    command.args(["test", "--workspace"]).args(arguments);
+    command.env("MAINSTAY_TEST_PYTHON", needs::python());
+    run_to_end(&mut command)?;
+    match missing.as_slice() {
+        [] => println!("xtask: every part of the tests has run"),
+        names => println!("xtask: NOT TESTED, because it could not be had: {}", names.join(", ")),
+    }
+    Ok(())
+}
+
+/// The root of the workspace.
+fn root() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().unwrap_or(own).to_owned()
+}
+
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+fn run_to_end(command: &mut Command) -> Result<()> {
+    let text = format!("{command:?}");
+    let status = command.status().with_context(|| format!("cannot run {text}"))?;
+    if !status.success() {
+        bail!("{text} failed ({status})");
+    }
+    Ok(())
+}

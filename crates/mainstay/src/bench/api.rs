@@ -1,0 +1,503 @@
+//! `mainstay bench api`: the Kubernetes dialect under load, over TLS, in a closed loop.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use memchr::memmem;
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::Error;
+use super::load::{Connection, STAMP, Template, stamp};
+use super::report::{Row, table};
+use super::server::ServerProcess;
+use crate::client::connection::Dialer;
+use crate::connect::Connect;
+use crate::error::Error as CommandError;
+use crate::{duration, output};
+
+const NAMESPACE: &str = "bench";
+const PAGE: usize = 500;
+const EVENT_PERIOD: Duration = Duration::from_millis(10);
+
+/// Create, get, list, update and watch ConfigMaps, and say how fast it was
+///
+/// Starts servers of its own, one for each backend, unless one is named with --kubeconfig or
+/// --server.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mainstay bench api                          SQLite, then memory
+  mainstay bench api -o json > bench.json     for programs
+  mainstay bench api --kubeconfig FILE        a server that already runs")]
+pub(crate) struct Api {
+    /// Backends to measure: sqlite, memory, or any --store URL
+    #[arg(long, value_delimiter = ',', default_value = "sqlite,memory", value_name = "LIST")]
+    store: Vec<String>,
+    /// Connections that ask at once
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    connections: u16,
+    /// Objects to create
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    objects: u32,
+    /// Size of each object's JSON as sent, in bytes
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(200..=1_000_000))]
+    size: u32,
+    /// Watchers of the watch case
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u16).range(1..))]
+    watchers: u16,
+    /// How long each timed case lasts
+    #[arg(long, default_value = "5s", value_name = "TIME", value_parser = duration::parse)]
+    time: Duration,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
+    output: Format,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+enum Format {
+    /// A table
+    #[default]
+    Table,
+    /// A list of rows
+    Json,
+    /// A table for a Markdown page
+    Markdown,
+}
+
+impl Api {
+    pub(crate) async fn run(&self) -> Result<u8, CommandError> {
+        let mut rows = Vec::new();
+        // An environment variable names a server for everyday use; only a flag names one to load.
+        let named = std::env::args().any(|argument| {
+            argument.starts_with("--kubeconfig")
+                || argument.starts_with("--server")
+                || argument == "-s"
+        });
+        if named {
+            rows.extend(self.measure(&self.connect, "running", None).await?);
+        } else {
+            for store in &self.store {
+                let url = match store.as_str() {
+                    "sqlite" => "",
+                    "memory" => "memory:",
+                    url => url,
+                };
+                let server = ServerProcess::start(url).await?;
+                let connect = Connect {
+                    kubeconfig: Some(server.kubeconfig().display().to_string()),
+                    context: None,
+                    server: None,
+                    token: None,
+                    ..self.connect.clone()
+                };
+                rows.extend(self.measure(&connect, store, Some(&server)).await?);
+                server.stop().await?;
+            }
+        }
+        let text = match self.output {
+            Format::Table => table(&rows).text(),
+            Format::Markdown => table(&rows).markdown(),
+            Format::Json => {
+                let lines: Vec<String> =
+                    rows.iter().map(|row| serde_json::json!(row).to_string()).collect();
+                format!("[{}]\n", lines.join(",\n "))
+            }
+        };
+        output::print(&text)?;
+        Ok(0)
+    }
+
+    async fn measure(
+        &self,
+        connect: &Connect,
+        backend: &str,
+        server: Option<&ServerProcess>,
+    ) -> Result<Vec<Row>, CommandError> {
+        let target = connect.target()?;
+        let dialer = Arc::new(Dialer::new(&target)?);
+        let template = Template::new(&dialer, target.token.as_deref());
+        let load = Load { api: self, dialer, template, backend };
+        load.prepare().await?;
+        let mut rows = Vec::new();
+        for case in [
+            Case::Create,
+            Case::Memory,
+            Case::Get,
+            Case::List,
+            Case::Update,
+            Case::Mixed,
+            Case::Watch,
+        ] {
+            anstream::eprintln!("{backend}: {} …", case.name());
+            let row = match case {
+                Case::Create => load.create().await?,
+                Case::Memory => Row {
+                    rss_mb: server.and_then(ServerProcess::rss_mb),
+                    ..Row::new(case.name(), backend, load.objects())
+                },
+                Case::List => load.list().await?,
+                Case::Watch => load.watch().await?,
+                Case::Get | Case::Update | Case::Mixed => load.timed(case).await?,
+            };
+            rows.push(row);
+        }
+        load.clean_up().await?;
+        Ok(rows)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Create,
+    Memory,
+    Get,
+    List,
+    Update,
+    Mixed,
+    Watch,
+}
+
+impl Case {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Memory => "memory",
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Update => "update",
+            Self::Mixed => "mixed",
+            Self::Watch => "watch",
+        }
+    }
+
+    /// Whether the `turn`-th request of a case writes: all, none, or every fifth.
+    fn writes(self, turn: usize) -> bool {
+        match self {
+            Self::Update => true,
+            Self::Mixed => turn.is_multiple_of(5),
+            _ => false,
+        }
+    }
+}
+
+/// What one connection brought home.
+type Work = Result<(usize, Vec<u32>), Error>;
+
+struct Load<'a> {
+    api: &'a Api,
+    dialer: Arc<Dialer>,
+    template: Template,
+    backend: &'a str,
+}
+
+fn collection() -> String {
+    format!("/api/v1/namespaces/{NAMESPACE}/configmaps")
+}
+
+fn name(number: usize) -> String {
+    format!("bench-{number:07}")
+}
+
+/// A ConfigMap whose JSON is `size` bytes long and carries a mark.
+fn configmap(name: &str, mark: &str, size: usize) -> String {
+    let body = |filler: &str| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"{name}","labels":{{"app":"bench"}}}},"data":{{"sent":"{mark}","filler":"{filler}"}}}}"#
+        )
+    };
+    let filler = size.saturating_sub(body("").len());
+    body(&"x".repeat(filler))
+}
+
+/// A cheap, repeatable choice.
+fn next_random(state: &mut u64) -> usize {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    usize::try_from(*state >> 33).unwrap_or_default()
+}
+
+fn since(start: Instant) -> u32 {
+    u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX)
+}
+
+impl Load<'_> {
+    fn objects(&self) -> usize {
+        self.api.objects as usize
+    }
+
+    fn size(&self) -> usize {
+        self.api.size as usize
+    }
+
+    async fn prepare(&self) -> Result<(), Error> {
+        let mut connection = Connection::open(&self.dialer).await?;
+        let body = format!(
+            r#"{{"apiVersion":"v1","kind":"Namespace","metadata":{{"name":"{NAMESPACE}"}}}}"#
+        );
+        let request = self.template.request("POST", "/api/v1/namespaces", &body);
+        connection.ask(&request).await?;
+        Ok(())
+    }
+
+    async fn clean_up(&self) -> Result<(), Error> {
+        let mut connection = Connection::open(&self.dialer).await?;
+        let path = format!("/api/v1/namespaces/{NAMESPACE}");
+        connection.ask(&self.template.request("DELETE", &path, "")).await?;
+        Ok(())
+    }
+
+    /// Runs `work` on every connection at once, all opened before the clock starts.
+    async fn together<F>(
+        &self,
+        connections: usize,
+        work: impl Fn(usize, Connection) -> F,
+    ) -> Result<(usize, Vec<u32>, f64), Error>
+    where
+        F: Future<Output = Work> + Send + 'static,
+    {
+        let mut ready = Vec::new();
+        for _ in 0..connections {
+            ready.push(Connection::open(&self.dialer).await?);
+        }
+        let start = Instant::now();
+        let mut tasks = JoinSet::new();
+        for (number, connection) in ready.into_iter().enumerate() {
+            tasks.spawn(work(number, connection));
+        }
+        let mut count = 0;
+        let mut latencies = Vec::new();
+        while let Some(done) = tasks.join_next().await {
+            let (more, late) = done.map_err(std::io::Error::other)??;
+            count += more;
+            latencies.extend(late);
+        }
+        Ok((count, latencies, start.elapsed().as_secs_f64()))
+    }
+
+    async fn create(&self) -> Result<Row, Error> {
+        let connections = usize::from(self.api.connections);
+        let (objects, size) = (self.objects(), self.size());
+        let next = Arc::new(AtomicUsize::new(0));
+        let (count, latencies, seconds) = self
+            .together(connections, |_, mut connection| {
+                let (next, template) = (Arc::clone(&next), self.template.clone());
+                async move {
+                    let mut latencies = Vec::new();
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        if number >= objects {
+                            return Ok((latencies.len(), latencies));
+                        }
+                        let body = configmap(&name(number), "0", size);
+                        let request = template.request("POST", &collection(), &body);
+                        let start = Instant::now();
+                        connection.ask(&request).await?;
+                        latencies.push(since(start));
+                    }
+                }
+            })
+            .await?;
+        let row = Row::new("create", self.backend, objects);
+        Ok(row.rate(count, seconds, "objects/s").latencies(latencies))
+    }
+
+    /// Gets, updates, or some of each, of objects chosen at random.
+    async fn timed(&self, case: Case) -> Result<Row, Error> {
+        let connections = usize::from(self.api.connections);
+        let (objects, size) = (self.objects(), self.size());
+        let time = self.api.time;
+        let (count, latencies, seconds) = self
+            .together(connections, |number, mut connection| {
+                let template = self.template.clone();
+                async move {
+                    let mut latencies = Vec::new();
+                    let mut random = 0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1);
+                    let end = Instant::now() + time;
+                    let mut start = Instant::now();
+                    while start < end {
+                        // Each connection writes objects of its own; any may be read.
+                        let chosen = next_random(&mut random) % objects;
+                        let request = if case.writes(latencies.len()) {
+                            let own = (chosen / connections * connections + number) % objects;
+                            let mark = latencies.len().to_string();
+                            let body = configmap(&name(own), &mark, size);
+                            let path = format!("{}/{}", collection(), name(own));
+                            template.request("PUT", &path, &body)
+                        } else {
+                            template.request(
+                                "GET",
+                                &format!("{}/{}", collection(), name(chosen)),
+                                "",
+                            )
+                        };
+                        start = Instant::now();
+                        connection.ask(&request).await?;
+                        latencies.push(since(start));
+                    }
+                    Ok((latencies.len(), latencies))
+                }
+            })
+            .await?;
+        let row = Row::new(case.name(), self.backend, objects);
+        Ok(row.rate(count, seconds, "requests/s").latencies(latencies))
+    }
+
+    async fn list(&self) -> Result<Row, Error> {
+        let connections = usize::from(self.api.connections);
+        let time = self.api.time;
+        let found = self.count_once().await?;
+        if found != self.objects() {
+            return Err(Error::Miscounted { found, expected: self.objects() });
+        }
+        let (count, latencies, seconds) = self
+            .together(connections, |_, mut connection| {
+                let template = self.template.clone();
+                async move {
+                    let mut latencies = Vec::new();
+                    let mut count = 0;
+                    let mut token = String::new();
+                    let end = Instant::now() + time;
+                    let mut start = Instant::now();
+                    while start < end {
+                        let request = page(&template, &token);
+                        start = Instant::now();
+                        let body = connection.ask(&request).await?;
+                        latencies.push(since(start));
+                        count += memmem::find_iter(body, STAMP).count();
+                        token = continue_token(body);
+                    }
+                    Ok((count, latencies))
+                }
+            })
+            .await?;
+        let row = Row::new("list", self.backend, self.objects());
+        Ok(row.rate(count, seconds, "objects/s").latencies(latencies))
+    }
+
+    /// Reads the whole collection with a real parser, so that the cheap one can be trusted.
+    async fn count_once(&self) -> Result<usize, Error> {
+        let mut connection = Connection::open(&self.dialer).await?;
+        let (mut count, mut token) = (0, String::new());
+        loop {
+            let body = connection.ask(&page(&self.template, &token)).await?;
+            let list: serde_json::Value =
+                serde_json::from_slice(body).map_err(|_| Error::NotHttp)?;
+            let items = list["items"].as_array().map(Vec::len).unwrap_or_default();
+            let cheap = memmem::find_iter(body, STAMP).count();
+            token = continue_token(body);
+            let agrees = cheap == items
+                && list["metadata"]["continue"].as_str().unwrap_or_default() == token;
+            count += items;
+            if !agrees {
+                return Err(Error::Miscounted { found: cheap, expected: items });
+            }
+            if token.is_empty() {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// One event each period to many watchers: from before it is sent until each has read it.
+    async fn watch(&self) -> Result<Row, Error> {
+        let watchers = usize::from(self.api.watchers);
+        let periods = self.api.time.as_millis() / EVENT_PERIOD.as_millis();
+        let events = usize::try_from(periods).unwrap_or(usize::MAX).max(1);
+        let mut writer = Connection::open(&self.dialer).await?;
+        let beacon = configmap("beacon", "0", self.size());
+        let created = writer.ask(&self.template.request("POST", &collection(), &beacon)).await?;
+        let created: serde_json::Value =
+            serde_json::from_slice(created).map_err(|_| Error::NotHttp)?;
+        let version = created["metadata"]["resourceVersion"].as_str().unwrap_or("0").to_owned();
+
+        let start = Instant::now();
+        let ready = Arc::new(Barrier::new(watchers + 1));
+        let mut tasks: JoinSet<Result<Vec<u32>, Error>> = JoinSet::new();
+        for _ in 0..watchers {
+            let mut connection = Connection::open(&self.dialer).await?;
+            let path = format!("{}?watch=true&resourceVersion={version}", collection());
+            connection.watch(&self.template.request("GET", &path, "")).await?;
+            let ready = Arc::clone(&ready);
+            tasks.spawn(async move {
+                ready.wait().await;
+                let mut late = Vec::with_capacity(events);
+                connection.stamps(events, start, &mut late).await?;
+                Ok(late)
+            });
+        }
+        ready.wait().await;
+        let path = format!("{}/beacon", collection());
+        let began = Instant::now();
+        let mut tick = tokio::time::interval(EVENT_PERIOD);
+        for _ in 0..events {
+            tick.tick().await;
+            let body = configmap("beacon", &stamp(start), self.size());
+            writer.ask(&self.template.request("PUT", &path, &body)).await?;
+        }
+        let mut latencies = Vec::with_capacity(watchers * events);
+        while let Some(done) = tasks.join_next().await {
+            latencies.extend(done.map_err(std::io::Error::other)??);
+        }
+        let row = Row::new("watch", self.backend, watchers);
+        let count = latencies.len();
+        Ok(row.rate(count, began.elapsed().as_secs_f64(), "events/s").latencies(latencies))
+    }
+}
+
+fn page(template: &Template, token: &str) -> Vec<u8> {
+    let path = match token {
+        "" => format!("{}?limit={PAGE}", collection()),
+        token => format!(
+            "{}?limit={PAGE}&continue={}",
+            collection(),
+            crate::client::watch::encode(token)
+        ),
+    };
+    template.request("GET", &path, "")
+}
+
+/// The continue token of a list, found without parsing it.
+fn continue_token(body: &[u8]) -> String {
+    const MARK: &[u8] = b"\"continue\":\"";
+    let near = |part: &[u8]| {
+        let at = memmem::find(part, MARK)? + MARK.len();
+        let length = part[at..].iter().position(|&byte| byte == b'"')?;
+        String::from_utf8(part[at..at + length].to_vec()).ok()
+    };
+    let edge = body.len().min(2048);
+    near(&body[..edge]).or_else(|| near(&body[body.len() - edge..])).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_as_large_as_asked() {
+        for size in [300, 500, 4096] {
+            let text = configmap(&name(7), "0", size);
+            assert_eq!(text.len(), size);
+            assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok());
+            assert_eq!(memmem::find_iter(text.as_bytes(), STAMP).count(), 1);
+        }
+    }
+
+    #[test]
+    fn the_continue_token_is_found_at_either_end() {
+        let filler = "x".repeat(5000);
+        let first = format!(
+            r#"{{"metadata":{{"continue":"abc","resourceVersion":"1"}},"items":["{filler}"]}}"#
+        );
+        let last = format!(r#"{{"items":["{filler}"],"metadata":{{"continue":"abc"}}}}"#);
+        let none = format!(r#"{{"items":["{filler}"],"metadata":{{}}}}"#);
+        assert_eq!(continue_token(first.as_bytes()), "abc");
+        assert_eq!(continue_token(last.as_bytes()), "abc");
+        assert_eq!(continue_token(none.as_bytes()), "");
+    }
+}

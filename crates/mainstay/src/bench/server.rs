@@ -1,0 +1,71 @@
+//! The server under test: this same program in a process of its own, with a folder of its own.
+
+use std::process::Stdio;
+
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use super::Error;
+
+/// A running server that ends, and whose data goes, when this is dropped.
+#[derive(Debug)]
+pub(super) struct ServerProcess {
+    child: Child,
+    folder: TempDir,
+    drained: tokio::task::JoinHandle<()>,
+}
+
+impl ServerProcess {
+    /// Starts a server on a free port and waits until it says that it is ready.
+    pub(super) async fn start(store: &str) -> Result<Self, Error> {
+        let folder = tempfile::tempdir().map_err(Error::Start)?;
+        let program = std::env::current_exe().map_err(Error::Start)?;
+        let mut command = Command::new(program);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
+        if !store.is_empty() {
+            command.args(["--store", store]);
+        }
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(Error::Start)?;
+        let stderr = child.stderr.take().ok_or(Error::NotHttp)?;
+        let mut lines = BufReader::new(stderr).lines();
+        let mut said = String::new();
+        loop {
+            match lines.next_line().await? {
+                Some(line) if line.contains(crate::command::serve::READY) => break,
+                Some(line) => said = line,
+                None => return Err(Error::NotReady { said }),
+            }
+        }
+        // What it says later is read too, or it would stand still once the pipe is full.
+        let drained =
+            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Ok(Self { child, folder, drained })
+    }
+
+    pub(super) fn kubeconfig(&self) -> std::path::PathBuf {
+        self.folder.path().join("kubeconfig")
+    }
+
+    /// Resident memory in megabytes (10⁶ bytes), where the machine tells.
+    pub(super) fn rss_mb(&self) -> Option<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()?)).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        let kilobytes: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+        Some((kilobytes * 1.024 / 100.0).round() / 10.0)
+    }
+
+    /// Ends the server and waits for it.
+    pub(super) async fn stop(mut self) -> Result<(), Error> {
+        self.child.kill().await?;
+        // The reader ends with the pipe.
+        drop(self.drained.await);
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! The command line as a whole: every command, in the order people meet them.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::bench::Bench;
+use crate::command::apply::Apply;
+use crate::command::delete::Delete;
+use crate::command::describe::Describe;
+use crate::command::get::Get;
+use crate::command::serve::Serve;
+use crate::command::token::Token;
+use crate::command::up::Up;
+use crate::command::version::Version;
+use crate::command::wait::Wait;
+use crate::command::watch::Watch;
+
+/// Mainstay places stateful things on machines and keeps them there.
+#[derive(Debug, Parser)]
+#[command(
+    name = "mainstay",
+    version,
+    arg_required_else_help = true,
+    after_help = "Start here:
+  mainstay up                     a server on this machine, ready to use
+  mainstay get nodes              ask it something
+  mainstay apply -f FILE          tell it something
+
+Exit codes: 0 success, 1 a negative finding, 2 bad usage or input."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Up(Box<Up>),
+    Serve(Box<Serve>),
+    Get(Box<Get>),
+    Describe(Box<Describe>),
+    Apply(Box<Apply>),
+    Delete(Box<Delete>),
+    Wait(Box<Wait>),
+    Watch(Box<Watch>),
+    Token(Box<Token>),
+    Bench(Box<Bench>),
+    Version(Box<Version>),
+    Completions(Completions),
+    /// Print the reference of all commands as Markdown
+    #[command(hide = true)]
+    Reference,
+}
+
+/// Print a completion script for a shell
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mainstay completions bash > ~/.local/share/bash-completion/completions/mainstay
+  mainstay completions fish > ~/.config/fish/completions/mainstay.fish")]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_flag_is_well_formed_and_documented() {
+        let mut root = Cli::command();
+        root.build();
+        root.clone().debug_assert();
+        let mut commands = vec![&root];
+        while let Some(command) = commands.pop() {
+            for argument in command.get_arguments() {
+                let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+                assert!(!help.is_empty(), "{} {}", command.get_name(), argument.get_id());
+            }
+            commands.extend(command.get_subcommands());
+        }
+    }
+}

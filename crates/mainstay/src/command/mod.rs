@@ -1,0 +1,13 @@
+//! One module a command: its flags, and what it does.
+
+pub(crate) mod apply;
+pub(crate) mod delete;
+pub(crate) mod describe;
+pub(crate) mod get;
+pub(crate) mod reference;
+pub(crate) mod serve;
+pub(crate) mod token;
+pub(crate) mod up;
+pub(crate) mod version;
+pub(crate) mod wait;
+pub(crate) mod watch;

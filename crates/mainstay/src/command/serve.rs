@@ -1,0 +1,277 @@
+//! `mainstay serve`: run a server in the foreground until it is told to end.
+//!
+//! What a flag says wins over its environment variable, that over the configuration file, and
+//! that over the default.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use mainstay_server::clock::SystemClock;
+use mainstay_server::registry::{Registry, builtin};
+use mainstay_server::{Location, Options, Running, Server};
+use serde::Deserialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::error::Error;
+use crate::paths;
+
+/// Where a server listens when nobody says otherwise.
+pub(crate) const DEFAULT_LISTEN: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7443);
+
+/// What the server says on stderr once it answers requests; the address follows.
+pub(crate) const READY: &str = "mainstay is ready at";
+
+/// The parts a server can be restricted to with `--only`.
+const PARTS: [&str; 1] = ["api"];
+
+/// Run a server
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mainstay serve --data-dir /var/lib/mainstay --listen 0.0.0.0:7443
+  mainstay serve --data-dir d --listen 127.0.0.1:0 --store memory:
+  mainstay serve --config /etc/mainstay.toml
+
+The configuration file is TOML with the names of the flags:
+  data-dir = \"/var/lib/mainstay\"
+  listen = \"0.0.0.0:7443\"
+  [limits]
+  connections = 4096
+  in-flight = 512
+
+The first start makes a certificate authority and writes DIR/kubeconfig (for the administrator)
+and DIR/ca.crt. The server is ready when /readyz answers 200. SIGTERM and SIGINT end it in order.")]
+pub(crate) struct Serve {
+    /// Where the server keeps its files; made if it is not there
+    #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
+    data_dir: Option<PathBuf>,
+    /// Where to listen; port 0 takes a free one [default: 127.0.0.1:7443]
+    #[arg(long, value_name = "ADDR:PORT", env = "MAINSTAY_LISTEN")]
+    listen: Option<SocketAddr>,
+    /// Where objects are kept: a path or sqlite:PATH, memory:, or etcd://HOST:PORT,… [default:
+    /// objects.db in the data folder]
+    #[arg(long, value_name = "URL", env = "MAINSTAY_STORE")]
+    store: Option<String>,
+    /// Where the catalog of the rule engine is kept. No part of this version has a catalog yet
+    #[arg(long, value_name = "URL", env = "MAINSTAY_CATALOG")]
+    catalog: Option<String>,
+    /// Run only these parts [possible: api]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    only: Option<Vec<String>>,
+    /// An outside scheduler extender. No part of this version asks one yet
+    #[arg(long, value_name = "URL")]
+    extender_url: Option<String>,
+    /// Workers that move files. No part of this version moves files yet
+    #[arg(long, value_name = "N")]
+    transfer_workers: Option<u32>,
+    /// Serve without TLS; only on a loopback address
+    #[arg(long)]
+    plain_http: bool,
+    /// Read settings from this TOML file
+    #[arg(long, value_name = "FILE", env = "MAINSTAY_CONFIG")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    log: Log,
+}
+
+/// What the server says on stderr.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Log {
+    /// What to log: error, warn, info, debug, trace, or a filter such as mainstay_server=debug
+    #[arg(long = "log", value_name = "FILTER", env = "MAINSTAY_LOG", default_value = "info")]
+    filter: String,
+}
+
+impl Log {
+    pub(crate) fn of(filter: &str) -> Self {
+        Self { filter: filter.to_owned() }
+    }
+
+    pub(crate) fn start(&self) -> Result<(), Error> {
+        let filter = tracing_subscriber::EnvFilter::try_new(&self.filter)
+            .map_err(|error| Error::usage(format!("--log {:?}: {error}", self.filter)))?;
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+            .init();
+        Ok(())
+    }
+}
+
+/// The configuration file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    data_dir: Option<PathBuf>,
+    listen: Option<SocketAddr>,
+    store: Option<String>,
+    catalog: Option<String>,
+    only: Option<Vec<String>>,
+    extender_url: Option<String>,
+    transfer_workers: Option<u32>,
+    plain_http: bool,
+    limits: FileLimits,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct FileLimits {
+    connections: Option<usize>,
+    in_flight: Option<usize>,
+    watches: Option<usize>,
+    body_bytes: Option<usize>,
+    events: Option<usize>,
+}
+
+impl File {
+    fn parse(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    fn read(path: &Path) -> Result<Self, Error> {
+        let place = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Error::usage(format!("cannot read {place}: {error}")))?;
+        Self::parse(&text).map_err(|error| Error::usage(format!("{place}: {error}")))
+    }
+}
+
+impl Serve {
+    pub(crate) async fn run(&self) -> Result<u8, Error> {
+        self.log.start()?;
+        let file = match &self.config {
+            Some(path) => File::read(path)?,
+            None => File::default(),
+        };
+        let options = self.options(file)?;
+        let running = Server::start(options).await?;
+        let (url, kubeconfig) = (running.url(), running.kubeconfig().display());
+        anstream::eprintln!("{READY} {url} (kubeconfig: {kubeconfig})");
+        until_told(running).await
+    }
+
+    fn options(&self, file: File) -> Result<Options, Error> {
+        let data_dir = self.data_dir.clone().or(file.data_dir).or_else(paths::data_dir);
+        let Some(data_dir) = data_dir else {
+            return Err(Error::usage("say where to keep data: --data-dir DIR"));
+        };
+        check_parts(self.only.as_deref().or(file.only.as_deref()))?;
+        let unused = [
+            ("--catalog", self.catalog.is_some() || file.catalog.is_some()),
+            ("--extender-url", self.extender_url.is_some() || file.extender_url.is_some()),
+            (
+                "--transfer-workers",
+                self.transfer_workers.is_some() || file.transfer_workers.is_some(),
+            ),
+        ];
+        for (flag, _) in unused.iter().filter(|(_, given)| *given) {
+            anstream::eprintln!("warning: {flag} has no effect: no part of this version uses it");
+        }
+        let listen = self.listen.or(file.listen).unwrap_or(DEFAULT_LISTEN);
+        let mut options = options(listen, data_dir)?;
+        if let Some(store) = self.store.as_ref().or(file.store.as_ref()) {
+            options.store = location(store)?;
+        }
+        options.plain_http = self.plain_http || file.plain_http;
+        if options.plain_http && !listen.ip().is_loopback() {
+            return Err(Error::usage(format!(
+                "--plain-http is only for a loopback address such as 127.0.0.1, not {}",
+                listen.ip()
+            )));
+        }
+        let FileLimits { connections, in_flight, watches, body_bytes, events } = file.limits;
+        let limits = &mut options.limits;
+        limits.connections = connections.unwrap_or(limits.connections);
+        limits.in_flight = in_flight.unwrap_or(limits.in_flight);
+        limits.watches = watches.unwrap_or(limits.watches);
+        limits.body = body_bytes.unwrap_or(limits.body);
+        limits.events = events.unwrap_or(limits.events);
+        Ok(options)
+    }
+}
+
+/// A server of all kinds there are, with nothing else out of the ordinary.
+pub(crate) fn options(listen: SocketAddr, data_dir: PathBuf) -> Result<Options, Error> {
+    let registry = Registry::new(builtin()).map_err(|error| Error::negative(error.to_string()))?;
+    Ok(Options::new(listen, data_dir, Arc::new(registry), SystemClock::new()))
+}
+
+fn location(store: &str) -> Result<Location, Error> {
+    match store.parse() {
+        Ok(Location::Unknown(url)) => Err(Error::usage(format!(
+            "--store: no store is called {url:?}; give a file's path, sqlite:PATH, memory: or etcd://HOST:PORT"
+        ))),
+        Ok(location) => Ok(location),
+        Err(error) => Err(Error::usage(format!("--store: {error}"))),
+    }
+}
+
+fn check_parts(only: Option<&[String]>) -> Result<(), Error> {
+    for part in only.unwrap_or_default() {
+        if !PARTS.contains(&part.as_str()) {
+            let known = PARTS.join(", ");
+            return Err(Error::usage(format!(
+                "--only: there is no part {part:?}; there is: {known}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Serves until SIGINT or SIGTERM, then ends in order; a second signal ends at once.
+pub(crate) async fn until_told(running: Running) -> Result<u8, Error> {
+    let failed = || Error::io("cannot listen for signals");
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
+    let mut told = async || {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    let handle = running.handle();
+    let mut ended = std::pin::pin!(running.wait());
+    tokio::select! {
+        () = &mut ended => return Err(Error::negative("the server ended by itself")),
+        () = told() => {}
+    }
+    anstream::eprintln!("ending …");
+    handle.shut_down();
+    tokio::select! {
+        () = &mut ended => Ok(0),
+        () = told() => Err(Error::negative("ended at once, without waiting for what was under way")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_has_the_names_of_the_flags_and_no_others() {
+        let file =
+            File::parse("listen = \"127.0.0.1:1\"\nplain-http = true\n[limits]\nwatches = 5\n")
+                .unwrap();
+        assert_eq!(file.listen.unwrap().port(), 1);
+        assert!(file.plain_http);
+        assert_eq!(file.limits.watches, Some(5));
+        for (text, named) in [
+            ("lisen = 1", "lisen"),
+            ("[limits]\nwatchers = 1", "watchers"),
+            ("listen = \"here\"", "listen"),
+        ] {
+            let error = File::parse(text).unwrap_err();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn parts_that_are_not_there_are_refused() {
+        assert!(check_parts(Some(&["api".to_owned()])).is_ok());
+        assert!(check_parts(Some(&["volumes".to_owned()])).is_err());
+        assert!(check_parts(None).is_ok());
+    }
+}

@@ -1,0 +1,118 @@
+//! `mainstay up`: a server on this machine with nothing to set up, and a word on how to use it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use mainstay_server::Server;
+
+use super::serve::{DEFAULT_LISTEN, Log, READY, options, until_told};
+use crate::error::Error;
+use crate::{output, paths};
+
+/// Start a server on this machine with sensible defaults, and say how to use it
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mainstay up                                 data in the user's data folder, port 7443 or a free one
+  mainstay up --data-dir /tmp/try             somewhere else")]
+pub(crate) struct Up {
+    /// Where to keep data [default: mainstay in the user's data folder]
+    #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
+    data_dir: Option<PathBuf>,
+    /// Where to listen [default: 127.0.0.1:7443, or a free port if that is taken]
+    #[arg(long, value_name = "ADDR:PORT", env = "MAINSTAY_LISTEN")]
+    listen: Option<SocketAddr>,
+    /// What to log: error, warn, info, debug, trace, or a filter
+    #[arg(long = "log", value_name = "FILTER", env = "MAINSTAY_LOG", default_value = "warn")]
+    log: String,
+}
+
+impl Up {
+    pub(crate) async fn run(&self) -> Result<u8, Error> {
+        Log::of(&self.log).start()?;
+        let Some(data_dir) = self.data_dir.clone().or_else(paths::data_dir) else {
+            return Err(Error::usage("say where to keep data: --data-dir DIR"));
+        };
+        let listen = match self.listen {
+            Some(listen) => listen,
+            None => free(DEFAULT_LISTEN),
+        };
+        let running = Server::start(options(listen, data_dir)?).await?;
+        anstream::eprintln!("\x1b[1m{READY} {}\x1b[0m", running.url());
+        output::print(&welcome(running.kubeconfig(), on_path("kubectl"), &own_name()))?;
+        let ended = until_told(running).await;
+        anstream::eprintln!(
+            "Mainstay has ended; `mainstay up` starts it again with everything it knew."
+        );
+        ended
+    }
+}
+
+/// The address itself when it is free, else the same with a port the machine chooses.
+fn free(wanted: SocketAddr) -> SocketAddr {
+    match std::net::TcpListener::bind(wanted) {
+        Ok(_) => wanted,
+        Err(_) => SocketAddr::new(wanted.ip(), 0),
+    }
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// How the person can call this program: by name if it is on the path, else where it is.
+fn own_name() -> String {
+    match std::env::current_exe() {
+        Ok(path) if !on_path("mainstay") => path.display().to_string(),
+        _ => "mainstay".to_owned(),
+    }
+}
+
+/// What a newcomer reads first.
+fn welcome(kubeconfig: &Path, kubectl: bool, own: &str) -> String {
+    let kubeconfig = kubeconfig.display().to_string();
+    let kubeconfig = if kubeconfig.contains([' ', '\'']) {
+        format!("'{}'", kubeconfig.replace('\'', "'\\''"))
+    } else {
+        kubeconfig
+    };
+    let export = format!("export KUBECONFIG={kubeconfig}");
+    let tries: [(String, &str); 3] = if kubectl {
+        [
+            ("kubectl get namespaces".to_owned(), "what is there"),
+            ("kubectl label namespace default hello=world".to_owned(), "change something"),
+            ("kubectl get namespaces -L hello -w".to_owned(), "watch it"),
+        ]
+    } else {
+        [
+            (format!("{own} get namespaces"), "what is there"),
+            (format!("{own} describe namespace default"), "look closer"),
+            (format!("{own} watch namespaces,configmaps -A"), "see things change"),
+        ]
+    };
+    let first = (export, "in another terminal; then try:");
+    let lines: Vec<(String, &str)> = std::iter::once(first).chain(tries).collect();
+    let width = lines.iter().map(|(command, _)| command.len()).max().unwrap_or_default();
+    let mut text = String::from("\n");
+    for (command, why) in &lines {
+        text.push_str(&format!("  \x1b[36m{command:<width$}\x1b[0m   \x1b[2m# {why}\x1b[0m\n"));
+    }
+    text.push_str("\nCtrl-C ends it; nothing is lost.\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_welcome_can_be_pasted() {
+        let text = welcome(Path::new("/data/it's mine/kubeconfig"), true, "mainstay");
+        assert!(text.contains(r"export KUBECONFIG='/data/it'\''s mine/kubeconfig'"), "{text}");
+        assert!(text.contains("kubectl get namespaces"));
+        let text = welcome(Path::new("/d/kubeconfig"), false, "/opt/mainstay");
+        assert!(text.contains("export KUBECONFIG=/d/kubeconfig"));
+        assert!(text.contains("/opt/mainstay get namespaces") && !text.contains("kubectl"));
+    }
+}

@@ -1,0 +1,111 @@
+//! The errors of the command line, and the exit code each means.
+//!
+//! 0 is success, 1 a negative finding (nothing found, refused, timed out, no connection), 2 bad
+//! usage or input.
+
+use std::io;
+
+use crate::{bench, client, jsonpath, manifest};
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The person asked for something that cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// The question was fine; the answer is no.
+    #[error("{0}")]
+    Negative(String),
+    #[error(transparent)]
+    Client(#[from] client::Error),
+    #[error(transparent)]
+    Manifest(#[from] manifest::Error),
+    #[error(transparent)]
+    JsonPath(#[from] jsonpath::Error),
+    #[error(transparent)]
+    Bench(#[from] bench::Error),
+    #[error(transparent)]
+    Server(#[from] mainstay_server::Error),
+    /// What was wrong with one of several documents.
+    #[error("{place}: {source}")]
+    Document { place: String, source: Box<Self> },
+    #[error("{what}")]
+    Io { what: String, source: io::Error },
+    #[error("cannot write the output")]
+    Output(#[from] io::Error),
+}
+
+impl Error {
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Self::Usage(text.into())
+    }
+
+    pub(crate) fn negative(text: impl Into<String>) -> Self {
+        Self::Negative(text.into())
+    }
+
+    /// Says which document an error is about.
+    pub(crate) fn within(self, place: String) -> Self {
+        let source = Box::new(self);
+        Self::Document { place, source }
+    }
+
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        |source| Self::Io { what, source }
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) | Self::Manifest(_) | Self::JsonPath(_) => 2,
+            Self::Document { source, .. } => source.exit_code(),
+            Self::Client(client::Error::Kubeconfig(_)) => 2,
+            Self::Client(client::Error::Status(status)) if status.is_bad_input() => 2,
+            _ => 1,
+        }
+    }
+
+    /// The reader of our output has gone away, which is its right.
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Output(source) if source.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    /// Tells the person, with every cause.
+    pub(crate) fn tell(&self) {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let more = error.to_string();
+            if !text.contains(&more) {
+                text.push_str(": ");
+                text.push_str(&more);
+            }
+            cause = error.source();
+        }
+        anstream::eprintln!("\x1b[1;31merror:\x1b[0m {text}");
+    }
+}
+
+/// Several things were tried; each failure has been told, the worst decides the exit code.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    worst: u8,
+}
+
+impl Failures {
+    /// Tells a failure and goes on; a reader that has gone away ends everything.
+    pub(crate) fn note<T>(&mut self, result: Result<T, Error>) -> Result<Option<T>, Error> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.is_broken_pipe() => Err(error),
+            Err(error) => {
+                error.tell();
+                self.worst = self.worst.max(error.exit_code());
+                Ok(None)
+            }
+        }
+    }
+
+    pub(crate) fn code(&self) -> u8 {
+        self.worst
+    }
+}

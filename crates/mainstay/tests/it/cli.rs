@@ -1,0 +1,181 @@
+//! The program's own client commands: a session as a transcript, and what needs two at once.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
+use crate::golden;
+use crate::process::{MAINSTAY, TestServer, text_of};
+
+const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/manifests");
+
+fn run(server: &TestServer, arguments: &[&str]) -> String {
+    let output = server
+        .client(MAINSTAY)
+        .args(arguments)
+        .current_dir(MANIFESTS)
+        .stdin(Stdio::null())
+        .output();
+    text_of(&output.unwrap())
+}
+
+#[test]
+fn a_session_reads_well() {
+    let server = TestServer::start();
+    let mut transcript = String::new();
+    for line in [
+        "get ns",
+        "get nodes",
+        "apply -f config.yaml --dry-run",
+        "get cm",
+        "apply -f config.yaml -f node.yaml -f typo.yaml",
+        "apply -f config.yaml",
+        "apply -f node.yaml --status",
+        "apply -f node.yaml --status",
+        "get cm",
+        "get cm,nodes -o wide",
+        "get cm/settings node/worker-1 -o name",
+        "get cm -A -l app=db --show-labels",
+        "get cm --field-selector metadata.name=settings --no-headers",
+        "get cm settings -o yaml",
+        "get cm settings -o json",
+        "get cm absent",
+        "get cm absent --ignore-not-found",
+        "get confgimaps",
+        "describe node worker-1",
+        "wait node/worker-1 --for=condition=Ready --timeout=20s",
+        "wait node/worker-1 --for=condition=Ready=False --timeout=50ms",
+        "wait ns/default --for=jsonpath={.status.phase}=Active --timeout=20s",
+        "delete cm settings --dry-run",
+        "delete cm settings absent",
+        "delete -f config.yaml --ignore-not-found",
+        "delete cm",
+        "delete cm --all",
+        "get cm",
+        "version -o yaml --client",
+    ] {
+        let arguments: Vec<&str> = line.split(' ').collect();
+        let text = run(&server, &arguments);
+        transcript.push_str(&format!("$ mainstay {line}\n{text}\n"));
+    }
+    golden::compare("mainstay-session.txt", &transcript);
+}
+
+#[test]
+fn stdin_is_a_manifest_too() {
+    let server = TestServer::start();
+    let mut child = server
+        .client(MAINSTAY)
+        .args(["apply", "-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let manifest = b"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: piped}\n---\n{\"apiVersion\":\"v1\",\"kind\":\"ConfigMap\",\"metadata\":{\"name\":\"other\"}}\n";
+    child.stdin.take().unwrap().write_all(manifest).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(text_of(&output), "configmap/piped created\nconfigmap/other created\n");
+}
+
+#[test]
+fn what_is_no_longer_applied_is_removed_and_what_others_set_stays() {
+    let server = TestServer::start();
+    let folder = crate::process::folder();
+    let file = folder.path().join("c.yaml");
+    let path = file.display().to_string();
+    let write = |data: &str| {
+        let text =
+            format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {data}\n");
+        std::fs::write(&file, text).unwrap();
+    };
+    write("{a: '1', b: '2'}");
+    assert_eq!(run(&server, &["apply", "-f", &path]), "configmap/c created\n");
+    let live = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, labels: {by: hand}}\n";
+    std::fs::write(folder.path().join("label.yaml"), live).unwrap();
+    let others = serde_json::json!({"metadata": {"labels": {"by": "hand"}}, "data": {"x": "9"}});
+    let client_side = tokio::runtime::Runtime::new().unwrap();
+    client_side.block_on(async {
+        let client = crate::kube_rs::client(&server).await;
+        let api: kube::Api<k8s_openapi::api::core::v1::ConfigMap> =
+            kube::Api::namespaced(client, "default");
+        let params = kube::api::PatchParams::default();
+        api.patch("c", &params, &kube::api::Patch::Merge(&others)).await.unwrap();
+    });
+    write("{a: '3'}");
+    assert_eq!(run(&server, &["apply", "-f", &path]), "configmap/c configured\n");
+    assert_eq!(run(&server, &["apply", "-f", &path]), "configmap/c unchanged\n");
+    let object: serde_json::Value =
+        serde_json::from_str(&run(&server, &["get", "cm", "c", "-o", "json"])).unwrap();
+    assert_eq!(object["data"], serde_json::json!({"a": "3", "x": "9"}));
+    assert_eq!(object["metadata"]["labels"]["by"], "hand");
+}
+
+#[test]
+fn waiting_ends_with_the_event() {
+    let server = TestServer::start();
+    let mut waiting = server
+        .client(MAINSTAY)
+        .args(["wait", "cm/settings", "--for=create", "--timeout=60s"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    assert!(run(&server, &["apply", "-f", "config.yaml"]).contains("created"));
+    assert!(waiting.wait().unwrap().success());
+}
+
+#[test]
+fn a_watch_names_what_changed() {
+    let server = TestServer::start();
+    run(&server, &["apply", "-f", "config.yaml"]);
+    let mut watching = server
+        .client(MAINSTAY)
+        .args(["watch", "cm,nodes", "-l", "app=web"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    assert_eq!(next(), "ADDED    configmap/settings -n default");
+    let folder = crate::process::folder();
+    let file = folder.path().join("c.yaml");
+    let text = std::fs::read_to_string(format!("{MANIFESTS}/config.yaml")).unwrap();
+    std::fs::write(&file, text.replace("blue", "green")).unwrap();
+    run(&server, &["apply", "-f", &file.display().to_string()]);
+    let line = next();
+    assert!(
+        line.starts_with("MODIFIED configmap/settings -n default")
+            && line.contains("data.colour: blue → green"),
+        "{line}"
+    );
+    run(&server, &["delete", "cm", "settings"]);
+    assert_eq!(next(), "DELETED  configmap/settings -n default");
+    watching.kill().unwrap();
+    watching.wait().unwrap();
+}
+
+#[test]
+fn tokens_give_roles_and_can_be_taken_back() {
+    let server = TestServer::start();
+    let token =
+        run(&server, &["token", "create", "--role", "viewer", "--ttl", "1h", "--name", "auditor"]);
+    let token = token.trim();
+    let with = |arguments: &[&str]| {
+        let mut all = vec!["--token", token];
+        all.splice(0..0, arguments.iter().copied());
+        run(&server, &all)
+    };
+    assert_eq!(with(&["get", "ns", "default", "-o", "name"]), "namespace/default\n");
+    let refused = with(&["apply", "-f", "config.yaml"]);
+    assert!(refused.contains("Forbidden") && refused.contains("auditor"), "{refused}");
+    let list: serde_json::Value =
+        serde_json::from_str(&run(&server, &["token", "list", "-o", "json"])).unwrap();
+    let found =
+        list["items"].as_array().unwrap().iter().find(|found| found["name"] == "auditor").unwrap();
+    assert!(!list.to_string().contains(token), "a token is never shown again");
+    let id = found["id"].as_str().unwrap();
+    let revoked = run(&server, &["token", "revoke", id]);
+    assert!(revoked.contains("revoked"), "{revoked}");
+    let refused = with(&["get", "ns"]);
+    assert!(refused.contains("Unauthorized"), "{refused}");
+    let node = run(&server, &["token", "create", "--role", "node"]);
+    assert!(node.contains("--node"), "{node}");
+}

@@ -1,0 +1,17 @@
+//! Black-box tests of the real program, with real clients.
+//!
+//! Each test starts a server of its own, on a free port, in a temporary folder. What a person
+//! should look at is kept in `tests/golden/`; `MAINSTAY_GOLDEN=rewrite` writes those files anew.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it stands")]
+
+mod bench;
+mod cli;
+mod crash;
+mod full_disk;
+mod golden;
+mod kube_rs;
+mod kubectl;
+mod lifecycle;
+mod process;
+mod python;

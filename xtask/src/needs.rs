@@ -1,0 +1,129 @@
+//! What the tests need besides the toolchain, and how to get it.
+//!
+//! The list is data: a new need is a new row. What is there is left alone; what is missing is
+//! installed if we may; what cannot be had is said loudly, and fails when `CI=true`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, bail};
+
+use crate::run_to_end;
+
+/// One thing the tests use.
+struct Need {
+    name: &'static str,
+    why: &'static str,
+    there: fn() -> bool,
+    /// Debian packages that bring it.
+    packages: &'static [&'static str],
+    /// What else must be done once the packages are there.
+    after: fn() -> Result<()>,
+}
+
+const NEEDS: &[Need] = &[
+    Need {
+        name: "kubectl",
+        why: "a scripted session with the stock client",
+        there: || on_path("kubectl"),
+        packages: &["kubernetes-client"],
+        after: || Ok(()),
+    },
+    Need {
+        name: "python venv",
+        why: "a place for the Python client that leaves the system alone",
+        there: || python().exists() || runs("python3", &["-c", "import venv, ensurepip"]),
+        packages: &["python3-venv"],
+        after: || Ok(()),
+    },
+    Need {
+        name: "python kubernetes client",
+        why: "list, watch and patch with PyPI's client",
+        there: || runs(&python().display().to_string(), &["-c", "import kubernetes"]),
+        packages: &[],
+        after: install_python_client,
+    },
+];
+
+/// Installs what is missing; gives the names of what could not be had.
+pub(crate) fn provide() -> Result<Vec<&'static str>> {
+    let mut updated = false;
+    let mut missing = Vec::new();
+    for need in NEEDS {
+        if (need.there)() {
+            continue;
+        }
+        println!("xtask: {} is missing ({}); getting it", need.name, need.why);
+        if let Err(error) = fetch(need, &mut updated) {
+            eprintln!("xtask: {error:#}");
+        }
+        if !(need.there)() {
+            eprintln!("xtask: !!! {} CANNOT BE HAD: {} is not tested !!!", need.name, need.why);
+            missing.push(need.name);
+        }
+    }
+    if !missing.is_empty() && std::env::var("CI").is_ok_and(|value| value == "true") {
+        bail!("CI must test everything, but these cannot be had: {}", missing.join(", "));
+    }
+    Ok(missing)
+}
+
+/// Prints the list.
+pub(crate) fn show() -> Result<()> {
+    for need in NEEDS {
+        let there = if (need.there)() { "there  " } else { "missing" };
+        println!("{there}  {}: {}", need.name, need.why);
+    }
+    Ok(())
+}
+
+fn fetch(need: &Need, updated: &mut bool) -> Result<()> {
+    if !need.packages.is_empty() {
+        if !*updated {
+            run_to_end(apt().arg("update"))?;
+            *updated = true;
+        }
+        let options = ["install", "--yes", "--no-install-recommends"];
+        run_to_end(apt().args(options).args(need.packages))?;
+    }
+    (need.after)()
+}
+
+fn apt() -> Command {
+    let mut command = Command::new("apt-get");
+    command.arg("--quiet").env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+/// The folder in which downloaded things are kept between runs.
+fn cache() -> PathBuf {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let base = set("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || set("HOME").map(|home| Path::new(&home).join(".cache"));
+    base.or_else(home).unwrap_or_else(std::env::temp_dir).join("mainstay")
+}
+
+/// The interpreter with the Python client; the tests find it by the same rule.
+pub(crate) fn python() -> PathBuf {
+    cache().join("python/bin/python")
+}
+
+fn install_python_client() -> Result<()> {
+    let folder = cache().join("python");
+    let interpreter = python().display().to_string();
+    if !runs(&interpreter, &["-m", "pip", "--version"]) {
+        run_to_end(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
+    }
+    run_to_end(Command::new(interpreter).args(["-m", "pip", "install", "--quiet", "kubernetes"]))
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+fn runs(program: &str, arguments: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
