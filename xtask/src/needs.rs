@@ -30,6 +30,20 @@ const NEEDS: &[Need] = &[
         after: || Ok(()),
     },
     Need {
+        name: "etcd",
+        why: "the store's conformance suite on a real cluster, with faults",
+        there: || on_path("etcd"),
+        packages: &["etcd-server"],
+        after: || Ok(()),
+    },
+    Need {
+        name: "etcdctl",
+        why: "a second client of etcd, for faults and for waiting until it serves",
+        there: || on_path("etcdctl"),
+        packages: &["etcd-client"],
+        after: || Ok(()),
+    },
+    Need {
         name: "python venv",
         why: "a place for the Python client that leaves the system alone",
         there: || python().exists() || runs("python3", &["-c", "import venv, ensurepip"]),

@@ -129,18 +129,12 @@ impl Writing<'_> {
     ) -> Result<Reply, Error> {
         let decoded = body::object(Format::Apply, bytes)?;
         options.duplicates = decoded.duplicates;
+        self.check_own_next(&decoded.object)?;
         let (resources, kind) = (&self.app.resources, self.kind);
-        if self.only_own {
-            self.check_own_next(&decoded.object)?;
-            match resources.get(kind, key).await {
-                Ok(record) => self.check_own(&record.object())?,
-                Err(error) if error.is_not_found() => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let force = self.query.force == Some(true);
-        let config = decoded.object;
-        let written = resources.apply(kind, key, config, self.subresource, &options, force).await?;
+        options.force = self.query.force == Some(true);
+        let part = self.subresource;
+        let check = |live: &Map<String, Value>| self.check_own(live);
+        let written = resources.apply(kind, key, decoded.object, part, &options, check).await?;
         let created = written.effect == Effect::Created;
         let code = if created { StatusCode::CREATED } else { StatusCode::OK };
         self.written(code, written)

@@ -96,6 +96,8 @@ pub struct WriteOptions {
     pub validation: Validation,
     /// Who writes, for `metadata.managedFields`; nobody is noted if it is empty.
     pub manager: String,
+    /// Whether an applier takes over what others hold.
+    pub force: bool,
     /// Paths of fields that occurred twice in the body.
     pub duplicates: Vec<String>,
     /// The lease under which it is written; wins over that of [`Resources::fenced`].
@@ -368,8 +370,8 @@ impl Resources {
     /// call changes nothing.
     ///
     /// # Errors
-    /// Whatever the kind's rules say; [`Reason::Conflict`] naming the fields that others hold,
-    /// unless `force`.
+    /// Whatever `check` says of the live object or the kind's rules of the next one;
+    /// [`Reason::Conflict`] naming the fields that others hold, unless forced.
     pub async fn apply(
         &self,
         kind: &Kind,
@@ -377,7 +379,7 @@ impl Resources {
         mut config: Map<String, Value>,
         subresource: Option<Subresource>,
         options: &WriteOptions,
-        force: bool,
+        check: impl Fn(&Map<String, Value>) -> Result<(), Error> + Send + Sync,
     ) -> Result<Written, Error> {
         let strictness =
             Strictness { validation: options.validation, duplicates: &options.duplicates };
@@ -386,13 +388,15 @@ impl Resources {
         loop {
             tries -= 1;
             let writer = options.writer(subresource, self.clock.now());
-            let edit =
-                |live: &Map<String, Value>| apply::apply(kind, Some(live), &config, writer, force);
+            let edit = |live: &Map<String, Value>| {
+                check(live)?;
+                apply::apply(kind, Some(live), &config, writer, options.force)
+            };
             let applied =
                 self.modify_by(kind, key, subresource, options, Origin::Apply, edit).await;
             let written = match applied {
                 Err(error) if error.is_not_found() && subresource.is_none() => {
-                    let object = apply::apply(kind, None, &config, writer, force)?;
+                    let object = apply::apply(kind, None, &config, writer, options.force)?;
                     let namespace = key.namespace();
                     self.create_by(kind, namespace, object, options, Origin::Apply).await
                 }
