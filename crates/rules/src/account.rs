@@ -1,0 +1,203 @@
+//! Accounts, scopes, limits and usage.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::api::{Micros, check_account, check_scope};
+use crate::catalog::Tx;
+use crate::catalog::engine::values;
+use crate::catalog::order::Ledger;
+use crate::error::{Class, Result, refuse};
+use crate::expression::Expression;
+use crate::select::Allowance;
+
+/// Creates an account.
+pub fn add(tx: &mut Tx<'_>, account: &str, kind: &str, email: Option<&str>, now: Micros) -> Result<()> {
+    check_account(account)?;
+    if !matches!(kind, "USER" | "GROUP" | "SERVICE") {
+        return Err(refuse(Class::InvalidObject, "An account's type is USER, GROUP or SERVICE."));
+    }
+    let added = tx.execute(
+        "INSERT INTO accounts (account, account_type, status, email, created_at, updated_at)
+         VALUES (?1, ?2, 'ACTIVE', ?3, ?4, ?4) ON CONFLICT (account) DO NOTHING",
+        values![account, kind, email, now],
+    )?;
+    if added == 0 {
+        return Err(refuse(Class::Duplicate, format!("Account ID '{account}' already exists!")));
+    }
+    Ok(())
+}
+
+/// Fails unless the account exists.
+pub fn check_exists(tx: &mut Tx<'_>, account: &str) -> Result<()> {
+    let sql = "SELECT 1 FROM accounts WHERE account = ?1 AND deleted_at IS NULL";
+    if tx.first(sql, values![account])?.is_none() {
+        let shown: String = account.chars().take(60).collect();
+        return Err(refuse(Class::AccountNotFound, format!("Account with ID '{shown}' cannot be found")));
+    }
+    Ok(())
+}
+
+/// Gives an account a scope.
+pub fn add_scope(tx: &mut Tx<'_>, scope: &str, account: &str, now: Micros) -> Result<()> {
+    check_scope(scope)?;
+    check_exists(tx, account)?;
+    let added = tx.execute(
+        "INSERT INTO scopes (scope, account, created_at) VALUES (?1, ?2, ?3) ON CONFLICT (scope) DO NOTHING",
+        values![scope, account, now],
+    )?;
+    if added == 0 {
+        return Err(refuse(Class::Duplicate, format!("Scope '{scope}' already exists!")));
+    }
+    Ok(())
+}
+
+/// Sets an attribute of an account.
+pub fn set_attribute(tx: &mut Tx<'_>, account: &str, key: &str, value: &str, now: Micros) -> Result<()> {
+    check_exists(tx, account)?;
+    tx.execute(
+        "INSERT INTO account_attr_map (account, key, value, created_at) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT (account, key) DO UPDATE SET value = excluded.value",
+        values![account, key, value, now],
+    )?;
+    Ok(())
+}
+
+/// Whether the account has the attribute `admin`.
+pub fn is_admin(tx: &mut Tx<'_>, account: &str) -> Result<bool> {
+    let sql = "SELECT 1 FROM account_attr_map WHERE account = ?1 AND key = 'admin'";
+    Ok(tx.first(sql, values![account])?.is_some())
+}
+
+/// Sets a local limit; −1 means infinite, none removes it.
+pub fn set_local_limit(tx: &mut Tx<'_>, account: &str, rse: &str, bytes: Option<i64>) -> Result<()> {
+    check_exists(tx, account)?;
+    let id = crate::rse::by_name(tx, rse)?.id;
+    match bytes {
+        None => {
+            tx.execute("DELETE FROM account_limits WHERE account = ?1 AND rse_id = ?2", values![account, id])?;
+        }
+        Some(bytes) => {
+            tx.execute(
+                "INSERT INTO account_limits (account, rse_id, bytes) VALUES (?1, ?2, ?3)
+                 ON CONFLICT (account, rse_id) DO UPDATE SET bytes = excluded.bytes",
+                values![account, id, bytes],
+            )?;
+            // The row that selections lock must be there before the first of them.
+            tx.execute(
+                "INSERT INTO account_usage (account, rse_id, files, bytes) VALUES (?1, ?2, 0, 0)
+                 ON CONFLICT (account, rse_id) DO NOTHING",
+                values![account, id],
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets a limit over all RSEs of an expression; −1 means infinite, none removes it.
+pub fn set_global_limit(tx: &mut Tx<'_>, account: &str, expression: &str, bytes: Option<i64>) -> Result<()> {
+    check_exists(tx, account)?;
+    Expression::parse(expression)?;
+    match bytes {
+        None => tx.execute(
+            "DELETE FROM account_glob_limits WHERE account = ?1 AND rse_expression = ?2",
+            values![account, expression],
+        )?,
+        Some(bytes) => tx.execute(
+            "INSERT INTO account_glob_limits (account, rse_expression, bytes) VALUES (?1, ?2, ?3)
+             ON CONFLICT (account, rse_expression) DO UPDATE SET bytes = excluded.bytes",
+            values![account, expression, bytes],
+        )?,
+    };
+    Ok(())
+}
+
+/// What an account uses of one RSE, or of all RSEs of an expression, and may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "plain numbers")]
+pub struct Usage {
+    /// The RSE's number, or none for an expression.
+    pub rse_id: Option<i64>,
+    /// The RSE's name or the expression.
+    pub on: String,
+    pub files: i64,
+    pub bytes: i64,
+    /// The limit; none means there is no row, −1 infinite.
+    pub limit: Option<i64>,
+}
+
+/// Usage and limits by RSE.
+pub fn local_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<Usage>> {
+    check_exists(tx, account)?;
+    let rses = tx.rses()?;
+    let mut found: BTreeMap<i64, Usage> = BTreeMap::new();
+    let name = |id: i64| rses.iter().find(|rse| rse.id == id).map(|rse| rse.name.clone());
+    for row in tx.query("SELECT rse_id, files, bytes FROM account_usage WHERE account = ?1", values![account])? {
+        if let Some(on) = name(row.int(0)) {
+            let usage = Usage { rse_id: Some(row.int(0)), on, files: row.int(1), bytes: row.int(2), limit: None };
+            found.insert(row.int(0), usage);
+        }
+    }
+    for row in tx.query("SELECT rse_id, bytes FROM account_limits WHERE account = ?1", values![account])? {
+        if let Some(on) = name(row.int(0)) {
+            let empty = Usage { rse_id: Some(row.int(0)), on, files: 0, bytes: 0, limit: None };
+            found.entry(row.int(0)).or_insert(empty).limit = Some(row.int(1));
+        }
+    }
+    let mut found: Vec<Usage> = found.into_values().filter(|usage| usage.limit.is_some() || usage.bytes != 0).collect();
+    found.sort_by(|left, right| left.on.cmp(&right.on));
+    Ok(found)
+}
+
+/// Usage and limits by expression. A limit whose expression matches nothing counts nothing.
+pub fn global_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<(Usage, BTreeSet<i64>)>> {
+    let local = local_usage(tx, account)?;
+    let rses = tx.rses()?;
+    let sql = "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1 ORDER BY rse_expression";
+    let mut found = Vec::new();
+    for row in tx.query(sql, values![account])? {
+        let set = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(&rses)).unwrap_or_default();
+        let inside = local.iter().filter(|usage| usage.rse_id.is_some_and(|id| set.contains(&id)));
+        let (files, bytes) = inside.fold((0, 0), |sum, usage| (sum.0 + usage.files, sum.1 + usage.bytes));
+        let limit = Some(row.int(1));
+        found.push((Usage { rse_id: None, on: row.text(0).to_owned(), files, bytes, limit }, set));
+    }
+    Ok(found)
+}
+
+/// What the account has left, `ledger` included. The counters must be locked.
+pub(crate) fn allowance(tx: &mut Tx<'_>, account: &str, ledger: &Ledger) -> Result<Allowance> {
+    if is_admin(tx, account)? {
+        return Ok(Allowance { unlimited: true, ..Allowance::default() });
+    }
+    let infinite = |limit: i64, used: i64| if limit < 0 { None } else { Some(limit - used) };
+    let mut used: BTreeMap<i64, i64> = BTreeMap::new();
+    let mut local = BTreeMap::new();
+    let rows = tx.query(
+        "SELECT u.rse_id, u.bytes, l.bytes FROM account_usage u LEFT JOIN account_limits l
+         ON l.account = u.account AND l.rse_id = u.rse_id WHERE u.account = ?1",
+        values![account],
+    )?;
+    for row in rows {
+        let rse = row.int(0);
+        let bytes = row.int(1) + ledger.used(account, rse);
+        used.insert(rse, bytes);
+        if let Some(limit) = row.opt_int(2) {
+            local.insert(rse, infinite(limit, bytes));
+        }
+    }
+    let mut global = Vec::new();
+    let sql = "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1";
+    let rows = tx.query(sql, values![account])?;
+    if !rows.is_empty() {
+        let rses = tx.rses()?;
+        for row in rows {
+            // A limit whose expression matches nothing any more limits nothing.
+            let Ok(set) = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(&rses)) else {
+                continue;
+            };
+            let bytes: i64 = set.iter().filter_map(|rse| used.get(rse)).sum();
+            global.push((set, infinite(row.int(1), bytes)));
+        }
+    }
+    Ok(Allowance { unlimited: false, local, global })
+}

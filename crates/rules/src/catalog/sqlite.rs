@@ -1,0 +1,181 @@
+//! The catalog in one SQLite file: one writer, readers beside it.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, ErrorCode, ToSql};
+
+use super::engine::{Column, Engine, Mode, Row, Value, with_arrays};
+use crate::error::{Error, Result};
+
+pub(crate) struct Sqlite {
+    connection: Connection,
+    rewritten: HashMap<String, String>,
+}
+
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Self::Null => ValueRef::Null,
+            Self::Int(value) => ValueRef::Integer(*value),
+            Self::Real(value) => ValueRef::Real(*value),
+            Self::Text(value) => ValueRef::Text(value.as_bytes()),
+            Self::Ints(values) => {
+                let texts: Vec<String> = values.iter().map(i64::to_string).collect();
+                return Ok(ToSqlOutput::from(format!("[{}]", texts.join(","))));
+            }
+        }))
+    }
+}
+
+fn failed(error: rusqlite::Error) -> Error {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            Error::Unavailable(error.to_string())
+        }
+        _ => Error::Database(error.to_string()),
+    }
+}
+
+impl Sqlite {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let connection = Connection::open(path).map_err(failed)?;
+        connection.busy_timeout(Duration::from_secs(30)).map_err(failed)?;
+        connection
+            .execute_batch(
+                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; \
+                 PRAGMA cache_size = -131072; PRAGMA wal_autocheckpoint = 8000; \
+                 PRAGMA foreign_keys = OFF;",
+            )
+            .map_err(failed)?;
+        connection.set_prepared_statement_cache_capacity(400);
+        Ok(Self { connection, rewritten: HashMap::new() })
+    }
+
+    fn rewrite(&mut self, sql: &str) {
+        if !self.rewritten.contains_key(sql) {
+            self.rewritten.insert(sql.to_owned(), rewrite(sql));
+        }
+    }
+}
+
+/// Row locks need no words here: the one writer holds them all.
+fn rewrite(sql: &str) -> String {
+    with_arrays(&sql.replace("LOCK ROWS", ""), "IN (SELECT value FROM json_each(", "))")
+}
+
+fn value(value: ValueRef<'_>) -> Value {
+    match value {
+        ValueRef::Null => Value::Null,
+        ValueRef::Integer(value) => Value::Int(value),
+        ValueRef::Real(value) => Value::Real(value),
+        ValueRef::Text(text) | ValueRef::Blob(text) => {
+            Value::Text(String::from_utf8_lossy(text).into_owned())
+        }
+    }
+}
+
+impl Engine for Sqlite {
+    fn begin(&mut self, mode: Mode) -> Result<()> {
+        let sql = if mode == Mode::Write { "BEGIN IMMEDIATE" } else { "BEGIN" };
+        self.connection.execute_batch(sql).map_err(failed)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        self.connection.execute_batch("COMMIT").map_err(failed)
+    }
+
+    fn rollback(&mut self) {
+        // Nothing to roll back is as good as rolled back.
+        let _ = self.connection.execute_batch("ROLLBACK");
+    }
+
+    fn query(
+        &mut self,
+        sql: &str,
+        params: &[Value],
+        each: &mut dyn FnMut(Row) -> Result<()>,
+    ) -> Result<()> {
+        self.rewrite(sql);
+        let mut statement = self.connection.prepare_cached(&self.rewritten[sql]).map_err(failed)?;
+        let width = statement.column_count();
+        let mut rows =
+            statement.query(rusqlite::params_from_iter(params)).map_err(failed)?;
+        while let Some(row) = rows.next().map_err(failed)? {
+            let mut values = Vec::with_capacity(width);
+            for column in 0..width {
+                values.push(value(row.get_ref(column).map_err(failed)?));
+            }
+            each(Row(values))?;
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
+        self.rewrite(sql);
+        let mut statement = self.connection.prepare_cached(&self.rewritten[sql]).map_err(failed)?;
+        let changed = statement.execute(rusqlite::params_from_iter(params)).map_err(failed)?;
+        Ok(changed as u64)
+    }
+
+    fn batch(&mut self, sql: &str) -> Result<()> {
+        self.connection.execute_batch(sql).map_err(failed)
+    }
+
+    fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
+        let rows = columns.first().map_or(0, |(_, column)| column.len());
+        let mut json = String::with_capacity(rows * columns.len() * 12 + 2);
+        json.push('[');
+        for row in 0..rows {
+            json.push_str(if row == 0 { "[" } else { ",[" });
+            for (at, (_, column)) in columns.iter().enumerate() {
+                if at > 0 {
+                    json.push(',');
+                }
+                push_json(&mut json, column, row);
+            }
+            json.push(']');
+        }
+        json.push(']');
+        let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+        let fields: Vec<String> = (0..names.len()).map(|at| format!("value ->> {at}")).collect();
+        let sql = format!(
+            "INSERT INTO {table} ({}) SELECT {} FROM json_each(?1)",
+            names.join(", "),
+            fields.join(", ")
+        );
+        self.execute(&sql, &[Value::Text(json)]).map(drop)
+    }
+
+    fn clear(&mut self, tables: &[&str]) -> Result<()> {
+        for table in tables {
+            self.execute(&format!("DELETE FROM {table}"), &[])?;
+        }
+        Ok(())
+    }
+
+    fn is_postgres(&self) -> bool {
+        false
+    }
+
+    fn is_usable(&self) -> bool {
+        true
+    }
+}
+
+fn push_json(json: &mut String, column: &Column, row: usize) {
+    use std::fmt::Write;
+    match column {
+        Column::Int(values) => match values[row] {
+            // Writing to a String cannot fail.
+            Some(value) => drop(write!(json, "{value}")),
+            None => json.push_str("null"),
+        },
+        Column::Text(values) => match &values[row] {
+            Some(text) => json.push_str(&serde_json::Value::String(text.clone()).to_string()),
+            None => json.push_str("null"),
+        },
+    }
+}

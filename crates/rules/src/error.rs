@@ -1,0 +1,136 @@
+//! What can go wrong, in the names clients of replication rules know.
+//!
+//! A [`Refusal`] is an answer: the request was understood and cannot be done. Its [`Class`] is the
+//! exception name a client maps to its own type, so the names are part of the interface. All
+//! other variants of [`Error`] are about the catalog itself.
+
+use std::fmt;
+
+/// The name under which a refusal is known to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "each variant is the exception name itself")]
+pub enum Class {
+    AccessDenied,
+    AccountNotFound,
+    CannotAuthenticate,
+    DataIdentifierAlreadyExists,
+    DataIdentifierNotFound,
+    Duplicate,
+    DuplicateContent,
+    DuplicateRule,
+    FileAlreadyExists,
+    FileConsistencyMismatch,
+    InputValidationError,
+    InsufficientAccountLimit,
+    InsufficientTargetRSEs,
+    InvalidObject,
+    InvalidRSEExpression,
+    InvalidReplicationRule,
+    InvalidRuleWeight,
+    InvalidSourceReplicaExpression,
+    InvalidValueForKey,
+    LockNotFound,
+    ManualRuleApprovalBlocked,
+    RSENotFound,
+    RSEOperationNotSupported,
+    RSEOverQuota,
+    RSEWriteBlocked,
+    ReplicaIsLocked,
+    ReplicaNotFound,
+    RuleNotFound,
+    RuleReplaceFailed,
+    ScopeNotFound,
+    StagingAreaRuleRequiresLifetime,
+    UnsupportedOperation,
+    UnsupportedStatus,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, formatter)
+    }
+}
+
+impl Class {
+    /// The HTTP status that goes with it. 401 is kept for authentication alone.
+    #[must_use]
+    pub fn status(self) -> u16 {
+        match self {
+            Self::CannotAuthenticate => 401,
+            Self::AccessDenied => 403,
+            Self::AccountNotFound
+            | Self::DataIdentifierNotFound
+            | Self::LockNotFound
+            | Self::RSENotFound
+            | Self::ReplicaNotFound
+            | Self::RuleNotFound
+            | Self::ScopeNotFound => 404,
+            Self::InputValidationError | Self::InvalidValueForKey => 400,
+            Self::FileConsistencyMismatch => 412,
+            _ => 409,
+        }
+    }
+}
+
+/// A request that cannot be done, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// The exception name clients know.
+    pub class: Class,
+    /// One sentence for people.
+    pub message: String,
+}
+
+/// Everything that can go wrong with the catalog.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request cannot be done. Retrying it unchanged gives the same answer.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// What was read changed before it could be locked. The transaction is retried whole.
+    #[error("the catalog changed while the request was being worked on")]
+    Moved,
+    /// The database is away or asked for a retry. The transaction is retried whole.
+    #[error("the catalog's database cannot be reached: {0}")]
+    Unavailable(String),
+    /// The database refused a statement.
+    #[error("the catalog's database answered: {0}")]
+    Database(String),
+    /// The catalog was written by a newer Mainstay.
+    #[error("the catalog has schema {found}, this version knows up to {known}; start a newer one")]
+    NewerSchema {
+        /// The version found in the catalog.
+        found: i64,
+        /// The newest version this program knows.
+        known: i64,
+    },
+    /// The catalog's address is not understood.
+    #[error("the catalog address {0:?} is neither a file nor postgres://…")]
+    Address(String),
+}
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Whether the whole transaction should be tried again.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Moved | Self::Unavailable(_))
+    }
+
+    /// The class of a refusal.
+    #[must_use]
+    pub fn class(&self) -> Option<Class> {
+        match self {
+            Self::Refused(refusal) => Some(refusal.class),
+            _ => None,
+        }
+    }
+}
+
+/// A refusal as an [`Error`], in one call.
+pub(crate) fn refuse(class: Class, message: impl Into<String>) -> Error {
+    Error::Refused(Refusal { class, message: message.into() })
+}

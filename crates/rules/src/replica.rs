@@ -1,0 +1,345 @@
+//! Replicas: which file is on which RSE, and when it may go.
+//!
+//! A replica with locks has no tombstone. Registering, declaring bad or lost, and touching all
+//! hold the rows of their files.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::api::{Did, LockState, Micros, NewFile, ReplicaState, Rule, SECOND};
+use crate::catalog::engine::values;
+use crate::catalog::order::{Ledger, lock_dids, lock_files, lock_rules};
+use crate::catalog::{Column, Row, Tx};
+use crate::did;
+use crate::error::{Class, Error, Result, refuse};
+use crate::rule::message;
+
+/// When a replica without locks may be deleted on an RSE: at once, later, or not by itself.
+fn first_tombstone(delay: Option<&str>, now: Micros) -> Option<Micros> {
+    let delay = delay?.parse::<i64>().ok()?;
+    match delay {
+        0 => None,
+        ..0 => Some(0),
+        _ => Some(now.saturating_add(delay.saturating_mul(SECOND))),
+    }
+}
+
+/// Registers files on an RSE. Files that are not known yet come into being; registering the same
+/// replica again is refused.
+pub fn add_replicas(tx: &mut Tx<'_>, rse: &str, files: &[NewFile], account: &str, now: Micros) -> Result<()> {
+    register(tx, rse, files, account, false, now).map(drop)
+}
+
+/// The same; replicas that are known already are left as they are. Returns how many are new.
+pub fn add_missing_replicas(tx: &mut Tx<'_>, rse: &str, files: &[NewFile], account: &str, now: Micros) -> Result<u64> {
+    register(tx, rse, files, account, true, now)
+}
+
+fn register(tx: &mut Tx<'_>, rse: &str, files: &[NewFile], account: &str, again: bool, now: Micros) -> Result<u64> {
+    let rse = crate::rse::by_name(tx, rse)?;
+    check_new(tx, files)?;
+    load_files(tx, files)?;
+    tx.execute(
+        "INSERT INTO dids (scope, name, did_type, account, bytes, length, md5, adler32, created_at, updated_at)
+         SELECT scope, name, 'F', ?1, bytes, 1, md5, adler32, ?2, ?2 FROM w_names WHERE TRUE ORDER BY scope, name
+         ON CONFLICT (scope, name) DO NOTHING",
+        values![account, now],
+    )?;
+    tx.execute(
+        "UPDATE w_names SET id = (SELECT d.id FROM dids d WHERE d.scope = w_names.scope AND d.name = w_names.name)",
+        &[],
+    )?;
+    tx.execute("INSERT INTO w_files (did) SELECT DISTINCT id FROM w_names", &[])?;
+    lock_files(tx)?;
+    check_known(tx)?;
+    let tombstone = first_tombstone(rse.attribute("tombstone_delay"), now);
+    let new = tx.query(
+        "INSERT INTO replicas (did_id, rse_id, bytes, state, lock_cnt, tombstone, path, created_at, updated_at)
+         SELECT d.id, ?1, d.bytes, COALESCE(n.state, 'A'), 0, ?2, n.path, ?3, ?3
+         FROM w_names n JOIN dids d ON d.id = n.id WHERE TRUE ORDER BY d.id ON CONFLICT (did_id, rse_id) DO NOTHING
+         RETURNING bytes",
+        values![rse.id, tombstone, now],
+    )?;
+    if new.len() < files.len() && !again {
+        let message = format!("A replica of one of the files is already registered on '{}'", rse.name);
+        return Err(refuse(Class::Duplicate, message));
+    }
+    tx.execute(
+        "UPDATE dids SET availability = 'A' WHERE availability = 'L' AND id IN (SELECT did FROM w_files)",
+        &[],
+    )?;
+    let mut ledger = Ledger::default();
+    ledger.hold_more(rse.id, new.len() as i64, new.iter().map(|row| row.int(0)).sum());
+    ledger.write(tx, now)?;
+    Ok(new.len() as u64)
+}
+
+fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
+    for file in files {
+        file.did.check()?;
+        let hex = |text: &Option<String>, length: usize| {
+            text.as_ref().is_none_or(|text| text.len() <= length && text.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        };
+        let state = file.state.as_deref().is_none_or(|state| ["A", "U", "C", "T"].contains(&state));
+        if file.bytes < 0 || !hex(&file.adler32, 8) || !hex(&file.md5, 32) || !state {
+            let message = format!("The size, a checksum or the state of '{}' is not valid", file.did);
+            return Err(refuse(Class::InvalidObject, message));
+        }
+    }
+    let scopes: BTreeSet<&str> = files.iter().map(|file| file.did.scope.as_str()).collect();
+    for scope in scopes {
+        if tx.first("SELECT 1 FROM scopes WHERE scope = ?1", values![scope])?.is_none() {
+            return Err(refuse(Class::ScopeNotFound, format!("Scope '{scope}' not found!")));
+        }
+    }
+    Ok(())
+}
+
+fn load_files(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
+    tx.clear(&["w_names", "w_files"])?;
+    let text = |pick: fn(&NewFile) -> Option<String>| Column::Text(files.iter().map(pick).collect());
+    tx.load(
+        "w_names",
+        &[
+            ("ord", Column::ints(0..files.len() as i64)),
+            ("scope", Column::texts(files.iter().map(|file| file.did.scope.clone()))),
+            ("name", Column::texts(files.iter().map(|file| file.did.name.clone()))),
+            ("bytes", Column::ints(files.iter().map(|file| file.bytes))),
+            ("adler32", text(|file| file.adler32.as_ref().map(|sum| sum.to_ascii_lowercase()))),
+            ("md5", text(|file| file.md5.as_ref().map(|sum| sum.to_ascii_lowercase()))),
+            ("path", text(|file| file.path.clone())),
+            ("state", text(|file| file.state.clone())),
+        ],
+    )
+}
+
+/// A name that is known must be a file of the same size and checksums.
+fn check_known(tx: &mut Tx<'_>) -> Result<()> {
+    let row = tx.first(
+        "SELECT n.scope, n.name, d.did_type FROM w_names n JOIN dids d ON d.id = n.id WHERE d.did_type <> 'F'
+         OR n.bytes <> d.bytes OR COALESCE(n.adler32 <> d.adler32, FALSE) OR COALESCE(n.md5 <> d.md5, FALSE)
+         ORDER BY n.ord LIMIT 1",
+        &[],
+    )?;
+    let Some(row) = row else { return Ok(()) };
+    let did = Did::new(row.text(0), row.text(1));
+    Err(match row.text(2) {
+        "F" => refuse(
+            Class::FileConsistencyMismatch,
+            format!("({did}) bytes or checksums differ from those in the catalog"),
+        ),
+        _ => refuse(Class::UnsupportedOperation, format!("Data identifier '{did}' is not a file")),
+    })
+}
+
+/// A replica as listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of a replica")]
+pub struct Replica {
+    pub rse_id: i64,
+    pub rse: String,
+    pub state: ReplicaState,
+    pub bytes: i64,
+    pub lock_cnt: i64,
+    pub tombstone: Option<Micros>,
+    pub path: Option<String>,
+    pub accessed_at: Option<Micros>,
+    pub created_at: Micros,
+}
+
+fn from_row(row: &Row) -> Replica {
+    Replica {
+        rse_id: row.int(0),
+        rse: row.text(1).to_owned(),
+        state: ReplicaState::read(row.text(2)).unwrap_or(ReplicaState::Unavailable),
+        bytes: row.int(3),
+        lock_cnt: row.int(4),
+        tombstone: row.opt_int(5),
+        path: row.opt_text(6),
+        accessed_at: row.opt_int(7),
+        created_at: row.int(8),
+    }
+}
+
+/// The replicas of a file.
+pub fn list(tx: &mut Tx<'_>, file: &Did) -> Result<Vec<Replica>> {
+    let id = did::get(tx, file)?.id;
+    let rows = tx.query(
+        "SELECT p.rse_id, r.rse, p.state, p.bytes, p.lock_cnt, p.tombstone, p.path, p.accessed_at, p.created_at
+         FROM replicas p JOIN rses r ON r.id = p.rse_id WHERE p.did_id = ?1 ORDER BY r.rse",
+        values![id],
+    )?;
+    Ok(rows.iter().map(from_row).collect())
+}
+
+/// The number of a file and of an RSE.
+pub fn unit(tx: &mut Tx<'_>, file: &Did, rse: &str) -> Result<(i64, i64)> {
+    Ok((did::get(tx, file)?.id, crate::rse::by_name(tx, rse)?.id))
+}
+
+/// Puts files into `w_files` and locks them.
+fn hold(tx: &mut Tx<'_>, files: &[i64]) -> Result<()> {
+    tx.clear(&["w_files"])?;
+    let files: BTreeSet<i64> = files.iter().copied().collect();
+    tx.load("w_files", &[("did", Column::ints(files))])?;
+    lock_files(tx)
+}
+
+fn no_replica(file: &Did, rse: &str) -> Error {
+    refuse(Class::ReplicaNotFound, format!("No row found for '{file}' on '{rse}'"))
+}
+
+/// Makes a replica without locks obsolete at once.
+pub fn set_tombstone(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Result<()> {
+    let (id, rse_id) = unit(tx, file, rse)?;
+    hold(tx, &[id])?;
+    let sql = "SELECT lock_cnt FROM replicas WHERE did_id = ?1 AND rse_id = ?2";
+    match tx.first(sql, values![id, rse_id])? {
+        None => Err(no_replica(file, rse)),
+        Some(row) if row.int(0) > 0 => {
+            Err(refuse(Class::ReplicaIsLocked, format!("Replica {file} on RSE {rse} is locked.")))
+        }
+        Some(_) => {
+            let sql = "UPDATE replicas SET tombstone = 0, updated_at = ?3 WHERE did_id = ?1 AND rse_id = ?2";
+            tx.execute(sql, values![id, rse_id, now])?;
+            tx.wake(crate::catalog::Daemon::Reaper);
+            Ok(())
+        }
+    }
+}
+
+/// A replica was used: a tombstone that is set, but not at once, moves to that moment.
+pub fn touch(tx: &mut Tx<'_>, file: &Did, rse: &str, at: Micros) -> Result<()> {
+    let (id, rse_id) = unit(tx, file, rse)?;
+    hold(tx, &[id])?;
+    let changed = tx.execute(
+        "UPDATE replicas SET accessed_at = ?3, tombstone = CASE WHEN tombstone <> 0 THEN ?3 ELSE tombstone END
+         WHERE did_id = ?1 AND rse_id = ?2",
+        values![id, rse_id, at],
+    )?;
+    if changed == 0 { Err(no_replica(file, rse)) } else { Ok(()) }
+}
+
+/// Bytes of a collection's files on each RSE.
+pub fn coverage(tx: &mut Tx<'_>, collection: &Did) -> Result<BTreeMap<String, i64>> {
+    let id = did::get(tx, collection)?.id;
+    let rows = tx.query(
+        "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
+         UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C'),
+         files(id) AS (SELECT DISTINCT c.child FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'D')
+         SELECT r.rse, CAST(SUM(p.bytes) AS BIGINT) FROM files JOIN replicas p ON p.did_id = files.id
+         JOIN rses r ON r.id = p.rse_id WHERE p.state <> 'B' GROUP BY r.rse",
+        values![id],
+    )?;
+    Ok(rows.iter().map(|row| (row.text(0).to_owned(), row.int(1))).collect())
+}
+
+/// Declares replicas bad. What is locked and has another copy is fetched again; what is not locked
+/// may be deleted; a file whose last copy is bad is lost.
+pub fn declare_bad(tx: &mut Tx<'_>, file: &Did, rse: &str, reason: &str, account: &str, now: Micros) -> Result<()> {
+    let (id, rse_id) = unit(tx, file, rse)?;
+    let parents = parents_of(tx, id)?;
+    lock_dids(tx, &parents)?;
+    let ids = rules_of(tx, id)?;
+    let rules = lock_rules(tx, &ids)?;
+    hold(tx, &[id])?;
+    if rules_of(tx, id)? != ids || parents_of(tx, id)? != parents {
+        return Err(Error::Moved);
+    }
+    declare_locked_bad(tx, (file, id), (rse, rse_id), rules, reason, account, now)
+}
+
+fn parents_of(tx: &mut Tx<'_>, file: i64) -> Result<BTreeSet<i64>> {
+    let sql = "SELECT parent FROM contents WHERE child = ?1";
+    Ok(tx.query(sql, values![file])?.iter().map(|row| row.int(0)).collect())
+}
+
+fn rules_of(tx: &mut Tx<'_>, file: i64) -> Result<BTreeSet<i64>> {
+    let sql = "SELECT DISTINCT rule_id FROM locks WHERE did_id = ?1";
+    Ok(tx.query(sql, values![file])?.iter().map(|row| row.int(0)).collect())
+}
+
+fn declare_locked_bad(
+    tx: &mut Tx<'_>,
+    (file, id): (&Did, i64),
+    (rse, rse_id): (&str, i64),
+    rules: Vec<Rule>,
+    reason: &str,
+    account: &str,
+    now: Micros,
+) -> Result<()> {
+    let sql = "SELECT lock_cnt, state FROM replicas WHERE did_id = ?1 AND rse_id = ?2";
+    let Some(replica) = tx.first(sql, values![id, rse_id])? else { return Err(no_replica(file, rse)) };
+    tx.execute(
+        "INSERT INTO bad_replicas (did_id, rse_id, reason, account, created_at) VALUES (?1, ?2, ?3, ?4, ?5)",
+        values![id, rse_id, reason, account, now],
+    )?;
+    let others = "SELECT COUNT(*) FROM replicas WHERE did_id = ?1 AND rse_id <> ?2 AND state IN ('A', 'T')";
+    if tx.number(others, values![id, rse_id])? == 0 {
+        return lose(tx, file, id, &rules, now);
+    }
+    if replica.int(0) == 0 {
+        let sql = "UPDATE replicas SET state = 'U', tombstone = 0, updated_at = ?3 WHERE did_id = ?1 AND rse_id = ?2";
+        tx.execute(sql, values![id, rse_id, now])?;
+        return Ok(());
+    }
+    let sql = "UPDATE replicas SET state = 'C', updated_at = ?3 WHERE did_id = ?1 AND rse_id = ?2";
+    tx.execute(sql, values![id, rse_id, now])?;
+    tx.execute(
+        "INSERT INTO requests (request_type, did_id, dest_rse_id, state, rule_id, activity, priority, bytes, retry_count, requested_at, updated_at)
+         SELECT 'T', l.did_id, l.rse_id, 'Q', MIN(l.rule_id), 'Recovery', 3, MIN(l.bytes), 0, ?3, ?3 FROM locks l
+         WHERE l.did_id = ?1 AND l.rse_id = ?2 GROUP BY l.did_id, l.rse_id
+         ON CONFLICT (did_id, dest_rse_id, request_type) DO NOTHING",
+        values![id, rse_id, now],
+    )?;
+    for rule in rules {
+        let sql = "SELECT state FROM locks WHERE rule_id = ?1 AND did_id = ?2 AND rse_id = ?3";
+        let Some(lock) = tx.first(sql, values![rule.id, id, rse_id])? else { continue };
+        let Some(before) = LockState::read(lock.text(0)) else { continue };
+        let sql = "UPDATE locks SET state = 'R', updated_at = ?4 WHERE rule_id = ?1 AND did_id = ?2 AND rse_id = ?3";
+        tx.execute(sql, values![rule.id, id, rse_id, now])?;
+        let mut rule = rule;
+        rule.source_replica_expression = None;
+        let sql = "UPDATE rules SET source_replica_expression = NULL WHERE id = ?1";
+        tx.execute(sql, values![rule.id])?;
+        let mut counts = rule.counts;
+        counts.add(before, -1);
+        counts.add(LockState::Replicating, 1);
+        let complete = !rule.incomplete;
+        crate::rule::state::settle(tx, &rule, counts, complete, None, now)?;
+    }
+    Ok(())
+}
+
+/// The last copy of a file is gone: its locks go, it leaves its datasets, and the world is told.
+fn lose(tx: &mut Tx<'_>, file: &Did, id: i64, rules: &[Rule], now: Micros) -> Result<()> {
+    let mut ledger = Ledger::default();
+    for rule in rules {
+        tx.clear(&["w_units"])?;
+        tx.execute(
+            "INSERT INTO w_units (did, rse, bytes, lock) SELECT did_id, rse_id, bytes, state FROM locks
+             WHERE rule_id = ?1 AND did_id = ?2",
+            values![rule.id, id],
+        )?;
+        let counts = crate::rule::unlock::remove_locks(tx, rule, true, &mut ledger, now)?;
+        crate::rule::state::settle(tx, rule, counts, !rule.incomplete, None, now)?;
+    }
+    let sql = "UPDATE replicas SET state = 'U', tombstone = 0, updated_at = ?2 WHERE did_id = ?1";
+    tx.execute(sql, values![id, now])?;
+    tx.execute("UPDATE dids SET availability = 'L', updated_at = ?2 WHERE id = ?1", values![id, now])?;
+    tx.execute(
+        "INSERT INTO contents_history (parent, child, bytes, created_at, deleted_at)
+         SELECT parent, child, bytes, created_at, ?2 FROM contents WHERE child = ?1",
+        values![id, now],
+    )?;
+    let sql = "UPDATE dids SET length = length - 1, bytes = bytes - (SELECT f.bytes FROM dids f WHERE f.id = ?1)
+        WHERE length IS NOT NULL AND id IN (SELECT parent FROM contents WHERE child = ?1)";
+    tx.execute(sql, values![id])?;
+    tx.execute("DELETE FROM contents WHERE child = ?1", values![id])?;
+    message::send(
+        tx,
+        "LOST",
+        &serde_json::json!({"scope": file.scope, "name": file.name}),
+        now,
+    )?;
+    ledger.write(tx, now)
+}

@@ -1,0 +1,273 @@
+//! Adding a rule: `add_replication_rule`.
+
+use std::collections::BTreeSet;
+
+use rand::{Rng, RngExt};
+
+use crate::api::{DidRecord, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
+use crate::catalog::engine::values;
+use crate::catalog::order::{Ledger, lock_counters, lock_files, lock_tree};
+use crate::catalog::{Daemon, Tx};
+use crate::error::{Class, Result, refuse};
+use crate::rule::place::{self, Earlier};
+use crate::rule::{Settings, message, read, state};
+
+/// Creates one rule for each data identifier, all or none, and returns their identities. Locks,
+/// replicas and transfers follow at once, unless the rule is large, delayed or waits for approval.
+pub fn add_replication_rule(
+    tx: &mut Tx<'_>,
+    new: &NewRule,
+    settings: &Settings,
+    rng: &mut dyn Rng,
+    now: Micros,
+) -> Result<Vec<String>> {
+    new.check()?;
+    crate::account::check_exists(tx, &new.account)?;
+    let locked = check_targets(tx, new)?;
+    if let Some(text) = &new.source_replica_expression {
+        place::sources(tx, text)?;
+    }
+    let mut dids = Vec::with_capacity(new.dids.len());
+    for did in &new.dids {
+        let found = crate::did::find(tx, did)?;
+        dids.push(found.ok_or_else(|| {
+            refuse(Class::DataIdentifierNotFound, format!("Data identifier {did} is not valid."))
+        })?);
+    }
+    let roots: Vec<i64> = dids.iter().filter(|did| did.did_type != DidType::File).map(|did| did.id).collect();
+    let tree = lock_tree(tx, &[], &roots)?;
+    let mut later = Vec::with_capacity(dids.len());
+    for did in &dids {
+        later.push(is_later(tx, new, did, settings)?);
+    }
+    hold_files(tx, &dids, &later)?;
+    lock_counters(tx, &BTreeSet::from([new.account.clone()]))?;
+    let mut ledger = Ledger::default();
+    let mut made = Vec::with_capacity(dids.len());
+    for (did, later) in dids.iter().zip(later) {
+        // What is closed or approved depends on the row that is held now.
+        let Some(did) = crate::did::by_id(tx, did.id)? else { return Err(crate::error::Error::Moved) };
+        let whole = dids.len() == 1;
+        let datasets = |kind: DidType| kind == DidType::Dataset;
+        let below: Vec<i64> = if whole {
+            tree.down.iter().filter(|(_, kind)| datasets(**kind)).map(|(id, _)| *id).collect()
+        } else {
+            crate::catalog::order::collections(tx, &[did.id])?
+                .into_iter()
+                .filter(|(_, kind)| datasets(*kind))
+                .map(|(id, _)| id)
+                .collect()
+        };
+        let work = Work { new, did: &did, locked, later, below: &below };
+        made.push(add_one(tx, &work, &mut ledger, rng, now)?);
+    }
+    ledger.write(tx, now)?;
+    Ok(made)
+}
+
+/// What one rule is made from.
+struct Work<'a> {
+    new: &'a NewRule,
+    did: &'a DidRecord,
+    locked: bool,
+    later: bool,
+    below: &'a [i64],
+}
+
+/// Checks what can be checked of the targets before anything is held. Returns whether the rule is
+/// locked.
+fn check_targets(tx: &mut Tx<'_>, new: &NewRule) -> Result<bool> {
+    let found = if new.ignore_availability {
+        crate::rse::resolve(tx, &new.rse_expression)?
+    } else {
+        crate::rse::resolve_writable(tx, &new.rse_expression)?
+    };
+    let rses = tx.rses()?;
+    let targets: Vec<_> = rses.iter().filter(|rse| found.contains(&rse.id)).collect();
+    if new.lifetime.is_none() && targets.iter().any(|rse| rse.staging_area) {
+        let message = "Rules for a staging area must include a lifetime";
+        return Err(refuse(Class::StagingAreaRuleRequiresLifetime, message));
+    }
+    if new.ask_approval {
+        if targets.iter().any(|rse| rse.flag("block_manual_approval")) {
+            let message = "Ask approval is not allowed for rules on this RSE";
+            return Err(refuse(Class::ManualRuleApprovalBlocked, message));
+        }
+        if targets.len() > 1 {
+            let message = "Ask approval is not allowed for rules with multiple RSEs";
+            return Err(refuse(Class::InvalidReplicationRule, message));
+        }
+    }
+    Ok(new.locked || (new.lifetime.is_none() && targets.iter().any(|rse| rse.rse_type == "TAPE")))
+}
+
+/// Whether the rule is left to the injector, or to somebody's approval.
+fn is_later(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord, settings: &Settings) -> Result<bool> {
+    if new.asynchronous || new.ask_approval || new.delay_injection.is_some() {
+        return Ok(true);
+    }
+    if did.did_type == DidType::File {
+        return Ok(false);
+    }
+    if new.split_container && did.did_type == DidType::Container {
+        return Ok(true);
+    }
+    let most = (settings.bulk + new.copies - 1) / new.copies;
+    let files = tx.number(
+        "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
+         UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C')
+         SELECT COUNT(*) FROM (SELECT 1 FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'D'
+         LIMIT ?2) AS counted",
+        values![did.id, most],
+    )?;
+    Ok(files >= most)
+}
+
+/// Holds the files of all rules that are applied now.
+fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()> {
+    let now: Vec<i64> = dids.iter().zip(later).filter(|(_, later)| !**later).map(|(did, _)| did.id).collect();
+    if now.is_empty() || !tx.is_postgres() {
+        return Ok(());
+    }
+    if let ([did], [false]) = (dids, later) {
+        if did.did_type == DidType::File {
+            tx.query("SELECT id FROM dids WHERE id = ?1 LOCK ROWS", values![did.id])?;
+            return Ok(());
+        }
+    }
+    tx.clear(&["w_files"])?;
+    tx.execute(
+        "INSERT INTO w_files (did) WITH RECURSIVE down(id, did_type) AS (
+         SELECT id, did_type FROM dids WHERE id IN ARRAY(?1) UNION SELECT c.child, c.child_type FROM down
+         JOIN contents c ON c.parent = down.id WHERE down.did_type <> 'F') SELECT id FROM down WHERE did_type = 'F'",
+        values![now],
+    )?;
+    lock_files(tx)
+}
+
+fn add_one(tx: &mut Tx<'_>, work: &Work<'_>, ledger: &mut Ledger, rng: &mut dyn Rng, now: Micros) -> Result<String> {
+    let Work { new, did, .. } = work;
+    let uuid = uuid::Builder::from_random_bytes(rng.random()).into_uuid().simple().to_string();
+    let id = insert(tx, work, &uuid, now)?;
+    let rule = read::rule_by_id(tx, id)?.ok_or_else(|| read::not_found(&uuid))?;
+    if new.ask_approval {
+        let state = if is_auto_approved(tx, new, did)? { RuleState::Inject } else { RuleState::WaitingApproval };
+        write_state(tx, id, state)?;
+        if state == RuleState::WaitingApproval {
+            let payload = serde_json::json!({"rule_id": uuid, "scope": did.did.scope, "name": did.did.name, "account": new.account});
+            message::send(tx, "email", &payload, now)?;
+        } else {
+            tx.execute("UPDATE rules SET ignore_account_limit = 1 WHERE id = ?1", values![id])?;
+            tx.wake(Daemon::Injector);
+        }
+        state::history(tx, id, "create", now)?;
+        return Ok(uuid);
+    }
+    let mut plan = place::prepare(tx, &rule, ledger)?;
+    if did.bytes.is_none_or(|bytes| bytes > 0) && has_bytes(tx, work)? {
+        plan.selector.check_quota()?;
+    }
+    if work.later {
+        write_state(tx, id, RuleState::Inject)?;
+        state::history(tx, id, "create", now)?;
+        tx.wake(Daemon::Injector);
+        return Ok(uuid);
+    }
+    let sets = load(tx, &rule, work.below)?;
+    let counts = place::place(tx, &mut plan, &sets, Earlier::None, rng, ledger, now)?;
+    let applied = Rule { state: RuleState::Replicating, ..rule };
+    state::settle(tx, &applied, counts, true, None, now)?;
+    state::history(tx, id, "create", now)?;
+    Ok(uuid)
+}
+
+/// Nothing to hold always fits a quota.
+fn has_bytes(tx: &mut Tx<'_>, work: &Work<'_>) -> Result<bool> {
+    if work.did.did_type == DidType::File {
+        return Ok(work.did.bytes.unwrap_or(0) > 0);
+    }
+    let sql = "SELECT 1 FROM contents WHERE parent IN ARRAY(?1) AND bytes > 0 LIMIT 1";
+    Ok(tx.first(sql, values![work.below.to_vec()])?.is_some())
+}
+
+fn write_state(tx: &mut Tx<'_>, id: i64, state: RuleState) -> Result<()> {
+    tx.execute("UPDATE rules SET state = ?2 WHERE id = ?1", values![id, state.letter()]).map(drop)
+}
+
+/// A closed data identifier below the RSE's thresholds needs nobody's approval.
+fn is_auto_approved(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord) -> Result<bool> {
+    let found = crate::rse::resolve(tx, &new.rse_expression)?;
+    let rses = tx.rses()?;
+    let Some(rse) = rses.iter().find(|rse| found.contains(&rse.id)) else { return Ok(false) };
+    let threshold = |key: &str| rse.attribute(key).and_then(|text| text.parse::<f64>().ok());
+    let (bytes, files) = (threshold("auto_approve_bytes"), threshold("auto_approve_files"));
+    if did.is_open || (bytes.is_none() && files.is_none()) {
+        return Ok(false);
+    }
+    let below = |limit: Option<f64>, has: Option<i64>| limit.is_none_or(|limit| (has.unwrap_or(0) as f64) < limit);
+    Ok(below(bytes, did.bytes) && below(files, did.length))
+}
+
+/// Puts the rule's files into `w_files`, each with its group, and its datasets into `w_sets`.
+pub(crate) fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec<i64>> {
+    tx.clear(&["w_files"])?;
+    if rule.did_type == DidType::File {
+        let sql = "INSERT INTO w_files (did, dataset, bytes) SELECT id, 0, bytes FROM dids WHERE id = ?1";
+        tx.execute(sql, values![rule.did_id])?;
+        return Ok(Vec::new());
+    }
+    let sets = place::load_sets(tx, datasets.iter().copied())?;
+    let all = rule.grouping == Grouping::All;
+    tx.execute(
+        "INSERT INTO w_files (did, dataset, bytes) SELECT c.child, CASE WHEN ?1 = 1 THEN 0 ELSE MIN(s.ord) END, MIN(c.bytes)
+         FROM w_sets s JOIN contents c ON c.parent = s.id GROUP BY c.child ORDER BY c.child",
+        values![all],
+    )?;
+    Ok(sets)
+}
+
+fn insert(tx: &mut Tx<'_>, work: &Work<'_>, uuid: &str, now: Micros) -> Result<i64> {
+    let Work { new, did, .. } = work;
+    let created = new.delay_injection.map_or(now, |seconds| now.saturating_add(seconds.saturating_mul(SECOND)));
+    let expires = new.lifetime.map(|seconds| now.saturating_add(seconds.saturating_mul(SECOND)));
+    let rows = tx.query(
+        "INSERT INTO rules (uuid, account, did_id, did_type, copies, rse_expression, weight, source_replica_expression,
+         grouping, state, expires_at, eol_at, locked, activity, priority, comments, meta, notification, purge_replicas,
+         ignore_availability, ignore_account_limit, split_container, subscription_id, created_at, updated_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 'R', ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24)
+         ON CONFLICT (did_id, account, rse_expression, copies) DO NOTHING RETURNING id",
+        values![
+            uuid,
+            &new.account,
+            did.id,
+            did.did_type.letter(),
+            new.copies,
+            &new.rse_expression,
+            new.weight.clone(),
+            new.source_replica_expression.clone(),
+            new.grouping.letter(),
+            expires,
+            new.eol_at,
+            work.locked,
+            &new.activity,
+            new.priority,
+            new.comment.clone(),
+            new.meta.clone(),
+            new.notify.letter(),
+            new.purge_replicas,
+            new.ignore_availability,
+            new.ignore_account_limit,
+            new.split_container,
+            new.subscription_id.clone(),
+            created,
+            now
+        ],
+    )?;
+    rows.first().map(|row| row.int(0)).ok_or_else(|| {
+        let message = format!(
+            "A rule of {} for '{}' with {} copies on '{}' already exists",
+            new.account, did.did, new.copies, new.rse_expression
+        );
+        refuse(Class::DuplicateRule, message)
+    })
+}

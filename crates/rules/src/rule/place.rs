@@ -1,0 +1,414 @@
+//! Placing files: RSEs are chosen for them, and locks, replicas and transfer requests follow.
+//!
+//! The files are in `w_files` (each with the group it is placed with), the datasets in `w_sets`.
+//! Choosing is done here by [`Selector`]; what follows from a choice is done by a fixed number of
+//! statements over whole sets, however many files there are. The rows of the rule's collections,
+//! of the rule, of the files and of the counters must be held.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rand::Rng;
+
+use crate::api::{Counts, DidType, Grouping, LockState, Micros, Rule};
+use crate::catalog::engine::values;
+use crate::catalog::order::{Ledger, OWN_COUNT};
+use crate::catalog::{ByRse, Column, Tx};
+use crate::decide::{Field, copy_sql};
+use crate::error::{Class, Refusal, Result, refuse};
+use crate::expression::Expression;
+use crate::select::{Selector, Wish};
+
+/// How earlier choices of the rule bear on this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Earlier {
+    /// There are none: coverage and weights decide.
+    None,
+    /// New files go where their brothers are, unless they do not fit there.
+    Follow,
+    /// A rule applied in steps keeps to what its first step chose.
+    Keep,
+}
+
+/// A rule ready to be applied: targets resolved, quotas known.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) rule: &'a Rule,
+    pub(crate) selector: Selector,
+    /// RSE → (writable, staging area), of all targets.
+    targets: ByRse<(bool, bool)>,
+    sources: Option<BTreeSet<i64>>,
+}
+
+impl Plan<'_> {
+    /// The RSEs copies may be made from, if the rule says.
+    pub(crate) fn sources(&self) -> Option<&BTreeSet<i64>> {
+        self.sources.as_ref()
+    }
+}
+
+/// Resolves a rule's expressions and reads what its account has left.
+pub(crate) fn prepare<'a>(tx: &mut Tx<'_>, rule: &'a Rule, ledger: &Ledger) -> Result<Plan<'a>> {
+    let found = if rule.ignore_availability {
+        crate::rse::resolve(tx, &rule.rse_expression)?
+    } else {
+        crate::rse::resolve_writable(tx, &rule.rse_expression)?
+    };
+    let sources = match &rule.source_replica_expression {
+        None => None,
+        Some(text) => Some(sources(tx, text)?),
+    };
+    let mut allowance = crate::account::allowance(tx, &rule.account, ledger)?;
+    allowance.unlimited |= rule.ignore_account_limit;
+    let rses = tx.rses()?;
+    let targets: Vec<_> = rses.iter().filter(|rse| found.contains(&rse.id)).collect();
+    let mut space = BTreeMap::new();
+    for rse in &targets {
+        if let Some(limit) = rse.limits.get("MaxSpaceAvailable").filter(|limit| **limit >= 0) {
+            let sql = "SELECT used FROM rse_usage WHERE rse_id = ?1 AND source = ?2";
+            let used = tx.number(sql, values![rse.id, OWN_COUNT])? + ledger.held(rse.id);
+            space.insert(rse.id, limit - used);
+        }
+    }
+    let copies = usize::try_from(rule.copies).unwrap_or(usize::MAX);
+    let selector = Selector::new(&targets, rule.weight.as_deref(), copies, &allowance, &space)?;
+    let targets = targets.iter().map(|rse| (rse.id, (rse.write, rse.staging_area))).collect();
+    Ok(Plan { rule, selector, targets, sources })
+}
+
+/// The RSEs of a source expression.
+pub(crate) fn sources(tx: &mut Tx<'_>, text: &str) -> Result<BTreeSet<i64>> {
+    let rses = tx.rses()?;
+    Expression::parse(text).and_then(|parsed| parsed.resolve(&rses)).map_err(|refusal| {
+        refuse(Class::InvalidSourceReplicaExpression, refusal.message)
+    })
+}
+
+/// The datasets of a rule in the order of their names, as `w_sets` (0, 1, …). A file has none.
+pub(crate) fn load_sets(tx: &mut Tx<'_>, datasets: impl IntoIterator<Item = i64>) -> Result<Vec<i64>> {
+    let ids: Vec<i64> = datasets.into_iter().collect();
+    let rows = if ids.len() < 2 {
+        ids
+    } else {
+        let sql = "SELECT id FROM dids WHERE id IN ARRAY(?1) ORDER BY scope, name";
+        tx.query(sql, values![ids])?.iter().map(|row| row.int(0)).collect()
+    };
+    tx.clear(&["w_sets"])?;
+    tx.load("w_sets", &[("ord", Column::ints(0..rows.len() as i64)), ("id", Column::ints(rows.iter().copied()))])?;
+    Ok(rows)
+}
+
+/// Applies the rule to the files in `w_files` and the datasets `sets`, and counts the new locks.
+pub(crate) fn place(
+    tx: &mut Tx<'_>,
+    plan: &mut Plan<'_>,
+    sets: &[i64],
+    earlier: Earlier,
+    rng: &mut dyn Rng,
+    ledger: &mut Ledger,
+    now: Micros,
+) -> Result<Counts> {
+    tx.clear(&["w_picks", "w_pairs", "w_targets", "w_sources", "w_units"])?;
+    let grouped = plan.rule.did_type != DidType::File && plan.rule.grouping != Grouping::None;
+    if grouped {
+        let picks = choose_groups(tx, plan, sets, earlier, rng)?;
+        let pairs = || picks.iter().flat_map(|(set, rses)| rses.iter().map(move |rse| (*set, *rse)));
+        tx.load(
+            "w_picks",
+            &[("dataset", Column::ints(pairs().map(|pair| pair.0))), ("rse", Column::ints(pairs().map(|pair| pair.1)))],
+        )?;
+        lock_datasets(tx, plan.rule, sets, &picks, earlier, now)?;
+    } else {
+        choose_files(tx, plan, earlier, rng)?;
+    }
+    write_units(tx, plan, grouped, ledger, now)
+}
+
+/// The group a dataset's files are placed with.
+fn group(rule: &Rule, set: usize) -> i64 {
+    if rule.grouping == Grouping::All { 0 } else { set as i64 }
+}
+
+fn choose_groups(
+    tx: &mut Tx<'_>,
+    plan: &mut Plan<'_>,
+    sets: &[i64],
+    earlier: Earlier,
+    rng: &mut dyn Rng,
+) -> Result<BTreeMap<i64, Vec<i64>>> {
+    let rule = plan.rule;
+    let copies = usize::try_from(rule.copies).unwrap_or(usize::MAX);
+    let mut sizes: BTreeMap<i64, i64> = (0..sets.len()).map(|set| (group(rule, set), 0)).collect();
+    let sql = "SELECT dataset, CAST(SUM(bytes) AS BIGINT) FROM w_files GROUP BY dataset";
+    for row in tx.query(sql, &[])? {
+        sizes.insert(row.int(0), row.int(1));
+    }
+    let former = if earlier == Earlier::None { BTreeMap::new() } else { former(tx, rule, sets, earlier)? };
+    let mut coverage: BTreeMap<i64, Vec<(i64, i64)>> = BTreeMap::new();
+    if sizes.keys().any(|group| !former.contains_key(group)) {
+        for row in coverage_rows(tx, earlier)? {
+            coverage.entry(row.int(0)).or_default().push((row.int(1), row.int(2)));
+        }
+    }
+    let mut picks = BTreeMap::new();
+    for (group, size) in sizes {
+        let follow = former.get(&group).map_or(&[][..], Vec::as_slice);
+        if earlier == Earlier::Keep && follow.len() >= copies {
+            keep(plan, follow, size)?;
+            picks.insert(group, follow.to_vec());
+            continue;
+        }
+        let whole = if earlier == Earlier::Keep { whole(tx, rule, sets, group)? } else { None };
+        let (size, coverage) = match &whole {
+            Some((size, coverage)) => (*size, coverage.as_slice()),
+            None => (size, coverage.get(&group).map_or(&[][..], Vec::as_slice)),
+        };
+        let wish = Wish { size, coverage, follow, copies, blocked: &[] };
+        picks.insert(group, plan.selector.pick(&wish, rng)?);
+    }
+    Ok(picks)
+}
+
+/// An earlier choice is kept, if what is placed now still fits.
+fn keep(plan: &mut Plan<'_>, rses: &[i64], size: i64) -> Result<(), Refusal> {
+    for rse in rses {
+        if plan.targets.contains_key(rse) && !plan.selector.fits(*rse, size) {
+            return Err(Refusal {
+                class: Class::InsufficientAccountLimit,
+                message: "There is insufficient quota on any of the target RSE's to fulfill the operation.".to_owned(),
+            });
+        }
+        plan.selector.take(*rse, size);
+    }
+    Ok(())
+}
+
+fn coverage_rows(tx: &mut Tx<'_>, earlier: Earlier) -> Result<Vec<crate::catalog::Row>> {
+    // At creation whatever is or will be there counts; later only what can be relied upon.
+    let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
+    let sql = format!(
+        "SELECT w.dataset, p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM w_files w JOIN replicas p ON p.did_id = w.did
+         WHERE p.state {states} GROUP BY w.dataset, p.rse_id"
+    );
+    tx.query(&sql, &[])
+}
+
+/// Where the rule has put the files of each group before, oldest choice first.
+fn former(tx: &mut Tx<'_>, rule: &Rule, sets: &[i64], earlier: Earlier) -> Result<BTreeMap<i64, Vec<i64>>> {
+    let all = rule.grouping == Grouping::All;
+    // An empty dataset's locks bind nobody: they move with its first files.
+    let used = match earlier {
+        Earlier::Keep => "1 = 1",
+        _ if all => "EXISTS (SELECT 1 FROM locks l WHERE l.rule_id = k.rule_id AND l.rse_id = k.rse_id)",
+        _ => "EXISTS (SELECT 1 FROM contents c JOIN locks l ON l.rule_id = k.rule_id AND l.did_id = c.child
+              AND l.rse_id = k.rse_id WHERE c.parent = k.did_id)",
+    };
+    let within = if all { "1 = 1" } else { "k.did_id IN (SELECT id FROM w_sets)" };
+    let sql = format!(
+        "SELECT k.did_id, k.rse_id FROM dataset_locks k WHERE k.rule_id = ?1 AND {within} AND {used}
+         ORDER BY k.created_at, k.rse_id"
+    );
+    let order: BTreeMap<i64, usize> = sets.iter().enumerate().map(|(at, id)| (*id, at)).collect();
+    let mut found: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
+    for row in tx.query(&sql, values![rule.id])? {
+        let group = if all { Some(0) } else { order.get(&row.int(0)).map(|at| group(rule, *at)) };
+        let Some(group) = group else { continue };
+        let rses = found.entry(group).or_default();
+        if !rses.contains(&row.int(1)) {
+            rses.push(row.int(1));
+        }
+    }
+    Ok(found)
+}
+
+/// Size and coverage of a whole group, of which only some files are in `w_files`.
+type Whole = (i64, Vec<(i64, i64)>);
+
+fn whole(tx: &mut Tx<'_>, rule: &Rule, sets: &[i64], group: i64) -> Result<Option<Whole>> {
+    let all = rule.grouping == Grouping::All;
+    let within: Vec<i64> = if all {
+        let below = crate::catalog::order::collections(tx, &[rule.did_id])?;
+        below.into_iter().filter(|(_, kind)| *kind == DidType::Dataset).map(|(id, _)| id).collect()
+    } else {
+        sets.get(usize::try_from(group).unwrap_or(usize::MAX)).copied().into_iter().collect()
+    };
+    let sql = "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM contents WHERE parent IN ARRAY(?1)";
+    let size = tx.number(sql, values![within.clone()])?;
+    let rows = tx.query(
+        "SELECT p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM contents c JOIN replicas p ON p.did_id = c.child
+         WHERE c.parent IN ARRAY(?1) AND p.state <> 'B' GROUP BY p.rse_id",
+        values![within],
+    )?;
+    Ok(Some((size, rows.iter().map(|row| (row.int(0), row.int(1))).collect())))
+}
+
+/// Each dataset is locked where its files are.
+fn lock_datasets(
+    tx: &mut Tx<'_>,
+    rule: &Rule,
+    sets: &[i64],
+    picks: &BTreeMap<i64, Vec<i64>>,
+    earlier: Earlier,
+    now: Micros,
+) -> Result<()> {
+    if earlier == Earlier::Follow {
+        tx.execute(
+            "DELETE FROM dataset_locks WHERE rule_id = ?1 AND did_id IN (SELECT s.id FROM w_sets s JOIN w_files f
+             ON f.dataset = CASE WHEN ?2 = 1 THEN 0 ELSE s.ord END)
+             AND NOT EXISTS (SELECT 1 FROM contents c JOIN locks l ON l.rule_id = dataset_locks.rule_id
+             AND l.did_id = c.child AND l.rse_id = dataset_locks.rse_id WHERE c.parent = dataset_locks.did_id)",
+            values![rule.id, rule.grouping == Grouping::All],
+        )?;
+    }
+    if picks.is_empty() || sets.is_empty() {
+        return Ok(());
+    }
+    tx.execute(
+        "INSERT INTO dataset_locks (rule_id, did_id, rse_id, state, length, bytes, created_at)
+         SELECT ?1, s.id, p.rse, 'R', CASE WHEN d.is_open = 0 THEN d.length END, CASE WHEN d.is_open = 0 THEN d.bytes END, ?3
+         FROM w_sets s JOIN w_picks p ON p.dataset = CASE WHEN ?2 = 1 THEN 0 ELSE s.ord END JOIN dids d ON d.id = s.id
+         WHERE TRUE ON CONFLICT (rule_id, did_id, rse_id) DO NOTHING",
+        values![rule.id, rule.grouping == Grouping::All, now],
+    )?;
+    Ok(())
+}
+
+/// Chooses for each file by itself; locks the rule already has on it count.
+fn choose_files(tx: &mut Tx<'_>, plan: &mut Plan<'_>, earlier: Earlier, rng: &mut dyn Rng) -> Result<()> {
+    let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
+    let sql = format!(
+        "SELECT w.did, w.bytes, p.rse_id, l.rse_id FROM w_files w
+         LEFT JOIN replicas p ON p.did_id = w.did AND p.state {states}
+         LEFT JOIN locks l ON l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = p.rse_id ORDER BY w.did"
+    );
+    let mut files: Vec<(i64, i64, Vec<(i64, i64)>)> = Vec::new();
+    let mut locked: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
+    tx.for_each(&sql, values![plan.rule.id], &mut |row| {
+        let (did, bytes) = (row.int(0), row.int(1));
+        if files.last().is_none_or(|file| file.0 != did) {
+            files.push((did, bytes, Vec::new()));
+        }
+        if let (Some(rse), Some(file)) = (row.opt_int(2), files.last_mut()) {
+            file.2.push((rse, bytes));
+        }
+        if let Some(rse) = row.opt_int(3) {
+            locked.entry(did).or_default().push(rse);
+        }
+        Ok(())
+    })?;
+    let mut pairs = (Vec::new(), Vec::new());
+    for (did, size, coverage) in &files {
+        let blocked = locked.get(did).map_or(&[][..], Vec::as_slice);
+        let copies = usize::try_from(plan.rule.copies).unwrap_or(usize::MAX).saturating_sub(blocked.len());
+        let wish = Wish { size: *size, coverage, follow: &[], blocked, copies };
+        for rse in plan.selector.pick(&wish, rng)? {
+            pairs.0.push(*did);
+            pairs.1.push(rse);
+        }
+    }
+    tx.load("w_pairs", &[("did", Column::ints(pairs.0)), ("rse", Column::ints(pairs.1))])
+}
+
+/// Writes what follows from the choice: replicas, locks, requests, counters.
+pub(crate) fn write_units(
+    tx: &mut Tx<'_>,
+    plan: &Plan<'_>,
+    grouped: bool,
+    ledger: &mut Ledger,
+    now: Micros,
+) -> Result<Counts> {
+    load_targets(tx, plan)?;
+    let from = if grouped {
+        "w_files f JOIN w_picks p ON p.dataset = f.dataset"
+    } else {
+        "w_pairs p JOIN w_files f ON f.did = p.did"
+    };
+    let source = match &plan.sources {
+        None => "1",
+        Some(_) => {
+            "CASE WHEN EXISTS (SELECT 1 FROM replicas s JOIN w_sources o ON o.rse = s.rse_id
+             WHERE s.did_id = f.did AND s.state = 'A') THEN 1 ELSE 0 END"
+        }
+    };
+    let field = |field| copy_sql("before", "source", "writable", field);
+    let sql = format!(
+        "INSERT INTO w_units (did, rse, bytes, before, source, writable, staging, lock, after, transfer)
+         SELECT did, rse, bytes, before, source, writable, staging, {}, {}, {} FROM (
+            SELECT f.did AS did, p.rse AS rse, f.bytes AS bytes, COALESCE(r.state, '-') AS before, {source} AS source,
+            COALESCE(t.writable, 0) AS writable, COALESCE(t.staging, 0) AS staging
+            FROM {from} LEFT JOIN w_targets t ON t.rse = p.rse
+            LEFT JOIN replicas r ON r.did_id = f.did AND r.rse_id = p.rse) AS decided ORDER BY did, rse",
+        field(Field::Lock),
+        field(Field::Replica),
+        field(Field::Transfer),
+    );
+    if tx.execute(&sql, &[])? == 0 {
+        return Ok(Counts::default());
+    }
+    write_locks(tx, plan.rule, ledger, now)
+}
+
+fn load_targets(tx: &mut Tx<'_>, plan: &Plan<'_>) -> Result<()> {
+    let flag = |pick: fn(&(bool, bool)) -> bool| Column::ints(plan.targets.values().map(|both| i64::from(pick(both))));
+    tx.load(
+        "w_targets",
+        &[
+            ("rse", Column::ints(plan.targets.keys().copied())),
+            ("writable", flag(|both| both.0)),
+            ("staging", flag(|both| both.1)),
+        ],
+    )?;
+    if let Some(sources) = &plan.sources {
+        tx.load("w_sources", &[("rse", Column::ints(sources.iter().copied()))])?;
+    }
+    Ok(())
+}
+
+/// Writes the decided units of one rule.
+fn write_locks(tx: &mut Tx<'_>, rule: &Rule, ledger: &mut Ledger, now: Micros) -> Result<Counts> {
+    let mut counts = Counts::default();
+    let (mut known, mut transfers) = (0, 0);
+    let sums = tx.query(
+        "SELECT rse, lock, COUNT(*), CAST(SUM(bytes) AS BIGINT), CAST(SUM(CASE WHEN before = '-' THEN 1 ELSE 0 END) AS BIGINT),
+         CAST(SUM(CASE WHEN before = '-' THEN bytes ELSE 0 END) AS BIGINT), CAST(SUM(transfer) AS BIGINT)
+         FROM w_units GROUP BY rse, lock",
+        &[],
+    )?;
+    let mut fresh = 0;
+    for row in &sums {
+        let rse = row.int(0);
+        counts.add(LockState::read(row.text(1)).unwrap_or(LockState::Stuck), row.int(2));
+        ledger.use_more(&rule.account, rse, row.int(2), row.int(3));
+        ledger.hold_more(rse, row.int(4), row.int(5));
+        known += row.int(2) - row.int(4);
+        fresh += row.int(4);
+        transfers += row.int(6);
+    }
+    if fresh > 0 {
+        tx.execute(
+            "INSERT INTO replicas (did_id, rse_id, bytes, state, lock_cnt, created_at, updated_at)
+             SELECT did, rse, bytes, after, 1, ?1, ?1 FROM w_units WHERE before = '-' ORDER BY did, rse",
+            values![now],
+        )?;
+    }
+    if known > 0 {
+        tx.execute(
+            "UPDATE replicas SET lock_cnt = replicas.lock_cnt + 1, tombstone = NULL, state = u.after, updated_at = ?1
+             FROM w_units u WHERE u.before <> '-' AND replicas.did_id = u.did AND replicas.rse_id = u.rse",
+            values![now],
+        )?;
+    }
+    tx.execute(
+        "INSERT INTO locks (rule_id, did_id, rse_id, bytes, state, created_at, updated_at)
+         SELECT ?1, did, rse, bytes, lock, ?2, ?2 FROM w_units ORDER BY did, rse",
+        values![rule.id, now],
+    )?;
+    if transfers > 0 {
+        tx.execute(
+            "INSERT INTO requests (request_type, did_id, dest_rse_id, state, rule_id, activity, priority, bytes, retry_count,
+             requested_at, updated_at) SELECT CASE WHEN staging = 1 THEN 'S' ELSE 'T' END, did, rse, 'Q', ?1, ?2, ?3, bytes, 0, ?4, ?4
+             FROM w_units WHERE transfer = 1 ORDER BY did, rse ON CONFLICT (did_id, dest_rse_id, request_type) DO NOTHING",
+            values![rule.id, &rule.activity, rule.priority, now],
+        )?;
+    }
+    Ok(counts)
+}

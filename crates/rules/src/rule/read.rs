@@ -1,0 +1,236 @@
+//! Reading rules and their locks.
+
+use crate::api::{
+    Counts, Did, DidType, Grouping, LockState, Micros, Notification, Rule, RuleState,
+};
+use crate::catalog::engine::values;
+use crate::catalog::{Row, Tx, Value};
+use crate::error::{Class, Error, Result, refuse};
+
+const COLUMNS: &str = "r.id, r.uuid, r.account, r.did_id, d.scope, d.name, r.did_type, r.copies, r.rse_expression, r.weight,
+    r.source_replica_expression, r.grouping, r.state, r.locks_ok_cnt, r.locks_replicating_cnt, r.locks_stuck_cnt,
+    r.expires_at, r.eol_at, r.locked, r.activity, r.priority, r.comments, r.meta, r.notification, r.purge_replicas,
+    r.ignore_availability, r.ignore_account_limit, r.split_container, r.child_rule_id, r.subscription_id, r.error,
+    r.stuck_at, r.suspended_by, r.incomplete, r.cursor_dataset, r.cursor_file, r.repair_at, r.created_at, r.updated_at,
+    r.deleted_at";
+
+fn from_row(row: &Row) -> Rule {
+    Rule {
+        id: row.int(0),
+        uuid: row.text(1).to_owned(),
+        account: row.text(2).to_owned(),
+        did_id: row.int(3),
+        did: Did::new(row.text(4), row.text(5)),
+        did_type: DidType::read(row.text(6)).unwrap_or(DidType::File),
+        copies: row.int(7),
+        rse_expression: row.text(8).to_owned(),
+        weight: row.opt_text(9),
+        source_replica_expression: row.opt_text(10),
+        grouping: Grouping::read(row.text(11)).unwrap_or(Grouping::Dataset),
+        state: RuleState::read(row.text(12)).unwrap_or(RuleState::Suspended),
+        counts: Counts { ok: row.int(13), replicating: row.int(14), stuck: row.int(15) },
+        expires_at: row.opt_int(16),
+        eol_at: row.opt_int(17),
+        locked: row.flag(18),
+        activity: row.text(19).to_owned(),
+        priority: row.int(20),
+        comments: row.opt_text(21),
+        meta: row.opt_text(22),
+        notification: Notification::read(row.text(23)).unwrap_or(Notification::No),
+        purge_replicas: row.flag(24),
+        ignore_availability: row.flag(25),
+        ignore_account_limit: row.flag(26),
+        split_container: row.flag(27),
+        child_rule_id: row.opt_int(28),
+        subscription_id: row.opt_text(29),
+        error: row.opt_text(30),
+        stuck_at: row.opt_int(31),
+        suspended_by: row.opt_text(32),
+        incomplete: row.flag(33),
+        cursor: row.opt_int(34).map(|dataset| (dataset, row.int(35))),
+        repair_at: row.int(36),
+        created_at: row.int(37),
+        updated_at: row.int(38),
+        deleted_at: row.opt_int(39),
+    }
+}
+
+pub(crate) fn by_ids(tx: &mut Tx<'_>, ids: Vec<i64>) -> Result<Vec<Rule>> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.id IN ARRAY(?1) ORDER BY r.id"
+    );
+    Ok(tx.query(&sql, values![ids])?.iter().map(from_row).collect())
+}
+
+pub(crate) fn not_found(uuid: &str) -> Error {
+    let shown: String = uuid.chars().take(60).collect();
+    refuse(Class::RuleNotFound, format!("No rule with the id {shown} found"))
+}
+
+/// The rule with this identity, as 32 digits or with dashes.
+pub fn rule(tx: &mut Tx<'_>, uuid: &str) -> Result<Rule> {
+    let plain = uuid.replace('-', "").to_ascii_lowercase();
+    let sql = format!("SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.uuid = ?1");
+    tx.first(&sql, values![plain])?.as_ref().map(from_row).ok_or_else(|| not_found(uuid))
+}
+
+/// The rule with this number.
+pub(crate) fn rule_by_id(tx: &mut Tx<'_>, id: i64) -> Result<Option<Rule>> {
+    Ok(by_ids(tx, vec![id])?.into_iter().next())
+}
+
+/// Which rules to list; nothing said means all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of a rule")]
+pub struct Filter {
+    pub account: Option<String>,
+    /// May hold `*`.
+    pub scope: Option<String>,
+    pub name: Option<String>,
+    pub did_id: Option<i64>,
+    pub state: Option<RuleState>,
+    pub did_type: Option<DidType>,
+    pub rse_expression: Option<String>,
+    pub activity: Option<String>,
+    pub created_before: Option<Micros>,
+    pub created_after: Option<Micros>,
+    pub updated_before: Option<Micros>,
+    pub updated_after: Option<Micros>,
+}
+
+/// Hands over the rules that a filter takes, oldest first.
+pub fn list(tx: &mut Tx<'_>, filter: &Filter, each: &mut dyn FnMut(Rule) -> Result<()>) -> Result<()> {
+    let mut conditions = Vec::new();
+    let mut params: Vec<Value> = Vec::new();
+    let mut add = |condition: &str, value: Value| {
+        params.push(value);
+        conditions.push(condition.replace('#', &format!("?{}", params.len())));
+    };
+    let text = |value: &Option<String>| value.as_ref().map(|value| Value::from(value.as_str()));
+    let number = |value: Option<i64>| value.map(Value::Int);
+    if let Some(scope) = &filter.scope {
+        if scope.contains('*') {
+            let pattern = scope.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%");
+            add("d.scope LIKE # ESCAPE '\\'", Value::from(pattern));
+        } else {
+            add("d.scope = #", Value::from(scope.as_str()));
+        }
+    }
+    for (condition, value) in [
+        ("r.account = #", text(&filter.account)),
+        ("d.name = #", text(&filter.name)),
+        ("r.did_id = #", number(filter.did_id)),
+        ("r.state = #", filter.state.map(|state| Value::from(state.letter()))),
+        ("r.did_type = #", filter.did_type.map(|kind| Value::from(kind.letter()))),
+        ("r.rse_expression = #", text(&filter.rse_expression)),
+        ("r.activity = #", text(&filter.activity)),
+        ("r.created_at < #", number(filter.created_before)),
+        ("r.created_at > #", number(filter.created_after)),
+        ("r.updated_at < #", number(filter.updated_before)),
+        ("r.updated_at > #", number(filter.updated_after)),
+    ] {
+        if let Some(value) = value {
+            add(condition, value);
+        }
+    }
+    let conditions = if conditions.is_empty() { "1 = 1".to_owned() } else { conditions.join(" AND ") };
+    let sql = format!(
+        "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE {conditions} ORDER BY r.id"
+    );
+    tx.for_each(&sql, &params, &mut |row| each(from_row(&row)))
+}
+
+/// The rules of a data identifier and of everything above it.
+pub fn associated(tx: &mut Tx<'_>, did: i64) -> Result<Vec<Rule>> {
+    let above: Vec<i64> = crate::catalog::order::ancestors(tx, &[did])?.into_iter().collect();
+    let sql = "SELECT id FROM rules WHERE did_id IN ARRAY(?1)";
+    let ids = tx.query(sql, values![above])?.iter().map(|row| row.int(0)).collect();
+    by_ids(tx, ids)
+}
+
+/// One lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of a lock")]
+pub struct Lock {
+    pub rule: String,
+    pub did: Did,
+    pub rse_id: i64,
+    pub rse: String,
+    pub state: LockState,
+    pub bytes: i64,
+    pub repair_cnt: i64,
+    pub updated_at: Micros,
+}
+
+/// Hands over the locks of a rule by file.
+pub fn locks(tx: &mut Tx<'_>, rule: &Rule, each: &mut dyn FnMut(Lock) -> Result<()>) -> Result<()> {
+    let uuid = rule.uuid.clone();
+    tx.for_each(
+        "SELECT d.scope, d.name, l.rse_id, r.rse, l.state, l.bytes, l.repair_cnt, l.updated_at FROM locks l
+         JOIN dids d ON d.id = l.did_id JOIN rses r ON r.id = l.rse_id WHERE l.rule_id = ?1 ORDER BY l.did_id, l.rse_id",
+        values![rule.id],
+        &mut |row| {
+            each(Lock {
+                rule: uuid.clone(),
+                did: Did::new(row.text(0), row.text(1)),
+                rse_id: row.int(2),
+                rse: row.text(3).to_owned(),
+                state: LockState::read(row.text(4)).unwrap_or(LockState::Stuck),
+                bytes: row.int(5),
+                repair_cnt: row.int(6),
+                updated_at: row.int(7),
+            })
+        },
+    )
+}
+
+/// One dataset lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of a dataset lock")]
+pub struct DatasetLock {
+    pub rule: String,
+    pub account: String,
+    pub did: Did,
+    pub rse_id: i64,
+    pub rse: String,
+    pub state: LockState,
+    pub length: Option<i64>,
+    pub bytes: Option<i64>,
+    pub accessed_at: Option<Micros>,
+}
+
+/// Whose dataset locks to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "what the number is of")]
+pub enum DatasetLocksOf {
+    Rule(i64),
+    Dataset(i64),
+    Rse(i64),
+}
+
+/// The dataset locks of a rule, a dataset or an RSE.
+pub fn dataset_locks(tx: &mut Tx<'_>, of: DatasetLocksOf) -> Result<Vec<DatasetLock>> {
+    let (column, id) = match of {
+        DatasetLocksOf::Rule(id) => ("rule_id", id),
+        DatasetLocksOf::Dataset(id) => ("did_id", id),
+        DatasetLocksOf::Rse(id) => ("rse_id", id),
+    };
+    let sql = format!(
+        "SELECT u.uuid, u.account, d.scope, d.name, l.rse_id, r.rse, l.state, l.length, l.bytes, l.accessed_at
+         FROM dataset_locks l JOIN rules u ON u.id = l.rule_id JOIN dids d ON d.id = l.did_id
+         JOIN rses r ON r.id = l.rse_id WHERE l.{column} = ?1 ORDER BY l.rule_id, l.did_id, l.rse_id"
+    );
+    let rows = tx.query(&sql, values![id])?;
+    let lock = |row: &Row| DatasetLock {
+        rule: row.text(0).to_owned(),
+        account: row.text(1).to_owned(),
+        did: Did::new(row.text(2), row.text(3)),
+        rse_id: row.int(4),
+        rse: row.text(5).to_owned(),
+        state: LockState::read(row.text(6)).unwrap_or(LockState::Stuck),
+        length: row.opt_int(7),
+        bytes: row.opt_int(8),
+        accessed_at: row.opt_int(9),
+    };
+    Ok(rows.iter().map(lock).collect())
+}

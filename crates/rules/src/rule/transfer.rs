@@ -1,0 +1,259 @@
+//! Transfers that ended: `successful_transfer`, `failed_transfer`.
+//!
+//! A replica can matter to many locks. Its rules are read, held in order, and read again once the
+//! file is held: a rule that came in between makes the transaction start over.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::api::{Counts, LockState, Micros, RequestState, Rule, RuleState};
+use crate::catalog::engine::values;
+use crate::catalog::order::{lock_files, lock_rules};
+use crate::catalog::{Column, Daemon, Tx, Value};
+use crate::error::{Class, Error, Result, refuse};
+use crate::rule::{Settings, state};
+
+/// Some (file, RSE) pairs: one is asked for directly, many through `w_pairs`.
+struct Units {
+    one: Option<(i64, i64)>,
+    number: u64,
+}
+
+impl Units {
+    fn load(tx: &mut Tx<'_>, units: &[(i64, i64)]) -> Result<Self> {
+        if let [unit] = units {
+            return Ok(Self { one: Some(*unit), number: 1 });
+        }
+        let units: BTreeSet<(i64, i64)> = units.iter().copied().collect();
+        tx.clear(&["w_pairs", "w_files"])?;
+        tx.load(
+            "w_pairs",
+            &[("did", Column::ints(units.iter().map(|unit| unit.0))), ("rse", Column::ints(units.iter().map(|unit| unit.1)))],
+        )?;
+        Ok(Self { one: None, number: units.len() as u64 })
+    }
+
+    /// The condition on two columns; the pair's numbers are the parameters after `first` others.
+    fn within(&self, file: &str, rse: &str, first: usize) -> String {
+        match self.one {
+            Some(_) => format!("({file} = ?{} AND {rse} = ?{})", first + 1, first + 2),
+            None => format!("({file}, {rse}) IN (SELECT did, rse FROM w_pairs)"),
+        }
+    }
+
+    fn params(&self, mut first: Vec<Value>) -> Vec<Value> {
+        if let Some((file, rse)) = self.one {
+            first.extend([Value::Int(file), Value::Int(rse)]);
+        }
+        first
+    }
+
+    fn hold_files(&self, tx: &mut Tx<'_>) -> Result<()> {
+        match self.one {
+            Some((file, _)) => {
+                if tx.is_postgres() {
+                    tx.query("SELECT id FROM dids WHERE id = ?1 LOCK ROWS", values![file])?;
+                }
+                Ok(())
+            }
+            None => {
+                tx.execute("INSERT INTO w_files (did) SELECT DISTINCT did FROM w_pairs", &[])?;
+                lock_files(tx)
+            }
+        }
+    }
+
+    fn locks(&self, tx: &mut Tx<'_>) -> Result<BTreeMap<i64, Counts>> {
+        let sql = format!(
+            "SELECT rule_id, state, COUNT(*) FROM locks WHERE {} GROUP BY rule_id, state",
+            self.within("did_id", "rse_id", 0)
+        );
+        let mut found: BTreeMap<i64, Counts> = BTreeMap::new();
+        for row in tx.query(&sql, &self.params(Vec::new()))? {
+            let state = LockState::read(row.text(1)).unwrap_or(LockState::Stuck);
+            found.entry(row.int(0)).or_default().add(state, row.int(2));
+        }
+        Ok(found)
+    }
+}
+
+/// The copies of these (file, RSE) pairs are there. Telling it twice changes nothing.
+pub fn successful_transfer(tx: &mut Tx<'_>, units: &[(i64, i64)], now: Micros) -> Result<()> {
+    end(tx, units, Outcome::Success, now)
+}
+
+/// The copies of these (file, RSE) pairs could not be made. `broken_rule` (by number) is to blame
+/// and is suspended.
+pub fn failed_transfer(
+    tx: &mut Tx<'_>,
+    units: &[(i64, i64)],
+    error: &str,
+    broken_rule: Option<i64>,
+    now: Micros,
+) -> Result<()> {
+    end(tx, units, Outcome::Failure { error, broken_rule }, now)
+}
+
+#[derive(Clone, Copy)]
+enum Outcome<'a> {
+    Success,
+    Failure { error: &'a str, broken_rule: Option<i64> },
+}
+
+fn end(tx: &mut Tx<'_>, units: &[(i64, i64)], outcome: Outcome<'_>, now: Micros) -> Result<()> {
+    if units.is_empty() {
+        return Ok(());
+    }
+    let units = Units::load(tx, units)?;
+    let ids: BTreeSet<i64> = units.locks(tx)?.into_keys().collect();
+    let rules = lock_rules(tx, &ids)?;
+    units.hold_files(tx)?;
+    let locks = units.locks(tx)?;
+    if locks.keys().any(|id| rules.binary_search_by_key(id, |rule| rule.id).is_err()) {
+        return Err(Error::Moved);
+    }
+    write_replicas(tx, &units, outcome, now)?;
+    let letter = match outcome {
+        Outcome::Success => "O",
+        Outcome::Failure { .. } => "S",
+    };
+    let sql = format!(
+        "UPDATE locks SET state = '{letter}', updated_at = ?1 WHERE {} AND state <> '{letter}'",
+        units.within("did_id", "rse_id", 1)
+    );
+    tx.execute(&sql, &units.params(vec![Value::Int(now)]))?;
+    archive(tx, &units, outcome, now)?;
+    for rule in &rules {
+        let Some(here) = locks.get(&rule.id) else { continue };
+        settle(tx, rule, *here, outcome, now)?;
+    }
+    Ok(())
+}
+
+fn write_replicas(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) -> Result<()> {
+    let letter = match outcome {
+        Outcome::Success => "A",
+        Outcome::Failure { .. } => "U",
+    };
+    let sql = format!(
+        "UPDATE replicas SET state = CASE WHEN state = 'B' THEN state ELSE '{letter}' END, updated_at = ?1 WHERE {}",
+        units.within("did_id", "rse_id", 1)
+    );
+    if tx.execute(&sql, &units.params(vec![Value::Int(now)]))? < units.number {
+        return Err(refuse(Class::ReplicaNotFound, "No replica is registered for one of the files on this RSE"));
+    }
+    Ok(())
+}
+
+fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) -> Result<()> {
+    let (state, error) = match outcome {
+        Outcome::Success => (RequestState::Done, None),
+        Outcome::Failure { error, .. } => (RequestState::Failed, Some(crate::decide::clip(error, 255))),
+    };
+    let sql = format!(
+        "INSERT INTO requests_history (id, request_type, did_id, dest_rse_id, source_rse_id, state, rule_id, activity, bytes,
+         retry_count, err_msg, requested_at, updated_at)
+         SELECT id, request_type, did_id, dest_rse_id, source_rse_id, '{}', rule_id, activity, bytes, retry_count,
+         COALESCE(err_msg, ?2), requested_at, ?1 FROM requests WHERE {}",
+        state.letter(),
+        units.within("did_id", "dest_rse_id", 2)
+    );
+    tx.execute(&sql, &units.params(vec![Value::Int(now), Value::from(error)]))?;
+    let sql = format!("DELETE FROM requests WHERE {}", units.within("did_id", "dest_rse_id", 0));
+    tx.execute(&sql, &units.params(Vec::new()))?;
+    Ok(())
+}
+
+/// Moves the rule's locks `here` to their new state.
+fn settle(tx: &mut Tx<'_>, rule: &Rule, here: Counts, outcome: Outcome<'_>, now: Micros) -> Result<()> {
+    let mut counts = rule.counts;
+    counts.ok -= here.ok;
+    counts.replicating -= here.replicating;
+    counts.stuck -= here.stuck;
+    match outcome {
+        Outcome::Success => {
+            counts.ok += here.total();
+            state::settle(tx, rule, counts, !rule.incomplete, None, now)?;
+        }
+        Outcome::Failure { error, broken_rule } => {
+            counts.stuck += here.total();
+            if broken_rule == Some(rule.id) {
+                let broken = Rule {
+                    state: RuleState::Suspended,
+                    suspended_by: Some("transfer".to_owned()),
+                    ..rule.clone()
+                };
+                state::settle(tx, &broken, counts, !rule.incomplete, Some(error), now)?;
+                state::entered(tx, rule, RuleState::Suspended, now)?;
+            } else {
+                state::settle(tx, rule, counts, !rule.incomplete, Some(error), now)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A transfer tool reports on a request; the finisher sees to what follows. Returns whether there
+/// was such a request.
+pub fn report(
+    tx: &mut Tx<'_>,
+    (file, rse): (i64, i64),
+    ended: RequestState,
+    error: Option<&str>,
+    now: Micros,
+) -> Result<bool> {
+    let sql = "UPDATE requests SET state = ?3, err_msg = ?4, updated_at = ?5 WHERE did_id = ?1 AND dest_rse_id = ?2";
+    let error = error.map(|text| crate::decide::clip(text, 255));
+    let found = tx.execute(sql, values![file, rse, ended.letter(), error, now])? > 0;
+    tx.wake(Daemon::Finisher);
+    Ok(found)
+}
+
+/// A request that ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) id: i64,
+    pub(crate) unit: (i64, i64),
+    pub(crate) state: RequestState,
+    pub(crate) retries: i64,
+    pub(crate) error: Option<String>,
+}
+
+/// The oldest requests that ended and wait for the finisher.
+pub(crate) fn ended(tx: &mut Tx<'_>, shard: (i64, i64), most: i64) -> Result<Vec<Ended>> {
+    let rows = tx.query(
+        "SELECT id, did_id, dest_rse_id, state, retry_count, err_msg FROM requests
+         WHERE state IN ('D', 'F', 'L', 'N', 'O', 'A', 'M') AND did_id % ?1 = ?2 ORDER BY id LIMIT ?3",
+        values![shard.1, shard.0, most],
+    )?;
+    Ok(rows
+        .iter()
+        .map(|row| Ended {
+            id: row.int(0),
+            unit: (row.int(1), row.int(2)),
+            state: RequestState::read(row.text(3)).unwrap_or(RequestState::Failed),
+            retries: row.int(4),
+            error: row.opt_text(5),
+        })
+        .collect())
+}
+
+/// Whether a failed request is queued again.
+pub(crate) fn is_retried(ended: &Ended, settings: &Settings) -> bool {
+    let hopeless = matches!(ended.state, RequestState::NoSources | RequestState::OnlyTapeSources);
+    !hopeless && ended.state != RequestState::Done && ended.retries < settings.transfer_retries
+}
+
+/// Queues failed requests again.
+pub(crate) fn requeue(tx: &mut Tx<'_>, requests: &[Ended], now: Micros) -> Result<()> {
+    let ids: Vec<i64> = requests.iter().map(|ended| ended.id).collect();
+    let files: BTreeSet<i64> = requests.iter().map(|ended| ended.unit.0).collect();
+    tx.clear(&["w_files"])?;
+    tx.load("w_files", &[("did", Column::ints(files))])?;
+    lock_files(tx)?;
+    tx.execute(
+        "UPDATE requests SET state = 'Q', retry_count = COALESCE(retry_count, 0) + 1, updated_at = ?2
+         WHERE id IN ARRAY(?1) AND state IN ('F', 'L', 'A', 'M')",
+        values![ids, now],
+    )?;
+    Ok(())
+}

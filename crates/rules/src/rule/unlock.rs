@@ -1,0 +1,73 @@
+//! Taking locks away: from a rule that goes, from files that left it, from copies it no longer needs.
+
+use crate::api::{Counts, LockState, Micros, Rule};
+use crate::catalog::engine::values;
+use crate::catalog::order::Ledger;
+use crate::catalog::{Daemon, Tx};
+use crate::error::Result;
+
+/// Removes the locks in `w_units` (did, rse, bytes, lock) from a rule, with all that follows: a
+/// replica that loses its last lock gets a tombstone, one that was still on its way is given up
+/// and its transfer cancelled. Returns the rule's counts afterwards; the caller writes them.
+pub(crate) fn remove_locks(
+    tx: &mut Tx<'_>,
+    rule: &Rule,
+    purge: bool,
+    ledger: &mut Ledger,
+    now: Micros,
+) -> Result<Counts> {
+    let mut counts = rule.counts;
+    let sums = tx.query(
+        "SELECT rse, lock, COUNT(*), CAST(SUM(bytes) AS BIGINT) FROM w_units GROUP BY rse, lock",
+        &[],
+    )?;
+    let mut moving = false;
+    for row in &sums {
+        let state = LockState::read(row.text(1)).unwrap_or(LockState::Stuck);
+        moving |= state == LockState::Replicating;
+        counts.add(state, -row.int(2));
+        ledger.use_more(&rule.account, row.int(0), -row.int(2), -row.int(3));
+    }
+    if sums.is_empty() {
+        return Ok(counts);
+    }
+    tx.execute(
+        "DELETE FROM locks WHERE rule_id = ?1 AND (did_id, rse_id) IN (SELECT did, rse FROM w_units)",
+        values![rule.id],
+    )?;
+    tx.execute(
+        "UPDATE replicas SET lock_cnt = replicas.lock_cnt - 1, updated_at = ?1,
+         tombstone = CASE WHEN replicas.lock_cnt > 1 THEN NULL
+            WHEN ?2 = 1 OR replicas.state = 'U' OR u.lock = 'R' THEN 0
+            ELSE COALESCE(replicas.accessed_at, replicas.created_at) END,
+         state = CASE WHEN replicas.lock_cnt = 1 AND u.lock = 'R' AND replicas.state = 'C' THEN 'U' ELSE replicas.state END
+         FROM w_units u WHERE replicas.did_id = u.did AND replicas.rse_id = u.rse",
+        values![now, purge],
+    )?;
+    if moving {
+        cancel(tx, now)?;
+    }
+    tx.wake(Daemon::Reaper);
+    Ok(counts)
+}
+
+/// Cancels the transfers of `w_units` to replicas that nobody locks any more.
+fn cancel(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
+    let unwanted = "(SELECT u.did, u.rse FROM w_units u JOIN replicas p ON p.did_id = u.did AND p.rse_id = u.rse
+        WHERE u.lock = 'R' AND p.lock_cnt = 0)";
+    archive(tx, unwanted, "'X'", now)
+}
+
+/// Moves requests for the given (file, RSE) pairs to the history, in the given state.
+pub(crate) fn archive(tx: &mut Tx<'_>, pairs: &str, state: &str, now: Micros) -> Result<()> {
+    let sql = format!(
+        "INSERT INTO requests_history (id, request_type, did_id, dest_rse_id, source_rse_id, state, rule_id, activity, bytes,
+         retry_count, err_msg, requested_at, updated_at)
+         SELECT id, request_type, did_id, dest_rse_id, source_rse_id, {state}, rule_id, activity, bytes, retry_count, err_msg,
+         requested_at, ?1 FROM requests WHERE (did_id, dest_rse_id) IN {pairs}"
+    );
+    tx.execute(&sql, values![now])?;
+    let sql = format!("DELETE FROM requests WHERE (did_id, dest_rse_id) IN {pairs}");
+    tx.execute(&sql, &[])?;
+    Ok(())
+}

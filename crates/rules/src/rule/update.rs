@@ -1,0 +1,411 @@
+//! Changing a rule: its options, where it is (move), how many copies it asks for (reduce).
+
+use std::collections::BTreeSet;
+
+use rand::Rng;
+use serde_json::{Map, Value};
+
+use crate::api::{Counts, Did, DidType, Grouping, Micros, NewRule, Notification, Rule, RuleState, SECOND};
+use crate::catalog::engine::values;
+use crate::catalog::order::{Ledger, lock_counters, lock_files, lock_rules, lock_tree};
+use crate::catalog::{Daemon, Tx};
+use crate::error::{Class, Error, Result, refuse};
+use crate::rule::{Settings, add, delete, read, state};
+
+fn invalid(message: impl Into<String>) -> Error {
+    refuse(Class::InputValidationError, message)
+}
+
+/// Changes options of a rule; all of them or none.
+pub fn update_rule(tx: &mut Tx<'_>, uuid: &str, options: &Map<String, Value>, now: Micros) -> Result<()> {
+    let rule = read::rule(tx, uuid)?;
+    let mut ids = BTreeSet::from([rule.id]);
+    if let Some(Value::String(child)) = options.get("child_rule_id") {
+        ids.insert(read::rule(tx, child)?.id);
+    }
+    let cancel = options.get("cancel_requests").is_some_and(|value| value == &Value::Bool(true));
+    if cancel {
+        let sql = "SELECT DISTINCT o.rule_id FROM locks l JOIN locks o ON o.did_id = l.did_id AND o.rse_id = l.rse_id
+            WHERE l.rule_id = ?1 AND l.state = 'R'";
+        ids.extend(tx.query(sql, values![rule.id])?.iter().map(|row| row.int(0)));
+    }
+    let rules = lock_rules(tx, &ids)?;
+    for (key, value) in options {
+        let Some(rule) = read::rule_by_id(tx, rule.id)? else { return Err(read::not_found(uuid)) };
+        update_one(tx, &rule, key, value, options, &rules, now)?;
+    }
+    tx.execute("UPDATE rules SET updated_at = ?2 WHERE id = ?1", values![rule.id, now])?;
+    Ok(())
+}
+
+fn set(tx: &mut Tx<'_>, rule: &Rule, column: &str, value: impl Into<crate::catalog::Value>) -> Result<()> {
+    let sql = format!("UPDATE rules SET {column} = ?2 WHERE id = ?1");
+    tx.execute(&sql, &[rule.id.into(), value.into()]).map(drop)
+}
+
+fn text(key: &str, value: &Value, most: usize) -> Result<Option<String>> {
+    match value {
+        Value::Null => Ok(None),
+        Value::String(text) if text.len() <= most => Ok(Some(text.clone())),
+        _ => Err(invalid(format!("{key} is a text of at most {most} letters"))),
+    }
+}
+
+fn flag(key: &str, value: &Value) -> Result<bool> {
+    value.as_bool().ok_or_else(|| invalid(format!("{key} is true or false")))
+}
+
+fn update_one(
+    tx: &mut Tx<'_>,
+    rule: &Rule,
+    key: &str,
+    value: &Value,
+    options: &Map<String, Value>,
+    rules: &[Rule],
+    now: Micros,
+) -> Result<()> {
+    match key {
+        "comment" | "comments" => set(tx, rule, "comments", text(key, value, 250)?),
+        "locked" => set(tx, rule, "locked", flag(key, value)?),
+        "purge_replicas" => set(tx, rule, "purge_replicas", flag(key, value)?),
+        "meta" => set(tx, rule, "meta", meta(value)?),
+        "lifetime" => {
+            let seconds = match value {
+                Value::Null => None,
+                value => Some(value.as_i64().filter(|seconds| seconds.abs() < 40_000_000_000).ok_or_else(|| {
+                    invalid("lifetime is a number of seconds, or null")
+                })?),
+            };
+            tx.wake(Daemon::Cleaner);
+            set(tx, rule, "expires_at", seconds.map(|seconds| now + seconds * SECOND))
+        }
+        "eol_at" => match value {
+            Value::Null => set(tx, rule, "eol_at", None::<i64>),
+            value => {
+                let at = value.as_str().and_then(read_time).ok_or_else(|| invalid("eol_at is a date"))?;
+                set(tx, rule, "eol_at", at)
+            }
+        },
+        "account" => move_account(tx, rule, value),
+        "activity" => change_activity(tx, rule, value, now),
+        "source_replica_expression" => {
+            let expression = text(key, value, 255)?;
+            if let Some(expression) = &expression {
+                crate::rule::place::sources(tx, expression)?;
+            }
+            set(tx, rule, "source_replica_expression", expression)
+        }
+        "priority" => change_priority(tx, rule, value),
+        "state" => change_state(tx, rule, value, options.get("cancel_requests") == Some(&Value::Bool(true)), rules, now),
+        "cancel_requests" => match options.contains_key("state") {
+            true => Ok(()),
+            false => Err(invalid("cancel_requests goes with state")),
+        },
+        "child_rule_id" => change_child(tx, rule, value),
+        "boost_rule" => boost(tx, rule),
+        _ => Err(invalid(format!("Unknown option {key:.40}"))),
+    }
+}
+
+/// A client's own JSON, kept as text.
+pub(crate) fn meta(value: &Value) -> Result<Option<String>> {
+    let text = match value {
+        Value::Null => return Ok(None),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    };
+    if text.len() > 3999 {
+        return Err(invalid("meta is at most 3999 letters"));
+    }
+    Ok(Some(text))
+}
+
+/// Reads a date as clients write it, or RFC 3339.
+pub(crate) fn read_time(text: &str) -> Option<Micros> {
+    let stamp = text.parse::<jiff::Timestamp>().ok().or_else(|| {
+        let civil = ["%a, %d %b %Y %H:%M:%S UTC", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"];
+        civil.iter().find_map(|format| {
+            let parsed = jiff::fmt::strtime::parse(format, text).ok()?;
+            let civil = parsed.to_datetime().or_else(|_| parsed.to_date().map(Into::into)).ok()?;
+            civil.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
+        })
+    })?;
+    Some(stamp.as_microsecond())
+}
+
+fn move_account(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
+    let account = value.as_str().ok_or_else(|| invalid("account is a name"))?;
+    crate::account::check_exists(tx, account)?;
+    if account == rule.account {
+        return Ok(());
+    }
+    lock_counters(tx, &BTreeSet::from([rule.account.clone(), account.to_owned()]))?;
+    let sql = "SELECT rse_id, COUNT(*), CAST(SUM(bytes) AS BIGINT) FROM locks WHERE rule_id = ?1 GROUP BY rse_id";
+    let mut ledger = Ledger::default();
+    for row in tx.query(sql, values![rule.id])? {
+        ledger.use_more(&rule.account, row.int(0), -row.int(1), -row.int(2));
+        ledger.use_more(account, row.int(0), row.int(1), row.int(2));
+    }
+    let key = "SELECT 1 FROM rules WHERE did_id = ?1 AND account = ?2 AND rse_expression = ?3 AND copies = ?4";
+    if tx.first(key, values![rule.did_id, account, &rule.rse_expression, rule.copies])?.is_some() {
+        return Err(refuse(Class::DuplicateRule, format!("{account} has such a rule already")));
+    }
+    set(tx, rule, "account", account)?;
+    ledger.write(tx, rule.updated_at)
+}
+
+/// Puts the files of a rule's locks in one state into `w_files` and holds them.
+fn hold(tx: &mut Tx<'_>, rule: i64, state: &str) -> Result<()> {
+    tx.clear(&["w_files", "w_units"])?;
+    let sql = "INSERT INTO w_files (did) SELECT DISTINCT did_id FROM locks WHERE rule_id = ?1 AND state = ?2";
+    tx.execute(sql, values![rule, state])?;
+    lock_files(tx)
+}
+
+fn change_activity(tx: &mut Tx<'_>, rule: &Rule, value: &Value, now: Micros) -> Result<()> {
+    let activity = text("activity", value, 50)?.ok_or_else(|| invalid("activity is a text"))?;
+    hold(tx, rule.id, "R")?;
+    set(tx, rule, "activity", activity.as_str())?;
+    // Transfers that run are begun anew under the new activity.
+    tx.execute(
+        "UPDATE requests SET activity = ?2, state = 'Q', external_id = NULL, submitted_at = NULL, updated_at = ?3
+         WHERE (did_id, dest_rse_id) IN (SELECT did_id, rse_id FROM locks WHERE rule_id = ?1 AND state = 'R')
+         AND state IN ('Q', 'G', 'S')",
+        values![rule.id, activity, now],
+    )?;
+    Ok(())
+}
+
+fn change_priority(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
+    let priority = value.as_i64().filter(|priority| (1..=5).contains(priority));
+    let priority = priority.ok_or_else(|| invalid("priority is a number from 1 to 5"))?;
+    hold(tx, rule.id, "R")?;
+    set(tx, rule, "priority", priority)?;
+    tx.execute(
+        "UPDATE requests SET priority = ?2 WHERE (did_id, dest_rse_id) IN (
+         SELECT did_id, rse_id FROM locks WHERE rule_id = ?1 AND state = 'R')",
+        values![rule.id, priority],
+    )?;
+    Ok(())
+}
+
+fn change_state(
+    tx: &mut Tx<'_>,
+    rule: &Rule,
+    value: &Value,
+    cancel: bool,
+    rules: &[Rule],
+    now: Micros,
+) -> Result<()> {
+    match value.as_str().and_then(RuleState::read) {
+        Some(RuleState::Suspended) => {
+            let by = Rule { state: RuleState::Suspended, suspended_by: Some("user".to_owned()), ..rule.clone() };
+            state::settle(tx, &by, rule.counts, !rule.incomplete, None, now)?;
+            state::entered(tx, rule, RuleState::Suspended, now)
+        }
+        Some(RuleState::Stuck) => {
+            hold(tx, rule.id, "R")?;
+            tx.execute(
+                "INSERT INTO w_units (did, rse, bytes, lock) SELECT did_id, rse_id, bytes, state FROM locks
+                 WHERE rule_id = ?1 AND state = 'R'",
+                values![rule.id],
+            )?;
+            if cancel {
+                return cancel_all(tx, rules, now);
+            }
+            stick(tx, rule, now)
+        }
+        _ => Err(invalid("A rule's state can be set to SUSPENDED or STUCK")),
+    }
+}
+
+/// Turns the replicating locks of one rule STUCK. A replica that nobody else waits for is given up.
+fn stick(tx: &mut Tx<'_>, rule: &Rule, now: Micros) -> Result<()> {
+    let sql = "UPDATE locks SET state = 'S', updated_at = ?2 WHERE rule_id = ?1 AND state = 'R'";
+    let moved = i64::try_from(tx.execute(sql, values![rule.id, now])?).unwrap_or(0);
+    let alone = "(SELECT u.did, u.rse FROM w_units u WHERE NOT EXISTS (SELECT 1 FROM locks o WHERE o.did_id = u.did
+        AND o.rse_id = u.rse AND o.state = 'R'))";
+    let sql = format!("UPDATE replicas SET state = 'U', updated_at = ?1 WHERE state = 'C' AND (did_id, rse_id) IN {alone}");
+    tx.execute(&sql, values![now])?;
+    crate::rule::unlock::archive(tx, alone, "'X'", now)?;
+    let counts = Counts {
+        replicating: rule.counts.replicating - moved,
+        stuck: rule.counts.stuck + moved,
+        ..rule.counts
+    };
+    // Set by hand a rule is STUCK even if all its locks are well; the repairer looks at it whole.
+    let active = Rule { state: RuleState::Replicating, suspended_by: None, ..rule.clone() };
+    state::settle(tx, &active, counts, false, Some("Set to STUCK by hand"), now)?;
+    Ok(())
+}
+
+/// Cancels the transfers in `w_units`: every rule that waited for one is STUCK.
+fn cancel_all(tx: &mut Tx<'_>, rules: &[Rule], now: Micros) -> Result<()> {
+    let mut units: Vec<(i64, i64)> = Vec::new();
+    for row in tx.query("SELECT did, rse FROM w_units", &[])? {
+        units.push((row.int(0), row.int(1)));
+    }
+    if units.is_empty() {
+        return match rules.first() {
+            Some(rule) => stick(tx, rule, now),
+            None => Ok(()),
+        };
+    }
+    crate::rule::transfer::failed_transfer(tx, &units, "Cancelled by hand", None, now)
+}
+
+fn change_child(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
+    let Some(child) = value.as_str() else {
+        if rule.child_rule_id.is_none() {
+            return Err(invalid("Cannot detach child when no such relationship exists"));
+        }
+        return tx
+            .execute("UPDATE rules SET child_rule_id = NULL, expires_at = NULL WHERE id = ?1", values![rule.id])
+            .map(drop);
+    };
+    let child = read::rule(tx, child)?;
+    if child.did_id != rule.did_id {
+        return Err(invalid("Parent and child rule must be set on the same dataset."));
+    }
+    if child.id == rule.id {
+        return Err(invalid("Cannot set child rule to itself"));
+    }
+    if child.state != RuleState::Ok {
+        set(tx, rule, "child_rule_id", child.id)?;
+    }
+    Ok(())
+}
+
+/// Lets the repairer look at the rule and its stuck locks as if a day had passed.
+fn boost(tx: &mut Tx<'_>, rule: &Rule) -> Result<()> {
+    let day = 86_400 * SECOND;
+    tx.execute("UPDATE rules SET repair_at = repair_at - ?2 WHERE id = ?1", values![rule.id, day])?;
+    let sql = "UPDATE locks SET updated_at = updated_at - ?2 WHERE rule_id = ?1 AND state = 'S'";
+    tx.execute(sql, values![rule.id, day])?;
+    tx.wake(Daemon::Repairer);
+    Ok(())
+}
+
+/// A new rule with the settings of an old one.
+pub(crate) fn as_new(rule: &Rule, dids: Vec<Did>, now: Micros) -> NewRule {
+    NewRule {
+        grouping: rule.grouping,
+        weight: rule.weight.clone(),
+        lifetime: rule.expires_at.map(|at| (at - now) / SECOND),
+        locked: rule.locked,
+        source_replica_expression: rule.source_replica_expression.clone(),
+        activity: rule.activity.clone(),
+        notify: rule.notification,
+        purge_replicas: rule.purge_replicas,
+        ignore_availability: rule.ignore_availability,
+        ignore_account_limit: rule.ignore_account_limit,
+        comment: rule.comments.clone(),
+        priority: rule.priority,
+        split_container: rule.split_container,
+        meta: rule.meta.clone(),
+        eol_at: rule.eol_at,
+        subscription_id: rule.subscription_id.clone(),
+        ..NewRule::new(dids, rule.account.clone(), rule.copies, rule.rse_expression.clone())
+    }
+}
+
+fn override_with(new: &mut NewRule, overrides: &Map<String, Value>) -> Result<()> {
+    let unsupported = |key: &str| refuse(Class::UnsupportedOperation, format!("Cannot override {key:.40}"));
+    for (key, value) in overrides {
+        let wrong = || invalid(format!("{key:.40} has a value of the wrong kind"));
+        match key.as_str() {
+            "account" => new.account = value.as_str().ok_or_else(wrong)?.to_owned(),
+            "copies" => new.copies = value.as_i64().ok_or_else(wrong)?,
+            "activity" => new.activity = value.as_str().ok_or_else(wrong)?.to_owned(),
+            "grouping" => new.grouping = value.as_str().and_then(Grouping::read).unwrap_or(Grouping::Dataset),
+            "weight" => new.weight = text(key, value, 255)?,
+            "lifetime" => new.lifetime = value.as_i64(),
+            "locked" => new.locked = flag(key, value)?,
+            "source_replica_expression" => new.source_replica_expression = text(key, value, 255)?,
+            "notify" => new.notify = value.as_str().and_then(Notification::read).ok_or_else(wrong)?,
+            "purge_replicas" => new.purge_replicas = flag(key, value)?,
+            "ignore_availability" => new.ignore_availability = flag(key, value)?,
+            "ignore_account_limit" => new.ignore_account_limit = flag(key, value)?,
+            "comment" => new.comment = text(key, value, 250)?,
+            "ask_approval" => new.ask_approval = flag(key, value)?,
+            "asynchronous" => new.asynchronous = flag(key, value)?,
+            "delay_injection" => new.delay_injection = value.as_i64(),
+            "priority" => new.priority = value.as_i64().ok_or_else(wrong)?,
+            "split_container" => new.split_container = flag(key, value)?,
+            "meta" => new.meta = meta(value)?,
+            _ => return Err(unsupported(key)),
+        }
+    }
+    Ok(())
+}
+
+/// Holds what replacing a rule needs, in order, and reads the rule.
+fn hold_to_replace(tx: &mut Tx<'_>, uuid: &str) -> Result<Rule> {
+    let rule = read::rule(tx, uuid)?;
+    if rule.did_type != DidType::File {
+        lock_tree(tx, &[], &[rule.did_id])?;
+    }
+    lock_rules(tx, &BTreeSet::from([rule.id]))?.pop().ok_or_else(|| read::not_found(uuid))
+}
+
+/// Moves a rule to another expression: a new rule is made, and the old one goes once it is OK.
+pub fn move_rule(
+    tx: &mut Tx<'_>,
+    uuid: &str,
+    expression: &str,
+    overrides: &Map<String, Value>,
+    settings: &Settings,
+    rng: &mut dyn Rng,
+    now: Micros,
+) -> Result<String> {
+    let rule = hold_to_replace(tx, uuid)?;
+    if rule.child_rule_id.is_some() {
+        return Err(refuse(Class::RuleReplaceFailed, "The rule must not have a child rule."));
+    }
+    let mut new = as_new(&rule, vec![rule.did.clone()], now);
+    new.rse_expression = expression.to_owned();
+    new.copies = rule.copies;
+    override_with(&mut new, overrides)?;
+    let made = add::add_replication_rule(tx, &new, settings, rng, now)?;
+    let made = made.into_iter().next().unwrap_or_default();
+    let child = read::rule(tx, &made)?;
+    if child.state != RuleState::Ok {
+        set(tx, &rule, "child_rule_id", child.id)?;
+    }
+    set(tx, &rule, "expires_at", now)?;
+    tx.wake(Daemon::Cleaner);
+    Ok(made)
+}
+
+/// Reduces the copies of a rule that is OK: a new rule takes over copies that are there already.
+pub fn reduce_rule(
+    tx: &mut Tx<'_>,
+    uuid: &str,
+    copies: i64,
+    exclude: Option<&str>,
+    settings: &Settings,
+    rng: &mut dyn Rng,
+    now: Micros,
+) -> Result<String> {
+    let rule = hold_to_replace(tx, uuid)?;
+    let failed = |message: &str| refuse(Class::RuleReplaceFailed, message);
+    if rule.state != RuleState::Ok {
+        return Err(failed("The source rule must be in state OK."));
+    }
+    if copies >= rule.copies {
+        return Err(failed("Copies of the new rule must be smaller than the original ones."));
+    }
+    let mut new = as_new(&rule, vec![rule.did.clone()], now);
+    new.copies = copies;
+    new.rse_expression = match exclude {
+        Some(exclude) => format!("({})\\({exclude})", rule.rse_expression),
+        None => rule.rse_expression.clone(),
+    };
+    let made = add::add_replication_rule(tx, &new, settings, rng, now)?;
+    let made = made.into_iter().next().unwrap_or_default();
+    if read::rule(tx, &made)?.state != RuleState::Ok {
+        return Err(failed("The replacement of the rule failed."));
+    }
+    delete::delete_whole(tx, rule, None, now)?;
+    Ok(made)
+}
