@@ -11,7 +11,13 @@ use crate::expression::Expression;
 use crate::select::Allowance;
 
 /// Creates an account.
-pub fn add(tx: &mut Tx<'_>, account: &str, kind: &str, email: Option<&str>, now: Micros) -> Result<()> {
+pub fn add(
+    tx: &mut Tx<'_>,
+    account: &str,
+    kind: &str,
+    email: Option<&str>,
+    now: Micros,
+) -> Result<()> {
     check_account(account)?;
     if !matches!(kind, "USER" | "GROUP" | "SERVICE") {
         return Err(refuse(Class::InvalidObject, "An account's type is USER, GROUP or SERVICE."));
@@ -32,7 +38,10 @@ pub fn check_exists(tx: &mut Tx<'_>, account: &str) -> Result<()> {
     let sql = "SELECT 1 FROM accounts WHERE account = ?1 AND deleted_at IS NULL";
     if tx.first(sql, values![account])?.is_none() {
         let shown: String = account.chars().take(60).collect();
-        return Err(refuse(Class::AccountNotFound, format!("Account with ID '{shown}' cannot be found")));
+        return Err(refuse(
+            Class::AccountNotFound,
+            format!("Account with ID '{shown}' cannot be found"),
+        ));
     }
     Ok(())
 }
@@ -52,7 +61,13 @@ pub fn add_scope(tx: &mut Tx<'_>, scope: &str, account: &str, now: Micros) -> Re
 }
 
 /// Sets an attribute of an account.
-pub fn set_attribute(tx: &mut Tx<'_>, account: &str, key: &str, value: &str, now: Micros) -> Result<()> {
+pub fn set_attribute(
+    tx: &mut Tx<'_>,
+    account: &str,
+    key: &str,
+    value: &str,
+    now: Micros,
+) -> Result<()> {
     check_exists(tx, account)?;
     tx.execute(
         "INSERT INTO account_attr_map (account, key, value, created_at) VALUES (?1, ?2, ?3, ?4)
@@ -69,12 +84,20 @@ pub fn is_admin(tx: &mut Tx<'_>, account: &str) -> Result<bool> {
 }
 
 /// Sets a local limit; −1 means infinite, none removes it.
-pub fn set_local_limit(tx: &mut Tx<'_>, account: &str, rse: &str, bytes: Option<i64>) -> Result<()> {
+pub fn set_local_limit(
+    tx: &mut Tx<'_>,
+    account: &str,
+    rse: &str,
+    bytes: Option<i64>,
+) -> Result<()> {
     check_exists(tx, account)?;
     let id = crate::rse::by_name(tx, rse)?.id;
     match bytes {
         None => {
-            tx.execute("DELETE FROM account_limits WHERE account = ?1 AND rse_id = ?2", values![account, id])?;
+            tx.execute(
+                "DELETE FROM account_limits WHERE account = ?1 AND rse_id = ?2",
+                values![account, id],
+            )?;
         }
         Some(bytes) => {
             tx.execute(
@@ -94,7 +117,12 @@ pub fn set_local_limit(tx: &mut Tx<'_>, account: &str, rse: &str, bytes: Option<
 }
 
 /// Sets a limit over all RSEs of an expression; −1 means infinite, none removes it.
-pub fn set_global_limit(tx: &mut Tx<'_>, account: &str, expression: &str, bytes: Option<i64>) -> Result<()> {
+pub fn set_global_limit(
+    tx: &mut Tx<'_>,
+    account: &str,
+    expression: &str,
+    bytes: Option<i64>,
+) -> Result<()> {
     check_exists(tx, account)?;
     Expression::parse(expression)?;
     match bytes {
@@ -131,19 +159,31 @@ pub fn local_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<Usage>> {
     let rses = tx.rses()?;
     let mut found: BTreeMap<i64, Usage> = BTreeMap::new();
     let name = |id: i64| rses.iter().find(|rse| rse.id == id).map(|rse| rse.name.clone());
-    for row in tx.query("SELECT rse_id, files, bytes FROM account_usage WHERE account = ?1", values![account])? {
+    for row in tx.query(
+        "SELECT rse_id, files, bytes FROM account_usage WHERE account = ?1",
+        values![account],
+    )? {
         if let Some(on) = name(row.int(0)) {
-            let usage = Usage { rse_id: Some(row.int(0)), on, files: row.int(1), bytes: row.int(2), limit: None };
+            let usage = Usage {
+                rse_id: Some(row.int(0)),
+                on,
+                files: row.int(1),
+                bytes: row.int(2),
+                limit: None,
+            };
             found.insert(row.int(0), usage);
         }
     }
-    for row in tx.query("SELECT rse_id, bytes FROM account_limits WHERE account = ?1", values![account])? {
+    for row in
+        tx.query("SELECT rse_id, bytes FROM account_limits WHERE account = ?1", values![account])?
+    {
         if let Some(on) = name(row.int(0)) {
             let empty = Usage { rse_id: Some(row.int(0)), on, files: 0, bytes: 0, limit: None };
             found.entry(row.int(0)).or_insert(empty).limit = Some(row.int(1));
         }
     }
-    let mut found: Vec<Usage> = found.into_values().filter(|usage| usage.limit.is_some() || usage.bytes != 0).collect();
+    let mut found: Vec<Usage> =
+        found.into_values().filter(|usage| usage.limit.is_some() || usage.bytes != 0).collect();
     found.sort_by(|left, right| left.on.cmp(&right.on));
     Ok(found)
 }
@@ -155,9 +195,12 @@ pub fn global_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<(Usage, BTreeS
     let sql = "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1 ORDER BY rse_expression";
     let mut found = Vec::new();
     for row in tx.query(sql, values![account])? {
-        let set = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(&rses)).unwrap_or_default();
+        let set = Expression::parse(row.text(0))
+            .and_then(|parsed| parsed.resolve(&rses))
+            .unwrap_or_default();
         let inside = local.iter().filter(|usage| usage.rse_id.is_some_and(|id| set.contains(&id)));
-        let (files, bytes) = inside.fold((0, 0), |sum, usage| (sum.0 + usage.files, sum.1 + usage.bytes));
+        let (files, bytes) =
+            inside.fold((0, 0), |sum, usage| (sum.0 + usage.files, sum.1 + usage.bytes));
         let limit = Some(row.int(1));
         found.push((Usage { rse_id: None, on: row.text(0).to_owned(), files, bytes, limit }, set));
     }
@@ -192,7 +235,8 @@ pub(crate) fn allowance(tx: &mut Tx<'_>, account: &str, ledger: &Ledger) -> Resu
         let rses = tx.rses()?;
         for row in rows {
             // A limit whose expression matches nothing any more limits nothing.
-            let Ok(set) = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(&rses)) else {
+            let Ok(set) = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(&rses))
+            else {
                 continue;
             };
             let bytes: i64 = set.iter().filter_map(|rse| used.get(rse)).sum();

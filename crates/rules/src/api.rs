@@ -200,7 +200,11 @@ impl Did {
         let well = first.is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'/')
             && self.name.len() <= 250
             && self.name.bytes().all(legal);
-        if well { Ok(()) } else { Err(malformed("name", &self.name, "^[A-Za-z0-9/][A-Za-z0-9/._-]*$ of at most 250")) }
+        if well {
+            Ok(())
+        } else {
+            Err(malformed("name", &self.name, "^[A-Za-z0-9/][A-Za-z0-9/._-]*$ of at most 250"))
+        }
     }
 }
 
@@ -212,7 +216,10 @@ impl std::fmt::Display for Did {
 
 fn malformed(what: &str, value: &str, right: &str) -> Error {
     let shown: String = value.chars().take(60).collect();
-    refuse(Class::InvalidObject, format!("Problem validating {what}: {shown:?} does not match {right}"))
+    refuse(
+        Class::InvalidObject,
+        format!("Problem validating {what}: {shown:?} does not match {right}"),
+    )
 }
 
 /// Fails unless `scope` is well-formed.
@@ -227,7 +234,8 @@ pub fn check_scope(scope: &str) -> Result<()> {
 
 /// Fails unless `account` is well-formed.
 pub fn check_account(account: &str) -> Result<()> {
-    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
+    let legal =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
     if (1..=25).contains(&account.len()) && account.bytes().all(legal) {
         Ok(())
     } else {
@@ -238,7 +246,8 @@ pub fn check_account(account: &str) -> Result<()> {
 /// Fails unless `rse` is well-formed: upper-case words joined by single `_` or `-`.
 pub fn check_rse(rse: &str) -> Result<()> {
     let word = |part: &str| {
-        !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
+        !part.is_empty()
+            && part.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
     };
     if rse.len() <= 255 && rse.split(['_', '-']).all(word) {
         Ok(())
@@ -357,7 +366,12 @@ pub struct NewRule {
 
 impl NewRule {
     /// A rule with every option at its default.
-    pub fn new(dids: Vec<Did>, account: impl Into<String>, copies: i64, rse_expression: impl Into<String>) -> Self {
+    pub fn new(
+        dids: Vec<Did>,
+        account: impl Into<String>,
+        copies: i64,
+        rse_expression: impl Into<String>,
+    ) -> Self {
         Self {
             dids,
             account: account.into(),
@@ -388,9 +402,10 @@ impl NewRule {
     /// Fails when a field is out of its bounds.
     pub fn check(&self) -> Result<()> {
         let long = |what: &str, text: Option<&str>, most: usize| match text {
-            Some(text) if text.len() > most => {
-                Err(refuse(Class::InvalidObject, format!("Problem validating rule: {what} is longer than {most}")))
-            }
+            Some(text) if text.len() > most => Err(refuse(
+                Class::InvalidObject,
+                format!("Problem validating rule: {what} is longer than {most}"),
+            )),
             _ => Ok(()),
         };
         if self.copies <= 0 {
@@ -398,17 +413,30 @@ impl NewRule {
             return Err(refuse(Class::InvalidValueForKey, message));
         }
         if self.copies > 1_000 {
-            return Err(refuse(Class::InvalidValueForKey, "The number of copies for a replication rule should be at most 1000."));
+            return Err(refuse(
+                Class::InvalidValueForKey,
+                "The number of copies for a replication rule should be at most 1000.",
+            ));
         }
         if self.dids.is_empty() {
             return Err(refuse(Class::InvalidObject, "Problem validating rule: dids is empty"));
         }
         if !(1..=5).contains(&self.priority) {
-            return Err(refuse(Class::InvalidObject, "Problem validating rule: priority is not between 1 and 5"));
+            return Err(refuse(
+                Class::InvalidObject,
+                "Problem validating rule: priority is not between 1 and 5",
+            ));
         }
         let horizon = 1_000 * 366 * 86_400;
-        if [self.lifetime, self.delay_injection].into_iter().flatten().any(|seconds| seconds.abs() > horizon) {
-            return Err(refuse(Class::InvalidObject, "Problem validating rule: a time is more than 1000 years away"));
+        if [self.lifetime, self.delay_injection]
+            .into_iter()
+            .flatten()
+            .any(|seconds| seconds.abs() > horizon)
+        {
+            return Err(refuse(
+                Class::InvalidObject,
+                "Problem validating rule: a time is more than 1000 years away",
+            ));
         }
         long("rse_expression", Some(&self.rse_expression), 3000)?;
         long("source_replica_expression", self.source_replica_expression.as_deref(), 255)?;
@@ -522,7 +550,8 @@ mod tests {
         ] {
             assert_eq!(Did::new(scope, name).check().is_ok(), fits, "{scope}:{name}");
         }
-        for (rse, fits) in [("SITE-A", true), ("SITE__A", false), ("site", false), ("X1_Y2", true)] {
+        for (rse, fits) in [("SITE-A", true), ("SITE__A", false), ("site", false), ("X1_Y2", true)]
+        {
             assert_eq!(check_rse(rse).is_ok(), fits, "{rse}");
         }
     }

@@ -4,9 +4,7 @@
 //! a function; the set-based SQL gets it as a `CASE` expression that is rendered from the same
 //! function ([`copy_sql`]), so that both can never differ.
 
-use crate::api::{
-    Counts, LockState, Micros, Notification, ReplicaState, Rule, RuleState, SECOND,
-};
+use crate::api::{Counts, LockState, Micros, Notification, ReplicaState, Rule, RuleState, SECOND};
 
 /// What creating a lock on one (file, RSE) does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +167,14 @@ mod tests {
         use ReplicaState as Replica;
         for (before, source, writable, lock, replica, transfer) in [
             (Some(Replica::Available), false, false, Lock::Ok, Replica::Available, false),
-            (Some(Replica::TemporaryUnavailable), true, true, Lock::Ok, Replica::TemporaryUnavailable, false),
+            (
+                Some(Replica::TemporaryUnavailable),
+                true,
+                true,
+                Lock::Ok,
+                Replica::TemporaryUnavailable,
+                false,
+            ),
             (Some(Replica::Copying), false, false, Lock::Replicating, Replica::Copying, false),
             (Some(Replica::Unavailable), true, true, Lock::Replicating, Replica::Copying, true),
             (Some(Replica::Unavailable), true, false, Lock::Stuck, Replica::Unavailable, false),
@@ -206,7 +211,11 @@ mod tests {
             ("Express", 9 * day, 2),
             ("DebugJudge", 9 * day, 0),
         ] {
-            assert_eq!(retry_delay(activity, age, &delays), hours * 3600 * SECOND, "{activity} {age}");
+            assert_eq!(
+                retry_delay(activity, age, &delays),
+                hours * 3600 * SECOND,
+                "{activity} {age}"
+            );
         }
     }
 }

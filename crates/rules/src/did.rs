@@ -30,7 +30,8 @@ impl Child {
     }
 }
 
-const COLUMNS: &str = "id, scope, name, did_type, account, is_open, monotonic, availability, bytes, length, md5,
+const COLUMNS: &str =
+    "id, scope, name, did_type, account, is_open, monotonic, availability, bytes, length, md5,
     adler32, expired_at, closed_at, created_at, updated_at";
 
 fn from_row(row: &Row) -> DidRecord {
@@ -90,7 +91,10 @@ pub struct NewDid {
 pub fn add_identifier(tx: &mut Tx<'_>, new: &NewDid, now: Micros) -> Result<i64> {
     new.did.check()?;
     if new.did_type == DidType::File {
-        return Err(refuse(Class::UnsupportedOperation, "Only collection (dataset/container) can be registered."));
+        return Err(refuse(
+            Class::UnsupportedOperation,
+            "Only collection (dataset/container) can be registered.",
+        ));
     }
     let sql = "SELECT 1 FROM scopes WHERE scope = ?1";
     if tx.first(sql, values![&new.did.scope])?.is_none() {
@@ -188,7 +192,9 @@ pub fn attach_identifier(
     if new < children.len() as u64 && !ignore_duplicate {
         return Err(match to_dataset {
             true => refuse(Class::FileAlreadyExists, format!("A file is already in '{parent}'")),
-            false => refuse(Class::DuplicateContent, format!("A collection is already in '{parent}'")),
+            false => {
+                refuse(Class::DuplicateContent, format!("A collection is already in '{parent}'"))
+            }
         });
     }
     if new > 0 || !to_dataset {
@@ -226,7 +232,9 @@ fn check_files(tx: &mut Tx<'_>, parent: &Did) -> Result<()> {
             Class::FileConsistencyMismatch,
             format!("({child}) bytes or checksums differ from those in the catalog"),
         ),
-        _ => unsupported(format!("Adding a collection ({child}) to a dataset ({parent}) is forbidden")),
+        _ => unsupported(format!(
+            "Adding a collection ({child}) to a dataset ({parent}) is forbidden"
+        )),
     })
 }
 
@@ -236,7 +244,9 @@ fn attach_collections(tx: &mut Tx<'_>, found: &DidRecord, parent: &Did) -> Resul
     let rows = tx.query(sql, &[])?;
     if let Some(row) = rows.iter().find(|row| row.text(1) == "F") {
         let child = Did::new(row.text(2), row.text(3));
-        return Err(unsupported(format!("Adding a file ({child}) to a container ({parent}) is forbidden")));
+        return Err(unsupported(format!(
+            "Adding a file ({child}) to a container ({parent}) is forbidden"
+        )));
     }
     if rows.iter().map(|row| row.text(1)).collect::<BTreeSet<_>>().len() > 1 {
         return Err(unsupported("Mixed collection is not allowed: datasets and containers"));
@@ -250,7 +260,12 @@ fn attach_collections(tx: &mut Tx<'_>, found: &DidRecord, parent: &Did) -> Resul
 }
 
 /// Detaches children; the evaluator takes their locks away later unless another path keeps them.
-pub fn detach_identifier(tx: &mut Tx<'_>, parent: &Did, children: &[Did], now: Micros) -> Result<()> {
+pub fn detach_identifier(
+    tx: &mut Tx<'_>,
+    parent: &Did,
+    children: &[Did],
+    now: Micros,
+) -> Result<()> {
     let found = get(tx, parent)?;
     if children.contains(parent) {
         return Err(unsupported("Self-detach is not valid!"));
@@ -292,7 +307,10 @@ fn detach_loaded(tx: &mut Tx<'_>, found: &DidRecord, now: Micros) -> Result<()> 
             values![found.id],
         )?;
     }
-    tx.execute("DELETE FROM contents WHERE parent = ?1 AND child IN (SELECT id FROM w_names)", values![found.id])?;
+    tx.execute(
+        "DELETE FROM contents WHERE parent = ?1 AND child IN (SELECT id FROM w_names)",
+        values![found.id],
+    )?;
     tx.execute("UPDATE dids SET updated_at = ?2 WHERE id = ?1", values![found.id, now])?;
     queue(tx, found.id, "D", now)
 }
@@ -334,7 +352,10 @@ pub fn close(tx: &mut Tx<'_>, did: &Did, now: Micros) -> Result<()> {
         "UPDATE dids SET is_open = 0, closed_at = ?2, length = ?3, bytes = ?4, updated_at = ?2 WHERE id = ?1",
         values![found.id, now, length, bytes],
     )?;
-    tx.execute("UPDATE dataset_locks SET length = ?2, bytes = ?3 WHERE did_id = ?1", values![found.id, length, bytes])?;
+    tx.execute(
+        "UPDATE dataset_locks SET length = ?2, bytes = ?3 WHERE did_id = ?1",
+        values![found.id, length, bytes],
+    )?;
     for rule in &rules {
         message::closed(tx, rule, found.id, now)?;
     }
@@ -352,7 +373,10 @@ pub fn reopen(tx: &mut Tx<'_>, did: &Did, now: Micros) -> Result<()> {
         "UPDATE dids SET is_open = 1, closed_at = NULL, length = NULL, bytes = NULL, updated_at = ?2 WHERE id = ?1",
         values![found.id, now],
     )?;
-    tx.execute("UPDATE dataset_locks SET length = NULL, bytes = NULL WHERE did_id = ?1", values![found.id])?;
+    tx.execute(
+        "UPDATE dataset_locks SET length = NULL, bytes = NULL WHERE did_id = ?1",
+        values![found.id],
+    )?;
     Ok(())
 }
 
@@ -378,7 +402,11 @@ fn listed(row: &Row) -> Listed {
 }
 
 /// Direct children, by name.
-pub fn list_content(tx: &mut Tx<'_>, did: &Did, each: &mut dyn FnMut(Listed) -> Result<()>) -> Result<()> {
+pub fn list_content(
+    tx: &mut Tx<'_>,
+    did: &Did,
+    each: &mut dyn FnMut(Listed) -> Result<()>,
+) -> Result<()> {
     let found = get(tx, did)?;
     tx.for_each(
         "SELECT d.scope, d.name, d.did_type, d.bytes, d.adler32, d.md5 FROM contents c JOIN dids d ON d.id = c.child
@@ -389,7 +417,11 @@ pub fn list_content(tx: &mut Tx<'_>, did: &Did, each: &mut dyn FnMut(Listed) -> 
 }
 
 /// All files below, once for each dataset they are in.
-pub fn list_files(tx: &mut Tx<'_>, did: &Did, each: &mut dyn FnMut(Listed) -> Result<()>) -> Result<()> {
+pub fn list_files(
+    tx: &mut Tx<'_>,
+    did: &Did,
+    each: &mut dyn FnMut(Listed) -> Result<()>,
+) -> Result<()> {
     let found = get(tx, did)?;
     if found.did_type == DidType::File {
         return each(Listed {
@@ -426,7 +458,10 @@ pub fn set_lifetime(tx: &mut Tx<'_>, did: &Did, lifetime: Option<i64>, now: Micr
     let found = get(tx, did)?;
     lock_dids(tx, &BTreeSet::from([found.id]))?;
     let expires = lifetime.map(|seconds| now.saturating_add(seconds.saturating_mul(SECOND)));
-    tx.execute("UPDATE dids SET expired_at = ?2, updated_at = ?3 WHERE id = ?1", values![found.id, expires, now])?;
+    tx.execute(
+        "UPDATE dids SET expired_at = ?2, updated_at = ?3 WHERE id = ?1",
+        values![found.id, expires, now],
+    )?;
     tx.wake(Daemon::Cleaner);
     Ok(())
 }
@@ -438,8 +473,11 @@ pub(crate) fn bury(tx: &mut Tx<'_>, id: i64, now: Micros) -> Result<bool> {
     if found.did_type == DidType::File {
         return Ok(false);
     }
-    let parents: Vec<i64> =
-        tx.query("SELECT parent FROM contents WHERE child = ?1", values![id])?.iter().map(|row| row.int(0)).collect();
+    let parents: Vec<i64> = tx
+        .query("SELECT parent FROM contents WHERE child = ?1", values![id])?
+        .iter()
+        .map(|row| row.int(0))
+        .collect();
     let mut ids: BTreeSet<i64> = parents.iter().copied().collect();
     ids.insert(id);
     lock_dids(tx, &ids)?;

@@ -249,7 +249,11 @@ impl Expression {
     }
 }
 
-fn combine(left: BTreeSet<i64>, operator: Option<Operator>, right: &BTreeSet<i64>) -> BTreeSet<i64> {
+fn combine(
+    left: BTreeSet<i64>,
+    operator: Option<Operator>,
+    right: &BTreeSet<i64>,
+) -> BTreeSet<i64> {
     match operator {
         None => right.clone(),
         Some(Operator::Union) => left.union(right).copied().collect(),

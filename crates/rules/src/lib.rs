@@ -12,11 +12,15 @@
 
 pub mod account;
 pub mod api;
+pub mod bench;
 pub mod catalog;
+pub mod check;
 pub mod decide;
 pub mod did;
 pub mod error;
 pub mod expression;
+pub mod judge;
+pub mod reap;
 pub mod replica;
 pub mod rse;
 pub mod rule;

@@ -25,16 +25,35 @@ fn first_tombstone(delay: Option<&str>, now: Micros) -> Option<Micros> {
 
 /// Registers files on an RSE. Files that are not known yet come into being; registering the same
 /// replica again is refused.
-pub fn add_replicas(tx: &mut Tx<'_>, rse: &str, files: &[NewFile], account: &str, now: Micros) -> Result<()> {
+pub fn add_replicas(
+    tx: &mut Tx<'_>,
+    rse: &str,
+    files: &[NewFile],
+    account: &str,
+    now: Micros,
+) -> Result<()> {
     register(tx, rse, files, account, false, now).map(drop)
 }
 
 /// The same; replicas that are known already are left as they are. Returns how many are new.
-pub fn add_missing_replicas(tx: &mut Tx<'_>, rse: &str, files: &[NewFile], account: &str, now: Micros) -> Result<u64> {
+pub fn add_missing_replicas(
+    tx: &mut Tx<'_>,
+    rse: &str,
+    files: &[NewFile],
+    account: &str,
+    now: Micros,
+) -> Result<u64> {
     register(tx, rse, files, account, true, now)
 }
 
-fn register(tx: &mut Tx<'_>, rse: &str, files: &[NewFile], account: &str, again: bool, now: Micros) -> Result<u64> {
+fn register(
+    tx: &mut Tx<'_>,
+    rse: &str,
+    files: &[NewFile],
+    account: &str,
+    again: bool,
+    now: Micros,
+) -> Result<u64> {
     let rse = crate::rse::by_name(tx, rse)?;
     check_new(tx, files)?;
     load_files(tx, files)?;
@@ -60,7 +79,8 @@ fn register(tx: &mut Tx<'_>, rse: &str, files: &[NewFile], account: &str, again:
         values![rse.id, tombstone, now],
     )?;
     if new.len() < files.len() && !again {
-        let message = format!("A replica of one of the files is already registered on '{}'", rse.name);
+        let message =
+            format!("A replica of one of the files is already registered on '{}'", rse.name);
         return Err(refuse(Class::Duplicate, message));
     }
     tx.execute(
@@ -77,11 +97,14 @@ fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
     for file in files {
         file.did.check()?;
         let hex = |text: &Option<String>, length: usize| {
-            text.as_ref().is_none_or(|text| text.len() <= length && text.bytes().all(|byte| byte.is_ascii_hexdigit()))
+            text.as_ref().is_none_or(|text| {
+                text.len() <= length && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+            })
         };
         let state = file.state.as_deref().is_none_or(|state| ["A", "U", "C", "T"].contains(&state));
         if file.bytes < 0 || !hex(&file.adler32, 8) || !hex(&file.md5, 32) || !state {
-            let message = format!("The size, a checksum or the state of '{}' is not valid", file.did);
+            let message =
+                format!("The size, a checksum or the state of '{}' is not valid", file.did);
             return Err(refuse(Class::InvalidObject, message));
         }
     }
@@ -96,7 +119,8 @@ fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
 
 fn load_files(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
     tx.clear(&["w_names", "w_files"])?;
-    let text = |pick: fn(&NewFile) -> Option<String>| Column::Text(files.iter().map(pick).collect());
+    let text =
+        |pick: fn(&NewFile) -> Option<String>| Column::Text(files.iter().map(pick).collect());
     tx.load(
         "w_names",
         &[
@@ -235,7 +259,14 @@ pub fn coverage(tx: &mut Tx<'_>, collection: &Did) -> Result<BTreeMap<String, i6
 
 /// Declares replicas bad. What is locked and has another copy is fetched again; what is not locked
 /// may be deleted; a file whose last copy is bad is lost.
-pub fn declare_bad(tx: &mut Tx<'_>, file: &Did, rse: &str, reason: &str, account: &str, now: Micros) -> Result<()> {
+pub fn declare_bad(
+    tx: &mut Tx<'_>,
+    file: &Did,
+    rse: &str,
+    reason: &str,
+    account: &str,
+    now: Micros,
+) -> Result<()> {
     let (id, rse_id) = unit(tx, file, rse)?;
     let parents = parents_of(tx, id)?;
     lock_dids(tx, &parents)?;
@@ -268,12 +299,15 @@ fn declare_locked_bad(
     now: Micros,
 ) -> Result<()> {
     let sql = "SELECT lock_cnt, state FROM replicas WHERE did_id = ?1 AND rse_id = ?2";
-    let Some(replica) = tx.first(sql, values![id, rse_id])? else { return Err(no_replica(file, rse)) };
+    let Some(replica) = tx.first(sql, values![id, rse_id])? else {
+        return Err(no_replica(file, rse));
+    };
     tx.execute(
         "INSERT INTO bad_replicas (did_id, rse_id, reason, account, created_at) VALUES (?1, ?2, ?3, ?4, ?5)",
         values![id, rse_id, reason, account, now],
     )?;
-    let others = "SELECT COUNT(*) FROM replicas WHERE did_id = ?1 AND rse_id <> ?2 AND state IN ('A', 'T')";
+    let others =
+        "SELECT COUNT(*) FROM replicas WHERE did_id = ?1 AND rse_id <> ?2 AND state IN ('A', 'T')";
     if tx.number(others, values![id, rse_id])? == 0 {
         return lose(tx, file, id, &rules, now);
     }
@@ -325,7 +359,10 @@ fn lose(tx: &mut Tx<'_>, file: &Did, id: i64, rules: &[Rule], now: Micros) -> Re
     }
     let sql = "UPDATE replicas SET state = 'U', tombstone = 0, updated_at = ?2 WHERE did_id = ?1";
     tx.execute(sql, values![id, now])?;
-    tx.execute("UPDATE dids SET availability = 'L', updated_at = ?2 WHERE id = ?1", values![id, now])?;
+    tx.execute(
+        "UPDATE dids SET availability = 'L', updated_at = ?2 WHERE id = ?1",
+        values![id, now],
+    )?;
     tx.execute(
         "INSERT INTO contents_history (parent, child, bytes, created_at, deleted_at)
          SELECT parent, child, bytes, created_at, ?2 FROM contents WHERE child = ?1",
@@ -335,11 +372,6 @@ fn lose(tx: &mut Tx<'_>, file: &Did, id: i64, rules: &[Rule], now: Micros) -> Re
         WHERE length IS NOT NULL AND id IN (SELECT parent FROM contents WHERE child = ?1)";
     tx.execute(sql, values![id])?;
     tx.execute("DELETE FROM contents WHERE child = ?1", values![id])?;
-    message::send(
-        tx,
-        "LOST",
-        &serde_json::json!({"scope": file.scope, "name": file.name}),
-        now,
-    )?;
+    message::send(tx, "LOST", &serde_json::json!({"scope": file.scope, "name": file.name}), now)?;
     ledger.write(tx, now)
 }

@@ -76,7 +76,13 @@ fn from_row(row: &Row) -> Rse {
 }
 
 /// Creates an RSE; its name becomes an attribute that is true.
-pub fn add(tx: &mut Tx<'_>, name: &str, settings: &RseSettings, uuid: &str, now: Micros) -> Result<i64> {
+pub fn add(
+    tx: &mut Tx<'_>,
+    name: &str,
+    settings: &RseSettings,
+    uuid: &str,
+    now: Micros,
+) -> Result<i64> {
     check_rse(name)?;
     if !matches!(settings.rse_type.as_str(), "DISK" | "TAPE") {
         return Err(refuse(Class::InvalidObject, "An RSE's type is DISK or TAPE."));
@@ -102,7 +108,10 @@ pub fn add(tx: &mut Tx<'_>, name: &str, settings: &RseSettings, uuid: &str, now:
             now
         ],
     )?;
-    tx.execute("INSERT INTO rse_attr_map (rse_id, key, value) VALUES (?1, ?2, 'true')", values![id, name])?;
+    tx.execute(
+        "INSERT INTO rse_attr_map (rse_id, key, value) VALUES (?1, ?2, 'true')",
+        values![id, name],
+    )?;
     tx.execute(
         "INSERT INTO rse_usage (rse_id, source, used, files, updated_at) VALUES (?1, ?2, 0, 0, ?3)",
         values![id, OWN_COUNT, now],
@@ -135,7 +144,10 @@ pub fn update(tx: &mut Tx<'_>, name: &str, settings: &RseSettings, now: Micros) 
 /// Deletes an RSE that holds nothing.
 pub fn delete(tx: &mut Tx<'_>, name: &str, now: Micros) -> Result<()> {
     let id = by_name(tx, name)?.id;
-    let held = tx.number("SELECT used + files FROM rse_usage WHERE rse_id = ?1 AND source = ?2", values![id, OWN_COUNT])?;
+    let held = tx.number(
+        "SELECT used + files FROM rse_usage WHERE rse_id = ?1 AND source = ?2",
+        values![id, OWN_COUNT],
+    )?;
     if held != 0 {
         return Err(refuse(Class::RSEOperationNotSupported, format!("RSE '{name}' is not empty.")));
     }
@@ -147,18 +159,19 @@ pub fn delete(tx: &mut Tx<'_>, name: &str, now: Micros) -> Result<()> {
 /// The RSE of this name.
 pub fn by_name(tx: &mut Tx<'_>, name: &str) -> Result<Rse> {
     let shown: String = name.chars().take(60).collect();
-    tx.rses()?
-        .iter()
-        .find(|rse| rse.name == name)
-        .cloned()
-        .ok_or_else(|| refuse(Class::RSENotFound, format!("RSE '{shown}' cannot be found in vo 'def'")))
+    tx.rses()?.iter().find(|rse| rse.name == name).cloned().ok_or_else(|| {
+        refuse(Class::RSENotFound, format!("RSE '{shown}' cannot be found in vo 'def'"))
+    })
 }
 
 /// Sets an attribute.
 pub fn set_attribute(tx: &mut Tx<'_>, name: &str, key: &str, value: &str) -> Result<()> {
     let legal = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
     if key.is_empty() || key.len() > 255 || value.len() > 255 || !key.chars().all(legal) {
-        return Err(refuse(Class::InvalidObject, "An attribute's key is made of letters, digits, . _ and -, its value of at most 255 letters."));
+        return Err(refuse(
+            Class::InvalidObject,
+            "An attribute's key is made of letters, digits, . _ and -, its value of at most 255 letters.",
+        ));
     }
     let id = by_name(tx, name)?.id;
     tx.execute(
@@ -214,7 +227,14 @@ pub fn usage(tx: &mut Tx<'_>, name: &str) -> Result<Vec<RseUsage>> {
 }
 
 /// Records what the storage itself reports.
-pub fn set_usage(tx: &mut Tx<'_>, name: &str, source: &str, used: i64, free: i64, now: Micros) -> Result<()> {
+pub fn set_usage(
+    tx: &mut Tx<'_>,
+    name: &str,
+    source: &str,
+    used: i64,
+    free: i64,
+    now: Micros,
+) -> Result<()> {
     if source == OWN_COUNT {
         return Err(refuse(Class::UnsupportedOperation, "The catalog keeps its own count."));
     }

@@ -125,9 +125,7 @@ impl Selector {
     /// Whether `size` bytes still fit the quota on `rse`: asked before an earlier choice is kept.
     #[must_use]
     pub fn fits(&self, rse: i64, size: i64) -> bool {
-        self.candidates
-            .iter()
-            .any(|candidate| candidate.rse == rse && self.allows(candidate, size))
+        self.candidates.iter().any(|candidate| candidate.rse == rse && self.allows(candidate, size))
     }
 
     /// Takes `size` bytes from the remainders of `rse`.
@@ -239,7 +237,7 @@ impl Selector {
                 if wish.follow.contains(&self.candidates[at.0].rse) { FOLLOWED } else { 0 }
             })
             .with_score("bytes already there", |at| {
-                if wish.follow.is_empty() { covered(at) } else { 0 }
+                if wish.follow.contains(&self.candidates[at.0].rse) { 0 } else { covered(at) }
             })
     }
 
@@ -248,7 +246,8 @@ impl Selector {
     pub fn explain(&self, wish: &Wish<'_>) -> BTreeMap<i64, Verdict> {
         let coverage: BTreeMap<i64, i64> = wish.coverage.iter().copied().collect();
         let pipeline = self.pipeline(wish, &coverage, &[], Record::default());
-        let fits = pipeline.entries().iter().map(|entry| (entry.candidate, Verdict::Fits(entry.score)));
+        let fits =
+            pipeline.entries().iter().map(|entry| (entry.candidate, Verdict::Fits(entry.score)));
         let out = pipeline
             .recorder()
             .excluded

@@ -219,7 +219,6 @@ impl Tx<'_> {
         Ok(())
     }
 
-
     pub(crate) fn clear(&mut self, tables: &[&str]) -> Result<()> {
         self.engine.clear(tables)
     }
@@ -278,7 +277,10 @@ impl Catalog {
 
     /// The same, for callers without a runtime.
     pub fn open_blocking(address: &str) -> Result<Self> {
-        let backend = if address.starts_with("postgres://") || address.starts_with("postgresql://") || address.starts_with("host=") {
+        let backend = if address.starts_with("postgres://")
+            || address.starts_with("postgresql://")
+            || address.starts_with("host=")
+        {
             let mut engine = Postgres::connect(address)?;
             schema::migrate(&mut engine)?;
             schema::prepare(&mut engine)?;
@@ -398,7 +400,13 @@ impl Catalog {
         work: &impl Fn(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
         engine.begin(mode)?;
-        let mut tx = Tx { engine, rses: None, shared: &self.inner.rses, wakes: Vec::new(), unlocked_dids: false };
+        let mut tx = Tx {
+            engine,
+            rses: None,
+            shared: &self.inner.rses,
+            wakes: Vec::new(),
+            unlocked_dids: false,
+        };
         let done = work(&mut tx);
         let wakes = std::mem::take(&mut tx.wakes);
         match done {
@@ -443,7 +451,13 @@ impl Catalog {
             drop(error);
             engine.begin(mode)
         })?;
-        let mut tx = Tx { engine, rses: None, shared: &self.inner.rses, wakes: Vec::new(), unlocked_dids: false };
+        let mut tx = Tx {
+            engine,
+            rses: None,
+            shared: &self.inner.rses,
+            wakes: Vec::new(),
+            unlocked_dids: false,
+        };
         let done = work(&mut tx);
         let wakes = std::mem::take(&mut tx.wakes);
         let engine = lent.value.as_mut().expect("a lent connection is there until dropped");
@@ -453,11 +467,9 @@ impl Catalog {
                 Err(lost @ Error::Unavailable(_)) => {
                     let transaction = engine.transaction();
                     match transaction {
-                        Some(transaction) if mode == Mode::Write => {
-                            self.fate(&transaction, connect).and_then(|committed| {
-                                if committed { Ok(value) } else { Err(lost) }
-                            })
-                        }
+                        Some(transaction) if mode == Mode::Write => self
+                            .fate(&transaction, connect)
+                            .and_then(|committed| if committed { Ok(value) } else { Err(lost) }),
                         _ => Err(lost),
                     }
                 }
@@ -493,7 +505,9 @@ impl Catalog {
 }
 
 /// Runs what blocks beside the runtime, and waits for it.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {

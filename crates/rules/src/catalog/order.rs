@@ -44,10 +44,7 @@ pub fn collections(tx: &mut Tx<'_>, roots: &[i64]) -> Result<BTreeMap<i64, DidTy
             WHERE down.did_type = 'C') SELECT id, did_type FROM down",
         values![roots.to_vec()],
     )?;
-    Ok(rows
-        .iter()
-        .filter_map(|row| Some((row.int(0), DidType::read(row.text(1))?)))
-        .collect())
+    Ok(rows.iter().filter_map(|row| Some((row.int(0), DidType::read(row.text(1))?))).collect())
 }
 
 /// Locks what is above the collections `up` and below the collections `down`, with them.

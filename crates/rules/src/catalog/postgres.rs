@@ -37,11 +37,14 @@ impl Drop for Postgres {
 }
 
 fn failed(error: &tokio_postgres::Error) -> Error {
-    let text = error.as_db_error().map_or_else(|| error.to_string(), |error| {
-        format!("{} ({})", error.message(), error.code().code())
-    });
+    let text = error.as_db_error().map_or_else(
+        || error.to_string(),
+        |error| format!("{} ({})", error.message(), error.code().code()),
+    );
     let Some(code) = error.code() else {
-        return if error.is_closed() || std::error::Error::source(error).is_some_and(|source| source.is::<std::io::Error>()) {
+        return if error.is_closed()
+            || std::error::Error::source(error).is_some_and(|source| source.is::<std::io::Error>())
+        {
             Error::Unavailable(text)
         } else {
             Error::Database(match std::error::Error::source(error) {
@@ -117,13 +120,14 @@ impl Postgres {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(database)?;
         let client = runtime.block_on(async {
-            let (client, connection) = tokio_postgres::connect(url, NoTls).await.map_err(|error| {
-                match failed(&error) {
-                    // Whatever keeps us from connecting may pass.
-                    Error::Database(text) if error.code().is_none() => Error::Unavailable(text),
-                    other => other,
-                }
-            })?;
+            let (client, connection) =
+                tokio_postgres::connect(url, NoTls).await.map_err(|error| {
+                    match failed(&error) {
+                        // Whatever keeps us from connecting may pass.
+                        Error::Database(text) if error.code().is_none() => Error::Unavailable(text),
+                        other => other,
+                    }
+                })?;
             // Ends by itself when the client is dropped; what broke it shows in the next statement.
             tokio::spawn(async move { drop(connection.await) });
             Ok::<_, Error>(client)
@@ -245,7 +249,9 @@ impl Engine for Postgres {
             .runtime()
             .block_on(self.client.execute_raw(&statement, params))
             .map_err(|error| with_statement(failed(&error), sql))?;
-        if sql.trim_start().starts_with("INSERT INTO w_") || sql.trim_start().starts_with("UPDATE w_") {
+        if sql.trim_start().starts_with("INSERT INTO w_")
+            || sql.trim_start().starts_with("UPDATE w_")
+        {
             self.dirty += changed;
         }
         Ok(changed)

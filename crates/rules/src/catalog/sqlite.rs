@@ -101,8 +101,7 @@ impl Engine for Sqlite {
         self.rewrite(sql);
         let mut statement = self.connection.prepare_cached(&self.rewritten[sql]).map_err(failed)?;
         let width = statement.column_count();
-        let mut rows =
-            statement.query(rusqlite::params_from_iter(params)).map_err(failed)?;
+        let mut rows = statement.query(rusqlite::params_from_iter(params)).map_err(failed)?;
         while let Some(row) = rows.next().map_err(failed)? {
             let mut values = Vec::with_capacity(width);
             for column in 0..width {

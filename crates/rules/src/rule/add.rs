@@ -34,7 +34,8 @@ pub fn add_replication_rule(
             refuse(Class::DataIdentifierNotFound, format!("Data identifier {did} is not valid."))
         })?);
     }
-    let roots: Vec<i64> = dids.iter().filter(|did| did.did_type != DidType::File).map(|did| did.id).collect();
+    let roots: Vec<i64> =
+        dids.iter().filter(|did| did.did_type != DidType::File).map(|did| did.id).collect();
     let tree = lock_tree(tx, &[], &roots)?;
     let mut later = Vec::with_capacity(dids.len());
     for did in &dids {
@@ -46,7 +47,9 @@ pub fn add_replication_rule(
     let mut made = Vec::with_capacity(dids.len());
     for (did, later) in dids.iter().zip(later) {
         // What is closed or approved depends on the row that is held now.
-        let Some(did) = crate::did::by_id(tx, did.id)? else { return Err(crate::error::Error::Moved) };
+        let Some(did) = crate::did::by_id(tx, did.id)? else {
+            return Err(crate::error::Error::Moved);
+        };
         let whole = dids.len() == 1;
         let datasets = |kind: DidType| kind == DidType::Dataset;
         let below: Vec<i64> = if whole {
@@ -125,7 +128,8 @@ fn is_later(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord, settings: &Settings
 
 /// Holds the files of all rules that are applied now.
 fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()> {
-    let now: Vec<i64> = dids.iter().zip(later).filter(|(_, later)| !**later).map(|(did, _)| did.id).collect();
+    let now: Vec<i64> =
+        dids.iter().zip(later).filter(|(_, later)| !**later).map(|(did, _)| did.id).collect();
     if now.is_empty() || !tx.is_postgres() {
         return Ok(());
     }
@@ -145,13 +149,23 @@ fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()>
     lock_files(tx)
 }
 
-fn add_one(tx: &mut Tx<'_>, work: &Work<'_>, ledger: &mut Ledger, rng: &mut dyn Rng, now: Micros) -> Result<String> {
+fn add_one(
+    tx: &mut Tx<'_>,
+    work: &Work<'_>,
+    ledger: &mut Ledger,
+    rng: &mut dyn Rng,
+    now: Micros,
+) -> Result<String> {
     let Work { new, did, .. } = work;
     let uuid = uuid::Builder::from_random_bytes(rng.random()).into_uuid().simple().to_string();
     let id = insert(tx, work, &uuid, now)?;
     let rule = read::rule_by_id(tx, id)?.ok_or_else(|| read::not_found(&uuid))?;
     if new.ask_approval {
-        let state = if is_auto_approved(tx, new, did)? { RuleState::Inject } else { RuleState::WaitingApproval };
+        let state = if is_auto_approved(tx, new, did)? {
+            RuleState::Inject
+        } else {
+            RuleState::WaitingApproval
+        };
         write_state(tx, id, state)?;
         if state == RuleState::WaitingApproval {
             let payload = serde_json::json!({"rule_id": uuid, "scope": did.did.scope, "name": did.did.name, "account": new.account});
@@ -204,7 +218,9 @@ fn is_auto_approved(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord) -> Result<b
     if did.is_open || (bytes.is_none() && files.is_none()) {
         return Ok(false);
     }
-    let below = |limit: Option<f64>, has: Option<i64>| limit.is_none_or(|limit| (has.unwrap_or(0) as f64) < limit);
+    let below = |limit: Option<f64>, has: Option<i64>| {
+        limit.is_none_or(|limit| (has.unwrap_or(0) as f64) < limit)
+    };
     Ok(below(bytes, did.bytes) && below(files, did.length))
 }
 
@@ -212,7 +228,8 @@ fn is_auto_approved(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord) -> Result<b
 pub(crate) fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec<i64>> {
     tx.clear(&["w_files"])?;
     if rule.did_type == DidType::File {
-        let sql = "INSERT INTO w_files (did, dataset, bytes) SELECT id, 0, bytes FROM dids WHERE id = ?1";
+        let sql =
+            "INSERT INTO w_files (did, dataset, bytes) SELECT id, 0, bytes FROM dids WHERE id = ?1";
         tx.execute(sql, values![rule.did_id])?;
         return Ok(Vec::new());
     }
@@ -228,7 +245,9 @@ pub(crate) fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec
 
 fn insert(tx: &mut Tx<'_>, work: &Work<'_>, uuid: &str, now: Micros) -> Result<i64> {
     let Work { new, did, .. } = work;
-    let created = new.delay_injection.map_or(now, |seconds| now.saturating_add(seconds.saturating_mul(SECOND)));
+    let created = new
+        .delay_injection
+        .map_or(now, |seconds| now.saturating_add(seconds.saturating_mul(SECOND)));
     let expires = new.lifetime.map(|seconds| now.saturating_add(seconds.saturating_mul(SECOND)));
     let rows = tx.query(
         "INSERT INTO rules (uuid, account, did_id, did_type, copies, rse_expression, weight, source_replica_expression,

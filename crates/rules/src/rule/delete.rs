@@ -23,7 +23,8 @@ pub enum Deleted {
 
 fn check(rule: &Rule) -> Result<()> {
     if rule.locked {
-        let message = "The replication rule is locked and has to be unlocked before it can be deleted.";
+        let message =
+            "The replication rule is locked and has to be unlocked before it can be deleted.";
         return Err(refuse(Class::UnsupportedOperation, message));
     }
     if rule.child_rule_id.is_some() {
@@ -43,7 +44,8 @@ pub fn delete_replication_rule(
     now: Micros,
 ) -> Result<Deleted> {
     let rule = read::rule(tx, uuid)?;
-    let rule = lock_rules(tx, &BTreeSet::from([rule.id]))?.pop().ok_or_else(|| read::not_found(uuid))?;
+    let rule =
+        lock_rules(tx, &BTreeSet::from([rule.id]))?.pop().ok_or_else(|| read::not_found(uuid))?;
     if rule.deleted_at.is_none() {
         check(&rule)?;
     }
@@ -51,11 +53,22 @@ pub fn delete_replication_rule(
 }
 
 /// Deletes a held rule in one go, whatever its size.
-pub(crate) fn delete_whole(tx: &mut Tx<'_>, rule: Rule, purge: Option<bool>, now: Micros) -> Result<()> {
+pub(crate) fn delete_whole(
+    tx: &mut Tx<'_>,
+    rule: Rule,
+    purge: Option<bool>,
+    now: Micros,
+) -> Result<()> {
     remove(tx, rule, purge, i64::MAX, now).map(drop)
 }
 
-fn remove(tx: &mut Tx<'_>, rule: Rule, purge: Option<bool>, most: i64, now: Micros) -> Result<Deleted> {
+fn remove(
+    tx: &mut Tx<'_>,
+    rule: Rule,
+    purge: Option<bool>,
+    most: i64,
+    now: Micros,
+) -> Result<Deleted> {
     tx.clear(&["w_units", "w_files"])?;
     let taken = tx.execute(
         "INSERT INTO w_units (did, rse, bytes, lock) SELECT did_id, rse_id, bytes, state FROM locks WHERE rule_id = ?1
@@ -75,12 +88,25 @@ fn remove(tx: &mut Tx<'_>, rule: Rule, purge: Option<bool>, most: i64, now: Micr
             )?;
         }
     }
-    let counts = crate::rule::unlock::remove_locks(tx, &rule, purge.unwrap_or(rule.purge_replicas), &mut ledger, now)?;
+    let counts = crate::rule::unlock::remove_locks(
+        tx,
+        &rule,
+        purge.unwrap_or(rule.purge_replicas),
+        &mut ledger,
+        now,
+    )?;
     if i64::try_from(taken).unwrap_or(i64::MAX) >= most {
         tx.execute(
             "UPDATE rules SET locks_ok_cnt = ?2, locks_replicating_cnt = ?3, locks_stuck_cnt = ?4,
              purge_replicas = ?5, deleted_at = ?6, updated_at = ?6 WHERE id = ?1",
-            values![rule.id, counts.ok, counts.replicating, counts.stuck, purge.unwrap_or(rule.purge_replicas), now],
+            values![
+                rule.id,
+                counts.ok,
+                counts.replicating,
+                counts.stuck,
+                purge.unwrap_or(rule.purge_replicas),
+                now
+            ],
         )?;
         tx.wake(Daemon::Cleaner);
         ledger.write(tx, now)?;
@@ -107,7 +133,8 @@ pub fn expire_replication_rule(
     now: Micros,
 ) -> Result<()> {
     let rule = read::rule(tx, uuid)?;
-    let rule = lock_rules(tx, &BTreeSet::from([rule.id]))?.pop().ok_or_else(|| read::not_found(uuid))?;
+    let rule =
+        lock_rules(tx, &BTreeSet::from([rule.id]))?.pop().ok_or_else(|| read::not_found(uuid))?;
     check(&rule)?;
     let soon = now.saturating_add(settings.soft_delete);
     let expires = rule.expires_at.map_or(soon, |at| at.min(soon));
@@ -122,7 +149,9 @@ pub fn expire_replication_rule(
 pub(crate) fn clean(tx: &mut Tx<'_>, id: i64, settings: &Settings, now: Micros) -> Result<Deleted> {
     let Some(rule) = lock_rules(tx, &BTreeSet::from([id]))?.pop() else { return Ok(Deleted::Gone) };
     let due = rule.deleted_at.is_some()
-        || (rule.expires_at.is_some_and(|at| at < now) && !rule.locked && rule.child_rule_id.is_none());
+        || (rule.expires_at.is_some_and(|at| at < now)
+            && !rule.locked
+            && rule.child_rule_id.is_none());
     if !due {
         return Ok(Deleted::Gone);
     }
@@ -138,7 +167,8 @@ pub fn approve(tx: &mut Tx<'_>, uuid: &str, now: Micros) -> Result<()> {
         values![rule.id, now],
     )?;
     state::history(tx, rule.id, "approve", now)?;
-    let payload = serde_json::json!({"rule_id": rule.uuid, "approved": true, "account": rule.account});
+    let payload =
+        serde_json::json!({"rule_id": rule.uuid, "approved": true, "account": rule.account});
     crate::rule::message::send(tx, "email", &payload, now)?;
     tx.wake(Daemon::Injector);
     Ok(())
@@ -156,6 +186,7 @@ pub fn deny(tx: &mut Tx<'_>, uuid: &str, reason: Option<&str>, now: Micros) -> R
 
 fn waiting(tx: &mut Tx<'_>, uuid: &str) -> Result<Option<Rule>, Error> {
     let rule = read::rule(tx, uuid)?;
-    let rule = lock_rules(tx, &BTreeSet::from([rule.id]))?.pop().ok_or_else(|| read::not_found(uuid))?;
+    let rule =
+        lock_rules(tx, &BTreeSet::from([rule.id]))?.pop().ok_or_else(|| read::not_found(uuid))?;
     Ok((rule.state == crate::api::RuleState::WaitingApproval).then_some(rule))
 }

@@ -10,7 +10,9 @@ use rand::Rng;
 use crate::api::{DidType, Grouping, Micros, Rule};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
-use crate::catalog::order::{Ledger, collections, lock_counters, lock_files, lock_rules, lock_tree};
+use crate::catalog::order::{
+    Ledger, collections, lock_counters, lock_files, lock_rules, lock_tree,
+};
 use crate::error::{Error, Result};
 use crate::rule::place::{self, Earlier};
 use crate::rule::{Settings, state, unlock};
@@ -65,7 +67,8 @@ pub fn evaluate_attach(
     };
     let sets = place::load_sets(tx, datasets)?;
     let files_only = below.is_empty();
-    let taken = if rules.is_empty() { 0 } else { new_files(tx, did, files_only, &rules, settings)? };
+    let taken =
+        if rules.is_empty() { 0 } else { new_files(tx, did, files_only, &rules, settings)? };
     hold(tx)?;
     lock_counters(tx, &rules.iter().map(|rule| rule.account.clone()).collect())?;
     let mut ledger = Ledger::default();
@@ -98,7 +101,13 @@ fn active_rules(tx: &mut Tx<'_>, dids: &BTreeSet<i64>) -> Result<BTreeSet<i64>> 
 }
 
 /// Puts the new files into `w_some`, each with the first dataset it is in.
-fn new_files(tx: &mut Tx<'_>, did: i64, files_only: bool, rules: &[Rule], settings: &Settings) -> Result<i64> {
+fn new_files(
+    tx: &mut Tx<'_>,
+    did: i64,
+    files_only: bool,
+    rules: &[Rule],
+    settings: &Settings,
+) -> Result<i64> {
     tx.clear(&["w_some"])?;
     let taken = if files_only {
         tx.execute(
@@ -108,7 +117,8 @@ fn new_files(tx: &mut Tx<'_>, did: i64, files_only: bool, rules: &[Rule], settin
         )?
     } else {
         // A rule that could not take everything before is not waited for: the repairer will.
-        let waiting: Vec<i64> = rules.iter().filter(|rule| !rule.incomplete).map(|rule| rule.id).collect();
+        let waiting: Vec<i64> =
+            rules.iter().filter(|rule| !rule.incomplete).map(|rule| rule.id).collect();
         tx.execute(
             "INSERT INTO w_some (did, dataset, bytes) SELECT c.child, MIN(s.ord), MIN(c.bytes) FROM w_sets s
              JOIN contents c ON c.parent = s.id WHERE EXISTS (SELECT 1 FROM rules r WHERE r.id IN ARRAY(?1)
@@ -165,15 +175,22 @@ fn apply(
 }
 
 /// Takes the locks of what was detached, unless the file is still below the rule by another path.
-pub fn evaluate_detach(tx: &mut Tx<'_>, did: i64, settings: &Settings, now: Micros) -> Result<Evaluated> {
+pub fn evaluate_detach(
+    tx: &mut Tx<'_>,
+    did: i64,
+    settings: &Settings,
+    now: Micros,
+) -> Result<Evaluated> {
     let tree = lock_tree(tx, &[did], &[])?;
     let sql = "SELECT child, child_type FROM detached WHERE parent = ?1 ORDER BY child LIMIT ?2";
     let gone = tx.query(sql, values![did, settings.bulk])?;
-    let files: Vec<i64> = gone.iter().filter(|row| row.text(1) == "F").map(|row| row.int(0)).collect();
+    let files: Vec<i64> =
+        gone.iter().filter(|row| row.text(1) == "F").map(|row| row.int(0)).collect();
     let whole = files.len() < gone.len();
     // A file that left may have been locked by any rule that once reached it through here.
     let sql = "SELECT DISTINCT rule_id FROM locks WHERE did_id IN ARRAY(?1)";
-    let mut ids: BTreeSet<i64> = tx.query(sql, values![files.clone()])?.iter().map(|row| row.int(0)).collect();
+    let mut ids: BTreeSet<i64> =
+        tx.query(sql, values![files.clone()])?.iter().map(|row| row.int(0)).collect();
     if whole {
         let sql = "SELECT id FROM rules WHERE did_id IN ARRAY(?1)";
         let above = tree.up.iter().copied().collect::<Vec<i64>>();
@@ -184,11 +201,26 @@ pub fn evaluate_detach(tx: &mut Tx<'_>, did: i64, settings: &Settings, now: Micr
     let mut reach: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
     for rule in &rules {
         let below = collections(tx, &[rule.did_id])?;
-        reach.insert(rule.id, below.into_iter().filter(|(_, kind)| *kind == DidType::Dataset).map(|(id, _)| id).collect());
+        reach.insert(
+            rule.id,
+            below
+                .into_iter()
+                .filter(|(_, kind)| *kind == DidType::Dataset)
+                .map(|(id, _)| id)
+                .collect(),
+        );
     }
     tx.clear(&["w_files", "w_some"])?;
     for rule in &rules {
-        orphans(tx, "w_files (did)", "DISTINCT l.did_id", rule, &reach[&rule.id], (!whole).then_some(&files), settings)?;
+        orphans(
+            tx,
+            "w_files (did)",
+            "DISTINCT l.did_id",
+            rule,
+            &reach[&rule.id],
+            (!whole).then_some(&files),
+            settings,
+        )?;
     }
     lock_files(tx)?;
     let mut ledger = Ledger::default();
@@ -197,7 +229,15 @@ pub fn evaluate_detach(tx: &mut Tx<'_>, did: i64, settings: &Settings, now: Micr
         tx.clear(&["w_units"])?;
         let into = "w_units (did, rse, bytes, lock)";
         let columns = "l.did_id, l.rse_id, l.bytes, l.state";
-        let taken = orphans(tx, into, columns, rule, &reach[&rule.id], (!whole).then_some(&files), settings)?;
+        let taken = orphans(
+            tx,
+            into,
+            columns,
+            rule,
+            &reach[&rule.id],
+            (!whole).then_some(&files),
+            settings,
+        )?;
         more |= taken >= settings.bulk;
         let counts = unlock::remove_locks(tx, rule, rule.purge_replicas, &mut ledger, now)?;
         if whole {
@@ -218,7 +258,10 @@ pub fn evaluate_detach(tx: &mut Tx<'_>, did: i64, settings: &Settings, now: Micr
         return Ok(Evaluated::More);
     }
     let seen: Vec<i64> = gone.iter().map(|row| row.int(0)).collect();
-    tx.execute("DELETE FROM detached WHERE parent = ?1 AND child IN ARRAY(?2)", values![did, seen])?;
+    tx.execute(
+        "DELETE FROM detached WHERE parent = ?1 AND child IN ARRAY(?2)",
+        values![did, seen],
+    )?;
     if gone.len() as i64 >= settings.bulk {
         return Ok(Evaluated::More);
     }

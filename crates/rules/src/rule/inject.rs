@@ -10,7 +10,9 @@ use rand::Rng;
 
 use crate::api::{Counts, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
 use crate::catalog::engine::values;
-use crate::catalog::order::{Ledger, collections, lock_counters, lock_files, lock_rules, lock_tree};
+use crate::catalog::order::{
+    Ledger, collections, lock_counters, lock_files, lock_rules, lock_tree,
+};
 use crate::catalog::{Column, Tx};
 use crate::error::{Class, Error, Refusal, Result};
 use crate::rule::place::{self, Earlier};
@@ -28,19 +30,32 @@ pub enum Injected {
 }
 
 /// One step of applying a rule that is to be injected.
-pub fn inject(tx: &mut Tx<'_>, id: i64, settings: &Settings, rng: &mut dyn Rng, now: Micros) -> Result<Injected> {
+pub fn inject(
+    tx: &mut Tx<'_>,
+    id: i64,
+    settings: &Settings,
+    rng: &mut dyn Rng,
+    now: Micros,
+) -> Result<Injected> {
     let Some(rule) = read::rule_by_id(tx, id)? else { return Ok(Injected::NotYet) };
     let split = rule.did_type == DidType::Container
         && (rule.split_container || rule.did.name.contains(".r2d2_request."));
     let tree = lock_tree(tx, &[], &[rule.did_id])?;
-    let Some(rule) = lock_rules(tx, &BTreeSet::from([id]))?.pop() else { return Ok(Injected::NotYet) };
+    let Some(rule) = lock_rules(tx, &BTreeSet::from([id]))?.pop() else {
+        return Ok(Injected::NotYet);
+    };
     let soon = now.saturating_add(300 * SECOND);
     let ends = rule.expires_at.is_some_and(|at| at < soon) && rule.child_rule_id.is_none();
-    if rule.state != RuleState::Inject || rule.created_at > now || ends || rule.deleted_at.is_some() {
+    if rule.state != RuleState::Inject || rule.created_at > now || ends || rule.deleted_at.is_some()
+    {
         return Ok(Injected::NotYet);
     }
-    let datasets: Vec<i64> =
-        tree.down.iter().filter(|(_, kind)| **kind == DidType::Dataset).map(|(id, _)| *id).collect();
+    let datasets: Vec<i64> = tree
+        .down
+        .iter()
+        .filter(|(_, kind)| **kind == DidType::Dataset)
+        .map(|(id, _)| *id)
+        .collect();
     if split {
         split_container(tx, rule, &datasets, settings, rng, now)?;
         return Ok(Injected::Whole);
@@ -70,7 +85,10 @@ pub fn inject(tx: &mut Tx<'_>, id: i64, settings: &Settings, rng: &mut dyn Rng, 
         tx.execute(sql, values![rule.id, dataset, file])?;
         return Ok(Injected::More);
     }
-    tx.execute("UPDATE rules SET cursor_dataset = NULL, cursor_file = NULL WHERE id = ?1", values![rule.id])?;
+    tx.execute(
+        "UPDATE rules SET cursor_dataset = NULL, cursor_file = NULL WHERE id = ?1",
+        values![rule.id],
+    )?;
     let applied = Rule { state: RuleState::Replicating, ..rule };
     state::settle(tx, &applied, counts, true, None, now)?;
     Ok(Injected::Whole)
@@ -111,7 +129,10 @@ fn next_files(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64], most: i64) -> Resu
     let mut seen = BTreeSet::new();
     rows.retain(|row| seen.insert(row.0));
     tx.clear(&["w_files", "w_sets"])?;
-    tx.load("w_sets", &[("ord", Column::ints(0..sets.len() as i64)), ("id", Column::ints(sets.iter().copied()))])?;
+    tx.load(
+        "w_sets",
+        &[("ord", Column::ints(0..sets.len() as i64)), ("id", Column::ints(sets.iter().copied()))],
+    )?;
     tx.load(
         "w_files",
         &[
@@ -141,11 +162,18 @@ fn stopped(tx: &mut Tx<'_>, rule: &Rule, refusal: &Refusal, now: Micros) -> Resu
     if refusal.class == Class::RSEWriteBlocked {
         // It will pass: the injector comes back to it.
         let sql = "UPDATE rules SET error = ?2, repair_at = ?3 WHERE id = ?1";
-        tx.execute(sql, values![rule.id, crate::decide::clip(&error, 248), now.saturating_add(60 * SECOND)])?;
+        tx.execute(
+            sql,
+            values![rule.id, crate::decide::clip(&error, 248), now.saturating_add(60 * SECOND)],
+        )?;
         return Ok(Injected::NotYet);
     }
     let suspended = refusal.class == Class::InsufficientAccountLimit;
-    let (state, by) = if suspended { (RuleState::Suspended, Some("injector")) } else { (RuleState::Replicating, None) };
+    let (state, by) = if suspended {
+        (RuleState::Suspended, Some("injector"))
+    } else {
+        (RuleState::Replicating, None)
+    };
     let stopped = Rule { state, suspended_by: by.map(str::to_owned), ..rule.clone() };
     state::settle(tx, &stopped, rule.counts, false, Some(&error), now)?;
     if suspended {

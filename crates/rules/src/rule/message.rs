@@ -47,7 +47,13 @@ fn announce(tx: &mut Tx<'_>, rule: &Rule, now: Micros) -> Result<()> {
     send(tx, "RULE_OK", &payload, now)
 }
 
-fn datasets_ok(tx: &mut Tx<'_>, rule: &Rule, dataset: Option<i64>, only_closed: bool, now: Micros) -> Result<()> {
+fn datasets_ok(
+    tx: &mut Tx<'_>,
+    rule: &Rule,
+    dataset: Option<i64>,
+    only_closed: bool,
+    now: Micros,
+) -> Result<()> {
     let rows = tx.query(
         "SELECT d.scope, d.name, r.rse, r.uuid FROM dataset_locks l JOIN dids d ON d.id = l.did_id
          JOIN rses r ON r.id = l.rse_id WHERE l.rule_id = ?1 AND (?2 = 0 OR d.id = ?2) AND (?3 = 0 OR d.is_open = 0)
@@ -77,7 +83,10 @@ pub(crate) fn closed(tx: &mut Tx<'_>, rule: &Rule, did: i64, now: Micros) -> Res
 /// Tells the progress of a rule when it has passed another ten per cent.
 pub(crate) fn progress(tx: &mut Tx<'_>, rule: &Rule, counts: Counts, now: Micros) -> Result<()> {
     let (before, after) = (decide::progress(rule.counts), decide::progress(counts));
-    if rule.notification != Notification::Progress || before == after || !is_closed(tx, rule.did_id)? {
+    if rule.notification != Notification::Progress
+        || before == after
+        || !is_closed(tx, rule.did_id)?
+    {
         return Ok(());
     }
     let payload = json!({

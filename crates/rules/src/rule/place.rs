@@ -78,13 +78,16 @@ pub(crate) fn prepare<'a>(tx: &mut Tx<'_>, rule: &'a Rule, ledger: &Ledger) -> R
 /// The RSEs of a source expression.
 pub(crate) fn sources(tx: &mut Tx<'_>, text: &str) -> Result<BTreeSet<i64>> {
     let rses = tx.rses()?;
-    Expression::parse(text).and_then(|parsed| parsed.resolve(&rses)).map_err(|refusal| {
-        refuse(Class::InvalidSourceReplicaExpression, refusal.message)
-    })
+    Expression::parse(text)
+        .and_then(|parsed| parsed.resolve(&rses))
+        .map_err(|refusal| refuse(Class::InvalidSourceReplicaExpression, refusal.message))
 }
 
 /// The datasets of a rule in the order of their names, as `w_sets` (0, 1, …). A file has none.
-pub(crate) fn load_sets(tx: &mut Tx<'_>, datasets: impl IntoIterator<Item = i64>) -> Result<Vec<i64>> {
+pub(crate) fn load_sets(
+    tx: &mut Tx<'_>,
+    datasets: impl IntoIterator<Item = i64>,
+) -> Result<Vec<i64>> {
     let ids: Vec<i64> = datasets.into_iter().collect();
     let rows = if ids.len() < 2 {
         ids
@@ -93,7 +96,10 @@ pub(crate) fn load_sets(tx: &mut Tx<'_>, datasets: impl IntoIterator<Item = i64>
         tx.query(sql, values![ids])?.iter().map(|row| row.int(0)).collect()
     };
     tx.clear(&["w_sets"])?;
-    tx.load("w_sets", &[("ord", Column::ints(0..rows.len() as i64)), ("id", Column::ints(rows.iter().copied()))])?;
+    tx.load(
+        "w_sets",
+        &[("ord", Column::ints(0..rows.len() as i64)), ("id", Column::ints(rows.iter().copied()))],
+    )?;
     Ok(rows)
 }
 
@@ -111,10 +117,14 @@ pub(crate) fn place(
     let grouped = plan.rule.did_type != DidType::File && plan.rule.grouping != Grouping::None;
     if grouped {
         let picks = choose_groups(tx, plan, sets, earlier, rng)?;
-        let pairs = || picks.iter().flat_map(|(set, rses)| rses.iter().map(move |rse| (*set, *rse)));
+        let pairs =
+            || picks.iter().flat_map(|(set, rses)| rses.iter().map(move |rse| (*set, *rse)));
         tx.load(
             "w_picks",
-            &[("dataset", Column::ints(pairs().map(|pair| pair.0))), ("rse", Column::ints(pairs().map(|pair| pair.1)))],
+            &[
+                ("dataset", Column::ints(pairs().map(|pair| pair.0))),
+                ("rse", Column::ints(pairs().map(|pair| pair.1))),
+            ],
         )?;
         lock_datasets(tx, plan.rule, sets, &picks, earlier, now)?;
     } else {
@@ -142,7 +152,8 @@ fn choose_groups(
     for row in tx.query(sql, &[])? {
         sizes.insert(row.int(0), row.int(1));
     }
-    let former = if earlier == Earlier::None { BTreeMap::new() } else { former(tx, rule, sets, earlier)? };
+    let former =
+        if earlier == Earlier::None { BTreeMap::new() } else { former(tx, rule, sets, earlier)? };
     let mut coverage: BTreeMap<i64, Vec<(i64, i64)>> = BTreeMap::new();
     if sizes.keys().any(|group| !former.contains_key(group)) {
         for row in coverage_rows(tx, earlier)? {
@@ -193,7 +204,12 @@ fn coverage_rows(tx: &mut Tx<'_>, earlier: Earlier) -> Result<Vec<crate::catalog
 }
 
 /// Where the rule has put the files of each group before, oldest choice first.
-fn former(tx: &mut Tx<'_>, rule: &Rule, sets: &[i64], earlier: Earlier) -> Result<BTreeMap<i64, Vec<i64>>> {
+fn former(
+    tx: &mut Tx<'_>,
+    rule: &Rule,
+    sets: &[i64],
+    earlier: Earlier,
+) -> Result<BTreeMap<i64, Vec<i64>>> {
     let all = rule.grouping == Grouping::All;
     // An empty dataset's locks bind nobody: they move with its first files.
     let used = match earlier {
@@ -231,7 +247,8 @@ fn whole(tx: &mut Tx<'_>, rule: &Rule, sets: &[i64], group: i64) -> Result<Optio
     } else {
         sets.get(usize::try_from(group).unwrap_or(usize::MAX)).copied().into_iter().collect()
     };
-    let sql = "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM contents WHERE parent IN ARRAY(?1)";
+    let sql =
+        "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM contents WHERE parent IN ARRAY(?1)";
     let size = tx.number(sql, values![within.clone()])?;
     let rows = tx.query(
         "SELECT p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM contents c JOIN replicas p ON p.did_id = c.child
@@ -273,7 +290,12 @@ fn lock_datasets(
 }
 
 /// Chooses for each file by itself; locks the rule already has on it count.
-fn choose_files(tx: &mut Tx<'_>, plan: &mut Plan<'_>, earlier: Earlier, rng: &mut dyn Rng) -> Result<()> {
+fn choose_files(
+    tx: &mut Tx<'_>,
+    plan: &mut Plan<'_>,
+    earlier: Earlier,
+    rng: &mut dyn Rng,
+) -> Result<()> {
     let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
     let sql = format!(
         "SELECT w.did, w.bytes, p.rse_id, l.rse_id FROM w_files w
@@ -298,7 +320,8 @@ fn choose_files(tx: &mut Tx<'_>, plan: &mut Plan<'_>, earlier: Earlier, rng: &mu
     let mut pairs = (Vec::new(), Vec::new());
     for (did, size, coverage) in &files {
         let blocked = locked.get(did).map_or(&[][..], Vec::as_slice);
-        let copies = usize::try_from(plan.rule.copies).unwrap_or(usize::MAX).saturating_sub(blocked.len());
+        let copies =
+            usize::try_from(plan.rule.copies).unwrap_or(usize::MAX).saturating_sub(blocked.len());
         let wish = Wish { size: *size, coverage, follow: &[], blocked, copies };
         for rse in plan.selector.pick(&wish, rng)? {
             pairs.0.push(*did);
@@ -348,7 +371,9 @@ pub(crate) fn write_units(
 }
 
 fn load_targets(tx: &mut Tx<'_>, plan: &Plan<'_>) -> Result<()> {
-    let flag = |pick: fn(&(bool, bool)) -> bool| Column::ints(plan.targets.values().map(|both| i64::from(pick(both))));
+    let flag = |pick: fn(&(bool, bool)) -> bool| {
+        Column::ints(plan.targets.values().map(|both| i64::from(pick(both))))
+    };
     tx.load(
         "w_targets",
         &[

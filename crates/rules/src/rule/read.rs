@@ -70,7 +70,8 @@ pub(crate) fn not_found(uuid: &str) -> Error {
 /// The rule with this identity, as 32 digits or with dashes.
 pub fn rule(tx: &mut Tx<'_>, uuid: &str) -> Result<Rule> {
     let plain = uuid.replace('-', "").to_ascii_lowercase();
-    let sql = format!("SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.uuid = ?1");
+    let sql =
+        format!("SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.uuid = ?1");
     tx.first(&sql, values![plain])?.as_ref().map(from_row).ok_or_else(|| not_found(uuid))
 }
 
@@ -99,7 +100,11 @@ pub struct Filter {
 }
 
 /// Hands over the rules that a filter takes, oldest first.
-pub fn list(tx: &mut Tx<'_>, filter: &Filter, each: &mut dyn FnMut(Rule) -> Result<()>) -> Result<()> {
+pub fn list(
+    tx: &mut Tx<'_>,
+    filter: &Filter,
+    each: &mut dyn FnMut(Rule) -> Result<()>,
+) -> Result<()> {
     let mut conditions = Vec::new();
     let mut params: Vec<Value> = Vec::new();
     let mut add = |condition: &str, value: Value| {
@@ -110,7 +115,11 @@ pub fn list(tx: &mut Tx<'_>, filter: &Filter, each: &mut dyn FnMut(Rule) -> Resu
     let number = |value: Option<i64>| value.map(Value::Int);
     if let Some(scope) = &filter.scope {
         if scope.contains('*') {
-            let pattern = scope.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%");
+            let pattern = scope
+                .replace('\\', "\\\\")
+                .replace('%', "\\%")
+                .replace('_', "\\_")
+                .replace('*', "%");
             add("d.scope LIKE # ESCAPE '\\'", Value::from(pattern));
         } else {
             add("d.scope = #", Value::from(scope.as_str()));
@@ -133,7 +142,8 @@ pub fn list(tx: &mut Tx<'_>, filter: &Filter, each: &mut dyn FnMut(Rule) -> Resu
             add(condition, value);
         }
     }
-    let conditions = if conditions.is_empty() { "1 = 1".to_owned() } else { conditions.join(" AND ") };
+    let conditions =
+        if conditions.is_empty() { "1 = 1".to_owned() } else { conditions.join(" AND ") };
     let sql = format!(
         "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE {conditions} ORDER BY r.id"
     );

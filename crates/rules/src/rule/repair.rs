@@ -26,7 +26,8 @@ pub fn repair_rule(
     now: Micros,
 ) -> Result<Option<RuleState>> {
     let Some(rule) = read::rule_by_id(tx, id)? else { return Ok(None) };
-    let roots: Vec<i64> = if rule.did_type == DidType::File { Vec::new() } else { vec![rule.did_id] };
+    let roots: Vec<i64> =
+        if rule.did_type == DidType::File { Vec::new() } else { vec![rule.did_id] };
     let tree = lock_tree(tx, &[], &roots)?;
     let Some(rule) = lock_rules(tx, &BTreeSet::from([id]))?.pop() else { return Ok(None) };
     let expired = rule.expires_at.is_some_and(|at| at < now) && !rule.locked;
@@ -36,15 +37,23 @@ pub fn repair_rule(
     tx.execute("UPDATE rules SET repair_at = ?2 WHERE id = ?1", values![rule.id, now])?;
     let rule = Rule { repair_at: now, stuck_at: rule.stuck_at.or(Some(now)), ..rule };
     if rule.stuck_at.is_some_and(|at| now - at > settings.suspend_after) {
-        let given_up =
-            Rule { state: RuleState::Suspended, suspended_by: Some("repairer".to_owned()), ..rule.clone() };
+        let given_up = Rule {
+            state: RuleState::Suspended,
+            suspended_by: Some("repairer".to_owned()),
+            ..rule.clone()
+        };
         let state = state::settle(tx, &given_up, rule.counts, !rule.incomplete, None, now)?;
         state::entered(tx, &rule, state, now)?;
         return Ok(Some(state));
     }
-    let datasets: Vec<i64> =
-        tree.down.iter().filter(|(_, kind)| **kind == DidType::Dataset).map(|(id, _)| *id).collect();
-    let mut repair = Repair { rule: &rule, datasets, settings, now, ledger: Ledger::default(), error: None };
+    let datasets: Vec<i64> = tree
+        .down
+        .iter()
+        .filter(|(_, kind)| **kind == DidType::Dataset)
+        .map(|(id, _)| *id)
+        .collect();
+    let mut repair =
+        Repair { rule: &rule, datasets, settings, now, ledger: Ledger::default(), error: None };
     repair.run(tx, rng)?;
     let complete = repair.complete(tx)?;
     let error = repair.error.take();
@@ -155,7 +164,12 @@ impl Repair<'_> {
     }
 
     /// Files with fewer locks than copies get the others, preferably where the rule is already.
-    fn place_missing(&mut self, tx: &mut Tx<'_>, plan: &mut Plan<'_>, rng: &mut dyn Rng) -> Result<()> {
+    fn place_missing(
+        &mut self,
+        tx: &mut Tx<'_>,
+        plan: &mut Plan<'_>,
+        rng: &mut dyn Rng,
+    ) -> Result<()> {
         let none = "SELECT COUNT(*) FROM w_some WHERE dataset < ?1";
         if tx.number(none, values![self.rule.copies])? == 0 {
             return Ok(());
@@ -180,14 +194,28 @@ impl Repair<'_> {
         Ok(())
     }
 
-    fn place_singly(&mut self, tx: &mut Tx<'_>, plan: &mut Plan<'_>, rng: &mut dyn Rng) -> Result<()> {
+    fn place_singly(
+        &mut self,
+        tx: &mut Tx<'_>,
+        plan: &mut Plan<'_>,
+        rng: &mut dyn Rng,
+    ) -> Result<()> {
         let sql = "SELECT DISTINCT rse_id FROM dataset_locks WHERE rule_id = ?1";
-        let follow: Vec<i64> = tx.query(sql, values![self.rule.id])?.iter().map(|row| row.int(0)).collect();
+        let follow: Vec<i64> =
+            tx.query(sql, values![self.rule.id])?.iter().map(|row| row.int(0)).collect();
         let files = self.files_with_locks(tx)?;
         let mut pairs = (Vec::new(), Vec::new());
         for (did, file) in &files {
-            let copies = usize::try_from(self.rule.copies).unwrap_or(usize::MAX).saturating_sub(file.locked.len());
-            let wish = Wish { size: file.bytes, coverage: &file.coverage, follow: &follow, blocked: &file.locked, copies };
+            let copies = usize::try_from(self.rule.copies)
+                .unwrap_or(usize::MAX)
+                .saturating_sub(file.locked.len());
+            let wish = Wish {
+                size: file.bytes,
+                coverage: &file.coverage,
+                follow: &follow,
+                blocked: &file.locked,
+                copies,
+            };
             for rse in plan.selector.pick(&wish, rng)? {
                 pairs.0.push(*did);
                 pairs.1.push(rse);
@@ -227,12 +255,22 @@ impl Repair<'_> {
             self.move_elsewhere(tx, plan, rng)?;
         }
         let stuck_for = self.rule.stuck_at.map_or(0, |at| self.now - at);
-        let delay = crate::decide::retry_delay(&self.rule.activity, stuck_for, &self.settings.retry_delays);
-        self.retry_in_place(tx, plan, &format!("l.updated_at <= {}", self.now.saturating_sub(delay)))
+        let delay =
+            crate::decide::retry_delay(&self.rule.activity, stuck_for, &self.settings.retry_delays);
+        self.retry_in_place(
+            tx,
+            plan,
+            &format!("l.updated_at <= {}", self.now.saturating_sub(delay)),
+        )
     }
 
     /// Stuck locks of files placed by themselves go to another RSE, where one has room.
-    fn move_elsewhere(&mut self, tx: &mut Tx<'_>, plan: &mut Plan<'_>, rng: &mut dyn Rng) -> Result<()> {
+    fn move_elsewhere(
+        &mut self,
+        tx: &mut Tx<'_>,
+        plan: &mut Plan<'_>,
+        rng: &mut dyn Rng,
+    ) -> Result<()> {
         tx.clear(&["w_files"])?;
         let sql = "INSERT INTO w_files (did) SELECT DISTINCT did_id FROM locks WHERE rule_id = ?1 AND state = 'S'
             ORDER BY did_id LIMIT ?2";
@@ -245,8 +283,11 @@ impl Repair<'_> {
             let Some(file) = files.get(&did) else { continue };
             let mut blocked = file.locked.clone();
             blocked.extend(moves.iter().filter(|(file, _, _)| *file == did).map(|(_, _, to)| *to));
-            let wish = Wish { size, coverage: &file.coverage, follow: &[], blocked: &blocked, copies: 1 };
-            if let Some(to) = plan.selector.pick(&wish, rng).ok().and_then(|picked| picked.first().copied()) {
+            let wish =
+                Wish { size, coverage: &file.coverage, follow: &[], blocked: &blocked, copies: 1 };
+            if let Some(to) =
+                plan.selector.pick(&wish, rng).ok().and_then(|picked| picked.first().copied())
+            {
                 moves.push((did, rse, to));
             }
         }
@@ -276,8 +317,11 @@ impl Repair<'_> {
     /// source expression has a source.
     fn retry_in_place(&mut self, tx: &mut Tx<'_>, plan: &Plan<'_>, due: &str) -> Result<()> {
         let rses = tx.rses()?;
-        let open: Vec<i64> =
-            rses.iter().filter(|rse| rse.write || self.rule.ignore_availability).map(|rse| rse.id).collect();
+        let open: Vec<i64> = rses
+            .iter()
+            .filter(|rse| rse.write || self.rule.ignore_availability)
+            .map(|rse| rse.id)
+            .collect();
         let (source, mut params) = match plan.sources() {
             None => ("1 = 1", Vec::new()),
             Some(sources) => (

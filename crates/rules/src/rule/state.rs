@@ -34,9 +34,10 @@ pub(crate) fn settle(
     let error = match (stuck, error) {
         (false, _) => None,
         (true, Some(error)) => Some(decide::clip(error, 248)),
-        (true, None) => rule.error.clone().or_else(|| {
-            (state == RuleState::Stuck).then(|| "MissingSourceReplica".to_owned())
-        }),
+        (true, None) => rule
+            .error
+            .clone()
+            .or_else(|| (state == RuleState::Stuck).then(|| "MissingSourceReplica".to_owned())),
     };
     // The repairer counts from the first failure until all is well, not from the last flip.
     let stuck_at = match state {

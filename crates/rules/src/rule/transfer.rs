@@ -27,7 +27,10 @@ impl Units {
         tx.clear(&["w_pairs", "w_files"])?;
         tx.load(
             "w_pairs",
-            &[("did", Column::ints(units.iter().map(|unit| unit.0))), ("rse", Column::ints(units.iter().map(|unit| unit.1)))],
+            &[
+                ("did", Column::ints(units.iter().map(|unit| unit.0))),
+                ("rse", Column::ints(units.iter().map(|unit| unit.1))),
+            ],
         )?;
         Ok(Self { one: None, number: units.len() as u64 })
     }
@@ -139,7 +142,10 @@ fn write_replicas(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Mic
         units.within("did_id", "rse_id", 1)
     );
     if tx.execute(&sql, &units.params(vec![Value::Int(now)]))? < units.number {
-        return Err(refuse(Class::ReplicaNotFound, "No replica is registered for one of the files on this RSE"));
+        return Err(refuse(
+            Class::ReplicaNotFound,
+            "No replica is registered for one of the files on this RSE",
+        ));
     }
     Ok(())
 }
@@ -147,7 +153,9 @@ fn write_replicas(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Mic
 fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) -> Result<()> {
     let (state, error) = match outcome {
         Outcome::Success => (RequestState::Done, None),
-        Outcome::Failure { error, .. } => (RequestState::Failed, Some(crate::decide::clip(error, 255))),
+        Outcome::Failure { error, .. } => {
+            (RequestState::Failed, Some(crate::decide::clip(error, 255)))
+        }
     };
     let sql = format!(
         "INSERT INTO requests_history (id, request_type, did_id, dest_rse_id, source_rse_id, state, rule_id, activity, bytes,
@@ -164,7 +172,13 @@ fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) ->
 }
 
 /// Moves the rule's locks `here` to their new state.
-fn settle(tx: &mut Tx<'_>, rule: &Rule, here: Counts, outcome: Outcome<'_>, now: Micros) -> Result<()> {
+fn settle(
+    tx: &mut Tx<'_>,
+    rule: &Rule,
+    here: Counts,
+    outcome: Outcome<'_>,
+    now: Micros,
+) -> Result<()> {
     let mut counts = rule.counts;
     counts.ok -= here.ok;
     counts.replicating -= here.replicating;

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use rand::Rng;
 use serde_json::{Map, Value};
 
-use crate::api::{Counts, Did, DidType, Grouping, Micros, NewRule, Notification, Rule, RuleState, SECOND};
+use crate::api::{
+    Counts, Did, DidType, Grouping, Micros, NewRule, Notification, Rule, RuleState, SECOND,
+};
 use crate::catalog::engine::values;
 use crate::catalog::order::{Ledger, lock_counters, lock_files, lock_rules, lock_tree};
 use crate::catalog::{Daemon, Tx};
@@ -17,7 +19,12 @@ fn invalid(message: impl Into<String>) -> Error {
 }
 
 /// Changes options of a rule; all of them or none.
-pub fn update_rule(tx: &mut Tx<'_>, uuid: &str, options: &Map<String, Value>, now: Micros) -> Result<()> {
+pub fn update_rule(
+    tx: &mut Tx<'_>,
+    uuid: &str,
+    options: &Map<String, Value>,
+    now: Micros,
+) -> Result<()> {
     let rule = read::rule(tx, uuid)?;
     let mut ids = BTreeSet::from([rule.id]);
     if let Some(Value::String(child)) = options.get("child_rule_id") {
@@ -38,7 +45,12 @@ pub fn update_rule(tx: &mut Tx<'_>, uuid: &str, options: &Map<String, Value>, no
     Ok(())
 }
 
-fn set(tx: &mut Tx<'_>, rule: &Rule, column: &str, value: impl Into<crate::catalog::Value>) -> Result<()> {
+fn set(
+    tx: &mut Tx<'_>,
+    rule: &Rule,
+    column: &str,
+    value: impl Into<crate::catalog::Value>,
+) -> Result<()> {
     let sql = format!("UPDATE rules SET {column} = ?2 WHERE id = ?1");
     tx.execute(&sql, &[rule.id.into(), value.into()]).map(drop)
 }
@@ -72,9 +84,12 @@ fn update_one(
         "lifetime" => {
             let seconds = match value {
                 Value::Null => None,
-                value => Some(value.as_i64().filter(|seconds| seconds.abs() < 40_000_000_000).ok_or_else(|| {
-                    invalid("lifetime is a number of seconds, or null")
-                })?),
+                value => Some(
+                    value
+                        .as_i64()
+                        .filter(|seconds| seconds.abs() < 40_000_000_000)
+                        .ok_or_else(|| invalid("lifetime is a number of seconds, or null"))?,
+                ),
             };
             tx.wake(Daemon::Cleaner);
             set(tx, rule, "expires_at", seconds.map(|seconds| now + seconds * SECOND))
@@ -82,7 +97,10 @@ fn update_one(
         "eol_at" => match value {
             Value::Null => set(tx, rule, "eol_at", None::<i64>),
             value => {
-                let at = value.as_str().and_then(read_time).ok_or_else(|| invalid("eol_at is a date"))?;
+                let at = value
+                    .as_str()
+                    .and_then(read_time)
+                    .ok_or_else(|| invalid("eol_at is a date"))?;
                 set(tx, rule, "eol_at", at)
             }
         },
@@ -96,7 +114,14 @@ fn update_one(
             set(tx, rule, "source_replica_expression", expression)
         }
         "priority" => change_priority(tx, rule, value),
-        "state" => change_state(tx, rule, value, options.get("cancel_requests") == Some(&Value::Bool(true)), rules, now),
+        "state" => change_state(
+            tx,
+            rule,
+            value,
+            options.get("cancel_requests") == Some(&Value::Bool(true)),
+            rules,
+            now,
+        ),
         "cancel_requests" => match options.contains_key("state") {
             true => Ok(()),
             false => Err(invalid("cancel_requests goes with state")),
@@ -123,7 +148,8 @@ pub(crate) fn meta(value: &Value) -> Result<Option<String>> {
 /// Reads a date as clients write it, or RFC 3339.
 pub(crate) fn read_time(text: &str) -> Option<Micros> {
     let stamp = text.parse::<jiff::Timestamp>().ok().or_else(|| {
-        let civil = ["%a, %d %b %Y %H:%M:%S UTC", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"];
+        let civil =
+            ["%a, %d %b %Y %H:%M:%S UTC", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"];
         civil.iter().find_map(|format| {
             let parsed = jiff::fmt::strtime::parse(format, text).ok()?;
             let civil = parsed.to_datetime().or_else(|_| parsed.to_date().map(Into::into)).ok()?;
@@ -199,7 +225,11 @@ fn change_state(
 ) -> Result<()> {
     match value.as_str().and_then(RuleState::read) {
         Some(RuleState::Suspended) => {
-            let by = Rule { state: RuleState::Suspended, suspended_by: Some("user".to_owned()), ..rule.clone() };
+            let by = Rule {
+                state: RuleState::Suspended,
+                suspended_by: Some("user".to_owned()),
+                ..rule.clone()
+            };
             state::settle(tx, &by, rule.counts, !rule.incomplete, None, now)?;
             state::entered(tx, rule, RuleState::Suspended, now)
         }
@@ -225,7 +255,9 @@ fn stick(tx: &mut Tx<'_>, rule: &Rule, now: Micros) -> Result<()> {
     let moved = i64::try_from(tx.execute(sql, values![rule.id, now])?).unwrap_or(0);
     let alone = "(SELECT u.did, u.rse FROM w_units u WHERE NOT EXISTS (SELECT 1 FROM locks o WHERE o.did_id = u.did
         AND o.rse_id = u.rse AND o.state = 'R'))";
-    let sql = format!("UPDATE replicas SET state = 'U', updated_at = ?1 WHERE state = 'C' AND (did_id, rse_id) IN {alone}");
+    let sql = format!(
+        "UPDATE replicas SET state = 'U', updated_at = ?1 WHERE state = 'C' AND (did_id, rse_id) IN {alone}"
+    );
     tx.execute(&sql, values![now])?;
     crate::rule::unlock::archive(tx, alone, "'X'", now)?;
     let counts = Counts {
@@ -260,7 +292,10 @@ fn change_child(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
             return Err(invalid("Cannot detach child when no such relationship exists"));
         }
         return tx
-            .execute("UPDATE rules SET child_rule_id = NULL, expires_at = NULL WHERE id = ?1", values![rule.id])
+            .execute(
+                "UPDATE rules SET child_rule_id = NULL, expires_at = NULL WHERE id = ?1",
+                values![rule.id],
+            )
             .map(drop);
     };
     let child = read::rule(tx, child)?;
@@ -310,19 +345,24 @@ pub(crate) fn as_new(rule: &Rule, dids: Vec<Did>, now: Micros) -> NewRule {
 }
 
 fn override_with(new: &mut NewRule, overrides: &Map<String, Value>) -> Result<()> {
-    let unsupported = |key: &str| refuse(Class::UnsupportedOperation, format!("Cannot override {key:.40}"));
+    let unsupported =
+        |key: &str| refuse(Class::UnsupportedOperation, format!("Cannot override {key:.40}"));
     for (key, value) in overrides {
         let wrong = || invalid(format!("{key:.40} has a value of the wrong kind"));
         match key.as_str() {
             "account" => new.account = value.as_str().ok_or_else(wrong)?.to_owned(),
             "copies" => new.copies = value.as_i64().ok_or_else(wrong)?,
             "activity" => new.activity = value.as_str().ok_or_else(wrong)?.to_owned(),
-            "grouping" => new.grouping = value.as_str().and_then(Grouping::read).unwrap_or(Grouping::Dataset),
+            "grouping" => {
+                new.grouping = value.as_str().and_then(Grouping::read).unwrap_or(Grouping::Dataset)
+            }
             "weight" => new.weight = text(key, value, 255)?,
             "lifetime" => new.lifetime = value.as_i64(),
             "locked" => new.locked = flag(key, value)?,
             "source_replica_expression" => new.source_replica_expression = text(key, value, 255)?,
-            "notify" => new.notify = value.as_str().and_then(Notification::read).ok_or_else(wrong)?,
+            "notify" => {
+                new.notify = value.as_str().and_then(Notification::read).ok_or_else(wrong)?
+            }
             "purge_replicas" => new.purge_replicas = flag(key, value)?,
             "ignore_availability" => new.ignore_availability = flag(key, value)?,
             "ignore_account_limit" => new.ignore_account_limit = flag(key, value)?,

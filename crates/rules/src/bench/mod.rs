@@ -1,0 +1,3 @@
+//! What the engine does in a second, measured.
+
+pub mod server;

@@ -1,0 +1,416 @@
+//! The judge: daemons that keep rules right while everything changes.
+//!
+//! [`pass`] is one pass of one daemon: it looks for work and does each piece in a transaction of
+//! its own, so that it may be stopped at any instant and run again, by several servers at once.
+//! A pass takes no hint about what happened; it reads what is to be done. [`Judge`] runs all six
+//! in a server: woken by work of this server, and by the clock for that of others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::api::{Micros, RequestState, SECOND};
+use crate::catalog::engine::values;
+use crate::catalog::{Catalog, Daemon, Tx};
+use crate::error::{Error, Result};
+use crate::reap;
+use crate::rule::delete::Deleted;
+use crate::rule::evaluate::{Evaluated, evaluate_attach, evaluate_detach};
+use crate::rule::inject::Injected;
+use crate::rule::{Settings, delete, inject, repair, transfer};
+
+/// Time and chance, as a shell provides them.
+pub trait Surroundings: Send + Sync + std::fmt::Debug {
+    /// The time of day.
+    fn now(&self) -> Micros;
+    /// A number nobody can foresee.
+    fn seed(&self) -> u64;
+}
+
+/// The machine's clock and entropy.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Machine;
+
+impl Surroundings for Machine {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the one place of this crate that reads the clock"
+    )]
+    fn now(&self) -> Micros {
+        jiff::Timestamp::now().as_microsecond()
+    }
+
+    fn seed(&self) -> u64 {
+        rand::random()
+    }
+}
+
+/// Removes replicas from storage for the reaper.
+pub trait Storage: Send + Sync + std::fmt::Debug {
+    /// Removes one file; an error keeps the replica marked, to be tried again.
+    fn remove(&self, doomed: &reap::Doomed) -> std::result::Result<(), String>;
+}
+
+/// Storage that others look after: the catalog forgets, nothing is touched.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unmanaged;
+
+impl Storage for Unmanaged {
+    fn remove(&self, _: &reap::Doomed) -> std::result::Result<(), String> {
+        Ok(())
+    }
+}
+
+/// How one pass is run.
+#[derive(Clone, Debug)]
+pub struct Pass {
+    /// The time it is.
+    pub now: Micros,
+    /// Where its random choices come from.
+    pub seed: u64,
+    /// This server's part of the work: its place among how many.
+    pub shard: (i64, i64),
+    /// Who removes files.
+    pub storage: Arc<dyn Storage>,
+}
+
+impl Pass {
+    /// A pass over everything at `now`.
+    #[must_use]
+    pub fn new(now: Micros, seed: u64) -> Self {
+        Self { now, seed, shard: (0, 1), storage: Arc::new(Unmanaged) }
+    }
+}
+
+/// What a pass did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Pieces of work done.
+    pub done: usize,
+    /// Pieces put off because of an error.
+    pub failed: usize,
+    /// Whether there is probably more.
+    pub more: bool,
+}
+
+/// How much one pass takes.
+const BATCH: usize = 100;
+
+/// Runs one pass of a daemon.
+pub fn pass(catalog: &Catalog, daemon: Daemon, settings: &Settings, pass: &Pass) -> Result<Done> {
+    match daemon {
+        Daemon::Evaluator => evaluator(catalog, settings, pass),
+        Daemon::Repairer => repairer(catalog, settings, pass),
+        Daemon::Cleaner => cleaner(catalog, settings, pass),
+        Daemon::Injector => injector(catalog, settings, pass),
+        Daemon::Finisher => finisher(catalog, settings, pass),
+        Daemon::Reaper => reaper(catalog, settings, pass),
+    }
+}
+
+fn work(catalog: &Catalog, found: Vec<i64>, mut each: impl FnMut(i64) -> Result<bool>) -> Done {
+    let mut done = Done { more: found.len() >= BATCH, ..Done::default() };
+    for id in found {
+        match each(id) {
+            Ok(changed) => done.done += usize::from(changed),
+            Err(error) => {
+                tracing::warn!(id, %error, backend = catalog.backend(), "put off");
+                done.failed += 1;
+            }
+        }
+    }
+    // Work that fails is not hurried.
+    done.more &= done.done > 0;
+    done
+}
+
+fn ids(tx: &mut Tx<'_>, sql: &str, params: &[crate::catalog::Value]) -> Result<Vec<i64>> {
+    Ok(tx.query(sql, params)?.iter().map(|row| row.int(0)).collect())
+}
+
+fn evaluator(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
+    let (shard, now) = (pass.shard, pass.now);
+    let waiting = catalog.read_blocking(move |tx| {
+        let sql = "SELECT id, did_id, rule_evaluation_action FROM updated_dids WHERE not_before <= ?1 AND did_id % ?2 = ?3
+            ORDER BY id LIMIT 100";
+        let rows = tx.query(sql, values![now, shard.1, shard.0])?;
+        Ok(rows.iter().map(|row| (row.int(0), (row.int(1), row.text(2) == "D"))).collect::<Vec<_>>())
+    })?;
+    let found = waiting.iter().map(|(id, _)| *id).collect();
+    let waiting: std::collections::BTreeMap<i64, (i64, bool)> = waiting.into_iter().collect();
+    Ok(work(catalog, found, |id| {
+        let (did, detach) = waiting[&id];
+        let mut round = 0;
+        loop {
+            let seed = pass.seed ^ (did as u64) ^ round;
+            let evaluated = catalog.write_blocking(|tx| match detach {
+                true => evaluate_detach(tx, did, settings, now),
+                false => {
+                    evaluate_attach(tx, did, settings, &mut SmallRng::seed_from_u64(seed), now)
+                }
+            });
+            match evaluated {
+                Ok(Evaluated::Whole) => return Ok(true),
+                Ok(Evaluated::More) => round += 1,
+                Err(error) => {
+                    let later = now.saturating_add(60 * SECOND);
+                    let sql = "UPDATE updated_dids SET not_before = ?2 WHERE id = ?1";
+                    catalog.write_blocking(|tx| tx.execute(sql, values![id, later]))?;
+                    return Err(error);
+                }
+            }
+        }
+    }))
+}
+
+fn repairer(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
+    let (shard, now, due) = (pass.shard, pass.now, pass.now.saturating_sub(settings.repair_age));
+    let found = catalog.read_blocking(move |tx| {
+        ids(
+            tx,
+            "SELECT id FROM rules WHERE state = 'S' AND repair_at <= ?1 AND deleted_at IS NULL
+             AND (expires_at IS NULL OR expires_at >= ?2 OR locked = 1) AND id % ?3 = ?4 ORDER BY repair_at, id LIMIT 100",
+            values![due, now, shard.1, shard.0],
+        )
+    })?;
+    Ok(work(catalog, found, |id| {
+        let mut rng = SmallRng::seed_from_u64(pass.seed ^ (id as u64));
+        let seed = rand::RngExt::random::<u64>(&mut rng);
+        catalog.write_blocking(|tx| {
+            repair::repair_rule(tx, id, settings, &mut SmallRng::seed_from_u64(seed), now)
+        })?;
+        Ok(true)
+    }))
+}
+
+fn cleaner(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
+    let (shard, now) = (pass.shard, pass.now);
+    let expired = catalog.read_blocking(move |tx| {
+        let sql = "SELECT id FROM dids WHERE expired_at < ?1 AND did_type <> 'F' AND id % ?2 = ?3 ORDER BY id LIMIT 100";
+        ids(tx, sql, values![now, shard.1, shard.0])
+    })?;
+    let buried =
+        work(catalog, expired, |id| catalog.write_blocking(|tx| crate::did::bury(tx, id, now)));
+    let found = catalog.read_blocking(move |tx| {
+        ids(
+            tx,
+            "SELECT id FROM rules WHERE (deleted_at IS NOT NULL OR (expires_at < ?1 AND locked = 0 AND child_rule_id IS NULL))
+             AND id % ?2 = ?3 ORDER BY id LIMIT 100",
+            values![now, shard.1, shard.0],
+        )
+    })?;
+    let mut cleaned = work(catalog, found, |id| {
+        while catalog.write_blocking(|tx| delete::clean(tx, id, settings, now))? == Deleted::More {}
+        Ok(true)
+    });
+    // What was buried only in part waits for its rules, which are gone now.
+    cleaned.more |= buried.more || (buried.failed == 0 && cleaned.done > 0 && buried.done > 0);
+    cleaned.done += buried.done;
+    cleaned.failed += buried.failed;
+    Ok(cleaned)
+}
+
+fn injector(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
+    let (shard, now) = (pass.shard, pass.now);
+    let found = catalog.read_blocking(move |tx| {
+        ids(
+            tx,
+            "SELECT id FROM rules WHERE state = 'I' AND created_at <= ?1 AND repair_at <= ?1 AND deleted_at IS NULL
+             AND id % ?2 = ?3 ORDER BY id LIMIT 100",
+            values![now, shard.1, shard.0],
+        )
+    })?;
+    let mut done = work(catalog, found, |id| {
+        for round in 0_u64.. {
+            let seed = pass.seed ^ ((id as u64) << 20) ^ round;
+            let step = catalog.write_blocking(|tx| {
+                inject::inject(tx, id, settings, &mut SmallRng::seed_from_u64(seed), now)
+            })?;
+            match step {
+                Injected::Whole => return Ok(true),
+                Injected::NotYet => return Ok(false),
+                Injected::More => {}
+            }
+        }
+        Ok(true)
+    });
+    // Rules made by splitting a container are found at once.
+    done.more |= done.done > 0;
+    Ok(done)
+}
+
+fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
+    let (shard, now) = (pass.shard, pass.now);
+    let ended = catalog.read_blocking(move |tx| transfer::ended(tx, shard, 1_000))?;
+    let mut done = Done { more: ended.len() >= 1_000, ..Done::default() };
+    let mut count = |result: Result<()>, number: usize| match result {
+        Ok(()) => done.done += number,
+        Err(error) => {
+            tracing::warn!(%error, "transfers put off");
+            done.failed += number;
+        }
+    };
+    let (well, ill): (Vec<_>, Vec<_>) =
+        ended.into_iter().partition(|ended| ended.state == RequestState::Done);
+    for batch in well.chunks(BATCH) {
+        let units: Vec<(i64, i64)> = batch.iter().map(|ended| ended.unit).collect();
+        count(
+            catalog.write_blocking(|tx| transfer::successful_transfer(tx, &units, now)),
+            batch.len(),
+        );
+    }
+    let (again, over): (Vec<_>, Vec<_>) =
+        ill.into_iter().partition(|ended| transfer::is_retried(ended, settings));
+    if !again.is_empty() {
+        count(catalog.write_blocking(|tx| transfer::requeue(tx, &again, now)), again.len());
+    }
+    for ended in over {
+        let error = ended.error.clone().unwrap_or_else(|| ended.state.name().to_owned());
+        let result = catalog
+            .write_blocking(|tx| transfer::failed_transfer(tx, &[ended.unit], &error, None, now));
+        count(result, 1);
+    }
+    done.more &= done.done > 0;
+    Ok(done)
+}
+
+fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
+    let (shard, now) = (pass.shard, pass.now);
+    let rses = catalog.read_blocking(|tx| tx.rses())?;
+    let mut done = Done::default();
+    for rse in rses.iter().filter(|rse| rse.id % shard.1 == shard.0) {
+        let doomed = catalog.write_blocking(|tx| {
+            let what = reap::decide_for(tx, rse, settings)?;
+            let mut doomed =
+                if rse.delete { reap::left_over(tx, rse.id, 1_000)? } else { Vec::new() };
+            let new = reap::mark(tx, rse, what, 1_000, now)?;
+            doomed.retain(|old| new.iter().all(|new| new.file != old.file));
+            doomed.extend(new);
+            Ok(doomed)
+        })?;
+        let full = doomed.len() >= 1_000;
+        let mut removed = Vec::with_capacity(doomed.len());
+        for doomed in &doomed {
+            match pass.storage.remove(doomed) {
+                Ok(()) => removed.push(doomed.file),
+                Err(error) => {
+                    tracing::warn!(%error, file = %doomed.did, rse = rse.name, "not deleted");
+                    done.failed += 1;
+                }
+            }
+        }
+        for batch in removed.chunks(BATCH) {
+            let gone = catalog.write_blocking(|tx| reap::forget(tx, rse.id, batch, now))?;
+            done.done += usize::try_from(gone).unwrap_or(usize::MAX);
+        }
+        done.more |= full && done.failed == 0;
+    }
+    Ok(done)
+}
+
+/// All daemons of one server.
+#[derive(Debug)]
+pub struct Judge {
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+const DAEMONS: [(Daemon, Duration); 6] = [
+    (Daemon::Evaluator, Duration::from_secs(30)),
+    (Daemon::Repairer, Duration::from_secs(60)),
+    (Daemon::Cleaner, Duration::from_secs(60)),
+    (Daemon::Injector, Duration::from_secs(60)),
+    (Daemon::Finisher, Duration::from_secs(30)),
+    (Daemon::Reaper, Duration::from_secs(60)),
+];
+
+impl Judge {
+    /// Starts the daemons. `server` names this process among those that share the catalog.
+    #[must_use]
+    pub fn start(
+        catalog: Catalog,
+        settings: Settings,
+        server: String,
+        around: Arc<dyn Surroundings>,
+        storage: Arc<dyn Storage>,
+    ) -> Self {
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        for (daemon, every) in DAEMONS {
+            let runner = Runner {
+                catalog: catalog.clone(),
+                settings: settings.clone(),
+                server: server.clone(),
+                around: Arc::clone(&around),
+                storage: Arc::clone(&storage),
+                daemon,
+                every,
+            };
+            tasks.spawn(runner.run(stop.clone()));
+        }
+        tasks.close();
+        Self { tasks, stop }
+    }
+
+    /// Stops the daemons after what they are at, and waits for them.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.tasks.wait().await;
+    }
+}
+
+struct Runner {
+    catalog: Catalog,
+    settings: Settings,
+    server: String,
+    around: Arc<dyn Surroundings>,
+    storage: Arc<dyn Storage>,
+    daemon: Daemon,
+    every: Duration,
+}
+
+impl Runner {
+    async fn run(self, stop: CancellationToken) {
+        let runner = Arc::new(self);
+        while !stop.is_cancelled() {
+            let one = Arc::clone(&runner);
+            let done = tokio::task::spawn_blocking(move || one.once()).await;
+            match done {
+                Ok(Ok(done)) if done.more => continue,
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => tracing::warn!(daemon = ?runner.daemon, %error, "a pass failed"),
+                Err(error) => tracing::error!(daemon = ?runner.daemon, %error, "a pass panicked"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = runner.catalog.woken(runner.daemon) => {}
+                () = tokio::time::sleep(runner.every) => {}
+            }
+        }
+    }
+
+    fn once(&self) -> Result<Done> {
+        let now = self.around.now();
+        let shard = beat(&self.catalog, &self.server, now)?;
+        let one = Pass { now, seed: self.around.seed(), shard, storage: Arc::clone(&self.storage) };
+        pass(&self.catalog, self.daemon, &self.settings, &one)
+    }
+}
+
+/// Says that a server lives, and finds its place among those that do.
+pub fn beat(catalog: &Catalog, server: &str, now: Micros) -> Result<(i64, i64), Error> {
+    catalog.write_blocking(|tx| {
+        tx.execute(
+            "INSERT INTO judges (server, seen_at) VALUES (?1, ?2) ON CONFLICT (server) DO UPDATE SET seen_at = excluded.seen_at
+             WHERE judges.seen_at < excluded.seen_at - 10000000",
+            values![server, now],
+        )?;
+        let sql = "SELECT server FROM judges WHERE seen_at > ?1 ORDER BY server";
+        let live = tx.query(sql, values![now.saturating_sub(180 * SECOND)])?;
+        let place = live.iter().position(|row| row.text(0) == server).unwrap_or(0);
+        Ok((place as i64, (live.len() as i64).max(1)))
+    })
+}

@@ -1,0 +1,143 @@
+//! The reaper: replicas that nobody locks make room when it is needed.
+//!
+//! A replica is marked first, removed from storage, and then forgotten; a lock that came in
+//! between turns what was removed into an unavailable replica, which the repairer fetches again.
+
+use std::collections::BTreeSet;
+
+use crate::api::{Did, Micros};
+use crate::catalog::engine::values;
+use crate::catalog::order::{Ledger, lock_dids, lock_files};
+use crate::catalog::{Column, Tx};
+use crate::decide::{Reap, reap};
+use crate::error::{Error, Result};
+use crate::expression::Rse;
+use crate::rule::Settings;
+
+/// A replica marked for deletion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of a replica")]
+pub struct Doomed {
+    pub file: i64,
+    pub did: Did,
+    pub rse: i64,
+    pub path: Option<String>,
+}
+
+/// Whether the evaluator is so far behind that what it has not seen may be needed.
+pub fn is_behind(tx: &mut Tx<'_>, settings: &Settings) -> Result<bool> {
+    Ok(tx.number("SELECT COUNT(*) FROM updated_dids", &[])? >= settings.reaper_backlog)
+}
+
+/// Decides what may go on an RSE now.
+pub fn decide_for(tx: &mut Tx<'_>, rse: &Rse, settings: &Settings) -> Result<Reap> {
+    let behind = is_behind(tx, settings)?;
+    let sql = "SELECT free FROM rse_usage WHERE rse_id = ?1 AND free IS NOT NULL ORDER BY updated_at DESC LIMIT 1";
+    let free = tx.first(sql, values![rse.id])?.and_then(|row| row.opt_int(0));
+    let needed = rse.limits.get("MinFreeSpace").zip(free).map(|(least, free)| least - free);
+    Ok(reap(rse.delete, behind, rse.flag("greedyDeletion"), needed))
+}
+
+/// Marks replicas on an RSE for deletion, oldest tombstone first, at most `most`.
+pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> Result<Vec<Doomed>> {
+    let (until, bytes) = match what {
+        Reap::Nothing => return Ok(Vec::new()),
+        Reap::Obsolete => (1, i64::MAX),
+        Reap::Everything => (now, i64::MAX),
+        Reap::Until(bytes) => (now, bytes),
+    };
+    // Not what a transfer reads from, and not the last copy while somebody wants one.
+    let free = "p.rse_id = ?1 AND p.tombstone < ?2 AND p.tombstone IS NOT NULL AND p.lock_cnt = 0 AND p.state <> 'B'
+        AND NOT EXISTS (SELECT 1 FROM requests q WHERE q.did_id = p.did_id AND (q.source_rse_id = p.rse_id
+        OR NOT EXISTS (SELECT 1 FROM replicas o WHERE o.did_id = p.did_id AND o.rse_id <> p.rse_id AND o.state = 'A')))";
+    let sql = format!(
+        "SELECT p.did_id, p.bytes, p.tombstone FROM replicas p WHERE {free} ORDER BY p.tombstone, p.did_id LIMIT ?3"
+    );
+    let mut files = Vec::new();
+    let mut sum = 0_i64;
+    for row in tx.query(&sql, values![rse.id, until, most])? {
+        // What is obsolete goes in any case.
+        if sum >= bytes && row.int(2) > 0 {
+            break;
+        }
+        sum = sum.saturating_add(row.int(1));
+        files.push(row.int(0));
+    }
+    if files.is_empty() {
+        return Ok(Vec::new());
+    }
+    tx.clear(&["w_files"])?;
+    tx.load("w_files", &[("did", Column::ints(files.iter().copied().collect::<BTreeSet<i64>>()))])?;
+    lock_files(tx)?;
+    let sql = format!(
+        "UPDATE replicas SET state = 'B', tombstone = 0, updated_at = ?3 WHERE (did_id, rse_id) IN (
+         SELECT p.did_id, p.rse_id FROM replicas p JOIN w_files w ON w.did = p.did_id WHERE {free})"
+    );
+    tx.execute(&sql, values![rse.id, until, now])?;
+    marked(tx, rse.id, &files)
+}
+
+fn marked(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<Vec<Doomed>> {
+    let rows = tx.query(
+        "SELECT d.id, d.scope, d.name, p.path FROM replicas p JOIN dids d ON d.id = p.did_id
+         WHERE p.rse_id = ?1 AND p.state = 'B' AND p.did_id IN ARRAY(?2) ORDER BY d.id",
+        values![rse, files.to_vec()],
+    )?;
+    let doomed = |row: &crate::catalog::Row| Doomed {
+        file: row.int(0),
+        did: Did::new(row.text(1), row.text(2)),
+        rse,
+        path: row.opt_text(3),
+    };
+    Ok(rows.iter().map(doomed).collect())
+}
+
+/// Replicas that were marked before and not yet forgotten, by a reaper that was interrupted.
+pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64) -> Result<Vec<Doomed>> {
+    let sql =
+        "SELECT did_id FROM replicas WHERE rse_id = ?1 AND state = 'B' ORDER BY did_id LIMIT ?2";
+    let files: Vec<i64> = tx.query(sql, values![rse, most])?.iter().map(|row| row.int(0)).collect();
+    marked(tx, rse, &files)
+}
+
+/// Forgets replicas that were removed from storage. A file without any replica leaves its datasets
+/// and the catalog.
+pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u64> {
+    let parents = |tx: &mut Tx<'_>| -> Result<BTreeSet<i64>> {
+        let sql = "SELECT DISTINCT c.parent FROM contents c WHERE c.child IN ARRAY(?1)
+            AND (SELECT COUNT(*) FROM replicas p WHERE p.did_id = c.child) < 2";
+        Ok(tx.query(sql, values![files.to_vec()])?.iter().map(|row| row.int(0)).collect())
+    };
+    let held = parents(tx)?;
+    lock_dids(tx, &held)?;
+    tx.clear(&["w_files"])?;
+    tx.load("w_files", &[("did", Column::ints(files.iter().copied().collect::<BTreeSet<i64>>()))])?;
+    lock_files(tx)?;
+    if tx.is_postgres() && !parents(tx)?.is_subset(&held) {
+        return Err(Error::Moved);
+    }
+    tx.execute(
+        "UPDATE replicas SET state = 'U', updated_at = ?2 WHERE rse_id = ?1 AND state = 'B' AND lock_cnt > 0
+         AND did_id IN (SELECT did FROM w_files)",
+        values![rse, now],
+    )?;
+    let gone = tx.query(
+        "DELETE FROM replicas WHERE rse_id = ?1 AND state = 'B' AND lock_cnt = 0 AND did_id IN (SELECT did FROM w_files)
+         RETURNING bytes",
+        values![rse],
+    )?;
+    let mut ledger = Ledger::default();
+    ledger.hold_more(rse, -(gone.len() as i64), -gone.iter().map(|row| row.int(0)).sum::<i64>());
+    let orphan = "(SELECT w.did FROM w_files w WHERE NOT EXISTS (SELECT 1 FROM replicas p WHERE p.did_id = w.did)
+        AND NOT EXISTS (SELECT 1 FROM rules r WHERE r.did_id = w.did))";
+    let sql = format!(
+        "UPDATE dids SET length = length - s.files, bytes = dids.bytes - s.bytes FROM (SELECT c.parent AS parent, COUNT(*) AS files,
+         CAST(COALESCE(SUM(c.bytes), 0) AS BIGINT) AS bytes FROM contents c WHERE c.child IN {orphan} GROUP BY c.parent) AS s
+         WHERE dids.id = s.parent AND dids.length IS NOT NULL"
+    );
+    tx.execute(&sql, &[])?;
+    tx.execute(&format!("DELETE FROM contents WHERE child IN {orphan}"), &[])?;
+    tx.execute(&format!("DELETE FROM dids WHERE id IN {orphan}"), &[])?;
+    ledger.write(tx, now)?;
+    Ok(gone.len() as u64)
+}
