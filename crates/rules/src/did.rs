@@ -186,7 +186,7 @@ pub fn attach_identifier(
     let new = tx.execute(
         "INSERT INTO contents (parent, child, child_type, bytes, rule_evaluation, created_at)
          SELECT ?1, d.id, d.did_type, CASE WHEN d.did_type = 'F' THEN d.bytes END, 1, ?2
-         FROM w_names n JOIN dids d ON d.id = n.id WHERE TRUE ORDER BY n.ord ON CONFLICT (parent, child) DO NOTHING",
+         FROM w_names n CROSS JOIN dids d WHERE d.id = n.id ORDER BY n.ord ON CONFLICT (parent, child) DO NOTHING",
         values![found.id, now],
     )?;
     if new < children.len() as u64 && !ignore_duplicate {

@@ -71,7 +71,7 @@ pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> R
     lock_files(tx)?;
     let sql = format!(
         "UPDATE replicas SET state = 'B', tombstone = 0, updated_at = ?3 WHERE (did_id, rse_id) IN (
-         SELECT p.did_id, p.rse_id FROM replicas p JOIN w_files w ON w.did = p.did_id WHERE {free})"
+         SELECT p.did_id, p.rse_id FROM w_files w CROSS JOIN replicas p WHERE p.did_id = w.did AND {free})"
     );
     tx.execute(&sql, values![rse.id, until, now])?;
     marked(tx, rse.id, &files)

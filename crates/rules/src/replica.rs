@@ -74,7 +74,7 @@ fn register(
     let new = tx.query(
         "INSERT INTO replicas (did_id, rse_id, bytes, state, lock_cnt, tombstone, path, created_at, updated_at)
          SELECT d.id, ?1, d.bytes, COALESCE(n.state, 'A'), 0, ?2, n.path, ?3, ?3
-         FROM w_names n JOIN dids d ON d.id = n.id WHERE TRUE ORDER BY d.id ON CONFLICT (did_id, rse_id) DO NOTHING
+         FROM w_names n CROSS JOIN dids d WHERE d.id = n.id ORDER BY d.id ON CONFLICT (did_id, rse_id) DO NOTHING
          RETURNING bytes",
         values![rse.id, tombstone, now],
     )?;
@@ -139,8 +139,8 @@ fn load_files(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
 /// A name that is known must be a file of the same size and checksums.
 fn check_known(tx: &mut Tx<'_>) -> Result<()> {
     let row = tx.first(
-        "SELECT n.scope, n.name, d.did_type FROM w_names n JOIN dids d ON d.id = n.id WHERE d.did_type <> 'F'
-         OR n.bytes <> d.bytes OR COALESCE(n.adler32 <> d.adler32, FALSE) OR COALESCE(n.md5 <> d.md5, FALSE)
+        "SELECT n.scope, n.name, d.did_type FROM w_names n CROSS JOIN dids d WHERE d.id = n.id AND (d.did_type <> 'F'
+         OR n.bytes <> d.bytes OR COALESCE(n.adler32 <> d.adler32, FALSE) OR COALESCE(n.md5 <> d.md5, FALSE))
          ORDER BY n.ord LIMIT 1",
         &[],
     )?;

@@ -67,7 +67,7 @@ impl std::fmt::Debug for Catalog {
 
 struct Inner {
     backend: Backend,
-    rses: Mutex<Option<(i64, Arc<Vec<Rse>>)>>,
+    rses: Mutex<Option<Known>>,
     wakes: [Notify; 6],
     retries: AtomicU64,
     deadlocks: AtomicU64,
@@ -166,12 +166,15 @@ impl<T> Pool<T> {
     }
 }
 
+/// The RSEs, and at which version they were read.
+type Known = (i64, Arc<Vec<Rse>>);
+
 /// One transaction.
 #[derive(Debug)]
 pub struct Tx<'a> {
     engine: &'a mut dyn Engine,
     rses: Option<Arc<Vec<Rse>>>,
-    shared: &'a Mutex<Option<(i64, Arc<Vec<Rse>>)>>,
+    shared: &'a Mutex<Option<Known>>,
     wakes: Vec<Daemon>,
     unlocked_dids: bool,
 }

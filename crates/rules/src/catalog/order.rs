@@ -99,8 +99,9 @@ pub fn lock_rules(tx: &mut Tx<'_>, ids: &BTreeSet<i64>) -> Result<Vec<Rule>> {
 pub fn lock_files(tx: &mut Tx<'_>) -> Result<()> {
     if tx.is_postgres() {
         tx.query(
-            "SELECT COUNT(*) FROM (SELECT id FROM dids WHERE id IN (SELECT did FROM w_files)
-             ORDER BY id LOCK ROWS) AS locked",
+            // One look-up for each file in order, whatever the planner believes about either table.
+            "SELECT COUNT(*) FROM (SELECT did FROM w_files ORDER BY did) AS w
+             CROSS JOIN LATERAL (SELECT id FROM dids WHERE id = w.did LOCK ROWS) AS held",
             &[],
         )?;
     }

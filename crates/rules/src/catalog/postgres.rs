@@ -15,13 +15,13 @@ use super::engine::{Column, Engine, Mode, Row, Value, database, with_arrays};
 use crate::error::{Error, Result};
 
 /// Work tables are emptied row by row until this many dead rows have gathered in them.
-const DEAD_ROWS: u64 = 3_000;
+const DEAD_ROWS: u64 = 1_000;
 
 pub(crate) struct Postgres {
     client: Client,
     statements: HashMap<String, Statement>,
-    /// Rows put into work tables since they were last truncated.
-    dirty: u64,
+    /// Rows put into each work table since it was last truncated.
+    dirty: HashMap<String, u64>,
     /// The transaction's number, by which its fate can be asked after a lost connection.
     transaction: Option<String>,
     // Dropped last: it drives the connection that the client above speaks through.
@@ -135,13 +135,13 @@ impl Postgres {
         let mut engine = Self {
             client,
             statements: HashMap::new(),
-            dirty: 0,
+            dirty: HashMap::new(),
             transaction: None,
             runtime: Some(runtime),
         };
         engine.batch(
             "SET jit = off; SET random_page_cost = 1.1; SET plan_cache_mode = force_generic_plan; \
-             SET enable_mergejoin = off; SET temp_buffers = '64MB'; SET application_name = 'mainstay'; \
+             SET enable_mergejoin = off; SET enable_hashjoin = off; SET enable_seqscan = off; SET temp_buffers = '64MB'; SET application_name = 'mainstay'; \
              SET idle_in_transaction_session_timeout = '10min'",
         )?;
         Ok(engine)
@@ -168,6 +168,13 @@ impl Postgres {
 
     fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("the runtime is taken only when the connection is dropped")
+    }
+
+    fn put(&mut self, table: &str, rows: u64) {
+        match self.dirty.get_mut(table) {
+            Some(dirty) => *dirty += rows,
+            None => drop(self.dirty.insert(table.to_owned(), rows)),
+        }
     }
 
     fn simple(&mut self, sql: &str) -> Result<Vec<SimpleQueryMessage>> {
@@ -198,7 +205,11 @@ impl Engine for Postgres {
     fn begin(&mut self, mode: Mode) -> Result<()> {
         self.transaction = None;
         if mode == Mode::Read {
-            return self.batch("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
+            // Reports read much of large tables; transactions that write never should.
+            return self.batch(
+                "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL enable_seqscan = on; \
+                 SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on",
+            );
         }
         for message in self.simple("BEGIN; SELECT pg_current_xact_id()")? {
             if let SimpleQueryMessage::Row(row) = message {
@@ -216,7 +227,7 @@ impl Engine for Postgres {
         // A connection that cannot roll back is not used again.
         let _ = self.batch("ROLLBACK");
         // Rows that were cleared in this transaction are back.
-        self.dirty = DEAD_ROWS + 1;
+        self.dirty.values_mut().for_each(|rows| *rows = DEAD_ROWS + 1);
     }
 
     fn query(
@@ -249,10 +260,14 @@ impl Engine for Postgres {
             .runtime()
             .block_on(self.client.execute_raw(&statement, params))
             .map_err(|error| with_statement(failed(&error), sql))?;
-        if sql.trim_start().starts_with("INSERT INTO w_")
-            || sql.trim_start().starts_with("UPDATE w_")
-        {
-            self.dirty += changed;
+        let mut words = sql.split_whitespace();
+        let table = match words.next() {
+            Some("INSERT") => words.nth(1),
+            Some("UPDATE") => words.next(),
+            _ => None,
+        };
+        if let Some(table) = table.filter(|table| table.starts_with("w_")) {
+            self.put(table, changed);
         }
         Ok(changed)
     }
@@ -284,23 +299,28 @@ impl Engine for Postgres {
                 Column::Text(values) => values as &(dyn ToSql + Sync),
             })
             .collect();
-        self.dirty += self
+        let changed = self
             .runtime()
             .block_on(self.client.execute(&statement, &params))
             .map_err(|error| with_statement(failed(&error), &sql))?;
+        self.put(table, changed);
         Ok(())
     }
 
     fn clear(&mut self, tables: &[&str]) -> Result<()> {
-        if self.dirty == 0 {
-            return Ok(());
+        let mut sql = String::new();
+        for table in tables {
+            let Some(rows) = self.dirty.get_mut(*table).filter(|rows| **rows > 0) else { continue };
+            if *rows > DEAD_ROWS {
+                *rows = 0;
+                sql.push_str("TRUNCATE ");
+            } else {
+                sql.push_str("DELETE FROM ");
+            }
+            sql.push_str(table);
+            sql.push(';');
         }
-        if self.dirty > DEAD_ROWS {
-            self.dirty = 0;
-            return self.batch(super::schema::TRUNCATE_WORK_TABLES);
-        }
-        let sql: Vec<String> = tables.iter().map(|table| format!("DELETE FROM {table}")).collect();
-        self.batch(&sql.join("; "))
+        if sql.is_empty() { Ok(()) } else { self.batch(&sql) }
     }
 
     fn is_postgres(&self) -> bool {

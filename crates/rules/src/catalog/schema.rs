@@ -128,10 +128,7 @@ const WORK_TABLES: &str = "
     CREATE TEMP TABLE IF NOT EXISTS w_targets (rse BIGINT PRIMARY KEY, writable BIGINT, staging BIGINT);
     CREATE TEMP TABLE IF NOT EXISTS w_sources (rse BIGINT PRIMARY KEY);
     CREATE TEMP TABLE IF NOT EXISTS w_units (did BIGINT, rse BIGINT, bytes BIGINT, before TEXT, source BIGINT, writable BIGINT,
-        staging BIGINT, lock TEXT, after TEXT, transfer BIGINT, PRIMARY KEY (did, rse));
-    CREATE TEMP TABLE IF NOT EXISTS w_rules (id BIGINT PRIMARY KEY, ok BIGINT, replicating BIGINT, stuck BIGINT);";
-
-pub(crate) const TRUNCATE_WORK_TABLES: &str = "TRUNCATE w_names, w_ids, w_files, w_some, w_sets, w_picks, w_pairs, w_targets, w_sources, w_units, w_rules";
+        staging BIGINT, lock TEXT, after TEXT, transfer BIGINT, PRIMARY KEY (did, rse));";
 
 /// The newest schema this program knows.
 pub(crate) const NEWEST: i64 = MIGRATIONS.len() as i64;

@@ -133,11 +133,11 @@ fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()>
     if now.is_empty() || !tx.is_postgres() {
         return Ok(());
     }
-    if let ([did], [false]) = (dids, later) {
-        if did.did_type == DidType::File {
-            tx.query("SELECT id FROM dids WHERE id = ?1 LOCK ROWS", values![did.id])?;
-            return Ok(());
-        }
+    if let ([did], [false]) = (dids, later)
+        && did.did_type == DidType::File
+    {
+        tx.query("SELECT id FROM dids WHERE id = ?1 LOCK ROWS", values![did.id])?;
+        return Ok(());
     }
     tx.clear(&["w_files"])?;
     tx.execute(
@@ -237,7 +237,7 @@ pub(crate) fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec
     let all = rule.grouping == Grouping::All;
     tx.execute(
         "INSERT INTO w_files (did, dataset, bytes) SELECT c.child, CASE WHEN ?1 = 1 THEN 0 ELSE MIN(s.ord) END, MIN(c.bytes)
-         FROM w_sets s JOIN contents c ON c.parent = s.id GROUP BY c.child ORDER BY c.child",
+         FROM w_sets s CROSS JOIN contents c WHERE c.parent = s.id GROUP BY c.child ORDER BY c.child",
         values![all],
     )?;
     Ok(sets)

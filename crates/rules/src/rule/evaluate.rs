@@ -121,7 +121,7 @@ fn new_files(
             rules.iter().filter(|rule| !rule.incomplete).map(|rule| rule.id).collect();
         tx.execute(
             "INSERT INTO w_some (did, dataset, bytes) SELECT c.child, MIN(s.ord), MIN(c.bytes) FROM w_sets s
-             JOIN contents c ON c.parent = s.id WHERE EXISTS (SELECT 1 FROM rules r WHERE r.id IN ARRAY(?1)
+             CROSS JOIN contents c WHERE c.parent = s.id AND EXISTS (SELECT 1 FROM rules r WHERE r.id IN ARRAY(?1)
              AND NOT EXISTS (SELECT 1 FROM locks l WHERE l.rule_id = r.id AND l.did_id = c.child))
              GROUP BY c.child ORDER BY c.child LIMIT ?2",
             values![waiting, settings.bulk],

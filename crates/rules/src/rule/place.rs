@@ -197,8 +197,8 @@ fn coverage_rows(tx: &mut Tx<'_>, earlier: Earlier) -> Result<Vec<crate::catalog
     // At creation whatever is or will be there counts; later only what can be relied upon.
     let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
     let sql = format!(
-        "SELECT w.dataset, p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM w_files w JOIN replicas p ON p.did_id = w.did
-         WHERE p.state {states} GROUP BY w.dataset, p.rse_id"
+        "SELECT w.dataset, p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM w_files w CROSS JOIN replicas p
+         WHERE p.did_id = w.did AND p.state {states} GROUP BY w.dataset, p.rse_id"
     );
     tx.query(&sql, &[])
 }
@@ -289,6 +289,9 @@ fn lock_datasets(
     Ok(())
 }
 
+/// A file, its size, and where it is already with how many bytes.
+type Covered = (i64, i64, Vec<(i64, i64)>);
+
 /// Chooses for each file by itself; locks the rule already has on it count.
 fn choose_files(
     tx: &mut Tx<'_>,
@@ -302,7 +305,7 @@ fn choose_files(
          LEFT JOIN replicas p ON p.did_id = w.did AND p.state {states}
          LEFT JOIN locks l ON l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = p.rse_id ORDER BY w.did"
     );
-    let mut files: Vec<(i64, i64, Vec<(i64, i64)>)> = Vec::new();
+    let mut files: Vec<Covered> = Vec::new();
     let mut locked: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
     tx.for_each(&sql, values![plan.rule.id], &mut |row| {
         let (did, bytes) = (row.int(0), row.int(1));
@@ -340,10 +343,10 @@ pub(crate) fn write_units(
     now: Micros,
 ) -> Result<Counts> {
     load_targets(tx, plan)?;
-    let from = if grouped {
-        "w_files f JOIN w_picks p ON p.dataset = f.dataset"
+    let (from, on) = if grouped {
+        ("w_files f CROSS JOIN w_picks p", "p.dataset = f.dataset")
     } else {
-        "w_pairs p JOIN w_files f ON f.did = p.did"
+        ("w_pairs p CROSS JOIN w_files f", "f.did = p.did")
     };
     let source = match &plan.sources {
         None => "1",
@@ -359,7 +362,7 @@ pub(crate) fn write_units(
             SELECT f.did AS did, p.rse AS rse, f.bytes AS bytes, COALESCE(r.state, '-') AS before, {source} AS source,
             COALESCE(t.writable, 0) AS writable, COALESCE(t.staging, 0) AS staging
             FROM {from} LEFT JOIN w_targets t ON t.rse = p.rse
-            LEFT JOIN replicas r ON r.did_id = f.did AND r.rse_id = p.rse) AS decided ORDER BY did, rse",
+            LEFT JOIN replicas r ON r.did_id = f.did AND r.rse_id = p.rse WHERE {on}) AS decided ORDER BY did, rse",
         field(Field::Lock),
         field(Field::Replica),
         field(Field::Transfer),
@@ -391,11 +394,11 @@ fn load_targets(tx: &mut Tx<'_>, plan: &Plan<'_>) -> Result<()> {
 /// Writes the decided units of one rule.
 fn write_locks(tx: &mut Tx<'_>, rule: &Rule, ledger: &mut Ledger, now: Micros) -> Result<Counts> {
     let mut counts = Counts::default();
-    let (mut known, mut transfers) = (0, 0);
+    let (mut known, mut transfers, mut fetched) = (0, 0, 0);
     let sums = tx.query(
         "SELECT rse, lock, COUNT(*), CAST(SUM(bytes) AS BIGINT), CAST(SUM(CASE WHEN before = '-' THEN 1 ELSE 0 END) AS BIGINT),
-         CAST(SUM(CASE WHEN before = '-' THEN bytes ELSE 0 END) AS BIGINT), CAST(SUM(transfer) AS BIGINT)
-         FROM w_units GROUP BY rse, lock",
+         CAST(SUM(CASE WHEN before = '-' THEN bytes ELSE 0 END) AS BIGINT), CAST(SUM(transfer) AS BIGINT),
+         CAST(SUM(CASE WHEN before = '-' THEN 0 ELSE transfer END) AS BIGINT) FROM w_units GROUP BY rse, lock",
         &[],
     )?;
     let mut fresh = 0;
@@ -407,6 +410,7 @@ fn write_locks(tx: &mut Tx<'_>, rule: &Rule, ledger: &mut Ledger, now: Micros) -
         known += row.int(2) - row.int(4);
         fresh += row.int(4);
         transfers += row.int(6);
+        fetched += row.int(7);
     }
     if fresh > 0 {
         tx.execute(
@@ -417,10 +421,15 @@ fn write_locks(tx: &mut Tx<'_>, rule: &Rule, ledger: &mut Ledger, now: Micros) -
     }
     if known > 0 {
         tx.execute(
-            "UPDATE replicas SET lock_cnt = replicas.lock_cnt + 1, tombstone = NULL, state = u.after, updated_at = ?1
-             FROM w_units u WHERE u.before <> '-' AND replicas.did_id = u.did AND replicas.rse_id = u.rse",
+            "UPDATE replicas SET lock_cnt = lock_cnt + 1, tombstone = NULL, updated_at = ?1
+             WHERE (did_id, rse_id) IN (SELECT did, rse FROM w_units WHERE before <> '-')",
             values![now],
         )?;
+    }
+    if fetched > 0 {
+        let sql = "UPDATE replicas SET state = 'C' WHERE (did_id, rse_id) IN (
+            SELECT did, rse FROM w_units WHERE before <> '-' AND transfer = 1)";
+        tx.execute(sql, &[])?;
     }
     tx.execute(
         "INSERT INTO locks (rule_id, did_id, rse_id, bytes, state, created_at, updated_at)

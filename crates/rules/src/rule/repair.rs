@@ -180,7 +180,7 @@ impl Repair<'_> {
         if grouped {
             tx.execute(
                 "INSERT INTO w_files (did, dataset, bytes) SELECT w.did, CASE WHEN ?1 = 1 THEN 0 ELSE MIN(s.ord) END, MIN(w.bytes)
-                 FROM w_some w JOIN contents c ON c.child = w.did JOIN w_sets s ON s.id = c.parent WHERE w.dataset = 0 GROUP BY w.did",
+                 FROM w_some w CROSS JOIN contents c CROSS JOIN w_sets s WHERE c.child = w.did AND s.id = c.parent AND w.dataset = 0 GROUP BY w.did",
                 values![self.rule.grouping == Grouping::All],
             )?;
             place::place(tx, plan, &sets, Earlier::Follow, rng, &mut self.ledger, self.now)?;
@@ -230,7 +230,7 @@ impl Repair<'_> {
     /// The files in `w_files` with where they are and where this rule locks them.
     fn files_with_locks(&self, tx: &mut Tx<'_>) -> Result<BTreeMap<i64, FileOf>> {
         let mut files: BTreeMap<i64, FileOf> = BTreeMap::new();
-        let sql = "SELECT w.did, d.bytes, p.rse_id, p.state, l.rse_id FROM w_files w JOIN dids d ON d.id = w.did
+        let sql = "SELECT w.did, d.bytes, p.rse_id, p.state, l.rse_id FROM w_files w LEFT JOIN dids d ON d.id = w.did
             LEFT JOIN replicas p ON p.did_id = w.did
             LEFT JOIN locks l ON l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = p.rse_id";
         for row in tx.query(sql, values![self.rule.id])? {
@@ -342,13 +342,12 @@ impl Repair<'_> {
         }
         let now = self.now;
         tx.execute(
-            "UPDATE locks SET state = 'R', repair_cnt = locks.repair_cnt + 1, updated_at = ?2 FROM w_units u
-             WHERE locks.rule_id = ?1 AND locks.did_id = u.did AND locks.rse_id = u.rse",
+            "UPDATE locks SET state = 'R', repair_cnt = repair_cnt + 1, updated_at = ?2 WHERE rule_id = ?1
+             AND (did_id, rse_id) IN (SELECT did, rse FROM w_units)",
             values![self.rule.id, now],
         )?;
         tx.execute(
-            "UPDATE replicas SET state = 'C', updated_at = ?1 FROM w_units u
-             WHERE replicas.did_id = u.did AND replicas.rse_id = u.rse",
+            "UPDATE replicas SET state = 'C', updated_at = ?1 WHERE (did_id, rse_id) IN (SELECT did, rse FROM w_units)",
             values![now],
         )?;
         tx.execute(

@@ -21,10 +21,8 @@ pub(crate) fn remove_locks(
         "SELECT rse, lock, COUNT(*), CAST(SUM(bytes) AS BIGINT) FROM w_units GROUP BY rse, lock",
         &[],
     )?;
-    let mut moving = false;
     for row in &sums {
         let state = LockState::read(row.text(1)).unwrap_or(LockState::Stuck);
-        moving |= state == LockState::Replicating;
         counts.add(state, -row.int(2));
         ledger.use_more(&rule.account, row.int(0), -row.int(2), -row.int(3));
     }
@@ -36,25 +34,22 @@ pub(crate) fn remove_locks(
         values![rule.id],
     )?;
     tx.execute(
-        "UPDATE replicas SET lock_cnt = replicas.lock_cnt - 1, updated_at = ?1,
-         tombstone = CASE WHEN replicas.lock_cnt > 1 THEN NULL
-            WHEN ?2 = 1 OR replicas.state = 'U' OR u.lock = 'R' THEN 0
-            ELSE COALESCE(replicas.accessed_at, replicas.created_at) END,
-         state = CASE WHEN replicas.lock_cnt = 1 AND u.lock = 'R' AND replicas.state = 'C' THEN 'U' ELSE replicas.state END
-         FROM w_units u WHERE replicas.did_id = u.did AND replicas.rse_id = u.rse",
+        "UPDATE replicas SET lock_cnt = lock_cnt - 1, updated_at = ?1,
+         tombstone = CASE WHEN lock_cnt > 1 THEN NULL WHEN ?2 = 1 OR state IN ('U', 'C') THEN 0
+            ELSE COALESCE(accessed_at, created_at) END,
+         state = CASE WHEN lock_cnt = 1 AND state = 'C' THEN 'U' ELSE state END
+         WHERE (did_id, rse_id) IN (SELECT did, rse FROM w_units)",
         values![now, purge],
     )?;
-    if moving {
-        cancel(tx, now)?;
-    }
+    cancel(tx, now)?;
     tx.wake(Daemon::Reaper);
     Ok(counts)
 }
 
 /// Cancels the transfers of `w_units` to replicas that nobody locks any more.
 fn cancel(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
-    let unwanted = "(SELECT u.did, u.rse FROM w_units u JOIN replicas p ON p.did_id = u.did AND p.rse_id = u.rse
-        WHERE u.lock = 'R' AND p.lock_cnt = 0)";
+    let unwanted = "(SELECT u.did, u.rse FROM w_units u CROSS JOIN replicas p
+        WHERE p.did_id = u.did AND p.rse_id = u.rse AND p.lock_cnt = 0)";
     archive(tx, unwanted, "'X'", now)
 }
 

@@ -244,7 +244,7 @@ fn sele_09(world: &World) {
         world.limit("alice", name, limit);
     }
     let files = world.dataset("ds", 10, 100, "A");
-    let on = |rse: &str, number: usize| world.files(&files[..number].to_vec(), 100, rse);
+    let on = |rse: &str, number: usize| world.files(&files[..number], 100, rse);
     on("B", 5);
     world.change("DELETE FROM replicas WHERE rse_id = (SELECT id FROM rses WHERE rse = 'A') AND did_id NOT IN (SELECT id FROM dids WHERE name IN ('ds-0', 'ds-1', 'ds-2'))");
     world.change("UPDATE rse_usage SET files = 3, used = 300 WHERE rse_id = (SELECT id FROM rses WHERE rse = 'A')");
@@ -857,7 +857,7 @@ fn inje_02(world: &World) {
     let uuid =
         world.add(&NewRule { delay_injection: Some(3600), ..World::new_rule("ds", 1, "T1") });
     let created = world.get(&uuid).created_at;
-    assert!(created >= START + 3600 * SECOND && created < START + 3700 * SECOND);
+    assert!((START + 3600 * SECOND..START + 3700 * SECOND).contains(&created));
     world.judge(Daemon::Injector);
     assert_eq!(world.get(&uuid).state, RuleState::Inject);
     world.advance(3601);

@@ -1,4 +1,11 @@
 //! The engine as a whole, on SQLite and on a real PostgreSQL.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 mod cases;
+mod checker;
+mod concurrency;
+mod large;
+mod laws;
+mod surface;
 mod world;

@@ -1,0 +1,978 @@
+//! `mainstay rules …`: the command tree, to be mounted by the binary.
+//!
+//! Commands speak HTTP through a [`Remote`]. The binary brings one for a server it knows;
+//! [`Local`] serves the same surface in this process over a catalog it opens itself. Data goes to
+//! the given writer, talk to standard error; [`run`] returns the exit code.
+
+mod table;
+
+use std::io::Write;
+
+use axum::body::Body;
+use axum::http::Request;
+use clap::{Args, Subcommand, ValueEnum};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http_body_util::BodyExt;
+use serde_json::{Map, Value, json};
+use tower::ServiceExt;
+
+use crate::rest::{Caller, Service, router};
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The server refused; the message is its own.
+    #[error("{class}: {message}")]
+    Refused {
+        /// The HTTP status.
+        status: u16,
+        /// The exception name.
+        class: String,
+        /// One sentence for people.
+        message: String,
+    },
+    /// The server cannot be reached.
+    #[error("the server cannot be reached: {0}")]
+    Unreachable(String),
+    /// The answer is not what it should be.
+    #[error("the answer is not understood: {0}")]
+    Answer(String),
+    /// What was typed is not right.
+    #[error("{0}")]
+    Usage(String),
+    /// The output cannot be written.
+    #[error("the output cannot be written")]
+    Output(#[from] std::io::Error),
+}
+
+/// An answer of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The body.
+    pub body: String,
+}
+
+/// A way to a server.
+pub trait Remote: Send + Sync {
+    /// Sends one request; `path` begins with `/` and is below where the surface is mounted.
+    fn send<'a>(
+        &'a self,
+        method: &'a str,
+        path: &'a str,
+        body: Option<Value>,
+    ) -> BoxFuture<'a, Result<Answer, Error>>;
+}
+
+/// The surface served in this process, as the account `root`.
+#[derive(Clone, Debug)]
+pub struct Local {
+    router: axum::Router,
+}
+
+impl Local {
+    /// Serves a catalog to commands of this process.
+    #[must_use]
+    pub fn new(service: Service) -> Self {
+        Self { router: router(service) }
+    }
+}
+
+impl Remote for Local {
+    fn send<'a>(
+        &'a self,
+        method: &'a str,
+        path: &'a str,
+        body: Option<Value>,
+    ) -> BoxFuture<'a, Result<Answer, Error>> {
+        async move {
+            let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
+            let mut request = Request::builder()
+                .method(method)
+                .uri(path)
+                .body(body)
+                .map_err(|error| Error::Usage(error.to_string()))?;
+            request
+                .extensions_mut()
+                .insert(Caller { account: "root".to_owned(), privileged: true });
+            let answer =
+                self.router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
+            let status = answer.status().as_u16();
+            let bytes = answer
+                .into_body()
+                .collect()
+                .await
+                .map_err(|error| Error::Answer(error.to_string()))?
+                .to_bytes();
+            Ok(Answer { status, body: String::from_utf8_lossy(&bytes).into_owned() })
+        }
+        .boxed()
+    }
+}
+
+/// How data is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A table for people.
+    #[default]
+    Table,
+    /// JSON for programs.
+    Json,
+    /// Names alone.
+    Name,
+}
+
+/// Replication rules: which copies of which files must exist.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Add a rule: so many copies of a data identifier on an RSE expression.
+    Add(Add),
+    /// List rules.
+    List(List),
+    /// Show one rule.
+    Show { rule: String },
+    /// Watch a rule until all its copies are there.
+    Watch { rule: String },
+    /// Say why each copy is where it is, why it is stuck, and what would unstick it.
+    Explain {
+        rule: String,
+        /// Only this file (`scope:name`, or a name in the rule's scope).
+        file: Option<String>,
+    },
+    /// Repair a stuck rule now.
+    Repair { rule: String },
+    /// Delete a rule at once.
+    Delete {
+        rule: String,
+        /// Let it expire in an hour instead.
+        #[arg(long)]
+        soft: bool,
+        /// Make replicas that lose their last lock obsolete at once.
+        #[arg(long)]
+        purge: bool,
+    },
+    /// Move a rule to another expression; the old one goes once the new one is OK.
+    Move { rule: String, expression: String },
+    /// Reduce the copies of a rule that is OK.
+    Reduce {
+        rule: String,
+        copies: i64,
+        /// Take no copies from here.
+        #[arg(long)]
+        exclude: Option<String>,
+    },
+    /// Approve a rule that waits for it.
+    Approve { rule: String },
+    /// Deny a rule that waits for approval.
+    Deny {
+        rule: String,
+        #[arg(long)]
+        reason: Option<String>,
+    },
+    /// Change an option of a rule, as `key=value` with a JSON value.
+    Update { rule: String, options: Vec<String> },
+    /// Evaluate an RSE expression and show which term took what.
+    Expression { expression: String },
+    /// Storage elements.
+    #[command(subcommand)]
+    Rse(RseCommand),
+    /// Accounts.
+    #[command(subcommand)]
+    Account(AccountCommand),
+    /// Quotas: limits and usage of accounts.
+    #[command(subcommand)]
+    Quota(QuotaCommand),
+    /// Data identifiers: files, datasets, containers.
+    #[command(subcommand)]
+    Did(DidCommand),
+    /// Replicas.
+    #[command(subcommand)]
+    Replica(ReplicaCommand),
+    /// Tell what became of a transfer.
+    #[command(subcommand)]
+    Transfer(TransferCommand),
+    /// Run one pass of a daemon of the judge.
+    Judge(JudgeArgs),
+    /// Verify the invariants of the whole catalog; exit 1 and a list when one fails.
+    Check {
+        /// Mend counters.
+        #[arg(long)]
+        repair: bool,
+    },
+}
+
+/// What a new rule says.
+#[derive(Clone, Debug, Args)]
+pub struct Add {
+    /// `scope:name`, one or several.
+    #[arg(required = true)]
+    dids: Vec<String>,
+    /// How many copies.
+    #[arg(long, default_value_t = 1)]
+    copies: i64,
+    /// Where they may be.
+    #[arg(long, short)]
+    expression: String,
+    /// Who pays.
+    #[arg(long)]
+    account: Option<String>,
+    /// Which files share their RSEs: ALL, DATASET or NONE.
+    #[arg(long, default_value = "DATASET")]
+    grouping: String,
+    /// The RSE attribute that weighs the choice.
+    #[arg(long)]
+    weight: Option<String>,
+    /// Seconds until it expires.
+    #[arg(long, allow_negative_numbers = true)]
+    lifetime: Option<i64>,
+    /// Where copies may be made from.
+    #[arg(long)]
+    source: Option<String>,
+    #[arg(long)]
+    activity: Option<String>,
+    #[arg(long)]
+    comment: Option<String>,
+    /// Safe from deletion.
+    #[arg(long)]
+    locked: bool,
+    /// Somebody must approve it first.
+    #[arg(long)]
+    ask_approval: bool,
+    /// The injector applies it.
+    #[arg(long = "async")]
+    asynchronous: bool,
+    #[arg(long)]
+    ignore_availability: bool,
+    /// Wait until all copies are there.
+    #[arg(long)]
+    wait: bool,
+}
+
+/// Which rules to list.
+#[derive(Clone, Debug, Default, Args)]
+pub struct List {
+    #[arg(long)]
+    account: Option<String>,
+    #[arg(long)]
+    scope: Option<String>,
+    #[arg(long)]
+    name: Option<String>,
+    /// REPLICATING, OK, STUCK, SUSPENDED, WAITING_APPROVAL or INJECT.
+    #[arg(long)]
+    state: Option<String>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+#[expect(missing_docs, reason = "the help text says it")]
+pub enum RseCommand {
+    /// List RSEs, or those of an expression.
+    List { expression: Option<String> },
+    /// Create an RSE.
+    Add {
+        rse: String,
+        /// DISK or TAPE.
+        #[arg(long, default_value = "DISK")]
+        kind: String,
+        #[arg(long)]
+        staging: bool,
+    },
+    /// Show an RSE with its attributes, limits and usage.
+    Show { rse: String },
+    /// Set attributes, `key=value`.
+    Set { rse: String, attributes: Vec<String> },
+    /// Remove an attribute.
+    Unset { rse: String, key: String },
+    /// Set a limit such as MinFreeSpace or MaxSpaceAvailable.
+    #[command(allow_negative_numbers = true)]
+    Limit { rse: String, name: String, bytes: i64 },
+    /// Open or close an RSE for reading, writing, deleting: `write=false`.
+    Availability { rse: String, flags: Vec<String> },
+    /// Report what the storage has free.
+    Usage { rse: String, used: i64, free: i64 },
+    /// Delete an RSE that holds nothing.
+    Delete { rse: String },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+#[expect(missing_docs, reason = "the help text says it")]
+pub enum AccountCommand {
+    /// List accounts.
+    List,
+    /// Create an account.
+    Add {
+        account: String,
+        /// USER, GROUP or SERVICE.
+        #[arg(long, default_value = "USER")]
+        kind: String,
+    },
+    /// Give an account a scope.
+    Scope { account: String, scope: String },
+    /// Set an attribute, `key=value`.
+    Set { account: String, attribute: String },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+#[expect(missing_docs, reason = "the help text says it")]
+pub enum QuotaCommand {
+    /// Show limits and usage.
+    Show { account: String },
+    /// Set a limit on an RSE, or with --global over an expression; −1 means infinite.
+    #[command(allow_negative_numbers = true)]
+    Set {
+        account: String,
+        on: String,
+        bytes: i64,
+        #[arg(long)]
+        global: bool,
+    },
+    /// Remove a limit.
+    Unset {
+        account: String,
+        on: String,
+        #[arg(long)]
+        global: bool,
+    },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+#[expect(missing_docs, reason = "the help text says it")]
+pub enum DidCommand {
+    /// Show what is below a data identifier.
+    Tree { did: String },
+    /// Create a dataset, or a container.
+    Add {
+        did: String,
+        #[arg(long)]
+        container: bool,
+        #[arg(long)]
+        lifetime: Option<i64>,
+    },
+    /// Attach children to a parent.
+    Attach {
+        parent: String,
+        #[arg(required = true)]
+        children: Vec<String>,
+    },
+    /// Detach children from a parent.
+    Detach {
+        parent: String,
+        #[arg(required = true)]
+        children: Vec<String>,
+    },
+    /// Close a dataset or container.
+    Close { did: String },
+    /// Show one data identifier.
+    Show { did: String },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+#[expect(missing_docs, reason = "the help text says it")]
+pub enum ReplicaCommand {
+    /// Register files on an RSE: `scope:name:bytes[:adler32]`.
+    Add {
+        rse: String,
+        #[arg(required = true)]
+        files: Vec<String>,
+    },
+    /// List the replicas below data identifiers.
+    List {
+        #[arg(required = true)]
+        dids: Vec<String>,
+        /// Also those that are not available.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Declare a replica bad.
+    Bad {
+        rse: String,
+        file: String,
+        #[arg(long, default_value = "declared by hand")]
+        reason: String,
+    },
+    /// Make a replica without locks obsolete.
+    Tombstone { rse: String, file: String },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+#[expect(missing_docs, reason = "the help text says it")]
+pub enum TransferCommand {
+    /// The files have arrived on the RSE.
+    Done {
+        rse: String,
+        #[arg(required = true)]
+        files: Vec<String>,
+    },
+    /// The files could not be copied to the RSE.
+    Failed {
+        rse: String,
+        #[arg(required = true)]
+        files: Vec<String>,
+        #[arg(long, default_value = "the transfer failed")]
+        error: String,
+    },
+}
+
+/// Which daemon to run.
+#[derive(Clone, Debug, Args)]
+pub struct JudgeArgs {
+    /// The daemon.
+    #[arg(value_parser = ["evaluator", "repairer", "cleaner", "injector", "finisher", "reaper"])]
+    daemon: String,
+    /// One pass and no more.
+    #[arg(long)]
+    once: bool,
+    /// The time it is to be, RFC 3339.
+    #[arg(long)]
+    now: Option<String>,
+}
+
+/// Encodes one part of a path.
+fn part(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' => out.push(byte as char),
+            byte => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+fn did(text: &str) -> Result<(String, String), Error> {
+    match text.split_once(':') {
+        Some((scope, name)) if !scope.is_empty() && !name.is_empty() => {
+            Ok((scope.to_owned(), name.to_owned()))
+        }
+        _ => Err(Error::Usage(format!("{text:?} should be scope:name"))),
+    }
+}
+
+fn did_path(text: &str, verb: &str) -> Result<String, Error> {
+    let (scope, name) = did(text)?;
+    Ok(format!("/dids/{}/{}{verb}", part(&scope), part(&name)))
+}
+
+fn named(texts: &[String]) -> Result<Vec<Value>, Error> {
+    texts
+        .iter()
+        .map(|text| did(text).map(|(scope, name)| json!({"scope": scope, "name": name})))
+        .collect()
+}
+
+fn pair(text: &str) -> Result<(&str, &str), Error> {
+    text.split_once('=').ok_or_else(|| Error::Usage(format!("{text:?} should be key=value")))
+}
+
+struct Cli<'a> {
+    remote: &'a dyn Remote,
+    format: Format,
+    out: &'a mut dyn Write,
+}
+
+/// Runs a command and returns the exit code: 0 for success, 1 for a negative finding.
+pub async fn run(
+    command: Command,
+    remote: &dyn Remote,
+    format: Format,
+    out: &mut (dyn Write + Send),
+) -> Result<u8, Error> {
+    let mut cli = Cli { remote, format, out };
+    match command {
+        Command::Add(add) => cli.add(add).await,
+        Command::List(list) => cli.list(list).await,
+        Command::Show { rule } => cli.show("GET", &format!("/rules/{}", part(&rule)), None).await,
+        Command::Watch { rule } => cli.watch(&rule).await,
+        Command::Explain { rule, file } => cli.explain(&rule, file.as_deref()).await,
+        Command::Repair { rule } => {
+            cli.show("POST", &format!("/mainstay/rules/{}/repair", part(&rule)), None).await
+        }
+        Command::Delete { rule, soft, purge } => {
+            let body = json!({"purge_replicas": purge.then_some(true), "immediately": !soft});
+            cli.done("DELETE", &format!("/rules/{}", part(&rule)), Some(body)).await
+        }
+        Command::Move { rule, expression } => {
+            let body = json!({"rule_id": rule, "rse_expression": expression, "override": {}});
+            cli.show("POST", &format!("/rules/{}/move", part(&rule)), Some(body)).await
+        }
+        Command::Reduce { rule, copies, exclude } => {
+            let body = json!({"copies": copies, "exclude_expression": exclude});
+            cli.show("POST", &format!("/rules/{}/reduce", part(&rule)), Some(body)).await
+        }
+        Command::Approve { rule } => cli.options(&rule, json!({"approve": true})).await,
+        Command::Deny { rule, reason } => {
+            cli.options(&rule, json!({"approve": false, "comment": reason})).await
+        }
+        Command::Update { rule, options } => {
+            let mut all = Map::new();
+            for option in &options {
+                let (key, value) = pair(option)?;
+                let value =
+                    serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+                all.insert(key.to_owned(), value);
+            }
+            cli.options(&rule, Value::Object(all)).await
+        }
+        Command::Expression { expression } => cli.expression(&expression).await,
+        Command::Rse(command) => cli.rse(command).await,
+        Command::Account(command) => cli.account(command).await,
+        Command::Quota(command) => cli.quota(command).await,
+        Command::Did(command) => cli.did(command).await,
+        Command::Replica(command) => cli.replica(command).await,
+        Command::Transfer(command) => cli.transfer(command).await,
+        Command::Judge(args) => {
+            if !args.once {
+                return Err(Error::Usage(
+                    "the server runs the judge; here it is run with --once".to_owned(),
+                ));
+            }
+            let path = format!("/mainstay/judge/{}", args.daemon);
+            cli.show("POST", &path, Some(json!({"now": args.now}))).await
+        }
+        Command::Check { repair } => cli.check(repair).await,
+    }
+}
+
+impl Cli<'_> {
+    async fn call(&self, method: &str, path: &str, body: Option<Value>) -> Result<String, Error> {
+        let answer = self.remote.send(method, path, body).await?;
+        if answer.status < 400 {
+            return Ok(answer.body);
+        }
+        let error: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+        let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or("").to_owned();
+        Err(Error::Refused {
+            status: answer.status,
+            class: text("ExceptionClass"),
+            message: text("ExceptionMessage"),
+        })
+    }
+
+    async fn value(&self, method: &str, path: &str, body: Option<Value>) -> Result<Value, Error> {
+        let text = self.call(method, path, body).await?;
+        serde_json::from_str(&text).map_err(|error| Error::Answer(format!("{error}: {text:.200}")))
+    }
+
+    async fn lines(&self, path: &str) -> Result<Vec<Value>, Error> {
+        let text = self.call("GET", path, None).await?;
+        // The word Infinity is not JSON; here it is a text.
+        let line = |line: &str| serde_json::from_str(&line.replace(": Infinity", ": \"infinite\""));
+        text.lines()
+            .map(|text| line(text).map_err(|error| Error::Answer(error.to_string())))
+            .collect()
+    }
+
+    async fn show(&mut self, method: &str, path: &str, body: Option<Value>) -> Result<u8, Error> {
+        let value = self.value(method, path, body).await?;
+        table::value(self.out, self.format, &value)?;
+        Ok(0)
+    }
+
+    async fn rows(&mut self, path: &str, columns: &[&str]) -> Result<u8, Error> {
+        let rows = self.lines(path).await?;
+        table::rows(self.out, self.format, &rows, columns)?;
+        Ok(0)
+    }
+
+    async fn done(&mut self, method: &str, path: &str, body: Option<Value>) -> Result<u8, Error> {
+        self.call(method, path, body).await?;
+        Ok(0)
+    }
+
+    async fn options(&mut self, rule: &str, options: Value) -> Result<u8, Error> {
+        self.done("PUT", &format!("/rules/{}", part(rule)), Some(json!({"options": options}))).await
+    }
+
+    async fn add(&mut self, add: Add) -> Result<u8, Error> {
+        let body = json!({
+            "dids": named(&add.dids)?, "copies": add.copies, "rse_expression": add.expression, "account": add.account,
+            "grouping": add.grouping, "weight": add.weight, "lifetime": add.lifetime,
+            "source_replica_expression": add.source, "activity": add.activity, "comment": add.comment,
+            "locked": add.locked, "ask_approval": add.ask_approval, "asynchronous": add.asynchronous,
+            "ignore_availability": add.ignore_availability,
+        });
+        let made = self.value("POST", "/rules/", Some(body)).await?;
+        for rule in made.as_array().map(Vec::as_slice).unwrap_or_default() {
+            let rule = rule.as_str().unwrap_or("");
+            writeln!(self.out, "{rule}")?;
+            if add.wait {
+                self.watch(rule).await?;
+            }
+        }
+        Ok(0)
+    }
+
+    async fn list(&mut self, list: List) -> Result<u8, Error> {
+        let state = match &list.state {
+            None => None,
+            Some(text) => {
+                let known = crate::api::RuleState::read(text);
+                Some(
+                    known
+                        .ok_or_else(|| Error::Usage(format!("{text:?} is no state of a rule")))?
+                        .letter()
+                        .to_owned(),
+                )
+            }
+        };
+        let filters = [
+            ("account", list.account),
+            ("scope", list.scope),
+            ("name", list.name),
+            ("state", state),
+        ];
+        let query: Vec<String> = filters
+            .iter()
+            .filter_map(|(key, value)| value.as_ref().map(|value| format!("{key}={}", part(value))))
+            .collect();
+        let columns = [
+            "id",
+            "account",
+            "scope",
+            "name",
+            "state",
+            "locks_ok_cnt",
+            "locks_replicating_cnt",
+            "locks_stuck_cnt",
+            "rse_expression",
+            "copies",
+        ];
+        self.rows(&format!("/rules/?{}", query.join("&")), &columns).await
+    }
+
+    /// Shows the progress of a rule until it is OK. A rule that stops is a negative finding.
+    async fn watch(&mut self, rule: &str) -> Result<u8, Error> {
+        let path = format!("/rules/{}", part(rule));
+        let mut shown = String::new();
+        loop {
+            let value = self.value("GET", &path, None).await?;
+            let count = |key: &str| value[key].as_u64().unwrap_or(0);
+            let (ok, moving, stuck) =
+                (count("locks_ok_cnt"), count("locks_replicating_cnt"), count("locks_stuck_cnt"));
+            let state = value["state"].as_str().unwrap_or("");
+            let bar = table::bar(ok, moving, stuck);
+            let line = format!("{bar} {ok} ok, {moving} replicating, {stuck} stuck: {state}");
+            if line != shown {
+                writeln!(self.out, "{line}")?;
+                self.out.flush()?;
+                shown = line;
+            }
+            match state {
+                "OK" => return Ok(0),
+                "SUSPENDED" | "WAITING_APPROVAL" => return Ok(1),
+                _ => tokio::time::sleep(std::time::Duration::from_millis(500)).await,
+            }
+        }
+    }
+
+    async fn explain(&mut self, rule: &str, file: Option<&str>) -> Result<u8, Error> {
+        let query = file.map_or_else(String::new, |file| format!("?file={}", part(file)));
+        let why = self
+            .value("GET", &format!("/mainstay/rules/{}/explain{query}", part(rule)), None)
+            .await?;
+        if self.format == Format::Json {
+            table::value(self.out, self.format, &why)?;
+            return Ok(0);
+        }
+        writeln!(self.out, "{}", why["summary"].as_str().unwrap_or(""))?;
+        if let Some(remedy) = why["remedy"].as_str() {
+            writeln!(self.out, "{remedy}")?;
+        }
+        writeln!(self.out)?;
+        for (rse, verdict) in why["candidates"].as_object().into_iter().flatten() {
+            writeln!(self.out, "  {rse:<20} {}", verdict.as_str().unwrap_or(""))?;
+        }
+        writeln!(self.out)?;
+        let copies = why["copies"].as_array().map(Vec::as_slice).unwrap_or_default();
+        table::rows(self.out, self.format, copies, &["name", "rse", "state", "why"])?;
+        Ok(0)
+    }
+
+    async fn expression(&mut self, expression: &str) -> Result<u8, Error> {
+        let path = format!("/mainstay/expression?expression={}", part(expression));
+        let value = self.value("GET", &path, None).await?;
+        if self.format != Format::Table {
+            table::value(self.out, self.format, &value)?;
+            return Ok(0);
+        }
+        let terms = value["terms"].as_array().map(Vec::as_slice).unwrap_or_default();
+        table::rows(self.out, self.format, terms, &["operator", "term", "matched", "after"])?;
+        let rses = table::cell(&value["rses"]);
+        writeln!(self.out, "= {rses}")?;
+        Ok(u8::from(rses.is_empty()))
+    }
+
+    async fn rse(&mut self, command: RseCommand) -> Result<u8, Error> {
+        match command {
+            RseCommand::List { expression: None } => {
+                let columns = [
+                    "rse",
+                    "rse_type",
+                    "availability_read",
+                    "availability_write",
+                    "availability_delete",
+                    "staging_area",
+                ];
+                self.rows("/rses/", &columns).await
+            }
+            RseCommand::List { expression: Some(expression) } => {
+                self.rows(&format!("/rses/?expression={}", part(&expression)), &["rse"]).await
+            }
+            RseCommand::Add { rse, kind, staging } => {
+                let body = json!({"rse_type": kind, "staging_area": staging});
+                self.done("POST", &format!("/rses/{}", part(&rse)), Some(body)).await
+            }
+            RseCommand::Show { rse } => {
+                let mut value = self.value("GET", &format!("/rses/{}", part(&rse)), None).await?;
+                value["attributes"] =
+                    self.value("GET", &format!("/rses/{}/attr/", part(&rse)), None).await?;
+                value["limits"] =
+                    self.value("GET", &format!("/rses/{}/limits", part(&rse)), None).await?;
+                value["usage"] =
+                    Value::Array(self.lines(&format!("/rses/{}/usage", part(&rse))).await?);
+                table::value(self.out, self.format, &value)?;
+                Ok(0)
+            }
+            RseCommand::Set { rse, attributes } => {
+                for attribute in &attributes {
+                    let (key, value) = pair(attribute)?;
+                    let path = format!("/rses/{}/attr/{}", part(&rse), part(key));
+                    self.done("POST", &path, Some(json!({"value": value}))).await?;
+                }
+                Ok(0)
+            }
+            RseCommand::Unset { rse, key } => {
+                self.done("DELETE", &format!("/rses/{}/attr/{}", part(&rse), part(&key)), None)
+                    .await
+            }
+            RseCommand::Limit { rse, name, bytes } => {
+                let body = json!({"name": name, "value": bytes});
+                self.done("PUT", &format!("/rses/{}/limits", part(&rse)), Some(body)).await
+            }
+            RseCommand::Availability { rse, flags } => {
+                let mut body = Map::new();
+                for flag in &flags {
+                    let (key, value) = pair(flag)?;
+                    body.insert(format!("availability_{key}"), json!(value == "true"));
+                }
+                self.done("PUT", &format!("/rses/{}", part(&rse)), Some(Value::Object(body))).await
+            }
+            RseCommand::Usage { rse, used, free } => {
+                let body = json!({"source": "storage", "used": used, "free": free});
+                self.done("PUT", &format!("/rses/{}/usage", part(&rse)), Some(body)).await
+            }
+            RseCommand::Delete { rse } => {
+                self.done("DELETE", &format!("/rses/{}", part(&rse)), None).await
+            }
+        }
+    }
+
+    async fn account(&mut self, command: AccountCommand) -> Result<u8, Error> {
+        match command {
+            AccountCommand::List => self.rows("/accounts/", &["account", "type", "email"]).await,
+            AccountCommand::Add { account, kind } => {
+                self.done(
+                    "POST",
+                    &format!("/accounts/{}", part(&account)),
+                    Some(json!({"type": kind, "email": null})),
+                )
+                .await
+            }
+            AccountCommand::Scope { account, scope } => {
+                self.done(
+                    "POST",
+                    &format!("/accounts/{}/scopes/{}", part(&account), part(&scope)),
+                    None,
+                )
+                .await
+            }
+            AccountCommand::Set { account, attribute } => {
+                let (key, value) = pair(&attribute)?;
+                let path = format!("/accounts/{}/attr/{}", part(&account), part(key));
+                self.done("POST", &path, Some(json!({"key": key, "value": value}))).await
+            }
+        }
+    }
+
+    async fn quota(&mut self, command: QuotaCommand) -> Result<u8, Error> {
+        let path = |account: &str, on: &str, global: bool| {
+            let which = if global { "global" } else { "local" };
+            format!("/accounts/{}/limits/{which}/{}", part(account), part(on))
+        };
+        match command {
+            QuotaCommand::Show { account } => {
+                let mut rows =
+                    self.lines(&format!("/accounts/{}/usage/local", part(&account))).await?;
+                for mut row in
+                    self.lines(&format!("/accounts/{}/usage/global", part(&account))).await?
+                {
+                    row["rse"] = row["rse_expression"].clone();
+                    rows.push(row);
+                }
+                table::rows(
+                    self.out,
+                    self.format,
+                    &rows,
+                    &["rse", "files", "bytes", "bytes_limit", "bytes_remaining"],
+                )?;
+                Ok(0)
+            }
+            QuotaCommand::Set { account, on, bytes, global } => {
+                self.done("POST", &path(&account, &on, global), Some(json!({"bytes": bytes}))).await
+            }
+            QuotaCommand::Unset { account, on, global } => {
+                self.done("DELETE", &path(&account, &on, global), None).await
+            }
+        }
+    }
+
+    async fn did(&mut self, command: DidCommand) -> Result<u8, Error> {
+        match command {
+            DidCommand::Tree { did } => self.tree(&did).await,
+            DidCommand::Add { did, container, lifetime } => {
+                let kind = if container { "CONTAINER" } else { "DATASET" };
+                self.done(
+                    "POST",
+                    &did_path(&did, "")?,
+                    Some(json!({"type": kind, "lifetime": lifetime})),
+                )
+                .await
+            }
+            DidCommand::Attach { parent, children } => {
+                self.done(
+                    "POST",
+                    &did_path(&parent, "/dids")?,
+                    Some(json!({"dids": named(&children)?})),
+                )
+                .await
+            }
+            DidCommand::Detach { parent, children } => {
+                self.done(
+                    "DELETE",
+                    &did_path(&parent, "/dids")?,
+                    Some(json!({"dids": named(&children)?})),
+                )
+                .await
+            }
+            DidCommand::Close { did } => {
+                self.done("PUT", &did_path(&did, "/status")?, Some(json!({"open": false}))).await
+            }
+            DidCommand::Show { did } => {
+                self.show("GET", &did_path(&did, "?dynamic_depth=FILE")?, None).await
+            }
+        }
+    }
+
+    /// Prints what is below, an explicit stack deep, at most a thousand lines.
+    async fn tree(&mut self, root: &str) -> Result<u8, Error> {
+        let (scope, name) = did(root)?;
+        let first = self.value("GET", &did_path(root, "")?, None).await?;
+        let kind = first["type"].as_str().unwrap_or("").to_owned();
+        let mut open = vec![(0_usize, scope, name, kind)];
+        let mut left = 1_000;
+        while let Some((depth, scope, name, kind)) = open.pop() {
+            if left == 0 {
+                writeln!(self.out, "…")?;
+                break;
+            }
+            left -= 1;
+            writeln!(self.out, "{}{scope}:{name} {kind}", "  ".repeat(depth))?;
+            if kind == "FILE" {
+                continue;
+            }
+            let children =
+                self.lines(&format!("/dids/{}/{}/dids", part(&scope), part(&name))).await?;
+            for child in children.iter().rev() {
+                let text = |key: &str| child[key].as_str().unwrap_or("").to_owned();
+                open.push((depth + 1, text("scope"), text("name"), text("type")));
+            }
+        }
+        Ok(0)
+    }
+
+    async fn replica(&mut self, command: ReplicaCommand) -> Result<u8, Error> {
+        match command {
+            ReplicaCommand::Add { rse, files } => {
+                let mut list = Vec::with_capacity(files.len());
+                for file in &files {
+                    let parts: Vec<&str> = file.split(':').collect();
+                    let (scope, name, bytes, sum) = match parts.as_slice() {
+                        [scope, name, bytes] => (*scope, *name, *bytes, None),
+                        [scope, name, bytes, sum] => (*scope, *name, *bytes, Some(*sum)),
+                        _ => {
+                            return Err(Error::Usage(format!(
+                                "{file:?} should be scope:name:bytes[:adler32]"
+                            )));
+                        }
+                    };
+                    let bytes: i64 = bytes.parse().map_err(|_| {
+                        Error::Usage(format!("{bytes:?} should be a number of bytes"))
+                    })?;
+                    list.push(
+                        json!({"scope": scope, "name": name, "bytes": bytes, "adler32": sum}),
+                    );
+                }
+                self.done("POST", "/replicas", Some(json!({"rse": rse, "files": list}))).await
+            }
+            ReplicaCommand::List { dids, all } => {
+                let body = json!({"dids": named(&dids)?, "all_states": all});
+                let text = self.call("POST", "/replicas/list", Some(body)).await?;
+                let rows: Vec<Value> =
+                    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+                table::rows(
+                    self.out,
+                    self.format,
+                    &rows,
+                    &["scope", "name", "bytes", "adler32", "states"],
+                )?;
+                Ok(0)
+            }
+            ReplicaCommand::Bad { rse, file, reason } => {
+                let (scope, name) = did(&file)?;
+                let body = json!({"replicas": [{"scope": scope, "name": name, "rse": rse}], "reason": reason});
+                self.done("POST", "/replicas/bad", Some(body)).await
+            }
+            ReplicaCommand::Tombstone { rse, file } => {
+                let (scope, name) = did(&file)?;
+                let body = json!({"replicas": [{"scope": scope, "name": name, "rse": rse}]});
+                self.done("POST", "/replicas/tombstone", Some(body)).await
+            }
+        }
+    }
+
+    async fn transfer(&mut self, command: TransferCommand) -> Result<u8, Error> {
+        let (rse, files, state, error) = match command {
+            TransferCommand::Done { rse, files } => (rse, files, "A", None),
+            TransferCommand::Failed { rse, files, error } => (rse, files, "U", Some(error)),
+        };
+        let mut list = named(&files)?;
+        for file in &mut list {
+            file["state"] = json!(state);
+            file["error_message"] = json!(error);
+        }
+        self.done("PUT", "/replicas", Some(json!({"rse": rse, "files": list}))).await
+    }
+
+    async fn check(&mut self, repair: bool) -> Result<u8, Error> {
+        if repair {
+            let mended = self.value("POST", "/mainstay/check/repair", None).await?;
+            eprintln!("{} counters mended", mended["mended"]);
+        }
+        let value = self.value("GET", "/mainstay/check", None).await?;
+        let found = value["violations"].as_array().map(Vec::as_slice).unwrap_or_default();
+        if self.format == Format::Json {
+            table::value(self.out, self.format, &value)?;
+        } else {
+            for violation in found {
+                writeln!(
+                    self.out,
+                    "{} {}",
+                    violation["invariant"].as_str().unwrap_or(""),
+                    violation["what"].as_str().unwrap_or("")
+                )?;
+            }
+        }
+        Ok(u8::from(!found.is_empty()))
+    }
+}

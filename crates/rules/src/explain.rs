@@ -1,0 +1,265 @@
+//! Why: each copy of a rule, why it is where it is, why it is stuck, and what would unstick it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use crate::api::{Did, DidType, Grouping, LockState, Micros, RequestState, Rule, RuleState};
+use crate::catalog::Tx;
+use crate::catalog::engine::values;
+use crate::catalog::order::Ledger;
+use crate::error::{Error, Result};
+use crate::rule::place;
+use crate::select::{Verdict, Wish};
+
+/// One copy of one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named for what they hold")]
+pub struct CopyOf {
+    pub did: Did,
+    pub rse_id: i64,
+    pub rse: String,
+    pub state: LockState,
+    pub attempts: i64,
+    pub last_error: Option<String>,
+    pub last_time: Option<Micros>,
+    /// RSEs with another replica, and whether it can be read.
+    pub sources: Vec<(String, bool)>,
+    /// Why it is here, why it waits, what would help.
+    pub why: String,
+}
+
+/// An explanation of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Why {
+    /// One sentence about the rule.
+    pub summary: String,
+    /// What would help, if anything is needed.
+    pub remedy: Option<String>,
+    /// RSE by RSE: may it take a copy, and why not.
+    pub candidates: BTreeMap<String, String>,
+    /// Copy by copy; stuck ones first.
+    pub copies: Vec<CopyOf>,
+    /// How many copies there are in all.
+    pub total: i64,
+}
+
+impl Why {
+    /// As it is served.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let copies: Vec<Value> = self
+            .copies
+            .iter()
+            .map(|copy| {
+                json!({
+                    "scope": copy.did.scope, "name": copy.did.name, "rse": copy.rse, "state": copy.state,
+                    "attempts": copy.attempts, "last_error": copy.last_error, "why": copy.why,
+                    "sources": copy.sources.iter().map(|(rse, open)| json!([rse, open])).collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        json!({
+            "summary": self.summary, "remedy": self.remedy, "candidates": self.candidates, "copies": copies,
+            "total": self.total,
+        })
+    }
+}
+
+/// Explains a rule, or what it does with one file; at most `most` copies are listed.
+pub fn explain(tx: &mut Tx<'_>, rule: &Rule, file: Option<&Did>, most: i64) -> Result<Why> {
+    let only = match file {
+        None => 0,
+        Some(did) => crate::did::get(tx, did)?.id,
+    };
+    let copies = copies(tx, rule, only, most)?;
+    let (candidates, refusal) = candidates(tx, rule, &copies)?;
+    let total = rule.counts.total();
+    Ok(Why {
+        summary: summary(rule),
+        remedy: remedy(rule, refusal.as_deref()),
+        candidates,
+        copies,
+        total,
+    })
+}
+
+fn summary(rule: &Rule) -> String {
+    let counts = rule.counts;
+    let head = format!(
+        "{} copies of {} on {}: {} there, {} on their way, {} stuck; {}",
+        rule.copies,
+        rule.did,
+        rule.rse_expression,
+        counts.ok,
+        counts.replicating,
+        counts.stuck,
+        rule.state
+    );
+    match &rule.error {
+        Some(error) => format!("{head}: {error}"),
+        None => head,
+    }
+}
+
+fn remedy(rule: &Rule, refusal: Option<&str>) -> Option<String> {
+    match rule.state {
+        RuleState::Ok | RuleState::Replicating => None,
+        RuleState::WaitingApproval => Some("Somebody has to approve it.".to_owned()),
+        RuleState::Inject => Some("The injector applies it; nothing needs to be done.".to_owned()),
+        RuleState::Suspended => Some(match rule.suspended_by.as_deref() {
+            Some("user") => {
+                "It was suspended by hand; set its state to STUCK to have it repaired.".to_owned()
+            }
+            Some("injector") => {
+                "It did not fit the quota; raise it, then set its state to STUCK.".to_owned()
+            }
+            _ => "It was stuck for too long; set its state to STUCK to have it tried again."
+                .to_owned(),
+        }),
+        RuleState::Stuck => Some(match refusal {
+            Some(refusal) => format!(
+                "As things are no RSE can be chosen ({refusal}); change that, and the repairer goes on."
+            ),
+            None => "The repairer tries again by itself; `mainstay rules repair` does it now."
+                .to_owned(),
+        }),
+    }
+}
+
+fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<CopyOf>> {
+    let rows = tx.query(
+        "SELECT d.id, d.scope, d.name, l.rse_id, r.rse, l.state, l.repair_cnt, p.state, q.state, q.retry_count, q.err_msg, l.created_at, p.created_at
+         FROM locks l JOIN dids d ON d.id = l.did_id JOIN rses r ON r.id = l.rse_id
+         LEFT JOIN replicas p ON p.did_id = l.did_id AND p.rse_id = l.rse_id
+         LEFT JOIN requests q ON q.did_id = l.did_id AND q.dest_rse_id = l.rse_id
+         WHERE l.rule_id = ?1 AND (?2 = 0 OR l.did_id = ?2)
+         ORDER BY CASE l.state WHEN 'S' THEN 0 WHEN 'R' THEN 1 ELSE 2 END, l.did_id, l.rse_id LIMIT ?3",
+        values![rule.id, only, most],
+    )?;
+    let files: BTreeSet<i64> = rows.iter().map(|row| row.int(0)).collect();
+    let files: Vec<i64> = files.into_iter().collect();
+    let mut sources: BTreeMap<i64, Vec<(i64, String, bool)>> = BTreeMap::new();
+    let sql = "SELECT p.did_id, p.rse_id, r.rse, CASE WHEN p.state = 'A' AND r.availability_read = 1 THEN 1 ELSE 0 END
+        FROM replicas p JOIN rses r ON r.id = p.rse_id WHERE p.did_id IN ARRAY(?1) AND p.state IN ('A', 'T') ORDER BY p.did_id, r.rse";
+    for row in tx.query(sql, values![files.clone()])? {
+        sources.entry(row.int(0)).or_default().push((
+            row.int(1),
+            row.text(2).to_owned(),
+            row.flag(3),
+        ));
+    }
+    let mut failures: BTreeMap<(i64, i64), (Option<String>, Micros)> = BTreeMap::new();
+    let sql = "SELECT did_id, dest_rse_id, err_msg, updated_at FROM requests_history WHERE did_id IN ARRAY(?1) AND state <> 'D' ORDER BY updated_at";
+    for row in tx.query(sql, values![files])? {
+        failures.insert((row.int(0), row.int(1)), (row.opt_text(2), row.int(3)));
+    }
+    Ok(rows
+        .iter()
+        .map(|row| {
+            let unit = (row.int(0), row.int(3));
+            let others: Vec<(String, bool)> = sources
+                .get(&unit.0)
+                .map(|all| {
+                    all.iter()
+                        .filter(|one| one.0 != unit.1)
+                        .map(|one| (one.1.clone(), one.2))
+                        .collect()
+                })
+                .unwrap_or_default();
+            let failure = failures.get(&unit);
+            let state = LockState::read(row.text(5)).unwrap_or(LockState::Stuck);
+            let last_error =
+                row.opt_text(10).or_else(|| failure.and_then(|failure| failure.0.clone()));
+            CopyOf {
+                did: Did::new(row.text(1), row.text(2)),
+                rse_id: unit.1,
+                rse: row.text(4).to_owned(),
+                state,
+                attempts: row.int(9) + row.int(6),
+                why: why(rule, state, row, &others, last_error.as_deref()),
+                last_error,
+                last_time: failure.map(|failure| failure.1),
+                sources: others,
+            }
+        })
+        .collect())
+}
+
+fn why(
+    rule: &Rule,
+    state: LockState,
+    row: &crate::catalog::Row,
+    sources: &[(String, bool)],
+    error: Option<&str>,
+) -> String {
+    let before = row.int(12) < row.int(11);
+    let grouped = rule.did_type != DidType::File && rule.grouping != Grouping::None;
+    let here = match (before, grouped) {
+        (true, _) => "the file was here already",
+        (false, true) => "the files of its group are here",
+        (false, false) => "it was chosen by weight",
+    };
+    match state {
+        LockState::Ok => format!("{here}; the copy is there"),
+        LockState::Replicating => {
+            let request =
+                RequestState::read(row.text(8)).map_or("not asked for", RequestState::name);
+            format!("{here}; the transfer is {request}")
+        }
+        LockState::Stuck => {
+            let what = match (
+                error,
+                sources.iter().any(|source| source.1),
+                &rule.source_replica_expression,
+            ) {
+                (_, false, _) => {
+                    "no readable copy exists anywhere: register one, or declare the file lost"
+                        .to_owned()
+                }
+                (None, true, Some(expression)) => {
+                    format!(
+                        "no source on {expression} has it: make a copy there, or drop the source expression"
+                    )
+                }
+                (None, true, None) => {
+                    "the RSE took no writes: open it for writing, or move the rule".to_owned()
+                }
+                (Some(error), true, _) => {
+                    format!("the last transfer failed ({error}): it is tried again after a while")
+                }
+            };
+            format!("{here}; {what}")
+        }
+    }
+}
+
+/// What selection makes of every RSE now, and the reason when too few are left.
+fn candidates(
+    tx: &mut Tx<'_>,
+    rule: &Rule,
+    copies: &[CopyOf],
+) -> Result<(BTreeMap<String, String>, Option<String>)> {
+    let rses = tx.rses()?;
+    let held: BTreeSet<i64> = copies.iter().map(|copy| copy.rse_id).collect();
+    let taken = crate::rse::resolve(tx, &rule.rse_expression).unwrap_or_default();
+    let plan = match place::prepare(tx, rule, &Ledger::default()) {
+        Ok(plan) => Ok(plan),
+        Err(Error::Refused(refusal)) => Err(format!("{}: {}", refusal.class, refusal.message)),
+        Err(other) => return Err(other),
+    };
+    let verdicts = match &plan {
+        Ok(plan) => plan.selector.explain(&Wish { size: 1, copies: 1, ..Wish::default() }),
+        Err(_) => BTreeMap::new(),
+    };
+    let verdict = |rse: &crate::expression::Rse| match verdicts.get(&rse.id) {
+        _ if held.contains(&rse.id) => "holds copies of this rule".to_owned(),
+        _ if !taken.contains(&rse.id) => "is not in the expression".to_owned(),
+        Some(Verdict::Fits(_)) => "may take a copy".to_owned(),
+        Some(Verdict::Excluded(why)) => (*why).to_owned(),
+        None if !rse.write && !rule.ignore_availability => "takes no writes now".to_owned(),
+        None => "has no value for the weight attribute".to_owned(),
+    };
+    let all = rses.iter().map(|rse| (rse.name.clone(), verdict(rse))).collect();
+    Ok((all, plan.err()))
+}

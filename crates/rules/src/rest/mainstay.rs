@@ -1,0 +1,153 @@
+//! `/mainstay`: explanations, the judge by hand, the checker.
+
+use axum::http::Method;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use serde_json::{Value, json};
+
+use super::{Call, Reply, no_such_path};
+use crate::api::{Did, RequestState};
+use crate::catalog::Daemon;
+use crate::error::{Class, Result, refuse};
+use crate::expression::{Expression, Operator};
+use crate::judge::Pass;
+use crate::rule::{read, repair, transfer, update};
+
+/// The daemon of this name.
+pub(super) fn daemon(name: &str) -> Option<Daemon> {
+    Some(match name {
+        "evaluator" => Daemon::Evaluator,
+        "repairer" => Daemon::Repairer,
+        "cleaner" => Daemon::Cleaner,
+        "injector" => Daemon::Injector,
+        "finisher" => Daemon::Finisher,
+        "reaper" => Daemon::Reaper,
+        _ => return None,
+    })
+}
+
+pub(super) async fn dispatch(call: &Call, path: &[String]) -> Result<Reply> {
+    let parts: Vec<&str> = path.iter().map(String::as_str).collect();
+    match (&call.method, parts.as_slice()) {
+        (&Method::GET, ["expression"]) => expression(call).await,
+        (&Method::GET, ["rules", id, "explain"]) => explain(call, id).await,
+        (&Method::POST, ["rules", id, "repair"]) => repair_now(call, id).await,
+        (&Method::POST, ["judge", name]) => judge(call, name).await,
+        (&Method::GET, ["check"]) => check(call).await,
+        (&Method::POST, ["check", "repair"]) => mend(call).await,
+        (&Method::POST, ["transfers"]) => report(call).await,
+        _ => Err(no_such_path()),
+    }
+}
+
+async fn expression(call: &Call) -> Result<Reply> {
+    let text = call.arg("expression").unwrap_or("").to_owned();
+    let value = call
+        .read(move |tx| {
+            let rses = tx.rses()?;
+            let (found, terms) = Expression::parse(&text)?.explain(&rses);
+            let names = |ids: &std::collections::BTreeSet<i64>| {
+                rses.iter().filter(|rse| ids.contains(&rse.id)).map(|rse| rse.name.clone()).collect::<Vec<_>>()
+            };
+            let terms: Vec<Value> = terms
+                .iter()
+                .map(|term| {
+                    let operator = term.operator.map(|operator| match operator {
+                        Operator::Union => "|",
+                        Operator::Intersection => "&",
+                        Operator::Difference => "\\",
+                    });
+                    json!({"term": term.term, "operator": operator, "matched": names(&term.matched), "after": names(&term.after)})
+                })
+                .collect();
+            Ok(json!({"expression": text, "rses": names(&found), "terms": terms}))
+        })
+        .await?;
+    Ok(Reply::Json(value))
+}
+
+async fn explain(call: &Call, id: &str) -> Result<Reply> {
+    let (id, file) = (id.to_owned(), call.arg("file").map(str::to_owned));
+    let value = call
+        .read(move |tx| {
+            let rule = read::rule(tx, &id)?;
+            let within = |text: &String| {
+                Did::parse(text).unwrap_or_else(|| Did::new(rule.did.scope.clone(), text.clone()))
+            };
+            let file = file.as_ref().map(within);
+            Ok(crate::explain::explain(tx, &rule, file.as_ref(), 100)?.to_json())
+        })
+        .await?;
+    Ok(Reply::Json(value))
+}
+
+async fn repair_now(call: &Call, id: &str) -> Result<Reply> {
+    let (id, now, seed) = (id.to_owned(), call.now(), call.service.around.seed());
+    let found = id.clone();
+    let rule = call.read(move |tx| read::rule(tx, &found)).await?;
+    call.owner_or_privileged("repair a rule", &rule.account)?;
+    // Asked for by hand nothing is waited for.
+    let mut settings = call.service.settings.clone();
+    settings.retry_delays = vec![0];
+    let state = call
+        .write(move |tx| {
+            repair::repair_rule(tx, rule.id, &settings, &mut SmallRng::seed_from_u64(seed), now)
+        })
+        .await?;
+    Ok(Reply::Json(json!({"id": id, "state": state})))
+}
+
+async fn judge(call: &Call, name: &str) -> Result<Reply> {
+    call.privileged("run the judge")?;
+    let daemon = daemon(name).ok_or_else(|| {
+        refuse(
+            Class::InvalidObject,
+            "The judge is evaluator, repairer, cleaner, injector, finisher or reaper",
+        )
+    })?;
+    let now = match call.body.get("now").and_then(Value::as_str) {
+        None => call.now(),
+        Some(text) => update::read_time(text).ok_or_else(|| {
+            refuse(Class::InvalidObject, "now is a moment like 2026-11-15T22:00:00Z")
+        })?,
+    };
+    let (service, pass) = (call.service.clone(), Pass::new(now, call.service.around.seed()));
+    let done = tokio::task::spawn_blocking(move || {
+        crate::judge::pass(&service.catalog, daemon, &service.settings, &pass)
+    })
+    .await
+    .map_err(|error| crate::error::Error::Database(error.to_string()))??;
+    Ok(Reply::Json(json!({"done": done.done, "failed": done.failed, "more": done.more})))
+}
+
+async fn check(call: &Call) -> Result<Reply> {
+    call.privileged("check the catalog")?;
+    let found = call.read(|tx| crate::check::check(tx, 100)).await?;
+    let shown = found.iter().map(|found| json!({"invariant": found.invariant, "what": found.what}));
+    Ok(Reply::Json(json!({"violations": shown.collect::<Vec<_>>()})))
+}
+
+async fn mend(call: &Call) -> Result<Reply> {
+    call.privileged("repair the catalog")?;
+    let now = call.now();
+    let mended = call.write(move |tx| crate::check::repair(tx, now)).await?;
+    Ok(Reply::Json(json!({"mended": mended})))
+}
+
+/// A transfer tool reports on a request; the finisher does the rest.
+async fn report(call: &Call) -> Result<Reply> {
+    call.privileged("report transfers")?;
+    let did = Did::new(call.text("scope")?, call.text("name")?);
+    let (rse, state) = (call.text("rse")?, call.text("state")?);
+    let state = RequestState::read(&state)
+        .ok_or_else(|| refuse(Class::InvalidObject, "state is the name of a request's state"))?;
+    let error = call.body.get("error").and_then(Value::as_str).map(str::to_owned);
+    let now = call.now();
+    let found = call
+        .write(move |tx| {
+            let unit = crate::replica::unit(tx, &did, &rse)?;
+            transfer::report(tx, unit, state, error.as_deref(), now)
+        })
+        .await?;
+    Ok(Reply::Json(json!({"found": found})))
+}

@@ -1,0 +1,291 @@
+//! The HTTP surface: paths and shapes of Rucio's REST, plus `/mainstay/…` for what is ours alone.
+//!
+//! [`router`] serves it below wherever it is mounted. Who calls is the server's business: it puts
+//! a [`Caller`] into the request's extensions, and a request without one is not authenticated.
+//! Names may hold encoded slashes and look like verbs, so paths are read here and not by patterns.
+//! Lists are streamed row by row as the database yields them.
+
+mod catalog;
+mod mainstay;
+mod rules;
+mod show;
+mod stream;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::Response;
+use serde_json::{Map, Value};
+
+use crate::catalog::{Catalog, Tx};
+use crate::error::{Class, Error, Result, refuse};
+use crate::judge::Surroundings;
+use crate::rule::Settings;
+
+/// Who calls, as the server has found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The account.
+    pub account: String,
+    /// Whether it may do everything.
+    pub privileged: bool,
+}
+
+/// What the surface needs.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Where everything is written down.
+    pub catalog: Catalog,
+    /// Numbers that steer rules.
+    pub settings: Settings,
+    /// Time and chance.
+    pub around: Arc<dyn Surroundings>,
+}
+
+/// The largest body taken, in bytes.
+const LARGEST_BODY: usize = 64 << 20;
+
+/// Serves the surface.
+pub fn router(service: Service) -> Router {
+    Router::new().fallback(move |request: Request| {
+        let service = service.clone();
+        async move { answer(service, request).await }
+    })
+}
+
+/// One request, taken apart.
+struct Call {
+    service: Service,
+    method: Method,
+    /// The decoded parts of the path.
+    path: Vec<String>,
+    query: Vec<(String, String)>,
+    body: Value,
+    caller: Caller,
+}
+
+type Lines = Box<dyn Fn(&mut Tx<'_>, &mut dyn FnMut(String) -> Result<()>) -> Result<()> + Send>;
+
+/// What is answered.
+enum Reply {
+    Json(Value),
+    /// One JSON document a line.
+    Lines(Lines),
+    /// 201 with this text.
+    Created(String),
+    Done,
+    /// A document that is JSON but for the word Infinity.
+    Text(String),
+}
+
+async fn answer(service: Service, request: Request) -> Response {
+    match call(service, request).await {
+        Ok((call, service)) => match dispatch(call).await {
+            Ok(reply) => render(service, reply).await,
+            Err(error) => failure(&error),
+        },
+        Err(error) => failure(&error),
+    }
+}
+
+async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
+    let (parts, body) = request.into_parts();
+    let path: Vec<String> =
+        parts.uri.path().split('/').filter(|part| !part.is_empty()).map(decode).collect();
+    let query = parts.uri.query().map(pairs).unwrap_or_default();
+    let caller = parts.extensions.get::<Caller>().cloned();
+    let open = path.len() == 1 && path[0] == "ping";
+    let caller = match caller {
+        Some(caller) => caller,
+        None if open => Caller { account: String::new(), privileged: false },
+        None => {
+            return Err(refuse(
+                Class::CannotAuthenticate,
+                "Cannot authenticate with given credentials",
+            ));
+        }
+    };
+    let bytes = to_bytes(body, LARGEST_BODY)
+        .await
+        .map_err(|_| refuse(Class::InvalidObject, "The body is too large or was cut short"))?;
+    let body = if bytes.is_empty() {
+        Value::Null
+    } else {
+        serde_json::from_slice(&bytes).map_err(|error| {
+            refuse(Class::InvalidObject, format!("The body is not JSON: {error}"))
+        })?
+    };
+    let call = Call { service: service.clone(), method: parts.method, path, query, body, caller };
+    Ok((call, service))
+}
+
+/// Decodes one part of a path or query: `%2F`, and `+` for a space.
+fn decode(part: &str) -> String {
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part.bytes();
+    while let Some(byte) = rest.next() {
+        let digit = |byte: Option<u8>| byte.and_then(|byte| (byte as char).to_digit(16));
+        match byte {
+            b'+' => bytes.push(b' '),
+            b'%' => match (digit(rest.next()), digit(rest.next())) {
+                (Some(high), Some(low)) => bytes.push((high * 16 + low) as u8),
+                _ => bytes.push(b'%'),
+            },
+            byte => bytes.push(byte),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn pairs(query: &str) -> Vec<(String, String)> {
+    let pair = |part: &str| {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        (decode(key), decode(value))
+    };
+    query.split('&').filter(|part| !part.is_empty()).map(pair).collect()
+}
+
+impl Call {
+    fn arg(&self, key: &str) -> Option<&str> {
+        self.query.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    fn object(&self) -> Result<&Map<String, Value>> {
+        self.body
+            .as_object()
+            .ok_or_else(|| refuse(Class::InvalidObject, "The body should be a JSON object"))
+    }
+
+    fn field<'a>(&'a self, key: &str) -> Result<&'a Value> {
+        let missing = || refuse(Class::InvalidObject, format!("The field {key} is missing"));
+        self.object()?.get(key).ok_or_else(missing)
+    }
+
+    fn text(&self, key: &str) -> Result<String> {
+        let wrong = || refuse(Class::InvalidObject, format!("The field {key} should be a text"));
+        self.field(key)?.as_str().map(str::to_owned).ok_or_else(wrong)
+    }
+
+    fn number(&self, key: &str) -> Result<i64> {
+        let wrong =
+            || refuse(Class::InvalidObject, format!("The field {key} should be a whole number"));
+        self.field(key)?.as_i64().ok_or_else(wrong)
+    }
+
+    fn now(&self) -> i64 {
+        self.service.around.now()
+    }
+
+    /// Fails unless the caller may do everything.
+    fn privileged(&self, what: &str) -> Result<()> {
+        self.owner_or_privileged(what, "")
+    }
+
+    /// Fails unless the caller is this account or may do everything.
+    fn owner_or_privileged(&self, what: &str, owner: &str) -> Result<()> {
+        if self.caller.privileged || self.caller.account == owner {
+            return Ok(());
+        }
+        let message = format!("Account {} can not {what}", self.caller.account);
+        Err(refuse(Class::AccessDenied, message))
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl Fn(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.service.catalog.write(work).await
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl Fn(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.service.catalog.read(work).await
+    }
+}
+
+async fn dispatch(call: Call) -> Result<Reply> {
+    let path: Vec<String> = call.path.clone();
+    let Some(first) = path.first() else { return Err(no_such_path()) };
+    match first.as_str() {
+        "ping" => Ok(Reply::Json(serde_json::json!({"version": "41.5.1"}))),
+        "rules" => rules::dispatch(&call, &path[1..]).await,
+        "locks" => rules::locks(&call, &path[1..]).await,
+        "dids" | "replicas" | "rses" | "accounts" | "scopes" | "requests" => {
+            catalog::dispatch(&call, &path).await
+        }
+        "subscriptions" if call.method == Method::GET => Ok(Reply::Lines(Box::new(|_, _| Ok(())))),
+        "mainstay" => mainstay::dispatch(&call, &path[1..]).await,
+        _ => Err(no_such_path()),
+    }
+}
+
+fn no_such_path() -> Error {
+    refuse(Class::UnsupportedOperation, "There is nothing at this path for this method")
+}
+
+fn with_type(status: StatusCode, kind: &'static str, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+async fn render(service: Service, reply: Reply) -> Response {
+    match reply {
+        Reply::Json(value) => {
+            with_type(StatusCode::OK, "application/json", value.to_string().into())
+        }
+        Reply::Text(text) => with_type(StatusCode::OK, "application/json", text.into()),
+        Reply::Created(text) => {
+            with_type(StatusCode::CREATED, "text/html; charset=utf-8", text.into())
+        }
+        Reply::Done => with_type(StatusCode::OK, "text/html; charset=utf-8", Body::empty()),
+        Reply::Lines(lines) => match stream::body(service.catalog, lines).await {
+            Ok(body) => with_type(StatusCode::OK, "application/x-json-stream", body),
+            Err(error) => failure(&error),
+        },
+    }
+}
+
+/// An error as clients read it: the class decides what they raise.
+fn failure(error: &Error) -> Response {
+    let (status, class) = match error {
+        Error::Refused(refusal) => (refusal.class.status(), refusal.class.to_string()),
+        Error::Unavailable(_) | Error::Moved => (503, "DatabaseException".to_owned()),
+        _ => (500, "RucioException".to_owned()),
+    };
+    if status >= 500 {
+        tracing::error!(%error, "a request failed");
+    }
+    let message = error.to_string();
+    let body = serde_json::json!({"ExceptionClass": class, "ExceptionMessage": message});
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = with_type(status, "application/octet-stream", body.to_string().into());
+    let short: String =
+        message.chars().filter(|letter| (' '..='~').contains(letter)).take(125).collect();
+    for (name, value) in [("exceptionclass", class), ("exceptionmessage", short)] {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoded_parts_read_as_they_were_meant() {
+        for (part, meant) in
+            [("a%2Fb", "a/b"), ("a+b", "a b"), ("100%25", "100%"), ("tier%3D1", "tier=1")]
+        {
+            assert_eq!(decode(part), meant);
+        }
+    }
+}
