@@ -13,6 +13,7 @@ use mainstay_store::object::{Event, Key, Record, Resource, Revision};
 use mainstay_store::objects::{At, Error, Objects, Scope, Write};
 use mainstay_store::registry::Registry;
 use mainstay_store::resources::{CountingIdentities, DeleteOptions, Resources, WriteOptions};
+use mainstay_store::snapshot::{Medium, Snapshot};
 use tokio::sync::watch;
 
 /// A clock that shows the beginning of 2026.
@@ -110,6 +111,22 @@ impl Objects for Remote {
 
     fn compact(&self, through: Revision) -> BoxFuture<'_, Result<(), Error>> {
         self.store.compact(through)
+    }
+
+    fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
+        self.pass(self.store.snapshot()).boxed()
+    }
+
+    fn advance(&self, to: Revision) -> BoxFuture<'_, Result<(), Error>> {
+        self.store.advance(to)
+    }
+
+    fn medium(&self) -> Medium {
+        self.store.medium()
+    }
+
+    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
+        self.store.verify()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

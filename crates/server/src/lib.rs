@@ -4,7 +4,7 @@
 //! request comes in through `listen` (sockets, TLS, how long a connection may take) and goes to
 //! `service`, which finds out who asks (`tokens`, `tls`), whether they may (`identity`), and who
 //! answers: `list`, `watch` and `write` for objects, `documents` for what describes the API,
-//! `token_api` for tokens, `health` for the rest. Objects are never decoded to be served: the
+//! `token_api` for tokens, `store_api` for operators, `health` for the rest. Objects are never decoded to be served: the
 //! store has them as the bytes a client receives.
 
 mod audit;
@@ -37,6 +37,7 @@ mod reply;
 mod reviews;
 mod server;
 mod service;
+mod store_api;
 pub mod table;
 
 pub mod tls;

@@ -15,7 +15,7 @@ use mainstay_store::objects::{self, Objects};
 use mainstay_store::registry::{Durability, Kind};
 use mainstay_store::resources::{Identities, RandomIdentities, Resources};
 use mainstay_store::tiered::{self, Tiered};
-use mainstay_store::{location, status};
+use mainstay_store::{backup, location, status};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -51,6 +51,9 @@ pub enum Error {
     /// The store failed.
     #[error("the store failed")]
     Store(#[from] objects::Error),
+    /// A restore broke off in the middle. Do not retry: restore again.
+    #[error("a restore into this store did not finish: run `mainstay restore` again")]
+    HalfRestored,
     /// There is no trust.
     #[error("TLS could not be set up")]
     Tls(#[from] tls::Error),
@@ -305,10 +308,18 @@ impl Server {
     }
 }
 
+async fn must_be_whole(objects: &dyn Objects) -> Result<(), Error> {
+    if backup::unfinished(objects).await? { Err(Error::HalfRestored) } else { Ok(()) }
+}
+
 /// Opens the store, with memory beside it for what need not survive.
 async fn open(options: &Options) -> Result<Arc<dyn Objects>, Error> {
     let (settings, clock) = (&options.settings, options.clock.clone());
     let durable = mainstay_store::open(&options.store, settings, clock.clone()).await?;
+    if let Err(error) = must_be_whole(&*durable).await {
+        durable.close().await;
+        return Err(error);
+    }
     let in_memory = |kind: &&Arc<Kind>| kind.durability == Durability::Memory;
     let in_memory: Vec<_> =
         options.registry.iter().filter(in_memory).map(|kind| kind.resource().clone()).collect();

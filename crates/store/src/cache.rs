@@ -21,6 +21,7 @@ use tokio::sync::watch;
 
 use crate::object::{Action, Entry, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Change, Error, Scope, Write};
+use crate::snapshot::Snapshot;
 
 /// How much history is kept. Whatever is reached first trims it.
 #[derive(Clone, Copy, Debug)]
@@ -183,6 +184,28 @@ impl State {
             }
         }
         self.floor = self.floor.max(through);
+    }
+
+    /// Moves on to `to` without a change, and forgets what was before. Only ever forwards.
+    pub(crate) fn advance(&mut self, to: Revision) {
+        self.revision = self.revision.max(to);
+    }
+
+    /// Everything there is.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let revision = self.revision;
+        let collection = |shelf: &Shelf| Collection { revision, objects: shelf.objects.clone() };
+        let oldest = self.shelves.values().map(|shelf| shelf.floor).max().unwrap_or_default();
+        Snapshot {
+            revision,
+            oldest: oldest.max(self.floor),
+            collections: self
+                .shelves
+                .iter()
+                .filter(|(_, shelf)| !shelf.objects.is_empty())
+                .map(|(resource, shelf)| (resource.clone(), collection(shelf)))
+                .collect(),
+        }
     }
 
     fn collection(&self, resource: &Resource, at: At) -> Result<Collection, Error> {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, ready};
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,7 @@ use crate::clock::Clock;
 use crate::memory::check_size;
 use crate::object::{Action, Body, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Change, Error, Fence, Objects, Scope, Write};
+use crate::snapshot::{Medium, Snapshot};
 
 pub use client::{Address, AddressError, Tls};
 
@@ -63,6 +64,7 @@ pub enum OpenError {
 /// A store in etcd.
 #[derive(Debug)]
 pub struct EtcdStore {
+    endpoints: String,
     client: Arc<Client>,
     layout: Layout,
     cache: Arc<Cache>,
@@ -106,7 +108,18 @@ impl EtcdStore {
         let (readers, waiting) = mpsc::channel(READERS);
         let progress = progress(client.clone(), layout.clone(), waiting, stop.clone());
         let tasks = Mutex::new(vec![tokio::spawn(feed.run()), tokio::spawn(progress)]);
-        Ok(Self { client, layout, cache, largest, stop, stalled, readers, compactions, tasks })
+        Ok(Self {
+            endpoints: address.endpoints.join(","),
+            client,
+            layout,
+            cache,
+            largest,
+            stop,
+            stalled,
+            readers,
+            compactions,
+            tasks,
+        })
     }
 
     async fn commit(&self, write: Write) -> Result<Arc<Event>, Error> {
@@ -353,6 +366,31 @@ impl Objects for EtcdStore {
             let (reply, done) = oneshot::channel();
             self.compactions.send((through, reply)).await.map_err(|_| Error::Closed)?;
             done.await.map_err(|_| Error::Closed)
+        }
+        .boxed()
+    }
+
+    fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
+        async move {
+            self.latest().await?;
+            Ok(self.cache.load().snapshot())
+        }
+        .boxed()
+    }
+
+    /// Does nothing: etcd counts its revisions itself.
+    fn advance(&self, _to: Revision) -> BoxFuture<'_, Result<(), Error>> {
+        ready(Ok(())).boxed()
+    }
+
+    fn medium(&self) -> Medium {
+        Medium::Etcd(self.endpoints.clone())
+    }
+
+    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
+        async move {
+            let strangers = feed::strangers(&self.client, &self.layout).await;
+            strangers.map_err(|error| Error::Unavailable { reason: error.to_string() })
         }
         .boxed()
     }

@@ -4,8 +4,10 @@
 //! backend by URL. Nothing outside this crate knows which backend it talks to.
 
 pub mod apply;
+pub mod backup;
 pub mod builtin;
 pub mod cache;
+pub mod check;
 pub mod clock;
 pub mod column;
 pub mod etcd;
@@ -20,6 +22,7 @@ pub mod registry;
 pub mod resources;
 pub mod schema;
 pub mod select;
+pub mod snapshot;
 pub mod sqlite;
 pub mod status;
 pub mod strategy;

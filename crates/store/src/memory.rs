@@ -13,6 +13,7 @@ use crate::cache::{Cache, Collection, Ledger, Retention, State, Watch};
 use crate::clock::Clock;
 use crate::object::{Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Change, Error, Objects, Scope, Write};
+use crate::snapshot::{Medium, Snapshot};
 
 /// How many low bits of a revision count the changes of one epoch.
 const EPOCH_SHIFT: u32 = 40;
@@ -110,6 +111,30 @@ impl Objects for MemoryStore {
         writer.ledger.compact(&mut state, through);
         self.cache.publish(state, []);
         ready(Ok(())).boxed()
+    }
+
+    fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
+        ready(Ok(self.cache.load().snapshot())).boxed()
+    }
+
+    /// Stays within its epoch, whose revisions are its own anyway.
+    fn advance(&self, to: Revision) -> BoxFuture<'_, Result<(), Error>> {
+        if self.ours(to).is_ok() {
+            let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = State::clone(&self.cache.load());
+            state.advance(to);
+            writer.ledger.compact(&mut state, to);
+            self.cache.publish(state, []);
+        }
+        ready(Ok(())).boxed()
+    }
+
+    fn medium(&self) -> Medium {
+        Medium::Memory
+    }
+
+    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
+        ready(Ok(Vec::new())).boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -181,7 +181,25 @@ impl Body {
     pub fn from_stored(text: &[u8]) -> Option<Self> {
         let end = text.iter().rposition(|byte| *byte == b'\n')?;
         let hole: usize = std::str::from_utf8(&text[end + 1..]).ok()?.parse().ok()?;
-        let json = text[..end].to_vec();
+        Self::from_parts(text[..end].to_vec(), hole)
+    }
+
+    /// The object with an empty version.
+    #[must_use]
+    pub fn json(&self) -> &[u8] {
+        &self.json
+    }
+
+    /// Where in [`Body::json`] the version is missing.
+    #[must_use]
+    pub fn hole(&self) -> usize {
+        self.hole
+    }
+
+    /// Takes an object apart from its version, from outside; `None` if `json` is no object or has
+    /// no empty text at `hole`.
+    #[must_use]
+    pub fn from_parts(json: Vec<u8>, hole: usize) -> Option<Self> {
         let around = json.get(hole.checked_sub(1)?..hole.checked_add(1)?)?;
         (around == b"\"\"" && is_object(&json)).then_some(Self { json, hole })
     }
@@ -334,6 +352,16 @@ impl Record {
         json.extend_from_slice(&self.json[old.end..]);
         let (key, created) = (self.key.clone(), self.created);
         Self { key, created, revision, hole: self.hole, json: json.into() }
+    }
+
+    /// The object without its version: what another store needs to hold the same.
+    #[must_use]
+    pub fn body(&self) -> Body {
+        let digits = self.digits();
+        let mut json = Vec::with_capacity(self.json.len());
+        json.extend_from_slice(&self.json[..digits.start]);
+        json.extend_from_slice(&self.json[digits.end..]);
+        Body { json, hole: self.hole }
     }
 
     /// About how much memory it holds.

@@ -15,6 +15,7 @@ use futures_util::future::BoxFuture;
 
 use crate::cache::{Collection, Watch};
 use crate::object::{Body, Event, Key, Record, Resource, Revision};
+use crate::snapshot::{Medium, Snapshot};
 
 /// Why the store did not do as asked. Nothing was written.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -180,6 +181,21 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
     /// Forgets history up to and including `through`. Objects stay; watches from before expire.
     /// Calling it again with the same or an older revision does nothing.
     fn compact(&self, through: Revision) -> BoxFuture<'_, Result<(), Error>>;
+
+    /// Everything that is kept, as it is now: it holds every write acknowledged before the call.
+    fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>>;
+
+    /// Raises the revision to at least `to` and forgets the history before it, so that versions
+    /// another store handed out are recognised as gone. A medium that counts by itself (etcd)
+    /// leaves everything as it is. Calling it again does nothing.
+    fn advance(&self, to: Revision) -> BoxFuture<'_, Result<(), Error>>;
+
+    /// What the objects are kept in.
+    fn medium(&self) -> Medium;
+
+    /// Looks through the medium itself, past anything held in memory, and says what is wrong with
+    /// it: one sentence each, none if all is well.
+    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>>;
 
     /// Finishes what was accepted and refuses the rest. Calling it again does nothing.
     fn close(&self) -> BoxFuture<'_, ()>;

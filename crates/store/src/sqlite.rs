@@ -25,6 +25,7 @@ use crate::clock::Clock;
 use crate::memory::check_size;
 use crate::object::{Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Objects, Scope, Write};
+use crate::snapshot::{Medium, Snapshot};
 
 use committer::{Committer, Job};
 
@@ -88,6 +89,7 @@ pub enum OpenError {
 /// A store in a file.
 #[derive(Debug)]
 pub struct SqliteStore {
+    path: PathBuf,
     cache: Arc<Cache>,
     jobs: mpsc::Sender<Job>,
     largest: usize,
@@ -125,7 +127,8 @@ impl SqliteStore {
             .spawn(move || committer.run())
             .map_err(|source| OpenError::Io { path: path.into(), source })?;
         let running = Running { threads: [committer, checkpointer], lock };
-        Ok(Self { cache, jobs, largest, running: Mutex::new(Some(running)) })
+        let path = path.to_owned();
+        Ok(Self { path, cache, jobs, largest, running: Mutex::new(Some(running)) })
     }
 
     /// Queues a job without ever waiting for the committer.
@@ -186,6 +189,30 @@ impl Objects for SqliteStore {
     fn compact(&self, through: Revision) -> BoxFuture<'_, Result<(), Error>> {
         let submitted = self.submit(|reply| Job::Compact { through, reply });
         async move { answered(submitted?).await }.boxed()
+    }
+
+    fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
+        ready(Ok(self.cache.load().snapshot())).boxed()
+    }
+
+    fn advance(&self, to: Revision) -> BoxFuture<'_, Result<(), Error>> {
+        let submitted = self.submit(|reply| Job::Advance { to, reply });
+        async move { answered(submitted?).await }.boxed()
+    }
+
+    fn medium(&self) -> Medium {
+        Medium::Sqlite(self.path.clone())
+    }
+
+    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
+        let path = self.path.clone();
+        async move {
+            let verified = tokio::task::spawn_blocking(move || disk::verify(&path)).await;
+            let verified =
+                verified.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+            verified.map_err(|error| Error::Unavailable { reason: error.to_string() })
+        }
+        .boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -15,6 +15,7 @@ use crate::cache::{Collection, Watch};
 use crate::memory::MemoryStore;
 use crate::object::{Body, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Change, Error, Objects, Scope, Write};
+use crate::snapshot::{Medium, Snapshot};
 
 /// A durable store with a memory store beside it.
 #[derive(Debug)]
@@ -81,6 +82,23 @@ impl Objects for Tiered {
     /// Compacts the durable history; the memory store bounds its own.
     fn compact(&self, through: Revision) -> BoxFuture<'_, Result<(), Error>> {
         self.durable.compact(through)
+    }
+
+    /// What must survive; the rest is not worth keeping.
+    fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
+        self.durable.snapshot()
+    }
+
+    fn advance(&self, to: Revision) -> BoxFuture<'_, Result<(), Error>> {
+        self.durable.advance(to)
+    }
+
+    fn medium(&self) -> Medium {
+        self.durable.medium()
+    }
+
+    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
+        self.durable.verify()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

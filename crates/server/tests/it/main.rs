@@ -10,6 +10,7 @@ mod hostile;
 mod lifecycle;
 mod lists;
 mod objects;
+mod operators;
 mod refusals;
 mod several;
 mod trust;

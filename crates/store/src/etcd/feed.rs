@@ -75,11 +75,14 @@ pub(super) fn number(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
 }
 
-/// Reads everything as it is at one revision.
-pub(super) async fn list(client: &Client, layout: &Layout) -> Result<State, Error> {
+/// Reads everything as it is at one revision, page by page, and returns that revision.
+async fn walk(
+    client: &Client,
+    layout: &Layout,
+    mut each: impl FnMut(Revision, &KeyValue),
+) -> Result<Revision, Error> {
     let mut at = 0;
     let mut key = layout.start();
-    let mut state = State::default();
     loop {
         let request = RangeRequest {
             key,
@@ -91,22 +94,42 @@ pub(super) async fn list(client: &Client, layout: &Layout) -> Result<State, Erro
         let page: RangeResponse = client.read("/etcdserverpb.KV/Range", request).await?;
         if at == 0 {
             at = page.header.map_or(0, |header| header.revision);
-            state = State::new(revision(at), revision(at));
         }
-        for kv in &page.kvs {
-            match layout.record(kv) {
-                Some(record) => state.load(Arc::new(record)),
-                None => complain(&kv.key),
-            }
-        }
+        page.kvs.iter().for_each(|kv| each(revision(at), kv));
         match page.kvs.last() {
             Some(last) if page.more => {
                 key = last.key.clone();
                 key.push(0);
             }
-            _ => return Ok(state),
+            _ => return Ok(revision(at)),
         }
     }
+}
+
+/// Everything as it is at one revision.
+pub(super) async fn list(client: &Client, layout: &Layout) -> Result<State, Error> {
+    let mut state: Option<State> = None;
+    let at = walk(client, layout, |at, kv| match layout.record(kv) {
+        Some(record) => {
+            state.get_or_insert_with(|| State::new(at, at)).load(Arc::new(record));
+        }
+        None => complain(&kv.key),
+    });
+    let at = at.await?;
+    Ok(state.unwrap_or_else(|| State::new(at, at)))
+}
+
+/// What is under our prefix and is not ours, one sentence each.
+pub(super) async fn strangers(client: &Client, layout: &Layout) -> Result<Vec<String>, Error> {
+    let mut found = Vec::new();
+    walk(client, layout, |_, kv| {
+        if layout.record(kv).is_none() {
+            let key = String::from_utf8_lossy(&kv.key);
+            found.push(format!("the key {key:?} in etcd holds no object"));
+        }
+    })
+    .await?;
+    Ok(found)
 }
 
 fn complain(key: &[u8]) {

@@ -27,6 +27,8 @@ pub(super) enum Job {
     Write { write: Write, reply: oneshot::Sender<Result<Arc<Event>, Error>> },
     /// Forget history.
     Compact { through: Revision, reply: oneshot::Sender<Result<(), Error>> },
+    /// Move on to a later revision, without history.
+    Advance { to: Revision, reply: oneshot::Sender<Result<(), Error>> },
     /// Finish what was asked before, then stop.
     Close { reply: oneshot::Sender<()> },
 }
@@ -79,6 +81,9 @@ impl Committer {
                 Some(Job::Compact { through, reply }) => {
                     // Whoever asked may have gone away; it is done all the same.
                     let _ = reply.send(self.compact(through));
+                }
+                Some(Job::Advance { to, reply }) => {
+                    let _ = reply.send(self.advance(to));
                 }
                 Some(Job::Close { reply }) => {
                     self.close();
@@ -162,6 +167,22 @@ impl Committer {
             .commit(|batch| batch.forget(through))
             .map_err(|error| Error::Unavailable { reason: error.to_string() })?;
         self.ledger.compact(&mut state, through);
+        self.cache.publish(state, []);
+        Ok(())
+    }
+
+    fn advance(&mut self, to: Revision) -> Result<(), Error> {
+        let mut state = State::clone(&self.cache.load());
+        if to <= state.revision {
+            return Ok(());
+        }
+        let advanced = self.disk.commit(|batch| {
+            batch.forget(to)?;
+            batch.reach(to)
+        });
+        advanced.map_err(|error| Error::Unavailable { reason: error.to_string() })?;
+        state.advance(to);
+        self.ledger.compact(&mut state, to);
         self.cache.publish(state, []);
         Ok(())
     }

@@ -120,6 +120,14 @@ fn identify(
     }
 }
 
+/// Has SQLite look at every page and every index; returns its complaints.
+pub(super) fn verify(path: &Path) -> rusqlite::Result<Vec<String>> {
+    let connection = connect(path)?;
+    let mut check = connection.prepare("PRAGMA integrity_check")?;
+    let answers = check.query_map([], |row| row.get::<_, String>(0))?;
+    answers.filter(|answer| !matches!(answer, Ok(answer) if answer == "ok")).collect()
+}
+
 enum LoadError {
     Sqlite(rusqlite::Error),
     Damaged(String),

@@ -3,9 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod backup;
 mod cluster;
 mod conformance;
 mod etcd;
+mod golden;
 mod lease;
 mod model;
 mod sqlite;

@@ -1,0 +1,106 @@
+//! What operators ask of the store: `GET /mainstay/v1/backup`, and under `/mainstay/v1/store`
+//! `GET stats`, `GET check` and `POST compact`. For admins only; whoever calls has checked that.
+
+use futures_util::stream;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method, Response, StatusCode};
+use mainstay_store::backup::Chunks;
+use mainstay_store::check;
+use mainstay_store::object::Resource;
+use mainstay_store::objects;
+use mainstay_store::snapshot::{Snapshot, Stats};
+use mainstay_store::status::{Error, Reason};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::reply::{self, Body, Reply};
+use crate::service::{App, Asked, wrong_method};
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Errand {
+    Backup,
+    Stats,
+    Check,
+    Compact,
+}
+
+impl Errand {
+    /// What is asked for under a path, if it is one of these.
+    pub(crate) fn named(path: &str) -> Option<Self> {
+        match path.strip_prefix("/mainstay/v1/")? {
+            "backup" => Some(Self::Backup),
+            "store/stats" => Some(Self::Stats),
+            "store/check" => Some(Self::Check),
+            "store/compact" => Some(Self::Compact),
+            _ => None,
+        }
+    }
+
+    /// Puts it in the books, whether it is allowed or not. A backup holds every secret there is:
+    /// who asked for one is worth a line.
+    pub(crate) fn note(self, asked: &mut Asked) {
+        asked.resource = Some(Resource::from_stored("store"));
+        self.name().clone_into(&mut asked.name);
+        asked.changes = matches!(self, Self::Backup | Self::Compact);
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Backup => "backup",
+            Self::Stats => "stats",
+            Self::Check => "check",
+            Self::Compact => "compact",
+        }
+    }
+}
+
+pub(crate) async fn answer(
+    app: &App,
+    method: &Method,
+    errand: Errand,
+    asked: &mut Asked,
+) -> Result<Reply, Error> {
+    match (method, errand) {
+        (&Method::GET, Errand::Backup) => {
+            asked.lasting = true;
+            let chunks = Chunks::new(snapshot(app).await?, app.clock.now());
+            let mut reply = Response::new(Body::stream(stream::iter(chunks)));
+            let lines = HeaderValue::from_static("application/x-ndjson");
+            reply.headers_mut().insert(CONTENT_TYPE, lines);
+            Ok(reply)
+        }
+        (&Method::GET, Errand::Stats) => {
+            let (snapshot, medium) = (snapshot(app).await?, app.resources.objects().medium());
+            aside(move || Stats::of(&snapshot, &medium)).await
+        }
+        (&Method::GET, Errand::Check) => {
+            let medium = app.resources.objects().verify().await.map_err(failed)?;
+            let (snapshot, registry) = (snapshot(app).await?, app.resources.registry().clone());
+            aside(move || check::Report { medium, ..check::check(&snapshot, &registry) }).await
+        }
+        (&Method::POST, Errand::Compact) => {
+            let through = snapshot(app).await?.revision;
+            app.resources.objects().compact(through).await.map_err(failed)?;
+            Ok(reply::value(StatusCode::OK, &json!({"compactedThrough": through.0})))
+        }
+        _ => Err(wrong_method()),
+    }
+}
+
+async fn snapshot(app: &App) -> Result<Snapshot, Error> {
+    app.resources.objects().snapshot().await.map_err(failed)
+}
+
+/// Works something out where it holds up nobody else.
+async fn aside<T: Serialize + Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<Reply, Error> {
+    let encoded = tokio::task::spawn_blocking(move || serde_json::to_vec(&work())).await;
+    let body = encoded.map_err(Error::internal)?.map_err(Error::internal)?;
+    Ok(reply::json(StatusCode::OK, Body::whole(body)))
+}
+
+fn failed(error: objects::Error) -> Error {
+    Error::new(Reason::ServiceUnavailable, error.to_string())
+}

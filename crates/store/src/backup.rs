@@ -1,0 +1,231 @@
+//! Backups: everything a store keeps, as one file that every backend can write and read.
+//!
+//! The file is text. Its first line says what it is; then comes a line for each object, in the
+//! order of collections and paths; its last line says how many there are and what the SHA-256 of
+//! everything before is. So a file that was cut short or damaged is told from a whole one before
+//! anything is restored, and one of a newer format from both.
+//!
+//! Objects are kept to the letter; only their versions are left out, which the store that takes
+//! them gives anew. What concerns one run of one cluster alone (who holds a lease, and the like)
+//! is left out as well.
+//!
+//! Enter at [`Chunks`] to write, at [`verify`] to read, and at [`restore`] to restore.
+
+mod read;
+mod restore;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::check::INTERNAL;
+use crate::object::{Key, Record, Resource};
+use crate::objects;
+use crate::snapshot::Snapshot;
+
+pub use read::{Entry, Reader, verify};
+pub use restore::{restore, unfinished};
+
+/// The newest format this version writes and reads.
+pub const FORMAT: u64 = 1;
+/// About how many bytes are made at once.
+const CHUNK: usize = 64 << 10;
+
+/// Why a backup was not read or not restored.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file could not be read.
+    #[error("the backup cannot be read")]
+    Io(#[from] std::io::Error),
+    /// It is something else.
+    #[error("this is not a backup made by mainstay")]
+    Foreign,
+    /// It was written by a newer Mainstay.
+    #[error(
+        "the backup has format {found}, but this version reads up to {FORMAT}: use a newer mainstay"
+    )]
+    Newer {
+        /// Its format.
+        found: u64,
+    },
+    /// It ends too early.
+    #[error(
+        "the backup is cut short after {objects} objects: it was not written or copied to its end"
+    )]
+    CutShort {
+        /// How many objects were whole.
+        objects: u64,
+    },
+    /// It is not as it was written.
+    #[error("the backup is damaged at line {line}: {what}")]
+    Damaged {
+        /// Where.
+        line: u64,
+        /// What was found.
+        what: &'static str,
+    },
+    /// It is not what it was when it was checked.
+    #[error("the backup changed while it was restored")]
+    Changed,
+    /// There is something in the store already. Nothing was changed.
+    #[error(
+        "the store is not empty: it has {objects} objects, {first} among them; restore into an empty one"
+    )]
+    NotEmpty {
+        /// How many there are.
+        objects: usize,
+        /// One of them.
+        first: Key,
+    },
+    /// The store did not take it. What was restored so far is removed by the next attempt.
+    #[error("the store did not take the backup")]
+    Store(#[from] objects::Error),
+}
+
+/// What the first line of a backup says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    mainstay: String,
+    format: u64,
+    /// The revision of the store it was taken from.
+    pub revision: u64,
+    /// When it was taken.
+    pub time: Timestamp,
+    /// By which version of Mainstay.
+    pub version: String,
+}
+
+/// What a whole backup holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// What its first line says.
+    pub head: Head,
+    /// How many objects it has.
+    pub objects: u64,
+    /// The SHA-256 of all but the last line, in hexadecimal digits.
+    pub sha256: String,
+}
+
+/// A backup in the making: yields the file piece by piece, each made when it is asked for.
+#[derive(Debug)]
+pub struct Chunks {
+    snapshot: Snapshot,
+    head: Option<Head>,
+    /// The collection that is being written, and the path of its last object written.
+    collection: usize,
+    after: Option<Key>,
+    objects: u64,
+    digest: Sha256,
+    ended: bool,
+}
+
+impl Chunks {
+    /// A backup of `snapshot`, taken at `time`.
+    #[must_use]
+    pub fn new(snapshot: Snapshot, time: Timestamp) -> Self {
+        let head = Head {
+            mainstay: "backup".to_owned(),
+            format: FORMAT,
+            revision: snapshot.revision.0,
+            time,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        Self {
+            snapshot,
+            head: Some(head),
+            collection: 0,
+            after: None,
+            objects: 0,
+            digest: Sha256::new(),
+            ended: false,
+        }
+    }
+
+    /// Writes objects until the piece is long enough. False once there are no more.
+    fn fill(&mut self, piece: &mut Vec<u8>) -> bool {
+        while let Some((resource, collection)) = self.snapshot.collections.get(self.collection) {
+            if !is_left_out(resource) {
+                let after = self.after.take();
+                for record in collection.range(None, after.as_ref().map(Key::path)) {
+                    line(record, piece);
+                    self.objects += 1;
+                    if piece.len() >= CHUNK {
+                        self.after = Some(record.key().clone());
+                        return true;
+                    }
+                }
+            }
+            self.collection += 1;
+        }
+        false
+    }
+}
+
+impl Iterator for Chunks {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        let mut piece = Vec::with_capacity(CHUNK + CHUNK / 4);
+        if let Some(head) = self.head.take() {
+            serde_json::to_writer(&mut piece, &head).expect("a head always encodes");
+            piece.push(b'\n');
+        }
+        self.ended = !self.fill(&mut piece);
+        self.digest.update(&piece);
+        if self.ended {
+            piece.extend_from_slice(&last_line(self.objects, &hex(self.digest.clone())));
+        }
+        Some(piece.into())
+    }
+}
+
+/// What the last line of a backup is.
+fn last_line(objects: u64, sha256: &str) -> Vec<u8> {
+    format!("{{\"objects\":{objects},\"sha256\":\"{sha256}\"}}\n").into_bytes()
+}
+
+/// What begins a line after those of the objects.
+const LAST: &[u8] = b"{\"objects\":";
+/// What stands between an object and what is said about it. It cannot occur before: within a text
+/// its quotes would be escaped.
+const OBJECT: &[u8] = b",\"object\":";
+
+/// What is said about an object before it comes.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Place<'a> {
+    #[serde(borrow)]
+    resource: std::borrow::Cow<'a, str>,
+    #[serde(borrow)]
+    path: std::borrow::Cow<'a, str>,
+    /// Where in the object its version is missing.
+    hole: usize,
+}
+
+fn line(record: &Record, piece: &mut Vec<u8>) {
+    let (key, body) = (record.key(), record.body());
+    let place = Place {
+        resource: key.resource().as_str().into(),
+        path: key.path().into(),
+        hole: body.hole(),
+    };
+    serde_json::to_writer(&mut *piece, &place).expect("a place always encodes");
+    piece.pop();
+    piece.extend_from_slice(OBJECT);
+    piece.extend_from_slice(body.json());
+    piece.extend_from_slice(b"}\n");
+}
+
+/// Collections that concern one run of one cluster, or one attempt to restore.
+fn is_left_out(resource: &Resource) -> bool {
+    let plural = resource.as_str().strip_suffix(INTERNAL).and_then(|rest| rest.strip_suffix('.'));
+    matches!(plural, Some("leases" | "fences" | "ticks" | "restores"))
+}
+
+fn hex(digest: Sha256) -> String {
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}

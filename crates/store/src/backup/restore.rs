@@ -1,0 +1,140 @@
+//! Restoring a backup into an empty store.
+//!
+//! Objects are written one by one, many at a time, so a restore can break off in the middle. A
+//! marker tells: it is made before the first object and removed after the last. A store that has
+//! one is not to be served; the next restore empties it and begins again.
+//!
+//! Every write is fenced by the marker's revision, which each attempt moves. So an attempt that
+//! was only thought dead is stopped by the one that follows it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde_json::{Map, Value};
+use tokio::sync::mpsc;
+
+use crate::check::INTERNAL;
+use crate::object::{Body, Key, Resource, Revision};
+use crate::objects::{self, Change, Fence, Objects, Write};
+use crate::snapshot::Snapshot;
+
+use super::read::{self, Entry};
+use super::{Error, Summary};
+
+/// How many writes are under way at once.
+const AT_ONCE: usize = 1024;
+/// How far beyond the backup's revision the store is moved on: more than could have been written
+/// between the backup and the loss, so that no version anybody still holds means another change.
+const BEYOND: u64 = 1 << 30;
+
+fn marker() -> Key {
+    Key::new(&Resource::new(INTERNAL, "restores"), None, "unfinished")
+}
+
+/// Whether a restore broke off in this store, which then must not be used.
+///
+/// # Errors
+/// Whatever the store says.
+pub async fn unfinished(objects: &dyn Objects) -> Result<bool, objects::Error> {
+    Ok(objects.get(&marker()).await?.is_some())
+}
+
+/// Restores the backup at `path` into a store that is empty, or that an unfinished restore left.
+/// The file is read twice: it is checked to its end before anything is written.
+///
+/// # Errors
+/// [`Error`]. After [`Error::Store`] and [`Error::Changed`] the store is left marked as
+/// unfinished; after all others it is as it was.
+pub async fn restore(path: &Path, objects: Arc<dyn Objects>) -> Result<Summary, Error> {
+    let file = path.to_owned();
+    let summary = blocking(move || read::verify(&file)).await?;
+    let fence = begin(&*objects).await?;
+    clear(&*objects, &fence).await?;
+    objects.advance(Revision(summary.head.revision.saturating_add(BEYOND))).await?;
+    if fill(path.to_owned(), &*objects, &fence).await? != summary {
+        return Err(Error::Changed);
+    }
+    let change = Change::Delete(fence.token);
+    objects.write(Write { key: fence.key, change, fence: None }).await?;
+    Ok(summary)
+}
+
+/// Marks the store as being restored, if it may be.
+async fn begin(objects: &dyn Objects) -> Result<Fence, Error> {
+    let key = marker();
+    let body = Body::new(&Map::<String, Value>::new());
+    let change = match objects.get(&key).await? {
+        Some(unfinished) => Change::Update(unfinished.revision(), body),
+        None => {
+            must_be_empty(&objects.snapshot().await?)?;
+            Change::Create(body)
+        }
+    };
+    let event = objects.write(Write { key: key.clone(), change, fence: None }).await?;
+    Ok(Fence { key, token: event.revision() })
+}
+
+/// What one run of a cluster leaves behind does not count.
+fn must_be_empty(snapshot: &Snapshot) -> Result<(), Error> {
+    let mut counted = snapshot.collections.iter().filter(|(resource, _)| !is_trace(resource));
+    let Some((_, collection)) = counted.next() else { return Ok(()) };
+    let Some(first) = collection.range(None, None).next() else { return Ok(()) };
+    let rest: usize = counted.map(|(_, collection)| collection.len()).sum();
+    Err(Error::NotEmpty { objects: collection.len() + rest, first: first.key().clone() })
+}
+
+fn is_trace(resource: &Resource) -> bool {
+    super::is_left_out(resource) || *resource == Resource::new(INTERNAL, "epochs")
+}
+
+/// Removes everything but the marker, and but what the backend itself keeps touching.
+async fn clear(objects: &dyn Objects, fence: &Fence) -> Result<(), Error> {
+    let snapshot = objects.snapshot().await?;
+    let ticks = Resource::new(INTERNAL, "ticks");
+    let records = snapshot
+        .collections
+        .iter()
+        .filter(|(resource, _)| *resource != ticks && resource != fence.key.resource())
+        .flat_map(|(_, collection)| collection.range(None, None));
+    let deletions = records.map(|record| {
+        let (key, change) = (record.key().clone(), Change::Delete(record.revision()));
+        Ok(Write { key, change, fence: Some(fence.clone()) })
+    });
+    let write = |write| async { objects.write(write).await.map(drop) };
+    Ok(stream::iter(deletions).try_for_each_concurrent(AT_ONCE, write).await?)
+}
+
+/// Writes every object of the file.
+async fn fill(path: PathBuf, objects: &dyn Objects, fence: &Fence) -> Result<Summary, Error> {
+    let (sender, mut entries) = mpsc::channel::<Entry>(AT_ONCE);
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut reader = read::open(&path)?;
+        while let Some(entry) = reader.next_entry()? {
+            if sender.blocking_send(entry).is_err() {
+                // The store refused an object, and nobody takes further ones.
+                return Ok(None);
+            }
+        }
+        reader.finish().map(Some)
+    });
+    let entries = stream::poll_fn(move |context| entries.poll_recv(context)).map(Ok);
+    let write = |Entry { key, body }| async {
+        let (change, fence) = (Change::Create(body), Some(fence.clone()));
+        objects.write(Write { key, change, fence }).await.map(drop)
+    };
+    let written = entries.try_for_each_concurrent(AT_ONCE, write).await;
+    let summary = joined(reading.await);
+    written?;
+    summary?.ok_or(Error::Changed)
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    joined(tokio::task::spawn_blocking(work).await)
+}
+
+fn joined<T>(outcome: Result<T, tokio::task::JoinError>) -> T {
+    outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
