@@ -1,7 +1,7 @@
 //! A real etcd for the tests: started on free ports in a temporary folder, hurt on demand, and
 //! stopped when dropped.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) struct Cluster {
 }
 
 struct Member {
-    child: Option<Child>,
+    running: Option<Running>,
     arguments: Vec<String>,
     client: Proxy,
     peer: Proxy,
@@ -52,7 +52,7 @@ impl Cluster {
                     "--logger=zap".into(),
                     "--log-level=error".into(),
                 ];
-                Member { child: None, arguments, client, peer }
+                Member { running: None, arguments, client, peer }
             })
             .collect();
         members.iter_mut().for_each(Member::start);
@@ -79,8 +79,8 @@ impl Cluster {
     }
 
     pub(crate) fn signal(&self, member: usize, signal: &str) {
-        let Some(child) = &self.members[member].child else { return };
-        let status = Command::new("kill").args([signal, &child.id().to_string()]).status();
+        let Some(running) = &self.members[member].running else { return };
+        let status = Command::new("kill").args([signal, &running.etcd]).status();
         assert!(status.unwrap().success(), "kill {signal}");
     }
 
@@ -109,27 +109,42 @@ impl Cluster {
                 return;
             }
         }
-        panic!("etcd did not start in {}", self.folder.path().display());
+        let folder = self.folder.path().display();
+        panic!("etcd did not start in {folder}: is Debian's etcd-server installed?");
     }
 }
 
+/// An etcd under the eye of a shell that kills it as soon as our end of its input closes: when
+/// it is stopped, but also when the test is killed, or ends without a chance to tidy up.
+struct Running {
+    shell: Child,
+    etcd: String,
+}
+
+const WATCHDOG: &str =
+    r#""$@" >/dev/null 2>&1 </dev/null & echo $!; cat >/dev/null; kill -9 $!; wait"#;
+
 impl Member {
     fn start(&mut self) {
-        let child = Command::new("etcd")
+        let mut shell = Command::new("sh")
+            .args(["-c", WATCHDOG, "sh", "etcd"])
             .args(&self.arguments)
             .env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH)
-            .stdout(Stdio::null())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .expect("a real etcd is needed: install Debian's etcd-server");
-        self.child = Some(child);
+            .unwrap();
+        let mut etcd = String::new();
+        BufReader::new(shell.stdout.as_mut().unwrap()).read_line(&mut etcd).unwrap();
+        self.running = Some(Running { shell, etcd: etcd.trim().to_owned() });
     }
 
     fn stop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            // It may be paused or dead already; either way it ends here.
-            let _ = child.kill();
-            let _ = child.wait();
+        if let Some(mut running) = self.running.take() {
+            drop(running.shell.stdin.take());
+            // The shell has nothing to say; it ends when etcd has.
+            let _ = running.shell.wait();
         }
     }
 }
