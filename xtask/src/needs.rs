@@ -44,6 +44,13 @@ const NEEDS: &[Need] = &[
         after: || Ok(()),
     },
     Need {
+        name: "PostgreSQL",
+        why: "the catalog of rules on a real database server",
+        there: || on_path("initdb") || Path::new("/usr/lib/postgresql").is_dir(),
+        packages: &["postgresql"],
+        after: || Ok(()),
+    },
+    Need {
         name: "python venv",
         why: "a place for the Python client that leaves the system alone",
         there: || python().exists() || runs("python3", &["-c", "import venv, ensurepip"]),
