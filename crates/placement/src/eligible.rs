@@ -4,37 +4,43 @@
 //! sorted by name, groups sorted by name within their node, zones numbered. A candidate is a
 //! [`Slot`], a few numbers, whose order is the order of the names behind it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::pipeline::{Candidate, Pipeline, Recorder, Source};
 
 /// A node that may hold replicas, as a pool reports it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EligibleNode {
     /// The node.
     pub node_name: String,
     /// Its zone; empty when unknown.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub zone_name: String,
     /// Cordoned.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unschedulable: bool,
     /// The node itself is ready.
     pub node_ready: bool,
     /// The agent on it is ready.
     pub agent_ready: bool,
     /// The volume groups it offers; a node without any may still hold a TieBreaker.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lvm_volume_groups: Vec<EligibleGroup>,
 }
 
 /// A volume group (or a thin pool in it) that a node offers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EligibleGroup {
     /// The volume group.
     pub name: String,
     /// The thin pool in it; empty for thick volumes.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub thin_pool_name: String,
     /// Closed for new replicas.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unschedulable: bool,
     /// Ready to take volumes.
     pub ready: bool,

@@ -1,9 +1,10 @@
 //! Which zones a replica may go to.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How replicas of a volume relate to zones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Topology {
     /// All replicas in one zone.
     Zonal,

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::topology::Topology;
 
 /// What a replica is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub enum ReplicaType {
     /// Holds the data.
     Diskful,
@@ -28,7 +31,7 @@ impl ReplicaType {
 }
 
 /// What kind of volume groups a pool has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PoolType {
     /// Thick volumes.
     #[default]
@@ -40,7 +43,7 @@ pub enum PoolType {
 }
 
 /// Where a volume may be used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum VolumeAccess {
     /// Only where its data is.
     Local,
@@ -54,7 +57,7 @@ pub enum VolumeAccess {
 }
 
 /// Whether replicas may be placed one by one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Strategy {
     /// One after the other, each as well as it can be.
     #[default]
@@ -64,7 +67,7 @@ pub enum Strategy {
 }
 
 /// What to do about a zone whose turn it is and that can take nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ZoneFallback {
     /// Wait for it.
     #[default]

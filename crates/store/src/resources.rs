@@ -208,6 +208,12 @@ impl Resources {
         Self { fence: Some(fence), ..self.clone() }
     }
 
+    /// The lease under which everything is written, if any.
+    #[must_use]
+    pub fn fence(&self) -> Option<&Fence> {
+        self.fence.as_ref()
+    }
+
     /// One object as it is now.
     ///
     /// # Errors

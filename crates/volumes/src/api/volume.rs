@@ -1,0 +1,217 @@
+//! ReplicatedVolume: space that is kept several times.
+
+use mainstay_placement::{Strategy, Topology, VolumeAccess, ZoneFallback};
+use mainstay_store::meta::{Condition, ObjectMeta, Quantity};
+use mainstay_store::registry::{Column, Kind, Violation};
+use mainstay_store::typed;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::class::Replication;
+use super::{FINALIZER, GROUP, VERSION};
+
+/// ReplicatedVolume is a volume that is kept on several nodes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicatedVolume {
+    /// Standard object's metadata. The annotation storage.mainstay.dev/scheduling-reservation-id
+    /// names the reservation that an external extender keeps for it.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What it shall be.
+    pub spec: ReplicatedVolumeSpec,
+    /// What it is.
+    #[serde(default)]
+    pub status: ReplicatedVolumeStatus,
+}
+
+/// What a volume shall be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicatedVolumeSpec {
+    /// How much it holds. It may grow, not shrink.
+    pub size: Quantity,
+    /// The ReplicatedStorageClass that says how it is kept.
+    pub replicated_storage_class_name: String,
+    /// How many nodes may use it at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2))]
+    pub max_attachments: Option<u8>,
+}
+
+impl Default for ReplicatedVolumeSpec {
+    fn default() -> Self {
+        let size = Quantity::bytes(0);
+        Self { size, replicated_storage_class_name: String::new(), max_attachments: None }
+    }
+}
+
+/// How a volume is kept, as worked out from its class.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Configuration {
+    /// How replicas relate to zones.
+    #[serde(default)]
+    pub topology: Topology,
+    /// The name of the guarantees below, if they have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replication: Option<Replication>,
+    /// How many replicas may fail while the volume stays usable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failures_to_tolerate: Option<u8>,
+    /// How many copies beyond the first are certain at any time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guaranteed_minimum_data_redundancy: Option<u8>,
+    /// Where it may be used.
+    #[serde(default)]
+    pub volume_access: VolumeAccess,
+    /// The ReplicatedStoragePool that holds it.
+    #[serde(default)]
+    pub storage_pool_name: String,
+    /// One by one, or all at once.
+    #[serde(default)]
+    pub placement_strategy: Strategy,
+    /// What to do about zones that can take nothing.
+    #[serde(default)]
+    pub zone_fallback: ZoneFallback,
+}
+
+impl Configuration {
+    /// Failures to tolerate, and guaranteed minimum data redundancy.
+    #[must_use]
+    pub fn guarantees(&self) -> (u8, u8) {
+        match (self.failures_to_tolerate, self.guaranteed_minimum_data_redundancy) {
+            (None, None) => self.replication.unwrap_or_default().guarantees(),
+            (failures, redundancy) => {
+                (failures.unwrap_or_default(), redundancy.unwrap_or_default())
+            }
+        }
+    }
+}
+
+/// What a volume is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicatedVolumeStatus {
+    /// Pending, Forming, Ready, Degraded, or Deleting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<VolumePhase>,
+    /// What it waits for, for people to read.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// How many replicas have a place, of how many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<ReplicaCounts>,
+    /// How it is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configuration: Option<Configuration>,
+    /// The generation of the class's configuration that it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configuration_generation: Option<i64>,
+    /// The generation of the class's configuration that it has seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configuration_observed_generation: Option<i64>,
+    /// The nodes that want to use it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2), extend("x-kubernetes-list-type" = "set"))]
+    pub desired_attach_to: Vec<String>,
+    /// The nodes that use it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub actually_attached_to: Vec<String>,
+    /// ConfigurationReady and Scheduled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// How far a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum VolumePhase {
+    /// Its class says nothing yet.
+    Pending,
+    /// Its replicas are looking for their places.
+    Forming,
+    /// All replicas have their places.
+    Ready,
+    /// It was ready, and a replica is missing or in the wrong place.
+    Degraded,
+    /// It is being deleted.
+    Deleting,
+}
+
+/// How many replicas have a place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaCounts {
+    /// How many have one.
+    #[serde(default)]
+    pub placed: u32,
+    /// How many there shall be.
+    #[serde(default)]
+    pub wanted: u32,
+    /// The same as text: placed/wanted.
+    #[serde(default)]
+    pub summary: String,
+}
+
+typed!(ReplicatedVolume, group: GROUP, version: VERSION, plural: "replicatedvolumes", namespaced: false);
+
+/// The longest name of a volume: its replicas need room for their ids.
+const LONGEST_NAME: usize = 120;
+
+pub(super) fn kind() -> Kind {
+    Kind::of::<ReplicatedVolume>()
+        .short("rv")
+        .category("storage")
+        .status()
+        .column(Column::string("Size", ".spec.size"))
+        .column(Column::string("Class", ".spec.replicatedStorageClassName"))
+        .column(Column::string("Phase", ".status.phase"))
+        .column(Column::string("Replicas", ".status.replicas.summary"))
+        .column(Column::string("Attached", ".status.desiredAttachTo[*]"))
+        .column(Column::string("Topology", ".status.configuration.topology").wide())
+        .column(Column::string("Pool", ".status.configuration.storagePoolName").wide())
+        .column(Column::string("Message", ".status.message").wide())
+        .column(Column::age())
+        .selectable("spec.replicatedStorageClassName")
+        .selectable("status.configuration.storagePoolName")
+        .selectable("status.phase")
+        .begin_with(hold_back)
+        .validate(check)
+        .build()
+}
+
+/// A new volume stays until its replicas are gone.
+fn hold_back(object: &mut Map<String, Value>) {
+    let metadata = object.entry("metadata").or_insert_with(|| Map::new().into());
+    let Some(metadata) = metadata.as_object_mut() else { return };
+    let finalizers = metadata.entry("finalizers").or_insert_with(|| Vec::<Value>::new().into());
+    if let Some(finalizers) = finalizers.as_array_mut()
+        && !finalizers.iter().any(|finalizer| finalizer == FINALIZER)
+    {
+        finalizers.push(FINALIZER.into());
+    }
+}
+
+fn check(new: &ReplicatedVolume, old: Option<&ReplicatedVolume>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let size = Value::from(new.spec.size.to_string());
+    if new.metadata.name.len() > LONGEST_NAME {
+        found.push(Violation::too_long("metadata.name", LONGEST_NAME));
+    }
+    if new.spec.size.value() <= 0 {
+        found.push(Violation::invalid("spec.size", &size, "must be greater than 0"));
+    }
+    if old.is_some_and(|old| new.spec.size < old.spec.size) {
+        found.push(Violation::invalid("spec.size", &size, "a volume cannot shrink"));
+    }
+    if new.spec.replicated_storage_class_name.is_empty() {
+        found.push(Violation::required(
+            "spec.replicatedStorageClassName",
+            "name a ReplicatedStorageClass",
+        ));
+    }
+    found
+}

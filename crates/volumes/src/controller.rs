@@ -1,0 +1,255 @@
+//! The shells: each reads what is, lets a pure decision decide, and writes what differs.
+//!
+//! One controller for each kind, and one that schedules. All of them read the same copies
+//! ([`Views`]) and write through [`Resources`], under the fence of the election if there is one.
+//! Nothing polls: a controller runs when something it depends on changed, or at the very moment
+//! something is known to run out (a grace period, a reservation). Enter at [`Volumes::start`].
+
+mod attachment;
+mod class;
+mod pool;
+mod replica;
+mod scheduling;
+mod volume;
+
+use std::sync::Arc;
+
+use mainstay_controller::election;
+use mainstay_controller::events::{self, Recorder};
+use mainstay_controller::reflector::Reflector;
+use mainstay_controller::runtime::{self, Controller, Handle};
+use mainstay_store::builtin::Node;
+use mainstay_store::resources::{Error, Resources, WriteOptions};
+
+use crate::api::{
+    LVMVolumeGroup, ReplicatedStorageClass, ReplicatedStoragePool, ReplicatedVolume,
+    ReplicatedVolumeAttachment, ReplicatedVolumeReplica,
+};
+use crate::extender::{Client, Extender};
+use crate::reserve::{self, Reserve};
+use crate::satisfy::is_misplaced;
+
+const BY_VOLUME: &str = "volume";
+const BY_POOL: &str = "pool";
+const BY_CLASS: &str = "class";
+const BY_GROUP: &str = "group";
+const MISPLACED: &str = "misplaced";
+
+/// Copies of everything the controllers read.
+#[derive(Clone, Debug)]
+pub struct Views {
+    /// Classes, by pool.
+    pub classes: Reflector<ReplicatedStorageClass>,
+    /// Pools, by group.
+    pub pools: Reflector<ReplicatedStoragePool>,
+    /// Volume groups.
+    pub groups: Reflector<LVMVolumeGroup>,
+    /// Nodes.
+    pub nodes: Reflector<Node>,
+    /// Volumes, by class and by pool.
+    pub volumes: Reflector<ReplicatedVolume>,
+    /// Replicas, by volume.
+    pub replicas: Reflector<ReplicatedVolumeReplica>,
+    /// Attachments, by volume.
+    pub attachments: Reflector<ReplicatedVolumeAttachment>,
+}
+
+impl Views {
+    fn start(resources: &Resources) -> Self {
+        Self {
+            classes: Reflector::of(resources)
+                .index(BY_POOL, |class: &ReplicatedStorageClass| {
+                    [crate::configure::pool_name(class)]
+                })
+                .start(),
+            pools: Reflector::of(resources)
+                .index(BY_GROUP, |pool: &ReplicatedStoragePool| {
+                    let groups = pool.spec.lvm_volume_groups.iter();
+                    groups.map(|group| group.name.clone()).collect::<Vec<_>>()
+                })
+                .start(),
+            groups: Reflector::of(resources).start(),
+            nodes: Reflector::of(resources).start(),
+            volumes: Reflector::of(resources)
+                .index(BY_POOL, |volume: &ReplicatedVolume| {
+                    let configuration = volume.status.configuration.as_ref();
+                    configuration.map(|configuration| configuration.storage_pool_name.clone())
+                })
+                .index(BY_CLASS, |volume: &ReplicatedVolume| {
+                    [volume.spec.replicated_storage_class_name.clone()]
+                })
+                .start(),
+            replicas: Reflector::of(resources)
+                .index(BY_VOLUME, |replica: &ReplicatedVolumeReplica| {
+                    [replica.spec.replicated_volume_name.clone()]
+                })
+                .index(MISPLACED, |replica: &ReplicatedVolumeReplica| {
+                    is_misplaced(replica).then_some("yes")
+                })
+                .start(),
+            attachments: Reflector::of(resources)
+                .index(BY_VOLUME, |attachment: &ReplicatedVolumeAttachment| {
+                    [attachment.spec.replicated_volume_name.clone()]
+                })
+                .start(),
+        }
+    }
+
+    fn volume(&self, name: &str) -> Option<Arc<ReplicatedVolume>> {
+        self.volumes.find(None, name)
+    }
+
+    fn pool(&self, name: &str) -> Option<Arc<ReplicatedStoragePool>> {
+        if name.is_empty() { None } else { self.pools.find(None, name) }
+    }
+
+    fn class(&self, name: &str) -> Option<Arc<ReplicatedStorageClass>> {
+        self.classes.find(None, name)
+    }
+
+    /// The replicas of a volume, by id.
+    fn replicas_of(&self, volume: &str) -> Vec<Arc<ReplicatedVolumeReplica>> {
+        let mut replicas = self.replicas.by_index(BY_VOLUME, volume);
+        replicas.sort_by_key(|replica| replica.id());
+        replicas
+    }
+
+    fn attachments_of(&self, volume: &str) -> Vec<Arc<ReplicatedVolumeAttachment>> {
+        self.attachments.by_index(BY_VOLUME, volume)
+    }
+
+    /// The pool of the volume a replica belongs to.
+    fn pool_of(&self, replica: &ReplicatedVolumeReplica) -> Option<Arc<ReplicatedStoragePool>> {
+        let volume = self.volume(&replica.spec.replicated_volume_name)?;
+        self.pool(&volume.status.configuration.as_ref()?.storage_pool_name)
+    }
+
+    async fn shutdown(&self) {
+        self.classes.shutdown().await;
+        self.pools.shutdown().await;
+        self.groups.shutdown().await;
+        self.nodes.shutdown().await;
+        self.volumes.shutdown().await;
+        self.replicas.shutdown().await;
+        self.attachments.shutdown().await;
+    }
+}
+
+/// What every reconciler has besides its key.
+#[derive(Clone, Debug)]
+struct Shared {
+    views: Views,
+    extender: Extender,
+    recorder: Recorder,
+    waiting: Arc<scheduling::Waiting>,
+}
+
+/// How the controllers run.
+#[derive(Debug)]
+pub struct Options {
+    /// Tells servers apart: their reservations are kept under it.
+    pub identity: String,
+    /// An extender elsewhere, in place of the ledger.
+    pub extender: Option<Client>,
+    /// How many volumes are worked on at once.
+    pub workers: usize,
+}
+
+impl Options {
+    /// The ledger of this process, and ten workers.
+    #[must_use]
+    pub fn new(identity: &str) -> Self {
+        Self { identity: identity.to_owned(), extender: None, workers: 10 }
+    }
+}
+
+/// The controllers of volumes, running.
+#[derive(Debug)]
+pub struct Volumes {
+    views: Views,
+    reserve: Arc<Reserve>,
+    recorder: Recorder,
+    handles: Vec<Handle<String>>,
+}
+
+impl Volumes {
+    /// Starts every controller. Must be called within a tokio runtime. With an election they run
+    /// only while this process leads, and write under its fence.
+    ///
+    /// # Errors
+    /// If the reservations of before cannot be read.
+    pub async fn start(
+        resources: &Resources,
+        options: Options,
+        election: Option<&election::Handle>,
+    ) -> Result<Self, reserve::Error> {
+        let views = Views::start(resources);
+        let reserve = Reserve::new(resources, options.identity.clone());
+        reserve.load().await?;
+        reserve.follow(&views.groups, &views.volumes, &views.replicas);
+        let recorder = Recorder::run(events::Options::new("mainstay-volumes"), resources);
+        let extender = match options.extender {
+            None => Extender::Ledger(reserve.clone()),
+            Some(client) => Extender::Client(Arc::new(client)),
+        };
+        let shared = Shared {
+            views: views.clone(),
+            extender,
+            recorder: recorder.clone(),
+            waiting: Arc::default(),
+        };
+        let prepare = |name: &str| {
+            let mut settings = runtime::Options::new(name);
+            settings.workers = options.workers;
+            let controller = Controller::new(settings, resources);
+            match election {
+                Some(election) => controller.led_by(election),
+                None => controller,
+            }
+        };
+        let handles = vec![
+            class::start(prepare("storageclass"), &shared),
+            pool::start(prepare("storagepool"), &shared),
+            volume::start(prepare("volume"), &shared),
+            scheduling::start(prepare("scheduling"), &shared),
+            replica::start(prepare("replica"), &shared),
+            attachment::start(prepare("attachment"), &shared),
+        ];
+        Ok(Self { views, reserve, recorder, handles })
+    }
+
+    /// The ledger.
+    #[must_use]
+    pub fn reserve(&self) -> &Arc<Reserve> {
+        &self.reserve
+    }
+
+    /// What the controllers see.
+    #[must_use]
+    pub fn views(&self) -> &Views {
+        &self.views
+    }
+
+    /// Lets running reconcilers finish, and waits until everything has ended. Calling it again is
+    /// harmless.
+    pub async fn shutdown(&self) {
+        for handle in &self.handles {
+            handle.shutdown().await;
+        }
+        self.recorder.shutdown().await;
+        self.views.shutdown().await;
+    }
+}
+
+fn options(manager: &str) -> WriteOptions {
+    WriteOptions { manager: manager.to_owned(), ..WriteOptions::default() }
+}
+
+/// Nothing is left to do about an object that is gone.
+fn or_gone<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}

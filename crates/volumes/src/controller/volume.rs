@@ -1,0 +1,342 @@
+//! Volumes: takes over the class's configuration, forms the replicas, follows attachments, and
+//! deletes in order.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use mainstay_controller::runtime::{Context, Controller, Handle, Outcome};
+use mainstay_placement::ReplicaType;
+use mainstay_store::meta::{ObjectMeta, OwnerReference};
+use mainstay_store::object::Revision;
+use mainstay_store::registry::Typed;
+use mainstay_store::resources::{DeleteOptions, Error, Subresource};
+
+use super::{BY_CLASS, BY_VOLUME, MISPLACED, Shared, or_gone};
+use crate::api::{
+    Configuration, ConflictResolution, FINALIZER, GROUP, ReplicatedStorageClass, ReplicatedVolume,
+    ReplicatedVolumeReplica, ReplicatedVolumeReplicaSpec, Rollout, VERSION, VolumePhase,
+    replica_name,
+};
+use crate::configure::{self, Wanted};
+use crate::form::{self, NewReplica, Progress};
+use crate::{attach, conditions};
+
+const MANAGER: &str = "mainstay-volume";
+
+pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<String> {
+    let views = &shared.views;
+    let by_class = views.volumes.clone();
+    let misplaced = views.replicas.clone();
+    let this = shared.clone();
+    controller
+        .watch(&views.volumes, |volume| [volume.metadata.name.clone()])
+        .watch(&views.replicas, move |replica| {
+            // A volume that was repaired makes room for the next.
+            let next = misplaced.by_index(MISPLACED, "yes");
+            let mut names: BTreeSet<String> =
+                next.iter().map(|other| other.spec.replicated_volume_name.clone()).collect();
+            names.insert(replica.spec.replicated_volume_name.clone());
+            names
+        })
+        .watch_if(
+            &views.classes,
+            |old, new| {
+                let seen = |class: &ReplicatedStorageClass| {
+                    (class.spec.clone(), class.status.configuration_generation)
+                };
+                old.map(seen) != new.map(seen)
+            },
+            move |class| {
+                let volumes = by_class.by_index(BY_CLASS, &class.metadata.name);
+                volumes.iter().map(|volume| volume.metadata.name.clone()).collect::<Vec<_>>()
+            },
+        )
+        .watch(&views.attachments, |it| [it.spec.replicated_volume_name.clone()])
+        .run(move |context, name| reconcile(this.clone(), context, name))
+}
+
+async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Outcome, Error> {
+    let Some(volume) = shared.views.volume(&name) else { return Ok(Outcome::Done) };
+    let replicas = shared.views.replicas_of(&name);
+    if volume.metadata.deletion_timestamp.is_some() {
+        return delete(&shared, &context, &volume, &replicas).await;
+    }
+    let class = shared.views.class(&volume.spec.replicated_storage_class_name);
+    let adopted = adopt(&shared, &volume, class.as_deref());
+    let configuration = adopted.configuration.clone();
+    let wanted = configuration.as_ref().map(|it| configure::wanted(it.guarantees()));
+    let mut progress = form::progress(&volume, wanted, &adopted.waiting_for, &replicas);
+    let attachments = shared.views.attachments_of(&name);
+    let most = volume.spec.max_attachments.map_or(attach::MOST, usize::from);
+    let before = &volume.status.desired_attach_to;
+    let desired = attach::desired_attach_to(before, attachments.iter().map(Arc::as_ref), most);
+    if let (Some(configuration), Some(wanted), Some(class)) =
+        (&configuration, wanted, class.as_deref())
+    {
+        let repair = repairs(&shared, class, &name);
+        let changed = shape(&shared, &context, &volume, &replicas, (wanted, repair)).await?;
+        if !changed {
+            access(&context, &volume, configuration, &desired, &replicas).await?;
+        }
+    } else if progress.message.is_empty() {
+        progress.message.clone_from(&adopted.waiting_for);
+    }
+    write_status(&context, &volume, &adopted, &progress, &desired).await?;
+    Ok(Outcome::Done)
+}
+
+/// What of the class a volume takes over.
+struct Adopted {
+    configuration: Option<Configuration>,
+    generation: Option<i64>,
+    observed: Option<i64>,
+    waiting_for: String,
+}
+
+/// A new volume takes its class's configuration; an old one follows a change of it if the class
+/// says so, a few volumes at a time.
+fn adopt(
+    shared: &Shared,
+    volume: &ReplicatedVolume,
+    class: Option<&ReplicatedStorageClass>,
+) -> Adopted {
+    let status = &volume.status;
+    let keep = |waiting_for: String| Adopted {
+        configuration: status.configuration.clone(),
+        generation: status.configuration_generation,
+        observed: status.configuration_observed_generation,
+        waiting_for,
+    };
+    let name = &volume.spec.replicated_storage_class_name;
+    let Some(class) = class else {
+        return keep(format!("ReplicatedStorageClass {name} not found"));
+    };
+    let Some(configuration) = &class.status.configuration else {
+        return keep(format!("ReplicatedStorageClass {name} has no configuration yet"));
+    };
+    let observed = class.status.configuration_generation;
+    let current = status.configuration_generation == observed;
+    if status.configuration.is_some() && !current && !follows(shared, volume, class) {
+        return Adopted { observed, ..keep(String::new()) };
+    }
+    let waiting_for = String::new();
+    let configuration = Some(configuration.clone());
+    Adopted { configuration, generation: observed, observed, waiting_for }
+}
+
+/// Whether it is a volume's turn to follow its class.
+fn follows(shared: &Shared, volume: &ReplicatedVolume, class: &ReplicatedStorageClass) -> bool {
+    let strategy = class.spec.configuration_rollout_strategy;
+    if strategy.kind == Rollout::NewVolumesOnly {
+        return false;
+    }
+    let generation = class.status.configuration_generation;
+    let under_way = shared
+        .views
+        .volumes
+        .by_index(BY_CLASS, &class.metadata.name)
+        .into_iter()
+        .filter(|other| {
+            other.status.configuration_generation != generation
+                || other.status.phase != Some(VolumePhase::Ready)
+        })
+        .map(|other| other.metadata.name.clone())
+        .collect::<BTreeSet<_>>();
+    let most = strategy.rolling_update.unwrap_or_default().max_parallel;
+    let turns = usize::try_from(most).unwrap_or(usize::MAX);
+    under_way.iter().take(turns).any(|other| *other == volume.metadata.name)
+}
+
+/// Whether it is a volume's turn to have replicas in the wrong place replaced.
+fn repairs(shared: &Shared, class: &ReplicatedStorageClass, volume: &str) -> bool {
+    let strategy = class.spec.eligible_nodes_conflict_resolution_strategy;
+    if strategy.kind == ConflictResolution::Manual {
+        return false;
+    }
+    let misplaced: BTreeSet<String> = shared
+        .views
+        .replicas
+        .by_index(MISPLACED, "yes")
+        .iter()
+        .map(|replica| replica.spec.replicated_volume_name.clone())
+        .collect();
+    let most = strategy.rolling_repair.unwrap_or_default().max_parallel;
+    let of_class = misplaced.iter().filter(|name| {
+        let volume = shared.views.volume(name);
+        volume.is_some_and(|it| it.spec.replicated_storage_class_name == class.metadata.name)
+    });
+    of_class.take(usize::try_from(most).unwrap_or(usize::MAX)).any(|name| name == volume)
+}
+
+/// Creates and deletes replicas. Says whether there was anything to do.
+async fn shape(
+    shared: &Shared,
+    context: &Context,
+    volume: &ReplicatedVolume,
+    replicas: &[Arc<ReplicatedVolumeReplica>],
+    (wanted, repair): (Wanted, bool),
+) -> Result<bool, Error> {
+    let name = &volume.metadata.name;
+    let changes = form::changes(name, wanted, replicas, repair);
+    let mut newest = None;
+    for NewReplica { name: replica, kind } in &changes.create {
+        newest = create(context, volume, replica, *kind, "").await?.or(newest);
+    }
+    for replica in &changes.delete {
+        remove(context, replica).await?;
+    }
+    if let Some(newest) = newest {
+        // The next run must see these, or it would create further ones. A copy that has stopped
+        // is read by nobody.
+        let _ = shared.views.replicas.wait_until_at(newest).await;
+    }
+    Ok(!changes.create.is_empty() || !changes.delete.is_empty())
+}
+
+/// Gives Access replicas to nodes that need one, and takes them from those that do not.
+async fn access(
+    context: &Context,
+    volume: &ReplicatedVolume,
+    configuration: &Configuration,
+    desired: &[String],
+    replicas: &[Arc<ReplicatedVolumeReplica>],
+) -> Result<(), Error> {
+    let changes = attach::access_replicas(configuration.volume_access, desired, replicas);
+    let mut used: mainstay_placement::IdSet = replicas.iter().map(|replica| replica.id()).collect();
+    for node in &changes.create {
+        let Some(id) = used.lowest_free() else { break };
+        used.insert(id);
+        let name = replica_name(&volume.metadata.name, id);
+        create(context, volume, &name, ReplicaType::Access, node).await?;
+    }
+    for replica in &changes.delete {
+        remove(context, replica).await?;
+    }
+    Ok(())
+}
+
+async fn create(
+    context: &Context,
+    volume: &ReplicatedVolume,
+    name: &str,
+    kind: ReplicaType,
+    node: &str,
+) -> Result<Option<Revision>, Error> {
+    let owner = OwnerReference {
+        api_version: format!("{GROUP}/{VERSION}"),
+        kind: ReplicatedVolume::KIND.to_owned(),
+        name: volume.metadata.name.clone(),
+        uid: volume.metadata.uid.clone(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    };
+    let replica = ReplicatedVolumeReplica {
+        metadata: ObjectMeta {
+            name: name.to_owned(),
+            owner_references: vec![owner],
+            ..ObjectMeta::default()
+        },
+        spec: ReplicatedVolumeReplicaSpec {
+            replicated_volume_name: volume.metadata.name.clone(),
+            kind,
+            node_name: node.to_owned(),
+            lvm_volume_group_name: String::new(),
+            lvm_volume_group_thin_pool_name: String::new(),
+        },
+        status: Default::default(),
+    };
+    match context.resources.create_as(&replica, &super::options(MANAGER)).await {
+        Ok(created) => Ok(created.metadata.resource_version.parse().ok()),
+        Err(error) if error.is_already_exists() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn remove(context: &Context, replica: &str) -> Result<(), Error> {
+    let options = super::options(MANAGER);
+    let delete = DeleteOptions::default();
+    let resources = &context.resources;
+    resources.delete_as::<ReplicatedVolumeReplica>(None, replica, &delete, &options).await?;
+    Ok(())
+}
+
+/// Deletes replicas in order; when none is left, lets the volume go.
+async fn delete(
+    shared: &Shared,
+    context: &Context,
+    volume: &ReplicatedVolume,
+    replicas: &[Arc<ReplicatedVolumeReplica>],
+) -> Result<Outcome, Error> {
+    let name = &volume.metadata.name;
+    let progress = form::progress(volume, None, "", replicas);
+    let adopted = Adopted {
+        configuration: volume.status.configuration.clone(),
+        generation: volume.status.configuration_generation,
+        observed: volume.status.configuration_observed_generation,
+        waiting_for: String::new(),
+    };
+    let attached = &volume.status.actually_attached_to;
+    if !attached.is_empty() {
+        let message = format!("still used by {}", attached.join(", "));
+        let progress = Progress { message, ..progress };
+        write_status(context, volume, &adopted, &progress, &[]).await?;
+        return Ok(Outcome::Done);
+    }
+    for replica in form::deletions(replicas) {
+        remove(context, &replica).await?;
+    }
+    if replicas.is_empty() && !any_replica(context, name).await? {
+        let options = super::options(MANAGER);
+        let written = context
+            .resources
+            .modify_as(None, name, None, &options, |volume: &mut ReplicatedVolume| {
+                volume.metadata.finalizers.retain(|finalizer| finalizer != FINALIZER);
+            })
+            .await;
+        or_gone(written)?;
+        return Ok(Outcome::Done);
+    }
+    let left = shared.views.replicas.by_index(BY_VOLUME, name);
+    let progress = form::progress(volume, None, "", &left);
+    write_status(context, volume, &adopted, &progress, &[]).await?;
+    Ok(Outcome::Done)
+}
+
+/// Whether the store itself still has a replica of a volume.
+async fn any_replica(context: &Context, volume: &str) -> Result<bool, Error> {
+    let kind = context.resources.kind_of::<ReplicatedVolumeReplica>()?;
+    let all = context.resources.list(kind, mainstay_store::objects::At::Latest).await?;
+    Ok((0..32).any(|id| all.get(&kind.key(None, &replica_name(volume, id))).is_some()))
+}
+
+async fn write_status(
+    context: &Context,
+    volume: &ReplicatedVolume,
+    adopted: &Adopted,
+    progress: &Progress,
+    desired: &[String],
+) -> Result<(), Error> {
+    let now = context.resources.clock().now();
+    let settle = |volume: &mut ReplicatedVolume| {
+        let generation = volume.metadata.generation;
+        let status = &mut volume.status;
+        status.configuration.clone_from(&adopted.configuration);
+        status.configuration_generation = adopted.generation;
+        status.configuration_observed_generation = adopted.observed;
+        status.desired_attach_to = desired.to_vec();
+        status.phase = Some(progress.phase);
+        status.message.clone_from(&progress.message);
+        status.replicas.clone_from(&progress.replicas);
+        conditions::set(&mut status.conditions, &progress.statement, generation, now);
+    };
+    let mut next = volume.clone();
+    settle(&mut next);
+    if next.status == volume.status {
+        return Ok(());
+    }
+    let status = Some(Subresource::Status);
+    let name = &volume.metadata.name;
+    let options = super::options(MANAGER);
+    or_gone(context.resources.modify_as(None, name, status, &options, settle).await)?;
+    Ok(())
+}

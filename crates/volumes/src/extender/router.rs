@@ -1,0 +1,146 @@
+//! The ledger over HTTP, with the wire contract of the scheduler extender, so that others can use
+//! it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use mainstay_store::resources::Resources;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::duration;
+use crate::ledger::{self, Claim, Target};
+use crate::reserve::{self, Reserve};
+
+/// The largest request that is read.
+const LARGEST: usize = 10 << 20;
+
+#[derive(Deserialize)]
+struct ScoreRequest {
+    #[serde(rename = "reservationID", default)]
+    reservation_id: String,
+    #[serde(rename = "reservationTTL", default)]
+    reservation_ttl: String,
+    #[serde(default)]
+    size: i64,
+    #[serde(default)]
+    lvgs: Vec<Target>,
+}
+
+#[derive(Serialize)]
+struct ScoreResponse {
+    lvgs: Vec<Scored>,
+}
+
+#[derive(Serialize)]
+struct Scored {
+    #[serde(flatten)]
+    target: Target,
+    score: i64,
+}
+
+#[derive(Deserialize)]
+struct NarrowRequest {
+    #[serde(rename = "reservationID", default)]
+    reservation_id: String,
+    #[serde(rename = "reservationTTL", default)]
+    reservation_ttl: String,
+    lvg: Target,
+}
+
+#[derive(Default, Serialize)]
+struct Answer {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    error: String,
+}
+
+#[derive(Clone)]
+struct Ledger {
+    reserve: Arc<Reserve>,
+    resources: Resources,
+}
+
+/// The routes of the extender: `/v1/lvg/filter-and-score` and `/v1/lvg/narrow-reservation`.
+pub fn router(reserve: Arc<Reserve>, resources: Resources) -> Router {
+    Router::new()
+        .route("/v1/lvg/filter-and-score", post(filter_and_score))
+        .route("/v1/lvg/narrow-reservation", post(narrow_reservation))
+        .layer(DefaultBodyLimit::max(LARGEST))
+        .with_state(Ledger { reserve, resources })
+}
+
+fn refuse(code: StatusCode, error: &str) -> Response {
+    (code, axum::Json(Answer { error: error.to_owned() })).into_response()
+}
+
+fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Box<Response>> {
+    serde_json::from_slice(body).map_err(|error| {
+        refuse(StatusCode::BAD_REQUEST, &format!("the body cannot be read: {error}")).into()
+    })
+}
+
+async fn filter_and_score(State(ledger): State<Ledger>, body: Bytes) -> Response {
+    let request: ScoreRequest = match parse(&body) {
+        Ok(request) => request,
+        Err(refusal) => return *refusal,
+    };
+    let bad = |error: &str| refuse(StatusCode::BAD_REQUEST, error);
+    let Some(ttl) = duration::parse(&request.reservation_ttl) else {
+        return bad("reservationTTL must be a duration, as 2s");
+    };
+    let size = u64::try_from(request.size).unwrap_or_default();
+    if request.reservation_id.is_empty() {
+        return bad("reservationID is required");
+    }
+    if size == 0 {
+        return bad("size must be greater than 0");
+    }
+    if request.lvgs.is_empty() {
+        return bad("lvgs must not be empty");
+    }
+    if request.lvgs.iter().any(|target| target.name.is_empty()) {
+        return bad("every one of lvgs needs a name");
+    }
+    let claim =
+        Claim { holder: request.reservation_id, volume: String::new(), size, replicated: false };
+    let scores = ledger.reserve.filter_and_score(&claim, &request.lvgs, ttl, true);
+    let scored = request.lvgs.into_iter().zip(scores).filter(|(_, score)| *score > 0);
+    let lvgs = scored.map(|(target, score)| Scored { target, score }).collect();
+    axum::Json(ScoreResponse { lvgs }).into_response()
+}
+
+async fn narrow_reservation(State(ledger): State<Ledger>, body: Bytes) -> Response {
+    let request: NarrowRequest = match parse(&body) {
+        Ok(request) => request,
+        Err(refusal) => return *refusal,
+    };
+    let bad = |error: &str| refuse(StatusCode::BAD_REQUEST, error);
+    let Some(ttl) = duration::parse(&request.reservation_ttl) else {
+        return bad("reservationTTL must be a duration, as 1m0s");
+    };
+    if request.reservation_id.is_empty() {
+        return bad("reservationID is required");
+    }
+    if request.lvg.name.is_empty() {
+        return bad("lvg needs a name");
+    }
+    let (reserve, resources) = (&ledger.reserve, &ledger.resources);
+    match reserve.narrow(resources, &request.reservation_id, &request.lvg, ttl).await {
+        Ok(()) => axum::Json(Answer::default()).into_response(),
+        // The contract answers 200 here; a pool that was not among the kept ones ends it all.
+        Err(reserve::Error::Ledger(error)) => {
+            if error == ledger::Error::Unknown
+                && let Err(error) = reserve.release(resources, &request.reservation_id).await
+            {
+                return refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string());
+            }
+            axum::Json(Answer { error: error.to_string() }).into_response()
+        }
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}

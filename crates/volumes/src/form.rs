@@ -1,0 +1,171 @@
+//! Which replicas a volume should gain or lose, and how far it is.
+
+use std::collections::BTreeSet;
+
+use mainstay_placement::{IdSet, ReplicaType};
+
+use crate::api::{
+    ReplicaCounts, ReplicatedVolume, ReplicatedVolumeReplica, VolumePhase, replica_name,
+};
+use crate::conditions::{self, Statement};
+use crate::configure::Wanted;
+use crate::satisfy::{is_misplaced, is_scheduled};
+use crate::schedule::SCHEDULED;
+
+/// A replica to be created, without a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewReplica {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub kind: ReplicaType,
+}
+
+/// What to do about the replicas of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// To be created, in this order.
+    pub create: Vec<NewReplica>,
+    /// To be deleted.
+    pub delete: Vec<String>,
+}
+
+/// Brings the replicas of a volume to the wanted number, Diskful before TieBreaker, with the
+/// lowest free ids. Replicas in the wrong place are replaced if `repair` says so: the new one
+/// first, and when that has its place the old one goes.
+#[must_use]
+pub fn changes(
+    volume: &str,
+    wanted: Wanted,
+    replicas: &[impl AsRef<ReplicatedVolumeReplica>],
+    repair: bool,
+) -> Changes {
+    let replicas: Vec<&ReplicatedVolumeReplica> = replicas.iter().map(AsRef::as_ref).collect();
+    let mut used: IdSet = replicas.iter().map(|replica| replica.id()).collect();
+    let mut changes = Changes::default();
+    let kinds =
+        [(ReplicaType::Diskful, wanted.diskful), (ReplicaType::TieBreaker, wanted.tie_breakers)];
+    for (kind, wanted) in kinds {
+        let (misplaced, mut good): (Vec<_>, Vec<_>) = replicas
+            .iter()
+            .copied()
+            .filter(|replica| replica.spec.kind == kind && !replica.deleting())
+            .partition(|replica| repair && is_misplaced(replica));
+        for _ in good.len()..wanted {
+            let Some(id) = used.lowest_free() else { break };
+            used.insert(id);
+            changes.create.push(NewReplica { name: replica_name(volume, id), kind });
+        }
+        // Who has no place goes first, then the youngest.
+        good.sort_by_key(|replica| (!is_scheduled(replica), replica.id()));
+        let excess = good.split_off(good.len().min(wanted));
+        let settled = good.len() == wanted && good.iter().all(|replica| is_scheduled(replica));
+        let replaced = misplaced.into_iter().filter(|_| settled);
+        let superfluous = excess.into_iter().chain(replaced);
+        changes.delete.extend(superfluous.map(|replica| replica.metadata.name.clone()));
+    }
+    changes
+}
+
+/// The replicas to delete next of a volume that is being deleted: those that only reach the data,
+/// then those that only vote, then the data.
+#[must_use]
+pub fn deletions(replicas: &[impl AsRef<ReplicatedVolumeReplica>]) -> Vec<String> {
+    let rank = |kind: ReplicaType| match kind {
+        ReplicaType::Access => 0,
+        ReplicaType::TieBreaker => 1,
+        ReplicaType::ShadowDiskful => 2,
+        ReplicaType::Diskful => 3,
+    };
+    let replicas = || replicas.iter().map(AsRef::as_ref);
+    let first = replicas().map(|replica| rank(replica.spec.kind)).min();
+    replicas()
+        .filter(|replica| Some(rank(replica.spec.kind)) == first && !replica.deleting())
+        .map(|replica| replica.metadata.name.clone())
+        .collect()
+}
+
+/// How far a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The phase.
+    pub phase: VolumePhase,
+    /// What it waits for.
+    pub message: String,
+    /// How many replicas have their place.
+    pub replicas: Option<ReplicaCounts>,
+    /// The Scheduled condition of the volume.
+    pub statement: Statement,
+}
+
+/// How far a volume is, from its replicas.
+#[must_use]
+pub fn progress(
+    volume: &ReplicatedVolume,
+    wanted: Option<Wanted>,
+    waiting_for: &str,
+    replicas: &[impl AsRef<ReplicatedVolumeReplica>],
+) -> Progress {
+    let replicas: Vec<&ReplicatedVolumeReplica> = replicas.iter().map(AsRef::as_ref).collect();
+    if volume.metadata.deletion_timestamp.is_some() {
+        let message = match replicas.len() {
+            0 => String::new(),
+            left => format!("{left} replicas are left to be deleted"),
+        };
+        let statement = Statement::new(SCHEDULED, false, "Deleting", "the volume is being deleted");
+        return Progress { phase: VolumePhase::Deleting, message, replicas: None, statement };
+    }
+    let Some(wanted) = wanted else {
+        let message = waiting_for.to_owned();
+        let statement = Statement::new(SCHEDULED, false, "WaitingForClass", waiting_for);
+        return Progress { phase: VolumePhase::Pending, message, replicas: None, statement };
+    };
+    let total = wanted.diskful + wanted.tie_breakers;
+    let placed = |kind, wanted: usize| {
+        let placed = replicas.iter().filter(|replica| {
+            replica.spec.kind == kind && !replica.deleting() && is_scheduled(replica)
+        });
+        placed.count().min(wanted)
+    };
+    let count = placed(ReplicaType::Diskful, wanted.diskful)
+        + placed(ReplicaType::TieBreaker, wanted.tie_breakers);
+    let misplaced: BTreeSet<&str> = replicas
+        .iter()
+        .filter(|replica| is_misplaced(replica))
+        .map(|replica| replica.metadata.name.as_str())
+        .collect();
+    let was_ready = matches!(volume.status.phase, Some(VolumePhase::Ready | VolumePhase::Degraded));
+    let done = count == total && misplaced.is_empty();
+    let phase = match (done, was_ready) {
+        (true, _) => VolumePhase::Ready,
+        (false, true) => VolumePhase::Degraded,
+        (false, false) => VolumePhase::Forming,
+    };
+    let mut message = String::new();
+    if count < total {
+        message = format!("{} of {total} replicas wait for a place", total - count);
+        let reasons: BTreeSet<&str> = replicas
+            .iter()
+            .filter(|replica| !replica.deleting() && !is_scheduled(replica))
+            .filter_map(|replica| conditions::find(&replica.status.conditions, SCHEDULED))
+            .map(|condition| condition.message.as_str())
+            .filter(|message| !message.is_empty())
+            .collect();
+        if !reasons.is_empty() {
+            message += ": ";
+            message += &reasons.into_iter().collect::<Vec<_>>().join(" | ");
+        }
+    } else if !misplaced.is_empty() {
+        let names = misplaced.into_iter().collect::<Vec<_>>().join(", ");
+        message = format!("on nodes that are no longer eligible: {names}");
+    }
+    let text = if message.is_empty() { "all replicas have their places" } else { &message };
+    let reason = if count == total { "Scheduled" } else { "WaitingForPlacement" };
+    let statement = Statement::new(SCHEDULED, count == total, reason, text);
+    let replicas = ReplicaCounts {
+        placed: u32::try_from(count).unwrap_or_default(),
+        wanted: u32::try_from(total).unwrap_or_default(),
+        summary: format!("{count}/{total}"),
+    };
+    Progress { phase, message, replicas: Some(replicas), statement }
+}

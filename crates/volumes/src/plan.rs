@@ -1,0 +1,325 @@
+//! What would happen: the decisions of scheduling over manifests, with nothing written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use mainstay_placement::{EligibleNodes, Extender, Narrowing, Pass, ReplicaType, Slot, Verdict};
+use mainstay_store::meta::ObjectMeta;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::api::{ReplicatedVolume, ReplicatedVolumeReplica, ReplicatedVolumeReplicaSpec};
+use crate::conditions::Statement;
+use crate::extender::{BROAD, NARROW};
+use crate::ledger::{Claim, Ledger, Placed, Target};
+use crate::schedule::{self, guard};
+use crate::text::Table;
+use crate::world::{Error, World};
+use crate::{configure, form};
+
+/// How groups are scored.
+#[derive(Clone, Debug, Default)]
+pub enum Scores {
+    /// By what the groups report.
+    #[default]
+    Ledger,
+    /// By a table of `group` or `group/thinPool`.
+    Table(BTreeMap<String, i64>),
+    /// Scoring fails.
+    ScoringFails,
+    /// Narrowing fails.
+    NarrowingFails,
+}
+
+impl Scores {
+    /// Reads a scores file: YAML or JSON.
+    ///
+    /// # Errors
+    /// If it is neither a map of numbers, nor `error` or `narrowError`.
+    pub fn read(text: &str) -> Result<Self, Error> {
+        let wrong = |detail: &str| {
+            Error::Syntax(format!(
+                "the scores must be a map from groups to whole numbers, or the text error or \
+                 narrowError: {detail}"
+            ))
+        };
+        let document: Value =
+            serde_saphyr::from_str(text).map_err(|error| wrong(&error.to_string()))?;
+        match document {
+            Value::String(text) if text == "error" => Ok(Self::ScoringFails),
+            Value::String(text) if text == "narrowError" => Ok(Self::NarrowingFails),
+            Value::Null => Ok(Self::Table(BTreeMap::new())),
+            Value::Object(map) => {
+                let mut table = BTreeMap::new();
+                for (group, score) in map {
+                    let number = score.as_i64().ok_or_else(|| wrong(&group))?;
+                    table.insert(group, number);
+                }
+                Ok(Self::Table(table))
+            }
+            other => Err(wrong(&other.to_string())),
+        }
+    }
+}
+
+/// What would happen to all volumes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Plan {
+    /// By name.
+    pub volumes: Vec<PlannedVolume>,
+}
+
+/// What would happen to a volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PlannedVolume {
+    /// The volume.
+    pub name: String,
+    /// What would go wrong with the extender.
+    pub error: String,
+    /// Its replicas, by id.
+    pub replicas: Vec<PlannedReplica>,
+}
+
+/// What would happen to a replica.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedReplica {
+    /// The replica.
+    pub name: String,
+    /// Its type.
+    #[serde(rename = "type")]
+    pub kind: ReplicaType,
+    /// Its node.
+    pub node: String,
+    /// Its volume group.
+    pub lvg: String,
+    /// Its thin pool.
+    pub thin_pool: String,
+    /// Its Scheduled condition; `None` when it has none or would not be touched.
+    pub scheduled: Option<Scheduled>,
+    /// It lacks a place it should have.
+    #[serde(skip)]
+    pub unplaced: bool,
+}
+
+/// A Scheduled condition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Scheduled {
+    /// True, False or Unknown.
+    pub status: &'static str,
+    /// Why, as one word.
+    pub reason: &'static str,
+    /// Why, in words.
+    pub message: String,
+}
+
+impl From<Statement> for Scheduled {
+    fn from(statement: Statement) -> Self {
+        let Statement { status, reason, message, .. } = statement;
+        Self { status: status.as_str(), reason, message }
+    }
+}
+
+impl Plan {
+    /// Whether a replica would lack its place.
+    #[must_use]
+    pub fn incomplete(&self) -> bool {
+        self.volumes.iter().flat_map(|volume| &volume.replicas).any(|replica| replica.unplaced)
+    }
+
+    /// The plan for people.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let header = ["REPLICA", "TYPE", "NODE", "GROUP", "THIN POOL", "SCHEDULED", "MESSAGE"];
+        let mut table = Table::new(&header);
+        for replica in self.volumes.iter().flat_map(|volume| &volume.replicas) {
+            let (status, message) = match &replica.scheduled {
+                Some(scheduled) => (scheduled.status, scheduled.message.as_str()),
+                None => ("", ""),
+            };
+            let kind = format!("{:?}", replica.kind);
+            let cells = [&replica.name, &kind, &replica.node, &replica.lvg, &replica.thin_pool];
+            table.row(cells.map(String::as_str).into_iter().chain([status, message]));
+        }
+        table.to_string()
+    }
+}
+
+/// Answers a pass from a table or from the ledger.
+pub(crate) struct Answers<'a> {
+    pub(crate) scores: &'a Scores,
+    pub(crate) ledger: &'a mut Ledger,
+    pub(crate) eligible: &'a EligibleNodes,
+    pub(crate) claims: Vec<Claim>,
+    pub(crate) now: Timestamp,
+}
+
+impl Answers<'_> {
+    fn target(&self, slot: Slot) -> Target {
+        let group = self.eligible.lvg(slot);
+        group.map_or_else(Target::default, |it| Target::new(&it.name, &it.thin_pool_name))
+    }
+
+    fn times(&self, ttl: std::time::Duration) -> (Timestamp, Timestamp) {
+        (self.now, self.now.checked_add(ttl).unwrap_or(Timestamp::MAX))
+    }
+}
+
+impl Extender for Answers<'_> {
+    fn filter_and_score(&mut self, replica: usize, slots: &[Slot]) -> Option<Vec<i64>> {
+        let targets: Vec<Target> = slots.iter().map(|slot| self.target(*slot)).collect();
+        match self.scores {
+            Scores::ScoringFails => None,
+            Scores::NarrowingFails => Some(vec![1; slots.len()]),
+            Scores::Table(table) => Some(
+                targets
+                    .iter()
+                    .map(|target| {
+                        let exact = format!("{}/{}", target.name, target.thin_pool_name);
+                        let score = table.get(&exact).or_else(|| table.get(&target.name));
+                        score.copied().unwrap_or_default()
+                    })
+                    .collect(),
+            ),
+            Scores::Ledger => {
+                let times = self.times(BROAD);
+                Some(self.ledger.filter_and_score(&self.claims[replica], &targets, times, false))
+            }
+        }
+    }
+
+    fn narrow_reservation(&mut self, narrowing: Narrowing) -> bool {
+        match self.scores {
+            Scores::NarrowingFails => false,
+            Scores::Ledger => {
+                let times = self.times(NARROW);
+                let target = self.target(narrowing.slot);
+                let holder = &self.claims[narrowing.replica].holder;
+                self.ledger.narrow(holder, &target, times).is_ok()
+            }
+            Scores::Table(_) | Scores::ScoringFails => true,
+        }
+    }
+
+    fn release(&mut self, narrowing: Narrowing) {
+        let holder = self.claims[narrowing.replica].holder.clone();
+        self.ledger.release(&holder);
+    }
+}
+
+/// What would happen to every volume, one after the other by name.
+#[must_use]
+pub fn plan(mut world: World, scores: &Scores, now: Timestamp) -> Plan {
+    world.complete(now);
+    let mut ledger = world.ledger();
+    let mut plan = Plan::default();
+    for name in world.volume_names() {
+        plan.volumes.push(plan_volume(&world, &name, scores, &mut ledger, now));
+    }
+    plan
+}
+
+/// The volume and its replicas as formation would have them.
+pub(crate) fn formed(
+    world: &World,
+    name: &str,
+) -> (Option<ReplicatedVolume>, Vec<Arc<ReplicatedVolumeReplica>>) {
+    let mut volume = world.volumes.get(name).cloned();
+    let mut replicas = world.replicas_of(name);
+    if let Some(volume) = &mut volume
+        && replicas.is_empty()
+        && let Some(class) = world.classes.get(&volume.spec.replicated_storage_class_name)
+    {
+        let configuration =
+            volume.status.configuration.get_or_insert_with(|| configure::configuration(class));
+        let wanted = configure::wanted(configuration.guarantees());
+        let none: [Arc<ReplicatedVolumeReplica>; 0] = [];
+        let new = form::changes(name, wanted, &none, false).create;
+        replicas.extend(new.into_iter().map(|new| Arc::new(unplaced(name, new))));
+    }
+    (volume, replicas)
+}
+
+fn unplaced(volume: &str, new: form::NewReplica) -> ReplicatedVolumeReplica {
+    ReplicatedVolumeReplica {
+        metadata: ObjectMeta { name: new.name, ..ObjectMeta::default() },
+        spec: ReplicatedVolumeReplicaSpec {
+            replicated_volume_name: volume.to_owned(),
+            kind: new.kind,
+            node_name: String::new(),
+            lvm_volume_group_name: String::new(),
+            lvm_volume_group_thin_pool_name: String::new(),
+        },
+        status: Default::default(),
+    }
+}
+
+fn plan_volume(
+    world: &World,
+    name: &str,
+    scores: &Scores,
+    ledger: &mut Ledger,
+    now: Timestamp,
+) -> PlannedVolume {
+    let (volume, replicas) = formed(world, name);
+    let mut planned = PlannedVolume {
+        name: name.to_owned(),
+        error: String::new(),
+        replicas: replicas
+            .iter()
+            .map(|replica| PlannedReplica {
+                name: replica.metadata.name.clone(),
+                kind: replica.spec.kind,
+                node: replica.spec.node_name.clone(),
+                lvg: replica.spec.lvm_volume_group_name.clone(),
+                thin_pool: replica.spec.lvm_volume_group_thin_pool_name.clone(),
+                scheduled: None,
+                unplaced: replica.spec.kind != ReplicaType::Access && !replica.deleting(),
+            })
+            .collect(),
+    };
+    let pool = |name: &str| world.pools.get(name).filter(|_| !name.is_empty());
+    let (volume, configuration, pool) = match guard(volume.as_ref(), pool) {
+        Ok(found) => found,
+        Err(guard) => {
+            for replica in &mut planned.replicas {
+                replica.scheduled = Some(guard.statement().into());
+            }
+            return planned;
+        }
+    };
+    let eligible = world.eligible(pool);
+    let seen = schedule::volume(
+        configuration,
+        pool,
+        replicas.iter().map(Arc::as_ref),
+        world.wanted_nodes(volume),
+    );
+    let claims = replicas.iter().map(|it| schedule::claim(volume, &it.metadata.name)).collect();
+    ledger.set_volume(name, Some(crate::reserve::size(volume)));
+    let mut answers = Answers { scores, ledger, eligible: &eligible, claims, now };
+    for (index, verdict) in Pass::new(&eligible, &seen).run(&mut answers) {
+        let replica = &mut planned.replicas[index];
+        replica.scheduled = schedule::statement(&verdict).map(Scheduled::from);
+        match verdict {
+            Verdict::Placed(entry) => {
+                replica.unplaced = false;
+                replica.node.clone_from(&eligible.node(entry.candidate).node_name);
+                if let Some(group) = eligible.lvg(entry.candidate) {
+                    replica.lvg.clone_from(&group.name);
+                    replica.thin_pool.clone_from(&group.thin_pool_name);
+                    let target = Target::new(&group.name, &group.thin_pool_name);
+                    let placed = Placed { volume: name.to_owned(), target, reported: false };
+                    answers.ledger.set_replica(&replica.name, Some(placed));
+                }
+            }
+            Verdict::AlreadyScheduled | Verdict::Access => replica.unplaced = false,
+            Verdict::ExtenderUnavailable(call) => {
+                schedule::unavailable(call).clone_into(&mut planned.error);
+            }
+            Verdict::Failed(_) => {}
+        }
+    }
+    planned
+}

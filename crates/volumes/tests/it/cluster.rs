@@ -1,0 +1,279 @@
+//! A small installation in one process.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::routing::post;
+use mainstay_store::builtin;
+use mainstay_store::cache::Retention;
+use mainstay_store::clock::{Clock, SystemClock};
+use mainstay_store::memory::MemoryStore;
+use mainstay_store::objects::Objects;
+use mainstay_store::registry::Registry;
+use mainstay_store::resources::{
+    DeleteOptions, RandomIdentities, Resources, Subresource, WriteOptions,
+};
+use mainstay_volumes::api::{ReplicatedVolume, ReplicatedVolumeReplica};
+use mainstay_volumes::controller::{Options, Volumes};
+use mainstay_volumes::extender::Client;
+use serde_json::{Map, Value, json};
+use tokio_util::task::AbortOnDropHandle;
+
+pub(crate) const GROUP: &str = "storage.mainstay.dev/v1";
+
+pub(crate) fn store(clock: Arc<dyn Clock>) -> Arc<dyn Objects> {
+    Arc::new(MemoryStore::new(0, Retention::default(), 1 << 20, clock))
+}
+
+pub(crate) fn resources(objects: Arc<dyn Objects>, clock: Arc<dyn Clock>) -> Resources {
+    let kinds = builtin::kinds().into_iter().chain(mainstay_volumes::kinds());
+    let registry = Arc::new(Registry::new(kinds).unwrap());
+    Resources::new(objects, registry, clock, Arc::new(RandomIdentities))
+}
+
+/// Objects, and the controllers that look after them.
+pub(crate) struct Cluster {
+    pub(crate) resources: Resources,
+    pub(crate) volumes: Volumes,
+}
+
+impl Cluster {
+    pub(crate) async fn new(extender: Option<&Fake>) -> Self {
+        let clock: Arc<dyn Clock> = SystemClock::new();
+        let resources = resources(store(clock.clone()), clock);
+        Self::over(resources, "server-a", extender).await
+    }
+
+    pub(crate) async fn over(resources: Resources, name: &str, extender: Option<&Fake>) -> Self {
+        let clock = resources.clock().clone();
+        let mut options = Options::new(name);
+        options.extender = extender.map(|fake| Client::new(&fake.url(), clock).unwrap());
+        let volumes = Volumes::start(&resources, options, None).await.unwrap();
+        let cluster = Self { resources, volumes };
+        let default =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}});
+        cluster.apply(default).await;
+        cluster
+    }
+
+    /// Creates an object, its status too.
+    pub(crate) async fn apply(&self, object: Value) {
+        let Value::Object(object) = object else { panic!("not an object") };
+        let text = |name: &str| object[name].as_str().unwrap().to_owned();
+        let registry = self.resources.registry().clone();
+        let kind = registry.by_kind(&text("apiVersion"), &text("kind")).unwrap().clone();
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        let options = WriteOptions::default();
+        let status = object.get("status").cloned();
+        match self.resources.create(&kind, None, object, &options).await {
+            Ok(_) => {}
+            Err(error) if error.is_already_exists() => {}
+            Err(error) => panic!("{error}"),
+        }
+        if let Some(status) = status {
+            let edit = |old: &Map<String, Value>| {
+                let mut new = old.clone();
+                new.insert("status".to_owned(), status.clone());
+                Ok(new)
+            };
+            let key = kind.key(None, &name);
+            let part = Some(Subresource::Status);
+            self.resources.modify(&kind, &key, part, &options, edit).await.unwrap();
+        }
+    }
+
+    pub(crate) async fn node(&self, name: &str, zone: &str, ready: bool) {
+        self.apply(node(name, zone, ready, true, false)).await;
+    }
+
+    pub(crate) async fn group(&self, name: &str, node: &str, size: &str) {
+        self.apply(group(name, node, size)).await;
+    }
+
+    pub(crate) async fn replica(&self, name: &str) -> Option<ReplicatedVolumeReplica> {
+        self.resources.get_as(None, name).await.unwrap()
+    }
+
+    pub(crate) async fn volume(&self, name: &str) -> Option<ReplicatedVolume> {
+        self.resources.get_as(None, name).await.unwrap()
+    }
+
+    pub(crate) async fn replicas(&self, volume: &str) -> Vec<ReplicatedVolumeReplica> {
+        let all: Vec<ReplicatedVolumeReplica> = self.resources.list_as(None).await.unwrap();
+        all.into_iter().filter(|it| it.spec.replicated_volume_name == volume).collect()
+    }
+
+    pub(crate) async fn delete<T: mainstay_store::registry::Typed>(&self, name: &str) {
+        let options = WriteOptions::default();
+        let delete = DeleteOptions::default();
+        self.resources.delete_as::<T>(None, name, &delete, &options).await.unwrap();
+    }
+
+    /// Waits until a condition holds, looking again whenever something changed.
+    pub(crate) async fn until<F: Future<Output = bool>>(
+        &self,
+        what: &str,
+        mut holds: impl FnMut() -> F,
+    ) {
+        let objects = self.resources.objects().clone();
+        let kind = self.resources.kind_of::<ReplicatedVolumeReplica>().unwrap().clone();
+        let patience = Duration::from_secs(20);
+        let waited = tokio::time::timeout(patience, async {
+            while !holds().await {
+                let before = objects.revision(kind.resource());
+                while objects.revision(kind.resource()) == before && !holds().await {
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+        assert!(waited.await.is_ok(), "never happened: {what}");
+    }
+}
+
+pub(crate) fn node(name: &str, zone: &str, ready: bool, agent: bool, cordoned: bool) -> Value {
+    let condition = |kind: &str, holds: bool| {
+        let status = if holds { "True" } else { "False" };
+        json!({"type": kind, "status": status, "lastTransitionTime": now()})
+    };
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone}},
+        "spec": {"unschedulable": cordoned},
+        "status": {"conditions": [condition("Ready", ready), condition("AgentReady", agent)]},
+    })
+}
+
+fn now() -> String {
+    let clock = SystemClock::new();
+    mainstay_store::meta::Time::new(clock.now()).to_string()
+}
+
+pub(crate) fn group(name: &str, node: &str, size: &str) -> Value {
+    json!({
+        "apiVersion": GROUP, "kind": "LVMVolumeGroup", "metadata": {"name": name},
+        "spec": {"local": {"nodeName": node}},
+        "status": {"phase": "Ready", "vgSize": size, "vgFree": size},
+    })
+}
+
+pub(crate) fn class(name: &str, replication: &str, pool: &str) -> Value {
+    json!({
+        "apiVersion": GROUP, "kind": "ReplicatedStorageClass", "metadata": {"name": name},
+        "spec": {"storagePoolName": pool, "replication": replication},
+    })
+}
+
+pub(crate) fn pool(name: &str, groups: &[&str]) -> Value {
+    let groups: Vec<Value> = groups.iter().map(|group| json!({"name": group})).collect();
+    json!({
+        "apiVersion": GROUP, "kind": "ReplicatedStoragePool", "metadata": {"name": name},
+        "spec": {"type": "LVM", "lvmVolumeGroups": groups},
+    })
+}
+
+pub(crate) fn volume(name: &str, class: &str, size: &str) -> Value {
+    json!({
+        "apiVersion": GROUP, "kind": "ReplicatedVolume", "metadata": {"name": name},
+        "spec": {"size": size, "replicatedStorageClassName": class},
+    })
+}
+
+/// How a fake extender answers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answers {
+    pub(crate) scores: BTreeMap<String, i64>,
+    pub(crate) default: Option<i64>,
+    pub(crate) scoring: Mode,
+    pub(crate) narrowing: Mode,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Mode {
+    #[default]
+    Right,
+    Down,
+    Garbage,
+    Silent,
+}
+
+type Shared = Arc<Mutex<(Answers, Vec<(String, Value)>)>>;
+
+/// A real HTTP server that plays the extender.
+pub(crate) struct Fake {
+    address: SocketAddr,
+    shared: Shared,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl Fake {
+    pub(crate) async fn start(answers: Answers) -> Self {
+        let shared: Shared = Arc::new(Mutex::new((answers, Vec::new())));
+        let app = axum::Router::new()
+            .route("/v1/lvg/filter-and-score", post(score))
+            .route("/v1/lvg/narrow-reservation", post(narrow))
+            .with_state(shared.clone());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serve = async move { axum::serve(listener, app).await.unwrap() };
+        Self { address, shared, _task: AbortOnDropHandle::new(tokio::spawn(serve)) }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn set(&self, change: impl FnOnce(&mut Answers)) {
+        change(&mut self.shared.lock().unwrap().0);
+    }
+
+    pub(crate) fn requests(&self) -> Vec<(String, Value)> {
+        self.shared.lock().unwrap().1.clone()
+    }
+}
+
+type Reply = (axum::http::StatusCode, String);
+
+async fn reply(mode: Mode, right: Value) -> Reply {
+    use axum::http::StatusCode;
+    match mode {
+        Mode::Right => (StatusCode::OK, right.to_string()),
+        Mode::Down => (StatusCode::SERVICE_UNAVAILABLE, String::new()),
+        Mode::Garbage => (StatusCode::OK, "{\"lvgs\": 7}".to_owned()),
+        Mode::Silent => std::future::pending().await,
+    }
+}
+
+async fn score(State(shared): State<Shared>, body: String) -> Reply {
+    let body: Value = serde_json::from_str(&body).unwrap();
+    let (mode, answer) = {
+        let mut shared = shared.lock().unwrap();
+        shared.1.push(("score".to_owned(), body.clone()));
+        let answers = &shared.0;
+        let scored: Vec<Value> = body["lvgs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|lvg| {
+                let name = lvg["name"].as_str().unwrap();
+                let score = answers.scores.get(name).copied().or(answers.default)?;
+                let mut scored = lvg.clone();
+                scored["score"] = score.into();
+                Some(scored)
+            })
+            .collect();
+        (answers.scoring, json!({"lvgs": scored}))
+    };
+    reply(mode, answer).await
+}
+
+async fn narrow(State(shared): State<Shared>, body: String) -> Reply {
+    let mode = {
+        let mut shared = shared.lock().unwrap();
+        shared.1.push(("narrow".to_owned(), serde_json::from_str(&body).unwrap()));
+        shared.0.narrowing
+    };
+    reply(mode, json!({})).await
+}

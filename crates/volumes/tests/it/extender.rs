@@ -1,0 +1,187 @@
+//! The extender over HTTP: ours as others see it, and others as we see them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mainstay_store::clock::{Clock, ManualClock};
+use mainstay_volumes::conditions;
+use mainstay_volumes::extender::{Client, ClientError, router};
+use mainstay_volumes::ledger::Target;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::cluster::{Answers, Cluster, Fake, Mode, class, group, pool, volume};
+
+/// One request over a connection of its own: the status and the body.
+async fn send(address: std::net::SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    let body = answer.split("\r\n\r\n").nth(1).unwrap_or_default();
+    (status, serde_json::from_str(body).unwrap_or(Value::Null))
+}
+
+#[tokio::test]
+async fn our_extender_keeps_the_contract() {
+    let cluster = Cluster::new(None).await;
+    cluster.group("small", "a", "2Gi").await;
+    cluster.group("large", "b", "20Gi").await;
+    let mut broken = group("broken", "c", "20Gi");
+    broken["status"]["phase"] = "NotReady".into();
+    cluster.apply(broken).await;
+    let mut thin = group("thin", "d", "20Gi");
+    thin["status"]["thinPools"] =
+        json!([{"name": "t", "ready": true, "actualSize": "10Gi", "allocationLimit": "200%"}]);
+    cluster.apply(thin).await;
+    let views = cluster.volumes.views().clone();
+    cluster
+        .until("the groups are known", || async {
+            views.groups.list().iter().filter(|it| !it.status.phase.is_empty()).count() == 4
+        })
+        .await;
+    let app = router(cluster.volumes.reserve().clone(), cluster.resources.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serve = async move { axum::serve(listener, app).await.unwrap() };
+    let _task = AbortOnDropHandle::new(tokio::spawn(serve));
+    let score = "/v1/lvg/filter-and-score";
+    let narrow = "/v1/lvg/narrow-reservation";
+    let gib = 1_u64 << 30;
+    let ask = |id: &str, size: u64, lvgs: Value| {
+        json!({"reservationID": id, "reservationTTL": "1m0s", "size": size, "lvgs": lvgs})
+            .to_string()
+    };
+
+    assert_eq!(send(address, "GET", score, "").await.0, 405);
+    let one = json!([{"name": "large"}]);
+    let bad = [
+        "{".to_owned(),
+        ask("", gib, one.clone()),
+        ask("x", gib, json!([])),
+        ask("x", 0, one.clone()),
+        ask("x", gib, json!([{"name": ""}])),
+        ask("x", gib, one.clone()).replace("1m0s", "soon"),
+    ];
+    for body in bad {
+        assert_eq!(send(address, "POST", score, &body).await.0, 400, "{body}");
+    }
+    for body in [
+        json!({"reservationID": "", "reservationTTL": "1s", "lvg": {"name": "large"}}),
+        json!({"reservationID": "x", "reservationTTL": "1s", "lvg": {"name": ""}}),
+        json!({"reservationID": "x", "reservationTTL": "-", "lvg": {"name": "large"}}),
+    ] {
+        assert_eq!(send(address, "POST", narrow, &body.to_string()).await.0, 400, "{body}");
+    }
+
+    let all = json!([{"name": "small"}, {"name": "large"}, {"name": "broken"}, {"name": "gone"},
+        {"name": "thin", "thinPoolName": "t"}, {"name": "thin", "thinPoolName": "u"}]);
+    let (status, answer) = send(address, "POST", score, &ask("a", 5 * gib, all.clone())).await;
+    let kept: Vec<String> =
+        answer["lvgs"].as_array().unwrap().iter().map(|it| it["name"].to_string()).collect();
+    assert_eq!((status, kept), (200, vec!["\"large\"".to_owned(), "\"thin\"".to_owned()]));
+    assert_eq!(answer["lvgs"][1]["thinPoolName"], "t");
+    let scores = answer["lvgs"].as_array().unwrap();
+    assert!(scores.iter().all(|it| (1..=100).contains(&it["score"].as_i64().unwrap())));
+
+    // A broad reservation counts against others wherever it was kept, and not against itself.
+    let large = json!([{"name": "large"}]);
+    let (_, again) = send(address, "POST", score, &ask("a", 16 * gib, large.clone())).await;
+    assert_eq!(again["lvgs"].as_array().unwrap().len(), 1, "the same id replaces");
+    let (_, other) = send(address, "POST", score, &ask("b", 5 * gib, large.clone())).await;
+    assert_eq!(other, json!({"lvgs": []}));
+
+    let keep = |id: &str, name: &str| {
+        json!({"reservationID": id, "reservationTTL": "1m0s", "lvg": {"name": name}}).to_string()
+    };
+    assert_eq!(send(address, "POST", narrow, &keep("unknown", "large")).await.0, 200);
+    assert_eq!(send(address, "POST", narrow, &keep("a", "large")).await, (200, json!({})));
+    let (_, other) = send(address, "POST", score, &ask("b", 5 * gib, large.clone())).await;
+    assert_eq!(other, json!({"lvgs": []}), "narrowed, it still counts");
+    // Narrowed to a pool it does not hold, a reservation is gone.
+    assert_eq!(send(address, "POST", narrow, &keep("a", "small")).await.0, 200);
+    let (_, other) = send(address, "POST", score, &ask("b", 5 * gib, large)).await;
+    assert_eq!(other["lvgs"].as_array().unwrap().len(), 1);
+    cluster.volumes.shutdown().await;
+}
+
+fn targets() -> Vec<Target> {
+    vec![Target::new("vg-a", ""), Target::new("vg-b", "t")]
+}
+
+#[tokio::test]
+async fn an_extender_that_is_down_wrong_or_slow_is_an_error() {
+    let clock = ManualClock::new(Timestamp::UNIX_EPOCH);
+    let answers = Answers { default: Some(7), ..Answers::default() };
+    let fake = Fake::start(answers).await;
+    let client = Client::new(&fake.url(), clock.clone()).unwrap();
+    let ttl = Duration::from_secs(2);
+    let ask = || client.filter_and_score("id", 5, targets().leak(), ttl);
+    assert_eq!(ask().await.unwrap(), [7, 7]);
+    let sent = fake.requests().remove(0).1;
+    assert_eq!(
+        sent,
+        json!({"reservationID": "id", "reservationTTL": "2s", "size": 5,
+            "lvgs": [{"name": "vg-a"}, {"name": "vg-b", "thinPoolName": "t"}]})
+    );
+    fake.set(|it| it.scoring = Mode::Down);
+    assert!(matches!(ask().await, Err(ClientError::Status(_))));
+    fake.set(|it| it.scoring = Mode::Garbage);
+    assert!(matches!(ask().await, Err(ClientError::Body(_))));
+    fake.set(|it| it.scoring = Mode::Silent);
+    let slow = ask();
+    let advance = async {
+        while clock.sleepers() == 0 {
+            tokio::task::yield_now().await;
+        }
+        clock.advance(Duration::from_secs(11));
+    };
+    assert!(matches!(tokio::join!(slow, advance).0, Err(ClientError::Timeout)));
+    let nobody = Client::new("http://127.0.0.1:1", clock.clone()).unwrap();
+    let refused = nobody.narrow_reservation("id", &targets()[0], ttl).await;
+    assert!(matches!(refused, Err(ClientError::Connect { .. })));
+    let clock: Arc<dyn Clock> = clock;
+    assert!(matches!(Client::new("ftp://x", clock), Err(ClientError::Url(_))));
+}
+
+#[tokio::test]
+async fn a_volume_is_placed_when_the_extender_is_back() {
+    let answers = Answers { default: Some(5), scoring: Mode::Down, ..Answers::default() };
+    let fake = Fake::start(answers).await;
+    let cluster = Cluster::new(Some(&fake)).await;
+    for name in ["a", "b"] {
+        cluster.node(name, "z", true).await;
+        cluster.group(&format!("vg-{name}"), name, "10Gi").await;
+    }
+    cluster.apply(pool("pool", &["vg-a", "vg-b"])).await;
+    cluster.apply(class("pair", "Consistency", "pool")).await;
+    let mut annotated = volume("data", "pair", "1Gi");
+    annotated["metadata"]["annotations"] =
+        json!({"storage.mainstay.dev/scheduling-reservation-id": "ns/pvc-123"});
+    cluster.apply(annotated).await;
+    let reason = |name: &'static str| {
+        let cluster = &cluster;
+        async move {
+            let replica = cluster.replica(name).await;
+            let conditions = replica.map(|it| it.status.conditions).unwrap_or_default();
+            conditions::find(&conditions, "Scheduled").map(|it| it.reason.clone())
+        }
+    };
+    let waits = || async { reason("data-0").await.as_deref() == Some("ExtenderUnavailable") };
+    cluster.until("it says that the extender is away", waits).await;
+    fake.set(|it| it.scoring = Mode::Right);
+    let placed = || async {
+        let both = [reason("data-0").await, reason("data-1").await];
+        both.iter().all(|it| it.as_deref() == Some("Scheduled"))
+    };
+    cluster.until("both are placed", placed).await;
+    assert!(fake.requests().iter().all(|(_, body)| body["reservationID"] == "ns/pvc-123"));
+    cluster.volumes.shutdown().await;
+}
