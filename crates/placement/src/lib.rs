@@ -13,6 +13,7 @@
 //! * [`explain`] says candidate by candidate why.
 
 pub mod batch;
+pub mod bench;
 pub mod eligible;
 pub mod explain;
 pub mod joint;

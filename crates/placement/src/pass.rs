@@ -228,6 +228,16 @@ impl<'v> Pass<'v> {
         self.failed
     }
 
+    /// The choice for one replica as the pass stands; nothing changes.
+    #[must_use]
+    pub fn decide(&self, replica: usize, scores: Scores<'_>) -> Option<Entry<Slot>> {
+        if self.volume.replicas[replica].kind.has_disk() {
+            self.finish(replica, self.shortlist(replica, Silent), scores).select_best()
+        } else {
+            self.tie_breaker(replica, Silent).select_best()
+        }
+    }
+
     /// The zones tied for the most Diskful replicas of a Zonal volume that was torn apart.
     #[must_use]
     pub fn torn_zones(&self) -> Vec<&'v str> {

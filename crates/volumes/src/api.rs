@@ -10,6 +10,7 @@ mod pool;
 mod replica;
 mod volume;
 
+pub use mainstay_store::meta::Quantity;
 use mainstay_store::registry::Kind;
 
 pub use attachment::{

@@ -19,7 +19,7 @@ use mainstay_controller::events::{self, Recorder};
 use mainstay_controller::reflector::Reflector;
 use mainstay_controller::runtime::{self, Controller, Handle};
 use mainstay_store::builtin::Node;
-use mainstay_store::resources::{Error, Resources, WriteOptions};
+use mainstay_store::resources::{Error, Identities, RandomIdentities, Resources, WriteOptions};
 
 use crate::api::{
     LVMVolumeGroup, ReplicatedStorageClass, ReplicatedStoragePool, ReplicatedVolume,
@@ -160,6 +160,15 @@ impl Options {
     #[must_use]
     pub fn new(identity: &str) -> Self {
         Self { identity: identity.to_owned(), extender: None, workers: 10 }
+    }
+}
+
+impl Options {
+    /// The same for this run of the server called `name`: no other run, of this server or another,
+    /// has the same identity.
+    #[must_use]
+    pub fn of_run(name: &str) -> Self {
+        Self::new(&format!("{name}-{}", RandomIdentities.uid()))
     }
 }
 

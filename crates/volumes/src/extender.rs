@@ -11,7 +11,7 @@ use mainstay_store::resources::Resources;
 use crate::ledger::{self, Claim, Target};
 use crate::reserve::{self, Reserve};
 pub use client::{Client, Error as ClientError};
-pub use router::router;
+pub use router::{Ledger, router};
 
 /// How long a broad reservation lives: long enough to choose.
 pub const BROAD: Duration = Duration::from_secs(2);

@@ -1,7 +1,7 @@
 //! The ledger over HTTP, with the wire contract of the scheduler extender, so that others can use
 //! it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -59,19 +59,35 @@ struct Answer {
     error: String,
 }
 
-#[derive(Clone)]
-struct Ledger {
+/// What the routes answer from.
+#[derive(Clone, Debug)]
+pub struct Ledger {
     reserve: Arc<Reserve>,
     resources: Resources,
 }
 
-/// The routes of the extender: `/v1/lvg/filter-and-score` and `/v1/lvg/narrow-reservation`.
-pub fn router(reserve: Arc<Reserve>, resources: Resources) -> Router {
+impl Ledger {
+    /// This ledger; narrow reservations are written with `resources`.
+    #[must_use]
+    pub fn new(reserve: Arc<Reserve>, resources: Resources) -> Self {
+        Self { reserve, resources }
+    }
+}
+
+type Slot = Arc<OnceLock<Ledger>>;
+
+/// The routes of the extender: `/v1/lvg/filter-and-score` and `/v1/lvg/narrow-reservation`. They
+/// answer 503 until the ledger is there: routes are laid before a server has a store.
+pub fn router(ledger: Slot) -> Router {
     Router::new()
         .route("/v1/lvg/filter-and-score", post(filter_and_score))
         .route("/v1/lvg/narrow-reservation", post(narrow_reservation))
         .layer(DefaultBodyLimit::max(LARGEST))
-        .with_state(Ledger { reserve, resources })
+        .with_state(ledger)
+}
+
+fn absent() -> Response {
+    refuse(StatusCode::SERVICE_UNAVAILABLE, "the ledger is not there yet")
 }
 
 fn refuse(code: StatusCode, error: &str) -> Response {
@@ -84,7 +100,8 @@ fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Box<Response>> {
     })
 }
 
-async fn filter_and_score(State(ledger): State<Ledger>, body: Bytes) -> Response {
+async fn filter_and_score(State(slot): State<Slot>, body: Bytes) -> Response {
+    let Some(ledger) = slot.get() else { return absent() };
     let request: ScoreRequest = match parse(&body) {
         Ok(request) => request,
         Err(refusal) => return *refusal,
@@ -114,7 +131,8 @@ async fn filter_and_score(State(ledger): State<Ledger>, body: Bytes) -> Response
     axum::Json(ScoreResponse { lvgs }).into_response()
 }
 
-async fn narrow_reservation(State(ledger): State<Ledger>, body: Bytes) -> Response {
+async fn narrow_reservation(State(slot): State<Slot>, body: Bytes) -> Response {
+    let Some(ledger) = slot.get() else { return absent() };
     let request: NarrowRequest = match parse(&body) {
         Ok(request) => request,
         Err(refusal) => return *refusal,

@@ -1,12 +1,12 @@
 //! The extender over HTTP: ours as others see it, and others as we see them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use mainstay_store::clock::{Clock, ManualClock};
 use mainstay_volumes::conditions;
-use mainstay_volumes::extender::{Client, ClientError, router};
+use mainstay_volumes::extender::{Client, ClientError, Ledger, router};
 use mainstay_volumes::ledger::Target;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -47,7 +47,9 @@ async fn our_extender_keeps_the_contract() {
             views.groups.list().iter().filter(|it| !it.status.phase.is_empty()).count() == 4
         })
         .await;
-    let app = router(cluster.volumes.reserve().clone(), cluster.resources.clone());
+    let slot = Arc::new(OnceLock::new());
+    let app = router(slot.clone());
+    slot.set(Ledger::new(cluster.volumes.reserve().clone(), cluster.resources.clone())).unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serve = async move { axum::serve(listener, app).await.unwrap() };
