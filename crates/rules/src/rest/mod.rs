@@ -9,6 +9,7 @@ mod catalog;
 mod mainstay;
 mod rules;
 mod show;
+mod sites;
 mod stream;
 
 use std::sync::Arc;
