@@ -18,7 +18,6 @@
 //! written down; the engine reads no clock and does no input or output of its own accord, except
 //! through what it was given.
 
-#[cfg(feature = "scenario")]
 pub mod bench;
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -30,5 +30,11 @@ pub enum Error {
 
 /// Reads a scenario.
 pub fn parse(text: &str) -> Result<Scenario, Error> {
-    serde_saphyr::from_str(text).map_err(|error| Error::Syntax(error.to_string()))
+    read_yaml(text).map_err(Error::Syntax)
+}
+
+/// Reads YAML in which only `true` and `false` are truth values: an item may be called `y` or `on`.
+pub(crate) fn read_yaml<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
+    let options = serde_saphyr::options! { strict_booleans: true };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
 }

@@ -167,6 +167,8 @@ struct Previous {
     requested: Option<Value>,
     labels: Option<Arc<UserLabels>>,
     retry: Option<Retry>,
+    /// The value was there although nobody wanted it any more.
+    leftover: Option<Value>,
     /// The value was the south's own.
     obtained: Option<(Option<Value>, Option<Metadata>)>,
 }
@@ -349,6 +351,9 @@ impl Walk {
                 requested: node.and_then(|node| node.last.requested.clone()),
                 labels: node.and_then(|node| node.labels.clone()),
                 retry: node.and_then(|node| node.last.retry),
+                leftover: node
+                    .filter(|node| node.available && node.last.requested.is_none())
+                    .and_then(|node| node.value.clone()),
                 obtained: obtained.map(|node| (node.value.clone(), node.metadata.clone())),
             });
         }
@@ -379,7 +384,7 @@ impl Walk {
     }
 
     fn take_back(&mut self, graph: &mut Graph, previous: Previous) -> Applied {
-        let Previous { id, requested, labels, retry, obtained } = previous;
+        let Previous { id, requested, labels, retry, leftover, obtained } = previous;
         if let Some(node) = graph.node(id) {
             let retry = self.settings.retry.or(retry);
             let same = node.last.retry == retry && node.labels == labels;
@@ -397,7 +402,12 @@ impl Walk {
             }
             None => {
                 let how = How::base(Origin::North, true);
-                self.apply(graph, id, requested, how)
+                if leftover.is_none() {
+                    return self.apply(graph, id, requested, how);
+                }
+                let applied = self.apply(graph, id, leftover, how);
+                graph.write(id).last.requested = None;
+                applied
             }
         }
     }

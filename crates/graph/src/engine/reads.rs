@@ -189,6 +189,12 @@ impl Engine {
         found.ok_or_else(|| Error::Unknown(format!("key prefix {prefix}")))
     }
 
+    /// The descriptor that answers for a key.
+    pub fn descriptor_of_key(&self, key: &str) -> Option<String> {
+        let shared = self.lock();
+        shared.registry.for_key(key).map(|id| shared.registry.get(id).name().to_owned())
+    }
+
     /// The base values of a descriptor in one view.
     pub async fn dump(&self, descriptor: &str, view: View) -> Result<Dump, Error> {
         let (registry, id, known) = {

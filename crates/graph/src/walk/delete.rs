@@ -31,6 +31,8 @@ pub(super) struct Delete {
     how: How,
     before: Before,
     derived: Arc<[KeyId]>,
+    /// What depended on it before it was marked as gone.
+    dependents: Vec<KeyId>,
     stage: Stage,
 }
 
@@ -77,7 +79,7 @@ impl Walk {
         }
         let early = self.early_changes(graph, id).into_iter();
         let stage = Stage::Early(early);
-        Applied::Later(Frame::Delete(Delete { id, kind, how, before, derived, stage }))
+        Applied::Later(Frame::Delete(Delete { id, kind, how, before, derived, dependents: Vec::new(), stage }))
     }
 
     /// The value is not there: only the wish for it goes.
@@ -126,6 +128,7 @@ impl Walk {
                         None => continue,
                     },
                     None => {
+                        frame.dependents = graph.sources(frame.id);
                         self.mark_gone(graph, &frame);
                         let derived: Vec<KeyId> = frame.derived.to_vec();
                         frame.stage = Stage::Derived(derived.into_iter());
@@ -138,7 +141,8 @@ impl Walk {
                         self.apply(graph, id, None, how)
                     }
                     None => {
-                        frame.stage = Stage::Dependents(graph.sources(frame.id).into_iter());
+                        let dependents = std::mem::take(&mut frame.dependents);
+                        frame.stage = Stage::Dependents(dependents.into_iter());
                         continue;
                     }
                 },

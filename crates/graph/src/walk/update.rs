@@ -21,8 +21,8 @@ pub(super) struct Update {
 }
 
 enum Stage {
-    /// Deletes what no longer follows from the value.
-    Obsolete(std::vec::IntoIter<KeyId>),
+    /// Deletes what no longer follows from the value. Then come those that depended on it.
+    Obsolete(std::vec::IntoIter<KeyId>, Vec<KeyId>),
     /// Deletes what asked for something the new value does not offer.
     Lost(std::vec::IntoIter<KeyId>),
     Call,
@@ -79,6 +79,7 @@ impl Walk {
         if let Some(conflicts) = &mut self.conflicts {
             conflicts.remember_targets(graph, id);
         }
+        let dependents = if graph.has_tests() { graph.sources(id) } else { Vec::new() };
         let node = graph.write(id);
         node.value = Some(new.clone());
         let was_derived = Arc::clone(&node.derived);
@@ -94,7 +95,7 @@ impl Walk {
             .copied()
             .filter(|old| !derived.iter().any(|new| new.id == *old))
             .collect();
-        let stage = Stage::Obsolete(obsolete.into_iter());
+        let stage = Stage::Obsolete(obsolete.into_iter(), dependents);
         let update = Update { id, how, before, equivalent, stage, outcome: Ok(()) };
         Applied::Later(Frame::Update(update))
     }
@@ -105,7 +106,7 @@ impl Walk {
             Input::Answer(Ok(metadata)) => self.updated(graph, &mut frame, metadata),
             Input::Answer(Err(error)) => return self.update_failed(graph, &frame, &error),
             Input::Child(outcome) => match frame.stage {
-                Stage::Obsolete(_) | Stage::Lost(_) if outcome.is_err() => {
+                Stage::Obsolete(..) | Stage::Lost(_) if outcome.is_err() => {
                     return self.abandon_update(graph, &frame);
                 }
                 Stage::Unready => return Flow::Return(outcome),
@@ -122,12 +123,12 @@ impl Walk {
                 return Flow::Return(frame.outcome);
             }
             let applied = match &mut frame.stage {
-                Stage::Obsolete(list) => match list.next() {
+                Stage::Obsolete(list, dependents) => match list.next() {
                     Some(id) => {
                         self.apply(graph, id, None, frame.how.derived(frame.id, false))
                     }
                     None => {
-                        frame.stage = Stage::Lost(self.lost_dependents(graph, frame.id).into_iter());
+                        frame.stage = Stage::Lost(std::mem::take(dependents).into_iter());
                         continue;
                     }
                 },
@@ -159,22 +160,13 @@ impl Walk {
             match applied {
                 Applied::Now(Ok(())) => {}
                 Applied::Now(Err(abandoned)) => match frame.stage {
-                    Stage::Obsolete(_) | Stage::Lost(_) => return self.abandon_update(graph, &frame),
+                    Stage::Obsolete(..) | Stage::Lost(_) => return self.abandon_update(graph, &frame),
                     Stage::Derived(_) => frame.outcome = Err(abandoned),
                     _ => {}
                 },
                 Applied::Later(child) => return Flow::Push(Frame::Update(frame), child),
             }
         }
-    }
-
-    /// Dependents that ask for something the value no longer offers.
-    fn lost_dependents(&self, graph: &mut Graph, id: KeyId) -> Vec<KeyId> {
-        if !graph.has_tests() {
-            return Vec::new();
-        }
-        let sources = graph.sources(id);
-        sources.into_iter().filter(|source| self.must_go(graph, *source)).collect()
     }
 
     /// The update of the value itself; none once it is done.
