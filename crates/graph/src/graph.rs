@@ -202,6 +202,13 @@ impl Graph {
         self.node(id).and_then(|node| node.base).unwrap_or(id)
     }
 
+    /// Whether a value is derived from a base. The list is in key order.
+    pub(crate) fn derives(&self, base: KeyId, id: KeyId) -> bool {
+        let derived = self.node(base).map(|node| &*node.derived).unwrap_or_default();
+        let key = self.key(id);
+        derived.binary_search_by(|other| self.key(*other).cmp(key)).is_ok()
+    }
+
     /// All nodes in key order.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (&Key, KeyId, &Node)> {
         self.index.iter().filter_map(|(key, id)| Some((key, *id, self.node(*id)?)))

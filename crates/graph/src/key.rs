@@ -87,10 +87,10 @@ impl KeyId {
 
 /// An ordered set that costs nothing when empty, little when it holds one element, and is copied
 /// only when a shared copy changes.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct KeySet<T: Ord + Clone>(Members<T>);
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 enum Members<T: Ord + Clone> {
     None,
     One(T),
@@ -193,6 +193,14 @@ impl<T: Ord + Clone> KeySet<T> {
         one.into_iter().chain(many.into_iter().flatten())
     }
 }
+
+impl<T: Ord + Clone> PartialEq for KeySet<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().eq(other.iter())
+    }
+}
+
+impl<T: Ord + Clone> Eq for KeySet<T> {}
 
 impl<T: Ord + Clone> Default for KeySet<T> {
     fn default() -> Self {

@@ -187,6 +187,7 @@ impl Refresh<'_> {
         let key = self.graph.key(base).clone();
         let state = self.graph.state(base);
         let mut all: Vec<KeyId> = self.graph.node(base).map(|node| node.derived.to_vec()).unwrap_or_default();
+        let mut listed: HashSet<KeyId> = all.iter().copied().collect();
         let mut current = HashSet::new();
         for derived in self.registry.get(descriptor).derived(&key, value) {
             let Derived { key: derived_key, value: derived_value, property } = derived;
@@ -198,7 +199,7 @@ impl Refresh<'_> {
             let reader = self.registry.for_key(&derived_key).filter(|_| !property);
             let read = reader.and_then(|reader| self.registry.get(reader).read(&derived_value));
             let derived_value = read.unwrap_or(derived_value);
-            if !all.contains(&id) {
+            if listed.insert(id) {
                 all.push(id);
             }
             current.insert(id);

@@ -154,3 +154,6 @@ fn circle(waiting: &BTreeMap<&str, (DescriptorId, BTreeSet<String>)>) -> Vec<Str
     path.push(name);
     path
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! Creating a value: look it over, wait for what it needs, apply it, then whatever waited for it,
 //! then what is derived from it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{Applied, Before, Call, Child, Flow, Frame, How, Input, Outcome, Walk};
@@ -15,7 +16,7 @@ pub(super) struct Create {
     how: How,
     before: Before,
     /// What was derived before a re-creation.
-    recreated: Arc<[KeyId]>,
+    recreated: HashSet<KeyId>,
     stage: Stage,
     outcome: Outcome,
 }
@@ -28,8 +29,8 @@ enum Stage {
 
 impl Create {
     /// Creates again what was just deleted.
-    pub(super) fn again(mut self, recreated: Arc<[KeyId]>) -> Self {
-        self.recreated = recreated;
+    pub(super) fn again(mut self, recreated: &[KeyId]) -> Self {
+        self.recreated = recreated.iter().copied().collect();
         self
     }
 }
@@ -62,7 +63,7 @@ impl Walk {
             id,
             how,
             before,
-            recreated: Arc::default(),
+            recreated: HashSet::new(),
             stage: Stage::Apply,
             outcome: Ok(()),
         };
@@ -240,9 +241,7 @@ impl Walk {
         }
         match node.base {
             None => node.last.requested.is_some(),
-            Some(base) => graph
-                .node(base)
-                .is_some_and(|base| base.available && base.derived.contains(&id)),
+            Some(base) => graph.is_available(base) && graph.derives(base, id),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Changing a value: in place where possible, else by deleting and creating it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::create::settled;
@@ -90,11 +91,9 @@ impl Walk {
         graph.set_edges(id, dependencies);
         graph.value_changed(id);
         let derived = self.derived_of(graph, id);
-        let obsolete: Vec<KeyId> = was_derived
-            .iter()
-            .copied()
-            .filter(|old| !derived.iter().any(|new| new.id == *old))
-            .collect();
+        let derived: HashSet<KeyId> = derived.iter().map(|child| child.id).collect();
+        let obsolete: Vec<KeyId> =
+            was_derived.iter().copied().filter(|old| !derived.contains(old)).collect();
         let stage = Stage::Obsolete(obsolete.into_iter(), dependents);
         let update = Update { id, how, before, equivalent, stage, outcome: Ok(()) };
         Applied::Later(Frame::Update(update))
@@ -266,7 +265,7 @@ impl Walk {
         match self.begin_create(graph, frame.id, frame.value.clone(), true, frame.how) {
             Applied::Now(outcome) => Flow::Return(outcome),
             Applied::Later(Frame::Create(create)) => {
-                let create = create.again(Arc::clone(&frame.derived));
+                let create = create.again(&frame.derived);
                 Flow::Push(Frame::Recreate(frame), Frame::Create(create))
             }
             Applied::Later(child) => Flow::Push(Frame::Recreate(frame), child),
