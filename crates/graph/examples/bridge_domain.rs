@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use mainstay_graph::{
-    Builder, Context, Dependency, Derived, Descriptor, Engine, Key, Known, Model, OperationError, Options,
-    PrefixModel, Resync, Retrieved, Transaction,
+    Builder, Context, Dependency, Derived, Descriptor, Engine, Key, Known, Model, OperationError,
+    Options, PrefixModel, Resync, Retrieved, Transaction,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
@@ -51,7 +51,9 @@ fn domains() -> PrefixModel<BridgeDomain> {
 }
 
 fn members() -> PrefixModel<Member> {
-    PrefixModel::new("bd-interface/", |one: &Member| Some(format!("{}/{}", one.domain, one.interface)))
+    PrefixModel::new("bd-interface/", |one: &Member| {
+        Some(format!("{}/{}", one.domain, one.interface))
+    })
 }
 
 fn entries() -> PrefixModel<Entry> {
@@ -94,7 +96,13 @@ impl Descriptor for InterfaceDescriptor {
         Ok(self.1.0.lock().await.len())
     }
 
-    async fn delete(&self, _: &Context, key: &Key, _: &Interface, _: Option<&usize>) -> Result<(), OperationError> {
+    async fn delete(
+        &self,
+        _: &Context,
+        key: &Key,
+        _: &Interface,
+        _: Option<&usize>,
+    ) -> Result<(), OperationError> {
         self.1.does("delete", key).await
     }
 
@@ -131,13 +139,22 @@ impl Descriptor for DomainDescriptor {
         self.1.does("create", key).await
     }
 
-    async fn delete(&self, _: &Context, key: &Key, _: &BridgeDomain, _: Option<&()>) -> Result<(), OperationError> {
+    async fn delete(
+        &self,
+        _: &Context,
+        key: &Key,
+        _: &BridgeDomain,
+        _: Option<&()>,
+    ) -> Result<(), OperationError> {
         self.1.does("delete", key).await
     }
 
     fn derived(&self, _: &Key, domain: &BridgeDomain) -> Vec<Derived> {
         let member = |interface: &String| {
-            let member = Member { domain: domain.name.clone(), interface: interface.clone() };
+            let member = Member {
+                domain: domain.name.clone(),
+                interface: interface.clone(),
+            };
             members().key(&member).map(|key| Derived::new(key, member))
         };
         domain.interfaces.iter().filter_map(member).collect()
@@ -158,14 +175,29 @@ impl Descriptor for MemberDescriptor {
         &self.0
     }
 
-    async fn create(&self, context: &Context, key: &Key, member: &Member) -> Result<(), OperationError> {
+    async fn create(
+        &self,
+        context: &Context,
+        key: &Key,
+        member: &Member,
+    ) -> Result<(), OperationError> {
         // It depends on the interface, so the interface has its number by now.
-        let number: Option<usize> = context.indexes().get("interface-numbers", &member.interface);
+        let number: Option<usize> = context
+            .indexes()
+            .get("interface-numbers", &member.interface);
         let number = number.ok_or("the interface has no number")?;
-        self.1.does(&format!("add interface number {number} as"), key).await
+        self.1
+            .does(&format!("add interface number {number} as"), key)
+            .await
     }
 
-    async fn delete(&self, _: &Context, key: &Key, _: &Member, _: Option<&()>) -> Result<(), OperationError> {
+    async fn delete(
+        &self,
+        _: &Context,
+        key: &Key,
+        _: &Member,
+        _: Option<&()>,
+    ) -> Result<(), OperationError> {
         self.1.does("delete", key).await
     }
 
@@ -192,29 +224,51 @@ impl Descriptor for EntryDescriptor {
         self.1.does("create", key).await
     }
 
-    async fn delete(&self, _: &Context, key: &Key, _: &Entry, _: Option<&()>) -> Result<(), OperationError> {
+    async fn delete(
+        &self,
+        _: &Context,
+        key: &Key,
+        _: &Entry,
+        _: Option<&()>,
+    ) -> Result<(), OperationError> {
         self.1.does("delete", key).await
     }
 
     fn dependencies(&self, _: &Key, entry: &Entry) -> Vec<Dependency> {
-        vec![Dependency::on(format!("bd-interface/{}/{}", entry.domain, entry.interface))]
+        vec![Dependency::on(format!(
+            "bd-interface/{}/{}",
+            entry.domain, entry.interface
+        ))]
     }
 }
 
 fn interface(name: &str) -> Interface {
-    Interface { name: name.to_owned() }
+    Interface {
+        name: name.to_owned(),
+    }
 }
 
 fn domain(interfaces: &[&str]) -> BridgeDomain {
     let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
-    BridgeDomain { name: "bd1".to_owned(), interfaces }
+    BridgeDomain {
+        name: "bd1".to_owned(),
+        interfaces,
+    }
 }
 
 fn entry(address: &str, interface: &str) -> Entry {
-    Entry { address: address.to_owned(), domain: "bd1".to_owned(), interface: interface.to_owned() }
+    Entry {
+        address: address.to_owned(),
+        domain: "bd1".to_owned(),
+        interface: interface.to_owned(),
+    }
 }
 
-async fn tell(engine: &Engine, story: &str, transaction: Transaction) -> Result<(), mainstay_graph::Error> {
+async fn tell(
+    engine: &Engine,
+    story: &str,
+    transaction: Transaction,
+) -> Result<(), mainstay_graph::Error> {
     println!("\n{story}");
     let record = engine.commit(transaction).await?;
     for operation in &record.executed {
@@ -249,15 +303,30 @@ async fn main() -> Result<(), mainstay_graph::Error> {
         .put(&entries(), entry("cc:cc", "tap1"))
         .put(&entries(), entry("aa:aa", "tap2"))
         .resync(Resync::FullResync);
-    tell(&engine, "In the beginning, everything we want; tap2 is missing.", first).await?;
+    tell(
+        &engine,
+        "In the beginning, everything we want; tap2 is missing.",
+        first,
+    )
+    .await?;
 
     let second = Transaction::new()
         .put(&domains(), domain(&["tap1", "tap2", "loopback1"]))
         .put(&interfaces(), interface("tap2"));
-    tell(&engine, "tap2 arrives, and tap1 joins the bridge domain.", second).await?;
+    tell(
+        &engine,
+        "tap2 arrives, and tap1 joins the bridge domain.",
+        second,
+    )
+    .await?;
 
     let third = Transaction::new().delete("interface/tap1");
-    tell(&engine, "tap1 goes; what needs it goes first, and waits.", third).await?;
+    tell(
+        &engine,
+        "tap1 goes; what needs it goes first, and waits.",
+        third,
+    )
+    .await?;
 
     stop.cancel();
     // The worker has nothing to tell when it ends.

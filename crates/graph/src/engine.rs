@@ -73,7 +73,11 @@ pub enum Error {
 }
 
 fn first_error(record: &TransactionRecord) -> String {
-    record.errors.first().map(ToString::to_string).unwrap_or_default()
+    record
+        .errors
+        .first()
+        .map(ToString::to_string)
+        .unwrap_or_default()
 }
 
 /// How an engine behaves.
@@ -133,7 +137,10 @@ pub struct Builder {
 impl Builder {
     /// An engine with these options and no descriptors yet.
     pub fn new(options: Options) -> Self {
-        Self { options, ..Self::default() }
+        Self {
+            options,
+            ..Self::default()
+        }
     }
 
     /// Teaches the engine a descriptor.
@@ -147,7 +154,11 @@ impl Builder {
 
     /// Makes the two halves. What the journal remembers is read here.
     pub fn build(self) -> Result<(Engine, Service), Error> {
-        let Self { mut options, registry, indexes } = self;
+        let Self {
+            mut options,
+            registry,
+            indexes,
+        } = self;
         let recovered = match &mut options.journal {
             Some(journal) => journal::replay(journal.load()?),
             None => Recovered::default(),
@@ -199,7 +210,11 @@ pub(crate) struct Shared {
 
 /// Something for the worker to do.
 pub(crate) enum Request {
-    Commit(Transaction, Timestamp, Option<Reply<Arc<TransactionRecord>>>),
+    Commit(
+        Transaction,
+        Timestamp,
+        Option<Reply<Arc<TransactionRecord>>>,
+    ),
     Notify(Notification, Timestamp),
     Plan(Transaction, Reply<Vec<OperationRecord>>),
     Register(Arc<dyn ErasedDescriptor>, Reply<()>),
@@ -258,7 +273,11 @@ impl Engine {
     /// transaction back.
     pub async fn commit(&self, transaction: Transaction) -> Result<Arc<TransactionRecord>, Error> {
         let record = self.apply(transaction).await?;
-        if record.errors.is_empty() { Ok(record) } else { Err(Error::Failed(record)) }
+        if record.errors.is_empty() {
+            Ok(record)
+        } else {
+            Err(Error::Failed(record))
+        }
     }
 
     /// Like [`Self::commit`], but failed values are no error: the record tells.
@@ -266,7 +285,10 @@ impl Engine {
         transaction.check()?;
         let (reply, answer) = oneshot::channel();
         let request = Request::Commit(transaction, self.clock.now(), Some(reply));
-        self.requests.send(request).await.map_err(|_| Error::Stopped)?;
+        self.requests
+            .send(request)
+            .await
+            .map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)?
     }
 
@@ -283,9 +305,13 @@ impl Engine {
         transaction: Transaction,
         timeout: Duration,
     ) -> Result<Arc<TransactionRecord>, Error> {
-        let wanted: Vec<_> =
-            transaction.values.iter().map(|(key, wanted)| (key.clone(), wanted.value.is_some())).collect();
-        let keys: std::collections::HashSet<_> = wanted.iter().map(|(key, _)| key.clone()).collect();
+        let wanted: Vec<_> = transaction
+            .values
+            .iter()
+            .map(|(key, wanted)| (key.clone(), wanted.value.is_some()))
+            .collect();
+        let keys: std::collections::HashSet<_> =
+            wanted.iter().map(|(key, _)| key.clone()).collect();
         let mut watch = self.watch(keys.len().max(16), move |key| keys.contains(key));
         let deadline = later(self.clock.now(), timeout);
         let record = self.apply(transaction).await?;
@@ -302,7 +328,9 @@ impl Engine {
                     None => waiting = Some(key),
                 }
             }
-            let Some(key) = waiting else { return Ok(record) };
+            let Some(key) = waiting else {
+                return Ok(record);
+            };
             tokio::select! {
                 event = watch.next() => if event.is_none() { return Err(Error::Stopped) },
                 () = &mut sleep => return Err(Error::NotConfigured(key.to_string())),
@@ -314,7 +342,10 @@ impl Engine {
     pub async fn plan(&self, transaction: Transaction) -> Result<Vec<OperationRecord>, Error> {
         transaction.check()?;
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Request::Plan(transaction, reply)).await.map_err(|_| Error::Stopped)?;
+        self.requests
+            .send(Request::Plan(transaction, reply))
+            .await
+            .map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)?
     }
 
@@ -327,14 +358,20 @@ impl Engine {
     pub async fn register<D: Descriptor>(&self, descriptor: D) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
         let request = Request::Register(Arc::new(Typed(descriptor)), reply);
-        self.requests.send(request).await.map_err(|_| Error::Stopped)?;
+        self.requests
+            .send(request)
+            .await
+            .map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)?
     }
 
     /// Waits until everything that was queued before, notifications included, is done.
     pub async fn barrier(&self) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Request::Barrier(reply)).await.map_err(|_| Error::Stopped)?;
+        self.requests
+            .send(Request::Barrier(reply))
+            .await
+            .map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)
     }
 
@@ -349,8 +386,11 @@ impl Engine {
         let transaction = Transaction::new()
             .resync(Resync::UpstreamResync)
             .description(format!("roll back to transaction {seq}"));
-        let transaction =
-            desired.into_iter().fold(transaction, |transaction, (key, value)| transaction.set(key, value));
+        let transaction = desired
+            .into_iter()
+            .fold(transaction, |transaction, (key, value)| {
+                transaction.set(key, value)
+            });
         self.commit(transaction).await
     }
 
@@ -385,13 +425,15 @@ impl Engine {
     }
 
     fn try_send(&self, request: Request) -> Result<(), Error> {
-        self.requests.try_send(request).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => {
-                self.lock().stats.dropped += 1;
-                Error::QueueFull
-            }
-            mpsc::error::TrySendError::Closed(_) => Error::Stopped,
-        })
+        self.requests
+            .try_send(request)
+            .map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => {
+                    self.lock().stats.dropped += 1;
+                    Error::QueueFull
+                }
+                mpsc::error::TrySendError::Closed(_) => Error::Stopped,
+            })
     }
 }
 

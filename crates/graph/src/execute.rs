@@ -54,11 +54,19 @@ impl Surroundings {
             cancellation,
             indexes: self.indexes.clone(),
         };
-        Context { shared: Arc::new(shared), base, revert }
+        Context {
+            shared: Arc::new(shared),
+            base,
+            revert,
+        }
     }
 
     /// Runs a job to its end, its deadline or its panic.
-    pub(crate) async fn run<T>(&self, context: Context, job: crate::erased::Job<T>) -> Result<T, OperationError> {
+    pub(crate) async fn run<T>(
+        &self,
+        context: Context,
+        job: crate::erased::Job<T>,
+    ) -> Result<T, OperationError> {
         let job = AssertUnwindSafe(job).catch_unwind();
         let result = match context.deadline() {
             None => job.await,
@@ -75,7 +83,10 @@ impl Surroundings {
                 .downcast_ref::<&str>()
                 .map(|text| (*text).to_owned())
                 .or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(OperationError::permanent(format!("panicked: {}", text.unwrap_or_default())))
+            Err(OperationError::permanent(format!(
+                "panicked: {}",
+                text.unwrap_or_default()
+            )))
         })
     }
 
@@ -85,7 +96,9 @@ impl Surroundings {
         let missing = || OperationError::permanent("the operation has no value");
         let job: Result<crate::erased::Job<Option<Metadata>>, OperationError> =
             match (call.operation, call.old, call.new) {
-                (Operation::Create, _, Some(new)) => Ok(descriptor.create(context.clone(), call.key, new)),
+                (Operation::Create, _, Some(new)) => {
+                    Ok(descriptor.create(context.clone(), call.key, new))
+                }
                 (Operation::Update, Some(old), Some(new)) => {
                     Ok(descriptor.update(context.clone(), call.key, old, new, call.metadata))
                 }
@@ -144,21 +157,40 @@ impl<'a> Executor<'a> {
         limit: usize,
         conflicts: Option<Conflicts>,
     ) -> Self {
-        let calls = conflicts.map(|conflicts| conflicts.calls).unwrap_or_default();
+        let calls = conflicts
+            .map(|conflicts| conflicts.calls)
+            .unwrap_or_default();
         let mut plan: Vec<Planned> = Vec::with_capacity(calls.len());
         let mut by_call: HashMap<_, VecDeque<usize>> = HashMap::new();
         let mut touched = HashSet::new();
         for (index, (call, before)) in calls.into_iter().enumerate() {
             let first = touched.insert(call.key.clone());
-            by_call.entry((call.key.clone(), call.operation)).or_default().push_back(index);
+            by_call
+                .entry((call.key.clone(), call.operation))
+                .or_default()
+                .push_back(index);
             for earlier in &before {
                 plan[*earlier].followers.push(index);
             }
             let foreseeable = first || call.operation == Operation::Create;
             let (waits_for, followers) = (before.len(), Vec::new());
-            plan.push(Planned { call, waits_for, followers, progress: Progress::Waiting, foreseeable });
+            plan.push(Planned {
+                call,
+                waits_for,
+                followers,
+                progress: Progress::Waiting,
+                foreseeable,
+            });
         }
-        let ready = (0..plan.len()).filter(|index| plan[*index].waits_for == 0).collect();
+        let refused = |planned: &Planned| {
+            let descriptor = surroundings.registry.get(planned.call.descriptor);
+            let new = planned.call.new.as_ref();
+            new.is_some_and(|new| descriptor.validate(&planned.call.key, new).is_err())
+        };
+        let ahead = !plan.iter().any(refused);
+        let ready = (0..plan.len())
+            .filter(|index| plan[*index].waits_for == 0)
+            .collect();
         Self {
             surroundings,
             journal,
@@ -168,7 +200,7 @@ impl<'a> Executor<'a> {
             ready,
             running: FuturesUnordered::new(),
             answers: HashMap::new(),
-            ahead: true,
+            ahead,
         }
     }
 
@@ -212,7 +244,9 @@ impl<'a> Executor<'a> {
             }
         }
         self.plan[index].progress = Progress::Used;
-        self.answers.remove(&index).unwrap_or_else(|| Err(OperationError::new("the operation was lost")))
+        self.answers
+            .remove(&index)
+            .unwrap_or_else(|| Err(OperationError::new("the operation was lost")))
     }
 
     /// The place of a call in the plan.
@@ -220,14 +254,17 @@ impl<'a> Executor<'a> {
         let queue = self.by_call.get_mut(&(call.key.clone(), call.operation))?;
         let index = *queue.front()?;
         let planned = &self.plan[index].call;
-        (planned.old == call.old && planned.new == call.new && planned.revert == call.revert).then(|| {
-            queue.pop_front();
-            index
-        })
+        (planned.old == call.old && planned.new == call.new && planned.revert == call.revert).then(
+            || {
+                queue.pop_front();
+                index
+            },
+        )
     }
 
     async fn wait_beside(&mut self, index: usize, job: Running) -> Answer {
-        self.running.push(Box::pin(async move { (index, job.await) }));
+        self.running
+            .push(Box::pin(async move { (index, job.await) }));
         loop {
             self.start_ahead();
             match self.running.next().await {
@@ -240,21 +277,19 @@ impl<'a> Executor<'a> {
 
     fn start_ahead(&mut self) {
         while self.ahead && self.running.len() < self.limit {
-            let Some(index) = self.ready.pop_first() else { return };
+            let Some(index) = self.ready.pop_first() else {
+                return;
+            };
             let planned = &mut self.plan[index];
             if !planned.foreseeable || planned.progress != Progress::Waiting {
                 continue;
             }
             let call = planned.call.clone();
-            let descriptor = self.surroundings.registry.get(call.descriptor);
-            let valid = call.new.as_ref().is_none_or(|new| descriptor.validate(&call.key, new).is_ok());
-            if !valid {
-                continue;
-            }
             planned.progress = Progress::Running;
             self.note_start(&call);
             let job = self.surroundings.start(call);
-            self.running.push(Box::pin(async move { (index, job.await) }));
+            self.running
+                .push(Box::pin(async move { (index, job.await) }));
         }
     }
 
@@ -265,7 +300,9 @@ impl<'a> Executor<'a> {
         if let (Ok(Some(metadata)), None) = (&answer, &call.base) {
             let descriptor = self.surroundings.registry.get(call.descriptor);
             if let Some(name) = descriptor.metadata_index() {
-                self.surroundings.indexes.put(name, descriptor.label(&call.key), metadata.clone());
+                self.surroundings
+                    .indexes
+                    .put(name, descriptor.label(&call.key), metadata.clone());
             }
         }
         self.over(index, answer.is_ok());
@@ -296,13 +333,19 @@ impl<'a> Executor<'a> {
         let mut left: Vec<(usize, Answer)> = self.answers.drain().collect();
         left.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
         left.into_iter()
-            .map(|(index, answer)| Stray { call: self.plan[index].call.clone(), answer })
+            .map(|(index, answer)| Stray {
+                call: self.plan[index].call.clone(),
+                answer,
+            })
             .collect()
     }
 
     fn note_start(&mut self, call: &Call) {
         if let Some(journal) = &mut self.journal {
-            let entry = Entry::Start { key: call.key.clone(), operation: call.operation };
+            let entry = Entry::Start {
+                key: call.key.clone(),
+                operation: call.operation,
+            };
             // The transaction's begin is already durable; losing this line only widens the doubt.
             let _ = journal.append(&entry, false);
         }

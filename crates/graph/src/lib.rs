@@ -52,8 +52,8 @@ mod worker;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use descriptor::{
-    Abilities, AnyOf, Context, Dependency, Derived, Descriptor, InvalidValue, Known, Model, OperationError,
-    PrefixModel, Retrieved, UserLabels, ValueOf,
+    Abilities, AnyOf, Context, Dependency, Derived, Descriptor, InvalidValue, Known, Model,
+    OperationError, PrefixModel, Retrieved, UserLabels, ValueOf,
 };
 pub use engine::{Builder, Engine, Error, Options, View};
 pub use history::Limits;

@@ -27,7 +27,10 @@ impl fmt::Debug for TransactionLog {
 
 impl TransactionLog {
     pub(crate) fn new(out: Box<dyn Write + Send>) -> Self {
-        Self { out, text: String::new() }
+        Self {
+            out,
+            text: String::new(),
+        }
     }
 
     /// What is about to be done.
@@ -97,7 +100,12 @@ fn headed(out: &mut String, edge: char, left: &str, right: &str) {
 
 fn write_before(out: &mut String, record: &TransactionRecord) {
     rule(out, '+', '=');
-    headed(out, '|', &format!("Transaction #{}", record.seq), &remark(record));
+    headed(
+        out,
+        '|',
+        &format!("Transaction #{}", record.seq),
+        &remark(record),
+    );
     rule(out, '+', '=');
     out.push_str("  * transaction arguments:\n");
     let _ = writeln!(out, "      - seq-num: {}", record.seq);
@@ -119,7 +127,11 @@ fn write_values(out: &mut String, record: &TransactionRecord) {
         return;
     }
     let shown = |origin: Origin| record.resync == Resync::NotResync || origin != Origin::South;
-    let mut values = record.values.iter().filter(|value| shown(value.origin)).peekable();
+    let mut values = record
+        .values
+        .iter()
+        .filter(|value| shown(value.origin))
+        .peekable();
     if values.peek().is_none() {
         out.push_str("      - values: NONE\n");
         return;
@@ -145,7 +157,12 @@ fn write_after(out: &mut String, record: &TransactionRecord) {
         let _ = writeln!(out, "  * warning: {warning}");
     }
     rule(out, 'x', '-');
-    headed(out, 'x', &format!("#{}", record.seq), &format!("took {milliseconds:.1}ms"));
+    headed(
+        out,
+        'x',
+        &format!("#{}", record.seq),
+        &format!("took {milliseconds:.1}ms"),
+    );
     rule(out, 'x', '-');
 }
 
@@ -188,13 +205,14 @@ fn flags(operation: &OperationRecord) -> Vec<&'static str> {
     use ValueState as S;
     let flags = operation.flags;
     let (before, after) = (operation.prev_state, operation.new_state);
-    let moved = |state: S, still: &'static str, was: &'static str, is: &'static str| {
-        match (before == state, after == state) {
-            (true, true) => Some(still),
-            (true, false) => Some(was),
-            (false, true) => Some(is),
-            (false, false) => None,
-        }
+    let moved = |state: S, still: &'static str, was: &'static str, is: &'static str| match (
+        before == state,
+        after == state,
+    ) {
+        (true, true) => Some(still),
+        (true, false) => Some(was),
+        (false, true) => Some(is),
+        (false, false) => None,
     };
     let mut shown = Vec::new();
     if flags.property {
@@ -208,20 +226,39 @@ fn flags(operation: &OperationRecord) -> Vec<&'static str> {
         (flags.retry, "RETRY"),
         (flags.recreate, "RECREATE"),
     ];
-    shown.extend(plain.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag));
+    shown.extend(
+        plain
+            .into_iter()
+            .filter(|(is, _)| *is)
+            .map(|(_, flag)| flag),
+    );
     shown.extend(moved(S::Obtained, "OBTAINED", "WAS-OBTAINED", "OBTAINED"));
-    shown.extend(moved(S::Unimplemented, "UNIMPLEMENTED", "WAS-UNIMPLEMENTED", "UNIMPLEMENTED"));
+    shown.extend(moved(
+        S::Unimplemented,
+        "UNIMPLEMENTED",
+        "WAS-UNIMPLEMENTED",
+        "UNIMPLEMENTED",
+    ));
     if operation.operation == Operation::Delete && before == S::Removed {
         shown.push("ALREADY-REMOVED");
     }
     if before == S::Missing {
         let deleted = operation.operation == Operation::Delete;
-        shown.push(if deleted { "ALREADY-MISSING" } else { "WAS-MISSING" });
+        shown.push(if deleted {
+            "ALREADY-MISSING"
+        } else {
+            "WAS-MISSING"
+        });
     }
     if before == S::Discovered {
         shown.push("DISCOVERED");
     }
-    shown.extend(moved(S::Pending, "STILL-PENDING", "WAS-PENDING", "IS-PENDING"));
+    shown.extend(moved(
+        S::Pending,
+        "STILL-PENDING",
+        "WAS-PENDING",
+        "IS-PENDING",
+    ));
     match (before.is_failure(), after.is_failure()) {
         (true, true) => shown.push("STILL-FAILING"),
         (true, false) => shown.push("FIXED"),
@@ -237,7 +274,9 @@ struct Shown<'a>(Option<&'a Value>);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(value) = self.0 else { return f.write_str("<NIL>") };
+        let Some(value) = self.0 else {
+            return f.write_str("<NIL>");
+        };
         match value.json() {
             serde_json::Value::Null => f.write_str("<EMPTY>"),
             serde_json::Value::Object(fields) if fields.is_empty() => f.write_str("<EMPTY>"),

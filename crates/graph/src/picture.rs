@@ -118,7 +118,13 @@ impl Sketch {
 
     fn finish(self, title: String, at: Timestamp) -> Picture {
         let footer = format!("{at} - pid {}", std::process::id());
-        Picture { title, footer, at, figures: self.figures, arrows: self.arrows }
+        Picture {
+            title,
+            footer,
+            at,
+            figures: self.figures,
+            arrows: self.arrows,
+        }
     }
 }
 
@@ -131,22 +137,34 @@ impl Picture {
             sketch.figure(Figure {
                 key: key.to_string(),
                 label: descriptor.map_or_else(|| key.to_string(), |one| one.label(key)),
-                cluster: descriptor.map(|one| one.name().to_owned()).unwrap_or_default(),
+                cluster: descriptor
+                    .map(|one| one.name().to_owned())
+                    .unwrap_or_default(),
                 state: node.state,
                 derived: node.base.is_some(),
-                value: node.value.as_ref().map(ToString::to_string).unwrap_or_default(),
+                value: node
+                    .value
+                    .as_ref()
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
                 touched: false,
                 placeholder: false,
             });
         }
         let place = |sketch: &Sketch, key: &Key| sketch.places.get(key.as_str()).copied();
         for (key, _, node) in graph.nodes() {
-            let Some(from) = place(&sketch, key) else { continue };
+            let Some(from) = place(&sketch, key) else {
+                continue;
+            };
             if let Some(base) = node.base.and_then(|base| place(&sketch, graph.key(base))) {
                 sketch.arrow(base, from, ArrowKind::Derives);
             }
             for edge in &*node.edges {
-                let met = if graph.is_met(edge) { ArrowKind::Met } else { ArrowKind::Unmet };
+                let met = if graph.is_met(edge) {
+                    ArrowKind::Met
+                } else {
+                    ArrowKind::Unmet
+                };
                 match &edge.target {
                     EdgeTarget::Key(target, _) => match place(&sketch, target) {
                         Some(to) => sketch.arrow(from, to, met),
@@ -181,8 +199,10 @@ impl Picture {
     /// The graph as a transaction left it.
     pub(crate) fn past(revisions: Vec<RevisionView>, record: &TransactionRecord) -> Self {
         let touched: BTreeSet<&Key> = record.touched().collect();
-        let available: BTreeMap<String, bool> =
-            revisions.iter().map(|one| (one.key.to_string(), one.available)).collect();
+        let available: BTreeMap<String, bool> = revisions
+            .iter()
+            .map(|one| (one.key.to_string(), one.available))
+            .collect();
         let mut sketch = Sketch::default();
         for one in &revisions {
             sketch.figure(Figure {
@@ -191,20 +211,28 @@ impl Picture {
                 cluster: one.descriptor.clone().unwrap_or_default(),
                 state: one.state,
                 derived: one.derived_from.is_some(),
-                value: one.value.as_ref().map(ToString::to_string).unwrap_or_default(),
+                value: one
+                    .value
+                    .as_ref()
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
                 touched: touched.contains(&one.key),
                 placeholder: false,
             });
         }
         for (from, one) in revisions.iter().enumerate() {
-            let base = one.derived_from.as_ref().and_then(|base| sketch.places.get(base.as_str()));
+            let base = one
+                .derived_from
+                .as_ref()
+                .and_then(|base| sketch.places.get(base.as_str()));
             if let Some(base) = base.copied() {
                 sketch.arrow(base, from, ArrowKind::Derives);
             }
             for (label, target) in &one.targets {
                 if let Some(prefixes) = target.strip_prefix("any of ") {
                     let prefixes: Vec<&str> = prefixes.split(", ").collect();
-                    let matching = |key: &str| prefixes.iter().any(|prefix| key.starts_with(prefix));
+                    let matching =
+                        |key: &str| prefixes.iter().any(|prefix| key.starts_with(prefix));
                     let found: Vec<usize> = available
                         .iter()
                         .filter(|(key, there)| **there && matching(key))
@@ -227,7 +255,12 @@ impl Picture {
                 }
             }
         }
-        let title = format!("{} keys - SeqNum: {} ({})", revisions.len(), record.seq, record.stop);
+        let title = format!(
+            "{} keys - SeqNum: {} ({})",
+            revisions.len(),
+            record.seq,
+            record.stop
+        );
         sketch.finish(title, record.stop)
     }
 }

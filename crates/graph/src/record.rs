@@ -66,8 +66,19 @@ impl Flags {
 impl fmt::Display for OperationRecord {
     /// `OP KEY PREVIOUS>NEW FLAG… !error`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}>{}", self.operation, self.key, self.prev_state, self.new_state)?;
-        let Flags { derived, property, noop, revert, retry, recreate } = self.flags;
+        write!(
+            f,
+            "{} {} {}>{}",
+            self.operation, self.key, self.prev_state, self.new_state
+        )?;
+        let Flags {
+            derived,
+            property,
+            noop,
+            revert,
+            retry,
+            recreate,
+        } = self.flags;
         for (is, flag) in [
             (derived && !property, "DERIVED"),
             (property, "PROPERTY"),
@@ -158,11 +169,23 @@ impl TransactionRecord {
     pub(crate) fn weight(&self) -> usize {
         let value = |value: &Option<Value>| value.as_ref().map_or(0, Value::weight);
         let operation = |one: &OperationRecord| {
-            size_of::<OperationRecord>() + one.key.len() + value(&one.prev_value) + value(&one.new_value)
+            size_of::<OperationRecord>()
+                + one.key.len()
+                + value(&one.prev_value)
+                + value(&one.new_value)
         };
         size_of::<Self>()
-            + self.values.iter().map(|one| 64 + one.key.len() + value(&one.value)).sum::<usize>()
-            + self.planned.iter().chain(&self.executed).map(operation).sum::<usize>()
+            + self
+                .values
+                .iter()
+                .map(|one| 64 + one.key.len() + value(&one.value))
+                .sum::<usize>()
+            + self
+                .planned
+                .iter()
+                .chain(&self.executed)
+                .map(operation)
+                .sum::<usize>()
     }
 
     /// The keys whose values the transaction touched.

@@ -5,7 +5,8 @@
 //!
 //! A base value counts as it was found. A derived value is only visible through its base, so what
 //! the graph knows about it decides: one that waits still waits, one whose creation failed is still
-//! not there, whatever the base says.
+//! not there, and while an operation on the base itself has failed its parts are as they were,
+//! whatever the base says.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -33,7 +34,12 @@ pub(crate) fn known(
             .filter(|(key, _)| registry.for_key(key) == Some(descriptor))
             .filter_map(|(key, wanted)| {
                 let value = registry.get(descriptor).read(wanted.value.as_ref()?)?;
-                Some(ErasedKnown { key: key.clone(), value, metadata: None, origin: Origin::North })
+                Some(ErasedKnown {
+                    key: key.clone(),
+                    value,
+                    metadata: None,
+                    origin: Origin::North,
+                })
             })
             .collect();
     }
@@ -52,7 +58,11 @@ pub(crate) fn known(
 }
 
 /// The base values of a descriptor, in key order.
-pub(crate) fn base_values(graph: &Graph, registry: &Registry, descriptor: DescriptorId) -> Vec<KeyId> {
+pub(crate) fn base_values(
+    graph: &Graph,
+    registry: &Registry,
+    descriptor: DescriptorId,
+) -> Vec<KeyId> {
     registry
         .prefixes_of(descriptor)
         .flat_map(|prefix| graph.with_prefix(prefix))
@@ -90,7 +100,12 @@ impl Findings {
             if graph.node(id).is_some() && !graph.is_ready(id) {
                 graph.remove(id);
                 let node = graph.write(base);
-                node.derived = node.derived.iter().copied().filter(|derived| *derived != id).collect();
+                node.derived = node
+                    .derived
+                    .iter()
+                    .copied()
+                    .filter(|derived| *derived != id)
+                    .collect();
             }
         }
     }
@@ -105,21 +120,29 @@ impl Refresh<'_> {
         known: &[ErasedKnown],
         only: Option<&HashSet<KeyId>>,
     ) {
-        let believed: BTreeMap<&Key, Origin> = known.iter().map(|one| (&one.key, one.origin)).collect();
+        let believed: BTreeMap<&Key, Origin> =
+            known.iter().map(|one| (&one.key, one.origin)).collect();
         let mut seen = HashSet::with_capacity(found.len());
         for found in found {
             let name = self.registry.get(descriptor).name();
             if found.key.is_empty() || self.registry.for_key(&found.key) != Some(descriptor) {
-                self.findings.warnings.push(format!("{name} retrieved {:?}, which is not its own", found.key));
+                self.findings.warnings.push(format!(
+                    "{name} retrieved {:?}, which is not its own",
+                    found.key
+                ));
                 continue;
             }
             let id = self.graph.intern(&found.key);
             if self.graph.node(id).is_some_and(|node| node.base.is_some()) {
-                self.findings.warnings.push(format!("{name} retrieved {}, a derived value", found.key));
+                self.findings
+                    .warnings
+                    .push(format!("{name} retrieved {}, a derived value", found.key));
                 continue;
             }
             if !seen.insert(id) {
-                self.findings.warnings.push(format!("{name} retrieved {} twice", found.key));
+                self.findings
+                    .warnings
+                    .push(format!("{name} retrieved {} twice", found.key));
                 continue;
             }
             if only.is_some_and(|only| !only.contains(&id)) {
@@ -142,7 +165,13 @@ impl Refresh<'_> {
         }
     }
 
-    fn seen(&mut self, id: KeyId, descriptor: DescriptorId, found: ErasedRetrieved, origin: Origin) {
+    fn seen(
+        &mut self,
+        id: KeyId,
+        descriptor: DescriptorId,
+        found: ErasedRetrieved,
+        origin: Origin,
+    ) {
         let node = self.graph.node(id);
         let settled = node.is_some_and(|node| {
             node.available
@@ -159,10 +188,12 @@ impl Refresh<'_> {
         node.value = Some(found.value.clone());
         node.uncertain = false;
         node.state = match node.state {
-            ValueState::Nonexistent | ValueState::Removed | ValueState::Unimplemented => match origin {
-                Origin::South => ValueState::Obtained,
-                _ => ValueState::Discovered,
-            },
+            ValueState::Nonexistent | ValueState::Removed | ValueState::Unimplemented => {
+                match origin {
+                    Origin::South => ValueState::Obtained,
+                    _ => ValueState::Discovered,
+                }
+            }
             ValueState::Pending | ValueState::Missing => ValueState::Configured,
             state => state,
         };
@@ -183,17 +214,37 @@ impl Refresh<'_> {
         self.graph.set_edges(id, dependencies);
     }
 
-    fn seen_derived(&mut self, base: KeyId, descriptor: DescriptorId, value: &Value, obtained: bool) {
+    fn seen_derived(
+        &mut self,
+        base: KeyId,
+        descriptor: DescriptorId,
+        value: &Value,
+        obtained: bool,
+    ) {
         let key = self.graph.key(base).clone();
         let state = self.graph.state(base);
-        let mut all: Vec<KeyId> = self.graph.node(base).map(|node| node.derived.to_vec()).unwrap_or_default();
+        let mut all: Vec<KeyId> = self
+            .graph
+            .node(base)
+            .map(|node| node.derived.to_vec())
+            .unwrap_or_default();
         let mut listed: HashSet<KeyId> = all.iter().copied().collect();
         let mut current = HashSet::new();
         for derived in self.registry.get(descriptor).derived(&key, value) {
-            let Derived { key: derived_key, value: derived_value, property } = derived;
+            let Derived {
+                key: derived_key,
+                value: derived_value,
+                property,
+            } = derived;
             let id = self.graph.intern(&derived_key);
-            if self.graph.node(id).is_some_and(|node| node.base != Some(base)) {
-                self.findings.warnings.push(format!("{derived_key}, derived from {key}, is a value of its own"));
+            if self
+                .graph
+                .node(id)
+                .is_some_and(|node| node.base != Some(base))
+            {
+                self.findings.warnings.push(format!(
+                    "{derived_key}, derived from {key}, is a value of its own"
+                ));
                 continue;
             }
             let reader = self.registry.for_key(&derived_key).filter(|_| !property);
@@ -223,10 +274,17 @@ impl Refresh<'_> {
         base_state: ValueState,
         obtained: bool,
     ) {
+        // An operation on the base broke off before its parts were touched.
+        if base_state.is_failure() && descriptor.is_some() {
+            return;
+        }
         let known = self.graph.node(id);
         let still_absent = known.is_some_and(|node| {
             let failed_create = node.state.is_failure()
-                && node.error.as_ref().is_some_and(|error| error.operation == Operation::Create);
+                && node
+                    .error
+                    .as_ref()
+                    .is_some_and(|error| error.operation == Operation::Create);
             descriptor.is_some()
                 && !node.available
                 && (node.state == ValueState::Pending || failed_create)
@@ -241,7 +299,8 @@ impl Refresh<'_> {
         node.base = Some(base);
         node.descriptor = descriptor;
         node.value = Some(value.clone());
-        node.uncertain = false;
+        // The base says nothing about how far a failed operation on a part of it got.
+        node.uncertain = node.uncertain && node.state.is_failure();
         node.state = match node.state {
             ValueState::Nonexistent | ValueState::Removed => match (obtained, base_state) {
                 (true, _) => ValueState::Obtained,
@@ -255,7 +314,9 @@ impl Refresh<'_> {
     }
 
     fn not_seen(&mut self, id: KeyId) {
-        let Some(node) = self.graph.node(id) else { return };
+        let Some(node) = self.graph.node(id) else {
+            return;
+        };
         let descriptor = node.descriptor;
         let derived = Arc::clone(&node.derived);
         let gone = matches!(node.state, ValueState::Obtained | ValueState::Discovered)
@@ -264,31 +325,47 @@ impl Refresh<'_> {
             self.set_metadata(id, descriptor, None);
         }
         for derived in derived.iter().copied() {
-            if gone { self.graph.remove(derived) } else { self.lost(derived) }
+            if gone {
+                self.graph.remove(derived)
+            } else {
+                self.lost(derived)
+            }
         }
-        if gone { self.graph.remove(id) } else { self.lost(id) }
+        if gone {
+            self.graph.remove(id)
+        } else {
+            self.lost(id)
+        }
     }
 
     /// The value is not there.
     fn lost(&mut self, id: KeyId) {
-        let Some(node) = self.graph.node(id) else { return };
+        let Some(node) = self.graph.node(id) else {
+            return;
+        };
         if !node.available && !node.uncertain && node.state != ValueState::Configured {
             return;
         }
-        if node.base.is_some() && matches!(node.state, ValueState::Obtained | ValueState::Discovered) {
+        if node.base.is_some()
+            && matches!(node.state, ValueState::Obtained | ValueState::Discovered)
+        {
             self.graph.remove(id);
             return;
         }
         self.graph.set_available(id, false);
         let node = self.graph.write(id);
-        node.uncertain = false;
+        node.uncertain = node.uncertain && node.base.is_some() && node.state.is_failure();
         if node.state == ValueState::Configured {
             node.state = ValueState::Missing;
         }
     }
 
     fn set_metadata(&mut self, id: KeyId, descriptor: DescriptorId, metadata: Option<Metadata>) {
-        if self.graph.node(id).is_some_and(|node| node.metadata == metadata) {
+        if self
+            .graph
+            .node(id)
+            .is_some_and(|node| node.metadata == metadata)
+        {
             return;
         }
         let descriptor = self.registry.get(descriptor);

@@ -98,19 +98,28 @@ async fn history(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Ans
         None => engine.history(arguments.time("since")?, arguments.time("until")?),
     };
     match arguments.get("format") {
-        None | Some("json") if arguments.get("seq-num").is_some() => Ok(Json(json!(records.first())).into_response()),
+        None | Some("json") if arguments.get("seq-num").is_some() => {
+            Ok(Json(json!(records.first())).into_response())
+        }
         None | Some("json") => Ok(Json(json!(records)).into_response()),
         Some("text") => {
-            let text: String = records.iter().map(|record| crate::log::text(record)).collect();
+            let text: String = records
+                .iter()
+                .map(|record| crate::log::text(record))
+                .collect();
             Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
         }
-        Some(other) => Err(Refusal::Bad(format!("format is {other}; it can be json or text"))),
+        Some(other) => Err(Refusal::Bad(format!(
+            "format is {other}; it can be json or text"
+        ))),
     }
 }
 
 async fn timeline(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["key", "time"])?;
-    let key = arguments.get("key").ok_or_else(|| Refusal::Bad("key is missing".to_owned()))?;
+    let key = arguments
+        .get("key")
+        .ok_or_else(|| Refusal::Bad("key is missing".to_owned()))?;
     Ok(Json(engine.timeline(key, arguments.time("time")?)).into_response())
 }
 
@@ -136,11 +145,17 @@ async fn dump(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer
         None | Some("SB") => View::SB,
         Some("NB") => View::NB,
         Some("cached" | "internal") => View::Cached,
-        Some(other) => return Err(Refusal::Bad(format!("view is {other}; it can be NB, SB, internal or cached"))),
+        Some(other) => {
+            return Err(Refusal::Bad(format!(
+                "view is {other}; it can be NB, SB, internal or cached"
+            )));
+        }
     };
     let descriptor = match (arguments.get("descriptor"), arguments.get("key-prefix")) {
         (Some(_), Some(_)) => {
-            return Err(Refusal::Bad("give descriptor or key-prefix, not both".to_owned()));
+            return Err(Refusal::Bad(
+                "give descriptor or key-prefix, not both".to_owned(),
+            ));
         }
         (Some(descriptor), None) => descriptor.to_owned(),
         (None, Some(prefix)) => engine.descriptor_of_prefix(prefix)?,
@@ -168,7 +183,10 @@ async fn status(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answ
     Ok(Json(engine.statuses(|key| key.starts_with(prefix))).into_response())
 }
 
-async fn downstream_resync(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+async fn downstream_resync(
+    State(engine): State<Engine>,
+    RawQuery(query): RawQuery,
+) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["retry", "verbose"])?;
     let mut transaction = Transaction::downstream_resync().description("requested over REST");
     if arguments.flag("retry")? {
@@ -177,7 +195,10 @@ async fn downstream_resync(State(engine): State<Engine>, RawQuery(query): RawQue
     let verbose = arguments.flag("verbose")?;
     let record = engine.apply(transaction).await?;
     if verbose {
-        return Ok(Json(json!({"transaction": record, "graph": engine.picture(None)?.dot()})).into_response());
+        return Ok(
+            Json(json!({"transaction": record, "graph": engine.picture(None)?.dot()}))
+                .into_response(),
+        );
     }
     Ok(Json(record).into_response())
 }
@@ -262,11 +283,19 @@ async fn plan(State(engine): State<Engine>, body: String) -> Answer<Response> {
     Ok(Json(operations).into_response())
 }
 
-async fn commit(State(engine): State<Engine>, RawQuery(query): RawQuery, body: String) -> Answer<Response> {
+async fn commit(
+    State(engine): State<Engine>,
+    RawQuery(query): RawQuery,
+    body: String,
+) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["wait"])?;
     let transaction = read(&body)?;
     let record = match arguments.number("wait")? {
-        Some(seconds) => engine.commit_until_configured(transaction, Duration::from_secs(seconds)).await?,
+        Some(seconds) => {
+            engine
+                .commit_until_configured(transaction, Duration::from_secs(seconds))
+                .await?
+        }
         None => engine.commit(transaction).await?,
     };
     Ok(Json(record).into_response())

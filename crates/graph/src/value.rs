@@ -13,7 +13,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// What a Rust type must offer to be a value: nothing to implement, only to derive.
-pub trait ValueType: Serialize + DeserializeOwned + PartialEq + fmt::Debug + Send + Sync + 'static {}
+pub trait ValueType:
+    Serialize + DeserializeOwned + PartialEq + fmt::Debug + Send + Sync + 'static
+{
+}
 
 impl<T> ValueType for T where
     T: Serialize + DeserializeOwned + PartialEq + fmt::Debug + Send + Sync + 'static
@@ -39,7 +42,10 @@ impl<T: ValueType> Erased for T {
     }
 
     fn same(&self, other: &dyn Erased) -> bool {
-        other.as_any().downcast_ref::<T>().is_some_and(|other| self == other)
+        other
+            .as_any()
+            .downcast_ref::<T>()
+            .is_some_and(|other| self == other)
     }
 
     fn weight(&self) -> usize {

@@ -57,8 +57,8 @@ pub(crate) type Answer = Result<Option<Metadata>, OperationError>;
 pub(crate) enum Step {
     /// An operation; to be answered at the next step.
     Call(Call),
-    /// A look at what is left of a value whose failure will be reverted.
-    Refresh(KeyId),
+    /// A look at what is left of the values that failed, before the rest is taken back.
+    Refresh(HashSet<KeyId>),
     /// Nothing: it is over.
     Done,
 }
@@ -108,12 +108,23 @@ struct Child {
 impl How {
     /// For a value of its own.
     fn base(origin: Origin, revert: bool) -> Self {
-        Self { base: None, origin, revert, recreate: false, property: false }
+        Self {
+            base: None,
+            origin,
+            revert,
+            recreate: false,
+            property: false,
+        }
     }
 
     /// For a value derived from `base`.
     fn derived(self, base: KeyId, property: bool) -> Self {
-        Self { base: Some(base), recreate: false, property, ..self }
+        Self {
+            base: Some(base),
+            recreate: false,
+            property,
+            ..self
+        }
     }
 }
 
@@ -176,7 +187,7 @@ struct Previous {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Forward,
-    Stopped(KeyId),
+    Stopped,
     Revert,
 }
 
@@ -193,6 +204,8 @@ pub(crate) struct Walk {
     input: Input,
     reached: Vec<Previous>,
     phase: Phase,
+    /// Dependents that failed and must be put back before the rest is taken back.
+    mend: Vec<KeyId>,
     log: OperationLog,
     conflicts: Option<Conflicts>,
     errors: Vec<KeyError>,
@@ -219,8 +232,11 @@ impl Walk {
     /// needs the fewest operations: what goes, what is re-created, what comes, what changes.
     pub(crate) fn new(graph: &Graph, settings: Settings, mut items: Vec<Item>) -> Self {
         items.sort_by_cached_key(|item| urgency(graph, &settings.registry, item));
-        let todo: HashMap<_, _> =
-            items.iter().enumerate().map(|(position, item)| (item.id, (position, false))).collect();
+        let todo: HashMap<_, _> = items
+            .iter()
+            .enumerate()
+            .map(|(position, item)| (item.id, (position, false)))
+            .collect();
         Self {
             settings,
             undone: items.len(),
@@ -232,6 +248,7 @@ impl Walk {
             input: Input::Start,
             reached: Vec::new(),
             phase: Phase::Forward,
+            mend: Vec::new(),
             log: OperationLog::default(),
             conflicts: None,
             errors: Vec::new(),
@@ -323,12 +340,23 @@ impl Walk {
                 }
                 None
             }
-            Phase::Stopped(id) => {
+            Phase::Stopped => {
                 self.phase = Phase::Revert;
                 self.undone = 0;
-                Some(Err(Step::Refresh(graph.base_of(id))))
+                let dependents = self.failed.iter().map(|(base, _)| *base);
+                self.mend = dependents
+                    .filter(|base| !self.todo.contains_key(base))
+                    .collect();
+                Some(Err(Step::Refresh(
+                    self.failed.iter().map(|(base, _)| *base).collect(),
+                )))
             }
             Phase::Revert => {
+                while let Some(id) = self.mend.pop() {
+                    if let Some(applied) = self.mend_dependent(graph, id) {
+                        return Some(Ok(applied));
+                    }
+                }
                 let previous = self.reached.pop()?;
                 Some(Ok(self.take_back(graph, previous)))
             }
@@ -365,7 +393,10 @@ impl Walk {
         if self.undone == 0 {
             return None;
         }
-        self.todo.get(&id).filter(|(_, reached)| !reached).map(|(position, _)| &self.items[*position])
+        self.todo
+            .get(&id)
+            .filter(|(_, reached)| !reached)
+            .map(|(position, _)| &self.items[*position])
     }
 
     fn apply_item(&mut self, graph: &mut Graph, item: &Item) -> Applied {
@@ -384,7 +415,14 @@ impl Walk {
     }
 
     fn take_back(&mut self, graph: &mut Graph, previous: Previous) -> Applied {
-        let Previous { id, requested, labels, retry, leftover, obtained } = previous;
+        let Previous {
+            id,
+            requested,
+            labels,
+            retry,
+            leftover,
+            obtained,
+        } = previous;
         if let Some(node) = graph.node(id) {
             let retry = self.settings.retry.or(retry);
             let same = node.last.retry == retry && node.labels == labels;
@@ -436,7 +474,11 @@ impl Walk {
 
     /// The descriptor that handles a value.
     fn descriptor_of(&self, graph: &Graph, id: KeyId, how: How) -> Option<DescriptorId> {
-        if how.property { None } else { self.settings.registry.for_key(graph.key(id)) }
+        if how.property {
+            None
+        } else {
+            self.settings.registry.for_key(graph.key(id))
+        }
     }
 
     fn before(&self, graph: &Graph, id: KeyId) -> Before {
@@ -456,14 +498,21 @@ impl Walk {
         requested: Option<Option<Value>>,
         how: How,
     ) {
-        let base_retry = how.base.and_then(|base| graph.node(base)).and_then(|base| base.last.retry);
+        let base_retry = how
+            .base
+            .and_then(|base| graph.node(base))
+            .and_then(|base| base.last.retry);
         let own = how.base.is_none() && requested.is_some() && !how.revert;
         let node = graph.write(id);
         node.last.transaction = self.settings.seq;
         node.last.operation = operation;
         node.last.revert = how.revert;
         if let Some(requested) = requested {
-            node.last.requested = if how.origin == Origin::North { requested } else { None };
+            node.last.requested = if how.origin == Origin::North {
+                requested
+            } else {
+                None
+            };
         }
         if how.base.is_some() {
             node.last.retry = base_retry;
@@ -492,18 +541,20 @@ impl Walk {
 
     /// Whether an error on this value is the transaction's own.
     fn counts(&self, graph: &Graph, id: KeyId) -> bool {
-        self.todo.get(&graph.base_of(id)).is_some_and(|(_, reached)| *reached)
+        self.todo
+            .get(&graph.base_of(id))
+            .is_some_and(|(_, reached)| *reached)
     }
 
     /// Stops the transaction, if it is one that is taken back on failure.
-    fn stop(&mut self, id: KeyId) {
+    fn stop(&mut self) {
         if self.settings.reverts && self.phase == Phase::Forward {
-            self.phase = Phase::Stopped(id);
+            self.phase = Phase::Stopped;
         }
     }
 
     fn stopping(&self) -> bool {
-        self.mending == 0 && matches!(self.phase, Phase::Stopped(_))
+        self.mending == 0 && self.phase == Phase::Stopped
     }
 
     /// Writes a failure down. The caller has already set what else follows from it.
@@ -521,9 +572,16 @@ impl Walk {
             let descriptor = graph.node(id).and_then(|node| node.descriptor);
             descriptor.is_none_or(|id| self.settings.registry.get(id).is_retriable(error))
         });
-        let attempt = if self.todo.contains_key(&base) { self.settings.attempt + 1 } else { 1 };
+        let attempt = if self.todo.contains_key(&base) {
+            self.settings.attempt + 1
+        } else {
+            1
+        };
         let given_up = self.settings.reverts && counts && !how.revert;
-        let retry = graph.node(id).and_then(|node| node.last.retry).filter(|_| !given_up);
+        let retry = graph
+            .node(id)
+            .and_then(|node| node.last.retry)
+            .filter(|_| !given_up);
         let retrying = is_retriable && retry.is_some_and(|retry| retry.delay(attempt).is_some());
         let failure = Arc::new(Failure {
             operation,
@@ -532,7 +590,11 @@ impl Walk {
             fields: Vec::new(),
         });
         let node = graph.write(id);
-        node.state = if retrying { ValueState::Retrying } else { ValueState::Failed };
+        node.state = if retrying {
+            ValueState::Retrying
+        } else {
+            ValueState::Failed
+        };
         node.error = Some(Arc::clone(&failure));
         node.uncertain = operation != Operation::Create;
         self.failed.push((base, attempt));
@@ -542,7 +604,7 @@ impl Walk {
             error: failure.message.clone(),
         });
         if counts {
-            self.stop(id);
+            self.stop();
         }
         failure
     }
@@ -570,7 +632,7 @@ impl Walk {
         node.state = ValueState::Invalid;
         node.error = Some(Arc::new(failure));
         if self.counts(graph, id) {
-            self.stop(id);
+            self.stop();
         }
     }
 
@@ -592,9 +654,17 @@ impl Walk {
             prev_state: before.state,
             new_state: node.state,
             prev_value: before.value.clone(),
-            new_value: if operation == Operation::Delete { None } else { node.value.clone() },
+            new_value: if operation == Operation::Delete {
+                None
+            } else {
+                node.value.clone()
+            },
             prev_error: before.error.as_ref().map(text),
-            new_error: node.error.as_ref().filter(|_| node.state.is_failure() || node.state == ValueState::Invalid).map(text),
+            new_error: node
+                .error
+                .as_ref()
+                .filter(|_| node.state.is_failure() || node.state == ValueState::Invalid)
+                .map(text),
             flags: Flags {
                 derived,
                 property: derived && node.descriptor.is_none(),

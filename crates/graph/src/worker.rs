@@ -52,7 +52,9 @@ pub struct Service {
 
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service").field("conduct", &self.conduct).finish_non_exhaustive()
+        f.debug_struct("Service")
+            .field("conduct", &self.conduct)
+            .finish_non_exhaustive()
     }
 }
 
@@ -114,7 +116,10 @@ impl Service {
     async fn handle(&mut self, request: Request) {
         match request {
             Request::Commit(transaction, queued, reply) => {
-                self.inside.lock().stats.waited(queued, self.inside.clock.now());
+                self.inside
+                    .lock()
+                    .stats
+                    .waited(queued, self.inside.clock.now());
                 let done = self.process(Work::north(transaction)).await;
                 if let Some(reply) = reply {
                     // Nobody may be waiting any more; the transaction stands all the same.
@@ -122,7 +127,10 @@ impl Service {
                 }
             }
             Request::Notify(notification, queued) => {
-                self.inside.lock().stats.waited(queued, self.inside.clock.now());
+                self.inside
+                    .lock()
+                    .stats
+                    .waited(queued, self.inside.clock.now());
                 let _ = self.process(Work::south(notification)).await;
             }
             Request::Plan(transaction, reply) => {
@@ -158,7 +166,9 @@ impl Service {
             unimplemented
         };
         if !waiting.is_empty() {
-            let _ = self.process(Work::again(TransactionType::RetryUnimplOps, waiting)).await;
+            let _ = self
+                .process(Work::again(TransactionType::RetryUnimplOps, waiting))
+                .await;
         }
         Ok(())
     }
@@ -181,7 +191,12 @@ impl Service {
                 let node = shared.graph.find(key).map(|(_, node)| node);
                 node.is_some_and(|node| node.last.transaction <= retry.failed_in)
             };
-            retry.keys.iter().filter(|key| unchanged(key)).cloned().collect()
+            retry
+                .keys
+                .iter()
+                .filter(|key| unchanged(key))
+                .cloned()
+                .collect()
         };
         if keys.is_empty() {
             return;
@@ -194,7 +209,14 @@ impl Service {
 
     /// Takes up where the last process left off.
     async fn recover(&mut self, recovered: Recovered) {
-        let Recovered { desired, retries, history, uncertain, interrupted, .. } = recovered;
+        let Recovered {
+            desired,
+            retries,
+            history,
+            uncertain,
+            interrupted,
+            ..
+        } = recovered;
         let now = self.inside.clock.now();
         let something = !desired.is_empty() || !uncertain.is_empty();
         {
@@ -202,7 +224,15 @@ impl Service {
             for record in history {
                 shared.history.add(record, now);
             }
-            for (key, Desired { value, labels, retry }) in desired {
+            for (
+                key,
+                Desired {
+                    value,
+                    labels,
+                    retry,
+                },
+            ) in desired
+            {
                 let id = shared.graph.intern(&key);
                 let node = shared.graph.write(id);
                 node.last.requested = Some(value);

@@ -28,13 +28,18 @@ impl Graph {
     }
 
     fn is_plainly_ready(&self, id: KeyId) -> bool {
-        self.node(id).is_some_and(|node| node.edges.iter().all(|edge| self.is_met(edge)))
+        self.node(id)
+            .is_some_and(|node| node.edges.iter().all(|edge| self.is_met(edge)))
     }
 
     /// The labels of the dependencies that are not met.
     pub(crate) fn unmet(&self, id: KeyId) -> Vec<String> {
         let edges = self.node(id).map(|node| &*node.edges).unwrap_or_default();
-        edges.iter().filter(|edge| !self.is_met(edge)).map(|edge| edge.label.to_string()).collect()
+        edges
+            .iter()
+            .filter(|edge| !self.is_met(edge))
+            .map(|edge| edge.label.to_string())
+            .collect()
     }
 
     fn closes_circle(&mut self, id: KeyId) -> bool {
@@ -51,10 +56,16 @@ impl Graph {
         }
         let circle = self.circle(id, id);
         let closed = circle.iter().all(|member| {
-            let edges = self.node(*member).map(|node| &*node.edges).unwrap_or_default();
+            let edges = self
+                .node(*member)
+                .map(|node| &*node.edges)
+                .unwrap_or_default();
             edges.iter().all(|edge| {
                 self.is_met(edge)
-                    || self.candidates(edge, id).iter().any(|target| circle.contains(target))
+                    || self
+                        .candidates(edge, id)
+                        .iter()
+                        .any(|target| circle.contains(target))
             })
         });
         closed && !circle.is_empty()
@@ -78,17 +89,26 @@ impl Graph {
     fn candidates(&self, edge: &Edge, start: KeyId) -> Vec<KeyId> {
         let fits = |id: KeyId| {
             self.is_candidate(id, start)
-                && self.node(id).is_some_and(|node| edge.accepts(node.last.requested.as_ref().or(node.value.as_ref())))
+                && self.node(id).is_some_and(|node| {
+                    edge.accepts(node.last.requested.as_ref().or(node.value.as_ref()))
+                })
         };
         match &edge.target {
-            EdgeTarget::Key(_, target) => Some(*target).filter(|target| fits(*target)).into_iter().collect(),
+            EdgeTarget::Key(_, target) => Some(*target)
+                .filter(|target| fits(*target))
+                .into_iter()
+                .collect(),
             EdgeTarget::AnyOf { set, .. } => {
                 let prefixes: Vec<&str> = match set.prefixes.len() {
                     0 => vec![""],
                     _ => set.prefixes.iter().map(|prefix| &**prefix).collect(),
                 };
-                let keys = prefixes.into_iter().flat_map(|prefix| self.with_prefix(prefix));
-                keys.filter(|(key, id, _)| set.accepts(key) && fits(*id)).map(|(_, id, _)| id).collect()
+                let keys = prefixes
+                    .into_iter()
+                    .flat_map(|prefix| self.with_prefix(prefix));
+                keys.filter(|(key, id, _)| set.accepts(key) && fits(*id))
+                    .map(|(_, id, _)| id)
+                    .collect()
             }
         }
     }
@@ -100,9 +120,13 @@ impl Graph {
         let mut path = vec![(start, 0_usize)];
         while let Some((id, position)) = path.pop() {
             let edges = self.node(id).map(|node| &*node.edges).unwrap_or_default();
-            let Some(edge) = edges.get(position) else { continue };
+            let Some(edge) = edges.get(position) else {
+                continue;
+            };
             path.push((id, position + 1));
-            let EdgeTarget::Key(_, target) = edge.target else { continue };
+            let EdgeTarget::Key(_, target) = edge.target else {
+                continue;
+            };
             if self.is_met(edge) || target == start {
                 continue;
             }
@@ -126,7 +150,10 @@ impl Graph {
         let mut seen = HashSet::from([id]);
         let mut queue = vec![id];
         while let Some(member) = queue.pop() {
-            let edges = self.node(member).map(|node| &*node.edges).unwrap_or_default();
+            let edges = self
+                .node(member)
+                .map(|node| &*node.edges)
+                .unwrap_or_default();
             for edge in edges.iter().filter(|edge| !self.is_met(edge)) {
                 for target in self.candidates(edge, start) {
                     back.entry(target).or_default().push(member);
@@ -152,7 +179,10 @@ impl Graph {
             return None;
         }
         let circle = self.circle(id, id);
-        let mut keys: Vec<Key> = circle.into_iter().map(|member| self.key(member).clone()).collect();
+        let mut keys: Vec<Key> = circle
+            .into_iter()
+            .map(|member| self.key(member).clone())
+            .collect();
         keys.sort_unstable();
         Some(keys).filter(|keys| !keys.is_empty())
     }

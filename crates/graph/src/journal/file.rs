@@ -31,7 +31,13 @@ impl FileJournal {
             .truncate(false)
             .open(&path)
             .map_err(io("open"))?;
-        let mut journal = Self { path, file, length: 0, compacted: 0, buffer: Vec::new() };
+        let mut journal = Self {
+            path,
+            file,
+            length: 0,
+            compacted: 0,
+            buffer: Vec::new(),
+        };
         let bytes = journal.read_all()?;
         let whole = entries(&bytes).last().map_or(0, |(end, _)| end);
         journal.length = whole as u64;
@@ -99,7 +105,9 @@ impl Journal for FileJournal {
 }
 
 fn sync_folder(path: &Path) -> Result<(), Error> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
     let folder = File::open(folder.unwrap_or(Path::new("."))).map_err(io("compact"))?;
     folder.sync_all().map_err(io("compact"))
 }
@@ -148,7 +156,11 @@ const fn table() -> [u32; 256] {
         let mut word = index as u32;
         let mut bit = 0;
         while bit < 8 {
-            word = if word & 1 == 1 { 0xEDB8_8320 ^ (word >> 1) } else { word >> 1 };
+            word = if word & 1 == 1 {
+                0xEDB8_8320 ^ (word >> 1)
+            } else {
+                word >> 1
+            };
             bit += 1;
         }
         table[index] = word;

@@ -9,9 +9,19 @@ impl Picture {
     /// The picture in the DOT language.
     pub fn dot(&self) -> String {
         let mut out = String::from("digraph kvscheduler {\n");
-        let _ = writeln!(out, "  ranksep=.5; nodesep=.1; rankdir=\"LR\"; labelloc=\"t\";");
-        let _ = writeln!(out, "  label={}; fontname=\"Ubuntu\"; fontsize=20;", quoted(&self.title));
-        let _ = writeln!(out, "  node [shape=\"box\" style=\"filled\" fontname=\"Ubuntu\"];");
+        let _ = writeln!(
+            out,
+            "  ranksep=.5; nodesep=.1; rankdir=\"LR\"; labelloc=\"t\";"
+        );
+        let _ = writeln!(
+            out,
+            "  label={}; fontname=\"Ubuntu\"; fontsize=20;",
+            quoted(&self.title)
+        );
+        let _ = writeln!(
+            out,
+            "  node [shape=\"box\" style=\"filled\" fontname=\"Ubuntu\"];"
+        );
         let mut clusters: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (index, figure) in self.figures.iter().enumerate() {
             clusters.entry(&figure.cluster).or_default().push(index);
@@ -19,7 +29,11 @@ impl Picture {
         for (number, (cluster, members)) in clusters.into_iter().enumerate() {
             if !cluster.is_empty() {
                 let _ = writeln!(out, "  subgraph cluster_{number} {{");
-                let _ = writeln!(out, "    label={}; bgcolor=\"#e6ecfa\";", quoted(&format!("< {cluster} >")));
+                let _ = writeln!(
+                    out,
+                    "    label={}; bgcolor=\"#e6ecfa\";",
+                    quoted(&format!("< {cluster} >"))
+                );
             }
             for index in members {
                 self.dot_figure(&mut out, index);
@@ -50,7 +64,11 @@ impl Picture {
         if dashed {
             style.push("dashed");
         }
-        let (border, width) = if figure.touched { ("Gold", 2) } else { (border, 1) };
+        let (border, width) = if figure.touched {
+            ("Gold", 2)
+        } else {
+            (border, 1)
+        };
         let tooltip = format!("[{}] {}\n{}", figure.state, figure.key, figure.value);
         let _ = writeln!(
             out,
@@ -82,5 +100,10 @@ impl Picture {
 }
 
 fn quoted(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+    format!(
+        "\"{}\"",
+        text.replace('\\', "\\\\")
+            .replace('"', "\\\"")
+            .replace('\n', "\\n")
+    )
 }

@@ -38,8 +38,15 @@ impl Picture {
              <marker id=\"derives\" viewBox=\"0 0 10 10\" refX=\"1\" refY=\"5\" markerWidth=\"8\" markerHeight=\"8\" orient=\"auto-start-reverse\"><path d=\"M10 1L1 5L10 9z\" fill=\"White\" stroke=\"#8B7D6B\"/></marker>\
              </defs>\n",
         );
-        let _ = writeln!(out, "<rect x=\"-100000\" y=\"-100000\" width=\"200000\" height=\"200000\" fill=\"White\"/>");
-        let _ = writeln!(out, "<text x=\"24\" y=\"36\" font-size=\"20\">{}</text>", escaped(&self.title));
+        let _ = writeln!(
+            out,
+            "<rect x=\"-100000\" y=\"-100000\" width=\"200000\" height=\"200000\" fill=\"White\"/>"
+        );
+        let _ = writeln!(
+            out,
+            "<text x=\"24\" y=\"36\" font-size=\"20\">{}</text>",
+            escaped(&self.title)
+        );
         draw_bands(&mut out, &layout);
         self.draw_arrows(&mut out, &layout);
         for (index, place) in layout.places.iter().enumerate() {
@@ -74,8 +81,16 @@ impl Picture {
     fn draw_figure(&self, out: &mut String, index: usize, place: Place) {
         let figure = &self.figures[index];
         let (fill, border, text, dashed) = colours(figure);
-        let (border, stroke) = if figure.touched { ("Gold", 3) } else { (border, 1) };
-        let dash = if dashed { " stroke-dasharray=\"5 3\"" } else { "" };
+        let (border, stroke) = if figure.touched {
+            ("Gold", 3)
+        } else {
+            (border, 1)
+        };
+        let dash = if dashed {
+            " stroke-dasharray=\"5 3\""
+        } else {
+            ""
+        };
         let round = if figure.derived { 9 } else { 0 };
         let tooltip = format!("[{}] {}\n{}", figure.state, figure.key, figure.value);
         let _ = writeln!(
@@ -124,7 +139,11 @@ fn curve(from: Place, to: Place) -> String {
         (from.x, to.x, -1.0)
     };
     let pull = ((end - start).abs() / 2.0).clamp(24.0, 160.0) * bend;
-    let back = if to.x + to.width <= from.x || from.x + from.width <= to.x { -pull } else { pull };
+    let back = if to.x + to.width <= from.x || from.x + from.width <= to.x {
+        -pull
+    } else {
+        pull
+    };
     format!(
         "M{start:.1} {:.1}C{:.1} {:.1} {:.1} {:.1} {end:.1} {:.1}",
         middle(from),
@@ -137,5 +156,8 @@ fn curve(from: Place, to: Place) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }

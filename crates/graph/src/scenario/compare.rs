@@ -22,8 +22,16 @@ pub(super) fn differences(number: usize, step: &Step, got: &StepReport) -> Vec<S
     }
     if let Some(expected) = &step.expect {
         if expected.len() != got.transactions.len() {
-            let types: Vec<_> = got.transactions.iter().map(|one| one.kind.as_str()).collect();
-            say(format!("expected {} transactions, got {}: {types:?}", expected.len(), types.len()));
+            let types: Vec<_> = got
+                .transactions
+                .iter()
+                .map(|one| one.kind.as_str())
+                .collect();
+            say(format!(
+                "expected {} transactions, got {}: {types:?}",
+                expected.len(),
+                types.len()
+            ));
         }
         for (position, (wanted, got)) in expected.iter().zip(&got.transactions).enumerate() {
             for text in transaction(wanted, got) {
@@ -46,7 +54,12 @@ pub(super) fn differences(number: usize, step: &Step, got: &StepReport) -> Vec<S
         }
     }
     let as_set = |value: &Json| -> BTreeSet<String> {
-        value.as_array().into_iter().flatten().map(|one| one.as_str().map_or_else(|| one.to_string(), str::to_owned)).collect()
+        value
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|one| one.as_str().map_or_else(|| one.to_string(), str::to_owned))
+            .collect()
     };
     let unordered = |wanted: &Json, got: Option<&Json>| match got {
         Some(got) => as_set(wanted) == as_set(got),
@@ -62,13 +75,20 @@ pub(super) fn differences(number: usize, step: &Step, got: &StepReport) -> Vec<S
     let told = |wanted: &Json, got: Option<&Json>| {
         let wanted = wanted.as_object().cloned().unwrap_or_default();
         let got = got.and_then(Json::as_object).cloned().unwrap_or_default();
-        if wanted.is_empty() { got.is_empty() } else { wanted.iter().all(|(key, one)| got.get(key) == Some(one)) }
+        if wanted.is_empty() {
+            got.is_empty()
+        } else {
+            wanted.iter().all(|(key, one)| got.get(key) == Some(one))
+        }
     };
     for text in map(step.correlate.as_ref(), &got.correlate, told) {
         say(format!("correlate {text}"));
     }
     if let Some(wanted) = step.calls.as_ref().filter(|wanted| **wanted != got.calls) {
-        say(format!("calls differ:\n{}", list_difference(wanted, &got.calls)));
+        say(format!(
+            "calls differ:\n{}",
+            list_difference(wanted, &got.calls)
+        ));
     }
     found
 }
@@ -79,7 +99,9 @@ fn map(
     got: &BTreeMap<String, Json>,
     equal: impl Fn(&Json, Option<&Json>) -> bool,
 ) -> Vec<String> {
-    let Some(wanted) = wanted else { return Vec::new() };
+    let Some(wanted) = wanted else {
+        return Vec::new();
+    };
     if wanted.is_empty() && !got.is_empty() {
         let keys: Vec<_> = got.keys().collect();
         return vec![format!("should be empty, but there is {keys:?}")];
@@ -93,13 +115,18 @@ fn map(
 }
 
 fn status(wanted: &Json, got: &Json) -> bool {
-    let Some(fields) = wanted.as_object() else { return wanted.is_null() && got.is_null() };
+    let Some(fields) = wanted.as_object() else {
+        return wanted.is_null() && got.is_null();
+    };
     fields.iter().all(|(name, wanted)| {
         let got = got.get(name).unwrap_or(&Json::Null);
         match (name.as_str(), wanted) {
-            ("cycle", Json::Bool(wanted)) => *wanted == got.as_array().is_some_and(|one| !one.is_empty()),
+            ("cycle", Json::Bool(wanted)) => {
+                *wanted == got.as_array().is_some_and(|one| !one.is_empty())
+            }
             ("cycle", Json::Array(wanted)) => {
-                let keys = |list: &[Json]| list.iter().map(Json::to_string).collect::<BTreeSet<_>>();
+                let keys =
+                    |list: &[Json]| list.iter().map(Json::to_string).collect::<BTreeSet<_>>();
                 keys(wanted) == keys(got.as_array().map(Vec::as_slice).unwrap_or_default())
             }
             ("cycle", Json::Null) => got.as_array().is_none_or(Vec::is_empty),
@@ -116,18 +143,38 @@ fn transaction(wanted: &ExpectSpec, got: &TransactionReport) -> Vec<String> {
     if let Some(executed) = &wanted.executed {
         let planned = wanted.planned.as_ref().unwrap_or(executed);
         if *planned != got.planned {
-            found.push(format!("plan differs:\n{}", list_difference(planned, &got.planned)));
+            found.push(format!(
+                "plan differs:\n{}",
+                list_difference(planned, &got.planned)
+            ));
         }
         if *executed != got.executed {
-            found.push(format!("execution differs:\n{}", list_difference(executed, &got.executed)));
+            found.push(format!(
+                "execution differs:\n{}",
+                list_difference(executed, &got.executed)
+            ));
         }
-    } else if let Some(planned) = wanted.planned.as_ref().filter(|planned| **planned != got.planned) {
-        found.push(format!("plan differs:\n{}", list_difference(planned, &got.planned)));
+    } else if let Some(planned) = wanted
+        .planned
+        .as_ref()
+        .filter(|planned| **planned != got.planned)
+    {
+        found.push(format!(
+            "plan differs:\n{}",
+            list_difference(planned, &got.planned)
+        ));
     }
     if let Some(errors) = &wanted.errors {
-        let keys: Vec<_> = got.errors.iter().map(|error| error.key.to_string()).collect();
+        let keys: Vec<_> = got
+            .errors
+            .iter()
+            .map(|error| error.key.to_string())
+            .collect();
         if *errors != keys {
-            found.push(format!("should fail on {errors:?}, but failed on {:?}", got.errors));
+            found.push(format!(
+                "should fail on {errors:?}, but failed on {:?}",
+                got.errors
+            ));
         }
     }
     found
@@ -140,7 +187,11 @@ fn list_difference(wanted: &[String], got: &[String]) -> String {
     let mut common = vec![vec![0_usize; got.len() + 1]; wanted.len() + 1];
     for (i, a) in wanted.iter().enumerate().rev() {
         for (j, b) in got.iter().enumerate().rev() {
-            common[i][j] = if a == b { common[i + 1][j + 1] + 1 } else { common[i + 1][j].max(common[i][j + 1]) };
+            common[i][j] = if a == b {
+                common[i + 1][j + 1] + 1
+            } else {
+                common[i + 1][j].max(common[i][j + 1])
+            };
         }
     }
     let (mut i, mut j) = (0, 0);

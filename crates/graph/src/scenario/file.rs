@@ -341,20 +341,24 @@ pub struct ExpectSpec {
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    let Some(text) = Option::<Json>::deserialize(deserializer)? else { return Ok(None) };
+    let Some(text) = Option::<Json>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
     let text = match text {
         Json::String(text) => text,
         other => other.to_string(),
     };
-    parse_duration(&text)
-        .map(Some)
-        .ok_or_else(|| serde::de::Error::custom(format!("{text} is not a duration such as 3s or 500ms")))
+    parse_duration(&text).map(Some).ok_or_else(|| {
+        serde::de::Error::custom(format!("{text} is not a duration such as 3s or 500ms"))
+    })
 }
 
 /// A number with a unit; seconds without one.
 pub(super) fn parse_duration(text: &str) -> Option<Duration> {
     let text = text.trim();
-    let split = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let split = text
+        .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let number: f64 = number.parse().ok()?;
     let seconds = match unit.trim() {

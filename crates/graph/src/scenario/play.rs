@@ -56,14 +56,30 @@ pub async fn play(scenario: &Scenario) -> Result<Played, super::Error> {
     let (engine, service) = builder.build()?;
     let stop = CancellationToken::new();
     let worker = tokio::spawn(service.run(stop.clone()));
-    let mut stage = Stage { scenario, south, clock, engine: engine.clone(), seen: 0 };
-    let mut report = Report { steps: Vec::new(), differences: Vec::new() };
+    let mut stage = Stage {
+        scenario,
+        south,
+        clock,
+        engine: engine.clone(),
+        seen: 0,
+    };
+    let mut report = Report {
+        steps: Vec::new(),
+        differences: Vec::new(),
+    };
     for (index, step) in scenario.steps.iter().enumerate() {
         let got = stage.step(step).await?;
-        report.differences.extend(differences(index + 1, step, &got));
+        report
+            .differences
+            .extend(differences(index + 1, step, &got));
         report.steps.push(got);
     }
-    Ok(Played { report, engine, stop, worker })
+    Ok(Played {
+        report,
+        engine,
+        stop,
+        worker,
+    })
 }
 
 struct Stage<'a> {
@@ -94,11 +110,18 @@ impl Stage<'_> {
             }
         }
         if let Some(name) = &step.register {
-            let spec = self.scenario.descriptors.iter().find(|spec| spec.name == *name);
+            let spec = self
+                .scenario
+                .descriptors
+                .iter()
+                .find(|spec| spec.name == *name);
             let done = match spec {
                 Some(spec) => {
                     let descriptor = MadeUp::new(spec.clone(), self.south.clone());
-                    self.engine.register(descriptor).await.map_err(|error| error.to_string())
+                    self.engine
+                        .register(descriptor)
+                        .await
+                        .map_err(|error| error.to_string())
                 }
                 None => Err(format!("there is no descriptor {name}")),
             };
@@ -124,7 +147,9 @@ impl Stage<'_> {
     fn report(&mut self, error: Option<String>) -> StepReport {
         let history = self.engine.history(None, None);
         let new = history.iter().skip(self.seen);
-        let transactions = new.map(|record: &Arc<TransactionRecord>| TransactionReport::new(record)).collect();
+        let transactions = new
+            .map(|record: &Arc<TransactionRecord>| TransactionReport::new(record))
+            .collect();
         self.seen = history.len();
         let mut all = Vec::new();
         for one in self.engine.statuses(|_| true) {
@@ -133,24 +158,42 @@ impl Stage<'_> {
         let known = |key: &Key| all.iter().any(|one: &ValueStatus| one.key == *key);
         let states = self.engine.states();
         // Derived values that their base no longer lists have a status of their own.
-        let rest: Vec<ValueStatus> =
-            states.iter().filter(|(key, _)| !known(key)).map(|(key, _)| self.engine.status(key)).collect();
+        let rest: Vec<ValueStatus> = states
+            .iter()
+            .filter(|(key, _)| !known(key))
+            .map(|(key, _)| self.engine.status(key))
+            .collect();
         all.extend(rest);
         let waiting = |one: &&ValueStatus| one.state == crate::state::ValueState::Pending;
         StepReport {
             transactions,
-            states: states.into_iter().map(|(key, state)| (key.to_string(), json!(state))).collect(),
+            states: states
+                .into_iter()
+                .map(|(key, state)| (key.to_string(), json!(state)))
+                .collect(),
             south: self.south.values(),
             calls: self.south.take_calls(),
-            pending: all.iter().filter(waiting).map(|one| (one.key.to_string(), json!(one.details))).collect(),
+            pending: all
+                .iter()
+                .filter(waiting)
+                .map(|one| (one.key.to_string(), json!(one.details)))
+                .collect(),
             metadata: self
                 .engine
                 .metadata()
                 .into_iter()
                 .map(|(key, metadata)| (key.to_string(), metadata.json()))
                 .collect(),
-            status: all.iter().map(|one| (one.key.to_string(), brief(one))).collect(),
-            correlate: self.south.take_correlate().into_iter().map(|(name, told)| (name, json!(told))).collect(),
+            status: all
+                .iter()
+                .map(|one| (one.key.to_string(), brief(one)))
+                .collect(),
+            correlate: self
+                .south
+                .take_correlate()
+                .into_iter()
+                .map(|(name, told)| (name, json!(told)))
+                .collect(),
             error,
         }
     }

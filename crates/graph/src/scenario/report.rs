@@ -84,7 +84,15 @@ impl Report {
                 if !same {
                     lines(&mut out, "planned", &one.planned);
                 }
-                lines(&mut out, if same { "planned and executed" } else { "executed" }, &one.executed);
+                lines(
+                    &mut out,
+                    if same {
+                        "planned and executed"
+                    } else {
+                        "executed"
+                    },
+                    &one.executed,
+                );
                 for error in &one.errors {
                     let _ = writeln!(out, "    failed: {error}");
                 }

@@ -7,8 +7,8 @@ use serde_json::Value as Json;
 
 use super::file::{DescriptorSpec, FailSpec, InvalidSpec, Items, Op, Scenario};
 use crate::descriptor::{
-    Abilities, AnyOf, Context, Dependency, Derived, Descriptor, InvalidValue, Known, Model, OperationError,
-    Retrieved,
+    Abilities, AnyOf, Context, Dependency, Derived, Descriptor, InvalidValue, Known, Model,
+    OperationError, Retrieved,
 };
 use crate::key::Key;
 use crate::state::Origin;
@@ -76,7 +76,11 @@ impl South {
 
     /// What is there.
     pub(super) fn values(&self) -> BTreeMap<String, Json> {
-        self.lock().values.iter().map(|(key, held)| (key.clone(), held.value.clone())).collect()
+        self.lock()
+            .values
+            .iter()
+            .map(|(key, held)| (key.clone(), held.value.clone()))
+            .collect()
     }
 
     /// Changes what is there without telling anyone.
@@ -88,7 +92,8 @@ impl South {
         for (key, value) in set {
             let old = inside.values.get(key).cloned();
             inside.remove_whole(key);
-            let (metadata, origin) = old.map_or((None, Origin::Unknown), |old| (old.metadata, old.origin));
+            let (metadata, origin) =
+                old.map_or((None, Origin::Unknown), |old| (old.metadata, old.origin));
             inside.put_whole(key, value.clone(), metadata, origin);
         }
     }
@@ -96,7 +101,10 @@ impl South {
 
 impl Inside {
     fn spec_of(&self, key: &str) -> Option<String> {
-        self.specs.iter().find(|spec| key.starts_with(&spec.prefix)).map(|spec| spec.name.clone())
+        self.specs
+            .iter()
+            .find(|spec| key.starts_with(&spec.prefix))
+            .map(|spec| spec.name.clone())
     }
 
     /// Puts a base value and what is derived from it.
@@ -107,10 +115,26 @@ impl Inside {
             .any(|spec| key.starts_with(&spec.prefix) && spec.items == Items::Derive);
         if derives {
             for (derived, value) in derived(key, &value) {
-                self.values.insert(derived, Held { value, derived: true, metadata: None, origin });
+                self.values.insert(
+                    derived,
+                    Held {
+                        value,
+                        derived: true,
+                        metadata: None,
+                        origin,
+                    },
+                );
             }
         }
-        self.values.insert(key.to_owned(), Held { value, derived: false, metadata, origin });
+        self.values.insert(
+            key.to_owned(),
+            Held {
+                value,
+                derived: false,
+                metadata,
+                origin,
+            },
+        );
     }
 
     fn remove_whole(&mut self, key: &str) {
@@ -133,11 +157,19 @@ impl Inside {
         let count = self.done.entry((key.to_owned(), op)).or_insert(0);
         *count += 1;
         let count = *count;
-        let name = if op == Op::Retrieve { |one: &FailSpec| one.descriptor.clone() } else { |one: &FailSpec| one.key.clone() };
+        let name = if op == Op::Retrieve {
+            |one: &FailSpec| one.descriptor.clone()
+        } else {
+            |one: &FailSpec| one.key.clone()
+        };
         let failing = self.fail.iter().find(|one| {
-            one.op == op && name(one).as_deref() == Some(key) && one.nth.is_none_or(|nth| nth == count)
+            one.op == op
+                && name(one).as_deref() == Some(key)
+                && one.nth.is_none_or(|nth| nth == count)
         });
-        let Some(failing) = failing.cloned() else { return Ok(()) };
+        let Some(failing) = failing.cloned() else {
+            return Ok(());
+        };
         if let Some(after) = failing.south {
             // A value with items is a base value: what a failing derived value leaves behind.
             let target = match (&after, base) {
@@ -161,16 +193,27 @@ impl Inside {
             }
         }
         let text = failing.error.unwrap_or_else(|| format!("{word} failed"));
-        Err(if failing.retriable { OperationError::new(text) } else { OperationError::permanent(text) })
+        Err(if failing.retriable {
+            OperationError::new(text)
+        } else {
+            OperationError::permanent(text)
+        })
     }
 }
 
 /// The items of a value.
 pub(super) fn items(value: &Json) -> Vec<String> {
-    let items = value.get("items").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
+    let items = value
+        .get("items")
+        .and_then(Json::as_array)
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     items
         .iter()
-        .map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned))
+        .map(|item| {
+            item.as_str()
+                .map_or_else(|| item.to_string(), str::to_owned)
+        })
         .collect()
 }
 
@@ -178,7 +221,13 @@ pub(super) fn items(value: &Json) -> Vec<String> {
 fn derived(key: &str, value: &Json) -> Vec<(String, Json)> {
     let rest: serde_json::Map<String, Json> = value
         .as_object()
-        .map(|fields| fields.iter().filter(|(name, _)| *name != "items").map(|(n, v)| (n.clone(), v.clone())).collect())
+        .map(|fields| {
+            fields
+                .iter()
+                .filter(|(name, _)| *name != "items")
+                .map(|(n, v)| (n.clone(), v.clone()))
+                .collect()
+        })
         .unwrap_or_default();
     items(value)
         .into_iter()
@@ -255,17 +304,31 @@ impl Descriptor for MadeUp {
 
     fn validate(&self, key: &Key, value: &Json) -> Result<(), InvalidValue> {
         let inside = self.south.lock();
-        let wrong = inside.invalid.iter().find(|one| one.key == key.as_str() && one.items == items(value));
+        let wrong = inside
+            .invalid
+            .iter()
+            .find(|one| one.key == key.as_str() && one.items == items(value));
         match wrong {
             Some(wrong) => {
-                let reason = wrong.error.clone().unwrap_or_else(|| "invalid value".to_owned());
-                Err(InvalidValue { reason, fields: wrong.fields.clone() })
+                let reason = wrong
+                    .error
+                    .clone()
+                    .unwrap_or_else(|| "invalid value".to_owned());
+                Err(InvalidValue {
+                    reason,
+                    fields: wrong.fields.clone(),
+                })
             }
             None => Ok(()),
         }
     }
 
-    async fn create(&self, context: &Context, key: &Key, value: &Json) -> Result<i64, OperationError> {
+    async fn create(
+        &self,
+        context: &Context,
+        key: &Key,
+        value: &Json,
+    ) -> Result<i64, OperationError> {
         let mut inside = self.south.lock();
         inside.attempt(Op::Create, key, context.base())?;
         let derived = context.base().is_some();
@@ -277,7 +340,12 @@ impl Descriptor for MadeUp {
             *next += 1;
             Some(number)
         };
-        let held = Held { value: value.clone(), derived, metadata: number, origin: Origin::North };
+        let held = Held {
+            value: value.clone(),
+            derived,
+            metadata: number,
+            origin: Origin::North,
+        };
         inside.values.insert(key.to_string(), held);
         Ok(number.unwrap_or_default())
     }
@@ -323,10 +391,14 @@ impl Descriptor for MadeUp {
     ) -> Result<Vec<Retrieved<Json, i64>>, OperationError> {
         let mut inside = self.south.lock();
         let told = known.iter().map(|one| {
-            let metadata = one.metadata.map_or(Json::Null, |number| Json::from(*number));
+            let metadata = one
+                .metadata
+                .map_or(Json::Null, |number| Json::from(*number));
             (one.key.to_string(), metadata)
         });
-        inside.correlate.insert(self.spec.name.clone(), told.collect());
+        inside
+            .correlate
+            .insert(self.spec.name.clone(), told.collect());
         inside.attempt(Op::Retrieve, &self.spec.name, None)?;
         let own = inside
             .values
@@ -352,11 +424,20 @@ impl Descriptor for MadeUp {
         }
         let all = derived(key, value).into_iter();
         let property = self.spec.items == Items::Properties;
-        all.map(|(key, value)| Derived { property, ..Derived::new(key, value) }).collect()
+        all.map(|(key, value)| Derived {
+            property,
+            ..Derived::new(key, value)
+        })
+        .collect()
     }
 
     fn dependencies(&self, key: &Key, value: &Json) -> Vec<Dependency> {
-        let specs = self.spec.depends.get(key.as_str()).map(Vec::as_slice).unwrap_or_default();
+        let specs = self
+            .spec
+            .depends
+            .get(key.as_str())
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         let items = items(value);
         let applies = |when: &Option<String>| when.as_ref().is_none_or(|item| items.contains(item));
         specs

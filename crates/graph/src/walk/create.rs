@@ -80,7 +80,8 @@ impl Walk {
         how: How,
     ) -> Option<Applied> {
         let descriptor = graph.node(id).and_then(|node| node.descriptor);
-        let Some(descriptor) = descriptor.map(|id| Arc::clone(self.settings.registry.get(id))) else {
+        let Some(descriptor) = descriptor.map(|id| Arc::clone(self.settings.registry.get(id)))
+        else {
             if how.base.is_some() {
                 return None;
             }
@@ -115,7 +116,10 @@ impl Walk {
 
     /// Forgets what was derived from a value that is not there.
     pub(super) fn drop_derived(&mut self, graph: &mut Graph, id: KeyId) {
-        let derived = graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();
+        let derived = graph
+            .node(id)
+            .map(|node| Arc::clone(&node.derived))
+            .unwrap_or_default();
         for derived in derived.iter().copied() {
             if !graph.is_available(derived) {
                 graph.remove(derived);
@@ -126,7 +130,12 @@ impl Walk {
         }
     }
 
-    pub(super) fn run_create(&mut self, graph: &mut Graph, mut frame: Create, input: Input) -> Flow {
+    pub(super) fn run_create(
+        &mut self,
+        graph: &mut Graph,
+        mut frame: Create,
+        input: Input,
+    ) -> Flow {
         match input {
             Input::Start => match self.create_call(graph, &frame) {
                 Some(Ok(call)) => return Flow::Call(Frame::Create(frame), call),
@@ -150,7 +159,9 @@ impl Walk {
         frame: &Create,
     ) -> Option<Result<Call, crate::descriptor::OperationError>> {
         let node = graph.node(frame.id)?;
-        let descriptor = node.descriptor.filter(|_| frame.how.origin != Origin::South)?;
+        let descriptor = node
+            .descriptor
+            .filter(|_| frame.how.origin != Origin::South)?;
         if !self.settings.registry.get(descriptor).abilities().create {
             let error = crate::descriptor::OperationError::permanent("create is not implemented");
             return (!self.plans()).then_some(Err(error));
@@ -175,8 +186,19 @@ impl Walk {
         error: &crate::descriptor::OperationError,
     ) -> Flow {
         self.fail(graph, frame.id, Operation::Create, error, frame.how);
-        self.record(graph, frame.id, Operation::Create, &frame.before, false, frame.how);
-        Flow::Return(if self.counts(graph, frame.id) { Err(super::Abandoned) } else { Ok(()) })
+        self.record(
+            graph,
+            frame.id,
+            Operation::Create,
+            &frame.before,
+            false,
+            frame.how,
+        );
+        Flow::Return(if self.counts(graph, frame.id) {
+            Err(super::Abandoned)
+        } else {
+            Ok(())
+        })
     }
 
     fn created(&mut self, graph: &mut Graph, frame: &mut Create, metadata: Option<Metadata>) {
@@ -188,7 +210,14 @@ impl Walk {
         if frame.how.origin != Origin::South {
             self.set_metadata(graph, frame.id, metadata);
         }
-        self.record(graph, frame.id, Operation::Create, &frame.before, false, frame.how);
+        self.record(
+            graph,
+            frame.id,
+            Operation::Create,
+            &frame.before,
+            false,
+            frame.how,
+        );
         frame.stage = Stage::Dependents(self.waiting_dependents(graph, frame.id).into_iter());
     }
 
@@ -209,7 +238,10 @@ impl Walk {
                 Stage::Derived(list) => match list.next() {
                     Some(child) => {
                         let recreate = frame.how.recreate && frame.recreated.contains(&child.id);
-                        let how = How { recreate, ..frame.how.derived(frame.id, child.property) };
+                        let how = How {
+                            recreate,
+                            ..frame.how.derived(frame.id, child.property)
+                        };
                         self.apply(graph, child.id, Some(child.value), how)
                     }
                     None => return Flow::Return(frame.outcome),
@@ -235,7 +267,9 @@ impl Walk {
 
     /// Whether a value that is not there should be.
     fn is_wanted(&self, graph: &Graph, id: KeyId) -> bool {
-        let Some(node) = graph.node(id) else { return false };
+        let Some(node) = graph.node(id) else {
+            return false;
+        };
         if node.available || matches!(node.state, ValueState::Removed | ValueState::Invalid) {
             return false;
         }
@@ -255,13 +289,24 @@ impl Walk {
             super::early::Wake::Instead(item) => return self.apply_item(graph, &item),
             super::early::Wake::Go => {}
         }
-        let Some(node) = graph.node(id) else { return Applied::Now(Ok(())) };
+        let Some(node) = graph.node(id) else {
+            return Applied::Now(Ok(()));
+        };
         let value = match node.base {
             None => node.last.requested.clone(),
             Some(_) => node.value.clone(),
         };
         let how = self.dependent(graph, id);
-        if !graph.is_ready(id) || self.failed_already(graph, id, How { revert: false, ..how }) {
+        if !graph.is_ready(id)
+            || self.failed_already(
+                graph,
+                id,
+                How {
+                    revert: false,
+                    ..how
+                },
+            )
+        {
             return Applied::Now(Ok(()));
         }
         match value {
@@ -270,10 +315,24 @@ impl Walk {
         }
     }
 
+    /// Creates again a dependent that was lost when it failed to go.
+    pub(super) fn mend_dependent(&mut self, graph: &mut Graph, id: KeyId) -> Option<Applied> {
+        let value = graph
+            .node(id)
+            .and_then(|node| node.last.requested.clone())?;
+        if !self.is_wanted(graph, id) || !graph.is_ready(id) {
+            return None;
+        }
+        Some(self.begin_create(graph, id, value, false, How::base(Origin::North, true)))
+    }
+
     /// How a value is applied that only depends on what the transaction changes.
     pub(super) fn dependent(&self, graph: &Graph, id: KeyId) -> How {
         let how = How::base(Origin::North, self.reverting());
-        match graph.node(id).and_then(|node| Some((node.base?, node.descriptor.is_none()))) {
+        match graph
+            .node(id)
+            .and_then(|node| Some((node.base?, node.descriptor.is_none())))
+        {
             Some((base, property)) => how.derived(base, property),
             None => how,
         }
@@ -295,7 +354,9 @@ impl Walk {
 
     /// What follows from a value, in key order.
     pub(super) fn derived_of(&mut self, graph: &mut Graph, id: KeyId) -> Vec<Child> {
-        let Some(node) = graph.node(id).filter(|node| node.base.is_none()) else { return Vec::new() };
+        let Some(node) = graph.node(id).filter(|node| node.base.is_none()) else {
+            return Vec::new();
+        };
         let (Some(descriptor), Some(value)) = (node.descriptor, node.value.clone()) else {
             return Vec::new();
         };
@@ -304,16 +365,33 @@ impl Walk {
         derived.sort_by(|a, b| a.key.cmp(&b.key));
         derived.dedup_by(|a, b| a.key == b.key);
         let mut list = Vec::with_capacity(derived.len());
-        for Derived { key: derived_key, value, property } in derived {
+        for Derived {
+            key: derived_key,
+            value,
+            property,
+        } in derived
+        {
             let derived_id = graph.intern(&derived_key);
-            let taken = graph.node(derived_id).is_some_and(|node| node.base != Some(id));
+            let taken = graph
+                .node(derived_id)
+                .is_some_and(|node| node.base != Some(id));
             if taken {
-                self.warnings.push(format!("{derived_key}, derived from {key}, is a value of its own"));
+                self.warnings.push(format!(
+                    "{derived_key}, derived from {key}, is a value of its own"
+                ));
                 continue;
             }
-            let reader = self.settings.registry.for_key(&derived_key).filter(|_| !property);
+            let reader = self
+                .settings
+                .registry
+                .for_key(&derived_key)
+                .filter(|_| !property);
             let read = reader.and_then(|reader| self.settings.registry.get(reader).read(&value));
-            list.push(Child { id: derived_id, value: read.unwrap_or(value), property });
+            list.push(Child {
+                id: derived_id,
+                value: read.unwrap_or(value),
+                property,
+            });
         }
         list
     }

@@ -22,7 +22,10 @@ pub(super) enum Kind {
     /// It will be created again at once.
     Recreate,
     /// Its new value needs something that is not there. Recorded as an update.
-    Unready { old: Option<Value>, state: ValueState },
+    Unready {
+        old: Option<Value>,
+        state: ValueState,
+    },
 }
 
 pub(super) struct Delete {
@@ -54,7 +57,9 @@ impl Walk {
         kind: Kind,
         how: How,
     ) -> Applied {
-        let Some(node) = graph.node(id) else { return Applied::Now(Ok(())) };
+        let Some(node) = graph.node(id) else {
+            return Applied::Now(Ok(()));
+        };
         if node.state == ValueState::Removed && matches!(kind, Kind::Requested) {
             return Applied::Now(Ok(()));
         }
@@ -79,11 +84,25 @@ impl Walk {
         }
         let early = self.early_changes(graph, id).into_iter();
         let stage = Stage::Early(early);
-        Applied::Later(Frame::Delete(Delete { id, kind, how, before, derived, dependents: Vec::new(), stage }))
+        Applied::Later(Frame::Delete(Delete {
+            id,
+            kind,
+            how,
+            before,
+            derived,
+            dependents: Vec::new(),
+            stage,
+        }))
     }
 
     /// The value is not there: only the wish for it goes.
-    fn delete_absent(&mut self, graph: &mut Graph, id: KeyId, before: &Before, how: How) -> Applied {
+    fn delete_absent(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        before: &Before,
+        how: How,
+    ) -> Applied {
         self.drop_derived(graph, id);
         let node = graph.write(id);
         let known = node.value.is_some();
@@ -109,12 +128,19 @@ impl Walk {
         }
     }
 
-    pub(super) fn run_delete(&mut self, graph: &mut Graph, mut frame: Delete, input: Input) -> Flow {
+    pub(super) fn run_delete(
+        &mut self,
+        graph: &mut Graph,
+        mut frame: Delete,
+        input: Input,
+    ) -> Flow {
         match input {
             Input::Start => {}
             Input::Answer(Ok(_)) => return self.deleted(graph, frame),
             Input::Answer(Err(error)) => return self.delete_failed(graph, &frame, &error),
-            Input::Child(Err(_)) if matches!(frame.stage, Stage::Derived(_) | Stage::Dependents(_)) => {
+            Input::Child(Err(_))
+                if matches!(frame.stage, Stage::Derived(_) | Stage::Dependents(_)) =>
+            {
                 self.put_back(graph, &mut frame);
             }
             Input::Child(_) => {}
@@ -137,7 +163,10 @@ impl Walk {
                 },
                 Stage::Derived(list) => match list.next() {
                     Some(id) => {
-                        let how = How { recreate: frame.how.recreate, ..frame.how.derived(frame.id, false) };
+                        let how = How {
+                            recreate: frame.how.recreate,
+                            ..frame.how.derived(frame.id, false)
+                        };
                         self.apply(graph, id, None, how)
                     }
                     None => {
@@ -196,7 +225,9 @@ impl Walk {
 
     /// Whether a value that is there can no longer be.
     pub(super) fn must_go(&self, graph: &mut Graph, id: KeyId) -> bool {
-        let there = graph.node(id).is_some_and(|node| node.available && !node.is_obtained());
+        let there = graph
+            .node(id)
+            .is_some_and(|node| node.available && !node.is_obtained());
         there && !self.branch.contains(&id) && !graph.is_ready(id)
     }
 
@@ -211,14 +242,23 @@ impl Walk {
             }
         }
         let how = self.dependent(graph, id);
-        if self.failed_already(graph, id, How { revert: false, ..how }) {
+        if self.failed_already(
+            graph,
+            id,
+            How {
+                revert: false,
+                ..how
+            },
+        ) {
             return Applied::Now(Err(Abandoned));
         }
         self.begin_delete(graph, id, Kind::Wait, how)
     }
 
     fn delete_itself(&mut self, graph: &mut Graph, mut frame: Delete) -> Flow {
-        let Some(node) = graph.node(frame.id) else { return Flow::Return(Ok(())) };
+        let Some(node) = graph.node(frame.id) else {
+            return Flow::Return(Ok(()));
+        };
         let touches = frame.how.origin != Origin::South;
         let Some(descriptor) = node.descriptor.filter(|_| touches) else {
             return self.deleted(graph, frame);
@@ -264,7 +304,14 @@ impl Walk {
 
     fn delete_failed(&mut self, graph: &mut Graph, frame: &Delete, error: &OperationError) -> Flow {
         self.fail(graph, frame.id, Operation::Delete, error, frame.how);
-        self.record(graph, frame.id, Operation::Delete, &frame.before, false, frame.how);
+        self.record(
+            graph,
+            frame.id,
+            Operation::Delete,
+            &frame.before,
+            false,
+            frame.how,
+        );
         Flow::Return(Err(Abandoned))
     }
 
@@ -277,7 +324,7 @@ impl Walk {
         }
         graph.set_available(frame.id, true);
         if self.counts(graph, frame.id) {
-            self.stop(frame.id);
+            self.stop();
         }
         self.mending += 1;
         frame.stage = Stage::PutBack(self.waiting_dependents(graph, frame.id).into_iter());

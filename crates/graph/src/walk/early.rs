@@ -27,8 +27,12 @@ impl Walk {
     /// What to do with a waiting value that the transaction may still change.
     pub(super) fn wake_early(&mut self, graph: &mut Graph, id: KeyId) -> Wake {
         let root = graph.base_of(id);
-        let Some(item) = self.coming(root) else { return Wake::Go };
-        let Some(new) = item.value.clone() else { return Wake::Leave };
+        let Some(item) = self.coming(root) else {
+            return Wake::Go;
+        };
+        let Some(new) = item.value.clone() else {
+            return Wake::Leave;
+        };
         if root != id {
             let stays = self.derived_from(graph, root, &new).into_iter().any(|one| {
                 one.key == *graph.key(id)
@@ -37,7 +41,10 @@ impl Walk {
             return if stays { Wake::Go } else { Wake::Leave };
         }
         let dependencies = self.dependencies_of(graph, id, &new);
-        if !dependencies.iter().all(|dependency| is_met(graph, dependency)) {
+        if !dependencies
+            .iter()
+            .all(|dependency| is_met(graph, dependency))
+        {
             return Wake::Leave;
         }
         match self.reach(graph, id) {
@@ -64,7 +71,9 @@ impl Walk {
     }
 
     fn moves_away(&self, graph: &Graph, source: KeyId, root: KeyId, going: KeyId) -> bool {
-        let Some(new) = self.coming(root).and_then(|item| item.value.clone()) else { return false };
+        let Some(new) = self.coming(root).and_then(|item| item.value.clone()) else {
+            return false;
+        };
         if !self.changes_in_place(graph, root, &new) {
             return false;
         }
@@ -73,19 +82,29 @@ impl Walk {
         } else {
             let key = graph.key(source);
             let derived = self.derived_from(graph, root, &new);
-            derived.into_iter().find(|one| one.key == *key).map(|one| one.value)
+            derived
+                .into_iter()
+                .find(|one| one.key == *key)
+                .map(|one| one.value)
         };
         let Some(new) = new else { return false };
         self.changes_in_place(graph, source, &new)
-            && !self.dependencies_of(graph, source, &new).iter().any(|one| match &one.target {
-                Target::Key(key) => key == graph.key(going),
-                Target::AnyOf(set) => set.accepts(graph.key(going)),
-            })
+            && !self
+                .dependencies_of(graph, source, &new)
+                .iter()
+                .any(|one| match &one.target {
+                    Target::Key(key) => key == graph.key(going),
+                    Target::AnyOf(set) => set.accepts(graph.key(going)),
+                })
     }
 
     fn changes_in_place(&self, graph: &Graph, id: KeyId, new: &Value) -> bool {
-        let Some(node) = graph.node(id) else { return false };
-        let (Some(descriptor), Some(old)) = (node.descriptor, &node.value) else { return false };
+        let Some(node) = graph.node(id) else {
+            return false;
+        };
+        let (Some(descriptor), Some(old)) = (node.descriptor, &node.value) else {
+            return false;
+        };
         let descriptor = self.settings.registry.get(descriptor);
         let key = graph.key(id);
         descriptor.equivalent(key, old, new)
@@ -108,13 +127,25 @@ impl Walk {
                 continue;
             }
             let coming = self.coming(id).and_then(|item| item.value.clone());
-            let Some(new) = coming.filter(|_| seen.insert(id)) else { continue };
+            let Some(new) = coming.filter(|_| seen.insert(id)) else {
+                continue;
+            };
             stack.push((id, true));
             let mut needed = self.dependencies_of(graph, id, &new);
-            for Derived { key, value, property } in self.derived_from(graph, id, &new) {
+            for Derived {
+                key,
+                value,
+                property,
+            } in self.derived_from(graph, id, &new)
+            {
                 let descriptor = self.settings.registry.for_key(&key).filter(|_| !property);
                 if let Some(descriptor) = descriptor {
-                    needed.extend(self.settings.registry.get(descriptor).dependencies(&key, &value));
+                    needed.extend(
+                        self.settings
+                            .registry
+                            .get(descriptor)
+                            .dependencies(&key, &value),
+                    );
                 }
             }
             for dependency in needed {
@@ -128,20 +159,27 @@ impl Walk {
     fn dependencies_of(&self, graph: &Graph, id: KeyId, value: &Value) -> Vec<Dependency> {
         let key = graph.key(id);
         let descriptor = self.settings.registry.for_key(key);
-        descriptor.map(|id| self.settings.registry.get(id).dependencies(key, value)).unwrap_or_default()
+        descriptor
+            .map(|id| self.settings.registry.get(id).dependencies(key, value))
+            .unwrap_or_default()
     }
 
     fn derived_from(&self, graph: &Graph, id: KeyId, value: &Value) -> Vec<Derived> {
         let key = graph.key(id);
         let descriptor = self.settings.registry.for_key(key);
-        descriptor.map(|id| self.settings.registry.get(id).derived(key, value)).unwrap_or_default()
+        descriptor
+            .map(|id| self.settings.registry.get(id).derived(key, value))
+            .unwrap_or_default()
     }
 }
 
 /// Whether a dependency would be met if a value had it now.
 fn is_met(graph: &Graph, dependency: &Dependency) -> bool {
     let fits = |value: Option<&Value>| {
-        dependency.test.as_ref().is_none_or(|test| value.is_some_and(|value| test(value)))
+        dependency
+            .test
+            .as_ref()
+            .is_none_or(|test| value.is_some_and(|value| test(value)))
     };
     match &dependency.target {
         Target::Key(key) => graph
@@ -152,9 +190,12 @@ fn is_met(graph: &Graph, dependency: &Dependency) -> bool {
                 0 => vec![""],
                 _ => set.prefixes.iter().map(|prefix| &**prefix).collect(),
             };
-            prefixes.into_iter().flat_map(|prefix| graph.with_prefix(prefix)).any(|(key, _, node)| {
-                node.available && set.accepts(key) && fits(node.value.as_ref())
-            })
+            prefixes
+                .into_iter()
+                .flat_map(|prefix| graph.with_prefix(prefix))
+                .any(|(key, _, node)| {
+                    node.available && set.accepts(key) && fits(node.value.as_ref())
+                })
         }
     }
 }

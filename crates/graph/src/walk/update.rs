@@ -50,7 +50,9 @@ impl Walk {
         how: How,
     ) -> Applied {
         let before = self.before(graph, id);
-        let Some(node) = graph.node(id) else { return Applied::Now(Ok(())) };
+        let Some(node) = graph.node(id) else {
+            return Applied::Now(Ok(()));
+        };
         let (metadata, uncertain) = (node.metadata.clone(), node.uncertain);
         let key = graph.key(id).clone();
         let descriptor = self.descriptor_of(graph, id, how);
@@ -64,23 +66,43 @@ impl Walk {
                 return Applied::Now(Ok(()));
             }
         }
-        let Some(old) = &before.value else { return Applied::Now(Ok(())) };
-        let same = descriptor.as_ref().map_or(*old == new, |one| one.equivalent(&key, old, &new));
+        let Some(old) = &before.value else {
+            return Applied::Now(Ok(()));
+        };
+        let same = descriptor
+            .as_ref()
+            .map_or(*old == new, |one| one.equivalent(&key, old, &new));
         let equivalent = same && !uncertain;
         if let (Some(descriptor), false, false) = (&descriptor, equivalent, from_south) {
             let in_place = descriptor.abilities().update
                 && !descriptor.recreate(&key, old, &new, metadata.as_ref());
             if !in_place {
-                let derived = graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();
-                let how = How { recreate: true, ..how };
-                let frame = Recreate { id, value: new, how, derived, deleted: false };
+                let derived = graph
+                    .node(id)
+                    .map(|node| Arc::clone(&node.derived))
+                    .unwrap_or_default();
+                let how = How {
+                    recreate: true,
+                    ..how
+                };
+                let frame = Recreate {
+                    id,
+                    value: new,
+                    how,
+                    derived,
+                    deleted: false,
+                };
                 return Applied::Later(Frame::Recreate(frame));
             }
         }
         if let Some(conflicts) = &mut self.conflicts {
             conflicts.remember_targets(graph, id);
         }
-        let dependents = if graph.has_tests() { graph.sources(id) } else { Vec::new() };
+        let dependents = if graph.has_tests() {
+            graph.sources(id)
+        } else {
+            Vec::new()
+        };
         let node = graph.write(id);
         node.value = Some(new.clone());
         let was_derived = Arc::clone(&node.derived);
@@ -92,14 +114,29 @@ impl Walk {
         graph.value_changed(id);
         let derived = self.derived_of(graph, id);
         let derived: HashSet<KeyId> = derived.iter().map(|child| child.id).collect();
-        let obsolete: Vec<KeyId> =
-            was_derived.iter().copied().filter(|old| !derived.contains(old)).collect();
+        let obsolete: Vec<KeyId> = was_derived
+            .iter()
+            .copied()
+            .filter(|old| !derived.contains(old))
+            .collect();
         let stage = Stage::Obsolete(obsolete.into_iter(), dependents);
-        let update = Update { id, how, before, equivalent, stage, outcome: Ok(()) };
+        let update = Update {
+            id,
+            how,
+            before,
+            equivalent,
+            stage,
+            outcome: Ok(()),
+        };
         Applied::Later(Frame::Update(update))
     }
 
-    pub(super) fn run_update(&mut self, graph: &mut Graph, mut frame: Update, input: Input) -> Flow {
+    pub(super) fn run_update(
+        &mut self,
+        graph: &mut Graph,
+        mut frame: Update,
+        input: Input,
+    ) -> Flow {
         match input {
             Input::Start => {}
             Input::Answer(Ok(metadata)) => self.updated(graph, &mut frame, metadata),
@@ -123,9 +160,7 @@ impl Walk {
             }
             let applied = match &mut frame.stage {
                 Stage::Obsolete(list, dependents) => match list.next() {
-                    Some(id) => {
-                        self.apply(graph, id, None, frame.how.derived(frame.id, false))
-                    }
+                    Some(id) => self.apply(graph, id, None, frame.how.derived(frame.id, false)),
                     None => {
                         frame.stage = Stage::Lost(std::mem::take(dependents).into_iter());
                         continue;
@@ -159,7 +194,9 @@ impl Walk {
             match applied {
                 Applied::Now(Ok(())) => {}
                 Applied::Now(Err(abandoned)) => match frame.stage {
-                    Stage::Obsolete(..) | Stage::Lost(_) => return self.abandon_update(graph, &frame),
+                    Stage::Obsolete(..) | Stage::Lost(_) => {
+                        return self.abandon_update(graph, &frame);
+                    }
                     Stage::Derived(_) => frame.outcome = Err(abandoned),
                     _ => {}
                 },
@@ -174,7 +211,10 @@ impl Walk {
         if !frame.equivalent && !from_south && !graph.is_ready(frame.id) {
             frame.stage = Stage::Unready;
             let old = frame.before.value.clone();
-            let kind = Kind::Unready { old, state: frame.before.state };
+            let kind = Kind::Unready {
+                old,
+                state: frame.before.state,
+            };
             return match self.begin_delete(graph, frame.id, kind, frame.how) {
                 Applied::Now(outcome) => Some(Itself::Return(outcome)),
                 Applied::Later(child) => Some(Itself::Push(child)),
@@ -216,18 +256,40 @@ impl Walk {
         let moved = state != frame.before.state
             && !(frame.before.state == ValueState::Discovered && frame.equivalent);
         if !frame.equivalent || moved {
-            self.record(graph, frame.id, Operation::Update, &frame.before, frame.equivalent, frame.how);
+            self.record(
+                graph,
+                frame.id,
+                Operation::Update,
+                &frame.before,
+                frame.equivalent,
+                frame.how,
+            );
         }
         // What waits for it may have missed its coming back.
         let look = graph.has_tests() || frame.before.state.is_failure();
-        let gained = if look { self.waiting_dependents(graph, frame.id) } else { Vec::new() };
+        let gained = if look {
+            self.waiting_dependents(graph, frame.id)
+        } else {
+            Vec::new()
+        };
         frame.stage = Stage::Gained(gained.into_iter());
     }
 
     fn update_failed(&mut self, graph: &mut Graph, frame: &Update, error: &OperationError) -> Flow {
         self.fail(graph, frame.id, Operation::Update, error, frame.how);
-        self.record(graph, frame.id, Operation::Update, &frame.before, false, frame.how);
-        Flow::Return(if self.counts(graph, frame.id) { Err(Abandoned) } else { Ok(()) })
+        self.record(
+            graph,
+            frame.id,
+            Operation::Update,
+            &frame.before,
+            false,
+            frame.how,
+        );
+        Flow::Return(if self.counts(graph, frame.id) {
+            Err(Abandoned)
+        } else {
+            Ok(())
+        })
     }
 
     /// Something that had to go first did not: the value stays as it was.
@@ -244,12 +306,17 @@ impl Walk {
         graph.set_edges(frame.id, dependencies);
         graph.value_changed(frame.id);
         if self.counts(graph, frame.id) {
-            self.stop(frame.id);
+            self.stop();
         }
         Flow::Return(Err(Abandoned))
     }
 
-    pub(super) fn run_recreate(&mut self, graph: &mut Graph, mut frame: Recreate, input: Input) -> Flow {
+    pub(super) fn run_recreate(
+        &mut self,
+        graph: &mut Graph,
+        mut frame: Recreate,
+        input: Input,
+    ) -> Flow {
         match input {
             Input::Child(Err(abandoned)) => return Flow::Return(Err(abandoned)),
             Input::Child(Ok(())) if frame.deleted => return Flow::Return(Ok(())),

@@ -46,7 +46,11 @@ impl Service {
         let name = erased.name().to_owned();
         let job = erased.retrieve(context.clone(), known.clone());
         match surroundings.run(context, job).await {
-            Ok(found) => Some(Look { descriptor, known, found }),
+            Ok(found) => Some(Look {
+                descriptor,
+                known,
+                found,
+            }),
             Err(error) => {
                 warnings.push(format!("{name} failed to retrieve: {error}"));
                 None
@@ -65,17 +69,22 @@ impl Service {
         let doubtful: HashSet<DescriptorId> = {
             let shared = self.inside.lock();
             let uncertain = shared.graph.nodes().filter(|(_, _, node)| node.uncertain);
-            uncertain.filter_map(|(key, _, _)| registry.for_key(key)).collect()
+            uncertain
+                .filter_map(|(key, _, _)| registry.for_key(key))
+                .collect()
         };
-        let (first, rest): (Vec<_>, Vec<_>) =
-            registry.in_retrieve_order().partition(|id| doubtful.contains(id));
+        let (first, rest): (Vec<_>, Vec<_>) = registry
+            .in_retrieve_order()
+            .partition(|id| doubtful.contains(id));
         let wanted = (!self.looked).then(|| match (&work.source, work.resync) {
             (Source::North(values), Resync::FullResync) => values.clone(),
             _ => remembered_wishes(&self.inside.lock().graph),
         });
         for descriptor in first.into_iter().chain(rest) {
             let mut warnings = Vec::new();
-            let look = self.look(surroundings, descriptor, wanted.as_ref(), &mut warnings).await;
+            let look = self
+                .look(surroundings, descriptor, wanted.as_ref(), &mut warnings)
+                .await;
             findings.warnings.append(&mut warnings);
             if let Some(look) = look {
                 self.take_in(surroundings, look, None, findings);
@@ -94,12 +103,19 @@ impl Service {
     ) {
         let descriptors: HashSet<DescriptorId> = {
             let shared = self.inside.lock();
-            ids.iter().filter_map(|id| surroundings.registry.for_key(shared.graph.key(*id))).collect()
+            ids.iter()
+                .filter_map(|id| surroundings.registry.for_key(shared.graph.key(*id)))
+                .collect()
         };
         let registry = Arc::clone(&surroundings.registry);
-        for descriptor in registry.in_retrieve_order().filter(|id| descriptors.contains(id)) {
+        for descriptor in registry
+            .in_retrieve_order()
+            .filter(|id| descriptors.contains(id))
+        {
             let mut warnings = Vec::new();
-            let look = self.look(surroundings, descriptor, None, &mut warnings).await;
+            let look = self
+                .look(surroundings, descriptor, None, &mut warnings)
+                .await;
             findings.warnings.append(&mut warnings);
             if let Some(look) = look {
                 self.take_in(surroundings, look, Some(ids), findings);
@@ -135,7 +151,13 @@ fn remembered_wishes(graph: &Graph) -> BTreeMap<Key, Wanted> {
         .nodes()
         .filter(|(_, _, node)| node.base.is_none() && !node.is_obtained())
         .map(|(key, _, node)| {
-            (key.clone(), Wanted { value: node.last.requested.clone(), labels: node.labels.clone() })
+            (
+                key.clone(),
+                Wanted {
+                    value: node.last.requested.clone(),
+                    labels: node.labels.clone(),
+                },
+            )
         })
         .collect()
 }
@@ -148,16 +170,24 @@ pub(super) fn items(shared: &mut Shared, work: &Work) -> (Vec<Item>, Vec<InputVa
         Source::South(values) => {
             let mut items = Vec::new();
             for (key, (value, metadata)) in values {
-                let Some(descriptor) = registry.for_key(key) else { continue };
+                let Some(descriptor) = registry.for_key(key) else {
+                    continue;
+                };
                 let node = graph.find(key).map(|(_, node)| node);
                 let ours = node.is_some_and(|node| {
-                    node.base.is_some() || !matches!(node.state, ValueState::Obtained | ValueState::Nonexistent)
+                    node.base.is_some()
+                        || !matches!(node.state, ValueState::Obtained | ValueState::Nonexistent)
                         || node.last.requested.is_some()
                 });
                 if ours || (value.is_none() && node.is_none()) {
                     continue;
                 }
-                let value = value.as_ref().map(|value| registry.get(descriptor).read(value).unwrap_or_else(|| value.clone()));
+                let value = value.as_ref().map(|value| {
+                    registry
+                        .get(descriptor)
+                        .read(value)
+                        .unwrap_or_else(|| value.clone())
+                });
                 items.push(Item {
                     id: graph.intern(key),
                     value,
@@ -168,7 +198,11 @@ pub(super) fn items(shared: &mut Shared, work: &Work) -> (Vec<Item>, Vec<InputVa
             }
             let inputs = values
                 .iter()
-                .map(|(key, (value, _))| InputValue { key: key.clone(), value: value.clone(), origin: Origin::South })
+                .map(|(key, (value, _))| InputValue {
+                    key: key.clone(),
+                    value: value.clone(),
+                    origin: Origin::South,
+                })
                 .collect();
             (items, inputs)
         }
@@ -196,18 +230,33 @@ fn north_items(
 ) -> (Vec<Item>, Vec<InputValue>) {
     let item = |graph: &mut Graph, key: &Key, wanted: &Wanted| {
         let id = graph.intern(key);
-        north(registry, key, id, wanted.value.clone(), wanted.labels.clone())
+        north(
+            registry,
+            key,
+            id,
+            wanted.value.clone(),
+            wanted.labels.clone(),
+        )
     };
     if resync == Resync::NotResync {
-        let items: Vec<Item> = values.iter().map(|(key, wanted)| item(graph, key, wanted)).collect();
+        let items: Vec<Item> = values
+            .iter()
+            .map(|(key, wanted)| item(graph, key, wanted))
+            .collect();
         let inputs = inputs(graph, &items);
         return (items, inputs);
     }
     let remembered = remembered_wishes(graph);
     let obtained: Vec<InputValue> = graph
         .nodes()
-        .filter(|(key, _, node)| node.is_obtained() && node.base.is_none() && !values.contains_key(*key))
-        .map(|(key, _, node)| InputValue { key: key.clone(), value: node.value.clone(), origin: Origin::South })
+        .filter(|(key, _, node)| {
+            node.is_obtained() && node.base.is_none() && !values.contains_key(*key)
+        })
+        .map(|(key, _, node)| InputValue {
+            key: key.clone(),
+            value: node.value.clone(),
+            origin: Origin::South,
+        })
         .collect();
     let mut wanted: BTreeMap<Key, Wanted> = remembered;
     if resync != Resync::DownstreamResync {
@@ -216,8 +265,15 @@ fn north_items(
         }
         wanted.extend(values.iter().map(|(key, wish)| (key.clone(), wish.clone())));
     }
-    let items: Vec<Item> = wanted.iter().map(|(key, wish)| item(graph, key, wish)).collect();
-    let mut inputs = if resync == Resync::DownstreamResync { Vec::new() } else { inputs(graph, &items) };
+    let items: Vec<Item> = wanted
+        .iter()
+        .map(|(key, wish)| item(graph, key, wish))
+        .collect();
+    let mut inputs = if resync == Resync::DownstreamResync {
+        Vec::new()
+    } else {
+        inputs(graph, &items)
+    };
     if resync != Resync::DownstreamResync {
         inputs.extend(obtained);
         inputs.sort_by(|a, b| a.key.cmp(&b.key));
@@ -237,7 +293,13 @@ fn north(
         let read = descriptor.and_then(|descriptor| registry.get(descriptor).read(&value));
         read.unwrap_or(value)
     };
-    Item { id, value: value.map(read), labels, metadata: None, origin: Origin::North }
+    Item {
+        id,
+        value: value.map(read),
+        labels,
+        metadata: None,
+        origin: Origin::North,
+    }
 }
 
 fn inputs(graph: &Graph, items: &[Item]) -> Vec<InputValue> {

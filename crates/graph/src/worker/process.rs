@@ -106,7 +106,11 @@ impl Service {
         let seq = self.inside.lock().next_seq;
         let surroundings = self.surroundings(&work, seq);
         let mut findings = Findings::default();
-        let looks = if work.resync.refreshes() { self.looks(&surroundings, &work).await } else { Vec::new() };
+        let looks = if work.resync.refreshes() {
+            self.looks(&surroundings, &work).await
+        } else {
+            Vec::new()
+        };
         let mut shared = self.inside.lock();
         shared.graph.begin_trial();
         {
@@ -131,14 +135,21 @@ impl Service {
         walked.operations
     }
 
-    async fn looks(&mut self, surroundings: &Surroundings, work: &Work) -> Vec<super::prepare::Look> {
+    async fn looks(
+        &mut self,
+        surroundings: &Surroundings,
+        work: &Work,
+    ) -> Vec<super::prepare::Look> {
         let first = match &work.source {
             Source::North(values) if !self.looked => Some(values),
             _ => None,
         };
         let mut looks = Vec::new();
         for descriptor in surroundings.registry.in_retrieve_order() {
-            looks.extend(self.look(surroundings, descriptor, first, &mut Vec::new()).await);
+            looks.extend(
+                self.look(surroundings, descriptor, first, &mut Vec::new())
+                    .await,
+            );
         }
         looks
     }
@@ -185,8 +196,12 @@ impl Service {
             warnings: Vec::new(),
         };
         self.announce(&work, &record)?;
-        let walked = self.execute(&work, &surroundings, items, plan.conflicts, &mut findings).await;
-        let walked = self.settle(&work, &surroundings, walked, &mut findings, &mut record).await;
+        let walked = self
+            .execute(&work, &surroundings, items, plan.conflicts, &mut findings)
+            .await;
+        let walked = self
+            .settle(&work, &surroundings, walked, &mut findings, &mut record)
+            .await;
         record.pre_record = false;
         record.executed = walked.operations;
         record.errors = walked.errors;
@@ -211,9 +226,17 @@ impl Service {
         if self.journal.is_some() && !record.planned.is_empty() {
             let changes = match &work.source {
                 Source::South(_) => Vec::new(),
-                _ => record.values.iter().filter_map(|input| wish(work, input)).collect(),
+                _ => record
+                    .values
+                    .iter()
+                    .filter_map(|input| wish(work, input))
+                    .collect(),
             };
-            self.note(&Entry::Begin { seq: record.seq, reverts: work.reverts, changes })?;
+            self.note(&Entry::Begin {
+                seq: record.seq,
+                reverts: work.reverts,
+                changes,
+            })?;
         }
         Ok(())
     }
@@ -227,13 +250,24 @@ impl Service {
         findings: &mut Findings,
     ) -> Walked {
         let settings = Self::settings(work, surroundings, true);
+        // A value that will be refused changes the course of the walk: then nothing runs ahead.
+        let acceptable = conflicts.is_none() || {
+            let graph = &self.inside.lock().graph;
+            items.iter().all(|item| {
+                let key = graph.key(item.id);
+                let descriptor = surroundings.registry.for_key(key).zip(item.value.as_ref());
+                descriptor.is_none_or(|(id, value)| {
+                    surroundings.registry.get(id).validate(key, value).is_ok()
+                })
+            })
+        };
         let mut walk = Walk::new(&self.inside.lock().graph, settings, items);
         let mut journal = self.journal.take();
         let mut executor = Executor::new(
             surroundings.clone(),
             journal.as_deref_mut(),
             self.conduct.parallel,
-            conflicts,
+            conflicts.filter(|_| acceptable),
         );
         let mut answer = None;
         loop {
@@ -247,16 +281,24 @@ impl Service {
                     let (operation, descriptor) = (call.operation, call.descriptor);
                     let result = executor.call(call).await;
                     let ended = self.inside.clock.now();
-                    self.inside.lock().stats.called(descriptor, operation, began, ended, result.is_ok());
+                    self.inside.lock().stats.called(
+                        descriptor,
+                        operation,
+                        began,
+                        ended,
+                        result.is_ok(),
+                    );
                     answer = Some(result);
                 }
-                Step::Refresh(id) => {
+                Step::Refresh(failed) => {
                     let strays = executor.strays().await;
                     self.take_back_strays(surroundings, &mut walk, strays).await;
-                    self.refresh_some(surroundings, &HashSet::from([id]), findings).await;
+                    self.refresh_some(surroundings, &failed, findings).await;
                     let shared = &mut *self.inside.lock();
                     let touched = shared.graph.take_touched();
-                    shared.history.revise(&shared.graph, &touched, surroundings.clock.now());
+                    shared
+                        .history
+                        .revise(&shared.graph, &touched, surroundings.clock.now());
                     findings.touched.extend(touched);
                 }
                 Step::Done => break,
@@ -267,7 +309,11 @@ impl Service {
         self.journal = journal;
         let doubtful: HashSet<KeyId> = {
             let graph = &self.inside.lock().graph;
-            strays.iter().filter_map(|stray| graph.id(&stray.call.key)).map(|id| graph.base_of(id)).collect()
+            strays
+                .iter()
+                .filter_map(|stray| graph.id(&stray.call.key))
+                .map(|id| graph.base_of(id))
+                .collect()
         };
         if !doubtful.is_empty() {
             self.refresh_some(surroundings, &doubtful, findings).await;
@@ -340,11 +386,17 @@ impl Service {
             (Some(node), None) => node.metadata.clone(),
             (None, _) => None,
         };
-        let Some(descriptor) = surroundings.registry.for_key(&key) else { return };
+        let Some(descriptor) = surroundings.registry.for_key(&key) else {
+            return;
+        };
         let descriptor = surroundings.registry.get(descriptor);
-        let Some(index) = descriptor.metadata_index() else { return };
+        let Some(index) = descriptor.metadata_index() else {
+            return;
+        };
         match kept {
-            Some(metadata) => surroundings.indexes.put(index, descriptor.label(&key), metadata),
+            Some(metadata) => surroundings
+                .indexes
+                .put(index, descriptor.label(&key), metadata),
             None => surroundings.indexes.remove(index, &descriptor.label(&key)),
         }
     }
@@ -365,7 +417,11 @@ fn record_of(
         new_value: call.new.clone(),
         prev_error: None,
         new_error: None,
-        flags: Flags { derived: call.base.is_some(), revert, ..Flags::default() },
+        flags: Flags {
+            derived: call.base.is_some(),
+            revert,
+            ..Flags::default()
+        },
     }
 }
 
@@ -375,10 +431,16 @@ fn wish(work: &Work, input: &InputValue) -> Option<(Key, Option<Desired>)> {
         return None;
     }
     let labels = match &work.source {
-        Source::North(values) => values.get(&input.key).and_then(|wanted| wanted.labels.as_deref().cloned()),
+        Source::North(values) => values
+            .get(&input.key)
+            .and_then(|wanted| wanted.labels.as_deref().cloned()),
         _ => None,
     };
-    let desired = input.value.clone().map(|value| Desired { value, labels, retry: work.retry });
+    let desired = input.value.clone().map(|value| Desired {
+        value,
+        labels,
+        retry: work.retry,
+    });
     Some((input.key.clone(), desired))
 }
 

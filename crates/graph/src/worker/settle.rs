@@ -38,18 +38,31 @@ impl Service {
         walked
     }
 
-    fn plan_retries(&mut self, work: &Work, surroundings: &Surroundings, walked: &Walked, seq: u64) {
+    fn plan_retries(
+        &mut self,
+        work: &Work,
+        surroundings: &Surroundings,
+        walked: &Walked,
+        seq: u64,
+    ) {
         let mut groups: BTreeMap<(std::time::Duration, u32), BTreeSet<Key>> = BTreeMap::new();
         {
             let graph = &self.inside.lock().graph;
             for (base, attempt) in &walked.failed {
-                let Some(node) = graph.node(*base) else { continue };
+                let Some(node) = graph.node(*base) else {
+                    continue;
+                };
                 let retrying = |id: KeyId| graph.state(id) == ValueState::Retrying;
                 if !retrying(*base) && !node.derived.iter().copied().any(retrying) {
                     continue;
                 }
-                let Some(delay) = node.last.retry.and_then(|retry| retry.delay(*attempt)) else { continue };
-                groups.entry((delay, *attempt)).or_default().insert(graph.key(*base).clone());
+                let Some(delay) = node.last.retry.and_then(|retry| retry.delay(*attempt)) else {
+                    continue;
+                };
+                groups
+                    .entry((delay, *attempt))
+                    .or_default()
+                    .insert(graph.key(*base).clone());
             }
         }
         let now = surroundings.clock.now();
@@ -69,29 +82,63 @@ impl Service {
         let touched: BTreeSet<Key> = {
             let graph = &self.inside.lock().graph;
             let base = |key: &Key| graph.id(key).map(|id| graph.key(graph.base_of(id)).clone());
-            walked.operations.iter().filter(|one| !one.flags.noop).filter_map(|one| base(&one.key)).collect()
+            walked
+                .operations
+                .iter()
+                .filter(|one| !one.flags.noop)
+                .filter_map(|one| base(&one.key))
+                .collect()
         };
         let registry = Arc::clone(&surroundings.registry);
-        let descriptors: HashSet<_> = touched.iter().filter_map(|key| registry.for_key(key)).collect();
+        let descriptors: HashSet<_> = touched
+            .iter()
+            .filter_map(|key| registry.for_key(key))
+            .collect();
         let mut problems = Vec::new();
-        for descriptor in registry.in_retrieve_order().filter(|id| descriptors.contains(id)) {
-            let Some(look) = self.look(surroundings, descriptor, None, &mut Vec::new()).await else { continue };
-            let found: BTreeMap<&Key, _> = look.found.iter().map(|one| (&one.key, &one.value)).collect();
+        for descriptor in registry
+            .in_retrieve_order()
+            .filter(|id| descriptors.contains(id))
+        {
+            let Some(look) = self
+                .look(surroundings, descriptor, None, &mut Vec::new())
+                .await
+            else {
+                continue;
+            };
+            let found: BTreeMap<&Key, _> = look
+                .found
+                .iter()
+                .map(|one| (&one.key, &one.value))
+                .collect();
             let graph = &self.inside.lock().graph;
-            for key in touched.iter().filter(|key| registry.for_key(key) == Some(descriptor)) {
+            for key in touched
+                .iter()
+                .filter(|key| registry.for_key(key) == Some(descriptor))
+            {
                 let node = graph.find(key).map(|(_, node)| node);
                 let expected = node.filter(|node| node.state == ValueState::Configured);
-                let gone = node.is_none_or(|node| matches!(node.state, ValueState::Removed | ValueState::Pending));
-                let problem = match (expected.and_then(|node| node.value.as_ref()), found.get(key)) {
+                let gone = node.is_none_or(|node| {
+                    matches!(node.state, ValueState::Removed | ValueState::Pending)
+                });
+                let problem = match (
+                    expected.and_then(|node| node.value.as_ref()),
+                    found.get(key),
+                ) {
                     (Some(_), None) => "value is not configured",
-                    (Some(value), Some(found)) if !registry.get(descriptor).equivalent(key, value, found) => {
+                    (Some(value), Some(found))
+                        if !registry.get(descriptor).equivalent(key, value, found) =>
+                    {
                         "value is not equivalent"
                     }
                     (None, Some(_)) if gone => "value is not removed",
                     _ => continue,
                 };
                 let op = node.map_or(Operation::Undefined, |node| node.last.operation);
-                problems.push(KeyError { key: key.clone(), op, error: problem.to_owned() });
+                problems.push(KeyError {
+                    key: key.clone(),
+                    op,
+                    error: problem.to_owned(),
+                });
             }
         }
         problems
@@ -108,7 +155,13 @@ impl Service {
         let mut changes = Vec::new();
         {
             let mut guard = self.inside.lock();
-            let Shared { graph, history, stats, next_retry, .. } = &mut *guard;
+            let Shared {
+                graph,
+                history,
+                stats,
+                next_retry,
+                ..
+            } = &mut *guard;
             let mut touched = graph.take_touched();
             touched.extend(earlier);
             let bases: BTreeSet<KeyId> = touched
@@ -119,8 +172,11 @@ impl Service {
                 .filter(|id| graph.node(*id).is_some())
                 .collect();
             self.inside.watchers.tell(graph, bases.into_iter());
-            let gone: Vec<KeyId> =
-                touched.iter().copied().filter(|id| graph.state(*id) == ValueState::Removed).collect();
+            let gone: Vec<KeyId> = touched
+                .iter()
+                .copied()
+                .filter(|id| graph.state(*id) == ValueState::Removed)
+                .collect();
             for id in gone {
                 graph.remove(id);
             }
@@ -143,7 +199,11 @@ impl Service {
         Ok(record)
     }
 
-    fn remember(&mut self, record: &Arc<TransactionRecord>, changes: Vec<(Key, Option<Desired>)>) -> Result<(), Error> {
+    fn remember(
+        &mut self,
+        record: &Arc<TransactionRecord>,
+        changes: Vec<(Key, Option<Desired>)>,
+    ) -> Result<(), Error> {
         if self.journal.is_none() {
             return Ok(());
         }
@@ -155,7 +215,9 @@ impl Service {
             record: keeps.then(|| Arc::clone(record)),
         };
         self.note(&entry)?;
-        let Some(journal) = &mut self.journal else { return Ok(()) };
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
         if journal.wants_compaction() {
             let shared = self.inside.lock();
             let snapshot = Recovered {
@@ -182,7 +244,9 @@ fn failed_bases(graph: &Graph, walked: &Walked) -> HashSet<KeyId> {
         .map(|(base, _)| *base)
         .filter(|base| {
             failing(*base)
-                || graph.node(*base).is_some_and(|node| node.derived.iter().copied().any(failing))
+                || graph
+                    .node(*base)
+                    .is_some_and(|node| node.derived.iter().copied().any(failing))
         })
         .collect()
 }
@@ -190,12 +254,21 @@ fn failed_bases(graph: &Graph, walked: &Walked) -> HashSet<KeyId> {
 fn desire(graph: &Graph, id: KeyId) -> Option<Desired> {
     let node = graph.node(id)?;
     let value = node.last.requested.clone()?;
-    Some(Desired { value, labels: node.labels.as_deref().cloned(), retry: node.last.retry })
+    Some(Desired {
+        value,
+        labels: node.labels.as_deref().cloned(),
+        retry: node.last.retry,
+    })
 }
 
 fn desires(graph: &Graph, touched: &[KeyId]) -> Vec<(Key, Option<Desired>)> {
-    let bases = touched.iter().copied().filter(|id| graph.node(*id).is_none_or(|node| node.base.is_none()));
-    bases.map(|id| (graph.key(id).clone(), desire(graph, id))).collect()
+    let bases = touched
+        .iter()
+        .copied()
+        .filter(|id| graph.node(*id).is_none_or(|node| node.base.is_none()));
+    bases
+        .map(|id| (graph.key(id).clone(), desire(graph, id)))
+        .collect()
 }
 
 fn all_desires(graph: &Graph) -> BTreeMap<Key, Desired> {

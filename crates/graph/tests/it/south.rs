@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use mainstay_graph::{
-    Builder, Context, Dependency, Derived, Descriptor, Engine, Key, Known, Model, OperationError, Options,
-    Origin, Retrieved,
+    Builder, Context, Dependency, Derived, Descriptor, Engine, Key, Known, Model, OperationError,
+    Options, Origin, Retrieved,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -22,11 +22,17 @@ pub(crate) struct Thing {
 
 impl Thing {
     pub(crate) fn new(number: u32) -> Self {
-        Self { number, ..Self::default() }
+        Self {
+            number,
+            ..Self::default()
+        }
     }
 
     pub(crate) fn needing(number: u32, needs: &[&str]) -> Self {
-        Self { needs: needs.iter().map(|key| (*key).to_owned()).collect(), ..Self::new(number) }
+        Self {
+            needs: needs.iter().map(|key| (*key).to_owned()).collect(),
+            ..Self::new(number)
+        }
     }
 }
 
@@ -61,13 +67,23 @@ impl South {
     }
 
     /// Does an operation. Checks that nothing is there before what it needs, nor after.
-    async fn does(&self, op: &str, key: &Key, new: Option<&Thing>, derived: bool) -> Result<(), OperationError> {
+    async fn does(
+        &self,
+        op: &str,
+        key: &Key,
+        new: Option<&Thing>,
+        derived: bool,
+    ) -> Result<(), OperationError> {
         let (held, yields, number) = self.with(|inside| {
             inside.calls.push(format!("{op} {key}"));
             inside.count += 1;
             inside.running.insert(key.to_string());
             inside.most_running = inside.most_running.max(inside.running.len());
-            (inside.held.get(key.as_str()).cloned(), inside.yields, inside.count)
+            (
+                inside.held.get(key.as_str()).cloned(),
+                inside.yields,
+                inside.count,
+            )
         });
         if let Some(held) = held {
             held.notified().await;
@@ -79,13 +95,20 @@ impl South {
         }
         self.with(|inside| {
             inside.running.remove(key.as_str());
-            let failing = inside.fail.get(&number).copied();
+            // Nobody can see how far an operation on a derived value got: when it fails, it did nothing.
+            let part = derived || inside.derived.contains(key.as_str());
+            let failing = inside.fail.get(&number).map(|works| *works && !part);
             if failing != Some(false) {
                 match new {
                     Some(new) => {
-                        let missing = new.needs.iter().find(|need| !inside.values.contains_key(*need));
+                        let missing = new
+                            .needs
+                            .iter()
+                            .find(|need| !inside.values.contains_key(*need));
                         if let Some(need) = missing.filter(|_| op == "create") {
-                            inside.offences.push(format!("{key} was created before {need}"));
+                            inside
+                                .offences
+                                .push(format!("{key} was created before {need}"));
                         }
                         inside.values.insert(key.to_string(), new.clone());
                         if derived {
@@ -95,7 +118,11 @@ impl South {
                     None => {
                         inside.values.remove(key.as_str());
                         let name = key.to_string();
-                        let left = inside.values.iter().find(|(_, one)| one.needs.contains(&name));
+                        let few = inside.values.len() < 1_000;
+                        let left = inside
+                            .values
+                            .iter()
+                            .find(|(_, one)| few && one.needs.contains(&name));
                         if let Some((left, _)) = left {
                             let text = format!("{left} outlived {key}");
                             inside.offences.push(text);
@@ -144,8 +171,15 @@ impl Descriptor for Things {
         Some("thing-numbers")
     }
 
-    async fn create(&self, context: &Context, key: &Key, value: &Thing) -> Result<u32, OperationError> {
-        self.0.does("create", key, Some(value), context.base().is_some()).await?;
+    async fn create(
+        &self,
+        context: &Context,
+        key: &Key,
+        value: &Thing,
+    ) -> Result<u32, OperationError> {
+        self.0
+            .does("create", key, Some(value), context.base().is_some())
+            .await?;
         Ok(value.number)
     }
 
@@ -157,11 +191,19 @@ impl Descriptor for Things {
         new: &Thing,
         _: Option<&u32>,
     ) -> Result<Option<u32>, OperationError> {
-        self.0.does("update", key, Some(new), context.base().is_some()).await?;
+        self.0
+            .does("update", key, Some(new), context.base().is_some())
+            .await?;
         Ok(None)
     }
 
-    async fn delete(&self, _: &Context, key: &Key, _: &Thing, _: Option<&u32>) -> Result<(), OperationError> {
+    async fn delete(
+        &self,
+        _: &Context,
+        key: &Key,
+        _: &Thing,
+        _: Option<&u32>,
+    ) -> Result<(), OperationError> {
         self.0.does("delete", key, None, false).await
     }
 
@@ -171,7 +213,10 @@ impl Descriptor for Things {
         _: &[Known<'_, Thing, u32>],
     ) -> Result<Vec<Retrieved<Thing, u32>>, OperationError> {
         Ok(self.0.with(|inside| {
-            let base = inside.values.iter().filter(|(key, _)| !inside.derived.contains(*key));
+            let base = inside
+                .values
+                .iter()
+                .filter(|(key, _)| !inside.derived.contains(*key));
             base.map(|(key, value)| Retrieved {
                 key: Key::from(key.as_str()),
                 value: value.clone(),
@@ -189,14 +234,22 @@ impl Descriptor for Things {
 
     fn derived(&self, key: &Key, value: &Thing) -> Vec<Derived> {
         let part = |(name, needs): (&String, &Vec<String>)| {
-            let part = Thing { number: value.number, needs: needs.clone(), parts: BTreeMap::new() };
+            let part = Thing {
+                number: value.number,
+                needs: needs.clone(),
+                parts: BTreeMap::new(),
+            };
             Derived::new(format!("{key}/{name}"), part)
         };
         value.parts.iter().map(part).collect()
     }
 
     fn dependencies(&self, _: &Key, value: &Thing) -> Vec<Dependency> {
-        value.needs.iter().map(|key| Dependency::on(key.as_str())).collect()
+        value
+            .needs
+            .iter()
+            .map(|key| Dependency::on(key.as_str()))
+            .collect()
     }
 }
 
@@ -214,20 +267,27 @@ impl Running {
     }
 
     pub(crate) fn over(south: South, options: Options) -> Self {
-        let builder = Builder::new(options).register(Things(south.clone())).unwrap();
+        let builder = Builder::new(options)
+            .register(Things(south.clone()))
+            .unwrap();
         let (engine, service) = builder.build().unwrap();
         let stop = CancellationToken::new();
         let worker = tokio::spawn(service.run(stop.clone()));
-        Self { engine, south, stop, worker }
+        Self {
+            engine,
+            south,
+            stop,
+            worker,
+        }
     }
 
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.stop.cancel();
         self.worker.await.unwrap();
     }
 
     /// Ends without finishing anything, as a crash would.
-    pub async fn kill(self) {
+    pub(crate) async fn kill(self) {
         self.worker.abort();
         let _ = self.worker.await;
     }
