@@ -471,8 +471,7 @@ pub trait Descriptor: Send + Sync + 'static {
         &self,
         _context: &Context,
         _known: &[Known<'_, ValueOf<Self>, Self::Metadata>],
-    ) -> impl Future<Output = Result<Vec<Retrieved<ValueOf<Self>, Self::Metadata>>, OperationError>> + Send
-    {
+    ) -> impl Future<Output = Result<RetrievedBy<Self>, OperationError>> + Send {
         async { Err(OperationError::permanent("retrieve is not implemented")) }
     }
 
@@ -507,6 +506,9 @@ pub trait Descriptor: Send + Sync + 'static {
         Vec::new()
     }
 }
+
+/// Everything a descriptor retrieved.
+pub type RetrievedBy<D> = Vec<Retrieved<ValueOf<D>, <D as Descriptor>::Metadata>>;
 
 /// The value type of a descriptor.
 pub type ValueOf<D> = <<D as Descriptor>::Model as Model>::Value;

@@ -112,6 +112,9 @@ impl Surroundings {
     }
 }
 
+/// A call of the plan, with its place there.
+type Numbered = Pin<Box<dyn Future<Output = (usize, Answer)> + Send>>;
+
 type Running = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
 /// A call that was made although the walk never came to it.
@@ -128,7 +131,7 @@ pub(crate) struct Executor<'a> {
     plan: Vec<Planned>,
     by_call: HashMap<(Key, Operation), VecDeque<usize>>,
     ready: BTreeSet<usize>,
-    running: FuturesUnordered<Pin<Box<dyn Future<Output = (usize, Answer)> + Send>>>,
+    running: FuturesUnordered<Numbered>,
     answers: HashMap<usize, Answer>,
     ahead: bool,
 }

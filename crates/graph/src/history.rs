@@ -187,10 +187,9 @@ impl History {
             .transactions
             .back()
             .is_some_and(|(last, _)| last.seq == record.seq)
+            && let Some((_, weight)) = self.transactions.pop_back()
         {
-            if let Some((_, weight)) = self.transactions.pop_back() {
-                self.bytes -= weight;
-            }
+            self.bytes -= weight;
         }
         let weight = record.weight();
         self.bytes += weight;
@@ -210,13 +209,13 @@ impl History {
                 continue;
             }
             let revisions = self.revisions.entry(key.clone()).or_default();
-            if let Some(last) = revisions.last_mut() {
-                if last.until.is_none() {
-                    if node.is_some_and(|node| Arc::ptr_eq(node, &last.node)) {
-                        continue;
-                    }
-                    last.until = Some(now);
+            if let Some(last) = revisions.last_mut()
+                && last.until.is_none()
+            {
+                if node.is_some_and(|node| Arc::ptr_eq(node, &last.node)) {
+                    continue;
                 }
+                last.until = Some(now);
             }
             if let Some(node) = node {
                 let base = node.base.map(|base| graph.key(base).clone());

@@ -142,10 +142,13 @@ pub trait Journal: Send {
     fn compact(&mut self, snapshot: &Entry) -> Result<(), Error>;
 }
 
+/// Wishes by key; none for what nobody wants any more.
+type Changes = Vec<(Key, Option<Desired>)>;
+
 /// What a sequence of entries amounts to.
 pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
     let mut state = Recovered::default();
-    let mut open: Option<(u64, bool, Vec<(Key, Option<Desired>)>)> = None;
+    let mut open: Option<(u64, bool, Changes)> = None;
     for entry in entries {
         match entry {
             Entry::Snapshot(snapshot) => {
@@ -191,7 +194,7 @@ pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
     state
 }
 
-fn adopt(desired: &mut BTreeMap<Key, Desired>, changes: Vec<(Key, Option<Desired>)>) {
+fn adopt(desired: &mut BTreeMap<Key, Desired>, changes: Changes) {
     for (key, change) in changes {
         match change {
             Some(value) => desired.insert(key, value),

@@ -145,9 +145,11 @@ impl<T: Ord + Clone> KeySet<T> {
 
     /// Removes every element of `other`; answers whether the set changed.
     pub fn subtract(&mut self, other: &Self) -> bool {
-        other
-            .iter()
-            .fold(false, |changed, element| self.remove(element) || changed)
+        let before = self.len();
+        for element in other.iter() {
+            self.remove(element);
+        }
+        self.len() != before
     }
 
     /// Keeps only what `other` holds too; answers whether the set changed.

@@ -181,10 +181,11 @@ impl Picture {
                         };
                         for prefix in prefixes {
                             for (target, _, other) in graph.with_prefix(prefix) {
-                                if other.available && set.accepts(target) {
-                                    if let Some(to) = place(&sketch, target) {
-                                        sketch.arrow(from, to, met);
-                                    }
+                                if other.available
+                                    && set.accepts(target)
+                                    && let Some(to) = place(&sketch, target)
+                                {
+                                    sketch.arrow(from, to, met);
                                 }
                             }
                         }

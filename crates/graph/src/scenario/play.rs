@@ -99,15 +99,15 @@ impl Stage<'_> {
         if let Some(drift) = &step.drift {
             self.south.drift(&drift.set, &drift.delete);
         }
-        if let Some(txn) = &step.txn {
-            if let Err(refused) = self.engine.apply(transaction(txn)).await {
-                error = Some(refused.to_string());
-            }
+        if let Some(txn) = &step.txn
+            && let Err(refused) = self.engine.apply(transaction(txn)).await
+        {
+            error = Some(refused.to_string());
         }
-        if let Some(notify) = &step.notify {
-            if let Err(refused) = self.engine.notify(notification(notify)) {
-                error = Some(refused.to_string());
-            }
+        if let Some(notify) = &step.notify
+            && let Err(refused) = self.engine.notify(notification(notify))
+        {
+            error = Some(refused.to_string());
         }
         if let Some(name) = &step.register {
             let spec = self

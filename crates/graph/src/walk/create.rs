@@ -92,14 +92,14 @@ impl Walk {
             return Some(Applied::Now(Ok(())));
         };
         let key = graph.key(id).clone();
-        if !self.plans() {
-            if let Err(problem) = descriptor.validate(&key, value) {
-                graph.set_edges(id, Vec::new());
-                self.drop_derived(graph, id);
-                self.invalidate(graph, id, Operation::Create, problem);
-                self.record(graph, id, Operation::Create, before, true, how);
-                return Some(Applied::Now(Ok(())));
-            }
+        if !self.plans()
+            && let Err(problem) = descriptor.validate(&key, value)
+        {
+            graph.set_edges(id, Vec::new());
+            self.drop_derived(graph, id);
+            self.invalidate(graph, id, Operation::Create, problem);
+            self.record(graph, id, Operation::Create, before, true, how);
+            return Some(Applied::Now(Ok(())));
         }
         if let Some(conflicts) = &mut self.conflicts {
             conflicts.remember_targets(graph, id);

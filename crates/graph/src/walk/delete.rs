@@ -236,10 +236,10 @@ impl Walk {
         if !self.must_go(graph, id) {
             return Applied::Now(Ok(()));
         }
-        if self.coming(id).is_some_and(|item| item.value.is_none()) {
-            if let Some(item) = self.reach(graph, id) {
-                return self.apply_item(graph, &item);
-            }
+        if self.coming(id).is_some_and(|item| item.value.is_none())
+            && let Some(item) = self.reach(graph, id)
+        {
+            return self.apply_item(graph, &item);
         }
         let how = self.dependent(graph, id);
         if self.failed_already(

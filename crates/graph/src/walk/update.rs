@@ -59,12 +59,12 @@ impl Walk {
         let descriptor = descriptor.map(|id| Arc::clone(self.settings.registry.get(id)));
         self.write_last(graph, id, Operation::Update, Some(Some(new.clone())), how);
         let from_south = how.origin == Origin::South;
-        if let (Some(descriptor), false, false) = (&descriptor, self.plans(), from_south) {
-            if let Err(problem) = descriptor.validate(&key, &new) {
-                self.invalidate(graph, id, Operation::Update, problem);
-                self.record(graph, id, Operation::Update, &before, true, how);
-                return Applied::Now(Ok(()));
-            }
+        if let (Some(descriptor), false, false) = (&descriptor, self.plans(), from_south)
+            && let Err(problem) = descriptor.validate(&key, &new)
+        {
+            self.invalidate(graph, id, Operation::Update, problem);
+            self.record(graph, id, Operation::Update, &before, true, how);
+            return Applied::Now(Ok(()));
         }
         let Some(old) = &before.value else {
             return Applied::Now(Ok(()));

@@ -1,6 +1,6 @@
 //! A fault that hits every single operation of a transaction in turn, in every way.
 
-use mainstay_graph::{Key, OnFailure, Options, Transaction, ValueState};
+use mainstay_graph::{Key, KeyError, OnFailure, Operation, Options, Transaction, ValueState};
 
 use crate::south::{Running, Thing};
 
@@ -59,6 +59,14 @@ async fn a_revert_restores_what_was_whichever_operation_fails() {
                 let record = running.engine.apply(after()).await.unwrap();
                 let what =
                     format!("operation {failing}, works {works}, parallel {parallel}: {record:#?}");
+                // A dependent of an older transaction that does not come back reverts nothing.
+                let foreign =
+                    |error: &KeyError| error.op == Operation::Create && &*error.key == "thing/b";
+                if record.errors.iter().any(foreign) {
+                    assert!(!record.reverted, "{what}");
+                    running.stop().await;
+                    continue;
+                }
                 assert!(record.reverted, "{what}");
                 assert_eq!(running.south.values(), south, "{what}");
                 // A dependent that refused to go says so; everything else is as it was.

@@ -118,11 +118,14 @@ impl South {
                     None => {
                         inside.values.remove(key.as_str());
                         let name = key.to_string();
-                        let few = inside.values.len() < 1_000;
-                        let left = inside
-                            .values
-                            .iter()
-                            .find(|(_, one)| few && one.needs.contains(&name));
+                        // Among very many it would take too long to look.
+                        let looked_at = if inside.values.len() < 1_000 {
+                            usize::MAX
+                        } else {
+                            0
+                        };
+                        let mut others = inside.values.iter().take(looked_at);
+                        let left = others.find(|(_, one)| one.needs.contains(&name));
                         if let Some((left, _)) = left {
                             let text = format!("{left} outlived {key}");
                             inside.offences.push(text);
