@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{Abandoned, Applied, Before, Call, Child, Flow, Frame, How, Input, Walk};
 use crate::descriptor::OperationError;
-use crate::graph::Graph;
+use crate::graph::{EdgeTarget, Graph};
 use crate::key::KeyId;
 use crate::state::{Operation, Origin, ValueState};
 use crate::value::Value;
@@ -225,10 +225,18 @@ impl Walk {
 
     /// Whether a value that is there can no longer be.
     pub(super) fn must_go(&self, graph: &mut Graph, id: KeyId) -> bool {
-        let there = graph
-            .node(id)
-            .is_some_and(|node| node.available && !node.is_obtained());
-        there && !self.branch.contains(&id) && !graph.is_ready(id)
+        let Some(node) = graph.node(id) else {
+            return false;
+        };
+        if !node.available || node.is_obtained() || self.branch.contains(&id) {
+            return false;
+        }
+        // What is going right now cannot hold anything up, not even as part of a circle.
+        let leans_on_going = node.edges.iter().any(|edge| match edge.target {
+            EdgeTarget::Key(_, target) => self.branch.contains(&target) && !graph.is_met(edge),
+            EdgeTarget::AnyOf { .. } => false,
+        });
+        leans_on_going || !graph.is_ready(id)
     }
 
     /// Takes away a value that needs something that is going.
