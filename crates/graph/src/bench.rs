@@ -475,7 +475,7 @@ pub async fn run(sizes: &[usize], mut told: impl FnMut(&Row)) -> Result<Vec<Row>
                 keep(measure(case, size, backend).await?);
             }
         }
-        if size <= 10_000 {
+        if size <= 1_000 {
             for case in ["W1", "W2", "W8"] {
                 keep(measure(case, size, "journal").await?);
             }

@@ -24,6 +24,8 @@ pub(super) struct Create {
 enum Stage {
     Apply,
     Dependents(std::vec::IntoIter<KeyId>),
+    /// What followed from the value when it was last there, and does not any more.
+    Obsolete(std::vec::IntoIter<KeyId>),
     Derived(std::vec::IntoIter<Child>),
 }
 
@@ -231,6 +233,13 @@ impl Walk {
                 Stage::Dependents(list) => match list.next() {
                     Some(dependent) => self.wake(graph, dependent),
                     None => {
+                        frame.stage = Stage::Obsolete(self.obsolete(graph, frame.id).into_iter());
+                        continue;
+                    }
+                },
+                Stage::Obsolete(list) => match list.next() {
+                    Some(id) => self.apply(graph, id, None, frame.how.derived(frame.id, false)),
+                    None => {
                         frame.stage = Stage::Derived(self.derive(graph, frame.id).into_iter());
                         continue;
                     }
@@ -297,16 +306,7 @@ impl Walk {
             Some(_) => node.value.clone(),
         };
         let how = self.dependent(graph, id);
-        if !graph.is_ready(id)
-            || self.failed_already(
-                graph,
-                id,
-                How {
-                    revert: false,
-                    ..how
-                },
-            )
-        {
+        if !graph.is_ready(id) || self.failed_already(graph, id, how) {
             return Applied::Now(Ok(()));
         }
         match value {
@@ -340,6 +340,23 @@ impl Walk {
 
     pub(super) fn reverting(&self) -> bool {
         self.phase == super::Phase::Revert
+    }
+
+    /// Values once derived from this one that no longer are.
+    fn obsolete(&mut self, graph: &mut Graph, id: KeyId) -> Vec<KeyId> {
+        let old = graph
+            .node(id)
+            .map(|node| Arc::clone(&node.derived))
+            .unwrap_or_default();
+        if old.is_empty() {
+            return Vec::new();
+        }
+        let new: HashSet<KeyId> = self
+            .derived_of(graph, id)
+            .iter()
+            .map(|child| child.id)
+            .collect();
+        old.iter().copied().filter(|id| !new.contains(id)).collect()
     }
 
     /// What follows from a value, in key order; written down in its node.

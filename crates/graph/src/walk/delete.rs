@@ -36,6 +36,8 @@ pub(super) struct Delete {
     derived: Arc<[KeyId]>,
     /// What depended on it before it was marked as gone.
     dependents: Vec<KeyId>,
+    /// It is not there itself; only what still leans on it must go.
+    absent: bool,
     stage: Stage,
 }
 
@@ -79,9 +81,10 @@ impl Walk {
             let requested = matches!(kind, Kind::Requested).then_some(None);
             self.write_last(graph, id, operation, requested, how);
         }
-        if !there {
+        if !there && !self.is_leaned_on(graph, id, &derived) {
             return self.delete_absent(graph, id, &before, how);
         }
+        let derived = if there { derived } else { Arc::default() };
         let early = self.early_changes(graph, id).into_iter();
         let stage = Stage::Early(early);
         Applied::Later(Frame::Delete(Delete {
@@ -91,8 +94,19 @@ impl Walk {
             before,
             derived,
             dependents: Vec::new(),
+            absent: !there,
             stage,
         }))
+    }
+
+    /// Whether something stands there without what it needs.
+    fn is_leaned_on(&self, graph: &mut Graph, id: KeyId, derived: &[KeyId]) -> bool {
+        std::iter::once(id)
+            .chain(derived.iter().copied())
+            .flat_map(|id| graph.sources(id))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .any(|source| self.must_go(graph, source))
     }
 
     /// The value is not there: only the wish for it goes.
@@ -154,7 +168,7 @@ impl Walk {
                         None => continue,
                     },
                     None => {
-                        frame.dependents = graph.sources(frame.id);
+                        frame.dependents = leaning(graph, frame.id);
                         self.mark_gone(graph, &frame);
                         let derived: Vec<KeyId> = frame.derived.to_vec();
                         frame.stage = Stage::Derived(derived.into_iter());
@@ -183,7 +197,10 @@ impl Walk {
                 Stage::PutBack(list) => match list.next() {
                     Some(id) => self.wake(graph, id),
                     None => {
-                        let derived = self.derive(graph, frame.id);
+                        let derived = match frame.absent {
+                            true => Vec::new(),
+                            false => self.derive(graph, frame.id),
+                        };
                         frame.stage = Stage::PutBackDerived(derived.into_iter());
                         continue;
                     }
@@ -250,20 +267,17 @@ impl Walk {
             return self.apply_item(graph, &item);
         }
         let how = self.dependent(graph, id);
-        if self.failed_already(
-            graph,
-            id,
-            How {
-                revert: false,
-                ..how
-            },
-        ) {
+        if self.failed_already(graph, id, how) {
             return Applied::Now(Err(Abandoned));
         }
         self.begin_delete(graph, id, Kind::Wait, how)
     }
 
     fn delete_itself(&mut self, graph: &mut Graph, mut frame: Delete) -> Flow {
+        if frame.absent {
+            self.delete_absent(graph, frame.id, &frame.before, frame.how);
+            return Flow::Return(Ok(()));
+        }
         let Some(node) = graph.node(frame.id) else {
             return Flow::Return(Ok(()));
         };
@@ -326,15 +340,32 @@ impl Walk {
     fn put_back(&mut self, graph: &mut Graph, frame: &mut Delete) {
         let node = graph.write(frame.id);
         node.state = frame.before.state;
-        node.derived = Arc::clone(&frame.derived);
+        if !frame.absent {
+            node.derived = Arc::clone(&frame.derived);
+        }
         if let Kind::Unready { old, .. } = &frame.kind {
             node.value.clone_from(old);
         }
-        graph.set_available(frame.id, true);
+        graph.set_available(frame.id, !frame.absent);
         if self.counts(graph, frame.id) {
             self.stop();
         }
         self.mending += 1;
         frame.stage = Stage::PutBack(self.waiting_dependents(graph, frame.id).into_iter());
     }
+}
+
+/// What depends on a value that goes, or on something derived from it that is not there.
+fn leaning(graph: &Graph, id: KeyId) -> Vec<KeyId> {
+    let mut sources = graph.sources(id);
+    let derived = graph
+        .node(id)
+        .map(|node| &*node.derived)
+        .unwrap_or_default();
+    for derived in derived.iter().copied() {
+        if !graph.is_available(derived) {
+            sources.extend(graph.sources(derived));
+        }
+    }
+    sources
 }

@@ -208,7 +208,9 @@ impl Walk {
     /// The update of the value itself; none once it is done.
     fn update_itself(&mut self, graph: &mut Graph, frame: &mut Update) -> Option<Itself> {
         let from_south = frame.how.origin == Origin::South;
-        if !frame.equivalent && !from_south && !graph.is_ready(frame.id) {
+        // A value that once failed to go may stand there without what it needs.
+        let doubtful = !frame.equivalent || frame.before.state.is_failure();
+        if doubtful && !from_south && !graph.is_ready(frame.id) {
             frame.stage = Stage::Unready;
             let old = frame.before.value.clone();
             let kind = Kind::Unready {

@@ -125,7 +125,7 @@ fn lines(record: &[mainstay_graph::OperationRecord]) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn without_failures_plans_hold_and_everything_that_can_be_there_is(all in transactions(true)) {
