@@ -1,0 +1,529 @@
+//! What a user of the engine writes: a [`Model`] that names values of one type and a [`Descriptor`]
+//! that knows how to look at them, apply them, change them and take them away.
+//!
+//! Everything but the four operations is a pure function of its arguments: the engine calls them as
+//! often as it likes, also while it only plans. The operations are asynchronous, get a [`Context`],
+//! and may run side by side when the engine was allowed to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+
+use crate::key::Key;
+use crate::metadata::MetadataIndexes;
+use crate::state::Origin;
+use crate::value::{Metadata, Value, ValueType};
+
+/// Describes one type of value: how its keys look, and how key and label follow from a value.
+pub trait Model: Send + Sync + 'static {
+    /// The Rust type of the values.
+    type Value: ValueType;
+
+    /// What all keys of this model begin with.
+    fn prefix(&self) -> &str;
+
+    /// The short name of a value, unique inside the model; none if the value does not carry it.
+    fn label(&self, value: &Self::Value) -> Option<String>;
+
+    /// The key of a value: the prefix and the label, unless the model says otherwise.
+    fn key(&self, value: &Self::Value) -> Option<Key> {
+        self.label(value)
+            .map(|label| Key::from(format!("{}{label}", self.prefix())))
+    }
+
+    /// The label a key of this model stands for; none for a key of another model.
+    fn parse<'k>(&self, key: &'k str) -> Option<&'k str> {
+        key.strip_prefix(self.prefix())
+            .filter(|label| !label.is_empty())
+    }
+}
+
+/// The usual model: a prefix, followed by a label taken from the value.
+pub struct PrefixModel<V> {
+    prefix: String,
+    label: fn(&V) -> Option<String>,
+}
+
+impl<V> PrefixModel<V> {
+    /// A model whose keys are `prefix` followed by what `label` answers.
+    pub fn new(prefix: impl Into<String>, label: fn(&V) -> Option<String>) -> Self {
+        Self {
+            prefix: prefix.into(),
+            label,
+        }
+    }
+}
+
+impl<V> fmt::Debug for PrefixModel<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrefixModel")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<V: ValueType> Model for PrefixModel<V> {
+    type Value = V;
+
+    fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    fn label(&self, value: &V) -> Option<String> {
+        (self.label)(value)
+    }
+}
+
+/// Which operations a descriptor implements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abilities {
+    /// Without it, creating a value is an error that is not retried.
+    pub create: bool,
+    /// Without it, every change of a value is a deletion and a creation.
+    pub update: bool,
+    /// Without it, deleting a value is an error that is not retried.
+    pub delete: bool,
+    /// Without it, a refresh leaves the descriptor's values as they are.
+    pub retrieve: bool,
+}
+
+impl Abilities {
+    /// Every operation.
+    pub const ALL: Self = Self {
+        create: true,
+        update: true,
+        delete: true,
+        retrieve: true,
+    };
+}
+
+/// Something an operation wants to know about its surroundings.
+#[derive(Debug, Clone)]
+pub struct Context {
+    pub(crate) shared: Arc<SharedContext>,
+    pub(crate) base: Option<Key>,
+    pub(crate) revert: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct SharedContext {
+    pub(crate) transaction: u64,
+    pub(crate) attempt: u32,
+    pub(crate) deadline: Option<Timestamp>,
+    pub(crate) cancellation: CancellationToken,
+    pub(crate) indexes: MetadataIndexes,
+}
+
+impl Context {
+    /// The number of the transaction.
+    pub fn transaction(&self) -> u64 {
+        self.shared.transaction
+    }
+
+    /// Which retry this is; 0 for the first try.
+    pub fn attempt(&self) -> u32 {
+        self.shared.attempt
+    }
+
+    /// When the operation will be given up, if ever.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        self.shared.deadline
+    }
+
+    /// Cancelled when the engine stops or the deadline has passed.
+    pub fn cancellation(&self) -> &CancellationToken {
+        &self.shared.cancellation
+    }
+
+    /// The key of the value this one is derived from.
+    pub fn base(&self) -> Option<&Key> {
+        self.base.as_ref()
+    }
+
+    /// Whether the operation takes back an earlier one.
+    pub fn is_revert(&self) -> bool {
+        self.revert
+    }
+
+    /// The metadata of all descriptors, by index name and label.
+    pub fn indexes(&self) -> &MetadataIndexes {
+        &self.shared.indexes
+    }
+}
+
+/// Why an operation failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct OperationError {
+    message: String,
+    retriable: Option<bool>,
+}
+
+impl OperationError {
+    /// A failure; the descriptor decides whether trying again may help.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            retriable: None,
+        }
+    }
+
+    /// A failure that trying again cannot mend.
+    pub fn permanent(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            retriable: Some(false),
+        }
+    }
+
+    /// Whether the error itself says that trying again may help.
+    pub fn retriable(&self) -> Option<bool> {
+        self.retriable
+    }
+}
+
+impl From<String> for OperationError {
+    fn from(message: String) -> Self {
+        Self::new(message)
+    }
+}
+
+impl From<&str> for OperationError {
+    fn from(message: &str) -> Self {
+        Self::new(message)
+    }
+}
+
+/// Why a value is not acceptable.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct InvalidValue {
+    /// What is wrong, for people.
+    pub reason: String,
+    /// Which fields are wrong.
+    pub fields: Vec<String>,
+}
+
+impl InvalidValue {
+    /// An invalid value with the fields that are to blame.
+    pub fn new(
+        reason: impl Into<String>,
+        fields: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
+        Self {
+            reason: reason.into(),
+            fields: fields.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+type KeyTest = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+type ValueTest = Arc<dyn Fn(&Value) -> bool + Send + Sync>;
+
+/// Something that must be there before a value can be.
+#[derive(Clone)]
+pub struct Dependency {
+    pub(crate) label: Arc<str>,
+    pub(crate) target: Target,
+    pub(crate) test: Option<ValueTest>,
+}
+
+/// What a dependency points at.
+#[derive(Clone)]
+pub(crate) enum Target {
+    Key(Key),
+    AnyOf(Arc<AnyOf>),
+}
+
+/// A set of keys one of which is enough.
+#[derive(Clone, Default)]
+pub struct AnyOf {
+    pub(crate) prefixes: Vec<Arc<str>>,
+    pub(crate) selector: Option<KeyTest>,
+}
+
+impl AnyOf {
+    /// Any key with one of these prefixes; with none given, any key at all.
+    pub fn prefixes(prefixes: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+        let prefixes = prefixes
+            .into_iter()
+            .map(|prefix| prefix.as_ref().into())
+            .collect();
+        Self {
+            prefixes,
+            selector: None,
+        }
+    }
+
+    /// Narrows the set to keys the predicate accepts.
+    #[must_use]
+    pub fn matching(mut self, selector: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.selector = Some(Arc::new(selector));
+        self
+    }
+
+    pub(crate) fn accepts(&self, key: &str) -> bool {
+        (self.prefixes.is_empty()
+            || self
+                .prefixes
+                .iter()
+                .any(|prefix| key.starts_with(&**prefix)))
+            && self.selector.as_ref().is_none_or(|selector| selector(key))
+    }
+}
+
+impl Dependency {
+    /// On one key; the label is the key.
+    pub fn on(key: impl Into<Key>) -> Self {
+        let key = key.into();
+        Self {
+            label: key.as_str().into(),
+            target: Target::Key(key),
+            test: None,
+        }
+    }
+
+    /// On any key of a set.
+    pub fn any_of(label: impl AsRef<str>, set: AnyOf) -> Self {
+        Self {
+            label: label.as_ref().into(),
+            target: Target::AnyOf(Arc::new(set)),
+            test: None,
+        }
+    }
+
+    /// Gives the dependency another label.
+    #[must_use]
+    pub fn labelled(mut self, label: impl AsRef<str>) -> Self {
+        self.label = label.as_ref().into();
+        self
+    }
+
+    /// Also asks something of the target's value; a value of another type never satisfies it.
+    #[must_use]
+    pub fn when<V: ValueType>(mut self, test: impl Fn(&V) -> bool + Send + Sync + 'static) -> Self {
+        self.test = Some(Arc::new(move |value: &Value| {
+            value.get::<V>().is_some_and(&test)
+        }));
+        self
+    }
+
+    /// The name of the dependency.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+}
+
+impl fmt::Debug for Dependency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Dependency");
+        out.field("label", &self.label);
+        match &self.target {
+            Target::Key(key) => out.field("key", key),
+            Target::AnyOf(set) => out.field("any_of", &set.prefixes),
+        };
+        out.finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AnyOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnyOf")
+            .field("prefixes", &self.prefixes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A value that follows from another.
+#[derive(Debug, Clone)]
+pub struct Derived {
+    /// Its key.
+    pub key: Key,
+    /// The value.
+    pub value: Value,
+    /// Whether nothing is to be done for it: others may depend on it, that is all.
+    pub property: bool,
+}
+
+impl Derived {
+    /// A derived value, handled by the descriptor its key belongs to; a property if there is none.
+    pub fn new<V: ValueType>(key: impl Into<Key>, value: V) -> Self {
+        Self {
+            key: key.into(),
+            value: Value::new(value),
+            property: false,
+        }
+    }
+
+    /// A derived value that nothing is to be done for, whoever its key belongs to.
+    pub fn property<V: ValueType>(key: impl Into<Key>, value: V) -> Self {
+        Self {
+            property: true,
+            ..Self::new(key, value)
+        }
+    }
+}
+
+/// A value found in the south.
+#[derive(Debug, Clone)]
+pub struct Retrieved<V, M> {
+    /// Its key.
+    pub key: Key,
+    /// What it looks like there.
+    pub value: V,
+    /// What the descriptor wants to remember about it.
+    pub metadata: Option<M>,
+    /// Who made it, if the south can tell.
+    pub origin: Origin,
+}
+
+/// A value the engine believes in, handed to a retrieval so that it can recognise what it finds.
+#[derive(Debug, Clone)]
+pub struct Known<'a, V, M> {
+    /// Its key.
+    pub key: &'a Key,
+    /// The value as last wanted or seen.
+    pub value: &'a V,
+    /// Its metadata, if it was ever applied.
+    pub metadata: Option<&'a M>,
+    /// Who brought it.
+    pub origin: Origin,
+}
+
+/// Teaches the engine one type of value.
+pub trait Descriptor: Send + Sync + 'static {
+    /// The model of the values.
+    type Model: Model;
+    /// What is remembered about an applied value; `()` for nothing.
+    type Metadata: ValueType;
+
+    /// The descriptor's name, unique in an engine.
+    fn name(&self) -> &str;
+
+    /// The model.
+    fn model(&self) -> &Self::Model;
+
+    /// The prefixes of the keys this descriptor answers for, derived ones included.
+    fn prefixes(&self) -> Vec<String> {
+        vec![self.model().prefix().to_owned()]
+    }
+
+    /// Which operations are implemented.
+    fn abilities(&self) -> Abilities {
+        Abilities::ALL
+    }
+
+    /// The name of the index that maps labels to metadata; none keeps no metadata.
+    fn metadata_index(&self) -> Option<&str> {
+        None
+    }
+
+    /// The label of a key; the key itself if the model cannot tell.
+    fn label(&self, key: &Key) -> String {
+        self.model().parse(key).unwrap_or(key).to_owned()
+    }
+
+    /// Whether going from one value to the other needs no work in the south.
+    fn equivalent(&self, _key: &Key, old: &ValueOf<Self>, new: &ValueOf<Self>) -> bool {
+        old == new
+    }
+
+    /// Whether a wanted value is acceptable. Not asked while planning.
+    fn validate(&self, _key: &Key, _value: &ValueOf<Self>) -> Result<(), InvalidValue> {
+        Ok(())
+    }
+
+    /// Brings a value into being.
+    fn create(
+        &self,
+        context: &Context,
+        key: &Key,
+        value: &ValueOf<Self>,
+    ) -> impl Future<Output = Result<Self::Metadata, OperationError>> + Send;
+
+    /// Changes a value in place; answers new metadata, or none to keep the old.
+    fn update(
+        &self,
+        _context: &Context,
+        _key: &Key,
+        _old: &ValueOf<Self>,
+        _new: &ValueOf<Self>,
+        _metadata: Option<&Self::Metadata>,
+    ) -> impl Future<Output = Result<Option<Self::Metadata>, OperationError>> + Send {
+        async { Err(OperationError::permanent("update is not implemented")) }
+    }
+
+    /// Takes a value away.
+    fn delete(
+        &self,
+        context: &Context,
+        key: &Key,
+        value: &ValueOf<Self>,
+        metadata: Option<&Self::Metadata>,
+    ) -> impl Future<Output = Result<(), OperationError>> + Send;
+
+    /// Lists every base value of this descriptor that is really there.
+    fn retrieve(
+        &self,
+        _context: &Context,
+        _known: &[Known<'_, ValueOf<Self>, Self::Metadata>],
+    ) -> impl Future<Output = Result<RetrievedBy<Self>, OperationError>> + Send {
+        async { Err(OperationError::permanent("retrieve is not implemented")) }
+    }
+
+    /// Descriptors whose values are retrieved before those of this one.
+    fn retrieve_after(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Whether a change can only be made by deleting and creating.
+    fn recreate(
+        &self,
+        _key: &Key,
+        _old: &ValueOf<Self>,
+        _new: &ValueOf<Self>,
+        _metadata: Option<&Self::Metadata>,
+    ) -> bool {
+        false
+    }
+
+    /// Whether trying again may mend a failure that does not say so itself.
+    fn is_retriable(&self, _error: &OperationError) -> bool {
+        true
+    }
+
+    /// The values that follow from this one and are handled one by one.
+    fn derived(&self, _key: &Key, _value: &ValueOf<Self>) -> Vec<Derived> {
+        Vec::new()
+    }
+
+    /// What must be there before this value can be.
+    fn dependencies(&self, _key: &Key, _value: &ValueOf<Self>) -> Vec<Dependency> {
+        Vec::new()
+    }
+}
+
+/// Everything a descriptor retrieved.
+pub type RetrievedBy<D> = Vec<Retrieved<ValueOf<D>, <D as Descriptor>::Metadata>>;
+
+/// The value type of a descriptor.
+pub type ValueOf<D> = <<D as Descriptor>::Model as Model>::Value;
+
+/// Labels a user gave to a value: kept and shown, never looked at.
+pub type UserLabels = BTreeMap<String, String>;
+
+/// A retrieved value with its type put aside.
+pub(crate) type ErasedRetrieved = Retrieved<Value, Metadata>;
+
+/// A known value with its type put aside.
+#[derive(Debug, Clone)]
+pub(crate) struct ErasedKnown {
+    pub(crate) key: Key,
+    pub(crate) value: Value,
+    pub(crate) metadata: Option<Metadata>,
+    pub(crate) origin: Origin,
+}

@@ -1,0 +1,323 @@
+//! Questions to an engine.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::{Engine, Error};
+use crate::descriptor::{Context, SharedContext};
+use crate::history::{FlagStats, RevisionView};
+use crate::key::Key;
+use crate::picture::Picture;
+use crate::record::TransactionRecord;
+use crate::refresh;
+use crate::registry::DescriptorId;
+use crate::state::{Origin, ValueState};
+use crate::stats::StatsView;
+use crate::status::{ValueStatus, status};
+use crate::value::{Metadata, Value};
+
+/// Whose view of the values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum View {
+    /// What the north wants.
+    NB,
+    /// What is really there: the descriptor is asked.
+    SB,
+    /// What the engine believes to be there.
+    #[serde(rename = "cached")]
+    Cached,
+}
+
+/// One value of a dump.
+#[derive(Debug, Clone, Serialize)]
+pub struct DumpedValue {
+    /// Its key.
+    pub key: Key,
+    /// The value.
+    pub value: Value,
+    /// Its metadata.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+    /// Who brought it.
+    pub origin: Origin,
+}
+
+/// The values of a descriptor or a prefix.
+pub type Dump = Vec<DumpedValue>;
+
+/// What can be dumped.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct DumpIndex {
+    /// By descriptor.
+    pub descriptors: Vec<String>,
+    /// By prefix.
+    pub key_prefixes: Vec<String>,
+    /// Each in these views.
+    pub views: Vec<View>,
+}
+
+impl Engine {
+    /// The status of a value, its derived values included.
+    pub fn status(&self, key: &str) -> ValueStatus {
+        let shared = self.lock();
+        match shared.graph.find(key) {
+            Some((id, _)) => status(&shared.graph, id),
+            None => ValueStatus {
+                key: Key::from(key),
+                state: ValueState::Nonexistent,
+                last_operation: crate::state::Operation::Undefined,
+                error: None,
+                details: Vec::new(),
+                cycle: Vec::new(),
+                uncertain: false,
+                labels: Default::default(),
+                derived: Vec::new(),
+            },
+        }
+    }
+
+    /// The status of every base value whose key the filter accepts, in key order.
+    pub fn statuses(&self, filter: impl Fn(&str) -> bool) -> Vec<ValueStatus> {
+        let shared = self.lock();
+        let bases = shared
+            .graph
+            .nodes()
+            .filter(|(key, _, node)| node.base.is_none() && filter(key));
+        bases.map(|(_, id, _)| status(&shared.graph, id)).collect()
+    }
+
+    /// The state of every value, derived ones included, in key order.
+    pub fn states(&self) -> Vec<(Key, ValueState)> {
+        let shared = self.lock();
+        shared
+            .graph
+            .nodes()
+            .map(|(key, _, node)| (key.clone(), node.state))
+            .collect()
+    }
+
+    /// The metadata of every base value that has any, in key order.
+    pub fn metadata(&self) -> Vec<(Key, Metadata)> {
+        let shared = self.lock();
+        let nodes = shared.graph.nodes();
+        nodes
+            .filter_map(|(key, _, node)| Some((key.clone(), node.metadata.clone()?)))
+            .collect()
+    }
+
+    /// The transactions that began in a stretch of time, oldest first.
+    pub fn history(
+        &self,
+        since: Option<Timestamp>,
+        until: Option<Timestamp>,
+    ) -> Vec<Arc<TransactionRecord>> {
+        let shared = self.lock();
+        let within = |record: &&Arc<TransactionRecord>| {
+            since.is_none_or(|since| record.start >= since)
+                && until.is_none_or(|until| record.start <= until)
+        };
+        shared
+            .history
+            .transactions()
+            .filter(within)
+            .cloned()
+            .collect()
+    }
+
+    /// One transaction.
+    pub fn transaction(&self, seq: u64) -> Option<Arc<TransactionRecord>> {
+        self.lock().history.transaction(seq).cloned()
+    }
+
+    /// Every revision of a key, or the one that held at a moment.
+    pub fn timeline(&self, key: &str, at: Option<Timestamp>) -> Vec<RevisionView> {
+        let shared = self.lock();
+        let key = Key::from(key);
+        match at {
+            None => shared
+                .history
+                .timeline(&key)
+                .iter()
+                .map(|one| one.view(&key, &shared.registry))
+                .collect(),
+            Some(at) => shared
+                .history
+                .at(&key, at)
+                .map(|one| one.view(&key, &shared.registry))
+                .into_iter()
+                .collect(),
+        }
+    }
+
+    /// Every value as it was at a moment.
+    pub fn snapshot(&self, at: Timestamp) -> Vec<RevisionView> {
+        let shared = self.lock();
+        shared
+            .history
+            .snapshot(at)
+            .map(|(key, one)| one.view(key, &shared.registry))
+            .collect()
+    }
+
+    /// Counts revisions by a mark: last-update, error, value-state, unavailable, descriptor, derived.
+    pub fn flag_stats(&self, flag: &str, prefixes: &[String]) -> Result<FlagStats, Error> {
+        let shared = self.lock();
+        let accepts = |key: &str| {
+            prefixes.is_empty() || prefixes.iter().any(|one| key.starts_with(one.as_str()))
+        };
+        let stats = shared.history.flag_stats(flag, &shared.registry, &accepts);
+        stats.ok_or_else(|| Error::Unknown(format!("flag {flag}")))
+    }
+
+    /// What the engine has done so far, in numbers.
+    pub fn stats(&self) -> StatsView {
+        let (length, capacity) = self.queue();
+        let shared = self.lock();
+        shared.stats.view(shared.graph.len(), length, capacity)
+    }
+
+    /// The graph for drawing: as it is, or as a transaction left it.
+    pub fn picture(&self, transaction: Option<u64>) -> Result<Picture, Error> {
+        let shared = self.lock();
+        let Some(seq) = transaction else {
+            return Ok(Picture::current(
+                &shared.graph,
+                &shared.registry,
+                self.clock.now(),
+            ));
+        };
+        let record = shared.history.transaction(seq);
+        let record = record.ok_or_else(|| Error::Unknown(format!("transaction {seq}")))?;
+        let revisions: Vec<RevisionView> = shared
+            .history
+            .snapshot(record.stop)
+            .map(|(key, one)| one.view(key, &shared.registry))
+            .collect();
+        Ok(Picture::past(revisions, record))
+    }
+
+    /// What can be dumped.
+    pub fn dump_index(&self) -> DumpIndex {
+        let shared = self.lock();
+        let registry = &shared.registry;
+        let mut descriptors: Vec<String> = registry
+            .in_retrieve_order()
+            .map(|id| registry.get(id).name().to_owned())
+            .collect();
+        descriptors.sort_unstable();
+        DumpIndex {
+            descriptors,
+            key_prefixes: registry
+                .all_prefixes()
+                .map(|(prefix, _)| prefix.to_owned())
+                .collect(),
+            views: vec![View::SB, View::NB, View::Cached],
+        }
+    }
+
+    /// The descriptor that answers for exactly this prefix.
+    pub fn descriptor_of_prefix(&self, prefix: &str) -> Result<String, Error> {
+        let shared = self.lock();
+        let found = shared
+            .registry
+            .all_prefixes()
+            .find(|(known, _)| *known == prefix);
+        let found = found.map(|(_, id)| shared.registry.get(id).name().to_owned());
+        found.ok_or_else(|| Error::Unknown(format!("key prefix {prefix}")))
+    }
+
+    /// The descriptor that answers for a key.
+    pub fn descriptor_of_key(&self, key: &str) -> Option<String> {
+        let shared = self.lock();
+        shared
+            .registry
+            .for_key(key)
+            .map(|id| shared.registry.get(id).name().to_owned())
+    }
+
+    /// The base values of a descriptor in one view.
+    pub async fn dump(&self, descriptor: &str, view: View) -> Result<Dump, Error> {
+        let (registry, id, known) = {
+            let shared = self.lock();
+            let registry = Arc::clone(&shared.registry);
+            let id = registry.by_name(descriptor);
+            let id = id.ok_or_else(|| Error::Unknown(format!("descriptor {descriptor}")))?;
+            match view {
+                View::NB | View::Cached => return Ok(dump(&shared.graph, &registry, id, view)),
+                View::SB => {}
+            }
+            let known = refresh::known(&shared.graph, &registry, id, None);
+            (registry, id, known)
+        };
+        let erased = Arc::clone(registry.get(id));
+        if !erased.abilities().retrieve {
+            return Err(Error::NotRetrievable(descriptor.to_owned()));
+        }
+        let origins: std::collections::HashMap<Key, Origin> = known
+            .iter()
+            .map(|one| (one.key.clone(), one.origin))
+            .collect();
+        let shared = SharedContext {
+            transaction: self.lock().next_seq,
+            attempt: 0,
+            deadline: None,
+            cancellation: tokio_util::sync::CancellationToken::new(),
+            indexes: self.indexes.clone(),
+        };
+        let context = Context {
+            shared: Arc::new(shared),
+            base: None,
+            revert: false,
+        };
+        let name = descriptor.to_owned();
+        let found = erased.retrieve(context, known).await;
+        let mut found: Dump = found
+            .map_err(|source| Error::Retrieve { name, source })?
+            .into_iter()
+            .map(|found| {
+                let origin = match found.origin {
+                    Origin::Unknown => origins.get(&found.key).copied().unwrap_or(Origin::South),
+                    origin => origin,
+                };
+                DumpedValue {
+                    key: found.key,
+                    value: found.value,
+                    metadata: found.metadata,
+                    origin,
+                }
+            })
+            .collect();
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(found)
+    }
+}
+
+fn dump(
+    graph: &crate::graph::Graph,
+    registry: &crate::registry::Registry,
+    id: DescriptorId,
+    view: View,
+) -> Dump {
+    let mut values: Dump = refresh::base_values(graph, registry, id)
+        .into_iter()
+        .filter_map(|id| {
+            let node = graph.node(id)?;
+            let value = match view {
+                View::NB => node.last.requested.clone().filter(|_| !node.is_obtained()),
+                _ => node.value.clone().filter(|_| node.available),
+            }?;
+            let metadata = node.metadata.clone();
+            Some(DumpedValue {
+                key: graph.key(id).clone(),
+                value,
+                metadata,
+                origin: node.state.origin(),
+            })
+        })
+        .collect();
+    values.sort_by(|a, b| a.key.cmp(&b.key));
+    values
+}

@@ -1,0 +1,405 @@
+//! The graph of values: nodes, what they depend on, what is derived from them.
+//!
+//! Keys are interned into slots of a slab; an edge is a slot number. A slot exists for every key
+//! that has a node and for every key that something depends on, so that a value that appears finds
+//! its dependents at once. A dependency on any key of a set holds on to one *witness* that satisfies
+//! it; while there is none, it waits under its prefixes. So a change costs what it touches, never
+//! what the graph holds.
+//!
+//! Planning changes the graph itself and takes the changes back: [`Graph::begin_trial`] starts an
+//! undo log, [`Graph::end_trial`] rolls it back. Nodes are shared pointers that are copied when
+//! written while shared, which also makes a revision in the history a pointer and not a copy.
+//!
+//! Always holds: the sources of a slot are exactly the nodes with an edge to it, a witness included;
+//! an unmet any-of edge waits under each of its prefixes, a met one under none.
+
+mod edges;
+mod ready;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::descriptor::{AnyOf, UserLabels};
+use crate::key::{Key, KeyId, KeySet};
+use crate::registry::DescriptorId;
+use crate::state::{Operation, ValueState};
+use crate::transaction::Retry;
+use crate::value::{Metadata, Value};
+
+/// A value as the engine knows it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Node {
+    pub(crate) state: ValueState,
+    /// Whether it satisfies dependencies.
+    pub(crate) available: bool,
+    /// Whether the south may differ from what is written here: the last operation broke off.
+    pub(crate) uncertain: bool,
+    pub(crate) descriptor: Option<DescriptorId>,
+    /// What it is derived from.
+    pub(crate) base: Option<KeyId>,
+    /// The value in the south, as far as known.
+    pub(crate) value: Option<Value>,
+    pub(crate) metadata: Option<Metadata>,
+    pub(crate) last: LastUpdate,
+    pub(crate) error: Option<Arc<Failure>>,
+    pub(crate) labels: Option<Arc<UserLabels>>,
+    pub(crate) edges: Arc<[Edge]>,
+    /// What is derived from it, in key order.
+    pub(crate) derived: Arc<[KeyId]>,
+}
+
+impl Node {
+    /// Whether the value belongs to the south: it is seen, never touched.
+    pub(crate) fn is_obtained(&self) -> bool {
+        self.state == ValueState::Obtained
+    }
+}
+
+/// The last change of a value.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LastUpdate {
+    pub(crate) transaction: u64,
+    pub(crate) operation: Operation,
+    pub(crate) revert: bool,
+    /// What the north wants; none if it wants the value gone, or never asked for it.
+    pub(crate) requested: Option<Value>,
+    pub(crate) retry: Option<Retry>,
+}
+
+/// Why the last operation on a value failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) operation: Operation,
+    pub(crate) message: String,
+    pub(crate) retriable: bool,
+    pub(crate) fields: Vec<String>,
+}
+
+/// One dependency of a node.
+#[derive(Debug, Clone)]
+pub(crate) struct Edge {
+    pub(crate) label: Arc<str>,
+    pub(crate) target: EdgeTarget,
+    test: Option<Test>,
+}
+
+#[derive(Clone)]
+struct Test(Arc<dyn Fn(&Value) -> bool + Send + Sync>);
+
+impl std::fmt::Debug for Test {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Test")
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum EdgeTarget {
+    Key(Key, KeyId),
+    AnyOf {
+        set: Arc<AnyOf>,
+        witness: Option<KeyId>,
+    },
+}
+
+impl Edge {
+    /// Whether a value satisfies what the edge asks of it.
+    pub(crate) fn accepts(&self, value: Option<&Value>) -> bool {
+        self.test
+            .as_ref()
+            .is_none_or(|test| value.is_some_and(|value| (test.0)(value)))
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    key: Key,
+    node: Option<Arc<Node>>,
+    sources: KeySet<KeyId>,
+    /// The epoch in which the node was last noted as touched.
+    touched: u32,
+    /// The version at which the node was found to be blocked from outside.
+    blocked: u64,
+}
+
+enum Undo {
+    Node(KeyId, Option<Arc<Node>>),
+    SourceAdded(KeyId, KeyId),
+    SourceRemoved(KeyId, KeyId),
+    SlotAdded(KeyId),
+    WaitAdded(Arc<str>, KeyId),
+    WaitRemoved(Arc<str>, KeyId),
+    Counted { tests: usize, any_of: usize },
+}
+
+/// The graph.
+#[derive(Default)]
+pub(crate) struct Graph {
+    slots: Vec<Slot>,
+    free: Vec<KeyId>,
+    ids: HashMap<Key, KeyId>,
+    /// Nodes in key order.
+    index: BTreeMap<Key, KeyId>,
+    /// Nodes with an unmet any-of edge, by prefix.
+    waiting: HashMap<Arc<str>, KeySet<KeyId>>,
+    /// How many waiting prefixes there are of each length.
+    lengths: BTreeMap<usize, usize>,
+    /// Edges with a test on the target's value, and edges to any key of a set.
+    tests: usize,
+    any_of: usize,
+    /// Slots that may have nothing left in them.
+    hollow: Vec<KeyId>,
+    epoch: u32,
+    touched: Vec<KeyId>,
+    /// Grows with everything readiness depends on.
+    version: u64,
+    trial: Option<Trial>,
+}
+
+struct Trial {
+    undo: Vec<Undo>,
+    touched: Vec<KeyId>,
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Graph")
+            .field("nodes", &self.index.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Graph {
+    pub(crate) fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    pub(crate) fn id(&self, key: &str) -> Option<KeyId> {
+        self.ids.get(key).copied()
+    }
+
+    pub(crate) fn key(&self, id: KeyId) -> &Key {
+        &self.slots[id.index()].key
+    }
+
+    pub(crate) fn node(&self, id: KeyId) -> Option<&Node> {
+        self.slots[id.index()].node.as_deref()
+    }
+
+    /// The node as a revision keeps it.
+    pub(crate) fn shared(&self, id: KeyId) -> Option<&Arc<Node>> {
+        self.slots[id.index()].node.as_ref()
+    }
+
+    pub(crate) fn find(&self, key: &str) -> Option<(KeyId, &Node)> {
+        let id = self.id(key)?;
+        Some((id, self.node(id)?))
+    }
+
+    pub(crate) fn state(&self, id: KeyId) -> ValueState {
+        self.node(id)
+            .map_or(ValueState::Nonexistent, |node| node.state)
+    }
+
+    pub(crate) fn is_available(&self, id: KeyId) -> bool {
+        self.node(id).is_some_and(|node| node.available)
+    }
+
+    /// The key a value belongs to: its base's, or its own.
+    pub(crate) fn base_of(&self, id: KeyId) -> KeyId {
+        self.node(id).and_then(|node| node.base).unwrap_or(id)
+    }
+
+    /// Whether a value is derived from a base. The list is in key order.
+    pub(crate) fn derives(&self, base: KeyId, id: KeyId) -> bool {
+        let derived = self
+            .node(base)
+            .map(|node| &*node.derived)
+            .unwrap_or_default();
+        let key = self.key(id);
+        derived
+            .binary_search_by(|other| self.key(*other).cmp(key))
+            .is_ok()
+    }
+
+    /// All nodes in key order.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&Key, KeyId, &Node)> {
+        self.index
+            .iter()
+            .filter_map(|(key, id)| Some((key, *id, self.node(*id)?)))
+    }
+
+    /// The nodes whose keys begin with `prefix`, in key order.
+    pub(crate) fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = (&Key, KeyId, &Node)> {
+        self.index
+            .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
+            .take_while(move |(key, _)| key.starts_with(prefix))
+            .filter_map(|(key, id)| Some((key, *id, self.node(*id)?)))
+    }
+
+    /// The slot of a key, made if there is none.
+    pub(crate) fn intern(&mut self, key: &Key) -> KeyId {
+        if let Some(id) = self.id(key) {
+            return id;
+        }
+        let slot = Slot {
+            key: key.clone(),
+            node: None,
+            sources: KeySet::new(),
+            touched: u32::MAX,
+            blocked: u64::MAX,
+        };
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.slots[id.index()] = slot;
+                id
+            }
+            None => {
+                let next = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+                assert!(
+                    next < u32::MAX,
+                    "a graph holds fewer than four thousand million keys"
+                );
+                self.slots.push(slot);
+                KeyId(next)
+            }
+        };
+        self.ids.insert(key.clone(), id);
+        self.note(Undo::SlotAdded(id));
+        self.hollow.push(id);
+        id
+    }
+
+    /// The node for writing, made if there is none.
+    pub(crate) fn write(&mut self, id: KeyId) -> &mut Node {
+        self.touch(id);
+        let slot = &mut self.slots[id.index()];
+        if slot.node.is_none() {
+            self.index.insert(slot.key.clone(), id);
+            self.version += 1;
+        }
+        Arc::make_mut(slot.node.get_or_insert_default())
+    }
+
+    /// Takes the node out of the graph. Whatever depends on the key still does.
+    pub(crate) fn remove(&mut self, id: KeyId) {
+        if self.node(id).is_none() {
+            return;
+        }
+        self.set_available(id, false);
+        self.set_edges(id, Vec::new());
+        self.touch(id);
+        self.slots[id.index()].node = None;
+        let key = self.key(id).clone();
+        self.index.remove(&key);
+        self.hollow.push(id);
+        self.version += 1;
+    }
+
+    fn touch(&mut self, id: KeyId) {
+        let slot = &mut self.slots[id.index()];
+        if slot.touched == self.epoch {
+            return;
+        }
+        slot.touched = self.epoch;
+        self.touched.push(id);
+        if let Some(trial) = &mut self.trial {
+            trial.undo.push(Undo::Node(id, slot.node.clone()));
+        }
+    }
+
+    fn note(&mut self, undo: Undo) {
+        if let Some(trial) = &mut self.trial {
+            trial.undo.push(undo);
+        }
+    }
+
+    /// The nodes touched since this was last asked.
+    pub(crate) fn take_touched(&mut self) -> Vec<KeyId> {
+        self.epoch = self.epoch.wrapping_add(1);
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        touched.dedup();
+        touched
+    }
+
+    /// From here on, everything can be taken back.
+    pub(crate) fn begin_trial(&mut self) {
+        debug_assert!(self.trial.is_none(), "trials do not nest");
+        self.epoch = self.epoch.wrapping_add(1);
+        let touched = std::mem::take(&mut self.touched);
+        self.trial = Some(Trial {
+            undo: Vec::new(),
+            touched,
+        });
+    }
+
+    /// Takes back everything since [`Self::begin_trial`].
+    pub(crate) fn end_trial(&mut self) {
+        let Some(Trial { undo, touched }) = self.trial.take() else {
+            return;
+        };
+        for step in undo.into_iter().rev() {
+            self.take_back(step);
+        }
+        self.touched = touched;
+        self.epoch = self.epoch.wrapping_add(1);
+        self.version += 1;
+    }
+
+    fn take_back(&mut self, step: Undo) {
+        match step {
+            Undo::Node(id, node) => {
+                let slot = &mut self.slots[id.index()];
+                match (slot.node.is_some(), node.is_some()) {
+                    (true, false) => {
+                        self.index.remove(&slot.key);
+                    }
+                    (false, true) => {
+                        self.index.insert(slot.key.clone(), id);
+                    }
+                    _ => {}
+                }
+                slot.node = node;
+            }
+            Undo::SourceAdded(target, source) => {
+                self.slots[target.index()].sources.remove(&source);
+            }
+            Undo::SourceRemoved(target, source) => {
+                self.slots[target.index()].sources.add(source);
+            }
+            Undo::SlotAdded(id) => {
+                self.ids.remove(&self.slots[id.index()].key);
+                self.free.push(id);
+            }
+            Undo::WaitAdded(prefix, source) => {
+                self.stop_waiting(&prefix, source);
+            }
+            Undo::WaitRemoved(prefix, source) => {
+                self.start_waiting(&prefix, source);
+            }
+            Undo::Counted { tests, any_of } => {
+                self.tests = tests;
+                self.any_of = any_of;
+            }
+        }
+    }
+
+    /// Gives back the slots of keys that nothing mentions any more.
+    pub(crate) fn sweep(&mut self) {
+        if self.trial.is_some() {
+            return;
+        }
+        for id in std::mem::take(&mut self.hollow) {
+            let slot = &self.slots[id.index()];
+            let known = self.ids.get(&slot.key) == Some(&id);
+            if known && slot.node.is_none() && slot.sources.is_empty() {
+                self.ids.remove(&slot.key);
+                self.free.push(id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+//! The graph as something to draw: boxes, clusters, arrows.
+
+mod dot;
+mod layout;
+mod svg;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use jiff::Timestamp;
+
+use crate::graph::{EdgeTarget, Graph};
+use crate::history::RevisionView;
+use crate::key::Key;
+use crate::record::TransactionRecord;
+use crate::registry::Registry;
+use crate::state::ValueState;
+
+/// One value in the picture.
+#[derive(Debug, Clone)]
+pub(crate) struct Figure {
+    pub(crate) key: String,
+    pub(crate) label: String,
+    pub(crate) cluster: String,
+    pub(crate) state: ValueState,
+    pub(crate) derived: bool,
+    pub(crate) value: String,
+    pub(crate) touched: bool,
+    /// Something expected that is not there.
+    pub(crate) placeholder: bool,
+}
+
+/// One arrow in the picture, between figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Arrow {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) kind: ArrowKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum ArrowKind {
+    Met,
+    Unmet,
+    Derives,
+}
+
+/// The graph, ready to be drawn.
+#[derive(Debug, Clone)]
+pub struct Picture {
+    pub(crate) title: String,
+    pub(crate) footer: String,
+    pub(crate) at: Timestamp,
+    pub(crate) figures: Vec<Figure>,
+    pub(crate) arrows: Vec<Arrow>,
+}
+
+/// The marks of a state: fill, border, text and whether the border is dashed.
+pub(crate) fn colours(figure: &Figure) -> (&'static str, &'static str, &'static str, bool) {
+    use ValueState as S;
+    if figure.placeholder {
+        return ("White", "Red", "Red", true);
+    }
+    match figure.state {
+        S::Configured if figure.derived => ("LightYellow", "#8B7D6B", "Black", false),
+        S::Configured => ("PaleGreen", "Black", "Black", false),
+        S::Obtained => ("LightCyan", "Black", "Black", false),
+        S::Discovered => ("Lime", "Black", "Black", false),
+        S::Pending => ("Pink", "Black", "Black", true),
+        S::Invalid => ("Maroon", "Black", "White", false),
+        S::Failed => ("OrangeRed", "Black", "Black", false),
+        S::Retrying => ("DeepPink", "Black", "Black", false),
+        S::Missing => ("DimGray", "Black", "White", true),
+        S::Unimplemented => ("DarkKhaki", "Black", "Black", true),
+        S::Removed => ("Black", "Gray", "White", true),
+        S::Nonexistent => ("Black", "Black", "White", false),
+    }
+}
+
+#[derive(Default)]
+struct Sketch {
+    figures: Vec<Figure>,
+    places: HashMap<String, usize>,
+    arrows: Vec<Arrow>,
+    drawn: HashSet<(usize, usize)>,
+}
+
+impl Sketch {
+    fn figure(&mut self, figure: Figure) {
+        self.places.insert(figure.key.clone(), self.figures.len());
+        self.figures.push(figure);
+    }
+
+    fn arrow(&mut self, from: usize, to: usize, kind: ArrowKind) {
+        if self.drawn.insert((from, to)) {
+            self.arrows.push(Arrow { from, to, kind });
+        }
+    }
+
+    fn missing(&mut self, from: usize, name: String) {
+        let place = match self.places.get(&name) {
+            Some(place) => *place,
+            None => {
+                self.figure(Figure {
+                    key: name.clone(),
+                    label: name,
+                    cluster: String::new(),
+                    state: ValueState::Nonexistent,
+                    derived: false,
+                    value: String::new(),
+                    touched: false,
+                    placeholder: true,
+                });
+                self.figures.len() - 1
+            }
+        };
+        self.arrow(from, place, ArrowKind::Unmet);
+    }
+
+    fn finish(self, title: String, at: Timestamp) -> Picture {
+        let footer = format!("{at} - pid {}", std::process::id());
+        Picture {
+            title,
+            footer,
+            at,
+            figures: self.figures,
+            arrows: self.arrows,
+        }
+    }
+}
+
+impl Picture {
+    /// The graph as it is.
+    pub(crate) fn current(graph: &Graph, registry: &Registry, now: Timestamp) -> Self {
+        let mut sketch = Sketch::default();
+        for (key, _, node) in graph.nodes() {
+            let descriptor = node.descriptor.map(|id| registry.get(id));
+            sketch.figure(Figure {
+                key: key.to_string(),
+                label: descriptor.map_or_else(|| key.to_string(), |one| one.label(key)),
+                cluster: descriptor
+                    .map(|one| one.name().to_owned())
+                    .unwrap_or_default(),
+                state: node.state,
+                derived: node.base.is_some(),
+                value: node
+                    .value
+                    .as_ref()
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
+                touched: false,
+                placeholder: false,
+            });
+        }
+        let place = |sketch: &Sketch, key: &Key| sketch.places.get(key.as_str()).copied();
+        for (key, _, node) in graph.nodes() {
+            let Some(from) = place(&sketch, key) else {
+                continue;
+            };
+            if let Some(base) = node.base.and_then(|base| place(&sketch, graph.key(base))) {
+                sketch.arrow(base, from, ArrowKind::Derives);
+            }
+            for edge in &*node.edges {
+                let met = if graph.is_met(edge) {
+                    ArrowKind::Met
+                } else {
+                    ArrowKind::Unmet
+                };
+                match &edge.target {
+                    EdgeTarget::Key(target, _) => match place(&sketch, target) {
+                        Some(to) => sketch.arrow(from, to, met),
+                        None => sketch.missing(from, target.to_string()),
+                    },
+                    EdgeTarget::AnyOf { set, witness } => {
+                        if witness.is_none() {
+                            sketch.missing(from, format!("? {} ?", edge.label));
+                            continue;
+                        }
+                        let prefixes: Vec<&str> = match set.prefixes.len() {
+                            0 => vec![""],
+                            _ => set.prefixes.iter().map(|prefix| &**prefix).collect(),
+                        };
+                        for prefix in prefixes {
+                            for (target, _, other) in graph.with_prefix(prefix) {
+                                if other.available
+                                    && set.accepts(target)
+                                    && let Some(to) = place(&sketch, target)
+                                {
+                                    sketch.arrow(from, to, met);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        let title = format!("{} keys - current", graph.len());
+        sketch.finish(title, now)
+    }
+
+    /// The graph as a transaction left it.
+    pub(crate) fn past(revisions: Vec<RevisionView>, record: &TransactionRecord) -> Self {
+        let touched: BTreeSet<&Key> = record.touched().collect();
+        let available: BTreeMap<String, bool> = revisions
+            .iter()
+            .map(|one| (one.key.to_string(), one.available))
+            .collect();
+        let mut sketch = Sketch::default();
+        for one in &revisions {
+            sketch.figure(Figure {
+                key: one.key.to_string(),
+                label: one.label.clone(),
+                cluster: one.descriptor.clone().unwrap_or_default(),
+                state: one.state,
+                derived: one.derived_from.is_some(),
+                value: one
+                    .value
+                    .as_ref()
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
+                touched: touched.contains(&one.key),
+                placeholder: false,
+            });
+        }
+        for (from, one) in revisions.iter().enumerate() {
+            let base = one
+                .derived_from
+                .as_ref()
+                .and_then(|base| sketch.places.get(base.as_str()));
+            if let Some(base) = base.copied() {
+                sketch.arrow(base, from, ArrowKind::Derives);
+            }
+            for (label, target) in &one.targets {
+                if let Some(prefixes) = target.strip_prefix("any of ") {
+                    let prefixes: Vec<&str> = prefixes.split(", ").collect();
+                    let matching =
+                        |key: &str| prefixes.iter().any(|prefix| key.starts_with(prefix));
+                    let found: Vec<usize> = available
+                        .iter()
+                        .filter(|(key, there)| **there && matching(key))
+                        .filter_map(|(key, _)| sketch.places.get(key).copied())
+                        .collect();
+                    if found.is_empty() {
+                        sketch.missing(from, format!("? {label} ?"));
+                    }
+                    for to in found {
+                        sketch.arrow(from, to, ArrowKind::Met);
+                    }
+                    continue;
+                }
+                match sketch.places.get(target).copied() {
+                    Some(to) if available.get(target) == Some(&true) => {
+                        sketch.arrow(from, to, ArrowKind::Met);
+                    }
+                    Some(to) => sketch.arrow(from, to, ArrowKind::Unmet),
+                    None => sketch.missing(from, target.clone()),
+                }
+            }
+        }
+        let title = format!(
+            "{} keys - SeqNum: {} ({})",
+            revisions.len(),
+            record.seq,
+            record.stop
+        );
+        sketch.finish(title, record.stop)
+    }
+}

@@ -1,0 +1,381 @@
+//! Bringing the graph into line with what the south really holds.
+//!
+//! Asking is the shell's business; this module says what to tell a descriptor before it looks
+//! ([`known`]) and what its answer means ([`Refresh::apply`]).
+//!
+//! A base value counts as it was found. A derived value is only visible through its base, so what
+//! the graph knows about it decides: one that waits still waits, one whose creation failed is still
+//! not there, and while an operation on the base itself has failed its parts are as they were,
+//! whatever the base says.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use crate::descriptor::{Derived, ErasedKnown, ErasedRetrieved};
+use crate::graph::Graph;
+use crate::key::{Key, KeyId};
+use crate::metadata::MetadataIndexes;
+use crate::registry::{DescriptorId, Registry};
+use crate::state::{Operation, Origin, ValueState};
+use crate::transaction::Wanted;
+use crate::value::{Metadata, Value};
+
+/// What the engine believes about a descriptor's values. Before the south was ever looked at, that
+/// is what the north wants; afterwards it is what is available, with its metadata.
+pub(crate) fn known(
+    graph: &Graph,
+    registry: &Registry,
+    descriptor: DescriptorId,
+    first: Option<&BTreeMap<Key, Wanted>>,
+) -> Vec<ErasedKnown> {
+    if let Some(wanted) = first {
+        return wanted
+            .iter()
+            .filter(|(key, _)| registry.for_key(key) == Some(descriptor))
+            .filter_map(|(key, wanted)| {
+                let value = registry.get(descriptor).read(wanted.value.as_ref()?)?;
+                Some(ErasedKnown {
+                    key: key.clone(),
+                    value,
+                    metadata: None,
+                    origin: Origin::North,
+                })
+            })
+            .collect();
+    }
+    base_values(graph, registry, descriptor)
+        .into_iter()
+        .filter_map(|id| {
+            let node = graph.node(id).filter(|node| node.available)?;
+            Some(ErasedKnown {
+                key: graph.key(id).clone(),
+                value: node.value.clone()?,
+                metadata: node.metadata.clone(),
+                origin: node.state.origin(),
+            })
+        })
+        .collect()
+}
+
+/// The base values of a descriptor, in key order.
+pub(crate) fn base_values(
+    graph: &Graph,
+    registry: &Registry,
+    descriptor: DescriptorId,
+) -> Vec<KeyId> {
+    registry
+        .prefixes_of(descriptor)
+        .flat_map(|prefix| graph.with_prefix(prefix))
+        .filter(|(_, _, node)| node.base.is_none())
+        .map(|(_, id, _)| id)
+        .collect()
+}
+
+/// One look at the south.
+pub(crate) struct Refresh<'a> {
+    pub(crate) graph: &'a mut Graph,
+    pub(crate) registry: &'a Registry,
+    pub(crate) indexes: Option<&'a MetadataIndexes>,
+    /// Where a value came from the last time it was seen.
+    pub(crate) remembered: &'a dyn Fn(&Key) -> Option<Origin>,
+    pub(crate) findings: &'a mut Findings,
+}
+
+/// What several looks that belong together found out.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    /// What a descriptor should have answered otherwise.
+    pub(crate) warnings: Vec<String>,
+    /// Derived values seen for the first time, each after its base.
+    fresh: Vec<(KeyId, KeyId)>,
+    /// Values already taken down as touched.
+    pub(crate) touched: Vec<KeyId>,
+}
+
+impl Findings {
+    /// To be called when every descriptor was asked: a derived value seen for the first time can
+    /// only be there if what it needs is.
+    pub(crate) fn settle(&mut self, graph: &mut Graph) {
+        for (base, id) in std::mem::take(&mut self.fresh) {
+            if graph.node(id).is_some() && !graph.is_ready(id) {
+                graph.remove(id);
+                let node = graph.write(base);
+                node.derived = node
+                    .derived
+                    .iter()
+                    .copied()
+                    .filter(|derived| *derived != id)
+                    .collect();
+            }
+        }
+    }
+}
+
+impl Refresh<'_> {
+    /// Takes in what a descriptor found; with `only`, looks at nothing but those values.
+    pub(crate) fn apply(
+        &mut self,
+        descriptor: DescriptorId,
+        found: Vec<ErasedRetrieved>,
+        known: &[ErasedKnown],
+        only: Option<&HashSet<KeyId>>,
+    ) {
+        let believed: BTreeMap<&Key, Origin> =
+            known.iter().map(|one| (&one.key, one.origin)).collect();
+        let mut seen = HashSet::with_capacity(found.len());
+        for found in found {
+            let name = self.registry.get(descriptor).name();
+            if found.key.is_empty() || self.registry.for_key(&found.key) != Some(descriptor) {
+                self.findings.warnings.push(format!(
+                    "{name} retrieved {:?}, which is not its own",
+                    found.key
+                ));
+                continue;
+            }
+            let id = self.graph.intern(&found.key);
+            if self.graph.node(id).is_some_and(|node| node.base.is_some()) {
+                self.findings
+                    .warnings
+                    .push(format!("{name} retrieved {}, a derived value", found.key));
+                continue;
+            }
+            if !seen.insert(id) {
+                self.findings
+                    .warnings
+                    .push(format!("{name} retrieved {} twice", found.key));
+                continue;
+            }
+            if only.is_some_and(|only| !only.contains(&id)) {
+                continue;
+            }
+            let origin = match found.origin {
+                Origin::Unknown => believed
+                    .get(&found.key)
+                    .copied()
+                    .or_else(|| (self.remembered)(&found.key))
+                    .unwrap_or(Origin::South),
+                origin => origin,
+            };
+            self.seen(id, descriptor, found, origin);
+        }
+        for id in base_values(self.graph, self.registry, descriptor) {
+            if !seen.contains(&id) && only.is_none_or(|only| only.contains(&id)) {
+                self.not_seen(id);
+            }
+        }
+    }
+
+    fn seen(
+        &mut self,
+        id: KeyId,
+        descriptor: DescriptorId,
+        found: ErasedRetrieved,
+        origin: Origin,
+    ) {
+        let node = self.graph.node(id);
+        let settled = node.is_some_and(|node| {
+            node.available
+                && !node.uncertain
+                && node.value.as_ref() == Some(&found.value)
+                && node.metadata == found.metadata
+        });
+        if settled {
+            return;
+        }
+        self.set_metadata(id, descriptor, found.metadata);
+        let node = self.graph.write(id);
+        node.descriptor = Some(descriptor);
+        node.value = Some(found.value.clone());
+        node.uncertain = false;
+        node.state = match node.state {
+            ValueState::Nonexistent | ValueState::Removed | ValueState::Unimplemented => {
+                match origin {
+                    Origin::South => ValueState::Obtained,
+                    _ => ValueState::Discovered,
+                }
+            }
+            ValueState::Pending | ValueState::Missing => ValueState::Configured,
+            state => state,
+        };
+        let obtained = node.is_obtained();
+        self.graph.set_available(id, true);
+        self.graph.value_changed(id);
+        self.set_edges(id, obtained, &found.value);
+        self.seen_derived(id, descriptor, &found.value, obtained);
+    }
+
+    fn set_edges(&mut self, id: KeyId, obtained: bool, value: &Value) {
+        let key = self.graph.key(id).clone();
+        let descriptor = self.graph.node(id).and_then(|node| node.descriptor);
+        let dependencies = match descriptor.filter(|_| !obtained) {
+            Some(descriptor) => self.registry.get(descriptor).dependencies(&key, value),
+            None => Vec::new(),
+        };
+        self.graph.set_edges(id, dependencies);
+    }
+
+    fn seen_derived(
+        &mut self,
+        base: KeyId,
+        descriptor: DescriptorId,
+        value: &Value,
+        obtained: bool,
+    ) {
+        let key = self.graph.key(base).clone();
+        let state = self.graph.state(base);
+        let mut all: Vec<KeyId> = self
+            .graph
+            .node(base)
+            .map(|node| node.derived.to_vec())
+            .unwrap_or_default();
+        let mut listed: HashSet<KeyId> = all.iter().copied().collect();
+        let mut current = HashSet::new();
+        for derived in self.registry.get(descriptor).derived(&key, value) {
+            let Derived {
+                key: derived_key,
+                value: derived_value,
+                property,
+            } = derived;
+            let id = self.graph.intern(&derived_key);
+            if self
+                .graph
+                .node(id)
+                .is_some_and(|node| node.base != Some(base))
+            {
+                self.findings.warnings.push(format!(
+                    "{derived_key}, derived from {key}, is a value of its own"
+                ));
+                continue;
+            }
+            let reader = self.registry.for_key(&derived_key).filter(|_| !property);
+            let read = reader.and_then(|reader| self.registry.get(reader).read(&derived_value));
+            let derived_value = read.unwrap_or(derived_value);
+            if listed.insert(id) {
+                all.push(id);
+            }
+            current.insert(id);
+            self.seen_one_derived(base, id, reader, derived_value, state, obtained);
+        }
+        for id in all.iter().copied().filter(|id| !current.contains(id)) {
+            self.lost(id);
+        }
+        let graph = &*self.graph;
+        all.retain(|id| graph.node(*id).is_some());
+        all.sort_unstable_by(|a, b| graph.key(*a).cmp(graph.key(*b)));
+        self.graph.write(base).derived = all.into();
+    }
+
+    fn seen_one_derived(
+        &mut self,
+        base: KeyId,
+        id: KeyId,
+        descriptor: Option<DescriptorId>,
+        value: Value,
+        base_state: ValueState,
+        obtained: bool,
+    ) {
+        // An operation on the base broke off before its parts were touched.
+        if base_state.is_failure() && descriptor.is_some() {
+            return;
+        }
+        let known = self.graph.node(id);
+        let still_absent = known.is_some_and(|node| {
+            let failed_create = node.state.is_failure()
+                && node
+                    .error
+                    .as_ref()
+                    .is_some_and(|error| error.operation == Operation::Create);
+            descriptor.is_some()
+                && !node.available
+                && (node.state == ValueState::Pending || failed_create)
+        });
+        if still_absent {
+            return;
+        }
+        if known.is_none() && descriptor.is_some() && !obtained {
+            self.findings.fresh.push((base, id));
+        }
+        let node = self.graph.write(id);
+        node.base = Some(base);
+        node.descriptor = descriptor;
+        node.value = Some(value.clone());
+        // The base says nothing about how far a failed operation on a part of it got.
+        node.uncertain = node.uncertain && node.state.is_failure();
+        node.state = match node.state {
+            ValueState::Nonexistent | ValueState::Removed => match (obtained, base_state) {
+                (true, _) => ValueState::Obtained,
+                (false, _) => ValueState::Discovered,
+            },
+            ValueState::Pending | ValueState::Missing => ValueState::Configured,
+            state => state,
+        };
+        self.graph.set_available(id, true);
+        self.set_edges(id, obtained, &value);
+    }
+
+    fn not_seen(&mut self, id: KeyId) {
+        let Some(node) = self.graph.node(id) else {
+            return;
+        };
+        let descriptor = node.descriptor;
+        let derived = Arc::clone(&node.derived);
+        let gone = matches!(node.state, ValueState::Obtained | ValueState::Discovered)
+            || (node.last.requested.is_none() && node.state != ValueState::Nonexistent);
+        if let Some(descriptor) = descriptor {
+            self.set_metadata(id, descriptor, None);
+        }
+        for derived in derived.iter().copied() {
+            if gone {
+                self.graph.remove(derived)
+            } else {
+                self.lost(derived)
+            }
+        }
+        if gone {
+            self.graph.remove(id)
+        } else {
+            self.lost(id)
+        }
+    }
+
+    /// The value is not there.
+    fn lost(&mut self, id: KeyId) {
+        let Some(node) = self.graph.node(id) else {
+            return;
+        };
+        if !node.available && !node.uncertain && node.state != ValueState::Configured {
+            return;
+        }
+        if node.base.is_some()
+            && matches!(node.state, ValueState::Obtained | ValueState::Discovered)
+        {
+            self.graph.remove(id);
+            return;
+        }
+        self.graph.set_available(id, false);
+        let node = self.graph.write(id);
+        node.uncertain = node.uncertain && node.base.is_some() && node.state.is_failure();
+        if node.state == ValueState::Configured {
+            node.state = ValueState::Missing;
+        }
+    }
+
+    fn set_metadata(&mut self, id: KeyId, descriptor: DescriptorId, metadata: Option<Metadata>) {
+        if self
+            .graph
+            .node(id)
+            .is_some_and(|node| node.metadata == metadata)
+        {
+            return;
+        }
+        let descriptor = self.registry.get(descriptor);
+        if let (Some(indexes), Some(index)) = (self.indexes, descriptor.metadata_index()) {
+            let label = descriptor.label(self.graph.key(id));
+            match &metadata {
+                Some(metadata) => indexes.put(index, label, metadata.clone()),
+                None => indexes.remove(index, &label),
+            }
+        }
+        self.graph.write(id).metadata = metadata;
+    }
+}

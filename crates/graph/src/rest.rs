@@ -1,0 +1,302 @@
+//! The engine over HTTP: `/scheduler/…`.
+//!
+//! The paths and arguments are those of the original, its misspelt one included, and two of ours,
+//! `plan` and `commit`. A bad argument answers 400 and says what would be right; something that is
+//! not known answers 404.
+
+mod arguments;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::json;
+
+use self::arguments::Arguments;
+use crate::engine::{Engine, Error, View};
+use crate::transaction::{OnFailure, Resync, Retry, Transaction};
+
+/// The routes of one engine.
+pub fn router(engine: Engine) -> Router {
+    Router::new()
+        .route("/scheduler/graph", get(graph))
+        .route("/scheduler/txn-history", get(history))
+        .route("/scheduler/key-timeline", get(timeline))
+        .route("/scheduler/graph-snapshot", get(snapshot))
+        .route("/scheduler/graph-snaphost", get(snapshot))
+        .route("/scheduler/flag-stats", get(flag_stats))
+        .route("/scheduler/dump", get(dump))
+        .route("/scheduler/status", get(status))
+        .route("/scheduler/downstream-resync", post(downstream_resync))
+        .route("/scheduler/stats", get(stats))
+        .route("/scheduler/metrics", get(metrics))
+        .route("/scheduler/plan", post(plan))
+        .route("/scheduler/commit", post(commit))
+        .with_state(engine)
+}
+
+/// Why a request was not answered as asked.
+#[derive(Debug)]
+enum Refusal {
+    /// The request makes no sense.
+    Bad(String),
+    /// The engine could not.
+    Engine(Error),
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::Engine(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (status, text) = match self {
+            Self::Bad(reason) => (StatusCode::BAD_REQUEST, reason),
+            Self::Engine(error) => {
+                let status = match &error {
+                    Error::Unknown(_) => StatusCode::NOT_FOUND,
+                    Error::Refused(_) => StatusCode::BAD_REQUEST,
+                    Error::QueueFull | Error::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+                    Error::NotConfigured(_) => StatusCode::REQUEST_TIMEOUT,
+                    Error::Failed(_) | Error::Registration(_) => StatusCode::CONFLICT,
+                    _ => StatusCode::INTERNAL_SERVER_ERROR,
+                };
+                (status, error.to_string())
+            }
+        };
+        (status, format!("{text}\n")).into_response()
+    }
+}
+
+type Answer<T> = Result<T, Refusal>;
+
+async fn graph(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["txn", "format"])?;
+    let picture = engine.picture(arguments.number("txn")?)?;
+    let (kind, body) = match arguments.get("format") {
+        Some("dot") => ("text/vnd.graphviz; charset=utf-8", picture.dot()),
+        Some("raw") => ("text/plain; charset=utf-8", picture.dot()),
+        _ => ("image/svg+xml; charset=utf-8", picture.svg()),
+    };
+    Ok(([(header::CONTENT_TYPE, kind)], body).into_response())
+}
+
+async fn history(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["format", "seq-num", "since", "until"])?;
+    let records = match arguments.number("seq-num")? {
+        Some(seq) => {
+            let found = engine.transaction(seq);
+            vec![found.ok_or_else(|| Error::Unknown(format!("transaction {seq}")))?]
+        }
+        None => engine.history(arguments.time("since")?, arguments.time("until")?),
+    };
+    match arguments.get("format") {
+        None | Some("json") if arguments.get("seq-num").is_some() => {
+            Ok(Json(json!(records.first())).into_response())
+        }
+        None | Some("json") => Ok(Json(json!(records)).into_response()),
+        Some("text") => {
+            let text: String = records
+                .iter()
+                .map(|record| crate::log::text(record))
+                .collect();
+            Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
+        }
+        Some(other) => Err(Refusal::Bad(format!(
+            "format is {other}; it can be json or text"
+        ))),
+    }
+}
+
+async fn timeline(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["key", "time"])?;
+    let key = arguments
+        .get("key")
+        .ok_or_else(|| Refusal::Bad("key is missing".to_owned()))?;
+    Ok(Json(engine.timeline(key, arguments.time("time")?)).into_response())
+}
+
+async fn snapshot(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["time"])?;
+    let at = arguments.time("time")?.unwrap_or_else(|| engine.now());
+    Ok(Json(engine.snapshot(at)).into_response())
+}
+
+async fn flag_stats(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["flag", "prefix"])?;
+    let flags = "last-update, error, value-state, unavailable, descriptor, derived";
+    let flag = arguments.get("flag");
+    let flag = flag.ok_or_else(|| Refusal::Bad(format!("flag is missing; it can be {flags}")))?;
+    let stats = engine.flag_stats(flag, &arguments.all("prefix"));
+    let stats = stats.map_err(|_| Refusal::Bad(format!("flag is {flag}; it can be {flags}")))?;
+    Ok(Json(stats).into_response())
+}
+
+async fn dump(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["descriptor", "key-prefix", "view"])?;
+    let view = match arguments.get("view") {
+        None | Some("SB") => View::SB,
+        Some("NB") => View::NB,
+        Some("cached" | "internal") => View::Cached,
+        Some(other) => {
+            return Err(Refusal::Bad(format!(
+                "view is {other}; it can be NB, SB, internal or cached"
+            )));
+        }
+    };
+    let descriptor = match (arguments.get("descriptor"), arguments.get("key-prefix")) {
+        (Some(_), Some(_)) => {
+            return Err(Refusal::Bad(
+                "give descriptor or key-prefix, not both".to_owned(),
+            ));
+        }
+        (Some(descriptor), None) => descriptor.to_owned(),
+        (None, Some(prefix)) => engine.descriptor_of_prefix(prefix)?,
+        (None, None) => return Ok(Json(engine.dump_index()).into_response()),
+    };
+    Ok(Json(engine.dump(&descriptor, view).await?).into_response())
+}
+
+async fn status(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["key", "descriptor", "key-prefix"])?;
+    if let Some(key) = arguments.get("key") {
+        return Ok(Json(engine.status(key)).into_response());
+    }
+    if let Some(descriptor) = arguments.get("descriptor") {
+        let index = engine.dump_index();
+        if !index.descriptors.iter().any(|known| known == descriptor) {
+            return Err(Error::Unknown(format!("descriptor {descriptor}")).into());
+        }
+        let own = |key: &str| engine.descriptor_of_key(key).as_deref() == Some(descriptor);
+        let all = engine.statuses(|_| true);
+        let own: Vec<_> = all.into_iter().filter(|status| own(&status.key)).collect();
+        return Ok(Json(own).into_response());
+    }
+    let prefix = arguments.get("key-prefix").unwrap_or_default();
+    Ok(Json(engine.statuses(|key| key.starts_with(prefix))).into_response())
+}
+
+async fn downstream_resync(
+    State(engine): State<Engine>,
+    RawQuery(query): RawQuery,
+) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["retry", "verbose"])?;
+    let mut transaction = Transaction::downstream_resync().description("requested over REST");
+    if arguments.flag("retry")? {
+        transaction = transaction.retry(Retry::default());
+    }
+    let verbose = arguments.flag("verbose")?;
+    let record = engine.apply(transaction).await?;
+    if verbose {
+        return Ok(
+            Json(json!({"transaction": record, "graph": engine.picture(None)?.dot()}))
+                .into_response(),
+        );
+    }
+    Ok(Json(record).into_response())
+}
+
+async fn stats(State(engine): State<Engine>) -> Response {
+    Json(engine.stats()).into_response()
+}
+
+async fn metrics(State(engine): State<Engine>) -> Response {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], engine.stats().prometheus()).into_response()
+}
+
+/// A transaction as it is sent.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Sent {
+    #[serde(default)]
+    set: BTreeMap<String, serde_json::Value>,
+    #[serde(default)]
+    delete: Vec<String>,
+    #[serde(default)]
+    resync: Option<SentResync>,
+    #[serde(default)]
+    on_failure: Option<OnFailure>,
+    #[serde(default)]
+    retry: Option<SentRetry>,
+    #[serde(default)]
+    description: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum SentResync {
+    Full,
+    Upstream,
+    Downstream,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct SentRetry {
+    #[serde(default)]
+    period_ms: Option<u64>,
+    #[serde(default)]
+    max: Option<u32>,
+    #[serde(default)]
+    backoff: Option<bool>,
+}
+
+fn read(body: &str) -> Answer<Transaction> {
+    let sent: Sent = serde_json::from_str(body).map_err(|error| Refusal::Bad(error.to_string()))?;
+    let mut transaction = Transaction::new().description(sent.description);
+    for (key, value) in sent.set {
+        transaction = transaction.set(key, value);
+    }
+    for key in sent.delete {
+        transaction = transaction.delete(key);
+    }
+    transaction = match sent.resync {
+        None => transaction,
+        Some(SentResync::Full) => transaction.resync(Resync::FullResync),
+        Some(SentResync::Upstream) => transaction.resync(Resync::UpstreamResync),
+        Some(SentResync::Downstream) => transaction.resync(Resync::DownstreamResync),
+    };
+    if let Some(on_failure) = sent.on_failure {
+        transaction = transaction.on_failure(on_failure);
+    }
+    if let Some(retry) = sent.retry {
+        let usual = Retry::default();
+        transaction = transaction.retry(Retry {
+            period: retry.period_ms.map_or(usual.period, Duration::from_millis),
+            max: retry.max.unwrap_or(usual.max),
+            backoff: retry.backoff.unwrap_or(usual.backoff),
+        });
+    }
+    Ok(transaction)
+}
+
+async fn plan(State(engine): State<Engine>, body: String) -> Answer<Response> {
+    let operations = engine.plan(read(&body)?).await?;
+    Ok(Json(operations).into_response())
+}
+
+async fn commit(
+    State(engine): State<Engine>,
+    RawQuery(query): RawQuery,
+    body: String,
+) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["wait"])?;
+    let transaction = read(&body)?;
+    let record = match arguments.number("wait")? {
+        Some(seconds) => {
+            engine
+                .commit_until_configured(transaction, Duration::from_secs(seconds))
+                .await?
+        }
+        None => engine.commit(transaction).await?,
+    };
+    Ok(Json(record).into_response())
+}

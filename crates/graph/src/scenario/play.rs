@@ -1,0 +1,267 @@
+//! Playing a scenario against a real engine.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::{Value as Json, json};
+use tokio_util::sync::CancellationToken;
+
+use super::compare::differences;
+use super::file::{NotifySpec, ResyncSpec, RetrySpec, Scenario, Step, TxnSpec};
+use super::report::{Report, StepReport, TransactionReport};
+use super::south::{MadeUp, South};
+use crate::clock::{Clock, ManualClock, later};
+use crate::engine::{Builder, Engine, Options};
+use crate::key::Key;
+use crate::record::TransactionRecord;
+use crate::status::ValueStatus;
+use crate::transaction::{Notification, Resync, Retry, Transaction};
+use crate::value::{Metadata, Value};
+
+/// A scenario that was played, with its engine still running.
+#[derive(Debug)]
+pub struct Played {
+    /// What it led to.
+    pub report: Report,
+    /// The engine.
+    pub engine: Engine,
+    stop: CancellationToken,
+    worker: tokio::task::JoinHandle<()>,
+}
+
+impl Played {
+    /// Stops the engine.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        // A worker that panicked has nothing left to stop.
+        let _ = self.worker.await;
+    }
+}
+
+/// Plays a scenario from beginning to end.
+pub async fn play(scenario: &Scenario) -> Result<Played, super::Error> {
+    let south = South::new(scenario);
+    let clock = ManualClock::new(Timestamp::from_second(1_600_000_000).unwrap_or_default());
+    let options = Options {
+        clock: Arc::new(clock.clone()),
+        parallel: scenario.parallel.unwrap_or(1),
+        verify: scenario.verify,
+        ..Options::default()
+    };
+    let mut builder = Builder::new(options);
+    for spec in scenario.descriptors.iter().filter(|spec| !spec.late) {
+        builder = builder.register(MadeUp::new(spec.clone(), south.clone()))?;
+    }
+    let (engine, service) = builder.build()?;
+    let stop = CancellationToken::new();
+    let worker = tokio::spawn(service.run(stop.clone()));
+    let mut stage = Stage {
+        scenario,
+        south,
+        clock,
+        engine: engine.clone(),
+        seen: 0,
+    };
+    let mut report = Report {
+        steps: Vec::new(),
+        differences: Vec::new(),
+    };
+    for (index, step) in scenario.steps.iter().enumerate() {
+        let got = stage.step(step).await?;
+        report
+            .differences
+            .extend(differences(index + 1, step, &got));
+        report.steps.push(got);
+    }
+    Ok(Played {
+        report,
+        engine,
+        stop,
+        worker,
+    })
+}
+
+struct Stage<'a> {
+    scenario: &'a Scenario,
+    south: South,
+    clock: ManualClock,
+    engine: Engine,
+    /// How many transactions earlier steps caused.
+    seen: usize,
+}
+
+impl Stage<'_> {
+    async fn step(&mut self, step: &Step) -> Result<StepReport, super::Error> {
+        // Every step has its own moment, so that questions about time have one answer.
+        self.clock.advance(std::time::Duration::from_micros(1));
+        let mut error = None;
+        if let Some(drift) = &step.drift {
+            self.south.drift(&drift.set, &drift.delete);
+        }
+        if let Some(txn) = &step.txn
+            && let Err(refused) = self.engine.apply(transaction(txn)).await
+        {
+            error = Some(refused.to_string());
+        }
+        if let Some(notify) = &step.notify
+            && let Err(refused) = self.engine.notify(notification(notify))
+        {
+            error = Some(refused.to_string());
+        }
+        if let Some(name) = &step.register {
+            let spec = self
+                .scenario
+                .descriptors
+                .iter()
+                .find(|spec| spec.name == *name);
+            let done = match spec {
+                Some(spec) => {
+                    let descriptor = MadeUp::new(spec.clone(), self.south.clone());
+                    self.engine
+                        .register(descriptor)
+                        .await
+                        .map_err(|error| error.to_string())
+                }
+                None => Err(format!("there is no descriptor {name}")),
+            };
+            error = error.or(done.err());
+        }
+        self.engine.barrier().await?;
+        if let Some(by) = step.advance {
+            self.advance(later(self.clock.now(), by)).await?;
+        }
+        Ok(self.report(error))
+    }
+
+    /// Moves the clock from one retry to the next, so that none is skipped.
+    async fn advance(&mut self, end: Timestamp) -> Result<(), super::Error> {
+        while let Some(due) = self.engine.next_retry().filter(|due| *due <= end) {
+            self.clock.set(due);
+            self.engine.barrier().await?;
+        }
+        self.clock.set(end);
+        Ok(self.engine.barrier().await?)
+    }
+
+    fn report(&mut self, error: Option<String>) -> StepReport {
+        let history = self.engine.history(None, None);
+        let new = history.iter().skip(self.seen);
+        let transactions = new
+            .map(|record: &Arc<TransactionRecord>| TransactionReport::new(record))
+            .collect();
+        self.seen = history.len();
+        let mut all = Vec::new();
+        for one in self.engine.statuses(|_| true) {
+            flatten(one, &mut all);
+        }
+        let known = |key: &Key| all.iter().any(|one: &ValueStatus| one.key == *key);
+        let states = self.engine.states();
+        // Derived values that their base no longer lists have a status of their own.
+        let rest: Vec<ValueStatus> = states
+            .iter()
+            .filter(|(key, _)| !known(key))
+            .map(|(key, _)| self.engine.status(key))
+            .collect();
+        all.extend(rest);
+        let waiting = |one: &&ValueStatus| one.state == crate::state::ValueState::Pending;
+        StepReport {
+            transactions,
+            states: states
+                .into_iter()
+                .map(|(key, state)| (key.to_string(), json!(state)))
+                .collect(),
+            south: self.south.values(),
+            calls: self.south.take_calls(),
+            pending: all
+                .iter()
+                .filter(waiting)
+                .map(|one| (one.key.to_string(), json!(one.details)))
+                .collect(),
+            metadata: self
+                .engine
+                .metadata()
+                .into_iter()
+                .map(|(key, metadata)| (key.to_string(), metadata.json()))
+                .collect(),
+            status: all
+                .iter()
+                .map(|one| (one.key.to_string(), brief(one)))
+                .collect(),
+            correlate: self
+                .south
+                .take_correlate()
+                .into_iter()
+                .map(|(name, told)| (name, json!(told)))
+                .collect(),
+            error,
+        }
+    }
+}
+
+fn flatten(mut status: ValueStatus, all: &mut Vec<ValueStatus>) {
+    let derived = std::mem::take(&mut status.derived);
+    all.push(status);
+    for one in derived {
+        flatten(one, all);
+    }
+}
+
+fn brief(status: &ValueStatus) -> Json {
+    let mut brief = json!({
+        "state": status.state,
+        "last": status.last_operation,
+        "error": status.error,
+        "cycle": status.cycle,
+    });
+    if !status.details.is_empty() {
+        brief["details"] = json!(status.details);
+    }
+    brief
+}
+
+fn transaction(spec: &TxnSpec) -> Transaction {
+    let mut transaction = Transaction::new().description(spec.description.clone());
+    for (key, value) in &spec.set {
+        transaction = transaction.set(key.as_str(), Value::new(value.clone()));
+    }
+    for key in &spec.delete {
+        transaction = transaction.delete(key.as_str());
+    }
+    if let Some(resync) = spec.resync {
+        transaction = transaction.resync(match resync {
+            ResyncSpec::Full => Resync::FullResync,
+            ResyncSpec::Upstream => Resync::UpstreamResync,
+            ResyncSpec::Downstream => Resync::DownstreamResync,
+        });
+    }
+    if let Some(on_failure) = spec.on_failure {
+        transaction = transaction.on_failure(on_failure);
+    }
+    match &spec.retry {
+        Some(retry) => transaction.retry(retry_of(retry)),
+        None => transaction,
+    }
+}
+
+fn retry_of(spec: &RetrySpec) -> Retry {
+    let usual = Retry::default();
+    Retry {
+        period: spec.period.unwrap_or(usual.period),
+        max: spec.max.unwrap_or(usual.max),
+        backoff: spec.backoff.unwrap_or(usual.backoff),
+    }
+}
+
+fn notification(spec: &NotifySpec) -> Notification {
+    let metadata: &BTreeMap<String, i64> = &spec.metadata;
+    let mut notification = Notification::new();
+    for (key, value) in &spec.set {
+        let metadata = metadata.get(key).map(|number| Metadata::new(*number));
+        notification = notification.set(key.as_str(), Value::new(value.clone()), metadata);
+    }
+    for key in &spec.delete {
+        notification = notification.delete(key.as_str());
+    }
+    notification
+}

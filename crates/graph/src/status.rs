@@ -1,0 +1,218 @@
+//! The status of values, and watching it.
+//!
+//! A watcher has a bounded queue of its own. The engine never waits for a watcher; a watcher that
+//! falls behind is told how many changes it missed and reads the present state again. Nothing is
+//! lost silently.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use crate::descriptor::UserLabels;
+use crate::graph::Graph;
+use crate::key::{Key, KeyId};
+use crate::state::{Operation, ValueState};
+
+/// How a value stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ValueStatus {
+    /// Its key.
+    pub key: Key,
+    /// Its state.
+    pub state: ValueState,
+    /// What was last done to it.
+    #[serde(rename = "lastOperation")]
+    pub last_operation: Operation,
+    /// Why that failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The dependencies that are not met, or the fields that are not valid.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub details: Vec<String>,
+    /// The circle of waiting values it is part of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cycle: Vec<Key>,
+    /// Whether the south may differ: the last operation on it broke off.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uncertain: bool,
+    /// What the user wrote on it.
+    #[serde(default, skip_serializing_if = "UserLabels::is_empty")]
+    pub labels: UserLabels,
+    /// The values derived from it, in key order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub derived: Vec<ValueStatus>,
+}
+
+/// The status of a value, its derived values included.
+pub(crate) fn status(graph: &Graph, id: KeyId) -> ValueStatus {
+    let key = graph.key(id).clone();
+    let Some(node) = graph.node(id) else {
+        return ValueStatus {
+            key,
+            state: ValueState::Nonexistent,
+            last_operation: Operation::Undefined,
+            error: None,
+            details: Vec::new(),
+            cycle: Vec::new(),
+            uncertain: false,
+            labels: UserLabels::new(),
+            derived: Vec::new(),
+        };
+    };
+    let details = match (node.state, &node.error) {
+        (ValueState::Pending, _) => graph.unmet(id),
+        (ValueState::Invalid, Some(error)) => error.fields.clone(),
+        _ => Vec::new(),
+    };
+    ValueStatus {
+        key,
+        state: node.state,
+        last_operation: if node.is_obtained() {
+            Operation::Undefined
+        } else {
+            node.last.operation
+        },
+        error: node.error.as_ref().map(|error| error.message.clone()),
+        details,
+        cycle: graph.blocking_circle(id).unwrap_or_default(),
+        uncertain: node.uncertain,
+        labels: node.labels.as_deref().cloned().unwrap_or_default(),
+        derived: node
+            .derived
+            .iter()
+            .filter(|derived| graph.node(**derived).is_some())
+            .map(|derived| status(graph, *derived))
+            .collect(),
+    }
+}
+
+/// What a watcher hears.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WatchEvent {
+    /// A value changed.
+    Status(Arc<ValueStatus>),
+    /// This many changes did not fit the queue: read the state again.
+    Missed(usize),
+}
+
+type Filter = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
+struct Queue {
+    filter: Filter,
+    capacity: usize,
+    events: Mutex<(VecDeque<Arc<ValueStatus>>, usize, bool)>,
+    wake: Notify,
+}
+
+/// Hears of status changes.
+pub struct StatusWatch(Arc<Queue>);
+
+impl StatusWatch {
+    /// The next change; none once the engine is gone.
+    pub async fn next(&mut self) -> Option<WatchEvent> {
+        loop {
+            let woken = self.0.wake.notified();
+            {
+                let mut events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(event) = events.0.pop_front() {
+                    return Some(WatchEvent::Status(event));
+                }
+                match std::mem::take(&mut events.1) {
+                    0 if events.2 => return None,
+                    0 => {}
+                    missed => return Some(WatchEvent::Missed(missed)),
+                }
+            }
+            woken.await;
+        }
+    }
+
+    /// The next change if there already is one.
+    pub fn try_next(&mut self) -> Option<WatchEvent> {
+        let mut events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(event) = events.0.pop_front() {
+            return Some(WatchEvent::Status(event));
+        }
+        match std::mem::take(&mut events.1) {
+            0 => None,
+            missed => Some(WatchEvent::Missed(missed)),
+        }
+    }
+}
+
+impl fmt::Debug for StatusWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StatusWatch").finish_non_exhaustive()
+    }
+}
+
+/// All watchers of an engine.
+#[derive(Default)]
+pub(crate) struct Watchers(Mutex<Vec<Weak<Queue>>>);
+
+impl fmt::Debug for Watchers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watchers").finish_non_exhaustive()
+    }
+}
+
+impl Watchers {
+    pub(crate) fn watch(
+        &self,
+        capacity: usize,
+        filter: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> StatusWatch {
+        let queue = Arc::new(Queue {
+            filter: Box::new(filter),
+            capacity: capacity.max(1),
+            events: Mutex::default(),
+            wake: Notify::new(),
+        });
+        self.lock().push(Arc::downgrade(&queue));
+        StatusWatch(queue)
+    }
+
+    /// Tells everyone who wants to know about these base values.
+    pub(crate) fn tell(&self, graph: &Graph, bases: impl Iterator<Item = KeyId>) {
+        let queues: Vec<Arc<Queue>> = {
+            let mut watchers = self.lock();
+            watchers.retain(|queue| queue.strong_count() > 0);
+            watchers.iter().filter_map(Weak::upgrade).collect()
+        };
+        if queues.is_empty() {
+            return;
+        }
+        for id in bases {
+            let mut told: Option<Arc<ValueStatus>> = None;
+            for queue in queues.iter().filter(|queue| (queue.filter)(graph.key(id))) {
+                let status = told.get_or_insert_with(|| Arc::new(status(graph, id)));
+                let mut events = queue.events.lock().unwrap_or_else(PoisonError::into_inner);
+                if events.1 == 0 && events.0.len() < queue.capacity {
+                    events.0.push_back(Arc::clone(status));
+                } else {
+                    events.1 += 1;
+                }
+                queue.wake.notify_one();
+            }
+        }
+    }
+
+    /// Tells everyone that nothing more will come.
+    pub(crate) fn close(&self) {
+        for queue in self.lock().iter().filter_map(Weak::upgrade) {
+            queue
+                .events
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .2 = true;
+            queue.wake.notify_one();
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Queue>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,729 @@
+//! The walk: from wanted values to operations, in the right order.
+//!
+//! The same walk plans and executes. It is a machine without input or output: [`Walk::step`] runs
+//! until it needs an operation done in the south, hands out a [`Call`], and goes on when it is told
+//! how that went. A plan answers every call with success and takes the graph's changes back
+//! afterwards; an execution asks the descriptor.
+//!
+//! Applying a value may apply others: creating one creates those that waited for it, deleting one
+//! first deletes those that need it, and both take their derived values along. What would be
+//! recursion is a stack of frames here, so that a chain of any length fits.
+//!
+//! Always holds: a value is created after everything it depends on and deleted before it; a key is
+//! never applied while it is already being applied further up the stack.
+//!
+//! Enter at [`Walk::new`]; [`create`], [`update`] and [`delete`] hold the three flows, [`early`] the
+//! cases where a change further down the list is better made now.
+
+mod create;
+mod delete;
+mod early;
+mod log;
+mod update;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+pub(crate) use self::log::{Conflicts, OperationLog};
+use crate::descriptor::{OperationError, UserLabels};
+use crate::graph::{Failure, Graph};
+use crate::key::{Key, KeyId};
+use crate::metadata::MetadataIndexes;
+use crate::record::{Flags, KeyError, OperationRecord};
+use crate::registry::{DescriptorId, Registry};
+use crate::state::{Operation, Origin, ValueState};
+use crate::transaction::{Retry, TransactionType};
+use crate::value::{Metadata, Value};
+
+/// Something to be done in the south.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub(crate) id: KeyId,
+    pub(crate) key: Key,
+    pub(crate) operation: Operation,
+    pub(crate) descriptor: DescriptorId,
+    pub(crate) old: Option<Value>,
+    pub(crate) new: Option<Value>,
+    pub(crate) metadata: Option<Metadata>,
+    pub(crate) base: Option<Key>,
+    pub(crate) revert: bool,
+}
+
+/// How a call went.
+pub(crate) type Answer = Result<Option<Metadata>, OperationError>;
+
+/// What the walk needs next.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// An operation; to be answered at the next step.
+    Call(Call),
+    /// A look at what is left of the values that failed, before the rest is taken back.
+    Refresh(HashSet<KeyId>),
+    /// Nothing: it is over.
+    Done,
+}
+
+/// A value of the transaction.
+#[derive(Debug, Clone)]
+pub(crate) struct Item {
+    pub(crate) id: KeyId,
+    pub(crate) value: Option<Value>,
+    pub(crate) labels: Option<Arc<UserLabels>>,
+    pub(crate) metadata: Option<Metadata>,
+    pub(crate) origin: Origin,
+}
+
+/// What the walk must know about its transaction.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) seq: u64,
+    pub(crate) kind: TransactionType,
+    pub(crate) retry: Option<Retry>,
+    pub(crate) reverts: bool,
+    pub(crate) attempt: u32,
+    pub(crate) registry: Arc<Registry>,
+    /// Where metadata is kept; none while planning.
+    pub(crate) indexes: Option<MetadataIndexes>,
+}
+
+/// How a value is being applied.
+#[derive(Debug, Clone, Copy)]
+struct How {
+    base: Option<KeyId>,
+    origin: Origin,
+    revert: bool,
+    recreate: bool,
+    /// A derived value that nothing is to be done for.
+    property: bool,
+}
+
+/// A value derived from another.
+#[derive(Debug, Clone)]
+struct Child {
+    id: KeyId,
+    value: Value,
+    property: bool,
+}
+
+impl How {
+    /// For a value of its own.
+    fn base(origin: Origin, revert: bool) -> Self {
+        Self {
+            base: None,
+            origin,
+            revert,
+            recreate: false,
+            property: false,
+        }
+    }
+
+    /// For a value derived from `base`.
+    fn derived(self, base: KeyId, property: bool) -> Self {
+        Self {
+            base: Some(base),
+            recreate: false,
+            property,
+            ..self
+        }
+    }
+}
+
+/// A value before an operation.
+#[derive(Debug, Clone, Default)]
+struct Before {
+    state: ValueState,
+    value: Option<Value>,
+    error: Option<Arc<Failure>>,
+}
+
+/// Whether something failed in a way that concerns whoever asked.
+type Outcome = Result<(), Abandoned>;
+
+#[derive(Debug, Clone, Copy)]
+struct Abandoned;
+
+/// What applying a value led to: an outcome, or more work.
+enum Applied {
+    Now(Outcome),
+    Later(Frame),
+}
+
+enum Frame {
+    Create(create::Create),
+    Update(update::Update),
+    Delete(delete::Delete),
+    Recreate(update::Recreate),
+}
+
+/// Why a frame is running again.
+enum Input {
+    Start,
+    Child(Outcome),
+    Answer(Answer),
+}
+
+/// What a frame wants.
+enum Flow {
+    /// To run again when the other frame is done.
+    Push(Frame, Frame),
+    /// To run again when the call is answered.
+    Call(Frame, Call),
+    Return(Outcome),
+}
+
+/// What a value was before the transaction, for taking it back.
+#[derive(Debug)]
+struct Previous {
+    id: KeyId,
+    requested: Option<Value>,
+    labels: Option<Arc<UserLabels>>,
+    retry: Option<Retry>,
+    /// The value was there although nobody wanted it any more.
+    leftover: Option<Value>,
+    /// The value was the south's own.
+    obtained: Option<(Option<Value>, Option<Metadata>)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Forward,
+    Stopped,
+    Revert,
+}
+
+/// A walk in progress.
+pub(crate) struct Walk {
+    settings: Settings,
+    items: Vec<Item>,
+    /// Where in `items` a key stands, and whether it was reached.
+    todo: HashMap<KeyId, (usize, bool)>,
+    undone: usize,
+    next: usize,
+    stack: Vec<(Frame, Option<KeyId>)>,
+    branch: HashSet<KeyId>,
+    input: Input,
+    reached: Vec<Previous>,
+    phase: Phase,
+    /// Dependents that failed and must be put back before the rest is taken back.
+    mend: Vec<KeyId>,
+    log: OperationLog,
+    conflicts: Option<Conflicts>,
+    errors: Vec<KeyError>,
+    failed: Vec<(KeyId, u32)>,
+    warnings: Vec<String>,
+    /// How many frames are putting back what they took away: they finish what they began.
+    mending: usize,
+}
+
+/// What is left of a walk when it is over.
+#[derive(Debug, Default)]
+pub(crate) struct Walked {
+    pub(crate) operations: Vec<OperationRecord>,
+    pub(crate) conflicts: Option<Conflicts>,
+    pub(crate) errors: Vec<KeyError>,
+    /// Base values that ended in failure, each with the number of its next retry.
+    pub(crate) failed: Vec<(KeyId, u32)>,
+    pub(crate) reverted: bool,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Walk {
+    /// A walk over the items. Items come in key order; here they are put into the order that
+    /// needs the fewest operations: what goes, what is re-created, what comes, what changes.
+    pub(crate) fn new(graph: &Graph, settings: Settings, mut items: Vec<Item>) -> Self {
+        items.sort_by_cached_key(|item| urgency(graph, &settings.registry, item));
+        let todo: HashMap<_, _> = items
+            .iter()
+            .enumerate()
+            .map(|(position, item)| (item.id, (position, false)))
+            .collect();
+        Self {
+            settings,
+            undone: items.len(),
+            items,
+            todo,
+            next: 0,
+            stack: Vec::new(),
+            branch: HashSet::new(),
+            input: Input::Start,
+            reached: Vec::new(),
+            phase: Phase::Forward,
+            mend: Vec::new(),
+            log: OperationLog::default(),
+            conflicts: None,
+            errors: Vec::new(),
+            failed: Vec::new(),
+            warnings: Vec::new(),
+            mending: 0,
+        }
+    }
+
+    /// Also works out which calls may not overtake each other.
+    pub(crate) fn with_conflicts(mut self) -> Self {
+        self.conflicts = Some(Conflicts::default());
+        self
+    }
+
+    /// Whether a failure has already decided that the transaction will be reverted.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.phase != Phase::Forward
+    }
+
+    fn plans(&self) -> bool {
+        self.settings.indexes.is_none()
+    }
+
+    /// Runs until something is needed. `answer` is how the last call went, if there was one.
+    pub(crate) fn step(&mut self, graph: &mut Graph, answer: Option<Answer>) -> Step {
+        if let Some(answer) = answer {
+            self.input = Input::Answer(answer);
+        }
+        loop {
+            let Some((frame, owner)) = self.stack.pop() else {
+                match self.next_item(graph) {
+                    Some(Ok(applied)) => self.begin(applied),
+                    Some(Err(step)) => return step,
+                    None => return Step::Done,
+                }
+                continue;
+            };
+            let input = std::mem::replace(&mut self.input, Input::Start);
+            let flow = match frame {
+                Frame::Create(frame) => self.run_create(graph, frame, input),
+                Frame::Update(frame) => self.run_update(graph, frame, input),
+                Frame::Delete(frame) => self.run_delete(graph, frame, input),
+                Frame::Recreate(frame) => self.run_recreate(graph, frame, input),
+            };
+            match flow {
+                Flow::Push(frame, child) => {
+                    self.stack.push((frame, owner));
+                    self.begin(Applied::Later(child));
+                }
+                Flow::Call(frame, call) => {
+                    self.stack.push((frame, owner));
+                    if let Some(conflicts) = &mut self.conflicts {
+                        conflicts.add(graph, &call);
+                    }
+                    return Step::Call(call);
+                }
+                Flow::Return(outcome) => {
+                    if let Some(id) = owner {
+                        self.branch.remove(&id);
+                    }
+                    self.input = Input::Child(outcome);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, applied: Applied) {
+        match applied {
+            Applied::Now(outcome) => self.input = Input::Child(outcome),
+            Applied::Later(frame) => {
+                let id = frame.id();
+                let owner = self.branch.insert(id).then_some(id);
+                self.stack.push((frame, owner));
+                self.input = Input::Start;
+            }
+        }
+    }
+
+    fn next_item(&mut self, graph: &mut Graph) -> Option<Result<Applied, Step>> {
+        match self.phase {
+            Phase::Forward => {
+                while let Some(item) = self.items.get(self.next) {
+                    self.next += 1;
+                    let id = item.id;
+                    if let Some(item) = self.reach(graph, id) {
+                        return Some(Ok(self.apply_item(graph, &item)));
+                    }
+                }
+                None
+            }
+            Phase::Stopped => {
+                self.phase = Phase::Revert;
+                self.undone = 0;
+                let dependents = self.failed.iter().map(|(base, _)| *base);
+                self.mend = dependents
+                    .filter(|base| !self.todo.contains_key(base))
+                    .collect();
+                Some(Err(Step::Refresh(
+                    self.failed.iter().map(|(base, _)| *base).collect(),
+                )))
+            }
+            Phase::Revert => {
+                while let Some(id) = self.mend.pop() {
+                    if let Some(applied) = self.mend_dependent(graph, id) {
+                        return Some(Ok(applied));
+                    }
+                }
+                let previous = self.reached.pop()?;
+                Some(Ok(self.take_back(graph, previous)))
+            }
+        }
+    }
+
+    /// The item of a key that was not reached yet; from now on it is.
+    fn reach(&mut self, graph: &Graph, id: KeyId) -> Option<Item> {
+        let (position, reached) = self.todo.get_mut(&id)?;
+        if std::mem::replace(reached, true) || self.undone == 0 {
+            return None;
+        }
+        self.undone -= 1;
+        let item = self.items[*position].clone();
+        if self.settings.reverts {
+            let node = graph.node(id);
+            let obtained = node.filter(|node| node.is_obtained());
+            self.reached.push(Previous {
+                id,
+                requested: node.and_then(|node| node.last.requested.clone()),
+                labels: node.and_then(|node| node.labels.clone()),
+                retry: node.and_then(|node| node.last.retry),
+                leftover: node
+                    .filter(|node| node.available && node.last.requested.is_none())
+                    .and_then(|node| node.value.clone()),
+                obtained: obtained.map(|node| (node.value.clone(), node.metadata.clone())),
+            });
+        }
+        Some(item)
+    }
+
+    /// The item of a key that is still to come.
+    fn coming(&self, id: KeyId) -> Option<&Item> {
+        if self.undone == 0 {
+            return None;
+        }
+        self.todo
+            .get(&id)
+            .filter(|(_, reached)| !reached)
+            .map(|(position, _)| &self.items[*position])
+    }
+
+    fn apply_item(&mut self, graph: &mut Graph, item: &Item) -> Applied {
+        let how = How::base(item.origin, false);
+        if item.origin == Origin::South && item.value.is_some() {
+            let applied = self.apply(graph, item.id, item.value.clone(), how);
+            if graph.node(item.id).is_some() {
+                self.set_metadata(graph, item.id, item.metadata.clone());
+            }
+            return applied;
+        }
+        if let (Some(labels), Some(_)) = (&item.labels, &item.value) {
+            graph.write(item.id).labels = Some(Arc::clone(labels));
+        }
+        self.apply(graph, item.id, item.value.clone(), how)
+    }
+
+    fn take_back(&mut self, graph: &mut Graph, previous: Previous) -> Applied {
+        let Previous {
+            id,
+            requested,
+            labels,
+            retry,
+            leftover,
+            obtained,
+        } = previous;
+        if let Some(node) = graph.node(id) {
+            let retry = self.settings.retry.or(retry);
+            let same = node.last.retry == retry && node.labels == labels;
+            if !same {
+                let node = graph.write(id);
+                node.labels = labels;
+                node.last.retry = retry;
+            }
+        }
+        match obtained {
+            // Back into the hands of the south: restored as ours, then let go.
+            Some((value, _)) => {
+                let how = How::base(Origin::Unknown, true);
+                self.apply(graph, id, value, how)
+            }
+            None => {
+                let how = How::base(Origin::North, true);
+                if leftover.is_none() {
+                    return self.apply(graph, id, requested, how);
+                }
+                let applied = self.apply(graph, id, leftover, how);
+                graph.write(id).last.requested = None;
+                applied
+            }
+        }
+    }
+
+    /// Applies a value, or has it gone.
+    fn apply(&mut self, graph: &mut Graph, id: KeyId, new: Option<Value>, how: How) -> Applied {
+        if self.branch.contains(&id) || self.failed_already(graph, id, how) {
+            return Applied::Now(Ok(()));
+        }
+        match new {
+            None => self.begin_delete(graph, id, delete::Kind::Requested, how),
+            Some(new) if graph.is_available(id) => self.begin_update(graph, id, new, how),
+            Some(new) => self.begin_create(graph, id, new, true, how),
+        }
+    }
+
+    /// Whether this very transaction already failed on the value.
+    fn failed_already(&self, graph: &Graph, id: KeyId, how: How) -> bool {
+        !how.revert
+            && graph.node(id).is_some_and(|node| {
+                node.last.transaction == self.settings.seq
+                    && (node.state.is_failure() || node.state == ValueState::Unimplemented)
+                    && self.log.mentions(id)
+            })
+    }
+
+    /// The descriptor that handles a value.
+    fn descriptor_of(&self, graph: &Graph, id: KeyId, how: How) -> Option<DescriptorId> {
+        if how.property {
+            None
+        } else {
+            self.settings.registry.for_key(graph.key(id))
+        }
+    }
+
+    fn before(&self, graph: &Graph, id: KeyId) -> Before {
+        graph.node(id).map_or_else(Before::default, |node| Before {
+            state: node.state,
+            value: node.value.clone(),
+            error: node.error.clone(),
+        })
+    }
+
+    /// Notes that the value is being applied, and on whose terms.
+    fn write_last(
+        &self,
+        graph: &mut Graph,
+        id: KeyId,
+        operation: Operation,
+        requested: Option<Option<Value>>,
+        how: How,
+    ) {
+        let base_retry = how
+            .base
+            .and_then(|base| graph.node(base))
+            .and_then(|base| base.last.retry);
+        let own = how.base.is_none() && requested.is_some() && !how.revert;
+        let node = graph.write(id);
+        node.last.transaction = self.settings.seq;
+        node.last.operation = operation;
+        node.last.revert = how.revert;
+        if let Some(requested) = requested {
+            node.last.requested = if how.origin == Origin::North {
+                requested
+            } else {
+                None
+            };
+        }
+        if how.base.is_some() {
+            node.last.retry = base_retry;
+        } else if own && self.settings.kind == TransactionType::NBTransaction {
+            node.last.retry = self.settings.retry;
+        }
+    }
+
+    fn set_metadata(&self, graph: &mut Graph, id: KeyId, metadata: Option<Metadata>) {
+        let Some(node) = graph.node(id) else { return };
+        if node.base.is_some() || node.metadata == metadata {
+            return;
+        }
+        if let (Some(indexes), Some(descriptor)) = (&self.settings.indexes, node.descriptor) {
+            let descriptor = self.settings.registry.get(descriptor);
+            if let Some(index) = descriptor.metadata_index() {
+                let label = descriptor.label(graph.key(id));
+                match &metadata {
+                    Some(metadata) => indexes.put(index, label, metadata.clone()),
+                    None => indexes.remove(index, &label),
+                }
+            }
+        }
+        graph.write(id).metadata = metadata;
+    }
+
+    /// Whether an error on this value is the transaction's own.
+    fn counts(&self, graph: &Graph, id: KeyId) -> bool {
+        self.todo
+            .get(&graph.base_of(id))
+            .is_some_and(|(_, reached)| *reached)
+    }
+
+    /// Stops the transaction, if it is one that is taken back on failure.
+    fn stop(&mut self) {
+        if self.settings.reverts && self.phase == Phase::Forward {
+            self.phase = Phase::Stopped;
+        }
+    }
+
+    fn stopping(&self) -> bool {
+        self.mending == 0 && self.phase == Phase::Stopped
+    }
+
+    /// Writes a failure down. The caller has already set what else follows from it.
+    fn fail(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        operation: Operation,
+        error: &OperationError,
+        how: How,
+    ) -> Arc<Failure> {
+        let counts = self.counts(graph, id);
+        let base = graph.base_of(id);
+        let is_retriable = error.retriable().unwrap_or_else(|| {
+            let descriptor = graph.node(id).and_then(|node| node.descriptor);
+            descriptor.is_none_or(|id| self.settings.registry.get(id).is_retriable(error))
+        });
+        let attempt = if self.todo.contains_key(&base) {
+            self.settings.attempt + 1
+        } else {
+            1
+        };
+        let given_up = self.settings.reverts && counts && !how.revert;
+        let retry = graph
+            .node(id)
+            .and_then(|node| node.last.retry)
+            .filter(|_| !given_up);
+        let retrying = is_retriable && retry.is_some_and(|retry| retry.delay(attempt).is_some());
+        let failure = Arc::new(Failure {
+            operation,
+            message: error.to_string(),
+            retriable: is_retriable,
+            fields: Vec::new(),
+        });
+        let node = graph.write(id);
+        node.state = if retrying {
+            ValueState::Retrying
+        } else {
+            ValueState::Failed
+        };
+        node.error = Some(Arc::clone(&failure));
+        node.uncertain = operation != Operation::Create;
+        self.failed.push((base, attempt));
+        self.errors.push(KeyError {
+            key: graph.key(id).clone(),
+            op: operation,
+            error: failure.message.clone(),
+        });
+        if counts {
+            self.stop();
+        }
+        failure
+    }
+
+    /// Marks a value as not acceptable.
+    fn invalidate(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        operation: Operation,
+        problem: crate::descriptor::InvalidValue,
+    ) {
+        let failure = Failure {
+            operation,
+            message: problem.reason,
+            retriable: false,
+            fields: problem.fields,
+        };
+        self.errors.push(KeyError {
+            key: graph.key(id).clone(),
+            op: operation,
+            error: failure.message.clone(),
+        });
+        let node = graph.write(id);
+        node.state = ValueState::Invalid;
+        node.error = Some(Arc::new(failure));
+        if self.counts(graph, id) {
+            self.stop();
+        }
+    }
+
+    fn record(
+        &mut self,
+        graph: &Graph,
+        id: KeyId,
+        operation: Operation,
+        before: &Before,
+        noop: bool,
+        how: How,
+    ) {
+        let Some(node) = graph.node(id) else { return };
+        let derived = node.base.is_some();
+        let text = |error: &Arc<Failure>| Arc::from(error.message.as_str());
+        let record = OperationRecord {
+            operation,
+            key: graph.key(id).clone(),
+            prev_state: before.state,
+            new_state: node.state,
+            prev_value: before.value.clone(),
+            new_value: if operation == Operation::Delete {
+                None
+            } else {
+                node.value.clone()
+            },
+            prev_error: before.error.as_ref().map(text),
+            new_error: node
+                .error
+                .as_ref()
+                .filter(|_| node.state.is_failure() || node.state == ValueState::Invalid)
+                .map(text),
+            flags: Flags {
+                derived,
+                property: derived && node.descriptor.is_none(),
+                noop,
+                revert: how.revert,
+                retry: self.settings.kind == TransactionType::RetryFailedOps,
+                recreate: how.recreate,
+            },
+        };
+        self.log.push(id, record);
+    }
+
+    /// Writes down an operation that ran ahead of the walk.
+    pub(crate) fn note(&mut self, graph: &Graph, id: KeyId, record: OperationRecord) {
+        debug_assert_eq!(graph.key(id), &record.key);
+        self.log.push(id, record);
+    }
+
+    /// Ends the walk.
+    pub(crate) fn finish(self) -> Walked {
+        Walked {
+            operations: self.log.finish(),
+            conflicts: self.conflicts,
+            errors: self.errors,
+            failed: self.failed,
+            reverted: self.phase == Phase::Revert,
+            warnings: self.warnings,
+        }
+    }
+}
+
+impl Frame {
+    fn id(&self) -> KeyId {
+        match self {
+            Self::Create(frame) => frame.id,
+            Self::Update(frame) => frame.id,
+            Self::Delete(frame) => frame.id,
+            Self::Recreate(frame) => frame.id,
+        }
+    }
+}
+
+/// The place of an item in the order of work: smaller comes first.
+fn urgency(graph: &Graph, registry: &Registry, item: &Item) -> (bool, u8) {
+    let Some(node) = graph.node(item.id) else {
+        return (true, if item.value.is_none() { 0 } else { 2 });
+    };
+    let class = match (&item.value, &node.value) {
+        (None, _) => 0,
+        (Some(_), None) => 2,
+        (Some(_), Some(_)) if !node.available => 2,
+        (Some(new), Some(old)) => {
+            let recreated = node.descriptor.is_some_and(|id| {
+                let descriptor = registry.get(id);
+                !descriptor.abilities().update
+                    || descriptor.recreate(graph.key(item.id), old, new, node.metadata.as_ref())
+            });
+            if recreated { 1 } else { 3 }
+        }
+    };
+    (!node.uncertain, class)
+}

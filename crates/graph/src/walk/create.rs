@@ -1,0 +1,423 @@
+//! Creating a value: look it over, wait for what it needs, apply it, then whatever waited for it,
+//! then what is derived from it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::{Applied, Before, Call, Child, Flow, Frame, How, Input, Outcome, Walk};
+use crate::descriptor::Derived;
+use crate::graph::Graph;
+use crate::key::KeyId;
+use crate::state::{Operation, Origin, ValueState};
+use crate::value::{Metadata, Value};
+
+pub(super) struct Create {
+    pub(super) id: KeyId,
+    how: How,
+    before: Before,
+    /// What was derived before a re-creation.
+    recreated: HashSet<KeyId>,
+    stage: Stage,
+    outcome: Outcome,
+}
+
+enum Stage {
+    Apply,
+    Dependents(std::vec::IntoIter<KeyId>),
+    /// What followed from the value when it was last there, and does not any more.
+    Obsolete(std::vec::IntoIter<KeyId>),
+    Derived(std::vec::IntoIter<Child>),
+}
+
+impl Create {
+    /// Creates again what was just deleted.
+    pub(super) fn again(mut self, recreated: &[KeyId]) -> Self {
+        self.recreated = recreated.iter().copied().collect();
+        self
+    }
+}
+
+impl Walk {
+    /// `requested` tells a value of the transaction from one that was waiting.
+    pub(super) fn begin_create(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        value: Value,
+        requested: bool,
+        how: How,
+    ) -> Applied {
+        let before = self.before(graph, id);
+        let descriptor = self.descriptor_of(graph, id, how);
+        let node = graph.write(id);
+        node.base = how.base;
+        node.descriptor = descriptor;
+        node.value = Some(value.clone());
+        node.error = None;
+        let wanted = (requested || how.base.is_some()).then(|| Some(value.clone()));
+        self.write_last(graph, id, Operation::Create, wanted, how);
+        if how.origin == Origin::South {
+            graph.set_edges(id, Vec::new());
+        } else if let Some(applied) = self.hold_back(graph, id, &value, &before, how) {
+            return applied;
+        }
+        let create = Create {
+            id,
+            how,
+            before,
+            recreated: HashSet::new(),
+            stage: Stage::Apply,
+            outcome: Ok(()),
+        };
+        Applied::Later(Frame::Create(create))
+    }
+
+    /// Whatever keeps a value from being applied now.
+    fn hold_back(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        value: &Value,
+        before: &Before,
+        how: How,
+    ) -> Option<Applied> {
+        let descriptor = graph.node(id).and_then(|node| node.descriptor);
+        let Some(descriptor) = descriptor.map(|id| Arc::clone(self.settings.registry.get(id)))
+        else {
+            if how.base.is_some() {
+                return None;
+            }
+            graph.write(id).state = ValueState::Unimplemented;
+            if before.state != ValueState::Unimplemented {
+                self.record(graph, id, Operation::Create, before, true, how);
+            }
+            return Some(Applied::Now(Ok(())));
+        };
+        let key = graph.key(id).clone();
+        if !self.plans()
+            && let Err(problem) = descriptor.validate(&key, value)
+        {
+            graph.set_edges(id, Vec::new());
+            self.drop_derived(graph, id);
+            self.invalidate(graph, id, Operation::Create, problem);
+            self.record(graph, id, Operation::Create, before, true, how);
+            return Some(Applied::Now(Ok(())));
+        }
+        if let Some(conflicts) = &mut self.conflicts {
+            conflicts.remember_targets(graph, id);
+        }
+        graph.set_edges(id, descriptor.dependencies(&key, value));
+        if graph.is_ready(id) {
+            return None;
+        }
+        self.drop_derived(graph, id);
+        graph.write(id).state = ValueState::Pending;
+        self.record(graph, id, Operation::Create, before, true, how);
+        Some(Applied::Now(Ok(())))
+    }
+
+    /// Forgets what was derived from a value that is not there.
+    pub(super) fn drop_derived(&mut self, graph: &mut Graph, id: KeyId) {
+        let derived = graph
+            .node(id)
+            .map(|node| Arc::clone(&node.derived))
+            .unwrap_or_default();
+        for derived in derived.iter().copied() {
+            if !graph.is_available(derived) {
+                graph.remove(derived);
+            }
+        }
+        if !derived.is_empty() {
+            graph.write(id).derived = Arc::default();
+        }
+    }
+
+    pub(super) fn run_create(
+        &mut self,
+        graph: &mut Graph,
+        mut frame: Create,
+        input: Input,
+    ) -> Flow {
+        match input {
+            Input::Start => match self.create_call(graph, &frame) {
+                Some(Ok(call)) => return Flow::Call(Frame::Create(frame), call),
+                Some(Err(error)) => return self.create_failed(graph, &frame, &error),
+                None => self.created(graph, &mut frame, None),
+            },
+            Input::Answer(Ok(metadata)) => self.created(graph, &mut frame, metadata),
+            Input::Answer(Err(error)) => return self.create_failed(graph, &frame, &error),
+            Input::Child(outcome) => {
+                if matches!(frame.stage, Stage::Derived(_)) {
+                    frame.outcome = frame.outcome.and(outcome);
+                }
+            }
+        }
+        self.create_others(graph, frame)
+    }
+
+    fn create_call(
+        &self,
+        graph: &Graph,
+        frame: &Create,
+    ) -> Option<Result<Call, crate::descriptor::OperationError>> {
+        let node = graph.node(frame.id)?;
+        let descriptor = node
+            .descriptor
+            .filter(|_| frame.how.origin != Origin::South)?;
+        if !self.settings.registry.get(descriptor).abilities().create {
+            let error = crate::descriptor::OperationError::permanent("create is not implemented");
+            return (!self.plans()).then_some(Err(error));
+        }
+        Some(Ok(Call {
+            id: frame.id,
+            key: graph.key(frame.id).clone(),
+            operation: Operation::Create,
+            descriptor,
+            old: None,
+            new: node.value.clone(),
+            metadata: None,
+            base: node.base.map(|base| graph.key(base).clone()),
+            revert: frame.how.revert,
+        }))
+    }
+
+    fn create_failed(
+        &mut self,
+        graph: &mut Graph,
+        frame: &Create,
+        error: &crate::descriptor::OperationError,
+    ) -> Flow {
+        self.fail(graph, frame.id, Operation::Create, error, frame.how);
+        self.record(
+            graph,
+            frame.id,
+            Operation::Create,
+            &frame.before,
+            false,
+            frame.how,
+        );
+        Flow::Return(if self.counts(graph, frame.id) {
+            Err(super::Abandoned)
+        } else {
+            Ok(())
+        })
+    }
+
+    fn created(&mut self, graph: &mut Graph, frame: &mut Create, metadata: Option<Metadata>) {
+        let node = graph.write(frame.id);
+        node.state = settled(frame.how);
+        node.error = None;
+        node.uncertain = false;
+        graph.set_available(frame.id, true);
+        if frame.how.origin != Origin::South {
+            self.set_metadata(graph, frame.id, metadata);
+        }
+        self.record(
+            graph,
+            frame.id,
+            Operation::Create,
+            &frame.before,
+            false,
+            frame.how,
+        );
+        frame.stage = Stage::Dependents(self.waiting_dependents(graph, frame.id).into_iter());
+    }
+
+    fn create_others(&mut self, graph: &mut Graph, mut frame: Create) -> Flow {
+        loop {
+            if self.stopping() {
+                return Flow::Return(frame.outcome);
+            }
+            let applied = match &mut frame.stage {
+                Stage::Apply => return Flow::Return(frame.outcome),
+                Stage::Dependents(list) => match list.next() {
+                    Some(dependent) => self.wake(graph, dependent),
+                    None => {
+                        frame.stage = Stage::Obsolete(self.obsolete(graph, frame.id).into_iter());
+                        continue;
+                    }
+                },
+                Stage::Obsolete(list) => match list.next() {
+                    Some(id) => self.apply(graph, id, None, frame.how.derived(frame.id, false)),
+                    None => {
+                        frame.stage = Stage::Derived(self.derive(graph, frame.id).into_iter());
+                        continue;
+                    }
+                },
+                Stage::Derived(list) => match list.next() {
+                    Some(child) => {
+                        let recreate = frame.how.recreate && frame.recreated.contains(&child.id);
+                        let how = How {
+                            recreate,
+                            ..frame.how.derived(frame.id, child.property)
+                        };
+                        self.apply(graph, child.id, Some(child.value), how)
+                    }
+                    None => return Flow::Return(frame.outcome),
+                },
+            };
+            match applied {
+                Applied::Now(outcome) => {
+                    if matches!(frame.stage, Stage::Derived(_)) {
+                        frame.outcome = frame.outcome.and(outcome);
+                    }
+                }
+                Applied::Later(child) => return Flow::Push(Frame::Create(frame), child),
+            }
+        }
+    }
+
+    /// Values that are not there and have an edge to this one, in key order.
+    pub(super) fn waiting_dependents(&self, graph: &Graph, id: KeyId) -> Vec<KeyId> {
+        let mut dependents = graph.sources(id);
+        dependents.retain(|dependent| self.is_wanted(graph, *dependent));
+        dependents
+    }
+
+    /// Whether a value that is not there should be.
+    fn is_wanted(&self, graph: &Graph, id: KeyId) -> bool {
+        let Some(node) = graph.node(id) else {
+            return false;
+        };
+        if node.available || matches!(node.state, ValueState::Removed | ValueState::Invalid) {
+            return false;
+        }
+        match node.base {
+            None => node.last.requested.is_some(),
+            Some(base) => graph.is_available(base) && graph.derives(base, id),
+        }
+    }
+
+    /// Applies a value that waited, if it need not wait any longer.
+    pub(super) fn wake(&mut self, graph: &mut Graph, id: KeyId) -> Applied {
+        if self.branch.contains(&id) || !self.is_wanted(graph, id) {
+            return Applied::Now(Ok(()));
+        }
+        match self.wake_early(graph, id) {
+            super::early::Wake::Leave => return Applied::Now(Ok(())),
+            super::early::Wake::Instead(item) => return self.apply_item(graph, &item),
+            super::early::Wake::Go => {}
+        }
+        let Some(node) = graph.node(id) else {
+            return Applied::Now(Ok(()));
+        };
+        let value = match node.base {
+            None => node.last.requested.clone(),
+            Some(_) => node.value.clone(),
+        };
+        let how = self.dependent(graph, id);
+        if !graph.is_ready(id) || self.failed_already(graph, id, how) {
+            return Applied::Now(Ok(()));
+        }
+        match value {
+            Some(value) => self.begin_create(graph, id, value, false, how),
+            None => Applied::Now(Ok(())),
+        }
+    }
+
+    /// Creates again a dependent that was lost when it failed to go.
+    pub(super) fn mend_dependent(&mut self, graph: &mut Graph, id: KeyId) -> Option<Applied> {
+        let value = graph
+            .node(id)
+            .and_then(|node| node.last.requested.clone())?;
+        if !self.is_wanted(graph, id) || !graph.is_ready(id) {
+            return None;
+        }
+        Some(self.begin_create(graph, id, value, false, How::base(Origin::North, true)))
+    }
+
+    /// How a value is applied that only depends on what the transaction changes.
+    pub(super) fn dependent(&self, graph: &Graph, id: KeyId) -> How {
+        let how = How::base(Origin::North, self.reverting());
+        match graph
+            .node(id)
+            .and_then(|node| Some((node.base?, node.descriptor.is_none())))
+        {
+            Some((base, property)) => how.derived(base, property),
+            None => how,
+        }
+    }
+
+    pub(super) fn reverting(&self) -> bool {
+        self.phase == super::Phase::Revert
+    }
+
+    /// Values once derived from this one that no longer are.
+    fn obsolete(&mut self, graph: &mut Graph, id: KeyId) -> Vec<KeyId> {
+        let old = graph
+            .node(id)
+            .map(|node| Arc::clone(&node.derived))
+            .unwrap_or_default();
+        if old.is_empty() {
+            return Vec::new();
+        }
+        let new: HashSet<KeyId> = self
+            .derived_of(graph, id)
+            .iter()
+            .map(|child| child.id)
+            .collect();
+        old.iter().copied().filter(|id| !new.contains(id)).collect()
+    }
+
+    /// What follows from a value, in key order; written down in its node.
+    pub(super) fn derive(&mut self, graph: &mut Graph, id: KeyId) -> Vec<Child> {
+        let list = self.derived_of(graph, id);
+        let ids: Arc<[KeyId]> = list.iter().map(|child| child.id).collect();
+        if graph.node(id).is_some_and(|node| node.derived != ids) {
+            graph.write(id).derived = ids;
+        }
+        list
+    }
+
+    /// What follows from a value, in key order.
+    pub(super) fn derived_of(&mut self, graph: &mut Graph, id: KeyId) -> Vec<Child> {
+        let Some(node) = graph.node(id).filter(|node| node.base.is_none()) else {
+            return Vec::new();
+        };
+        let (Some(descriptor), Some(value)) = (node.descriptor, node.value.clone()) else {
+            return Vec::new();
+        };
+        let key = graph.key(id).clone();
+        let mut derived = self.settings.registry.get(descriptor).derived(&key, &value);
+        derived.sort_by(|a, b| a.key.cmp(&b.key));
+        derived.dedup_by(|a, b| a.key == b.key);
+        let mut list = Vec::with_capacity(derived.len());
+        for Derived {
+            key: derived_key,
+            value,
+            property,
+        } in derived
+        {
+            let derived_id = graph.intern(&derived_key);
+            let taken = graph
+                .node(derived_id)
+                .is_some_and(|node| node.base != Some(id));
+            if taken {
+                self.warnings.push(format!(
+                    "{derived_key}, derived from {key}, is a value of its own"
+                ));
+                continue;
+            }
+            let reader = self
+                .settings
+                .registry
+                .for_key(&derived_key)
+                .filter(|_| !property);
+            let read = reader.and_then(|reader| self.settings.registry.get(reader).read(&value));
+            list.push(Child {
+                id: derived_id,
+                value: read.unwrap_or(value),
+                property,
+            });
+        }
+        list
+    }
+}
+
+/// The state of a value that was applied.
+pub(super) fn settled(how: How) -> ValueState {
+    match how.origin {
+        Origin::North => ValueState::Configured,
+        Origin::South | Origin::Unknown => ValueState::Obtained,
+    }
+}

@@ -1,0 +1,371 @@
+//! Deleting a value: first what is derived from it and what needs it, then the value.
+//!
+//! If something that has to go first cannot go, the value stays as it was, what was already taken
+//! away is put back, and the failure counts as that of whoever asked.
+
+use std::sync::Arc;
+
+use super::{Abandoned, Applied, Before, Call, Child, Flow, Frame, How, Input, Walk};
+use crate::descriptor::OperationError;
+use crate::graph::{EdgeTarget, Graph};
+use crate::key::KeyId;
+use crate::state::{Operation, Origin, ValueState};
+use crate::value::Value;
+
+/// Why a value is deleted.
+#[derive(Debug, Clone)]
+pub(super) enum Kind {
+    /// Nobody wants it any more.
+    Requested,
+    /// Something it needs is going.
+    Wait,
+    /// It will be created again at once.
+    Recreate,
+    /// Its new value needs something that is not there. Recorded as an update.
+    Unready {
+        old: Option<Value>,
+        state: ValueState,
+    },
+}
+
+pub(super) struct Delete {
+    pub(super) id: KeyId,
+    kind: Kind,
+    how: How,
+    before: Before,
+    derived: Arc<[KeyId]>,
+    /// What depended on it before it was marked as gone.
+    dependents: Vec<KeyId>,
+    /// It is not there itself; only what still leans on it must go.
+    absent: bool,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Changes further down the list that make it unnecessary to take dependents along.
+    Early(std::vec::IntoIter<KeyId>),
+    Derived(std::vec::IntoIter<KeyId>),
+    Dependents(std::vec::IntoIter<KeyId>),
+    Call,
+    PutBack(std::vec::IntoIter<KeyId>),
+    PutBackDerived(std::vec::IntoIter<Child>),
+}
+
+impl Walk {
+    pub(super) fn begin_delete(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        kind: Kind,
+        how: How,
+    ) -> Applied {
+        let Some(node) = graph.node(id) else {
+            return Applied::Now(Ok(()));
+        };
+        if node.state == ValueState::Removed && matches!(kind, Kind::Requested) {
+            return Applied::Now(Ok(()));
+        }
+        let mut before = self.before(graph, id);
+        let there = node.available || (node.uncertain && node.state.is_failure());
+        let operation = match &kind {
+            Kind::Unready { old, state } => {
+                before.value.clone_from(old);
+                before.state = *state;
+                Operation::Update
+            }
+            Kind::Recreate => Operation::Update,
+            Kind::Requested | Kind::Wait => Operation::Delete,
+        };
+        let derived = Arc::clone(&node.derived);
+        if operation == Operation::Delete {
+            let requested = matches!(kind, Kind::Requested).then_some(None);
+            self.write_last(graph, id, operation, requested, how);
+        }
+        if !there && !self.is_leaned_on(graph, id, &derived) {
+            return self.delete_absent(graph, id, &before, how);
+        }
+        let derived = if there { derived } else { Arc::default() };
+        let early = self.early_changes(graph, id).into_iter();
+        let stage = Stage::Early(early);
+        Applied::Later(Frame::Delete(Delete {
+            id,
+            kind,
+            how,
+            before,
+            derived,
+            dependents: Vec::new(),
+            absent: !there,
+            stage,
+        }))
+    }
+
+    /// Whether something stands there without what it needs.
+    fn is_leaned_on(&self, graph: &mut Graph, id: KeyId, derived: &[KeyId]) -> bool {
+        std::iter::once(id)
+            .chain(derived.iter().copied())
+            .flat_map(|id| graph.sources(id))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .any(|source| self.must_go(graph, source))
+    }
+
+    /// The value is not there: only the wish for it goes.
+    fn delete_absent(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        before: &Before,
+        how: How,
+    ) -> Applied {
+        self.drop_derived(graph, id);
+        let node = graph.write(id);
+        let known = node.value.is_some();
+        node.state = ValueState::Removed;
+        node.error = None;
+        if known {
+            self.record(graph, id, Operation::Delete, before, true, how);
+        }
+        self.leave(graph, id);
+        Applied::Now(Ok(()))
+    }
+
+    /// A deleted value leaves: a derived one at once, a base once the transaction is over.
+    fn leave(&mut self, graph: &mut Graph, id: KeyId) {
+        if graph.node(id).is_some_and(|node| node.base.is_some()) {
+            graph.remove(id);
+        } else {
+            graph.set_edges(id, Vec::new());
+            let node = graph.write(id);
+            node.value = None;
+            node.derived = Arc::default();
+            node.labels = None;
+        }
+    }
+
+    pub(super) fn run_delete(
+        &mut self,
+        graph: &mut Graph,
+        mut frame: Delete,
+        input: Input,
+    ) -> Flow {
+        match input {
+            Input::Start => {}
+            Input::Answer(Ok(_)) => return self.deleted(graph, frame),
+            Input::Answer(Err(error)) => return self.delete_failed(graph, &frame, &error),
+            Input::Child(Err(_))
+                if matches!(frame.stage, Stage::Derived(_) | Stage::Dependents(_)) =>
+            {
+                self.put_back(graph, &mut frame);
+            }
+            Input::Child(_) => {}
+        }
+        loop {
+            let applied = match &mut frame.stage {
+                Stage::Early(list) => match list.next() {
+                    _ if self.stopping() => return Flow::Return(Err(Abandoned)),
+                    Some(id) => match self.reach(graph, id) {
+                        Some(item) => self.apply_item(graph, &item),
+                        None => continue,
+                    },
+                    None => {
+                        frame.dependents = leaning(graph, frame.id);
+                        self.mark_gone(graph, &frame);
+                        let derived: Vec<KeyId> = frame.derived.to_vec();
+                        frame.stage = Stage::Derived(derived.into_iter());
+                        continue;
+                    }
+                },
+                Stage::Derived(list) => match list.next() {
+                    Some(id) => {
+                        let how = How {
+                            recreate: frame.how.recreate,
+                            ..frame.how.derived(frame.id, false)
+                        };
+                        self.apply(graph, id, None, how)
+                    }
+                    None => {
+                        let dependents = std::mem::take(&mut frame.dependents);
+                        frame.stage = Stage::Dependents(dependents.into_iter());
+                        continue;
+                    }
+                },
+                Stage::Dependents(list) => match list.next() {
+                    Some(id) => self.send_to_wait(graph, id),
+                    None => return self.delete_itself(graph, frame),
+                },
+                Stage::Call => return Flow::Return(Ok(())),
+                Stage::PutBack(list) => match list.next() {
+                    Some(id) => self.wake(graph, id),
+                    None => {
+                        let derived = match frame.absent {
+                            true => Vec::new(),
+                            false => self.derive(graph, frame.id),
+                        };
+                        frame.stage = Stage::PutBackDerived(derived.into_iter());
+                        continue;
+                    }
+                },
+                Stage::PutBackDerived(list) => match list.next() {
+                    Some(child) => {
+                        let how = frame.how.derived(frame.id, child.property);
+                        self.apply(graph, child.id, Some(child.value), how)
+                    }
+                    None => {
+                        self.mending -= 1;
+                        return Flow::Return(Err(Abandoned));
+                    }
+                },
+            };
+            match applied {
+                Applied::Now(Ok(())) => {}
+                Applied::Now(Err(_)) => {
+                    if matches!(frame.stage, Stage::Derived(_) | Stage::Dependents(_)) {
+                        self.put_back(graph, &mut frame);
+                    }
+                }
+                Applied::Later(child) => return Flow::Push(Frame::Delete(frame), child),
+            }
+        }
+    }
+
+    fn mark_gone(&mut self, graph: &mut Graph, frame: &Delete) {
+        if let Some(conflicts) = &mut self.conflicts {
+            conflicts.remember_sources(graph, frame.id);
+        }
+        let node = graph.write(frame.id);
+        node.state = match frame.kind {
+            Kind::Requested | Kind::Recreate => ValueState::Removed,
+            Kind::Wait | Kind::Unready { .. } => ValueState::Pending,
+        };
+        graph.set_available(frame.id, false);
+    }
+
+    /// Whether a value that is there can no longer be.
+    pub(super) fn must_go(&self, graph: &mut Graph, id: KeyId) -> bool {
+        let Some(node) = graph.node(id) else {
+            return false;
+        };
+        if !node.available || node.is_obtained() || self.branch.contains(&id) {
+            return false;
+        }
+        // What is going right now cannot hold anything up, not even as part of a circle.
+        let leans_on_going = node.edges.iter().any(|edge| match edge.target {
+            EdgeTarget::Key(_, target) => self.branch.contains(&target) && !graph.is_met(edge),
+            EdgeTarget::AnyOf { .. } => false,
+        });
+        leans_on_going || !graph.is_ready(id)
+    }
+
+    /// Takes away a value that needs something that is going.
+    pub(super) fn send_to_wait(&mut self, graph: &mut Graph, id: KeyId) -> Applied {
+        if !self.must_go(graph, id) {
+            return Applied::Now(Ok(()));
+        }
+        if self.coming(id).is_some_and(|item| item.value.is_none())
+            && let Some(item) = self.reach(graph, id)
+        {
+            return self.apply_item(graph, &item);
+        }
+        let how = self.dependent(graph, id);
+        if self.failed_already(graph, id, how) {
+            return Applied::Now(Err(Abandoned));
+        }
+        self.begin_delete(graph, id, Kind::Wait, how)
+    }
+
+    fn delete_itself(&mut self, graph: &mut Graph, mut frame: Delete) -> Flow {
+        if frame.absent {
+            self.delete_absent(graph, frame.id, &frame.before, frame.how);
+            return Flow::Return(Ok(()));
+        }
+        let Some(node) = graph.node(frame.id) else {
+            return Flow::Return(Ok(()));
+        };
+        let touches = frame.how.origin != Origin::South;
+        let Some(descriptor) = node.descriptor.filter(|_| touches) else {
+            return self.deleted(graph, frame);
+        };
+        if !self.settings.registry.get(descriptor).abilities().delete {
+            if self.plans() {
+                return self.deleted(graph, frame);
+            }
+            let error = OperationError::permanent("delete is not implemented");
+            return self.delete_failed(graph, &frame, &error);
+        }
+        let call = Call {
+            id: frame.id,
+            key: graph.key(frame.id).clone(),
+            operation: Operation::Delete,
+            descriptor,
+            old: frame.before.value.clone(),
+            new: None,
+            metadata: node.metadata.clone(),
+            base: node.base.map(|base| graph.key(base).clone()),
+            revert: frame.how.revert,
+        };
+        frame.stage = Stage::Call;
+        Flow::Call(Frame::Delete(frame), call)
+    }
+
+    fn deleted(&mut self, graph: &mut Graph, frame: Delete) -> Flow {
+        let node = graph.write(frame.id);
+        node.error = None;
+        node.uncertain = false;
+        node.derived = Arc::default();
+        self.set_metadata(graph, frame.id, None);
+        let operation = match frame.kind {
+            Kind::Unready { .. } => Operation::Update,
+            _ => Operation::Delete,
+        };
+        self.record(graph, frame.id, operation, &frame.before, false, frame.how);
+        if matches!(frame.kind, Kind::Requested) {
+            self.leave(graph, frame.id);
+        }
+        Flow::Return(Ok(()))
+    }
+
+    fn delete_failed(&mut self, graph: &mut Graph, frame: &Delete, error: &OperationError) -> Flow {
+        self.fail(graph, frame.id, Operation::Delete, error, frame.how);
+        self.record(
+            graph,
+            frame.id,
+            Operation::Delete,
+            &frame.before,
+            false,
+            frame.how,
+        );
+        Flow::Return(Err(Abandoned))
+    }
+
+    fn put_back(&mut self, graph: &mut Graph, frame: &mut Delete) {
+        let node = graph.write(frame.id);
+        node.state = frame.before.state;
+        if !frame.absent {
+            node.derived = Arc::clone(&frame.derived);
+        }
+        if let Kind::Unready { old, .. } = &frame.kind {
+            node.value.clone_from(old);
+        }
+        graph.set_available(frame.id, !frame.absent);
+        if self.counts(graph, frame.id) {
+            self.stop();
+        }
+        self.mending += 1;
+        frame.stage = Stage::PutBack(self.waiting_dependents(graph, frame.id).into_iter());
+    }
+}
+
+/// What depends on a value that goes, or on something derived from it that is not there.
+fn leaning(graph: &Graph, id: KeyId) -> Vec<KeyId> {
+    let mut sources = graph.sources(id);
+    let derived = graph
+        .node(id)
+        .map(|node| &*node.derived)
+        .unwrap_or_default();
+    for derived in derived.iter().copied() {
+        if !graph.is_available(derived) {
+            sources.extend(graph.sources(derived));
+        }
+    }
+    sources
+}

@@ -1,0 +1,126 @@
+//! The list of operations, kept short while it grows, and which calls may not overtake each other.
+
+use std::collections::HashMap;
+
+use super::Call;
+use crate::graph::{EdgeTarget, Graph};
+use crate::key::KeyId;
+use crate::record::OperationRecord;
+use crate::state::{Operation, ValueState};
+
+/// Operations in order. A value that was first put to wait and then created counts as created; a
+/// value that was first sent to wait and then taken away counts as taken away.
+#[derive(Debug, Default)]
+pub(crate) struct OperationLog {
+    operations: Vec<Option<OperationRecord>>,
+    last: HashMap<KeyId, usize>,
+}
+
+impl OperationLog {
+    /// Whether there is an operation on the value.
+    pub(super) fn mentions(&self, id: KeyId) -> bool {
+        self.last.contains_key(&id)
+    }
+
+    pub(super) fn push(&mut self, id: KeyId, mut record: OperationRecord) {
+        if let Some(slot) = self
+            .last
+            .get(&id)
+            .and_then(|at| self.operations.get_mut(*at))
+        {
+            match slot {
+                Some(last)
+                    if last.operation == Operation::Create
+                        && last.new_state == ValueState::Pending
+                        && record.operation == Operation::Create =>
+                {
+                    record.prev_state = last.prev_state;
+                    record.prev_value = last.prev_value.take();
+                    record.prev_error = last.prev_error.take();
+                    *slot = None;
+                }
+                Some(last)
+                    if last.operation == Operation::Delete
+                        && record.operation == Operation::Delete
+                        && record.prev_state == ValueState::Pending =>
+                {
+                    last.new_state = record.new_state;
+                    return;
+                }
+                _ => {}
+            }
+        }
+        self.last.insert(id, self.operations.len());
+        self.operations.push(Some(record));
+    }
+
+    pub(super) fn finish(self) -> Vec<OperationRecord> {
+        self.operations.into_iter().flatten().collect()
+    }
+}
+
+/// The calls of a plan, and for each the earlier calls that must be over before it may begin: those
+/// on the same value, on what it depends on or did, on what depends on it, on its base and on its
+/// derived values.
+#[derive(Debug, Default)]
+pub(crate) struct Conflicts {
+    pub(crate) calls: Vec<(Call, Vec<usize>)>,
+    last: HashMap<KeyId, usize>,
+    /// Calls on values that point, or pointed, at a key since its own last call.
+    toward: HashMap<KeyId, Vec<usize>>,
+    /// What a value pointed at before its edges changed.
+    former: HashMap<KeyId, Vec<KeyId>>,
+}
+
+impl Conflicts {
+    /// To be called before the edges or the witnesses of a value change.
+    pub(super) fn remember_targets(&mut self, graph: &Graph, id: KeyId) {
+        let targets = targets(graph, id);
+        self.former.entry(id).or_default().extend(targets);
+    }
+
+    /// To be called before a target goes: its dependents may find other witnesses.
+    pub(super) fn remember_sources(&mut self, graph: &Graph, id: KeyId) {
+        for source in graph.sources(id) {
+            self.remember_targets(graph, source);
+            self.former.entry(id).or_default().push(source);
+        }
+    }
+
+    pub(super) fn add(&mut self, graph: &Graph, call: &Call) {
+        let id = call.id;
+        let index = self.calls.len();
+        let mut around = targets(graph, id);
+        around.extend(self.former.remove(&id).unwrap_or_default());
+        around.extend(graph.node(id).and_then(|node| node.base));
+        let mut before: Vec<usize> = self.toward.remove(&id).unwrap_or_default();
+        before.extend(self.last.get(&id));
+        for other in around {
+            before.extend(self.last.get(&other));
+            // A dependent that stays may now lean on something made a moment ago.
+            if call.operation == Operation::Delete {
+                before.extend(
+                    targets(graph, other)
+                        .iter()
+                        .filter_map(|target| self.last.get(target)),
+                );
+            }
+            self.toward.entry(other).or_default().push(index);
+        }
+        before.sort_unstable();
+        before.dedup();
+        self.last.insert(id, index);
+        self.calls.push((call.clone(), before));
+    }
+}
+
+fn targets(graph: &Graph, id: KeyId) -> Vec<KeyId> {
+    let edges = graph.node(id).map(|node| &*node.edges).unwrap_or_default();
+    edges
+        .iter()
+        .filter_map(|edge| match &edge.target {
+            EdgeTarget::Key(_, target) => Some(*target),
+            EdgeTarget::AnyOf { witness, .. } => *witness,
+        })
+        .collect()
+}

@@ -1,0 +1,360 @@
+//! Changing a value: in place where possible, else by deleting and creating it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::create::settled;
+use super::delete::Kind;
+use super::{Abandoned, Applied, Before, Call, Child, Flow, Frame, How, Input, Outcome, Walk};
+use crate::descriptor::OperationError;
+use crate::graph::Graph;
+use crate::key::KeyId;
+use crate::state::{Operation, Origin, ValueState};
+use crate::value::{Metadata, Value};
+
+pub(super) struct Update {
+    pub(super) id: KeyId,
+    how: How,
+    before: Before,
+    equivalent: bool,
+    stage: Stage,
+    outcome: Outcome,
+}
+
+enum Stage {
+    /// Deletes what no longer follows from the value. Then come those that depended on it.
+    Obsolete(std::vec::IntoIter<KeyId>, Vec<KeyId>),
+    /// Deletes what asked for something the new value does not offer.
+    Lost(std::vec::IntoIter<KeyId>),
+    Call,
+    /// The new value lacks something: it was deleted and waits.
+    Unready,
+    Gained(std::vec::IntoIter<KeyId>),
+    Derived(std::vec::IntoIter<Child>),
+}
+
+pub(super) struct Recreate {
+    pub(super) id: KeyId,
+    value: Value,
+    how: How,
+    derived: Arc<[KeyId]>,
+    deleted: bool,
+}
+
+impl Walk {
+    pub(super) fn begin_update(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        new: Value,
+        how: How,
+    ) -> Applied {
+        let before = self.before(graph, id);
+        let Some(node) = graph.node(id) else {
+            return Applied::Now(Ok(()));
+        };
+        let (metadata, uncertain) = (node.metadata.clone(), node.uncertain);
+        let key = graph.key(id).clone();
+        let descriptor = self.descriptor_of(graph, id, how);
+        let descriptor = descriptor.map(|id| Arc::clone(self.settings.registry.get(id)));
+        self.write_last(graph, id, Operation::Update, Some(Some(new.clone())), how);
+        let from_south = how.origin == Origin::South;
+        if let (Some(descriptor), false, false) = (&descriptor, self.plans(), from_south)
+            && let Err(problem) = descriptor.validate(&key, &new)
+        {
+            self.invalidate(graph, id, Operation::Update, problem);
+            self.record(graph, id, Operation::Update, &before, true, how);
+            return Applied::Now(Ok(()));
+        }
+        let Some(old) = &before.value else {
+            return Applied::Now(Ok(()));
+        };
+        let same = descriptor
+            .as_ref()
+            .map_or(*old == new, |one| one.equivalent(&key, old, &new));
+        let equivalent = same && !uncertain;
+        if let (Some(descriptor), false, false) = (&descriptor, equivalent, from_south) {
+            let in_place = descriptor.abilities().update
+                && !descriptor.recreate(&key, old, &new, metadata.as_ref());
+            if !in_place {
+                let derived = graph
+                    .node(id)
+                    .map(|node| Arc::clone(&node.derived))
+                    .unwrap_or_default();
+                let how = How {
+                    recreate: true,
+                    ..how
+                };
+                let frame = Recreate {
+                    id,
+                    value: new,
+                    how,
+                    derived,
+                    deleted: false,
+                };
+                return Applied::Later(Frame::Recreate(frame));
+            }
+        }
+        if let Some(conflicts) = &mut self.conflicts {
+            conflicts.remember_targets(graph, id);
+        }
+        let dependents = if graph.has_tests() {
+            graph.sources(id)
+        } else {
+            Vec::new()
+        };
+        let node = graph.write(id);
+        node.value = Some(new.clone());
+        let was_derived = Arc::clone(&node.derived);
+        let dependencies = match &descriptor {
+            Some(descriptor) if !from_south => descriptor.dependencies(&key, &new),
+            _ => Vec::new(),
+        };
+        graph.set_edges(id, dependencies);
+        graph.value_changed(id);
+        let derived = self.derived_of(graph, id);
+        let derived: HashSet<KeyId> = derived.iter().map(|child| child.id).collect();
+        let obsolete: Vec<KeyId> = was_derived
+            .iter()
+            .copied()
+            .filter(|old| !derived.contains(old))
+            .collect();
+        let stage = Stage::Obsolete(obsolete.into_iter(), dependents);
+        let update = Update {
+            id,
+            how,
+            before,
+            equivalent,
+            stage,
+            outcome: Ok(()),
+        };
+        Applied::Later(Frame::Update(update))
+    }
+
+    pub(super) fn run_update(
+        &mut self,
+        graph: &mut Graph,
+        mut frame: Update,
+        input: Input,
+    ) -> Flow {
+        match input {
+            Input::Start => {}
+            Input::Answer(Ok(metadata)) => self.updated(graph, &mut frame, metadata),
+            Input::Answer(Err(error)) => return self.update_failed(graph, &frame, &error),
+            Input::Child(outcome) => match frame.stage {
+                Stage::Obsolete(..) | Stage::Lost(_) if outcome.is_err() => {
+                    return self.abandon_update(graph, &frame);
+                }
+                Stage::Unready => return Flow::Return(outcome),
+                Stage::Derived(_) => frame.outcome = frame.outcome.and(outcome),
+                _ => {}
+            },
+        }
+        self.update_others(graph, frame)
+    }
+
+    fn update_others(&mut self, graph: &mut Graph, mut frame: Update) -> Flow {
+        loop {
+            if self.stopping() {
+                return Flow::Return(frame.outcome);
+            }
+            let applied = match &mut frame.stage {
+                Stage::Obsolete(list, dependents) => match list.next() {
+                    Some(id) => self.apply(graph, id, None, frame.how.derived(frame.id, false)),
+                    None => {
+                        frame.stage = Stage::Lost(std::mem::take(dependents).into_iter());
+                        continue;
+                    }
+                },
+                Stage::Lost(list) => match list.next() {
+                    Some(id) => self.send_to_wait(graph, id),
+                    None => {
+                        if let Some(flow) = self.update_itself(graph, &mut frame) {
+                            return flow.finish(frame);
+                        }
+                        continue;
+                    }
+                },
+                Stage::Call | Stage::Unready => return Flow::Return(frame.outcome),
+                Stage::Gained(list) => match list.next() {
+                    Some(id) => self.wake(graph, id),
+                    None => {
+                        frame.stage = Stage::Derived(self.derive(graph, frame.id).into_iter());
+                        continue;
+                    }
+                },
+                Stage::Derived(list) => match list.next() {
+                    Some(child) => {
+                        let how = frame.how.derived(frame.id, child.property);
+                        self.apply(graph, child.id, Some(child.value), how)
+                    }
+                    None => return Flow::Return(frame.outcome),
+                },
+            };
+            match applied {
+                Applied::Now(Ok(())) => {}
+                Applied::Now(Err(abandoned)) => match frame.stage {
+                    Stage::Obsolete(..) | Stage::Lost(_) => {
+                        return self.abandon_update(graph, &frame);
+                    }
+                    Stage::Derived(_) => frame.outcome = Err(abandoned),
+                    _ => {}
+                },
+                Applied::Later(child) => return Flow::Push(Frame::Update(frame), child),
+            }
+        }
+    }
+
+    /// The update of the value itself; none once it is done.
+    fn update_itself(&mut self, graph: &mut Graph, frame: &mut Update) -> Option<Itself> {
+        let from_south = frame.how.origin == Origin::South;
+        // A value that once failed to go may stand there without what it needs.
+        let doubtful = !frame.equivalent || frame.before.state.is_failure();
+        if doubtful && !from_south && !graph.is_ready(frame.id) {
+            frame.stage = Stage::Unready;
+            let old = frame.before.value.clone();
+            let kind = Kind::Unready {
+                old,
+                state: frame.before.state,
+            };
+            return match self.begin_delete(graph, frame.id, kind, frame.how) {
+                Applied::Now(outcome) => Some(Itself::Return(outcome)),
+                Applied::Later(child) => Some(Itself::Push(child)),
+            };
+        }
+        let node = graph.node(frame.id)?;
+        let descriptor = node.descriptor.filter(|_| !frame.equivalent && !from_south);
+        let Some(descriptor) = descriptor else {
+            self.updated(graph, frame, None);
+            return None;
+        };
+        let call = Call {
+            id: frame.id,
+            key: graph.key(frame.id).clone(),
+            operation: Operation::Update,
+            descriptor,
+            old: frame.before.value.clone(),
+            new: node.value.clone(),
+            metadata: node.metadata.clone(),
+            base: node.base.map(|base| graph.key(base).clone()),
+            revert: frame.how.revert,
+        };
+        frame.stage = Stage::Call;
+        Some(Itself::Call(call))
+    }
+
+    fn updated(&mut self, graph: &mut Graph, frame: &mut Update, metadata: Option<Metadata>) {
+        let from_south = frame.how.origin == Origin::South;
+        let descriptor = self.descriptor_of(graph, frame.id, frame.how);
+        let node = graph.write(frame.id);
+        node.state = settled(frame.how);
+        node.descriptor = descriptor;
+        node.error = None;
+        node.uncertain = false;
+        let state = node.state;
+        if metadata.is_some() && !from_south {
+            self.set_metadata(graph, frame.id, metadata);
+        }
+        let moved = state != frame.before.state
+            && !(frame.before.state == ValueState::Discovered && frame.equivalent);
+        if !frame.equivalent || moved {
+            self.record(
+                graph,
+                frame.id,
+                Operation::Update,
+                &frame.before,
+                frame.equivalent,
+                frame.how,
+            );
+        }
+        // What waits for it may have missed its coming back.
+        let look = graph.has_tests() || frame.before.state.is_failure();
+        let gained = if look {
+            self.waiting_dependents(graph, frame.id)
+        } else {
+            Vec::new()
+        };
+        frame.stage = Stage::Gained(gained.into_iter());
+    }
+
+    fn update_failed(&mut self, graph: &mut Graph, frame: &Update, error: &OperationError) -> Flow {
+        self.fail(graph, frame.id, Operation::Update, error, frame.how);
+        self.record(
+            graph,
+            frame.id,
+            Operation::Update,
+            &frame.before,
+            false,
+            frame.how,
+        );
+        Flow::Return(if self.counts(graph, frame.id) {
+            Err(Abandoned)
+        } else {
+            Ok(())
+        })
+    }
+
+    /// Something that had to go first did not: the value stays as it was.
+    fn abandon_update(&mut self, graph: &mut Graph, frame: &Update) -> Flow {
+        let key = graph.key(frame.id).clone();
+        let descriptor = graph.node(frame.id).and_then(|node| node.descriptor);
+        let dependencies = match (descriptor, &frame.before.value) {
+            (Some(id), Some(old)) => self.settings.registry.get(id).dependencies(&key, old),
+            _ => Vec::new(),
+        };
+        let node = graph.write(frame.id);
+        node.value = frame.before.value.clone();
+        node.state = frame.before.state;
+        graph.set_edges(frame.id, dependencies);
+        graph.value_changed(frame.id);
+        if self.counts(graph, frame.id) {
+            self.stop();
+        }
+        Flow::Return(Err(Abandoned))
+    }
+
+    pub(super) fn run_recreate(
+        &mut self,
+        graph: &mut Graph,
+        mut frame: Recreate,
+        input: Input,
+    ) -> Flow {
+        match input {
+            Input::Child(Err(abandoned)) => return Flow::Return(Err(abandoned)),
+            Input::Child(Ok(())) if frame.deleted => return Flow::Return(Ok(())),
+            _ => {}
+        }
+        if !matches!(input, Input::Child(_)) {
+            return match self.begin_delete(graph, frame.id, Kind::Recreate, frame.how) {
+                Applied::Now(outcome) => self.run_recreate(graph, frame, Input::Child(outcome)),
+                Applied::Later(child) => Flow::Push(Frame::Recreate(frame), child),
+            };
+        }
+        frame.deleted = true;
+        match self.begin_create(graph, frame.id, frame.value.clone(), true, frame.how) {
+            Applied::Now(outcome) => Flow::Return(outcome),
+            Applied::Later(Frame::Create(create)) => {
+                let create = create.again(&frame.derived);
+                Flow::Push(Frame::Recreate(frame), Frame::Create(create))
+            }
+            Applied::Later(child) => Flow::Push(Frame::Recreate(frame), child),
+        }
+    }
+}
+
+/// What updating the value itself led to.
+enum Itself {
+    Call(Call),
+    Push(Frame),
+    Return(Outcome),
+}
+
+impl Itself {
+    fn finish(self, frame: Update) -> Flow {
+        match self {
+            Self::Call(call) => Flow::Call(Frame::Update(frame), call),
+            Self::Push(child) => Flow::Push(Frame::Update(frame), child),
+            Self::Return(outcome) => Flow::Return(outcome),
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! The half of the engine that works: one transaction after the other.
+//!
+//! Every transaction goes the same way: what is meant is worked out, a plan is made on the graph
+//! and taken back, the plan is written to log and journal, the plan is carried out, and what came of
+//! it is written down. The lock is held while deciding, never while something is done in the south.
+//!
+//! Enter at [`Service::run`]; [`process`] is the way of one transaction, [`prepare`] works out what
+//! it means, [`settle`] what follows from it.
+
+mod prepare;
+mod process;
+mod settle;
+
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use self::process::Work;
+use crate::engine::{Error, Inside, Request};
+use crate::erased::ErasedDescriptor;
+use crate::journal::{Desired, Entry, Journal, Recovered, ScheduledRetry};
+use crate::log::TransactionLog;
+use crate::registry::Registry;
+use crate::state::ValueState;
+use crate::transaction::{Transaction, TransactionType};
+
+/// How the worker goes about it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Conduct {
+    pub(crate) parallel: usize,
+    pub(crate) verify: bool,
+    pub(crate) resync_on_start: bool,
+}
+
+/// Does the work of an engine; to be spawned once.
+pub struct Service {
+    inside: Inside,
+    queue: mpsc::Receiver<Request>,
+    conduct: Conduct,
+    journal: Option<Box<dyn Journal>>,
+    log: Option<TransactionLog>,
+    recovered: Option<Recovered>,
+    retries: Vec<ScheduledRetry>,
+    /// Whether the south was ever looked at.
+    looked: bool,
+    /// Cancelled when the service is told to stop.
+    stopping: CancellationToken,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service")
+            .field("conduct", &self.conduct)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    pub(crate) fn new(
+        inside: Inside,
+        queue: mpsc::Receiver<Request>,
+        conduct: Conduct,
+        journal: Option<Box<dyn Journal>>,
+        log: Option<TransactionLog>,
+        recovered: Recovered,
+    ) -> Self {
+        Self {
+            inside,
+            queue,
+            conduct,
+            journal,
+            log,
+            recovered: Some(recovered),
+            retries: Vec::new(),
+            looked: false,
+            stopping: CancellationToken::new(),
+        }
+    }
+
+    /// Works until `shutdown` is cancelled or the last handle is dropped. The transaction under way
+    /// is finished first; what still waits in the queue is refused.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        self.stopping = shutdown.clone();
+        let recovered = self.recovered.take().unwrap_or_default();
+        self.recover(recovered).await;
+        while !shutdown.is_cancelled() {
+            if let Some(retry) = self.due() {
+                self.retry(retry).await;
+                continue;
+            }
+            let next = self.retries.iter().map(|retry| retry.due).min();
+            self.inside.lock().next_retry = next;
+            let wake = next.map(|due| self.inside.clock.sleep_until(due));
+            let wake = async {
+                match wake {
+                    Some(wake) => wake.await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                () = wake => {}
+                request = self.queue.recv() => match request {
+                    Some(request) => self.handle(request).await,
+                    None => break,
+                },
+            }
+        }
+        self.inside.watchers.close();
+    }
+
+    async fn handle(&mut self, request: Request) {
+        match request {
+            Request::Commit(transaction, queued, reply) => {
+                self.inside
+                    .lock()
+                    .stats
+                    .waited(queued, self.inside.clock.now());
+                let done = self.process(Work::north(transaction)).await;
+                if let Some(reply) = reply {
+                    // Nobody may be waiting any more; the transaction stands all the same.
+                    let _ = reply.send(done);
+                }
+            }
+            Request::Notify(notification, queued) => {
+                self.inside
+                    .lock()
+                    .stats
+                    .waited(queued, self.inside.clock.now());
+                let _ = self.process(Work::south(notification)).await;
+            }
+            Request::Plan(transaction, reply) => {
+                let plan = self.plan_only(transaction).await;
+                let _ = reply.send(Ok(plan));
+            }
+            Request::Register(descriptor, reply) => {
+                let done = self.register(descriptor).await;
+                let _ = reply.send(done);
+            }
+            Request::Barrier(reply) => {
+                let _ = reply.send(());
+            }
+        }
+    }
+
+    async fn register(&mut self, descriptor: Arc<dyn ErasedDescriptor>) -> Result<(), Error> {
+        let waiting = {
+            let mut shared = self.inside.lock();
+            let mut registry = Registry::clone(&shared.registry);
+            let id = registry.register(Arc::clone(&descriptor))?;
+            shared.registry = Arc::new(registry);
+            if let Some(index) = descriptor.metadata_index() {
+                self.inside.indexes.declare(index);
+            }
+            let registry = Arc::clone(&shared.registry);
+            let unimplemented: Vec<_> = registry
+                .prefixes_of(id)
+                .flat_map(|prefix| shared.graph.with_prefix(prefix))
+                .filter(|(_, _, node)| node.state == ValueState::Unimplemented)
+                .map(|(key, _, _)| key.clone())
+                .collect();
+            unimplemented
+        };
+        if !waiting.is_empty() {
+            let _ = self
+                .process(Work::again(TransactionType::RetryUnimplOps, waiting))
+                .await;
+        }
+        Ok(())
+    }
+
+    fn due(&mut self) -> Option<ScheduledRetry> {
+        let now = self.inside.clock.now();
+        let (position, _) = self
+            .retries
+            .iter()
+            .enumerate()
+            .filter(|(_, retry)| retry.due <= now)
+            .min_by_key(|(_, retry)| (retry.due, retry.failed_in, retry.attempt))?;
+        Some(self.retries.remove(position))
+    }
+
+    async fn retry(&mut self, retry: ScheduledRetry) {
+        let keys: Vec<_> = {
+            let shared = self.inside.lock();
+            let unchanged = |key: &crate::key::Key| {
+                let node = shared.graph.find(key).map(|(_, node)| node);
+                node.is_some_and(|node| node.last.transaction <= retry.failed_in)
+            };
+            retry
+                .keys
+                .iter()
+                .filter(|key| unchanged(key))
+                .cloned()
+                .collect()
+        };
+        if keys.is_empty() {
+            return;
+        }
+        let mut work = Work::again(TransactionType::RetryFailedOps, keys);
+        work.retry_for = Some(retry.retry_for);
+        work.attempt = retry.attempt;
+        let _ = self.process(work).await;
+    }
+
+    /// Takes up where the last process left off.
+    async fn recover(&mut self, recovered: Recovered) {
+        let Recovered {
+            desired,
+            retries,
+            history,
+            uncertain,
+            interrupted,
+            ..
+        } = recovered;
+        let now = self.inside.clock.now();
+        let something = !desired.is_empty() || !uncertain.is_empty();
+        {
+            let mut shared = self.inside.lock();
+            for record in history {
+                shared.history.add(record, now);
+            }
+            for (
+                key,
+                Desired {
+                    value,
+                    labels,
+                    retry,
+                },
+            ) in desired
+            {
+                let id = shared.graph.intern(&key);
+                let node = shared.graph.write(id);
+                node.last.requested = Some(value);
+                node.last.retry = retry;
+                node.labels = labels.map(Arc::new);
+            }
+            for (key, operation) in uncertain {
+                let id = shared.graph.intern(&key);
+                let node = shared.graph.write(id);
+                node.uncertain = true;
+                node.last.operation = operation;
+            }
+            shared.graph.take_touched();
+        }
+        self.retries = retries;
+        if something && self.conduct.resync_on_start {
+            let reason = match interrupted {
+                Some(seq) => format!("after a restart that interrupted transaction {seq}"),
+                None => "after a restart".to_owned(),
+            };
+            let resync = Transaction::downstream_resync().description(reason);
+            let _ = self.process(Work::north(resync)).await;
+        }
+    }
+
+    /// Writes to the journal, if there is one.
+    fn note(&mut self, entry: &Entry) -> Result<(), Error> {
+        match &mut self.journal {
+            Some(journal) => Ok(journal.append(entry, true)?),
+            None => Ok(()),
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.inside.clock.now()
+    }
+}

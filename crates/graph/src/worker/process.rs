@@ -1,0 +1,458 @@
+//! The way of one transaction.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Service;
+use super::prepare::items;
+use crate::engine::{Error, Shared};
+use crate::execute::{Executor, Stray, Surroundings};
+use crate::graph::Graph;
+use crate::journal::{Desired, Entry};
+use crate::key::{Key, KeyId};
+use crate::record::{Flags, InputValue, OperationRecord, TransactionRecord};
+use crate::refresh::Findings;
+use crate::state::{Operation, ValueState};
+use crate::transaction::{Notification, Resync, Retry, Transaction, TransactionType, Wanted};
+use crate::value::{Metadata, Value};
+use crate::walk::{Item, Settings, Step, Walk, Walked};
+
+/// Where the values of a transaction come from.
+pub(super) enum Source {
+    North(BTreeMap<Key, Wanted>),
+    South(BTreeMap<Key, (Option<Value>, Option<Metadata>)>),
+    /// Known values once more.
+    Again(Vec<Key>),
+}
+
+/// A transaction of any kind.
+pub(super) struct Work {
+    pub(super) kind: TransactionType,
+    pub(super) source: Source,
+    pub(super) resync: Resync,
+    pub(super) reverts: bool,
+    pub(super) retry: Option<Retry>,
+    pub(super) retry_for: Option<u64>,
+    pub(super) attempt: u32,
+    pub(super) description: String,
+    pub(super) timeout: Option<Duration>,
+}
+
+impl Work {
+    pub(super) fn north(transaction: Transaction) -> Self {
+        Self {
+            kind: TransactionType::NBTransaction,
+            reverts: transaction.reverts(),
+            source: Source::North(transaction.values),
+            resync: transaction.resync,
+            retry: transaction.retry,
+            retry_for: None,
+            attempt: 0,
+            description: transaction.description,
+            timeout: transaction.operation_timeout,
+        }
+    }
+
+    pub(super) fn south(notification: Notification) -> Self {
+        let mut work = Self::again(TransactionType::SBNotification, Vec::new());
+        work.source = Source::South(notification.values);
+        work
+    }
+
+    pub(super) fn again(kind: TransactionType, keys: Vec<Key>) -> Self {
+        Self {
+            kind,
+            source: Source::Again(keys),
+            resync: Resync::NotResync,
+            reverts: false,
+            retry: None,
+            retry_for: None,
+            attempt: 0,
+            description: String::new(),
+            timeout: None,
+        }
+    }
+}
+
+impl Service {
+    pub(super) fn surroundings(&self, work: &Work, seq: u64) -> Surroundings {
+        Surroundings {
+            seq,
+            attempt: work.attempt,
+            registry: Arc::clone(&self.inside.lock().registry),
+            indexes: self.inside.indexes.clone(),
+            clock: Arc::clone(&self.inside.clock),
+            cancellation: self.stopping.clone(),
+            timeout: work.timeout,
+        }
+    }
+
+    fn settings(work: &Work, surroundings: &Surroundings, executing: bool) -> Settings {
+        Settings {
+            seq: surroundings.seq,
+            kind: work.kind,
+            retry: work.retry,
+            reverts: work.reverts,
+            attempt: work.attempt,
+            registry: Arc::clone(&surroundings.registry),
+            indexes: executing.then(|| surroundings.indexes.clone()),
+        }
+    }
+
+    /// What a transaction would do.
+    pub(super) async fn plan_only(&mut self, transaction: Transaction) -> Vec<OperationRecord> {
+        let work = Work::north(transaction);
+        let seq = self.inside.lock().next_seq;
+        let surroundings = self.surroundings(&work, seq);
+        let mut findings = Findings::default();
+        let looks = if work.resync.refreshes() {
+            self.looks(&surroundings, &work).await
+        } else {
+            Vec::new()
+        };
+        let mut shared = self.inside.lock();
+        shared.graph.begin_trial();
+        {
+            let Shared { graph, history, .. } = &mut *shared;
+            let remembered = |key: &Key| history.origin(key);
+            for look in looks {
+                let mut refresh = crate::refresh::Refresh {
+                    graph,
+                    registry: &surroundings.registry,
+                    indexes: None,
+                    remembered: &remembered,
+                    findings: &mut findings,
+                };
+                refresh.apply(look.descriptor, look.found, &look.known, None);
+            }
+            findings.settle(graph);
+        }
+        let (items, _) = items(&mut shared, &work);
+        let settings = Self::settings(&work, &surroundings, false);
+        let walked = simulate(&mut shared.graph, settings, items, false);
+        shared.graph.end_trial();
+        walked.operations
+    }
+
+    async fn looks(
+        &mut self,
+        surroundings: &Surroundings,
+        work: &Work,
+    ) -> Vec<super::prepare::Look> {
+        let first = match &work.source {
+            Source::North(values) if !self.looked => Some(values),
+            _ => None,
+        };
+        let mut looks = Vec::new();
+        for descriptor in surroundings.registry.in_retrieve_order() {
+            looks.extend(
+                self.look(surroundings, descriptor, first, &mut Vec::new())
+                    .await,
+            );
+        }
+        looks
+    }
+
+    /// Carries a transaction out.
+    pub(super) async fn process(&mut self, work: Work) -> Result<Arc<TransactionRecord>, Error> {
+        let start = self.now();
+        let seq = {
+            let mut shared = self.inside.lock();
+            let seq = shared.next_seq;
+            shared.next_seq += 1;
+            seq
+        };
+        let surroundings = self.surroundings(&work, seq);
+        let mut findings = Findings::default();
+        if work.resync.refreshes() {
+            self.refresh_all(&surroundings, &work, &mut findings).await;
+        }
+        let (items, plan, values) = {
+            let mut shared = self.inside.lock();
+            let (items, values) = items(&mut shared, &work);
+            let settings = Self::settings(&work, &surroundings, false);
+            let graph = &mut shared.graph;
+            graph.begin_trial();
+            let plan = simulate(graph, settings, items.clone(), self.conduct.parallel > 1);
+            graph.end_trial();
+            (items, plan, values)
+        };
+        let mut record = TransactionRecord {
+            pre_record: true,
+            seq,
+            kind: work.kind,
+            resync: work.resync,
+            description: work.description.clone(),
+            retry_for: work.retry_for,
+            attempt: work.attempt,
+            start,
+            stop: start,
+            values,
+            planned: plan.operations,
+            executed: Vec::new(),
+            errors: Vec::new(),
+            reverted: false,
+            warnings: Vec::new(),
+        };
+        self.announce(&work, &record)?;
+        let walked = self
+            .execute(&work, &surroundings, items, plan.conflicts, &mut findings)
+            .await;
+        let walked = self
+            .settle(&work, &surroundings, walked, &mut findings, &mut record)
+            .await;
+        record.pre_record = false;
+        record.executed = walked.operations;
+        record.errors = walked.errors;
+        record.reverted = walked.reverted;
+        record.warnings = walked.warnings;
+        record.warnings.append(&mut findings.warnings);
+        record.stop = self.now();
+        self.conclude(record, walked.failed, findings.touched)
+    }
+
+    /// Writes down what is about to be done, before it is.
+    fn announce(&mut self, work: &Work, record: &TransactionRecord) -> Result<(), Error> {
+        if let Some(log) = &mut self.log {
+            log.before(record);
+        }
+        {
+            let mut shared = self.inside.lock();
+            if shared.history.is_enabled() && !record.planned.is_empty() {
+                shared.history.add(Arc::new(record.clone()), record.start);
+            }
+        }
+        if self.journal.is_some() && !record.planned.is_empty() {
+            let changes = match &work.source {
+                Source::South(_) => Vec::new(),
+                _ => record
+                    .values
+                    .iter()
+                    .filter_map(|input| wish(work, input))
+                    .collect(),
+            };
+            self.note(&Entry::Begin {
+                seq: record.seq,
+                reverts: work.reverts,
+                changes,
+            })?;
+        }
+        Ok(())
+    }
+
+    async fn execute(
+        &mut self,
+        work: &Work,
+        surroundings: &Surroundings,
+        items: Vec<Item>,
+        conflicts: Option<crate::walk::Conflicts>,
+        findings: &mut Findings,
+    ) -> Walked {
+        let settings = Self::settings(work, surroundings, true);
+        // A value that will be refused changes the course of the walk: then nothing runs ahead.
+        let acceptable = conflicts.is_none() || {
+            let graph = &self.inside.lock().graph;
+            items.iter().all(|item| {
+                let key = graph.key(item.id);
+                let descriptor = surroundings.registry.for_key(key).zip(item.value.as_ref());
+                descriptor.is_none_or(|(id, value)| {
+                    surroundings.registry.get(id).validate(key, value).is_ok()
+                })
+            })
+        };
+        let mut walk = Walk::new(&self.inside.lock().graph, settings, items);
+        let mut journal = self.journal.take();
+        let mut executor = Executor::new(
+            surroundings.clone(),
+            journal.as_deref_mut(),
+            self.conduct.parallel,
+            conflicts.filter(|_| acceptable),
+        );
+        let mut answer = None;
+        loop {
+            let step = walk.step(&mut self.inside.lock().graph, answer.take());
+            match step {
+                Step::Call(call) => {
+                    if walk.is_stopping() {
+                        executor.stop_ahead();
+                    }
+                    let began = self.inside.clock.now();
+                    let (operation, descriptor) = (call.operation, call.descriptor);
+                    let result = executor.call(call).await;
+                    let ended = self.inside.clock.now();
+                    self.inside.lock().stats.called(
+                        descriptor,
+                        operation,
+                        began,
+                        ended,
+                        result.is_ok(),
+                    );
+                    answer = Some(result);
+                }
+                Step::Refresh(failed) => {
+                    let strays = executor.strays().await;
+                    self.take_back_strays(surroundings, &mut walk, strays).await;
+                    self.refresh_some(surroundings, &failed, findings).await;
+                    let shared = &mut *self.inside.lock();
+                    let touched = shared.graph.take_touched();
+                    shared
+                        .history
+                        .revise(&shared.graph, &touched, surroundings.clock.now());
+                    findings.touched.extend(touched);
+                }
+                Step::Done => break,
+            }
+        }
+        let strays = executor.strays().await;
+        drop(executor);
+        self.journal = journal;
+        let doubtful: HashSet<KeyId> = {
+            let graph = &self.inside.lock().graph;
+            strays
+                .iter()
+                .filter_map(|stray| graph.id(&stray.call.key))
+                .map(|id| graph.base_of(id))
+                .collect()
+        };
+        if !doubtful.is_empty() {
+            self.refresh_some(surroundings, &doubtful, findings).await;
+        }
+        walk.finish()
+    }
+
+    /// Undoes, last first, what was started ahead and never reached.
+    async fn take_back_strays(
+        &mut self,
+        surroundings: &Surroundings,
+        walk: &mut Walk,
+        strays: Vec<Stray>,
+    ) {
+        let mut done: Vec<(KeyId, OperationRecord)> = Vec::new();
+        let mut undone: Vec<(KeyId, OperationRecord)> = Vec::new();
+        for Stray { call, answer } in strays {
+            let Ok(metadata) = answer else { continue };
+            let state = {
+                let mut shared = self.inside.lock();
+                let id = shared.graph.intern(&call.key);
+                (id, shared.graph.state(id))
+            };
+            let (id, before) = state;
+            let after = match call.operation {
+                Operation::Delete => ValueState::Removed,
+                _ => ValueState::Configured,
+            };
+            let forward = record_of(&call, before, after, false);
+            let mut back = call.clone();
+            (back.old, back.new) = (call.new.clone(), call.old.clone());
+            back.metadata = metadata.or(call.metadata.clone());
+            back.revert = true;
+            back.operation = match call.operation {
+                Operation::Create => Operation::Delete,
+                Operation::Delete => Operation::Create,
+                operation => operation,
+            };
+            let mut backward = record_of(&back, after, before, true);
+            let mut executor = Executor::new(surroundings.clone(), None, 1, None);
+            match executor.call(back).await {
+                Ok(metadata) => self.restore_metadata(surroundings, id, metadata),
+                Err(error) => {
+                    backward.new_error = Some(error.to_string().into());
+                    backward.new_state = ValueState::Failed;
+                    let graph = &mut self.inside.lock().graph;
+                    if graph.node(id).is_some() {
+                        graph.write(id).uncertain = true;
+                    }
+                }
+            }
+            done.push((id, forward));
+            undone.push((id, backward));
+        }
+        let graph = &self.inside.lock().graph;
+        for (id, record) in done.into_iter().rev().chain(undone) {
+            walk.note(graph, id, record);
+        }
+    }
+
+    fn restore_metadata(&self, surroundings: &Surroundings, id: KeyId, metadata: Option<Metadata>) {
+        let graph = &mut self.inside.lock().graph;
+        let key = graph.key(id).clone();
+        let node = graph.node(id).filter(|node| node.base.is_none());
+        let kept = match (node, metadata) {
+            (Some(_), Some(metadata)) => {
+                graph.write(id).metadata = Some(metadata.clone());
+                Some(metadata)
+            }
+            (Some(node), None) => node.metadata.clone(),
+            (None, _) => None,
+        };
+        let Some(descriptor) = surroundings.registry.for_key(&key) else {
+            return;
+        };
+        let descriptor = surroundings.registry.get(descriptor);
+        let Some(index) = descriptor.metadata_index() else {
+            return;
+        };
+        match kept {
+            Some(metadata) => surroundings
+                .indexes
+                .put(index, descriptor.label(&key), metadata),
+            None => surroundings.indexes.remove(index, &descriptor.label(&key)),
+        }
+    }
+}
+
+fn record_of(
+    call: &crate::walk::Call,
+    before: ValueState,
+    after: ValueState,
+    revert: bool,
+) -> OperationRecord {
+    OperationRecord {
+        operation: call.operation,
+        key: call.key.clone(),
+        prev_state: before,
+        new_state: after,
+        prev_value: call.old.clone(),
+        new_value: call.new.clone(),
+        prev_error: None,
+        new_error: None,
+        flags: Flags {
+            derived: call.base.is_some(),
+            revert,
+            ..Flags::default()
+        },
+    }
+}
+
+/// What the journal keeps of a value that was handed in.
+fn wish(work: &Work, input: &InputValue) -> Option<(Key, Option<Desired>)> {
+    if input.origin != crate::state::Origin::North {
+        return None;
+    }
+    let labels = match &work.source {
+        Source::North(values) => values
+            .get(&input.key)
+            .and_then(|wanted| wanted.labels.as_deref().cloned()),
+        _ => None,
+    };
+    let desired = input.value.clone().map(|value| Desired {
+        value,
+        labels,
+        retry: work.retry,
+    });
+    Some((input.key.clone(), desired))
+}
+
+/// Walks the graph as if every operation succeeded.
+fn simulate(graph: &mut Graph, settings: Settings, items: Vec<Item>, conflicts: bool) -> Walked {
+    let mut walk = Walk::new(graph, settings, items);
+    if conflicts {
+        walk = walk.with_conflicts();
+    }
+    let mut answer = None;
+    while let Step::Call(_) = walk.step(graph, answer.take()) {
+        answer = Some(Ok(None));
+    }
+    walk.finish()
+}

@@ -1,0 +1,280 @@
+//! What follows from a transaction: a look at what failed, retries, revisions, statuses, records.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use super::Service;
+use super::process::Work;
+use crate::clock::later;
+use crate::engine::{Error, Shared};
+use crate::execute::Surroundings;
+use crate::graph::Graph;
+use crate::journal::{Desired, Entry, Recovered, ScheduledRetry};
+use crate::key::{Key, KeyId};
+use crate::record::{KeyError, TransactionRecord};
+use crate::refresh::Findings;
+use crate::state::{Operation, ValueState};
+use crate::walk::Walked;
+
+impl Service {
+    /// Looks at what failed, plans retries, and lets go of what is gone.
+    pub(super) async fn settle(
+        &mut self,
+        work: &Work,
+        surroundings: &Surroundings,
+        mut walked: Walked,
+        findings: &mut Findings,
+        record: &mut TransactionRecord,
+    ) -> Walked {
+        let failed = failed_bases(&self.inside.lock().graph, &walked);
+        if !failed.is_empty() {
+            self.refresh_some(surroundings, &failed, findings).await;
+        }
+        if self.conduct.verify {
+            let problems = self.verify(surroundings, &walked).await;
+            walked.errors.extend(problems);
+        }
+        self.plan_retries(work, surroundings, &walked, record.seq);
+        walked
+    }
+
+    fn plan_retries(
+        &mut self,
+        work: &Work,
+        surroundings: &Surroundings,
+        walked: &Walked,
+        seq: u64,
+    ) {
+        let mut groups: BTreeMap<(std::time::Duration, u32), BTreeSet<Key>> = BTreeMap::new();
+        {
+            let graph = &self.inside.lock().graph;
+            for (base, attempt) in &walked.failed {
+                let Some(node) = graph.node(*base) else {
+                    continue;
+                };
+                let retrying = |id: KeyId| graph.state(id) == ValueState::Retrying;
+                if !retrying(*base) && !node.derived.iter().copied().any(retrying) {
+                    continue;
+                }
+                let Some(delay) = node.last.retry.and_then(|retry| retry.delay(*attempt)) else {
+                    continue;
+                };
+                groups
+                    .entry((delay, *attempt))
+                    .or_default()
+                    .insert(graph.key(*base).clone());
+            }
+        }
+        let now = surroundings.clock.now();
+        for ((delay, attempt), keys) in groups {
+            self.retries.push(ScheduledRetry {
+                due: later(now, delay),
+                retry_for: work.retry_for.unwrap_or(seq),
+                failed_in: seq,
+                attempt,
+                keys: keys.into_iter().collect(),
+            });
+        }
+    }
+
+    /// Asks the south whether it really did what it said.
+    async fn verify(&mut self, surroundings: &Surroundings, walked: &Walked) -> Vec<KeyError> {
+        let touched: BTreeSet<Key> = {
+            let graph = &self.inside.lock().graph;
+            let base = |key: &Key| graph.id(key).map(|id| graph.key(graph.base_of(id)).clone());
+            walked
+                .operations
+                .iter()
+                .filter(|one| !one.flags.noop)
+                .filter_map(|one| base(&one.key))
+                .collect()
+        };
+        let registry = Arc::clone(&surroundings.registry);
+        let descriptors: HashSet<_> = touched
+            .iter()
+            .filter_map(|key| registry.for_key(key))
+            .collect();
+        let mut problems = Vec::new();
+        for descriptor in registry
+            .in_retrieve_order()
+            .filter(|id| descriptors.contains(id))
+        {
+            let Some(look) = self
+                .look(surroundings, descriptor, None, &mut Vec::new())
+                .await
+            else {
+                continue;
+            };
+            let found: BTreeMap<&Key, _> = look
+                .found
+                .iter()
+                .map(|one| (&one.key, &one.value))
+                .collect();
+            let graph = &self.inside.lock().graph;
+            for key in touched
+                .iter()
+                .filter(|key| registry.for_key(key) == Some(descriptor))
+            {
+                let node = graph.find(key).map(|(_, node)| node);
+                let expected = node.filter(|node| node.state == ValueState::Configured);
+                let gone = node.is_none_or(|node| {
+                    matches!(node.state, ValueState::Removed | ValueState::Pending)
+                });
+                let problem = match (
+                    expected.and_then(|node| node.value.as_ref()),
+                    found.get(key),
+                ) {
+                    (Some(_), None) => "value is not configured",
+                    (Some(value), Some(found))
+                        if !registry.get(descriptor).equivalent(key, value, found) =>
+                    {
+                        "value is not equivalent"
+                    }
+                    (None, Some(_)) if gone => "value is not removed",
+                    _ => continue,
+                };
+                let op = node.map_or(Operation::Undefined, |node| node.last.operation);
+                problems.push(KeyError {
+                    key: key.clone(),
+                    op,
+                    error: problem.to_owned(),
+                });
+            }
+        }
+        problems
+    }
+
+    /// Writes everything down and tells everyone.
+    pub(super) fn conclude(
+        &mut self,
+        record: TransactionRecord,
+        failed: Vec<(KeyId, u32)>,
+        earlier: Vec<KeyId>,
+    ) -> Result<Arc<TransactionRecord>, Error> {
+        let record = Arc::new(record);
+        let mut changes = Vec::new();
+        {
+            let mut guard = self.inside.lock();
+            let Shared {
+                graph,
+                history,
+                stats,
+                next_retry,
+                ..
+            } = &mut *guard;
+            let mut touched = graph.take_touched();
+            touched.extend(earlier);
+            let bases: BTreeSet<KeyId> = touched
+                .iter()
+                .copied()
+                .chain(failed.into_iter().map(|(base, _)| base))
+                .map(|id| graph.base_of(id))
+                .filter(|id| graph.node(*id).is_some())
+                .collect();
+            self.inside.watchers.tell(graph, bases.into_iter());
+            let gone: Vec<KeyId> = touched
+                .iter()
+                .copied()
+                .filter(|id| graph.state(*id) == ValueState::Removed)
+                .collect();
+            for id in gone {
+                graph.remove(id);
+            }
+            touched.extend(graph.take_touched());
+            touched.sort_unstable();
+            touched.dedup();
+            if self.journal.is_some() {
+                changes = desires(graph, &touched);
+            }
+            history.revise(graph, &touched, record.stop);
+            history.add(Arc::clone(&record), record.stop);
+            graph.sweep();
+            stats.finished(&record);
+            *next_retry = self.retries.iter().map(|retry| retry.due).min();
+        }
+        if let Some(log) = &mut self.log {
+            log.after(&record);
+        }
+        self.remember(&record, changes)?;
+        Ok(record)
+    }
+
+    fn remember(
+        &mut self,
+        record: &Arc<TransactionRecord>,
+        changes: Vec<(Key, Option<Desired>)>,
+    ) -> Result<(), Error> {
+        if self.journal.is_none() {
+            return Ok(());
+        }
+        let keeps = self.inside.lock().history.is_enabled();
+        let entry = Entry::Commit {
+            seq: record.seq,
+            changes,
+            retries: self.retries.clone(),
+            record: keeps.then(|| Arc::clone(record)),
+        };
+        self.note(&entry)?;
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        if journal.wants_compaction() {
+            let shared = self.inside.lock();
+            let snapshot = Recovered {
+                next_seq: shared.next_seq,
+                desired: all_desires(&shared.graph),
+                retries: self.retries.clone(),
+                history: shared.history.transactions().cloned().collect(),
+                uncertain: BTreeMap::new(),
+                interrupted: None,
+            };
+            drop(shared);
+            journal.compact(&Entry::Snapshot(Box::new(snapshot)))?;
+        }
+        Ok(())
+    }
+}
+
+/// The base values that did not end well.
+fn failed_bases(graph: &Graph, walked: &Walked) -> HashSet<KeyId> {
+    let failing = |id: KeyId| graph.state(id).is_failure();
+    walked
+        .failed
+        .iter()
+        .map(|(base, _)| *base)
+        .filter(|base| {
+            failing(*base)
+                || graph
+                    .node(*base)
+                    .is_some_and(|node| node.derived.iter().copied().any(failing))
+        })
+        .collect()
+}
+
+fn desire(graph: &Graph, id: KeyId) -> Option<Desired> {
+    let node = graph.node(id)?;
+    let value = node.last.requested.clone()?;
+    Some(Desired {
+        value,
+        labels: node.labels.as_deref().cloned(),
+        retry: node.last.retry,
+    })
+}
+
+fn desires(graph: &Graph, touched: &[KeyId]) -> Vec<(Key, Option<Desired>)> {
+    let bases = touched
+        .iter()
+        .copied()
+        .filter(|id| graph.node(*id).is_none_or(|node| node.base.is_none()));
+    bases
+        .map(|id| (graph.key(id).clone(), desire(graph, id)))
+        .collect()
+}
+
+fn all_desires(graph: &Graph) -> BTreeMap<Key, Desired> {
+    graph
+        .nodes()
+        .filter(|(_, _, node)| node.base.is_none())
+        .filter_map(|(key, id, _)| Some((key.clone(), desire(graph, id)?)))
+        .collect()
+}

@@ -1,0 +1,166 @@
+//! Surviving a restart.
+
+use std::sync::Arc;
+
+use mainstay_graph::journal::{Entry, Journal, replay};
+use mainstay_graph::{FileJournal, OnFailure, Options, Transaction, ValueState};
+use tokio::sync::Notify;
+
+use crate::south::{Running, South, Thing};
+
+fn journalled(path: &std::path::Path) -> Options {
+    Options {
+        journal: Some(Box::new(FileJournal::open(path).unwrap())),
+        ..Options::default()
+    }
+}
+
+#[tokio::test]
+async fn what_is_wanted_and_what_happened_outlive_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let running = Running::start(journalled(&path));
+    let wanted = Transaction::new()
+        .set_typed("thing/a", Thing::new(1))
+        .set_typed("thing/b", Thing::needing(2, &["thing/none"]));
+    running.engine.commit(wanted).await.unwrap();
+    let south = running.south.clone();
+    running.stop().await;
+    south.with(|south| south.values.remove("thing/a"));
+    let running = Running::over(south.clone(), journalled(&path));
+    running.engine.barrier().await.unwrap();
+    assert_eq!(
+        south.values()["thing/a"],
+        Thing::new(1),
+        "the resync brought it back"
+    );
+    assert_eq!(running.engine.status("thing/b").state, ValueState::Pending);
+    let seqs: Vec<_> = running
+        .engine
+        .history(None, None)
+        .iter()
+        .map(|one| one.seq)
+        .collect();
+    assert_eq!(seqs, [0, 1]);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn an_operation_under_way_at_the_end_is_uncertain_and_looked_at_first() {
+    for (on_failure, kept) in [(OnFailure::Revert, false), (OnFailure::BestEffort, true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let running = Running::start(journalled(&path));
+        running
+            .south
+            .with(|south| south.held.insert("thing/a".into(), Arc::new(Notify::new())));
+        running
+            .engine
+            .submit(
+                Transaction::new()
+                    .set_typed("thing/a", Thing::new(1))
+                    .on_failure(on_failure),
+            )
+            .unwrap();
+        while running.south.with(|south| south.running.is_empty()) {
+            tokio::task::yield_now().await;
+        }
+        running.kill().await;
+        let recovered = replay(FileJournal::open(&path).unwrap().load().unwrap());
+        assert_eq!(recovered.interrupted, Some(0));
+        assert_eq!(recovered.uncertain.len(), 1);
+        // The operation went through after all, unseen.
+        let south = South::default();
+        south.with(|south| south.values.insert("thing/a".into(), Thing::new(1)));
+        let running = Running::over(south.clone(), journalled(&path));
+        running.engine.barrier().await.unwrap();
+        let status = running.engine.status("thing/a");
+        assert!(!status.uncertain);
+        assert_eq!(south.values().contains_key("thing/a"), kept);
+        assert!(!south.with(|south| south.calls.iter().any(|call| call.starts_with("create"))));
+        running.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_journal_cut_at_any_byte_replays_to_a_state_it_was_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let running = Running::start(journalled(&path));
+    let mut states = vec!["{}".to_owned()];
+    for number in 0..6_u32 {
+        let change = Transaction::new()
+            .set_typed(format!("thing/{}", number % 3), Thing::new(number))
+            .on_failure(OnFailure::Revert);
+        running.engine.commit(change).await.unwrap();
+        let recovered = replay(FileJournal::open(&path).unwrap().load().unwrap());
+        states.push(serde_json::to_string(&recovered.desired).unwrap());
+    }
+    running.stop().await;
+    let bytes = std::fs::read(&path).unwrap();
+    let cut = folder.path().join("cut");
+    let mut reached = 0;
+    for length in 0..=bytes.len() {
+        std::fs::write(&cut, &bytes[..length]).unwrap();
+        let mut journal = FileJournal::open(&cut).unwrap();
+        let state = serde_json::to_string(&replay(journal.load().unwrap()).desired).unwrap();
+        let position = states.iter().position(|known| *known == state);
+        let position = position.unwrap_or_else(|| panic!("cut at {length}: {state}"));
+        assert!(position >= reached, "cut at {length}");
+        reached = position;
+        if length % 97 == 0 {
+            let entry = Entry::Begin {
+                seq: 77,
+                reverts: true,
+                changes: Vec::new(),
+            };
+            journal.append(&entry, true).unwrap();
+            let again = replay(FileJournal::open(&cut).unwrap().load().unwrap());
+            assert_eq!(
+                again.interrupted,
+                Some(77),
+                "what is written after a repair is found"
+            );
+        }
+    }
+    assert_eq!(reached, states.len() - 1);
+}
+
+#[tokio::test]
+async fn a_compacted_journal_says_the_same_in_fewer_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let running = Running::start(Options {
+        history: mainstay_graph::Limits {
+            transactions: 5,
+            ..Default::default()
+        },
+        ..journalled(&path)
+    });
+    let mut big = Thing::new(0);
+    big.needs = vec![];
+    big.parts = (0..2_000)
+        .map(|number| (format!("part-{number}"), Vec::new()))
+        .collect();
+    for number in 0..12 {
+        big.number = number * 10;
+        running
+            .engine
+            .commit(Transaction::new().set_typed("thing/a", big.clone()))
+            .await
+            .unwrap();
+    }
+    running.stop().await;
+    let recovered = replay(FileJournal::open(&path).unwrap().load().unwrap());
+    assert_eq!(recovered.next_seq, 12);
+    assert_eq!(recovered.desired.len(), 1);
+    let mut entries = FileJournal::open(&path)
+        .unwrap()
+        .load()
+        .unwrap()
+        .into_iter();
+    assert!(
+        matches!(entries.next(), Some(Entry::Snapshot(_))),
+        "it was never compacted"
+    );
+}

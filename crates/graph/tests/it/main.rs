@@ -1,0 +1,15 @@
+//! Black-box tests of the engine.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "in a test, what must not fail may panic"
+)]
+
+mod faults;
+mod journal;
+mod properties;
+mod remote;
+mod rows;
+mod scenarios;
+mod south;
+mod transactions;

@@ -1,0 +1,229 @@
+//! The engine from afar: REST and gRPC.
+
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, StatusCode};
+use mainstay_graph::grpc::{GraphClient, GraphServer, StatusRequest, TransactionRequest};
+use mainstay_graph::{Options, Transaction, rest};
+use serde_json::{Value as Json, json};
+use tower::ServiceExt;
+
+use crate::south::{Running, Thing};
+
+async fn running() -> Running {
+    let running = Running::start(Options::default());
+    let mut base = Thing::new(1);
+    base.parts.insert("x".into(), Vec::new());
+    let first = Transaction::new()
+        .set_typed("thing/a", base)
+        .set_typed("thing/b", Thing::needing(2, &["thing/none"]))
+        .description("first");
+    running.engine.commit(first).await.unwrap();
+    running
+        .engine
+        .commit(Transaction::new().set_typed("thing/c", Thing::new(3)))
+        .await
+        .unwrap();
+    running
+}
+
+async fn ask(running: &Running, method: &str, path: &str, body: &str) -> (StatusCode, String) {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .body(Body::from(body.to_owned()))
+        .unwrap();
+    let answer = rest::router(running.engine.clone())
+        .oneshot(request)
+        .await
+        .unwrap();
+    let status = answer.status();
+    let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+async fn get(running: &Running, path: &str) -> Json {
+    let (status, body) = ask(running, "GET", &format!("/scheduler/{path}"), "").await;
+    assert_eq!(status, StatusCode::OK, "{path}: {body}");
+    serde_json::from_str(&body).unwrap_or(Json::String(body))
+}
+
+#[tokio::test]
+async fn rest_answers_every_question() {
+    let running = running().await;
+    let length = |json: &Json| json.as_array().map_or(0, Vec::len);
+    assert_eq!(length(&get(&running, "txn-history").await), 2);
+    assert_eq!(
+        get(&running, "txn-history?seq-num=0").await["description"],
+        "first"
+    );
+    assert_eq!(length(&get(&running, "txn-history?until=1000").await), 0);
+    assert!(
+        get(&running, "txn-history?format=text")
+            .await
+            .as_str()
+            .unwrap()
+            .contains("Transaction #1")
+    );
+    assert_eq!(length(&get(&running, "key-timeline?key=thing/a").await), 1);
+    for path in ["graph-snapshot", "graph-snaphost"] {
+        assert_eq!(length(&get(&running, path).await), 4);
+        assert_eq!(
+            length(&get(&running, &format!("{path}?time=2020-01-01T00:00:00Z")).await),
+            0
+        );
+    }
+    assert_eq!(
+        get(&running, "flag-stats?flag=value-state&prefix=thing/a").await["total"],
+        2
+    );
+    assert_eq!(get(&running, "dump").await["Descriptors"], json!(["thing"]));
+    for view in ["NB", "internal", "cached", "SB"] {
+        let expected = if view == "NB" { 3 } else { 2 };
+        assert_eq!(
+            length(&get(&running, &format!("dump?descriptor=thing&view={view}")).await),
+            expected,
+            "{view}"
+        );
+    }
+    assert_eq!(length(&get(&running, "dump?key-prefix=thing/").await), 2);
+    assert_eq!(length(&get(&running, "status").await), 3);
+    assert_eq!(length(&get(&running, "status?descriptor=thing").await), 3);
+    assert_eq!(
+        get(&running, "status?key=thing/b").await["details"],
+        json!(["thing/none"])
+    );
+    assert_eq!(get(&running, "stats").await["values"], 4);
+    assert!(
+        get(&running, "metrics")
+            .await
+            .as_str()
+            .unwrap()
+            .contains("mainstay_graph_values 4")
+    );
+    let dot = get(&running, "graph?format=dot").await;
+    assert!(dot.as_str().unwrap().starts_with("digraph"));
+    let svg = get(&running, "graph?txn=0").await;
+    assert!(svg.as_str().unwrap().starts_with("<svg") && svg.as_str().unwrap().contains("Gold"));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn rest_says_what_is_wrong_with_a_question() {
+    let running = running().await;
+    for (path, status) in [
+        ("graph?txn=x", 400),
+        ("graph?txn=99", 404),
+        ("graph?colour=red", 400),
+        ("txn-history?format=xml", 400),
+        ("txn-history?seq-num=99", 404),
+        ("txn-history?since=yesterday", 400),
+        ("key-timeline", 400),
+        ("flag-stats", 400),
+        ("flag-stats?flag=colour", 400),
+        ("dump?descriptor=nobody", 404),
+        ("dump?key-prefix=/nowhere/", 404),
+        ("dump?descriptor=thing&view=upside-down", 400),
+        ("dump?descriptor=thing&key-prefix=thing/", 400),
+        ("status?descriptor=nobody", 404),
+    ] {
+        let (found, body) = ask(&running, "GET", &format!("/scheduler/{path}"), "").await;
+        assert_eq!(found.as_u16(), status, "{path}: {body}");
+        assert!(body.trim().len() > 5, "{path} gives no reason");
+    }
+    let (status, _) = ask(
+        &running,
+        "POST",
+        "/scheduler/downstream-resync?retry=maybe",
+        "",
+    )
+    .await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    let (status, body) = ask(&running, "POST", "/scheduler/commit", r#"{"sett": {}}"#).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn rest_plans_commits_and_resyncs() {
+    let running = running().await;
+    let change = r#"{"set": {"thing/none": {"number": 7, "needs": [], "parts": {}}}}"#;
+    let (status, plan) = ask(&running, "POST", "/scheduler/plan", change).await;
+    assert_eq!(status, StatusCode::OK, "{plan}");
+    assert_eq!(running.south.values().len(), 3);
+    let (status, record) = ask(&running, "POST", "/scheduler/commit?wait=5", change).await;
+    assert_eq!(status, StatusCode::OK, "{record}");
+    let record: Json = serde_json::from_str(&record).unwrap();
+    assert_eq!(
+        record["executed"],
+        serde_json::from_str::<Json>(&plan).unwrap()
+    );
+    running.south.with(|south| south.values.remove("thing/c"));
+    let (_, record) = ask(
+        &running,
+        "POST",
+        "/scheduler/downstream-resync?retry=1&verbose=true",
+        "",
+    )
+    .await;
+    let record: Json = serde_json::from_str(&record).unwrap();
+    assert_eq!(record["transaction"]["executed"][0]["key"], "thing/c");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn grpc_commits_plans_and_watches() {
+    let running = running().await;
+    let mut client = GraphClient::new(GraphServer::new(running.engine.clone()));
+    let mut watch = client
+        .watch(StatusRequest {
+            key: "thing/b".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    let first = watch.message().await.unwrap().unwrap().status.unwrap();
+    assert_eq!(
+        (first.state.as_str(), first.details),
+        ("PENDING", vec!["thing/none".to_owned()])
+    );
+    let change = TransactionRequest {
+        set: [(
+            "thing/none".to_owned(),
+            r#"{"number": 7, "needs": [], "parts": {}}"#.to_owned(),
+        )]
+        .into(),
+        ..Default::default()
+    };
+    let plan = client.plan(change.clone()).await.unwrap();
+    let reply = client.commit(change).await.unwrap();
+    assert_eq!(plan.operations, reply.executed);
+    assert_eq!(reply.seq, 2);
+    assert_eq!(
+        watch
+            .message()
+            .await
+            .unwrap()
+            .unwrap()
+            .status
+            .unwrap()
+            .state,
+        "CONFIGURED"
+    );
+    let all = client
+        .status(StatusRequest {
+            key_prefix: "thing/".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    assert_eq!(all.values.len(), 4);
+    let bad = TransactionRequest {
+        set: [("thing/x".to_owned(), "{".to_owned())].into(),
+        ..Default::default()
+    };
+    assert_eq!(
+        client.commit(bad).await.unwrap_err().code(),
+        tonic::Code::InvalidArgument
+    );
+    running.stop().await;
+}

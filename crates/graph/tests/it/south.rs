@@ -1,0 +1,297 @@
+//! A south for tests: values in memory, operations that can be held up, failures by number.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use mainstay_graph::{
+    Builder, Context, Dependency, Derived, Descriptor, Engine, Key, Known, Model, OperationError,
+    Options, Origin, Retrieved,
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A value: a number, what it needs, and what follows from it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Thing {
+    pub(crate) number: u32,
+    pub(crate) needs: Vec<String>,
+    pub(crate) parts: BTreeMap<String, Vec<String>>,
+}
+
+impl Thing {
+    pub(crate) fn new(number: u32) -> Self {
+        Self {
+            number,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn needing(number: u32, needs: &[&str]) -> Self {
+        Self {
+            needs: needs.iter().map(|key| (*key).to_owned()).collect(),
+            ..Self::new(number)
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Inside {
+    pub(crate) values: BTreeMap<String, Thing>,
+    derived: BTreeSet<String>,
+    pub(crate) calls: Vec<String>,
+    /// Which operations, counted from 1, fail; and whether they do their work all the same.
+    pub(crate) fail: BTreeMap<usize, bool>,
+    pub(crate) count: usize,
+    /// Keys whose operations wait until they are let go.
+    pub(crate) held: BTreeMap<String, Arc<Notify>>,
+    /// Whether each operation gives others a turn before it ends.
+    pub(crate) yields: bool,
+    /// What broke the rules: something that was done too early or too late.
+    pub(crate) offences: Vec<String>,
+    pub(crate) running: BTreeSet<String>,
+    pub(crate) most_running: usize,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct South(pub(crate) Arc<Mutex<Inside>>);
+
+impl South {
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut Inside) -> T) -> T {
+        look(&mut self.0.lock().unwrap())
+    }
+
+    pub(crate) fn values(&self) -> BTreeMap<String, Thing> {
+        self.with(|inside| inside.values.clone())
+    }
+
+    /// Does an operation. Checks that nothing is there before what it needs, nor after.
+    async fn does(
+        &self,
+        op: &str,
+        key: &Key,
+        new: Option<&Thing>,
+        derived: bool,
+    ) -> Result<(), OperationError> {
+        let (held, yields, number) = self.with(|inside| {
+            inside.calls.push(format!("{op} {key}"));
+            inside.count += 1;
+            inside.running.insert(key.to_string());
+            inside.most_running = inside.most_running.max(inside.running.len());
+            (
+                inside.held.get(key.as_str()).cloned(),
+                inside.yields,
+                inside.count,
+            )
+        });
+        if let Some(held) = held {
+            held.notified().await;
+        }
+        if yields {
+            for _ in 0..(key.len() * 7 + number) % 5 {
+                tokio::task::yield_now().await;
+            }
+        }
+        self.with(|inside| {
+            inside.running.remove(key.as_str());
+            // Nobody can see how far an operation on a derived value got: when it fails, it did nothing.
+            let part = derived || inside.derived.contains(key.as_str());
+            let failing = inside.fail.get(&number).map(|works| *works && !part);
+            if failing != Some(false) {
+                match new {
+                    Some(new) => {
+                        let missing = new
+                            .needs
+                            .iter()
+                            .find(|need| !inside.values.contains_key(*need));
+                        if let Some(need) = missing.filter(|_| op == "create") {
+                            inside
+                                .offences
+                                .push(format!("{key} was created before {need}"));
+                        }
+                        inside.values.insert(key.to_string(), new.clone());
+                        if derived {
+                            inside.derived.insert(key.to_string());
+                        }
+                    }
+                    None => {
+                        inside.values.remove(key.as_str());
+                        let name = key.to_string();
+                        // Among very many it would take too long to look.
+                        let looked_at = if inside.values.len() < 1_000 {
+                            usize::MAX
+                        } else {
+                            0
+                        };
+                        let mut others = inside.values.iter().take(looked_at);
+                        let left = others.find(|(_, one)| one.needs.contains(&name));
+                        if let Some((left, _)) = left {
+                            let text = format!("{left} outlived {key}");
+                            inside.offences.push(text);
+                        }
+                    }
+                }
+            }
+            match failing {
+                Some(_) => Err(OperationError::new(format!("operation {number} failed"))),
+                None => Ok(()),
+            }
+        })
+    }
+}
+
+/// Anything under `thing/`.
+pub(crate) struct ThingModel;
+
+impl Model for ThingModel {
+    type Value = Thing;
+
+    fn prefix(&self) -> &str {
+        "thing/"
+    }
+
+    fn label(&self, thing: &Thing) -> Option<String> {
+        Some(thing.number.to_string())
+    }
+}
+
+pub(crate) struct Things(pub(crate) South);
+
+impl Descriptor for Things {
+    type Model = ThingModel;
+    type Metadata = u32;
+
+    fn name(&self) -> &str {
+        "thing"
+    }
+
+    fn model(&self) -> &ThingModel {
+        &ThingModel
+    }
+
+    fn metadata_index(&self) -> Option<&str> {
+        Some("thing-numbers")
+    }
+
+    async fn create(
+        &self,
+        context: &Context,
+        key: &Key,
+        value: &Thing,
+    ) -> Result<u32, OperationError> {
+        self.0
+            .does("create", key, Some(value), context.base().is_some())
+            .await?;
+        Ok(value.number)
+    }
+
+    async fn update(
+        &self,
+        context: &Context,
+        key: &Key,
+        _: &Thing,
+        new: &Thing,
+        _: Option<&u32>,
+    ) -> Result<Option<u32>, OperationError> {
+        self.0
+            .does("update", key, Some(new), context.base().is_some())
+            .await?;
+        Ok(None)
+    }
+
+    async fn delete(
+        &self,
+        _: &Context,
+        key: &Key,
+        _: &Thing,
+        _: Option<&u32>,
+    ) -> Result<(), OperationError> {
+        self.0.does("delete", key, None, false).await
+    }
+
+    async fn retrieve(
+        &self,
+        _: &Context,
+        _: &[Known<'_, Thing, u32>],
+    ) -> Result<Vec<Retrieved<Thing, u32>>, OperationError> {
+        Ok(self.0.with(|inside| {
+            let base = inside
+                .values
+                .iter()
+                .filter(|(key, _)| !inside.derived.contains(*key));
+            base.map(|(key, value)| Retrieved {
+                key: Key::from(key.as_str()),
+                value: value.clone(),
+                metadata: Some(value.number),
+                origin: Origin::North,
+            })
+            .collect()
+        }))
+    }
+
+    /// A number that ends in 9 cannot be changed into.
+    fn recreate(&self, _: &Key, _: &Thing, new: &Thing, _: Option<&u32>) -> bool {
+        new.number % 10 == 9
+    }
+
+    fn derived(&self, key: &Key, value: &Thing) -> Vec<Derived> {
+        let part = |(name, needs): (&String, &Vec<String>)| {
+            let part = Thing {
+                number: value.number,
+                needs: needs.clone(),
+                parts: BTreeMap::new(),
+            };
+            Derived::new(format!("{key}/{name}"), part)
+        };
+        value.parts.iter().map(part).collect()
+    }
+
+    fn dependencies(&self, _: &Key, value: &Thing) -> Vec<Dependency> {
+        value
+            .needs
+            .iter()
+            .map(|key| Dependency::on(key.as_str()))
+            .collect()
+    }
+}
+
+/// A running engine over a south.
+pub(crate) struct Running {
+    pub(crate) engine: Engine,
+    pub(crate) south: South,
+    stop: CancellationToken,
+    worker: JoinHandle<()>,
+}
+
+impl Running {
+    pub(crate) fn start(options: Options) -> Self {
+        Self::over(South::default(), options)
+    }
+
+    pub(crate) fn over(south: South, options: Options) -> Self {
+        let builder = Builder::new(options)
+            .register(Things(south.clone()))
+            .unwrap();
+        let (engine, service) = builder.build().unwrap();
+        let stop = CancellationToken::new();
+        let worker = tokio::spawn(service.run(stop.clone()));
+        Self {
+            engine,
+            south,
+            stop,
+            worker,
+        }
+    }
+
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        self.worker.await.unwrap();
+    }
+
+    /// Ends without finishing anything, as a crash would.
+    pub(crate) async fn kill(self) {
+        self.worker.abort();
+        let _ = self.worker.await;
+    }
+}
