@@ -4,10 +4,13 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::bench::Bench;
 use crate::command::apply::Apply;
+use crate::command::backup::Backup;
 use crate::command::delete::Delete;
 use crate::command::describe::Describe;
 use crate::command::get::Get;
+use crate::command::restore::Restore;
 use crate::command::serve::Serve;
+use crate::command::store::Store;
 use crate::command::token::Token;
 use crate::command::up::Up;
 use crate::command::version::Version;
@@ -43,6 +46,9 @@ pub(crate) enum Command {
     Wait(Box<Wait>),
     Watch(Box<Watch>),
     Token(Box<Token>),
+    Backup(Box<Backup>),
+    Restore(Box<Restore>),
+    Store(Box<Store>),
     Bench(Box<Bench>),
     Version(Box<Version>),
     Completions(Completions),

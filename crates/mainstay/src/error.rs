@@ -5,6 +5,8 @@
 
 use std::io;
 
+use mainstay_store::{backup, location, objects};
+
 use crate::{bench, client, jsonpath, manifest};
 
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +27,12 @@ pub(crate) enum Error {
     Bench(#[from] bench::Error),
     #[error(transparent)]
     Server(#[from] mainstay_server::Error),
+    #[error(transparent)]
+    Backup(#[from] backup::Error),
+    #[error(transparent)]
+    Open(#[from] location::Error),
+    #[error(transparent)]
+    Store(#[from] objects::Error),
     /// What was wrong with one of several documents.
     #[error("{place}: {source}")]
     Document { place: String, source: Box<Self> },
@@ -57,6 +65,8 @@ impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::Manifest(_) | Self::JsonPath(_) => 2,
+            Self::Backup(backup::Error::NotEmpty { .. } | backup::Error::Store(_)) => 1,
+            Self::Backup(_) => 2,
             Self::Document { source, .. } => source.exit_code(),
             Self::Client(client::Error::Kubeconfig(_)) => 2,
             Self::Client(client::Error::Status(status)) if status.is_bad_input() => 2,

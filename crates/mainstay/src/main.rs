@@ -58,6 +58,9 @@ async fn run(command: Command) -> Result<u8, Error> {
         Command::Wait(command) => command.run().await,
         Command::Watch(command) => command.run().await,
         Command::Token(command) => command.run().await,
+        Command::Backup(command) => command.run().await,
+        Command::Restore(command) => command.run().await,
+        Command::Store(command) => command.run().await,
         Command::Bench(command) => command.run().await,
         Command::Version(command) => command.run().await,
         Command::Completions(command) => {

@@ -1,11 +1,14 @@
 //! One module a command: its flags, and what it does.
 
 pub(crate) mod apply;
+pub(crate) mod backup;
 pub(crate) mod delete;
 pub(crate) mod describe;
 pub(crate) mod get;
 pub(crate) mod reference;
+pub(crate) mod restore;
 pub(crate) mod serve;
+pub(crate) mod store;
 pub(crate) mod token;
 pub(crate) mod up;
 pub(crate) mod version;

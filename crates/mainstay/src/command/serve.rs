@@ -199,7 +199,8 @@ pub(crate) fn options(listen: SocketAddr, data_dir: PathBuf) -> Result<Options, 
     Ok(Options::new(listen, data_dir, Arc::new(registry), SystemClock::new()))
 }
 
-fn location(store: &str) -> Result<Location, Error> {
+/// What `--store` means.
+pub(crate) fn location(store: &str) -> Result<Location, Error> {
     match store.parse() {
         Ok(Location::Unknown(url)) => Err(Error::usage(format!(
             "--store: no store is called {url:?}; give a file's path, sqlite:PATH, memory: or etcd://HOST:PORT"

@@ -13,5 +13,6 @@ mod golden;
 mod kube_rs;
 mod kubectl;
 mod lifecycle;
+mod operators;
 mod process;
 mod python;

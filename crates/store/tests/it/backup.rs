@@ -415,10 +415,10 @@ async fn many(count: usize) -> File {
 #[test]
 fn a_restore_that_failed_is_known_and_the_next_one_begins_anew() {
     block_on(async {
-        let (file, other) = (many(3000).await, File::new(&small().await));
+        let (file, other) = (many(1200).await, File::new(&small().await));
         for backend in BACKENDS {
             // After the marker; among the objects; all but the removal of the marker.
-            for left in [0, 1, 1500, 3001] {
+            for left in [0, 1, 600, 1201] {
                 let stage = Stage::new(backend, Retention::default()).await;
                 let tiring = tiring(stage.store.clone(), left, Then::Fail);
                 let refused = restore(&file.path(), tiring).await.unwrap_err();
@@ -436,7 +436,7 @@ fn a_restore_that_failed_is_known_and_the_next_one_begins_anew() {
 #[test]
 fn an_attempt_thought_dead_is_stopped_by_the_next() {
     block_on(async {
-        let (file, other) = (many(2000).await, File::new(&small().await));
+        let (file, other) = (many(1200).await, File::new(&small().await));
         for backend in BACKENDS {
             let stage = Stage::new(backend, Retention::default()).await;
             let tiring = tiring(stage.store.clone(), 1, Then::Fail);

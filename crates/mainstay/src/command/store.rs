@@ -1,0 +1,192 @@
+//! `mainstay store`: look after what a server keeps its objects in.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use http::Method;
+use mainstay_server::Location;
+use mainstay_store::check::{Report, check};
+use mainstay_store::sqlite::OpenError;
+use mainstay_store::{backup, location};
+use serde_json::{Value, json};
+
+use crate::client::{Call, JSON};
+use crate::command::{restore, serve};
+use crate::connect::Connect;
+use crate::error::Error;
+use crate::output::{self, Table, cell};
+
+/// Compact, check and measure the store
+#[derive(Debug, Args)]
+pub(crate) struct Store {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Show how much is kept
+    Stats {
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
+        output: Format,
+        #[command(flatten)]
+        connect: Connect,
+    },
+    /// Look at every object, and at the medium; exit code 1 if anything is wrong
+    #[command(after_help = "Examples:
+  mainstay store check                            what a running server keeps
+  mainstay store check --data-dir /var/lib/mainstay   a database no server runs on")]
+    Check {
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
+        output: Format,
+        /// Check the database in this folder, which no server may be using, instead of a server's
+        #[arg(long, value_name = "DIR")]
+        data_dir: Option<PathBuf>,
+        /// Check this store, as `mainstay serve` takes it, instead of a server's
+        #[arg(long, value_name = "URL")]
+        store: Option<String>,
+        #[command(flatten)]
+        connect: Connect,
+    },
+    /// Forget all history: objects stay, watches from before begin anew
+    Compact {
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
+        output: Format,
+        #[command(flatten)]
+        connect: Connect,
+    },
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table
+    #[default]
+    Table,
+    /// JSON
+    Json,
+}
+
+impl Format {
+    fn print(self, answer: &Value, text: impl FnOnce(&Value) -> String) -> Result<(), Error> {
+        match self {
+            Self::Json => output::print(&output::json(answer))?,
+            Self::Table => output::print(&text(answer))?,
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    pub(crate) async fn run(&self) -> Result<u8, Error> {
+        match &self.action {
+            Action::Stats { output, connect } => {
+                let call = Call::get("/mainstay/v1/store/stats");
+                output.print(&connect.client()?.json(call).await?, stats)?;
+            }
+            Action::Compact { output, connect } => {
+                let path = "/mainstay/v1/store/compact";
+                let call = Call::send(Method::POST, path, JSON, &json!({}));
+                let said = |answer: &Value| {
+                    format!("compacted through revision {}\n", cell(&answer["compactedThrough"]))
+                };
+                output.print(&connect.client()?.json(call).await?, said)?;
+            }
+            Action::Check { output, data_dir, store, connect } => {
+                let report = if data_dir.is_some() || store.is_some() {
+                    json!(offline(restore::located(data_dir.as_deref(), store.as_deref())?).await?)
+                } else {
+                    connect.client()?.json(Call::get("/mainstay/v1/store/check")).await?
+                };
+                output.print(&report, findings)?;
+                let count = |name: &str| report[name].as_array().map_or(0, Vec::len);
+                for resource in report["unknown"].as_array().into_iter().flatten() {
+                    anstream::eprintln!(
+                        "{} have no kind here and were passed over",
+                        cell(resource)
+                    );
+                }
+                let wrong = count("findings") + count("medium");
+                anstream::eprintln!("{} objects checked, {wrong} findings", report["objects"]);
+                return Ok(u8::from(wrong > 0));
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Checks a store that no server runs on.
+async fn offline(location: Location) -> Result<Report, Error> {
+    if let Location::Sqlite(path) = &location
+        && !path.is_file()
+    {
+        return Err(Error::usage(format!("there is no database {}", path.display())));
+    }
+    let objects = match restore::open(&location).await {
+        Err(Error::Open(location::Error::Sqlite(error @ OpenError::Damaged { .. }))) => {
+            return Ok(Report { medium: vec![error.to_string()], ..Report::default() });
+        }
+        opened => opened?,
+    };
+    let registry = serve::options(serve::DEFAULT_LISTEN, PathBuf::new())?.registry;
+    let checked = async {
+        let mut medium = objects.verify().await?;
+        if backup::unfinished(&*objects).await? {
+            medium
+                .push("a restore into it did not finish: run `mainstay restore` again".to_owned());
+        }
+        Ok(Report { medium, ..check(&objects.snapshot().await?, &registry) })
+    };
+    let report = checked.await;
+    objects.close().await;
+    report
+}
+
+fn stats(answer: &Value) -> String {
+    let mut facts = Table::new(&["STORE", "LOCATION", "REVISION", "HISTORY SINCE"]);
+    let field = |name: &str| cell(&answer[name]);
+    facts.rows.push(vec![
+        field("backend"),
+        field("location"),
+        field("revision"),
+        field("oldestRevision"),
+    ]);
+    let items = |name: &str| answer[name].as_array().cloned().unwrap_or_default();
+    let mut objects = Table::new(&["COLLECTION", "OBJECTS", "BYTES"]);
+    for share in items("collections") {
+        objects.rows.push(vec![
+            cell(&share["resource"]),
+            cell(&share["objects"]),
+            cell(&share["bytes"]),
+        ]);
+    }
+    objects.rows.push(vec!["total".to_owned(), field("objects"), field("bytes")]);
+    let mut text = format!("{}\n{}", facts.text(), objects.text());
+    let mut files = Table::new(&["FILE", "BYTES"]);
+    for file in items("files") {
+        files.rows.push(vec![cell(&file["name"]), cell(&file["bytes"])]);
+    }
+    if !files.rows.is_empty() {
+        text.push('\n');
+        text.push_str(&files.text());
+    }
+    text
+}
+
+fn findings(report: &Value) -> String {
+    let mut table = Table::new(&["COLLECTION", "OBJECT", "PROBLEM"]);
+    let items = |name: &str| report[name].as_array().cloned().unwrap_or_default();
+    for problem in items("medium") {
+        table.rows.push(vec!["-".to_owned(), "-".to_owned(), cell(&problem)]);
+    }
+    for finding in items("findings") {
+        table.rows.push(vec![
+            cell(&finding["resource"]),
+            cell(&finding["path"]),
+            cell(&finding["problem"]),
+        ]);
+    }
+    if table.rows.is_empty() { String::new() } else { table.text() }
+}
