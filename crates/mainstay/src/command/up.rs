@@ -81,8 +81,11 @@ fn welcome(kubeconfig: &Path, kubectl: bool, own: &str) -> String {
     let tries: [(String, &str); 3] = if kubectl {
         [
             ("kubectl get namespaces".to_owned(), "what is there"),
-            ("kubectl label namespace default hello=world".to_owned(), "change something"),
-            ("kubectl get namespaces -L hello -w".to_owned(), "watch it"),
+            (
+                "kubectl create configmap hello --from-literal=who=world".to_owned(),
+                "make something",
+            ),
+            ("kubectl get configmap hello -o yaml".to_owned(), "look at it"),
         ]
     } else {
         [

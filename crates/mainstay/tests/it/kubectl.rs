@@ -99,6 +99,8 @@ fn the_stock_client_works_unchanged() {
         let text = session.quiet(&format!("create -f made.json{unchecked}"));
         session.transcript.push_str(&format!("$ kubectl create -f made.json\n{text}\n"));
     }
+    session.run("create configmap literal --from-literal=a=1");
+    session.run("create namespace elsewhere");
     session.run("get cm missing");
     session.run("get pods");
     session.run("wait node/worker-1 --for=condition=Ready --timeout=20s");
