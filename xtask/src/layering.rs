@@ -44,7 +44,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "mainstay-sessions",
         ],
     ),
-    ("mainstay", &["mainstay-server", "mainstay-agent"]),
+    // The binary mounts the command trees that the engines bring along.
+    (
+        "mainstay",
+        &[
+            "mainstay-server",
+            "mainstay-agent",
+            "mainstay-store",
+            "mainstay-graph",
+            "mainstay-placement",
+            "mainstay-volumes",
+            "mainstay-rules",
+        ],
+    ),
     ("xtask", &[]),
 ];
 

@@ -151,10 +151,7 @@ impl Descriptor for DomainDescriptor {
 
     fn derived(&self, _: &Key, domain: &BridgeDomain) -> Vec<Derived> {
         let member = |interface: &String| {
-            let member = Member {
-                domain: domain.name.clone(),
-                interface: interface.clone(),
-            };
+            let member = Member { domain: domain.name.clone(), interface: interface.clone() };
             members().key(&member).map(|key| Derived::new(key, member))
         };
         domain.interfaces.iter().filter_map(member).collect()
@@ -182,13 +179,9 @@ impl Descriptor for MemberDescriptor {
         member: &Member,
     ) -> Result<(), OperationError> {
         // It depends on the interface, so the interface has its number by now.
-        let number: Option<usize> = context
-            .indexes()
-            .get("interface-numbers", &member.interface);
+        let number: Option<usize> = context.indexes().get("interface-numbers", &member.interface);
         let number = number.ok_or("the interface has no number")?;
-        self.1
-            .does(&format!("add interface number {number} as"), key)
-            .await
+        self.1.does(&format!("add interface number {number} as"), key).await
     }
 
     async fn delete(
@@ -235,33 +228,21 @@ impl Descriptor for EntryDescriptor {
     }
 
     fn dependencies(&self, _: &Key, entry: &Entry) -> Vec<Dependency> {
-        vec![Dependency::on(format!(
-            "bd-interface/{}/{}",
-            entry.domain, entry.interface
-        ))]
+        vec![Dependency::on(format!("bd-interface/{}/{}", entry.domain, entry.interface))]
     }
 }
 
 fn interface(name: &str) -> Interface {
-    Interface {
-        name: name.to_owned(),
-    }
+    Interface { name: name.to_owned() }
 }
 
 fn domain(interfaces: &[&str]) -> BridgeDomain {
     let interfaces = interfaces.iter().map(|name| (*name).to_owned()).collect();
-    BridgeDomain {
-        name: "bd1".to_owned(),
-        interfaces,
-    }
+    BridgeDomain { name: "bd1".to_owned(), interfaces }
 }
 
 fn entry(address: &str, interface: &str) -> Entry {
-    Entry {
-        address: address.to_owned(),
-        domain: "bd1".to_owned(),
-        interface: interface.to_owned(),
-    }
+    Entry { address: address.to_owned(), domain: "bd1".to_owned(), interface: interface.to_owned() }
 }
 
 async fn tell(
@@ -303,30 +284,15 @@ async fn main() -> Result<(), mainstay_graph::Error> {
         .put(&entries(), entry("cc:cc", "tap1"))
         .put(&entries(), entry("aa:aa", "tap2"))
         .resync(Resync::FullResync);
-    tell(
-        &engine,
-        "In the beginning, everything we want; tap2 is missing.",
-        first,
-    )
-    .await?;
+    tell(&engine, "In the beginning, everything we want; tap2 is missing.", first).await?;
 
     let second = Transaction::new()
         .put(&domains(), domain(&["tap1", "tap2", "loopback1"]))
         .put(&interfaces(), interface("tap2"));
-    tell(
-        &engine,
-        "tap2 arrives, and tap1 joins the bridge domain.",
-        second,
-    )
-    .await?;
+    tell(&engine, "tap2 arrives, and tap1 joins the bridge domain.", second).await?;
 
     let third = Transaction::new().delete("interface/tap1");
-    tell(
-        &engine,
-        "tap1 goes; what needs it goes first, and waits.",
-        third,
-    )
-    .await?;
+    tell(&engine, "tap1 goes; what needs it goes first, and waits.", third).await?;
 
     stop.cancel();
     // The worker has nothing to tell when it ends.

@@ -66,10 +66,7 @@ struct Thing {
 
 impl Thing {
     fn new(number: u32) -> Self {
-        Self {
-            number,
-            members: Vec::new(),
-        }
+        Self { number, members: Vec::new() }
     }
 }
 
@@ -85,13 +82,7 @@ struct Idle {
 impl Idle {
     fn new(name: &'static str, prefix: &str, depends: fn(&Key, &Thing) -> Vec<Dependency>) -> Self {
         let model = PrefixModel::new(prefix, |thing: &Thing| Some(thing.number.to_string()));
-        Self {
-            name,
-            model,
-            depends,
-            recreated: false,
-            found: Arc::default(),
-        }
+        Self { name, model, depends, recreated: false, found: Arc::default() }
     }
 }
 
@@ -205,10 +196,7 @@ impl Bench {
         let routes = Idle::new("route", "route/", on_interface);
         let (seen_interfaces, seen_routes) =
             (Arc::clone(&interfaces.found), Arc::clone(&routes.found));
-        let root = Idle {
-            recreated: true,
-            ..Idle::new("root", "root/", nothing)
-        };
+        let root = Idle { recreated: true, ..Idle::new("root", "root/", nothing) };
         let (engine, service) = Builder::new(options)
             .register(interfaces)?
             .register(routes)?
@@ -265,10 +253,7 @@ async fn workload(bench: &Bench, case: &str, size: usize) -> Result<Vec<Duration
         "W1" => {
             let members = numbers(size).collect();
             let domain = Thing { number: 0, members };
-            bench
-                .timed(many("interface", size).set_typed("bd/0", domain))
-                .await
-                .map(whole)
+            bench.timed(many("interface", size).set_typed("bd/0", domain)).await.map(whole)
         }
         "W2" => {
             let start = bench.clock.now();
@@ -285,45 +270,31 @@ async fn workload(bench: &Bench, case: &str, size: usize) -> Result<Vec<Duration
             bench.engine.commit(addresses).await?;
             let values: Vec<(String, u32)> = numbers(size)
                 .flat_map(|number| {
-                    [
-                        (format!("tunnel/{number:06}"), number),
-                        (format!("via/{number:06}"), number),
-                    ]
+                    [(format!("tunnel/{number:06}"), number), (format!("via/{number:06}"), number)]
                 })
                 .collect();
             let start = bench.clock.now();
             for five in values.chunks(5) {
                 let transaction =
-                    five.iter()
-                        .fold(Transaction::new(), |transaction, (key, number)| {
-                            transaction.set_typed(key.as_str(), Thing::new(*number))
-                        });
+                    five.iter().fold(Transaction::new(), |transaction, (key, number)| {
+                        transaction.set_typed(key.as_str(), Thing::new(*number))
+                    });
                 bench.engine.commit(transaction).await?;
             }
             Ok(whole(bench.since(start)))
         }
         "W4" => {
             bench.engine.commit(many("leaf", size)).await?;
-            bench
-                .timed(Transaction::new().set_typed("root/0", Thing::new(0)))
-                .await
-                .map(whole)
+            bench.timed(Transaction::new().set_typed("root/0", Thing::new(0))).await.map(whole)
         }
         "W5" => {
-            bench
-                .engine
-                .commit(many("leaf", size).set_typed("root/0", Thing::new(0)))
-                .await?;
-            bench
-                .timed(Transaction::new().set_typed("root/0", Thing::new(1)))
-                .await
-                .map(whole)
+            bench.engine.commit(many("leaf", size).set_typed("root/0", Thing::new(0))).await?;
+            bench.timed(Transaction::new().set_typed("root/0", Thing::new(1))).await.map(whole)
         }
         "W6" => {
             let built = bench.timed(many("link", size)).await?;
-            let created = bench
-                .timed(Transaction::new().set_typed("root/0", Thing::new(0)))
-                .await?;
+            let created =
+                bench.timed(Transaction::new().set_typed("root/0", Thing::new(0))).await?;
             Ok(whole(built + created))
         }
         "W7" => {
@@ -332,20 +303,13 @@ async fn workload(bench: &Bench, case: &str, size: usize) -> Result<Vec<Duration
             });
             bench.engine.commit(wanted.clone()).await?;
             let see = |seen: &Mutex<Vec<(Key, Thing)>>, prefix: &str| {
-                let all = numbers(size).map(|number| {
-                    (
-                        Key::from(format!("{prefix}/{number:06}")),
-                        Thing::new(number),
-                    )
-                });
+                let all = numbers(size)
+                    .map(|number| (Key::from(format!("{prefix}/{number:06}")), Thing::new(number)));
                 *seen.lock().unwrap_or_else(PoisonError::into_inner) = all.collect();
             };
             see(&bench.interfaces, "interface");
             see(&bench.routes, "route");
-            bench
-                .timed(wanted.resync(Resync::FullResync))
-                .await
-                .map(whole)
+            bench.timed(wanted.resync(Resync::FullResync)).await.map(whole)
         }
         _ => {
             bench.engine.commit(many("interface", size)).await?;
@@ -367,9 +331,7 @@ fn milliseconds(took: Duration) -> f64 {
 /// The memory of this process, in bytes, where the system tells.
 fn resident() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.trim()
         .trim_end_matches("kB")
         .trim()
@@ -379,22 +341,12 @@ fn resident() -> Option<f64> {
 }
 
 async fn measure(case: &str, size: usize, backend: &str) -> Result<Row, Error> {
-    let history = if backend == "history off" {
-        Limits::off()
-    } else {
-        Limits::default()
-    };
+    let history = if backend == "history off" { Limits::off() } else { Limits::default() };
     let mut times = Vec::new();
-    let rounds = if case == "W8" || size >= 100_000 {
-        1
-    } else {
-        3
-    };
+    let rounds = if case == "W8" || size >= 100_000 { 1 } else { 3 };
     for round in 0..rounds {
-        let path = std::env::temp_dir().join(format!(
-            "mainstay-bench-{}-{round}.journal",
-            std::process::id()
-        ));
+        let path = std::env::temp_dir()
+            .join(format!("mainstay-bench-{}-{round}.journal", std::process::id()));
         let journal = match backend {
             "journal" => Some(FileJournal::open(&path)?),
             _ => None,
@@ -409,10 +361,7 @@ async fn measure(case: &str, size: usize, backend: &str) -> Result<Row, Error> {
     }
     times.sort_unstable();
     let at = |part: usize| {
-        times
-            .get((times.len() * part / 100).min(times.len() - 1))
-            .copied()
-            .unwrap_or_default()
+        times.get((times.len() * part / 100).min(times.len() - 1)).copied().unwrap_or_default()
     };
     let median = at(50);
     let amount = match case {
@@ -425,12 +374,7 @@ async fn measure(case: &str, size: usize, backend: &str) -> Result<Row, Error> {
         backend: backend.to_owned(),
         size,
         rate: Some((amount as f64 / median.as_secs_f64()).round()),
-        unit: if case == "W8" {
-            "updates/s"
-        } else {
-            "values/s"
-        }
-        .to_owned(),
+        unit: if case == "W8" { "updates/s" } else { "values/s" }.to_owned(),
         p50_ms: Some(milliseconds(median)),
         p99_ms: Some(milliseconds(at(99))),
         rss_mb: resident().map(|bytes| (bytes / 1e5).round() / 10.0),
@@ -444,9 +388,8 @@ async fn memory(size: usize) -> Result<Row, Error> {
     workload(&bench, "W1", size).await?;
     let after = resident();
     bench.finish().await;
-    let per_value = before
-        .zip(after)
-        .map(|(before, after)| ((after - before) / (2 * size) as f64).round());
+    let per_value =
+        before.zip(after).map(|(before, after)| ((after - before) / (2 * size) as f64).round());
     Ok(Row {
         case: "resident".to_owned(),
         backend: "history off".to_owned(),
@@ -491,15 +434,11 @@ pub fn run_alone(
     told: impl FnMut(&Row) + Send + 'static,
 ) -> Result<Vec<Row>, Error> {
     let work = move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|_| Error::Stopped)?;
         runtime.block_on(run(&sizes, told))
     };
-    std::thread::spawn(work)
-        .join()
-        .unwrap_or(Err(Error::Stopped))
+    std::thread::spawn(work).join().unwrap_or(Err(Error::Stopped))
 }
 
 /// The lines as a table.

@@ -146,11 +146,7 @@ pub async fn run(command: GraphCommand) -> i32 {
 /// Runs a command with another way of fetching, for instance over TLS.
 pub async fn run_with(command: GraphCommand, fetch: &impl Fetch) -> i32 {
     let done = match command {
-        GraphCommand::Run {
-            file,
-            serve,
-            output,
-        } => play(&file, serve, output).await,
+        GraphCommand::Run { file, serve, output } => play(&file, serve, output).await,
         other => ask(other, fetch).await,
     };
     match done {
@@ -189,9 +185,8 @@ async fn play(
         ),
         None => None,
     };
-    let played = scenario::play(&scenario)
-        .await
-        .map_err(|error| format!("{}: {error}", file.display()))?;
+    let played =
+        scenario::play(&scenario).await.map_err(|error| format!("{}: {error}", file.display()))?;
     match output {
         Output::Text => print(&played.report.text()),
         Output::Json => {
@@ -212,9 +207,7 @@ async fn play(
             let _ = tokio::signal::ctrl_c().await;
         };
         let app = crate::rest::router(played.engine.clone());
-        let served = axum::serve(listener, app)
-            .with_graceful_shutdown(interrupted)
-            .await;
+        let served = axum::serve(listener, app).with_graceful_shutdown(interrupted).await;
         served.map_err(|error| error.to_string())?;
     }
     played.stop().await;
@@ -224,30 +217,13 @@ async fn play(
 async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
     let (target, path, arguments) = match &command {
         GraphCommand::Run { .. } => return Err("a scenario is played, not asked for".to_owned()),
-        GraphCommand::Show {
-            target,
-            txn,
-            format,
-        } => (
+        GraphCommand::Show { target, txn, format } => (
             target,
             "graph",
-            vec![
-                ("txn", txn.map(|txn| txn.to_string())),
-                ("format", Some(format.clone())),
-            ],
+            vec![("txn", txn.map(|txn| txn.to_string())), ("format", Some(format.clone()))],
         ),
-        GraphCommand::History {
-            target,
-            seq,
-            since,
-            until,
-            output,
-        } => {
-            let format = if *output == Output::Json {
-                "json"
-            } else {
-                "text"
-            };
+        GraphCommand::History { target, seq, since, until, output } => {
+            let format = if *output == Output::Json { "json" } else { "text" };
             let arguments = vec![
                 ("seq-num", seq.map(|seq| seq.to_string())),
                 ("since", since.clone()),
@@ -256,17 +232,10 @@ async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
             ];
             (target, "txn-history", arguments)
         }
-        GraphCommand::Timeline { target, key, time } => (
-            target,
-            "key-timeline",
-            vec![("key", Some(key.clone())), ("time", time.clone())],
-        ),
-        GraphCommand::Dump {
-            target,
-            descriptor,
-            key_prefix,
-            view,
-        } => {
+        GraphCommand::Timeline { target, key, time } => {
+            (target, "key-timeline", vec![("key", Some(key.clone())), ("time", time.clone())])
+        }
+        GraphCommand::Dump { target, descriptor, key_prefix, view } => {
             let view = view.map(|view| match view {
                 ViewName::Nb => "NB".to_owned(),
                 ViewName::Sb => "SB".to_owned(),
@@ -302,11 +271,7 @@ async fn send(
         std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let body: serde_json::Value =
         scenario::read_yaml(&text).map_err(|error| format!("{}: {error}", file.display()))?;
-    let url = client::url(
-        &target.url,
-        path,
-        &[("wait", wait.map(|seconds| seconds.to_string()))],
-    );
+    let url = client::url(&target.url, path, &[("wait", wait.map(|seconds| seconds.to_string()))]);
     answer(fetch.fetch("POST", &url, Some(body.to_string())).await?)
 }
 

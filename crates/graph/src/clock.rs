@@ -28,10 +28,7 @@ pub trait Clock: Send + Sync + 'static {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this is the one place that reads the clock"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
     fn now(&self) -> Timestamp {
         Timestamp::now()
     }
@@ -51,9 +48,7 @@ pub struct ManualClock {
 impl ManualClock {
     /// A clock that shows `start`.
     pub fn new(start: Timestamp) -> Self {
-        Self {
-            now: Arc::new(watch::Sender::new(start)),
-        }
+        Self { now: Arc::new(watch::Sender::new(start)) }
     }
 
     /// Moves the clock to `moment`; never backwards.

@@ -31,14 +31,12 @@ pub trait Model: Send + Sync + 'static {
 
     /// The key of a value: the prefix and the label, unless the model says otherwise.
     fn key(&self, value: &Self::Value) -> Option<Key> {
-        self.label(value)
-            .map(|label| Key::from(format!("{}{label}", self.prefix())))
+        self.label(value).map(|label| Key::from(format!("{}{label}", self.prefix())))
     }
 
     /// The label a key of this model stands for; none for a key of another model.
     fn parse<'k>(&self, key: &'k str) -> Option<&'k str> {
-        key.strip_prefix(self.prefix())
-            .filter(|label| !label.is_empty())
+        key.strip_prefix(self.prefix()).filter(|label| !label.is_empty())
     }
 }
 
@@ -51,18 +49,13 @@ pub struct PrefixModel<V> {
 impl<V> PrefixModel<V> {
     /// A model whose keys are `prefix` followed by what `label` answers.
     pub fn new(prefix: impl Into<String>, label: fn(&V) -> Option<String>) -> Self {
-        Self {
-            prefix: prefix.into(),
-            label,
-        }
+        Self { prefix: prefix.into(), label }
     }
 }
 
 impl<V> fmt::Debug for PrefixModel<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PrefixModel")
-            .field("prefix", &self.prefix)
-            .finish_non_exhaustive()
+        f.debug_struct("PrefixModel").field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }
 
@@ -93,12 +86,7 @@ pub struct Abilities {
 
 impl Abilities {
     /// Every operation.
-    pub const ALL: Self = Self {
-        create: true,
-        update: true,
-        delete: true,
-        retrieve: true,
-    };
+    pub const ALL: Self = Self { create: true, update: true, delete: true, retrieve: true };
 }
 
 /// Something an operation wants to know about its surroundings.
@@ -166,18 +154,12 @@ pub struct OperationError {
 impl OperationError {
     /// A failure; the descriptor decides whether trying again may help.
     pub fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            retriable: None,
-        }
+        Self { message: message.into(), retriable: None }
     }
 
     /// A failure that trying again cannot mend.
     pub fn permanent(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            retriable: Some(false),
-        }
+        Self { message: message.into(), retriable: Some(false) }
     }
 
     /// Whether the error itself says that trying again may help.
@@ -214,10 +196,7 @@ impl InvalidValue {
         reason: impl Into<String>,
         fields: impl IntoIterator<Item = impl Into<String>>,
     ) -> Self {
-        Self {
-            reason: reason.into(),
-            fields: fields.into_iter().map(Into::into).collect(),
-        }
+        Self { reason: reason.into(), fields: fields.into_iter().map(Into::into).collect() }
     }
 }
 
@@ -249,14 +228,8 @@ pub struct AnyOf {
 impl AnyOf {
     /// Any key with one of these prefixes; with none given, any key at all.
     pub fn prefixes(prefixes: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
-        let prefixes = prefixes
-            .into_iter()
-            .map(|prefix| prefix.as_ref().into())
-            .collect();
-        Self {
-            prefixes,
-            selector: None,
-        }
+        let prefixes = prefixes.into_iter().map(|prefix| prefix.as_ref().into()).collect();
+        Self { prefixes, selector: None }
     }
 
     /// Narrows the set to keys the predicate accepts.
@@ -267,11 +240,7 @@ impl AnyOf {
     }
 
     pub(crate) fn accepts(&self, key: &str) -> bool {
-        (self.prefixes.is_empty()
-            || self
-                .prefixes
-                .iter()
-                .any(|prefix| key.starts_with(&**prefix)))
+        (self.prefixes.is_empty() || self.prefixes.iter().any(|prefix| key.starts_with(&**prefix)))
             && self.selector.as_ref().is_none_or(|selector| selector(key))
     }
 }
@@ -280,20 +249,12 @@ impl Dependency {
     /// On one key; the label is the key.
     pub fn on(key: impl Into<Key>) -> Self {
         let key = key.into();
-        Self {
-            label: key.as_str().into(),
-            target: Target::Key(key),
-            test: None,
-        }
+        Self { label: key.as_str().into(), target: Target::Key(key), test: None }
     }
 
     /// On any key of a set.
     pub fn any_of(label: impl AsRef<str>, set: AnyOf) -> Self {
-        Self {
-            label: label.as_ref().into(),
-            target: Target::AnyOf(Arc::new(set)),
-            test: None,
-        }
+        Self { label: label.as_ref().into(), target: Target::AnyOf(Arc::new(set)), test: None }
     }
 
     /// Gives the dependency another label.
@@ -306,9 +267,7 @@ impl Dependency {
     /// Also asks something of the target's value; a value of another type never satisfies it.
     #[must_use]
     pub fn when<V: ValueType>(mut self, test: impl Fn(&V) -> bool + Send + Sync + 'static) -> Self {
-        self.test = Some(Arc::new(move |value: &Value| {
-            value.get::<V>().is_some_and(&test)
-        }));
+        self.test = Some(Arc::new(move |value: &Value| value.get::<V>().is_some_and(&test)));
         self
     }
 
@@ -332,9 +291,7 @@ impl fmt::Debug for Dependency {
 
 impl fmt::Debug for AnyOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AnyOf")
-            .field("prefixes", &self.prefixes)
-            .finish_non_exhaustive()
+        f.debug_struct("AnyOf").field("prefixes", &self.prefixes).finish_non_exhaustive()
     }
 }
 
@@ -352,19 +309,12 @@ pub struct Derived {
 impl Derived {
     /// A derived value, handled by the descriptor its key belongs to; a property if there is none.
     pub fn new<V: ValueType>(key: impl Into<Key>, value: V) -> Self {
-        Self {
-            key: key.into(),
-            value: Value::new(value),
-            property: false,
-        }
+        Self { key: key.into(), value: Value::new(value), property: false }
     }
 
     /// A derived value that nothing is to be done for, whoever its key belongs to.
     pub fn property<V: ValueType>(key: impl Into<Key>, value: V) -> Self {
-        Self {
-            property: true,
-            ..Self::new(key, value)
-        }
+        Self { property: true, ..Self::new(key, value) }
     }
 }
 

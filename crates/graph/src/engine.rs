@@ -73,11 +73,7 @@ pub enum Error {
 }
 
 fn first_error(record: &TransactionRecord) -> String {
-    record
-        .errors
-        .first()
-        .map(ToString::to_string)
-        .unwrap_or_default()
+    record.errors.first().map(ToString::to_string).unwrap_or_default()
 }
 
 /// How an engine behaves.
@@ -137,10 +133,7 @@ pub struct Builder {
 impl Builder {
     /// An engine with these options and no descriptors yet.
     pub fn new(options: Options) -> Self {
-        Self {
-            options,
-            ..Self::default()
-        }
+        Self { options, ..Self::default() }
     }
 
     /// Teaches the engine a descriptor.
@@ -154,11 +147,7 @@ impl Builder {
 
     /// Makes the two halves. What the journal remembers is read here.
     pub fn build(self) -> Result<(Engine, Service), Error> {
-        let Self {
-            mut options,
-            registry,
-            indexes,
-        } = self;
+        let Self { mut options, registry, indexes } = self;
         let recovered = match &mut options.journal {
             Some(journal) => journal::replay(journal.load()?),
             None => Recovered::default(),
@@ -210,11 +199,7 @@ pub(crate) struct Shared {
 
 /// Something for the worker to do.
 pub(crate) enum Request {
-    Commit(
-        Transaction,
-        Timestamp,
-        Option<Reply<Arc<TransactionRecord>>>,
-    ),
+    Commit(Transaction, Timestamp, Option<Reply<Arc<TransactionRecord>>>),
     Notify(Notification, Timestamp),
     Plan(Transaction, Reply<Vec<OperationRecord>>),
     Register(Arc<dyn ErasedDescriptor>, Reply<()>),
@@ -273,11 +258,7 @@ impl Engine {
     /// transaction back.
     pub async fn commit(&self, transaction: Transaction) -> Result<Arc<TransactionRecord>, Error> {
         let record = self.apply(transaction).await?;
-        if record.errors.is_empty() {
-            Ok(record)
-        } else {
-            Err(Error::Failed(record))
-        }
+        if record.errors.is_empty() { Ok(record) } else { Err(Error::Failed(record)) }
     }
 
     /// Like [`Self::commit`], but failed values are no error: the record tells.
@@ -285,10 +266,7 @@ impl Engine {
         transaction.check()?;
         let (reply, answer) = oneshot::channel();
         let request = Request::Commit(transaction, self.clock.now(), Some(reply));
-        self.requests
-            .send(request)
-            .await
-            .map_err(|_| Error::Stopped)?;
+        self.requests.send(request).await.map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)?
     }
 
@@ -342,10 +320,7 @@ impl Engine {
     pub async fn plan(&self, transaction: Transaction) -> Result<Vec<OperationRecord>, Error> {
         transaction.check()?;
         let (reply, answer) = oneshot::channel();
-        self.requests
-            .send(Request::Plan(transaction, reply))
-            .await
-            .map_err(|_| Error::Stopped)?;
+        self.requests.send(Request::Plan(transaction, reply)).await.map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)?
     }
 
@@ -358,20 +333,14 @@ impl Engine {
     pub async fn register<D: Descriptor>(&self, descriptor: D) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
         let request = Request::Register(Arc::new(Typed(descriptor)), reply);
-        self.requests
-            .send(request)
-            .await
-            .map_err(|_| Error::Stopped)?;
+        self.requests.send(request).await.map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)?
     }
 
     /// Waits until everything that was queued before, notifications included, is done.
     pub async fn barrier(&self) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
-        self.requests
-            .send(Request::Barrier(reply))
-            .await
-            .map_err(|_| Error::Stopped)?;
+        self.requests.send(Request::Barrier(reply)).await.map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)
     }
 
@@ -388,9 +357,7 @@ impl Engine {
             .description(format!("roll back to transaction {seq}"));
         let transaction = desired
             .into_iter()
-            .fold(transaction, |transaction, (key, value)| {
-                transaction.set(key, value)
-            });
+            .fold(transaction, |transaction, (key, value)| transaction.set(key, value));
         self.commit(transaction).await
     }
 
@@ -425,15 +392,13 @@ impl Engine {
     }
 
     fn try_send(&self, request: Request) -> Result<(), Error> {
-        self.requests
-            .try_send(request)
-            .map_err(|error| match error {
-                mpsc::error::TrySendError::Full(_) => {
-                    self.lock().stats.dropped += 1;
-                    Error::QueueFull
-                }
-                mpsc::error::TrySendError::Closed(_) => Error::Stopped,
-            })
+        self.requests.try_send(request).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                self.lock().stats.dropped += 1;
+                Error::QueueFull
+            }
+            mpsc::error::TrySendError::Closed(_) => Error::Stopped,
+        })
     }
 }
 

@@ -103,9 +103,7 @@ impl<D: Descriptor> ErasedDescriptor for Typed<D> {
             return Some(value.clone());
         }
         let json = value.get::<serde_json::Value>()?;
-        serde_json::from_value::<ValueOf<D>>(json.clone())
-            .ok()
-            .map(Value::new)
+        serde_json::from_value::<ValueOf<D>>(json.clone()).ok().map(Value::new)
     }
 
     fn equivalent(&self, key: &Key, old: &Value, new: &Value) -> bool {
@@ -122,10 +120,7 @@ impl<D: Descriptor> ErasedDescriptor for Typed<D> {
                 let problem = value
                     .get::<serde_json::Value>()
                     .and_then(|json| serde_json::from_value::<ValueOf<D>>(json.clone()).err())
-                    .map_or_else(
-                        || "it is of another type".to_owned(),
-                        |error| error.to_string(),
-                    );
+                    .map_or_else(|| "it is of another type".to_owned(), |error| error.to_string());
                 let name = self.0.name();
                 Err(InvalidValue {
                     reason: format!("not a value of {name}: {problem}"),
@@ -138,8 +133,7 @@ impl<D: Descriptor> ErasedDescriptor for Typed<D> {
     fn recreate(&self, key: &Key, old: &Value, new: &Value, metadata: Option<&Metadata>) -> bool {
         match (old.get(), new.get()) {
             (Some(old), Some(new)) => {
-                self.0
-                    .recreate(key, old, new, metadata.and_then(Metadata::get))
+                self.0.recreate(key, old, new, metadata.and_then(Metadata::get))
             }
             _ => false,
         }
@@ -150,27 +144,17 @@ impl<D: Descriptor> ErasedDescriptor for Typed<D> {
     }
 
     fn derived(&self, key: &Key, value: &Value) -> Vec<Derived> {
-        value
-            .get()
-            .map(|value| self.0.derived(key, value))
-            .unwrap_or_default()
+        value.get().map(|value| self.0.derived(key, value)).unwrap_or_default()
     }
 
     fn dependencies(&self, key: &Key, value: &Value) -> Vec<Dependency> {
-        value
-            .get()
-            .map(|value| self.0.dependencies(key, value))
-            .unwrap_or_default()
+        value.get().map(|value| self.0.dependencies(key, value)).unwrap_or_default()
     }
 
     fn create(self: Arc<Self>, context: Context, key: Key, value: Value) -> Job<Option<Metadata>> {
         Box::pin(async move {
             let metadata = self.0.create(&context, &key, typed::<D>(&value)?).await?;
-            Ok(self
-                .0
-                .metadata_index()
-                .is_some()
-                .then(|| Metadata::new(metadata)))
+            Ok(self.0.metadata_index().is_some().then(|| Metadata::new(metadata)))
         })
     }
 
@@ -186,9 +170,7 @@ impl<D: Descriptor> ErasedDescriptor for Typed<D> {
             let metadata = metadata.as_ref().and_then(Metadata::get);
             let (old, new) = (typed::<D>(&old)?, typed::<D>(&new)?);
             let metadata = self.0.update(&context, &key, old, new, metadata).await?;
-            Ok(metadata
-                .map(Metadata::new)
-                .filter(|_| self.0.metadata_index().is_some()))
+            Ok(metadata.map(Metadata::new).filter(|_| self.0.metadata_index().is_some()))
         })
     }
 
@@ -201,9 +183,7 @@ impl<D: Descriptor> ErasedDescriptor for Typed<D> {
     ) -> Job<Option<Metadata>> {
         Box::pin(async move {
             let metadata = metadata.as_ref().and_then(Metadata::get);
-            self.0
-                .delete(&context, &key, typed::<D>(&value)?, metadata)
-                .await?;
+            self.0.delete(&context, &key, typed::<D>(&value)?, metadata).await?;
             Ok(None)
         })
     }

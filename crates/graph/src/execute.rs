@@ -54,11 +54,7 @@ impl Surroundings {
             cancellation,
             indexes: self.indexes.clone(),
         };
-        Context {
-            shared: Arc::new(shared),
-            base,
-            revert,
-        }
+        Context { shared: Arc::new(shared), base, revert }
     }
 
     /// Runs a job to its end, its deadline or its panic.
@@ -83,10 +79,7 @@ impl Surroundings {
                 .downcast_ref::<&str>()
                 .map(|text| (*text).to_owned())
                 .or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(OperationError::permanent(format!(
-                "panicked: {}",
-                text.unwrap_or_default()
-            )))
+            Err(OperationError::permanent(format!("panicked: {}", text.unwrap_or_default())))
         })
     }
 
@@ -160,18 +153,13 @@ impl<'a> Executor<'a> {
         limit: usize,
         conflicts: Option<Conflicts>,
     ) -> Self {
-        let calls = conflicts
-            .map(|conflicts| conflicts.calls)
-            .unwrap_or_default();
+        let calls = conflicts.map(|conflicts| conflicts.calls).unwrap_or_default();
         let mut plan: Vec<Planned> = Vec::with_capacity(calls.len());
         let mut by_call: HashMap<_, VecDeque<usize>> = HashMap::new();
         let mut touched = HashSet::new();
         for (index, (call, before)) in calls.into_iter().enumerate() {
             let first = touched.insert(call.key.clone());
-            by_call
-                .entry((call.key.clone(), call.operation))
-                .or_default()
-                .push_back(index);
+            by_call.entry((call.key.clone(), call.operation)).or_default().push_back(index);
             for earlier in &before {
                 plan[*earlier].followers.push(index);
             }
@@ -191,9 +179,7 @@ impl<'a> Executor<'a> {
             new.is_some_and(|new| descriptor.validate(&planned.call.key, new).is_err())
         };
         let ahead = !plan.iter().any(refused);
-        let ready = (0..plan.len())
-            .filter(|index| plan[*index].waits_for == 0)
-            .collect();
+        let ready = (0..plan.len()).filter(|index| plan[*index].waits_for == 0).collect();
         Self {
             surroundings,
             journal,
@@ -266,8 +252,7 @@ impl<'a> Executor<'a> {
     }
 
     async fn wait_beside(&mut self, index: usize, job: Running) -> Answer {
-        self.running
-            .push(Box::pin(async move { (index, job.await) }));
+        self.running.push(Box::pin(async move { (index, job.await) }));
         loop {
             self.start_ahead();
             match self.running.next().await {
@@ -291,8 +276,7 @@ impl<'a> Executor<'a> {
             planned.progress = Progress::Running;
             self.note_start(&call);
             let job = self.surroundings.start(call);
-            self.running
-                .push(Box::pin(async move { (index, job.await) }));
+            self.running.push(Box::pin(async move { (index, job.await) }));
         }
     }
 
@@ -303,9 +287,7 @@ impl<'a> Executor<'a> {
         if let (Ok(Some(metadata)), None) = (&answer, &call.base) {
             let descriptor = self.surroundings.registry.get(call.descriptor);
             if let Some(name) = descriptor.metadata_index() {
-                self.surroundings
-                    .indexes
-                    .put(name, descriptor.label(&call.key), metadata.clone());
+                self.surroundings.indexes.put(name, descriptor.label(&call.key), metadata.clone());
             }
         }
         self.over(index, answer.is_ok());
@@ -336,19 +318,13 @@ impl<'a> Executor<'a> {
         let mut left: Vec<(usize, Answer)> = self.answers.drain().collect();
         left.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
         left.into_iter()
-            .map(|(index, answer)| Stray {
-                call: self.plan[index].call.clone(),
-                answer,
-            })
+            .map(|(index, answer)| Stray { call: self.plan[index].call.clone(), answer })
             .collect()
     }
 
     fn note_start(&mut self, call: &Call) {
         if let Some(journal) = &mut self.journal {
-            let entry = Entry::Start {
-                key: call.key.clone(),
-                operation: call.operation,
-            };
+            let entry = Entry::Start { key: call.key.clone(), operation: call.operation };
             // The transaction's begin is already durable; losing this line only widens the doubt.
             let _ = journal.append(&entry, false);
         }

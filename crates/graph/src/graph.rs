@@ -96,18 +96,13 @@ impl std::fmt::Debug for Test {
 #[derive(Debug, Clone)]
 pub(crate) enum EdgeTarget {
     Key(Key, KeyId),
-    AnyOf {
-        set: Arc<AnyOf>,
-        witness: Option<KeyId>,
-    },
+    AnyOf { set: Arc<AnyOf>, witness: Option<KeyId> },
 }
 
 impl Edge {
     /// Whether a value satisfies what the edge asks of it.
     pub(crate) fn accepts(&self, value: Option<&Value>) -> bool {
-        self.test
-            .as_ref()
-            .is_none_or(|test| value.is_some_and(|value| (test.0)(value)))
+        self.test.as_ref().is_none_or(|test| value.is_some_and(|value| (test.0)(value)))
     }
 }
 
@@ -163,9 +158,7 @@ struct Trial {
 
 impl std::fmt::Debug for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Graph")
-            .field("nodes", &self.index.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Graph").field("nodes", &self.index.len()).finish_non_exhaustive()
     }
 }
 
@@ -197,8 +190,7 @@ impl Graph {
     }
 
     pub(crate) fn state(&self, id: KeyId) -> ValueState {
-        self.node(id)
-            .map_or(ValueState::Nonexistent, |node| node.state)
+        self.node(id).map_or(ValueState::Nonexistent, |node| node.state)
     }
 
     pub(crate) fn is_available(&self, id: KeyId) -> bool {
@@ -212,21 +204,14 @@ impl Graph {
 
     /// Whether a value is derived from a base. The list is in key order.
     pub(crate) fn derives(&self, base: KeyId, id: KeyId) -> bool {
-        let derived = self
-            .node(base)
-            .map(|node| &*node.derived)
-            .unwrap_or_default();
+        let derived = self.node(base).map(|node| &*node.derived).unwrap_or_default();
         let key = self.key(id);
-        derived
-            .binary_search_by(|other| self.key(*other).cmp(key))
-            .is_ok()
+        derived.binary_search_by(|other| self.key(*other).cmp(key)).is_ok()
     }
 
     /// All nodes in key order.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (&Key, KeyId, &Node)> {
-        self.index
-            .iter()
-            .filter_map(|(key, id)| Some((key, *id, self.node(*id)?)))
+        self.index.iter().filter_map(|(key, id)| Some((key, *id, self.node(*id)?)))
     }
 
     /// The nodes whose keys begin with `prefix`, in key order.
@@ -256,10 +241,7 @@ impl Graph {
             }
             None => {
                 let next = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
-                assert!(
-                    next < u32::MAX,
-                    "a graph holds fewer than four thousand million keys"
-                );
+                assert!(next < u32::MAX, "a graph holds fewer than four thousand million keys");
                 self.slots.push(slot);
                 KeyId(next)
             }
@@ -328,10 +310,7 @@ impl Graph {
         debug_assert!(self.trial.is_none(), "trials do not nest");
         self.epoch = self.epoch.wrapping_add(1);
         let touched = std::mem::take(&mut self.touched);
-        self.trial = Some(Trial {
-            undo: Vec::new(),
-            touched,
-        });
+        self.trial = Some(Trial { undo: Vec::new(), touched });
     }
 
     /// Takes back everything since [`Self::begin_trial`].

@@ -66,9 +66,7 @@ impl tonic::server::UnaryService<TransactionRequest> for Commit {
             let record = match wait {
                 0 => engine.apply(transaction).await,
                 wait => {
-                    engine
-                        .commit_until_configured(transaction, Duration::from_millis(wait))
-                        .await
+                    engine.commit_until_configured(transaction, Duration::from_millis(wait)).await
                 }
             };
             let record = match record {
@@ -87,13 +85,8 @@ impl tonic::server::UnaryService<TransactionRequest> for Plan {
     fn call(&mut self, request: Request<TransactionRequest>) -> Self::Future {
         let engine = self.0.clone();
         Box::pin(async move {
-            let operations = engine
-                .plan(read(request.into_inner())?)
-                .await
-                .map_err(refusal)?;
-            Ok(Response::new(PlanReply {
-                operations: operations.iter().map(operation).collect(),
-            }))
+            let operations = engine.plan(read(request.into_inner())?).await.map_err(refusal)?;
+            Ok(Response::new(PlanReply { operations: operations.iter().map(operation).collect() }))
         })
     }
 }
@@ -119,29 +112,15 @@ impl tonic::server::ServerStreamingService<StatusRequest> for Watch {
         let (key, prefix) = (request.key.clone(), request.key_prefix.clone());
         // Watching begins before the present is read, so that no change falls in between.
         let watch = engine.watch(WATCH_CAPACITY, move |changed| {
-            if key.is_empty() {
-                changed.starts_with(&prefix)
-            } else {
-                changed == key
-            }
+            if key.is_empty() { changed.starts_with(&prefix) } else { changed == key }
         });
         let first = present(&engine, &request).into_iter();
-        let first = stream::iter(first.map(|status| {
-            Ok(WatchReply {
-                status: Some(status),
-                missed: 0,
-            })
-        }));
+        let first =
+            stream::iter(first.map(|status| Ok(WatchReply { status: Some(status), missed: 0 })));
         let later = stream::unfold(watch, |mut watch: StatusWatch| async move {
             let reply = match watch.next().await? {
-                WatchEvent::Status(one) => WatchReply {
-                    status: Some(status(&one)),
-                    missed: 0,
-                },
-                WatchEvent::Missed(count) => WatchReply {
-                    status: None,
-                    missed: count as u64,
-                },
+                WatchEvent::Status(one) => WatchReply { status: Some(status(&one)), missed: 0 },
+                WatchEvent::Missed(count) => WatchReply { status: None, missed: count as u64 },
             };
             Some((Ok(reply), watch))
         });
@@ -167,33 +146,28 @@ where
         let engine = self.engine.clone();
         let path = request.uri().path().to_owned();
         Box::pin(async move {
-            Ok(
-                match path
-                    .strip_prefix("/mainstay.graph.v1.Graph/")
-                    .unwrap_or_default()
-                {
-                    "Commit" => {
-                        tonic::server::Grpc::new(ProstCodec::default())
-                            .unary(Commit(engine), request)
-                            .await
-                    }
-                    "Plan" => {
-                        tonic::server::Grpc::new(ProstCodec::default())
-                            .unary(Plan(engine), request)
-                            .await
-                    }
-                    "Status" => {
-                        tonic::server::Grpc::new(ProstCodec::default())
-                            .unary(StatusOf(engine), request)
-                            .await
-                    }
-                    "Watch" => {
-                        let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
-                        grpc.server_streaming(Watch(engine), request).await
-                    }
-                    _ => Status::unimplemented(format!("there is no {path}")).into_http(),
-                },
-            )
+            Ok(match path.strip_prefix("/mainstay.graph.v1.Graph/").unwrap_or_default() {
+                "Commit" => {
+                    tonic::server::Grpc::new(ProstCodec::default())
+                        .unary(Commit(engine), request)
+                        .await
+                }
+                "Plan" => {
+                    tonic::server::Grpc::new(ProstCodec::default())
+                        .unary(Plan(engine), request)
+                        .await
+                }
+                "Status" => {
+                    tonic::server::Grpc::new(ProstCodec::default())
+                        .unary(StatusOf(engine), request)
+                        .await
+                }
+                "Watch" => {
+                    let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
+                    grpc.server_streaming(Watch(engine), request).await
+                }
+                _ => Status::unimplemented(format!("there is no {path}")).into_http(),
+            })
         })
     }
 }

@@ -54,10 +54,7 @@ impl Default for Limits {
 impl Limits {
     /// Remembers nothing.
     pub fn off() -> Self {
-        Self {
-            enabled: false,
-            ..Self::default()
-        }
+        Self { enabled: false, ..Self::default() }
     }
 }
 
@@ -183,10 +180,7 @@ impl History {
         if !self.limits.enabled {
             return;
         }
-        if self
-            .transactions
-            .back()
-            .is_some_and(|(last, _)| last.seq == record.seq)
+        if self.transactions.back().is_some_and(|(last, _)| last.seq == record.seq)
             && let Some((_, weight)) = self.transactions.pop_back()
         {
             self.bytes -= weight;
@@ -219,12 +213,7 @@ impl History {
             }
             if let Some(node) = node {
                 let base = node.base.map(|base| graph.key(base).clone());
-                revisions.push(Revision {
-                    since: now,
-                    until: None,
-                    base,
-                    node: Arc::clone(node),
-                });
+                revisions.push(Revision { since: now, until: None, base, node: Arc::clone(node) });
                 self.count += 1;
             }
         }
@@ -271,11 +260,7 @@ impl History {
             let spare =
                 (total - self.limits.revisions + self.limits.revisions / 10).min(closed.len());
             closed.sort_unstable();
-            if let Some(limit) = spare
-                .checked_sub(1)
-                .and_then(|last| closed.get(last))
-                .copied()
-            {
+            if let Some(limit) = spare.checked_sub(1).and_then(|last| closed.get(last)).copied() {
                 for revisions in self.revisions.values_mut() {
                     revisions.retain(|revision| revision.until.is_none_or(|until| until > limit));
                 }
@@ -290,27 +275,19 @@ impl History {
     }
 
     pub(crate) fn transaction(&self, seq: u64) -> Option<&Arc<TransactionRecord>> {
-        let position = self
-            .transactions
-            .binary_search_by_key(&seq, |(record, _)| record.seq)
-            .ok()?;
+        let position =
+            self.transactions.binary_search_by_key(&seq, |(record, _)| record.seq).ok()?;
         self.transactions.get(position).map(|(record, _)| record)
     }
 
     /// Every revision of a key, oldest first.
     pub(crate) fn timeline(&self, key: &str) -> &[Revision] {
-        self.revisions
-            .get(key)
-            .map(Vec::as_slice)
-            .unwrap_or_default()
+        self.revisions.get(key).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// The revision of a key that held at a moment.
     pub(crate) fn at(&self, key: &str, moment: Timestamp) -> Option<&Revision> {
-        self.timeline(key)
-            .iter()
-            .rev()
-            .find(|revision| revision.covers(moment))
+        self.timeline(key).iter().rev().find(|revision| revision.covers(moment))
     }
 
     /// Every value as it was at a moment.
@@ -326,9 +303,7 @@ impl History {
 
     /// Where a value came from when it was last seen.
     pub(crate) fn origin(&self, key: &str) -> Option<Origin> {
-        self.timeline(key)
-            .last()
-            .map(|revision| revision.node.state.origin())
+        self.timeline(key).last().map(|revision| revision.node.state.origin())
     }
 
     /// What was wanted at a moment: every base value of northern origin.
@@ -367,14 +342,7 @@ impl History {
                 }
             }
         }
-        let known = [
-            "last-update",
-            "value-state",
-            "descriptor",
-            "derived",
-            "unavailable",
-            "error",
-        ];
+        let known = ["last-update", "value-state", "descriptor", "derived", "unavailable", "error"];
         known.contains(&flag).then_some(stats)
     }
 }

@@ -155,11 +155,7 @@ pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
                 state = *snapshot;
                 open = None;
             }
-            Entry::Begin {
-                seq,
-                reverts,
-                changes,
-            } => {
+            Entry::Begin { seq, reverts, changes } => {
                 state.next_seq = seq + 1;
                 open = Some((seq, reverts, changes));
             }
@@ -169,12 +165,7 @@ pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
             Entry::End { key } => {
                 state.uncertain.remove(&key);
             }
-            Entry::Commit {
-                seq,
-                changes,
-                retries,
-                record,
-            } => {
+            Entry::Commit { seq, changes, retries, record } => {
                 state.next_seq = seq + 1;
                 state.retries = retries;
                 state.history.extend(record);

@@ -154,11 +154,8 @@ impl<T: Ord + Clone> KeySet<T> {
 
     /// Keeps only what `other` holds too; answers whether the set changed.
     pub fn intersect(&mut self, other: &Self) -> bool {
-        let gone: Vec<T> = self
-            .iter()
-            .filter(|element| !other.contains(*element))
-            .cloned()
-            .collect();
+        let gone: Vec<T> =
+            self.iter().filter(|element| !other.contains(*element)).cloned().collect();
         for element in &gone {
             self.remove(element);
         }
@@ -312,9 +309,6 @@ mod tests {
         assert_eq!(keys.to_string(), "{a, b}");
         assert_eq!(set(&[]).to_string(), "{}");
         assert_eq!(serde_json::to_string(&keys).unwrap(), r#"["a","b"]"#);
-        assert_eq!(
-            serde_json::from_str::<KeySet<Key>>(r#"["b","a","b"]"#).unwrap(),
-            keys
-        );
+        assert_eq!(serde_json::from_str::<KeySet<Key>>(r#"["b","a","b"]"#).unwrap(), keys);
     }
 }

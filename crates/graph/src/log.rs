@@ -27,10 +27,7 @@ impl fmt::Debug for TransactionLog {
 
 impl TransactionLog {
     pub(crate) fn new(out: Box<dyn Write + Send>) -> Self {
-        Self {
-            out,
-            text: String::new(),
-        }
+        Self { out, text: String::new() }
     }
 
     /// What is about to be done.
@@ -100,12 +97,7 @@ fn headed(out: &mut String, edge: char, left: &str, right: &str) {
 
 fn write_before(out: &mut String, record: &TransactionRecord) {
     rule(out, '+', '=');
-    headed(
-        out,
-        '|',
-        &format!("Transaction #{}", record.seq),
-        &remark(record),
-    );
+    headed(out, '|', &format!("Transaction #{}", record.seq), &remark(record));
     rule(out, '+', '=');
     out.push_str("  * transaction arguments:\n");
     let _ = writeln!(out, "      - seq-num: {}", record.seq);
@@ -127,11 +119,7 @@ fn write_values(out: &mut String, record: &TransactionRecord) {
         return;
     }
     let shown = |origin: Origin| record.resync == Resync::NotResync || origin != Origin::South;
-    let mut values = record
-        .values
-        .iter()
-        .filter(|value| shown(value.origin))
-        .peekable();
+    let mut values = record.values.iter().filter(|value| shown(value.origin)).peekable();
     if values.peek().is_none() {
         out.push_str("      - values: NONE\n");
         return;
@@ -157,12 +145,7 @@ fn write_after(out: &mut String, record: &TransactionRecord) {
         let _ = writeln!(out, "  * warning: {warning}");
     }
     rule(out, 'x', '-');
-    headed(
-        out,
-        'x',
-        &format!("#{}", record.seq),
-        &format!("took {milliseconds:.1}ms"),
-    );
+    headed(out, 'x', &format!("#{}", record.seq), &format!("took {milliseconds:.1}ms"));
     rule(out, 'x', '-');
 }
 
@@ -226,39 +209,20 @@ fn flags(operation: &OperationRecord) -> Vec<&'static str> {
         (flags.retry, "RETRY"),
         (flags.recreate, "RECREATE"),
     ];
-    shown.extend(
-        plain
-            .into_iter()
-            .filter(|(is, _)| *is)
-            .map(|(_, flag)| flag),
-    );
+    shown.extend(plain.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag));
     shown.extend(moved(S::Obtained, "OBTAINED", "WAS-OBTAINED", "OBTAINED"));
-    shown.extend(moved(
-        S::Unimplemented,
-        "UNIMPLEMENTED",
-        "WAS-UNIMPLEMENTED",
-        "UNIMPLEMENTED",
-    ));
+    shown.extend(moved(S::Unimplemented, "UNIMPLEMENTED", "WAS-UNIMPLEMENTED", "UNIMPLEMENTED"));
     if operation.operation == Operation::Delete && before == S::Removed {
         shown.push("ALREADY-REMOVED");
     }
     if before == S::Missing {
         let deleted = operation.operation == Operation::Delete;
-        shown.push(if deleted {
-            "ALREADY-MISSING"
-        } else {
-            "WAS-MISSING"
-        });
+        shown.push(if deleted { "ALREADY-MISSING" } else { "WAS-MISSING" });
     }
     if before == S::Discovered {
         shown.push("DISCOVERED");
     }
-    shown.extend(moved(
-        S::Pending,
-        "STILL-PENDING",
-        "WAS-PENDING",
-        "IS-PENDING",
-    ));
+    shown.extend(moved(S::Pending, "STILL-PENDING", "WAS-PENDING", "IS-PENDING"));
     match (before.is_failure(), after.is_failure()) {
         (true, true) => shown.push("STILL-FAILING"),
         (true, false) => shown.push("FIXED"),

@@ -38,17 +38,9 @@ impl MetadataIndexes {
     ) -> Vec<String> {
         self.read(|indexes| {
             let accepted = |(label, metadata): (&String, &Metadata)| {
-                metadata
-                    .get::<M>()
-                    .is_some_and(&test)
-                    .then(|| label.clone())
+                metadata.get::<M>().is_some_and(&test).then(|| label.clone())
             };
-            indexes
-                .get(index)
-                .into_iter()
-                .flatten()
-                .filter_map(accepted)
-                .collect()
+            indexes.get(index).into_iter().flatten().filter_map(accepted).collect()
         })
     }
 
@@ -93,10 +85,7 @@ mod tests {
     #[test]
     fn a_secondary_index_follows_every_change() {
         let indexes = MetadataIndexes::default();
-        assert!(
-            indexes.list("a").is_none(),
-            "an unknown index is not an empty one"
-        );
+        assert!(indexes.list("a").is_none(), "an unknown index is not an empty one");
         indexes.declare("a");
         assert_eq!(indexes.list("a").map(|index| index.len()), Some(0));
         for (label, number) in [("A1", 1_u32), ("A2", 2), ("A3", 3)] {

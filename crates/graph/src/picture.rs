@@ -118,13 +118,7 @@ impl Sketch {
 
     fn finish(self, title: String, at: Timestamp) -> Picture {
         let footer = format!("{at} - pid {}", std::process::id());
-        Picture {
-            title,
-            footer,
-            at,
-            figures: self.figures,
-            arrows: self.arrows,
-        }
+        Picture { title, footer, at, figures: self.figures, arrows: self.arrows }
     }
 }
 
@@ -137,16 +131,10 @@ impl Picture {
             sketch.figure(Figure {
                 key: key.to_string(),
                 label: descriptor.map_or_else(|| key.to_string(), |one| one.label(key)),
-                cluster: descriptor
-                    .map(|one| one.name().to_owned())
-                    .unwrap_or_default(),
+                cluster: descriptor.map(|one| one.name().to_owned()).unwrap_or_default(),
                 state: node.state,
                 derived: node.base.is_some(),
-                value: node
-                    .value
-                    .as_ref()
-                    .map(ToString::to_string)
-                    .unwrap_or_default(),
+                value: node.value.as_ref().map(ToString::to_string).unwrap_or_default(),
                 touched: false,
                 placeholder: false,
             });
@@ -160,11 +148,7 @@ impl Picture {
                 sketch.arrow(base, from, ArrowKind::Derives);
             }
             for edge in &*node.edges {
-                let met = if graph.is_met(edge) {
-                    ArrowKind::Met
-                } else {
-                    ArrowKind::Unmet
-                };
+                let met = if graph.is_met(edge) { ArrowKind::Met } else { ArrowKind::Unmet };
                 match &edge.target {
                     EdgeTarget::Key(target, _) => match place(&sketch, target) {
                         Some(to) => sketch.arrow(from, to, met),
@@ -200,10 +184,8 @@ impl Picture {
     /// The graph as a transaction left it.
     pub(crate) fn past(revisions: Vec<RevisionView>, record: &TransactionRecord) -> Self {
         let touched: BTreeSet<&Key> = record.touched().collect();
-        let available: BTreeMap<String, bool> = revisions
-            .iter()
-            .map(|one| (one.key.to_string(), one.available))
-            .collect();
+        let available: BTreeMap<String, bool> =
+            revisions.iter().map(|one| (one.key.to_string(), one.available)).collect();
         let mut sketch = Sketch::default();
         for one in &revisions {
             sketch.figure(Figure {
@@ -212,20 +194,13 @@ impl Picture {
                 cluster: one.descriptor.clone().unwrap_or_default(),
                 state: one.state,
                 derived: one.derived_from.is_some(),
-                value: one
-                    .value
-                    .as_ref()
-                    .map(ToString::to_string)
-                    .unwrap_or_default(),
+                value: one.value.as_ref().map(ToString::to_string).unwrap_or_default(),
                 touched: touched.contains(&one.key),
                 placeholder: false,
             });
         }
         for (from, one) in revisions.iter().enumerate() {
-            let base = one
-                .derived_from
-                .as_ref()
-                .and_then(|base| sketch.places.get(base.as_str()));
+            let base = one.derived_from.as_ref().and_then(|base| sketch.places.get(base.as_str()));
             if let Some(base) = base.copied() {
                 sketch.arrow(base, from, ArrowKind::Derives);
             }
@@ -256,12 +231,7 @@ impl Picture {
                 }
             }
         }
-        let title = format!(
-            "{} keys - SeqNum: {} ({})",
-            revisions.len(),
-            record.seq,
-            record.stop
-        );
+        let title = format!("{} keys - SeqNum: {} ({})", revisions.len(), record.seq, record.stop);
         sketch.finish(title, record.stop)
     }
 }

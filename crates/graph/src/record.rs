@@ -66,19 +66,8 @@ impl Flags {
 impl fmt::Display for OperationRecord {
     /// `OP KEY PREVIOUS>NEW FLAG… !error`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} {} {}>{}",
-            self.operation, self.key, self.prev_state, self.new_state
-        )?;
-        let Flags {
-            derived,
-            property,
-            noop,
-            revert,
-            retry,
-            recreate,
-        } = self.flags;
+        write!(f, "{} {} {}>{}", self.operation, self.key, self.prev_state, self.new_state)?;
+        let Flags { derived, property, noop, revert, retry, recreate } = self.flags;
         for (is, flag) in [
             (derived && !property, "DERIVED"),
             (property, "PROPERTY"),
@@ -175,17 +164,8 @@ impl TransactionRecord {
                 + value(&one.new_value)
         };
         size_of::<Self>()
-            + self
-                .values
-                .iter()
-                .map(|one| 64 + one.key.len() + value(&one.value))
-                .sum::<usize>()
-            + self
-                .planned
-                .iter()
-                .chain(&self.executed)
-                .map(operation)
-                .sum::<usize>()
+            + self.values.iter().map(|one| 64 + one.key.len() + value(&one.value)).sum::<usize>()
+            + self.planned.iter().chain(&self.executed).map(operation).sum::<usize>()
     }
 
     /// The keys whose values the transaction touched.

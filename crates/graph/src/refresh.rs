@@ -34,12 +34,7 @@ pub(crate) fn known(
             .filter(|(key, _)| registry.for_key(key) == Some(descriptor))
             .filter_map(|(key, wanted)| {
                 let value = registry.get(descriptor).read(wanted.value.as_ref()?)?;
-                Some(ErasedKnown {
-                    key: key.clone(),
-                    value,
-                    metadata: None,
-                    origin: Origin::North,
-                })
+                Some(ErasedKnown { key: key.clone(), value, metadata: None, origin: Origin::North })
             })
             .collect();
     }
@@ -100,12 +95,8 @@ impl Findings {
             if graph.node(id).is_some() && !graph.is_ready(id) {
                 graph.remove(id);
                 let node = graph.write(base);
-                node.derived = node
-                    .derived
-                    .iter()
-                    .copied()
-                    .filter(|derived| *derived != id)
-                    .collect();
+                node.derived =
+                    node.derived.iter().copied().filter(|derived| *derived != id).collect();
             }
         }
     }
@@ -126,10 +117,9 @@ impl Refresh<'_> {
         for found in found {
             let name = self.registry.get(descriptor).name();
             if found.key.is_empty() || self.registry.for_key(&found.key) != Some(descriptor) {
-                self.findings.warnings.push(format!(
-                    "{name} retrieved {:?}, which is not its own",
-                    found.key
-                ));
+                self.findings
+                    .warnings
+                    .push(format!("{name} retrieved {:?}, which is not its own", found.key));
                 continue;
             }
             let id = self.graph.intern(&found.key);
@@ -140,9 +130,7 @@ impl Refresh<'_> {
                 continue;
             }
             if !seen.insert(id) {
-                self.findings
-                    .warnings
-                    .push(format!("{name} retrieved {} twice", found.key));
+                self.findings.warnings.push(format!("{name} retrieved {} twice", found.key));
                 continue;
             }
             if only.is_some_and(|only| !only.contains(&id)) {
@@ -223,28 +211,17 @@ impl Refresh<'_> {
     ) {
         let key = self.graph.key(base).clone();
         let state = self.graph.state(base);
-        let mut all: Vec<KeyId> = self
-            .graph
-            .node(base)
-            .map(|node| node.derived.to_vec())
-            .unwrap_or_default();
+        let mut all: Vec<KeyId> =
+            self.graph.node(base).map(|node| node.derived.to_vec()).unwrap_or_default();
         let mut listed: HashSet<KeyId> = all.iter().copied().collect();
         let mut current = HashSet::new();
         for derived in self.registry.get(descriptor).derived(&key, value) {
-            let Derived {
-                key: derived_key,
-                value: derived_value,
-                property,
-            } = derived;
+            let Derived { key: derived_key, value: derived_value, property } = derived;
             let id = self.graph.intern(&derived_key);
-            if self
-                .graph
-                .node(id)
-                .is_some_and(|node| node.base != Some(base))
-            {
-                self.findings.warnings.push(format!(
-                    "{derived_key}, derived from {key}, is a value of its own"
-                ));
+            if self.graph.node(id).is_some_and(|node| node.base != Some(base)) {
+                self.findings
+                    .warnings
+                    .push(format!("{derived_key}, derived from {key}, is a value of its own"));
                 continue;
             }
             let reader = self.registry.for_key(&derived_key).filter(|_| !property);
@@ -281,10 +258,7 @@ impl Refresh<'_> {
         let known = self.graph.node(id);
         let still_absent = known.is_some_and(|node| {
             let failed_create = node.state.is_failure()
-                && node
-                    .error
-                    .as_ref()
-                    .is_some_and(|error| error.operation == Operation::Create);
+                && node.error.as_ref().is_some_and(|error| error.operation == Operation::Create);
             descriptor.is_some()
                 && !node.available
                 && (node.state == ValueState::Pending || failed_create)
@@ -325,17 +299,9 @@ impl Refresh<'_> {
             self.set_metadata(id, descriptor, None);
         }
         for derived in derived.iter().copied() {
-            if gone {
-                self.graph.remove(derived)
-            } else {
-                self.lost(derived)
-            }
+            if gone { self.graph.remove(derived) } else { self.lost(derived) }
         }
-        if gone {
-            self.graph.remove(id)
-        } else {
-            self.lost(id)
-        }
+        if gone { self.graph.remove(id) } else { self.lost(id) }
     }
 
     /// The value is not there.
@@ -361,11 +327,7 @@ impl Refresh<'_> {
     }
 
     fn set_metadata(&mut self, id: KeyId, descriptor: DescriptorId, metadata: Option<Metadata>) {
-        if self
-            .graph
-            .node(id)
-            .is_some_and(|node| node.metadata == metadata)
-        {
+        if self.graph.node(id).is_some_and(|node| node.metadata == metadata) {
             return;
         }
         let descriptor = self.registry.get(descriptor);

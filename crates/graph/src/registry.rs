@@ -66,35 +66,24 @@ impl Registry {
         for prefix in &prefixes {
             if let Some((other_prefix, other)) = self.overlapping(prefix) {
                 let other = self.get(other).name().to_owned();
-                return Err(Error::Overlap {
-                    name,
-                    prefix: prefix.clone(),
-                    other,
-                    other_prefix,
-                });
+                return Err(Error::Overlap { name, prefix: prefix.clone(), other, other_prefix });
             }
         }
-        let id = u16::try_from(self.descriptors.len())
-            .map(DescriptorId)
-            .map_err(|_| Error::TooMany)?;
+        let id =
+            u16::try_from(self.descriptors.len()).map(DescriptorId).map_err(|_| Error::TooMany)?;
         let mut next = self.clone();
         next.descriptors.push(descriptor);
-        next.prefixes
-            .extend(prefixes.into_iter().map(|prefix| (prefix, id)));
+        next.prefixes.extend(prefixes.into_iter().map(|prefix| (prefix, id)));
         next.order = next.sort()?;
         *self = next;
         Ok(id)
     }
 
     fn overlapping(&self, prefix: &str) -> Option<(String, DescriptorId)> {
-        let longer = self
-            .prefixes
-            .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
-            .next();
-        let shorter = self
-            .prefixes
-            .range::<str, _>((Bound::Unbounded, Bound::Included(prefix)))
-            .next_back();
+        let longer =
+            self.prefixes.range::<str, _>((Bound::Included(prefix), Bound::Unbounded)).next();
+        let shorter =
+            self.prefixes.range::<str, _>((Bound::Unbounded, Bound::Included(prefix))).next_back();
         longer
             .filter(|(other, _)| other.starts_with(prefix))
             .or(shorter.filter(|(other, _)| prefix.starts_with(other.as_str())))
@@ -133,10 +122,7 @@ impl Registry {
     }
 
     pub(crate) fn by_name(&self, name: &str) -> Option<DescriptorId> {
-        let position = self
-            .descriptors
-            .iter()
-            .position(|descriptor| descriptor.name() == name)?;
+        let position = self.descriptors.iter().position(|descriptor| descriptor.name() == name)?;
         u16::try_from(position).ok().map(DescriptorId)
     }
 
@@ -160,23 +146,15 @@ impl Registry {
     }
 
     pub(crate) fn all_prefixes(&self) -> impl Iterator<Item = (&str, DescriptorId)> {
-        self.prefixes
-            .iter()
-            .map(|(prefix, id)| (prefix.as_str(), *id))
+        self.prefixes.iter().map(|(prefix, id)| (prefix.as_str(), *id))
     }
 }
 
 fn circle(waiting: &BTreeMap<&str, (DescriptorId, BTreeSet<String>)>) -> Vec<String> {
     let mut path: Vec<String> = Vec::new();
-    let mut name = waiting
-        .keys()
-        .next()
-        .map(|name| (*name).to_owned())
-        .unwrap_or_default();
+    let mut name = waiting.keys().next().map(|name| (*name).to_owned()).unwrap_or_default();
     while !path.contains(&name) {
-        let next = waiting
-            .get(name.as_str())
-            .and_then(|(_, after)| after.first().cloned());
+        let next = waiting.get(name.as_str()).and_then(|(_, after)| after.first().cloned());
         path.push(name);
         name = next.unwrap_or_default();
     }

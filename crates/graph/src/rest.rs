@@ -103,23 +103,16 @@ async fn history(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Ans
         }
         None | Some("json") => Ok(Json(json!(records)).into_response()),
         Some("text") => {
-            let text: String = records
-                .iter()
-                .map(|record| crate::log::text(record))
-                .collect();
+            let text: String = records.iter().map(|record| crate::log::text(record)).collect();
             Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
         }
-        Some(other) => Err(Refusal::Bad(format!(
-            "format is {other}; it can be json or text"
-        ))),
+        Some(other) => Err(Refusal::Bad(format!("format is {other}; it can be json or text"))),
     }
 }
 
 async fn timeline(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["key", "time"])?;
-    let key = arguments
-        .get("key")
-        .ok_or_else(|| Refusal::Bad("key is missing".to_owned()))?;
+    let key = arguments.get("key").ok_or_else(|| Refusal::Bad("key is missing".to_owned()))?;
     Ok(Json(engine.timeline(key, arguments.time("time")?)).into_response())
 }
 
@@ -153,9 +146,7 @@ async fn dump(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer
     };
     let descriptor = match (arguments.get("descriptor"), arguments.get("key-prefix")) {
         (Some(_), Some(_)) => {
-            return Err(Refusal::Bad(
-                "give descriptor or key-prefix, not both".to_owned(),
-            ));
+            return Err(Refusal::Bad("give descriptor or key-prefix, not both".to_owned()));
         }
         (Some(descriptor), None) => descriptor.to_owned(),
         (None, Some(prefix)) => engine.descriptor_of_prefix(prefix)?,
@@ -195,10 +186,8 @@ async fn downstream_resync(
     let verbose = arguments.flag("verbose")?;
     let record = engine.apply(transaction).await?;
     if verbose {
-        return Ok(
-            Json(json!({"transaction": record, "graph": engine.picture(None)?.dot()}))
-                .into_response(),
-        );
+        return Ok(Json(json!({"transaction": record, "graph": engine.picture(None)?.dot()}))
+            .into_response());
     }
     Ok(Json(record).into_response())
 }
@@ -292,9 +281,7 @@ async fn commit(
     let transaction = read(&body)?;
     let record = match arguments.number("wait")? {
         Some(seconds) => {
-            engine
-                .commit_until_configured(transaction, Duration::from_secs(seconds))
-                .await?
+            engine.commit_until_configured(transaction, Duration::from_secs(seconds)).await?
         }
         None => engine.commit(transaction).await?,
     };

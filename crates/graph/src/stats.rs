@@ -34,16 +34,9 @@ impl Histogram {
     fn write(&self, out: &mut String, name: &str, label: &str) {
         let separator = if label.is_empty() { "" } else { "," };
         for (count, bound) in self.buckets.iter().zip(BOUNDS) {
-            let _ = writeln!(
-                out,
-                "{name}_bucket{{{label}{separator}le=\"{bound}\"}} {count}"
-            );
+            let _ = writeln!(out, "{name}_bucket{{{label}{separator}le=\"{bound}\"}} {count}");
         }
-        let _ = writeln!(
-            out,
-            "{name}_bucket{{{label}{separator}le=\"+Inf\"}} {}",
-            self.count
-        );
+        let _ = writeln!(out, "{name}_bucket{{{label}{separator}le=\"+Inf\"}} {}", self.count);
         let _ = writeln!(out, "{name}_sum{{{label}}} {}", self.sum);
         let _ = writeln!(out, "{name}_count{{{label}}} {}", self.count);
     }
@@ -132,10 +125,7 @@ impl Stats {
 
     pub(crate) fn finished(&mut self, record: &TransactionRecord) {
         let took = between(record.start, record.stop);
-        self.processed
-            .entry(record.kind.name())
-            .or_default()
-            .add(took);
+        self.processed.entry(record.kind.name()).or_default().add(took);
         self.errors += record.errors.len() as u64;
         self.reverted += u64::from(record.reverted);
     }
@@ -167,11 +157,7 @@ impl Stats {
             errors: self.errors,
             reverted: self.reverted,
             operations,
-            detail: self
-                .processed
-                .iter()
-                .map(|(kind, one)| (*kind, one.clone()))
-                .collect(),
+            detail: self.processed.iter().map(|(kind, one)| (*kind, one.clone())).collect(),
             wait: self.wait.clone(),
         }
     }
@@ -183,37 +169,12 @@ impl StatsView {
         let mut out = String::new();
         let name = "mainstay_graph";
         for (metric, kind, help, value) in [
-            (
-                "values",
-                "gauge",
-                "Values in the graph.",
-                self.values as u64,
-            ),
-            (
-                "queue_length",
-                "gauge",
-                "Requests that wait.",
-                self.queue_length as u64,
-            ),
-            (
-                "queue_capacity",
-                "gauge",
-                "Requests that may wait.",
-                self.queue_capacity as u64,
-            ),
-            (
-                "txn_dropped",
-                "counter",
-                "Requests that found no room.",
-                self.dropped,
-            ),
+            ("values", "gauge", "Values in the graph.", self.values as u64),
+            ("queue_length", "gauge", "Requests that wait.", self.queue_length as u64),
+            ("queue_capacity", "gauge", "Requests that may wait.", self.queue_capacity as u64),
+            ("txn_dropped", "counter", "Requests that found no room.", self.dropped),
             ("txn_errors", "counter", "Values that failed.", self.errors),
-            (
-                "txn_reverted",
-                "counter",
-                "Transactions taken back.",
-                self.reverted,
-            ),
+            ("txn_reverted", "counter", "Transactions taken back.", self.reverted),
             (
                 "txn_processed",
                 "counter",
@@ -221,15 +182,11 @@ impl StatsView {
                 self.transactions.values().copied().sum(),
             ),
         ] {
-            let _ = writeln!(
-                out,
-                "# HELP {name}_{metric} {help}\n# TYPE {name}_{metric} {kind}"
-            );
+            let _ = writeln!(out, "# HELP {name}_{metric} {help}\n# TYPE {name}_{metric} {kind}");
             let _ = writeln!(out, "{name}_{metric} {value}");
         }
         let _ = writeln!(out, "# TYPE {name}_queue_wait_seconds histogram");
-        self.wait
-            .write(&mut out, &format!("{name}_queue_wait_seconds"), "");
+        self.wait.write(&mut out, &format!("{name}_queue_wait_seconds"), "");
         let _ = writeln!(out, "# TYPE {name}_txn_duration_seconds histogram");
         for (kind, histogram) in &self.detail {
             let label = format!("txn_type=\"{kind}\"");
@@ -237,11 +194,7 @@ impl StatsView {
         }
         let _ = writeln!(out, "# TYPE {name}_operations counter");
         for (operation, stats) in &self.operations {
-            let _ = writeln!(
-                out,
-                "{name}_operations{{operation=\"{operation}\"}} {}",
-                stats.count
-            );
+            let _ = writeln!(out, "{name}_operations{{operation=\"{operation}\"}} {}", stats.count);
         }
         out
     }

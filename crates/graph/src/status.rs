@@ -70,11 +70,7 @@ pub(crate) fn status(graph: &Graph, id: KeyId) -> ValueStatus {
     ValueStatus {
         key,
         state: node.state,
-        last_operation: if node.is_obtained() {
-            Operation::Undefined
-        } else {
-            node.last.operation
-        },
+        last_operation: if node.is_obtained() { Operation::Undefined } else { node.last.operation },
         error: node.error.as_ref().map(|error| error.message.clone()),
         details,
         cycle: graph.blocking_circle(id).unwrap_or_default(),
@@ -203,11 +199,7 @@ impl Watchers {
     /// Tells everyone that nothing more will come.
     pub(crate) fn close(&self) {
         for queue in self.lock().iter().filter_map(Weak::upgrade) {
-            queue
-                .events
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .2 = true;
+            queue.events.lock().unwrap_or_else(PoisonError::into_inner).2 = true;
             queue.wake.notify_one();
         }
     }

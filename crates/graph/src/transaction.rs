@@ -40,11 +40,7 @@ pub struct Retry {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self {
-            period: Duration::from_secs(1),
-            max: 3,
-            backoff: true,
-        }
+        Self { period: Duration::from_secs(1), max: 3, backoff: true }
     }
 }
 
@@ -52,11 +48,8 @@ impl Retry {
     /// The wait before a retry, counted from 1; none if it is one too many.
     pub(crate) fn delay(&self, attempt: u32) -> Option<Duration> {
         let allowed = self.max == 0 || attempt <= self.max;
-        let factor = if self.backoff {
-            1_u32.checked_shl(attempt - 1).unwrap_or(u32::MAX)
-        } else {
-            1
-        };
+        let factor =
+            if self.backoff { 1_u32.checked_shl(attempt - 1).unwrap_or(u32::MAX) } else { 1 };
         allowed.then(|| self.period.saturating_mul(factor))
     }
 }
@@ -195,13 +188,7 @@ impl Transaction {
     /// Wants a value under a key.
     #[must_use]
     pub fn set(mut self, key: impl Into<Key>, value: impl Into<Value>) -> Self {
-        self.values.insert(
-            key.into(),
-            Wanted {
-                value: Some(value.into()),
-                labels: None,
-            },
-        );
+        self.values.insert(key.into(), Wanted { value: Some(value.into()), labels: None });
         self
     }
 
@@ -222,13 +209,7 @@ impl Transaction {
     /// Wants a key gone.
     #[must_use]
     pub fn delete(mut self, key: impl Into<Key>) -> Self {
-        self.values.insert(
-            key.into(),
-            Wanted {
-                value: None,
-                labels: None,
-            },
-        );
+        self.values.insert(key.into(), Wanted { value: None, labels: None });
         self
     }
 
@@ -323,8 +304,7 @@ impl Notification {
         value: impl Into<Value>,
         metadata: Option<Metadata>,
     ) -> Self {
-        self.values
-            .insert(key.into(), (Some(value.into()), metadata));
+        self.values.insert(key.into(), (Some(value.into()), metadata));
         self
     }
 
@@ -347,10 +327,7 @@ mod tests {
         assert_eq!(read("2"), TransactionType::RetryFailedOps);
         assert_eq!(read("\"RetryUnimplOps\""), TransactionType::RetryUnimplOps);
         assert_eq!(read("\"Later\""), TransactionType::Unknown);
-        assert_eq!(
-            serde_json::to_string(&TransactionType::Unknown).unwrap(),
-            "\"-1\""
-        );
+        assert_eq!(serde_json::to_string(&TransactionType::Unknown).unwrap(), "\"-1\"");
     }
 
     #[test]
@@ -364,20 +341,10 @@ mod tests {
 
     #[test]
     fn retries_double_until_they_are_used_up() {
-        let retry = Retry {
-            period: Duration::from_secs(2),
-            max: 3,
-            backoff: true,
-        };
-        let delays: Vec<_> = (1..=4)
-            .map(|n| retry.delay(n).map(|d| d.as_secs()))
-            .collect();
+        let retry = Retry { period: Duration::from_secs(2), max: 3, backoff: true };
+        let delays: Vec<_> = (1..=4).map(|n| retry.delay(n).map(|d| d.as_secs())).collect();
         assert_eq!(delays, [Some(2), Some(4), Some(8), None]);
-        let forever = Retry {
-            max: 0,
-            backoff: false,
-            ..retry
-        };
+        let forever = Retry { max: 0, backoff: false, ..retry };
         assert_eq!(forever.delay(1_000).map(|d| d.as_secs()), Some(2));
         let long = Retry { max: 0, ..retry };
         assert!(long.delay(1_000).is_some(), "a long back-off saturates");

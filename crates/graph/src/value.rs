@@ -42,10 +42,7 @@ impl<T: ValueType> Erased for T {
     }
 
     fn same(&self, other: &dyn Erased) -> bool {
-        other
-            .as_any()
-            .downcast_ref::<T>()
-            .is_some_and(|other| self == other)
+        other.as_any().downcast_ref::<T>().is_some_and(|other| self == other)
     }
 
     fn weight(&self) -> usize {

@@ -108,23 +108,12 @@ struct Child {
 impl How {
     /// For a value of its own.
     fn base(origin: Origin, revert: bool) -> Self {
-        Self {
-            base: None,
-            origin,
-            revert,
-            recreate: false,
-            property: false,
-        }
+        Self { base: None, origin, revert, recreate: false, property: false }
     }
 
     /// For a value derived from `base`.
     fn derived(self, base: KeyId, property: bool) -> Self {
-        Self {
-            base: Some(base),
-            recreate: false,
-            property,
-            ..self
-        }
+        Self { base: Some(base), recreate: false, property, ..self }
     }
 }
 
@@ -232,11 +221,8 @@ impl Walk {
     /// needs the fewest operations: what goes, what is re-created, what comes, what changes.
     pub(crate) fn new(graph: &Graph, settings: Settings, mut items: Vec<Item>) -> Self {
         items.sort_by_cached_key(|item| urgency(graph, &settings.registry, item));
-        let todo: HashMap<_, _> = items
-            .iter()
-            .enumerate()
-            .map(|(position, item)| (item.id, (position, false)))
-            .collect();
+        let todo: HashMap<_, _> =
+            items.iter().enumerate().map(|(position, item)| (item.id, (position, false))).collect();
         Self {
             settings,
             undone: items.len(),
@@ -344,12 +330,8 @@ impl Walk {
                 self.phase = Phase::Revert;
                 self.undone = 0;
                 let dependents = self.failed.iter().map(|(base, _)| *base);
-                self.mend = dependents
-                    .filter(|base| !self.todo.contains_key(base))
-                    .collect();
-                Some(Err(Step::Refresh(
-                    self.failed.iter().map(|(base, _)| *base).collect(),
-                )))
+                self.mend = dependents.filter(|base| !self.todo.contains_key(base)).collect();
+                Some(Err(Step::Refresh(self.failed.iter().map(|(base, _)| *base).collect())))
             }
             Phase::Revert => {
                 while let Some(id) = self.mend.pop() {
@@ -415,14 +397,7 @@ impl Walk {
     }
 
     fn take_back(&mut self, graph: &mut Graph, previous: Previous) -> Applied {
-        let Previous {
-            id,
-            requested,
-            labels,
-            retry,
-            leftover,
-            obtained,
-        } = previous;
+        let Previous { id, requested, labels, retry, leftover, obtained } = previous;
         if let Some(node) = graph.node(id) {
             let retry = self.settings.retry.or(retry);
             let same = node.last.retry == retry && node.labels == labels;
@@ -474,11 +449,7 @@ impl Walk {
 
     /// The descriptor that handles a value.
     fn descriptor_of(&self, graph: &Graph, id: KeyId, how: How) -> Option<DescriptorId> {
-        if how.property {
-            None
-        } else {
-            self.settings.registry.for_key(graph.key(id))
-        }
+        if how.property { None } else { self.settings.registry.for_key(graph.key(id)) }
     }
 
     fn before(&self, graph: &Graph, id: KeyId) -> Before {
@@ -498,21 +469,15 @@ impl Walk {
         requested: Option<Option<Value>>,
         how: How,
     ) {
-        let base_retry = how
-            .base
-            .and_then(|base| graph.node(base))
-            .and_then(|base| base.last.retry);
+        let base_retry =
+            how.base.and_then(|base| graph.node(base)).and_then(|base| base.last.retry);
         let own = how.base.is_none() && requested.is_some() && !how.revert;
         let node = graph.write(id);
         node.last.transaction = self.settings.seq;
         node.last.operation = operation;
         node.last.revert = how.revert;
         if let Some(requested) = requested {
-            node.last.requested = if how.origin == Origin::North {
-                requested
-            } else {
-                None
-            };
+            node.last.requested = if how.origin == Origin::North { requested } else { None };
         }
         if how.base.is_some() {
             node.last.retry = base_retry;
@@ -541,9 +506,7 @@ impl Walk {
 
     /// Whether an error on this value is the transaction's own.
     fn counts(&self, graph: &Graph, id: KeyId) -> bool {
-        self.todo
-            .get(&graph.base_of(id))
-            .is_some_and(|(_, reached)| *reached)
+        self.todo.get(&graph.base_of(id)).is_some_and(|(_, reached)| *reached)
     }
 
     /// Stops the transaction, if it is one that is taken back on failure.
@@ -572,16 +535,9 @@ impl Walk {
             let descriptor = graph.node(id).and_then(|node| node.descriptor);
             descriptor.is_none_or(|id| self.settings.registry.get(id).is_retriable(error))
         });
-        let attempt = if self.todo.contains_key(&base) {
-            self.settings.attempt + 1
-        } else {
-            1
-        };
+        let attempt = if self.todo.contains_key(&base) { self.settings.attempt + 1 } else { 1 };
         let given_up = self.settings.reverts && counts && !how.revert;
-        let retry = graph
-            .node(id)
-            .and_then(|node| node.last.retry)
-            .filter(|_| !given_up);
+        let retry = graph.node(id).and_then(|node| node.last.retry).filter(|_| !given_up);
         let retrying = is_retriable && retry.is_some_and(|retry| retry.delay(attempt).is_some());
         let failure = Arc::new(Failure {
             operation,
@@ -590,11 +546,7 @@ impl Walk {
             fields: Vec::new(),
         });
         let node = graph.write(id);
-        node.state = if retrying {
-            ValueState::Retrying
-        } else {
-            ValueState::Failed
-        };
+        node.state = if retrying { ValueState::Retrying } else { ValueState::Failed };
         node.error = Some(Arc::clone(&failure));
         node.uncertain = operation != Operation::Create;
         self.failed.push((base, attempt));
@@ -654,11 +606,7 @@ impl Walk {
             prev_state: before.state,
             new_state: node.state,
             prev_value: before.value.clone(),
-            new_value: if operation == Operation::Delete {
-                None
-            } else {
-                node.value.clone()
-            },
+            new_value: if operation == Operation::Delete { None } else { node.value.clone() },
             prev_error: before.error.as_ref().map(text),
             new_error: node
                 .error

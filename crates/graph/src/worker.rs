@@ -52,9 +52,7 @@ pub struct Service {
 
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service")
-            .field("conduct", &self.conduct)
-            .finish_non_exhaustive()
+        f.debug_struct("Service").field("conduct", &self.conduct).finish_non_exhaustive()
     }
 }
 
@@ -116,10 +114,7 @@ impl Service {
     async fn handle(&mut self, request: Request) {
         match request {
             Request::Commit(transaction, queued, reply) => {
-                self.inside
-                    .lock()
-                    .stats
-                    .waited(queued, self.inside.clock.now());
+                self.inside.lock().stats.waited(queued, self.inside.clock.now());
                 let done = self.process(Work::north(transaction)).await;
                 if let Some(reply) = reply {
                     // Nobody may be waiting any more; the transaction stands all the same.
@@ -127,10 +122,7 @@ impl Service {
                 }
             }
             Request::Notify(notification, queued) => {
-                self.inside
-                    .lock()
-                    .stats
-                    .waited(queued, self.inside.clock.now());
+                self.inside.lock().stats.waited(queued, self.inside.clock.now());
                 let _ = self.process(Work::south(notification)).await;
             }
             Request::Plan(transaction, reply) => {
@@ -166,9 +158,7 @@ impl Service {
             unimplemented
         };
         if !waiting.is_empty() {
-            let _ = self
-                .process(Work::again(TransactionType::RetryUnimplOps, waiting))
-                .await;
+            let _ = self.process(Work::again(TransactionType::RetryUnimplOps, waiting)).await;
         }
         Ok(())
     }
@@ -191,12 +181,7 @@ impl Service {
                 let node = shared.graph.find(key).map(|(_, node)| node);
                 node.is_some_and(|node| node.last.transaction <= retry.failed_in)
             };
-            retry
-                .keys
-                .iter()
-                .filter(|key| unchanged(key))
-                .cloned()
-                .collect()
+            retry.keys.iter().filter(|key| unchanged(key)).cloned().collect()
         };
         if keys.is_empty() {
             return;
@@ -209,14 +194,7 @@ impl Service {
 
     /// Takes up where the last process left off.
     async fn recover(&mut self, recovered: Recovered) {
-        let Recovered {
-            desired,
-            retries,
-            history,
-            uncertain,
-            interrupted,
-            ..
-        } = recovered;
+        let Recovered { desired, retries, history, uncertain, interrupted, .. } = recovered;
         let now = self.inside.clock.now();
         let something = !desired.is_empty() || !uncertain.is_empty();
         {
@@ -224,15 +202,7 @@ impl Service {
             for record in history {
                 shared.history.add(record, now);
             }
-            for (
-                key,
-                Desired {
-                    value,
-                    labels,
-                    retry,
-                },
-            ) in desired
-            {
+            for (key, Desired { value, labels, retry }) in desired {
                 let id = shared.graph.intern(&key);
                 let node = shared.graph.write(id);
                 node.last.requested = Some(value);

@@ -50,6 +50,9 @@ pub(crate) enum Command {
     Restore(Box<Restore>),
     Store(Box<Store>),
     Bench(Box<Bench>),
+    /// Run a graph scenario, or look into the graph of a node
+    #[command(subcommand)]
+    Graph(mainstay_graph::cli::GraphCommand),
     Version(Box<Version>),
     Completions(Completions),
     /// Print the reference of all commands as Markdown

@@ -37,29 +37,17 @@ impl Fetch for HttpFetch {
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|error| format!("{url}: {error}"))?;
         let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-        let answer = client
-            .request(request)
-            .await
-            .map_err(|error| format!("{url}: {error}"))?;
+        let answer = client.request(request).await.map_err(|error| format!("{url}: {error}"))?;
         let status = answer.status().as_u16();
-        let body = answer
-            .into_body()
-            .collect()
-            .await
-            .map_err(|error| format!("{url}: {error}"))?;
-        Ok((
-            status,
-            String::from_utf8_lossy(&body.to_bytes()).into_owned(),
-        ))
+        let body = answer.into_body().collect().await.map_err(|error| format!("{url}: {error}"))?;
+        Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
     }
 }
 
 /// The address of a question.
 pub(super) fn url(base: &str, path: &str, arguments: &[(&str, Option<String>)]) -> String {
     let mut url = format!("{}/scheduler/{path}", base.trim_end_matches('/'));
-    let given = arguments
-        .iter()
-        .filter_map(|(name, value)| Some((name, value.as_ref()?)));
+    let given = arguments.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
     for (position, (name, value)) in given.enumerate() {
         let _ = write!(url, "{}{name}=", if position == 0 { '?' } else { '&' });
         for byte in value.bytes() {

@@ -82,30 +82,22 @@ impl Engine {
     /// The status of every base value whose key the filter accepts, in key order.
     pub fn statuses(&self, filter: impl Fn(&str) -> bool) -> Vec<ValueStatus> {
         let shared = self.lock();
-        let bases = shared
-            .graph
-            .nodes()
-            .filter(|(key, _, node)| node.base.is_none() && filter(key));
+        let bases =
+            shared.graph.nodes().filter(|(key, _, node)| node.base.is_none() && filter(key));
         bases.map(|(_, id, _)| status(&shared.graph, id)).collect()
     }
 
     /// The state of every value, derived ones included, in key order.
     pub fn states(&self) -> Vec<(Key, ValueState)> {
         let shared = self.lock();
-        shared
-            .graph
-            .nodes()
-            .map(|(key, _, node)| (key.clone(), node.state))
-            .collect()
+        shared.graph.nodes().map(|(key, _, node)| (key.clone(), node.state)).collect()
     }
 
     /// The metadata of every base value that has any, in key order.
     pub fn metadata(&self) -> Vec<(Key, Metadata)> {
         let shared = self.lock();
         let nodes = shared.graph.nodes();
-        nodes
-            .filter_map(|(key, _, node)| Some((key.clone(), node.metadata.clone()?)))
-            .collect()
+        nodes.filter_map(|(key, _, node)| Some((key.clone(), node.metadata.clone()?))).collect()
     }
 
     /// The transactions that began in a stretch of time, oldest first.
@@ -119,12 +111,7 @@ impl Engine {
             since.is_none_or(|since| record.start >= since)
                 && until.is_none_or(|until| record.start <= until)
         };
-        shared
-            .history
-            .transactions()
-            .filter(within)
-            .cloned()
-            .collect()
+        shared.history.transactions().filter(within).cloned().collect()
     }
 
     /// One transaction.
@@ -155,11 +142,7 @@ impl Engine {
     /// Every value as it was at a moment.
     pub fn snapshot(&self, at: Timestamp) -> Vec<RevisionView> {
         let shared = self.lock();
-        shared
-            .history
-            .snapshot(at)
-            .map(|(key, one)| one.view(key, &shared.registry))
-            .collect()
+        shared.history.snapshot(at).map(|(key, one)| one.view(key, &shared.registry)).collect()
     }
 
     /// Counts revisions by a mark: last-update, error, value-state, unavailable, descriptor, derived.
@@ -183,11 +166,7 @@ impl Engine {
     pub fn picture(&self, transaction: Option<u64>) -> Result<Picture, Error> {
         let shared = self.lock();
         let Some(seq) = transaction else {
-            return Ok(Picture::current(
-                &shared.graph,
-                &shared.registry,
-                self.clock.now(),
-            ));
+            return Ok(Picture::current(&shared.graph, &shared.registry, self.clock.now()));
         };
         let record = shared.history.transaction(seq);
         let record = record.ok_or_else(|| Error::Unknown(format!("transaction {seq}")))?;
@@ -203,17 +182,12 @@ impl Engine {
     pub fn dump_index(&self) -> DumpIndex {
         let shared = self.lock();
         let registry = &shared.registry;
-        let mut descriptors: Vec<String> = registry
-            .in_retrieve_order()
-            .map(|id| registry.get(id).name().to_owned())
-            .collect();
+        let mut descriptors: Vec<String> =
+            registry.in_retrieve_order().map(|id| registry.get(id).name().to_owned()).collect();
         descriptors.sort_unstable();
         DumpIndex {
             descriptors,
-            key_prefixes: registry
-                .all_prefixes()
-                .map(|(prefix, _)| prefix.to_owned())
-                .collect(),
+            key_prefixes: registry.all_prefixes().map(|(prefix, _)| prefix.to_owned()).collect(),
             views: vec![View::SB, View::NB, View::Cached],
         }
     }
@@ -221,10 +195,7 @@ impl Engine {
     /// The descriptor that answers for exactly this prefix.
     pub fn descriptor_of_prefix(&self, prefix: &str) -> Result<String, Error> {
         let shared = self.lock();
-        let found = shared
-            .registry
-            .all_prefixes()
-            .find(|(known, _)| *known == prefix);
+        let found = shared.registry.all_prefixes().find(|(known, _)| *known == prefix);
         let found = found.map(|(_, id)| shared.registry.get(id).name().to_owned());
         found.ok_or_else(|| Error::Unknown(format!("key prefix {prefix}")))
     }
@@ -232,10 +203,7 @@ impl Engine {
     /// The descriptor that answers for a key.
     pub fn descriptor_of_key(&self, key: &str) -> Option<String> {
         let shared = self.lock();
-        shared
-            .registry
-            .for_key(key)
-            .map(|id| shared.registry.get(id).name().to_owned())
+        shared.registry.for_key(key).map(|id| shared.registry.get(id).name().to_owned())
     }
 
     /// The base values of a descriptor in one view.
@@ -256,10 +224,8 @@ impl Engine {
         if !erased.abilities().retrieve {
             return Err(Error::NotRetrievable(descriptor.to_owned()));
         }
-        let origins: std::collections::HashMap<Key, Origin> = known
-            .iter()
-            .map(|one| (one.key.clone(), one.origin))
-            .collect();
+        let origins: std::collections::HashMap<Key, Origin> =
+            known.iter().map(|one| (one.key.clone(), one.origin)).collect();
         let shared = SharedContext {
             transaction: self.lock().next_seq,
             attempt: 0,
@@ -267,11 +233,7 @@ impl Engine {
             cancellation: tokio_util::sync::CancellationToken::new(),
             indexes: self.indexes.clone(),
         };
-        let context = Context {
-            shared: Arc::new(shared),
-            base: None,
-            revert: false,
-        };
+        let context = Context { shared: Arc::new(shared), base: None, revert: false };
         let name = descriptor.to_owned();
         let found = erased.retrieve(context, known).await;
         let mut found: Dump = found
@@ -282,12 +244,7 @@ impl Engine {
                     Origin::Unknown => origins.get(&found.key).copied().unwrap_or(Origin::South),
                     origin => origin,
                 };
-                DumpedValue {
-                    key: found.key,
-                    value: found.value,
-                    metadata: found.metadata,
-                    origin,
-                }
+                DumpedValue { key: found.key, value: found.value, metadata: found.metadata, origin }
             })
             .collect();
         found.sort_by(|a, b| a.key.cmp(&b.key));

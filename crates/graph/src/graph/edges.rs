@@ -14,38 +14,24 @@ impl Graph {
             return;
         }
         let old = Arc::clone(&node.edges);
-        self.note(Undo::Counted {
-            tests: self.tests,
-            any_of: self.any_of,
-        });
+        self.note(Undo::Counted { tests: self.tests, any_of: self.any_of });
         for edge in &*old {
             self.detach(id, edge);
         }
-        let edges: Arc<[Edge]> = dependencies
-            .into_iter()
-            .map(|one| self.attach(id, one))
-            .collect();
+        let edges: Arc<[Edge]> = dependencies.into_iter().map(|one| self.attach(id, one)).collect();
         self.write(id).edges = edges;
         self.version += 1;
     }
 
     fn attach(&mut self, source: KeyId, dependency: Dependency) -> Edge {
-        let Dependency {
-            label,
-            target,
-            test,
-        } = dependency;
+        let Dependency { label, target, test } = dependency;
         let mut edge = match target {
             Target::Key(key) => {
                 let target = self.intern(&key);
                 self.add_source(target, source);
                 // Most labels are the key itself: share its text.
                 let label = if *label == *key { key.shared() } else { label };
-                Edge {
-                    label,
-                    target: EdgeTarget::Key(key, target),
-                    test: test.map(Test),
-                }
+                Edge { label, target: EdgeTarget::Key(key, target), test: test.map(Test) }
             }
             Target::AnyOf(set) => {
                 self.any_of += 1;
@@ -190,20 +176,9 @@ impl Graph {
     fn waiting_for(&self, target: KeyId) -> Vec<KeyId> {
         let key = self.key(target);
         let mut found = Vec::new();
-        for length in self
-            .lengths
-            .keys()
-            .copied()
-            .take_while(|length| *length <= key.len())
-        {
-            let waiting = key
-                .get(..length)
-                .and_then(|prefix| self.waiting.get(prefix));
-            found.extend(
-                waiting
-                    .into_iter()
-                    .flat_map(|waiting| waiting.iter().copied()),
-            );
+        for length in self.lengths.keys().copied().take_while(|length| *length <= key.len()) {
+            let waiting = key.get(..length).and_then(|prefix| self.waiting.get(prefix));
+            found.extend(waiting.into_iter().flat_map(|waiting| waiting.iter().copied()));
         }
         found
     }
@@ -218,36 +193,23 @@ impl Graph {
             let EdgeTarget::AnyOf { set, witness } = &edge.target else {
                 continue;
             };
-            if !witness.map_or_else(
-                || set.accepts(self.key(target)),
-                |witness| witness == target,
-            ) {
+            if !witness.map_or_else(|| set.accepts(self.key(target)), |witness| witness == target) {
                 continue;
             }
             let fits = self
                 .node(target)
                 .is_some_and(|node| node.available && edge.accepts(node.value.as_ref()));
-            let next = if fits {
-                Some(target)
-            } else {
-                self.find_witness(set, edge)
-            };
+            let next = if fits { Some(target) } else { self.find_witness(set, edge) };
             if next == *witness {
                 continue;
             }
             self.release(source, set, *witness);
             let set = Arc::clone(set);
             if let Some(edge) = Arc::make_mut(&mut self.write(source).edges).get_mut(position) {
-                edge.target = EdgeTarget::AnyOf {
-                    set: Arc::clone(&set),
-                    witness: next,
-                };
+                edge.target = EdgeTarget::AnyOf { set: Arc::clone(&set), witness: next };
             }
             // Releasing one edge may have let go of a target that another edge still needs.
-            let again = self
-                .node(source)
-                .map(|node| Arc::clone(&node.edges))
-                .unwrap_or_default();
+            let again = self.node(source).map(|node| Arc::clone(&node.edges)).unwrap_or_default();
             for edge in &*again {
                 match &edge.target {
                     EdgeTarget::Key(_, target) => self.add_source(*target, source),
@@ -268,9 +230,5 @@ impl Graph {
 }
 
 fn prefixes(set: &AnyOf) -> Vec<Arc<str>> {
-    if set.prefixes.is_empty() {
-        vec!["".into()]
-    } else {
-        set.prefixes.clone()
-    }
+    if set.prefixes.is_empty() { vec!["".into()] } else { set.prefixes.clone() }
 }

@@ -28,18 +28,13 @@ impl Graph {
     }
 
     fn is_plainly_ready(&self, id: KeyId) -> bool {
-        self.node(id)
-            .is_some_and(|node| node.edges.iter().all(|edge| self.is_met(edge)))
+        self.node(id).is_some_and(|node| node.edges.iter().all(|edge| self.is_met(edge)))
     }
 
     /// The labels of the dependencies that are not met.
     pub(crate) fn unmet(&self, id: KeyId) -> Vec<String> {
         let edges = self.node(id).map(|node| &*node.edges).unwrap_or_default();
-        edges
-            .iter()
-            .filter(|edge| !self.is_met(edge))
-            .map(|edge| edge.label.to_string())
-            .collect()
+        edges.iter().filter(|edge| !self.is_met(edge)).map(|edge| edge.label.to_string()).collect()
     }
 
     fn closes_circle(&mut self, id: KeyId) -> bool {
@@ -56,16 +51,10 @@ impl Graph {
         }
         let circle = self.circle(id, id);
         let closed = circle.iter().all(|member| {
-            let edges = self
-                .node(*member)
-                .map(|node| &*node.edges)
-                .unwrap_or_default();
+            let edges = self.node(*member).map(|node| &*node.edges).unwrap_or_default();
             edges.iter().all(|edge| {
                 self.is_met(edge)
-                    || self
-                        .candidates(edge, id)
-                        .iter()
-                        .any(|target| circle.contains(target))
+                    || self.candidates(edge, id).iter().any(|target| circle.contains(target))
             })
         });
         closed && !circle.is_empty()
@@ -94,18 +83,15 @@ impl Graph {
                 })
         };
         match &edge.target {
-            EdgeTarget::Key(_, target) => Some(*target)
-                .filter(|target| fits(*target))
-                .into_iter()
-                .collect(),
+            EdgeTarget::Key(_, target) => {
+                Some(*target).filter(|target| fits(*target)).into_iter().collect()
+            }
             EdgeTarget::AnyOf { set, .. } => {
                 let prefixes: Vec<&str> = match set.prefixes.len() {
                     0 => vec![""],
                     _ => set.prefixes.iter().map(|prefix| &**prefix).collect(),
                 };
-                let keys = prefixes
-                    .into_iter()
-                    .flat_map(|prefix| self.with_prefix(prefix));
+                let keys = prefixes.into_iter().flat_map(|prefix| self.with_prefix(prefix));
                 keys.filter(|(key, id, _)| set.accepts(key) && fits(*id))
                     .map(|(_, id, _)| id)
                     .collect()
@@ -150,10 +136,7 @@ impl Graph {
         let mut seen = HashSet::from([id]);
         let mut queue = vec![id];
         while let Some(member) = queue.pop() {
-            let edges = self
-                .node(member)
-                .map(|node| &*node.edges)
-                .unwrap_or_default();
+            let edges = self.node(member).map(|node| &*node.edges).unwrap_or_default();
             for edge in edges.iter().filter(|edge| !self.is_met(edge)) {
                 for target in self.candidates(edge, start) {
                     back.entry(target).or_default().push(member);
@@ -179,10 +162,8 @@ impl Graph {
             return None;
         }
         let circle = self.circle(id, id);
-        let mut keys: Vec<Key> = circle
-            .into_iter()
-            .map(|member| self.key(member).clone())
-            .collect();
+        let mut keys: Vec<Key> =
+            circle.into_iter().map(|member| self.key(member).clone()).collect();
         keys.sort_unstable();
         Some(keys).filter(|keys| !keys.is_empty())
     }

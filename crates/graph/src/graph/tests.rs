@@ -47,10 +47,7 @@ fn a_trial_is_seen_inside_and_leaves_no_trace() {
     assert_eq!(listed(graph.nodes()), ["a", "d"]);
     graph.end_trial();
     assert_eq!(listed(graph.nodes()), ["a"]);
-    assert_eq!(
-        graph.node(a).unwrap().value,
-        Some(Value::new("a".to_owned()))
-    );
+    assert_eq!(graph.node(a).unwrap().value, Some(Value::new("a".to_owned())));
     assert!(graph.node(a).unwrap().edges.is_empty());
     assert!(graph.id("b").is_none() && graph.id("c").is_none());
     assert!(graph.take_touched().is_empty());
@@ -71,18 +68,9 @@ fn changes_outside_a_trial_stay_and_are_noted_once() {
 fn sources_mirror_targets_however_often_they_are_redefined() {
     let mut graph = Graph::default();
     let [a1, a2, a3, b1] = ["A1", "A2", "A3", "B1"].map(|key| configured(&mut graph, key));
-    graph.set_edges(
-        a1,
-        vec![Dependency::on("B1"), Dependency::on("non-existing-key")],
-    );
-    graph.set_edges(
-        a2,
-        vec![Dependency::any_of("any-b", AnyOf::prefixes(["B"]))],
-    );
-    graph.set_edges(
-        a3,
-        vec![Dependency::on("B1"), Dependency::on("B1").labelled("again")],
-    );
+    graph.set_edges(a1, vec![Dependency::on("B1"), Dependency::on("non-existing-key")]);
+    graph.set_edges(a2, vec![Dependency::any_of("any-b", AnyOf::prefixes(["B"]))]);
+    graph.set_edges(a3, vec![Dependency::on("B1"), Dependency::on("B1").labelled("again")]);
     assert_eq!(keys(&graph, &graph.sources(b1)), ["A1", "A2", "A3"]);
     assert_eq!(graph.unmet(a1), ["non-existing-key"]);
     graph.set_edges(a3, vec![Dependency::on("B1")]);
@@ -103,14 +91,8 @@ fn look_ups_by_key_and_prefix_are_exact() {
     for key in ["prefix1/a", "prefix1/b", "prefix10/a", "prefix2/a"] {
         configured(&mut graph, key);
     }
-    assert_eq!(
-        listed(graph.with_prefix("prefix1/")),
-        ["prefix1/a", "prefix1/b"]
-    );
-    assert_eq!(
-        listed(graph.with_prefix("prefix1")),
-        ["prefix1/a", "prefix1/b", "prefix10/a"]
-    );
+    assert_eq!(listed(graph.with_prefix("prefix1/")), ["prefix1/a", "prefix1/b"]);
+    assert_eq!(listed(graph.with_prefix("prefix1")), ["prefix1/a", "prefix1/b", "prefix10/a"]);
     assert_eq!(graph.with_prefix("").count(), 4);
     assert_eq!(graph.with_prefix("prefix3").count(), 0);
     let gone = graph.id("prefix1/a").unwrap();
@@ -122,9 +104,8 @@ fn look_ups_by_key_and_prefix_are_exact() {
 fn room_of_forgotten_keys_is_used_again() {
     let mut graph = Graph::default();
     for round in 0..50 {
-        let ids: Vec<KeyId> = (0..100)
-            .map(|number| configured(&mut graph, &format!("{round}/{number}")))
-            .collect();
+        let ids: Vec<KeyId> =
+            (0..100).map(|number| configured(&mut graph, &format!("{round}/{number}"))).collect();
         for id in &ids {
             graph.set_edges(*id, vec![Dependency::on(format!("{round}/elsewhere"))]);
         }
@@ -192,10 +173,7 @@ fn a_circle_is_ready_when_nothing_outside_it_is_missing() {
     graph.set_edges(c, vec![Dependency::on("a"), Dependency::on("outside")]);
     assert!(!graph.is_ready(a) && !graph.is_ready(b) && !graph.is_ready(c));
     let names = |circle: Vec<Key>| circle.iter().map(Key::to_string).collect::<Vec<_>>();
-    assert_eq!(
-        graph.blocking_circle(a).map(names),
-        Some(vec!["a".into(), "b".into(), "c".into()])
-    );
+    assert_eq!(graph.blocking_circle(a).map(names), Some(vec!["a".into(), "b".into(), "c".into()]));
     configured(&mut graph, "outside");
     assert!(graph.is_ready(a) && graph.is_ready(b) && graph.is_ready(c));
     let d = node(&mut graph, "d", ValueState::Pending);
@@ -208,9 +186,8 @@ fn a_circle_is_ready_when_nothing_outside_it_is_missing() {
 fn a_long_chain_of_waiting_values_is_looked_at_once() {
     let mut graph = Graph::default();
     let size = 100_000;
-    let ids: Vec<KeyId> = (0..size)
-        .map(|n| node(&mut graph, &format!("{n:06}"), ValueState::Pending))
-        .collect();
+    let ids: Vec<KeyId> =
+        (0..size).map(|n| node(&mut graph, &format!("{n:06}"), ValueState::Pending)).collect();
     for (number, id) in ids.iter().enumerate().skip(1) {
         graph.set_edges(*id, vec![Dependency::on(format!("{:06}", number - 1))]);
     }

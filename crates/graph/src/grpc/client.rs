@@ -23,26 +23,18 @@ where
 {
     /// Talks over this channel.
     pub fn new(channel: T) -> Self {
-        Self {
-            grpc: tonic::client::Grpc::new(channel),
-        }
+        Self { grpc: tonic::client::Grpc::new(channel) }
     }
 
     async fn ready(&mut self) -> Result<(), Status> {
-        self.grpc
-            .ready()
-            .await
-            .map_err(|error| Status::unavailable(error.into().to_string()))
+        self.grpc.ready().await.map_err(|error| Status::unavailable(error.into().to_string()))
     }
 
     /// Makes a change.
     pub async fn commit(&mut self, request: TransactionRequest) -> Result<CommitReply, Status> {
         self.ready().await?;
         let path = PathAndQuery::from_static("/mainstay.graph.v1.Graph/Commit");
-        let reply = self
-            .grpc
-            .unary(Request::new(request), path, ProstCodec::default())
-            .await?;
+        let reply = self.grpc.unary(Request::new(request), path, ProstCodec::default()).await?;
         Ok(reply.into_inner())
     }
 
@@ -50,10 +42,7 @@ where
     pub async fn plan(&mut self, request: TransactionRequest) -> Result<PlanReply, Status> {
         self.ready().await?;
         let path = PathAndQuery::from_static("/mainstay.graph.v1.Graph/Plan");
-        let reply = self
-            .grpc
-            .unary(Request::new(request), path, ProstCodec::default())
-            .await?;
+        let reply = self.grpc.unary(Request::new(request), path, ProstCodec::default()).await?;
         Ok(reply.into_inner())
     }
 
@@ -61,10 +50,7 @@ where
     pub async fn status(&mut self, request: StatusRequest) -> Result<StatusReply, Status> {
         self.ready().await?;
         let path = PathAndQuery::from_static("/mainstay.graph.v1.Graph/Status");
-        let reply = self
-            .grpc
-            .unary(Request::new(request), path, ProstCodec::default())
-            .await?;
+        let reply = self.grpc.unary(Request::new(request), path, ProstCodec::default()).await?;
         Ok(reply.into_inner())
     }
 
@@ -72,10 +58,8 @@ where
     pub async fn watch(&mut self, request: StatusRequest) -> Result<Streaming<WatchReply>, Status> {
         self.ready().await?;
         let path = PathAndQuery::from_static("/mainstay.graph.v1.Graph/Watch");
-        let reply = self
-            .grpc
-            .server_streaming(Request::new(request), path, ProstCodec::default())
-            .await?;
+        let reply =
+            self.grpc.server_streaming(Request::new(request), path, ProstCodec::default()).await?;
         Ok(reply.into_inner())
     }
 }

@@ -31,13 +31,7 @@ impl FileJournal {
             .truncate(false)
             .open(&path)
             .map_err(io("open"))?;
-        let mut journal = Self {
-            path,
-            file,
-            length: 0,
-            compacted: 0,
-            buffer: Vec::new(),
-        };
+        let mut journal = Self { path, file, length: 0, compacted: 0, buffer: Vec::new() };
         let bytes = journal.read_all()?;
         let whole = entries(&bytes).last().map_or(0, |(end, _)| end);
         journal.length = whole as u64;
@@ -105,9 +99,7 @@ impl Journal for FileJournal {
 }
 
 fn sync_folder(path: &Path) -> Result<(), Error> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = File::open(folder.unwrap_or(Path::new("."))).map_err(io("compact"))?;
     folder.sync_all().map_err(io("compact"))
 }
@@ -156,11 +148,7 @@ const fn table() -> [u32; 256] {
         let mut word = index as u32;
         let mut bit = 0;
         while bit < 8 {
-            word = if word & 1 == 1 {
-                0xEDB8_8320 ^ (word >> 1)
-            } else {
-                word >> 1
-            };
+            word = if word & 1 == 1 { 0xEDB8_8320 ^ (word >> 1) } else { word >> 1 };
             bit += 1;
         }
         table[index] = word;
@@ -170,9 +158,9 @@ const fn table() -> [u32; 256] {
 }
 
 fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0_u32, |word, byte| {
-        TABLE[usize::from(byte ^ (word & 0xFF) as u8)] ^ (word >> 8)
-    })
+    !bytes
+        .iter()
+        .fold(!0_u32, |word, byte| TABLE[usize::from(byte ^ (word & 0xFF) as u8)] ^ (word >> 8))
 }
 
 #[cfg(test)]

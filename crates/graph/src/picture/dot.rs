@@ -9,19 +9,9 @@ impl Picture {
     /// The picture in the DOT language.
     pub fn dot(&self) -> String {
         let mut out = String::from("digraph kvscheduler {\n");
-        let _ = writeln!(
-            out,
-            "  ranksep=.5; nodesep=.1; rankdir=\"LR\"; labelloc=\"t\";"
-        );
-        let _ = writeln!(
-            out,
-            "  label={}; fontname=\"Ubuntu\"; fontsize=20;",
-            quoted(&self.title)
-        );
-        let _ = writeln!(
-            out,
-            "  node [shape=\"box\" style=\"filled\" fontname=\"Ubuntu\"];"
-        );
+        let _ = writeln!(out, "  ranksep=.5; nodesep=.1; rankdir=\"LR\"; labelloc=\"t\";");
+        let _ = writeln!(out, "  label={}; fontname=\"Ubuntu\"; fontsize=20;", quoted(&self.title));
+        let _ = writeln!(out, "  node [shape=\"box\" style=\"filled\" fontname=\"Ubuntu\"];");
         let mut clusters: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (index, figure) in self.figures.iter().enumerate() {
             clusters.entry(&figure.cluster).or_default().push(index);
@@ -64,11 +54,7 @@ impl Picture {
         if dashed {
             style.push("dashed");
         }
-        let (border, width) = if figure.touched {
-            ("Gold", 2)
-        } else {
-            (border, 1)
-        };
+        let (border, width) = if figure.touched { ("Gold", 2) } else { (border, 1) };
         let tooltip = format!("[{}] {}\n{}", figure.state, figure.key, figure.value);
         let _ = writeln!(
             out,
@@ -100,10 +86,5 @@ impl Picture {
 }
 
 fn quoted(text: &str) -> String {
-    format!(
-        "\"{}\"",
-        text.replace('\\', "\\\\")
-            .replace('"', "\\\"")
-            .replace('\n', "\\n")
-    )
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }

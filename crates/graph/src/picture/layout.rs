@@ -59,10 +59,7 @@ pub(super) fn layout(picture: &Picture) -> Layout {
     let order = order(picture, &ranks, &bands);
     let mut cells: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
     for index in order {
-        cells
-            .entry((bands[index].0, ranks[index]))
-            .or_default()
-            .push(index);
+        cells.entry((bands[index].0, ranks[index])).or_default().push(index);
     }
     let widths: Vec<f64> = picture
         .figures
@@ -81,15 +78,11 @@ pub(super) fn layout(picture: &Picture) -> Layout {
         left[column] = x;
         x += width + GAP;
     }
-    let mut result = Layout {
-        places: vec![Place::default(); picture.figures.len()],
-        ..Layout::default()
-    };
+    let mut result =
+        Layout { places: vec![Place::default(); picture.figures.len()], ..Layout::default() };
     let mut y = 70.0;
-    let names: BTreeMap<usize, &str> = bands
-        .iter()
-        .map(|(number, name)| (*number, *name))
-        .collect();
+    let names: BTreeMap<usize, &str> =
+        bands.iter().map(|(number, name)| (*number, *name)).collect();
     for (number, name) in names {
         let top = y + 34.0;
         let mut bottom = top;
@@ -99,11 +92,8 @@ pub(super) fn layout(picture: &Picture) -> Layout {
             for fold in members.chunks(TALLEST) {
                 let width = fold.iter().map(|index| widths[*index]).fold(0.0, f64::max);
                 for (row, index) in fold.iter().enumerate() {
-                    let place = Place {
-                        x: fold_left,
-                        y: top + row as f64 * ROW,
-                        width: widths[*index],
-                    };
+                    let place =
+                        Place { x: fold_left, y: top + row as f64 * ROW, width: widths[*index] };
                     result.places[*index] = place;
                     bottom = bottom.max(place.y + ROW);
                     first = first.min(place.x);
@@ -114,13 +104,7 @@ pub(super) fn layout(picture: &Picture) -> Layout {
         }
         let width = last - first + 32.0;
         let height = bottom - y + 6.0;
-        result.bands.push(Band {
-            name: name.to_owned(),
-            x: first - 16.0,
-            y,
-            width,
-            height,
-        });
+        result.bands.push(Band { name: name.to_owned(), x: first - 16.0, y, width, height });
         y += height + 22.0;
     }
     result.width = x - GAP + 40.0;
@@ -130,9 +114,7 @@ pub(super) fn layout(picture: &Picture) -> Layout {
 
 fn cell_width(members: &[usize], widths: &[f64]) -> f64 {
     let folds = members.chunks(TALLEST);
-    folds
-        .map(|fold| fold.iter().map(|index| widths[*index]).fold(0.0, f64::max) + FOLD_GAP)
-        .sum()
+    folds.map(|fold| fold.iter().map(|index| widths[*index]).fold(0.0, f64::max) + FOLD_GAP).sum()
 }
 
 /// The column of each figure: one more than the furthest thing it needs. Edges that close a circle
@@ -173,22 +155,13 @@ fn ranks(picture: &Picture) -> Vec<usize> {
 
 /// The band of each figure; things that belong to no descriptor come last.
 fn bands(picture: &Picture) -> Vec<(usize, &str)> {
-    let mut names: Vec<&str> = picture
-        .figures
-        .iter()
-        .map(|one| one.cluster.as_str())
-        .collect();
+    let mut names: Vec<&str> = picture.figures.iter().map(|one| one.cluster.as_str()).collect();
     names.sort_unstable_by_key(|name| (name.is_empty(), *name));
     names.dedup();
-    let numbers: HashMap<&str, usize> = names
-        .iter()
-        .enumerate()
-        .map(|(number, name)| (*name, number))
-        .collect();
+    let numbers: HashMap<&str, usize> =
+        names.iter().enumerate().map(|(number, name)| (*name, number)).collect();
     let figures = picture.figures.iter();
-    figures
-        .map(|one| (numbers[one.cluster.as_str()], one.cluster.as_str()))
-        .collect()
+    figures.map(|one| (numbers[one.cluster.as_str()], one.cluster.as_str())).collect()
 }
 
 /// Figures from top to bottom: a few rounds of moving each near the middle of its neighbours.

@@ -81,16 +81,8 @@ impl Picture {
     fn draw_figure(&self, out: &mut String, index: usize, place: Place) {
         let figure = &self.figures[index];
         let (fill, border, text, dashed) = colours(figure);
-        let (border, stroke) = if figure.touched {
-            ("Gold", 3)
-        } else {
-            (border, 1)
-        };
-        let dash = if dashed {
-            " stroke-dasharray=\"5 3\""
-        } else {
-            ""
-        };
+        let (border, stroke) = if figure.touched { ("Gold", 3) } else { (border, 1) };
+        let dash = if dashed { " stroke-dasharray=\"5 3\"" } else { "" };
         let round = if figure.derived { 9 } else { 0 };
         let tooltip = format!("[{}] {}\n{}", figure.state, figure.key, figure.value);
         let _ = writeln!(
@@ -139,11 +131,7 @@ fn curve(from: Place, to: Place) -> String {
         (from.x, to.x, -1.0)
     };
     let pull = ((end - start).abs() / 2.0).clamp(24.0, 160.0) * bend;
-    let back = if to.x + to.width <= from.x || from.x + from.width <= to.x {
-        -pull
-    } else {
-        pull
-    };
+    let back = if to.x + to.width <= from.x || from.x + from.width <= to.x { -pull } else { pull };
     format!(
         "M{start:.1} {:.1}C{:.1} {:.1} {:.1} {:.1} {end:.1} {:.1}",
         middle(from),
@@ -156,8 +144,5 @@ fn curve(from: Place, to: Place) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -12,11 +12,7 @@ impl Arguments {
     /// Reads a query; an argument nobody knows is refused.
     pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, Refusal> {
         let mut arguments = Vec::new();
-        for part in query
-            .unwrap_or_default()
-            .split('&')
-            .filter(|part| !part.is_empty())
-        {
+        for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let (name, value) = (decode(name)?, decode(value)?);
             if !known.contains(&name.as_str()) {
@@ -32,18 +28,11 @@ impl Arguments {
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.0
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value.as_str())
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     pub(super) fn all(&self, name: &str) -> Vec<String> {
-        self.0
-            .iter()
-            .filter(|(known, _)| known == name)
-            .map(|(_, value)| value.clone())
-            .collect()
+        self.0.iter().filter(|(known, _)| known == name).map(|(_, value)| value.clone()).collect()
     }
 
     pub(super) fn number(&self, name: &str) -> Result<Option<u64>, Refusal> {
@@ -59,9 +48,9 @@ impl Arguments {
         match self.get(name) {
             None | Some("0" | "false") => Ok(false),
             Some("1" | "true") => Ok(true),
-            Some(other) => Err(Refusal::Bad(format!(
-                "{name} is {other:?}; it can be 1, true, 0 or false"
-            ))),
+            Some(other) => {
+                Err(Refusal::Bad(format!("{name} is {other:?}; it can be 1, true, 0 or false")))
+            }
         }
     }
 
@@ -100,9 +89,7 @@ fn decode(text: &str) -> Result<String, Refusal> {
             b'%' => {
                 let digit = |byte: Option<u8>| byte.and_then(|byte| (byte as char).to_digit(16));
                 let (high, low) = (digit(rest.next()), digit(rest.next()));
-                let both = high
-                    .zip(low)
-                    .and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+                let both = high.zip(low).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
                 both.ok_or_else(|| Refusal::Bad(format!("{text} is not properly encoded")))?
             }
             byte => byte,
@@ -119,9 +106,7 @@ mod tests {
     fn moments_are_read_in_every_form() {
         let read = |text: &str| {
             let query = format!("time={text}");
-            Arguments::parse(Some(&query), &["time"])
-                .unwrap()
-                .time("time")
+            Arguments::parse(Some(&query), &["time"]).unwrap().time("time")
         };
         let expected: Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
         for text in [
@@ -134,13 +119,7 @@ mod tests {
             assert_eq!(read(text).unwrap(), Some(expected), "{text}");
         }
         assert!(matches!(read("yesterday"), Err(Refusal::Bad(_))));
-        assert!(matches!(
-            Arguments::parse(Some("x=1"), &["time"]),
-            Err(Refusal::Bad(_))
-        ));
-        assert!(matches!(
-            Arguments::parse(Some("time=%zz"), &["time"]),
-            Err(Refusal::Bad(_))
-        ));
+        assert!(matches!(Arguments::parse(Some("x=1"), &["time"]), Err(Refusal::Bad(_))));
+        assert!(matches!(Arguments::parse(Some("time=%zz"), &["time"]), Err(Refusal::Bad(_))));
     }
 }

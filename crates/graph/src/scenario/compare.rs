@@ -22,11 +22,7 @@ pub(super) fn differences(number: usize, step: &Step, got: &StepReport) -> Vec<S
     }
     if let Some(expected) = &step.expect {
         if expected.len() != got.transactions.len() {
-            let types: Vec<_> = got
-                .transactions
-                .iter()
-                .map(|one| one.kind.as_str())
-                .collect();
+            let types: Vec<_> = got.transactions.iter().map(|one| one.kind.as_str()).collect();
             say(format!(
                 "expected {} transactions, got {}: {types:?}",
                 expected.len(),
@@ -85,10 +81,7 @@ pub(super) fn differences(number: usize, step: &Step, got: &StepReport) -> Vec<S
         say(format!("correlate {text}"));
     }
     if let Some(wanted) = step.calls.as_ref().filter(|wanted| **wanted != got.calls) {
-        say(format!(
-            "calls differ:\n{}",
-            list_difference(wanted, &got.calls)
-        ));
+        say(format!("calls differ:\n{}", list_difference(wanted, &got.calls)));
     }
     found
 }
@@ -143,38 +136,19 @@ fn transaction(wanted: &ExpectSpec, got: &TransactionReport) -> Vec<String> {
     if let Some(executed) = &wanted.executed {
         let planned = wanted.planned.as_ref().unwrap_or(executed);
         if *planned != got.planned {
-            found.push(format!(
-                "plan differs:\n{}",
-                list_difference(planned, &got.planned)
-            ));
+            found.push(format!("plan differs:\n{}", list_difference(planned, &got.planned)));
         }
         if *executed != got.executed {
-            found.push(format!(
-                "execution differs:\n{}",
-                list_difference(executed, &got.executed)
-            ));
+            found.push(format!("execution differs:\n{}", list_difference(executed, &got.executed)));
         }
-    } else if let Some(planned) = wanted
-        .planned
-        .as_ref()
-        .filter(|planned| **planned != got.planned)
+    } else if let Some(planned) = wanted.planned.as_ref().filter(|planned| **planned != got.planned)
     {
-        found.push(format!(
-            "plan differs:\n{}",
-            list_difference(planned, &got.planned)
-        ));
+        found.push(format!("plan differs:\n{}", list_difference(planned, &got.planned)));
     }
     if let Some(errors) = &wanted.errors {
-        let keys: Vec<_> = got
-            .errors
-            .iter()
-            .map(|error| error.key.to_string())
-            .collect();
+        let keys: Vec<_> = got.errors.iter().map(|error| error.key.to_string()).collect();
         if *errors != keys {
-            found.push(format!(
-                "should fail on {errors:?}, but failed on {:?}",
-                got.errors
-            ));
+            found.push(format!("should fail on {errors:?}, but failed on {:?}", got.errors));
         }
     }
     found

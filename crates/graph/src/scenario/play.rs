@@ -56,30 +56,14 @@ pub async fn play(scenario: &Scenario) -> Result<Played, super::Error> {
     let (engine, service) = builder.build()?;
     let stop = CancellationToken::new();
     let worker = tokio::spawn(service.run(stop.clone()));
-    let mut stage = Stage {
-        scenario,
-        south,
-        clock,
-        engine: engine.clone(),
-        seen: 0,
-    };
-    let mut report = Report {
-        steps: Vec::new(),
-        differences: Vec::new(),
-    };
+    let mut stage = Stage { scenario, south, clock, engine: engine.clone(), seen: 0 };
+    let mut report = Report { steps: Vec::new(), differences: Vec::new() };
     for (index, step) in scenario.steps.iter().enumerate() {
         let got = stage.step(step).await?;
-        report
-            .differences
-            .extend(differences(index + 1, step, &got));
+        report.differences.extend(differences(index + 1, step, &got));
         report.steps.push(got);
     }
-    Ok(Played {
-        report,
-        engine,
-        stop,
-        worker,
-    })
+    Ok(Played { report, engine, stop, worker })
 }
 
 struct Stage<'a> {
@@ -110,18 +94,11 @@ impl Stage<'_> {
             error = Some(refused.to_string());
         }
         if let Some(name) = &step.register {
-            let spec = self
-                .scenario
-                .descriptors
-                .iter()
-                .find(|spec| spec.name == *name);
+            let spec = self.scenario.descriptors.iter().find(|spec| spec.name == *name);
             let done = match spec {
                 Some(spec) => {
                     let descriptor = MadeUp::new(spec.clone(), self.south.clone());
-                    self.engine
-                        .register(descriptor)
-                        .await
-                        .map_err(|error| error.to_string())
+                    self.engine.register(descriptor).await.map_err(|error| error.to_string())
                 }
                 None => Err(format!("there is no descriptor {name}")),
             };
@@ -147,9 +124,8 @@ impl Stage<'_> {
     fn report(&mut self, error: Option<String>) -> StepReport {
         let history = self.engine.history(None, None);
         let new = history.iter().skip(self.seen);
-        let transactions = new
-            .map(|record: &Arc<TransactionRecord>| TransactionReport::new(record))
-            .collect();
+        let transactions =
+            new.map(|record: &Arc<TransactionRecord>| TransactionReport::new(record)).collect();
         self.seen = history.len();
         let mut all = Vec::new();
         for one in self.engine.statuses(|_| true) {
@@ -184,10 +160,7 @@ impl Stage<'_> {
                 .into_iter()
                 .map(|(key, metadata)| (key.to_string(), metadata.json()))
                 .collect(),
-            status: all
-                .iter()
-                .map(|one| (one.key.to_string(), brief(one)))
-                .collect(),
+            status: all.iter().map(|one| (one.key.to_string(), brief(one))).collect(),
             correlate: self
                 .south
                 .take_correlate()

@@ -86,11 +86,7 @@ impl Report {
                 }
                 lines(
                     &mut out,
-                    if same {
-                        "planned and executed"
-                    } else {
-                        "executed"
-                    },
+                    if same { "planned and executed" } else { "executed" },
                     &one.executed,
                 );
                 for error in &one.errors {

@@ -76,11 +76,7 @@ impl South {
 
     /// What is there.
     pub(super) fn values(&self) -> BTreeMap<String, Json> {
-        self.lock()
-            .values
-            .iter()
-            .map(|(key, held)| (key.clone(), held.value.clone()))
-            .collect()
+        self.lock().values.iter().map(|(key, held)| (key.clone(), held.value.clone())).collect()
     }
 
     /// Changes what is there without telling anyone.
@@ -101,10 +97,7 @@ impl South {
 
 impl Inside {
     fn spec_of(&self, key: &str) -> Option<String> {
-        self.specs
-            .iter()
-            .find(|spec| key.starts_with(&spec.prefix))
-            .map(|spec| spec.name.clone())
+        self.specs.iter().find(|spec| key.starts_with(&spec.prefix)).map(|spec| spec.name.clone())
     }
 
     /// Puts a base value and what is derived from it.
@@ -115,26 +108,10 @@ impl Inside {
             .any(|spec| key.starts_with(&spec.prefix) && spec.items == Items::Derive);
         if derives {
             for (derived, value) in derived(key, &value) {
-                self.values.insert(
-                    derived,
-                    Held {
-                        value,
-                        derived: true,
-                        metadata: None,
-                        origin,
-                    },
-                );
+                self.values.insert(derived, Held { value, derived: true, metadata: None, origin });
             }
         }
-        self.values.insert(
-            key.to_owned(),
-            Held {
-                value,
-                derived: false,
-                metadata,
-                origin,
-            },
-        );
+        self.values.insert(key.to_owned(), Held { value, derived: false, metadata, origin });
     }
 
     fn remove_whole(&mut self, key: &str) {
@@ -203,18 +180,8 @@ impl Inside {
 
 /// The items of a value.
 pub(super) fn items(value: &Json) -> Vec<String> {
-    let items = value
-        .get("items")
-        .and_then(Json::as_array)
-        .map(Vec::as_slice)
-        .unwrap_or_default();
-    items
-        .iter()
-        .map(|item| {
-            item.as_str()
-                .map_or_else(|| item.to_string(), str::to_owned)
-        })
-        .collect()
+    let items = value.get("items").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
+    items.iter().map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned)).collect()
 }
 
 /// What is derived from a value: one value for each item, with the other fields.
@@ -304,20 +271,12 @@ impl Descriptor for MadeUp {
 
     fn validate(&self, key: &Key, value: &Json) -> Result<(), InvalidValue> {
         let inside = self.south.lock();
-        let wrong = inside
-            .invalid
-            .iter()
-            .find(|one| one.key == key.as_str() && one.items == items(value));
+        let wrong =
+            inside.invalid.iter().find(|one| one.key == key.as_str() && one.items == items(value));
         match wrong {
             Some(wrong) => {
-                let reason = wrong
-                    .error
-                    .clone()
-                    .unwrap_or_else(|| "invalid value".to_owned());
-                Err(InvalidValue {
-                    reason,
-                    fields: wrong.fields.clone(),
-                })
+                let reason = wrong.error.clone().unwrap_or_else(|| "invalid value".to_owned());
+                Err(InvalidValue { reason, fields: wrong.fields.clone() })
             }
             None => Ok(()),
         }
@@ -340,12 +299,7 @@ impl Descriptor for MadeUp {
             *next += 1;
             Some(number)
         };
-        let held = Held {
-            value: value.clone(),
-            derived,
-            metadata: number,
-            origin: Origin::North,
-        };
+        let held = Held { value: value.clone(), derived, metadata: number, origin: Origin::North };
         inside.values.insert(key.to_string(), held);
         Ok(number.unwrap_or_default())
     }
@@ -391,14 +345,10 @@ impl Descriptor for MadeUp {
     ) -> Result<Vec<Retrieved<Json, i64>>, OperationError> {
         let mut inside = self.south.lock();
         let told = known.iter().map(|one| {
-            let metadata = one
-                .metadata
-                .map_or(Json::Null, |number| Json::from(*number));
+            let metadata = one.metadata.map_or(Json::Null, |number| Json::from(*number));
             (one.key.to_string(), metadata)
         });
-        inside
-            .correlate
-            .insert(self.spec.name.clone(), told.collect());
+        inside.correlate.insert(self.spec.name.clone(), told.collect());
         inside.attempt(Op::Retrieve, &self.spec.name, None)?;
         let own = inside
             .values
@@ -424,20 +374,11 @@ impl Descriptor for MadeUp {
         }
         let all = derived(key, value).into_iter();
         let property = self.spec.items == Items::Properties;
-        all.map(|(key, value)| Derived {
-            property,
-            ..Derived::new(key, value)
-        })
-        .collect()
+        all.map(|(key, value)| Derived { property, ..Derived::new(key, value) }).collect()
     }
 
     fn dependencies(&self, key: &Key, value: &Json) -> Vec<Dependency> {
-        let specs = self
-            .spec
-            .depends
-            .get(key.as_str())
-            .map(Vec::as_slice)
-            .unwrap_or_default();
+        let specs = self.spec.depends.get(key.as_str()).map(Vec::as_slice).unwrap_or_default();
         let items = items(value);
         let applies = |when: &Option<String>| when.as_ref().is_none_or(|item| items.contains(item));
         specs

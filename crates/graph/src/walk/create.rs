@@ -118,10 +118,7 @@ impl Walk {
 
     /// Forgets what was derived from a value that is not there.
     pub(super) fn drop_derived(&mut self, graph: &mut Graph, id: KeyId) {
-        let derived = graph
-            .node(id)
-            .map(|node| Arc::clone(&node.derived))
-            .unwrap_or_default();
+        let derived = graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();
         for derived in derived.iter().copied() {
             if !graph.is_available(derived) {
                 graph.remove(derived);
@@ -161,9 +158,7 @@ impl Walk {
         frame: &Create,
     ) -> Option<Result<Call, crate::descriptor::OperationError>> {
         let node = graph.node(frame.id)?;
-        let descriptor = node
-            .descriptor
-            .filter(|_| frame.how.origin != Origin::South)?;
+        let descriptor = node.descriptor.filter(|_| frame.how.origin != Origin::South)?;
         if !self.settings.registry.get(descriptor).abilities().create {
             let error = crate::descriptor::OperationError::permanent("create is not implemented");
             return (!self.plans()).then_some(Err(error));
@@ -188,19 +183,8 @@ impl Walk {
         error: &crate::descriptor::OperationError,
     ) -> Flow {
         self.fail(graph, frame.id, Operation::Create, error, frame.how);
-        self.record(
-            graph,
-            frame.id,
-            Operation::Create,
-            &frame.before,
-            false,
-            frame.how,
-        );
-        Flow::Return(if self.counts(graph, frame.id) {
-            Err(super::Abandoned)
-        } else {
-            Ok(())
-        })
+        self.record(graph, frame.id, Operation::Create, &frame.before, false, frame.how);
+        Flow::Return(if self.counts(graph, frame.id) { Err(super::Abandoned) } else { Ok(()) })
     }
 
     fn created(&mut self, graph: &mut Graph, frame: &mut Create, metadata: Option<Metadata>) {
@@ -212,14 +196,7 @@ impl Walk {
         if frame.how.origin != Origin::South {
             self.set_metadata(graph, frame.id, metadata);
         }
-        self.record(
-            graph,
-            frame.id,
-            Operation::Create,
-            &frame.before,
-            false,
-            frame.how,
-        );
+        self.record(graph, frame.id, Operation::Create, &frame.before, false, frame.how);
         frame.stage = Stage::Dependents(self.waiting_dependents(graph, frame.id).into_iter());
     }
 
@@ -247,10 +224,7 @@ impl Walk {
                 Stage::Derived(list) => match list.next() {
                     Some(child) => {
                         let recreate = frame.how.recreate && frame.recreated.contains(&child.id);
-                        let how = How {
-                            recreate,
-                            ..frame.how.derived(frame.id, child.property)
-                        };
+                        let how = How { recreate, ..frame.how.derived(frame.id, child.property) };
                         self.apply(graph, child.id, Some(child.value), how)
                     }
                     None => return Flow::Return(frame.outcome),
@@ -317,9 +291,7 @@ impl Walk {
 
     /// Creates again a dependent that was lost when it failed to go.
     pub(super) fn mend_dependent(&mut self, graph: &mut Graph, id: KeyId) -> Option<Applied> {
-        let value = graph
-            .node(id)
-            .and_then(|node| node.last.requested.clone())?;
+        let value = graph.node(id).and_then(|node| node.last.requested.clone())?;
         if !self.is_wanted(graph, id) || !graph.is_ready(id) {
             return None;
         }
@@ -329,10 +301,7 @@ impl Walk {
     /// How a value is applied that only depends on what the transaction changes.
     pub(super) fn dependent(&self, graph: &Graph, id: KeyId) -> How {
         let how = How::base(Origin::North, self.reverting());
-        match graph
-            .node(id)
-            .and_then(|node| Some((node.base?, node.descriptor.is_none())))
-        {
+        match graph.node(id).and_then(|node| Some((node.base?, node.descriptor.is_none()))) {
             Some((base, property)) => how.derived(base, property),
             None => how,
         }
@@ -344,18 +313,11 @@ impl Walk {
 
     /// Values once derived from this one that no longer are.
     fn obsolete(&mut self, graph: &mut Graph, id: KeyId) -> Vec<KeyId> {
-        let old = graph
-            .node(id)
-            .map(|node| Arc::clone(&node.derived))
-            .unwrap_or_default();
+        let old = graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();
         if old.is_empty() {
             return Vec::new();
         }
-        let new: HashSet<KeyId> = self
-            .derived_of(graph, id)
-            .iter()
-            .map(|child| child.id)
-            .collect();
+        let new: HashSet<KeyId> = self.derived_of(graph, id).iter().map(|child| child.id).collect();
         old.iter().copied().filter(|id| !new.contains(id)).collect()
     }
 
@@ -382,33 +344,17 @@ impl Walk {
         derived.sort_by(|a, b| a.key.cmp(&b.key));
         derived.dedup_by(|a, b| a.key == b.key);
         let mut list = Vec::with_capacity(derived.len());
-        for Derived {
-            key: derived_key,
-            value,
-            property,
-        } in derived
-        {
+        for Derived { key: derived_key, value, property } in derived {
             let derived_id = graph.intern(&derived_key);
-            let taken = graph
-                .node(derived_id)
-                .is_some_and(|node| node.base != Some(id));
+            let taken = graph.node(derived_id).is_some_and(|node| node.base != Some(id));
             if taken {
-                self.warnings.push(format!(
-                    "{derived_key}, derived from {key}, is a value of its own"
-                ));
+                self.warnings
+                    .push(format!("{derived_key}, derived from {key}, is a value of its own"));
                 continue;
             }
-            let reader = self
-                .settings
-                .registry
-                .for_key(&derived_key)
-                .filter(|_| !property);
+            let reader = self.settings.registry.for_key(&derived_key).filter(|_| !property);
             let read = reader.and_then(|reader| self.settings.registry.get(reader).read(&value));
-            list.push(Child {
-                id: derived_id,
-                value: read.unwrap_or(value),
-                property,
-            });
+            list.push(Child { id: derived_id, value: read.unwrap_or(value), property });
         }
         list
     }

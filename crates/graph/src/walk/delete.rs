@@ -22,10 +22,7 @@ pub(super) enum Kind {
     /// It will be created again at once.
     Recreate,
     /// Its new value needs something that is not there. Recorded as an update.
-    Unready {
-        old: Option<Value>,
-        state: ValueState,
-    },
+    Unready { old: Option<Value>, state: ValueState },
 }
 
 pub(super) struct Delete {
@@ -326,14 +323,7 @@ impl Walk {
 
     fn delete_failed(&mut self, graph: &mut Graph, frame: &Delete, error: &OperationError) -> Flow {
         self.fail(graph, frame.id, Operation::Delete, error, frame.how);
-        self.record(
-            graph,
-            frame.id,
-            Operation::Delete,
-            &frame.before,
-            false,
-            frame.how,
-        );
+        self.record(graph, frame.id, Operation::Delete, &frame.before, false, frame.how);
         Flow::Return(Err(Abandoned))
     }
 
@@ -358,10 +348,7 @@ impl Walk {
 /// What depends on a value that goes, or on something derived from it that is not there.
 fn leaning(graph: &Graph, id: KeyId) -> Vec<KeyId> {
     let mut sources = graph.sources(id);
-    let derived = graph
-        .node(id)
-        .map(|node| &*node.derived)
-        .unwrap_or_default();
+    let derived = graph.node(id).map(|node| &*node.derived).unwrap_or_default();
     for derived in derived.iter().copied() {
         if !graph.is_available(derived) {
             sources.extend(graph.sources(derived));

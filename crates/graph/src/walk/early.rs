@@ -41,10 +41,7 @@ impl Walk {
             return if stays { Wake::Go } else { Wake::Leave };
         }
         let dependencies = self.dependencies_of(graph, id, &new);
-        if !dependencies
-            .iter()
-            .all(|dependency| is_met(graph, dependency))
-        {
+        if !dependencies.iter().all(|dependency| is_met(graph, dependency)) {
             return Wake::Leave;
         }
         match self.reach(graph, id) {
@@ -82,20 +79,14 @@ impl Walk {
         } else {
             let key = graph.key(source);
             let derived = self.derived_from(graph, root, &new);
-            derived
-                .into_iter()
-                .find(|one| one.key == *key)
-                .map(|one| one.value)
+            derived.into_iter().find(|one| one.key == *key).map(|one| one.value)
         };
         let Some(new) = new else { return false };
         self.changes_in_place(graph, source, &new)
-            && !self
-                .dependencies_of(graph, source, &new)
-                .iter()
-                .any(|one| match &one.target {
-                    Target::Key(key) => key == graph.key(going),
-                    Target::AnyOf(set) => set.accepts(graph.key(going)),
-                })
+            && !self.dependencies_of(graph, source, &new).iter().any(|one| match &one.target {
+                Target::Key(key) => key == graph.key(going),
+                Target::AnyOf(set) => set.accepts(graph.key(going)),
+            })
     }
 
     fn changes_in_place(&self, graph: &Graph, id: KeyId, new: &Value) -> bool {
@@ -132,20 +123,11 @@ impl Walk {
             };
             stack.push((id, true));
             let mut needed = self.dependencies_of(graph, id, &new);
-            for Derived {
-                key,
-                value,
-                property,
-            } in self.derived_from(graph, id, &new)
-            {
+            for Derived { key, value, property } in self.derived_from(graph, id, &new) {
                 let descriptor = self.settings.registry.for_key(&key).filter(|_| !property);
                 if let Some(descriptor) = descriptor {
-                    needed.extend(
-                        self.settings
-                            .registry
-                            .get(descriptor)
-                            .dependencies(&key, &value),
-                    );
+                    needed
+                        .extend(self.settings.registry.get(descriptor).dependencies(&key, &value));
                 }
             }
             for dependency in needed {
@@ -167,35 +149,27 @@ impl Walk {
     fn derived_from(&self, graph: &Graph, id: KeyId, value: &Value) -> Vec<Derived> {
         let key = graph.key(id);
         let descriptor = self.settings.registry.for_key(key);
-        descriptor
-            .map(|id| self.settings.registry.get(id).derived(key, value))
-            .unwrap_or_default()
+        descriptor.map(|id| self.settings.registry.get(id).derived(key, value)).unwrap_or_default()
     }
 }
 
 /// Whether a dependency would be met if a value had it now.
 fn is_met(graph: &Graph, dependency: &Dependency) -> bool {
     let fits = |value: Option<&Value>| {
-        dependency
-            .test
-            .as_ref()
-            .is_none_or(|test| value.is_some_and(|value| test(value)))
+        dependency.test.as_ref().is_none_or(|test| value.is_some_and(|value| test(value)))
     };
     match &dependency.target {
-        Target::Key(key) => graph
-            .find(key)
-            .is_some_and(|(_, node)| node.available && fits(node.value.as_ref())),
+        Target::Key(key) => {
+            graph.find(key).is_some_and(|(_, node)| node.available && fits(node.value.as_ref()))
+        }
         Target::AnyOf(set) => {
             let prefixes: Vec<&str> = match set.prefixes.len() {
                 0 => vec![""],
                 _ => set.prefixes.iter().map(|prefix| &**prefix).collect(),
             };
-            prefixes
-                .into_iter()
-                .flat_map(|prefix| graph.with_prefix(prefix))
-                .any(|(key, _, node)| {
-                    node.available && set.accepts(key) && fits(node.value.as_ref())
-                })
+            prefixes.into_iter().flat_map(|prefix| graph.with_prefix(prefix)).any(
+                |(key, _, node)| node.available && set.accepts(key) && fits(node.value.as_ref()),
+            )
         }
     }
 }

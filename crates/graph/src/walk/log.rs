@@ -23,11 +23,7 @@ impl OperationLog {
     }
 
     pub(super) fn push(&mut self, id: KeyId, mut record: OperationRecord) {
-        if let Some(slot) = self
-            .last
-            .get(&id)
-            .and_then(|at| self.operations.get_mut(*at))
-        {
+        if let Some(slot) = self.last.get(&id).and_then(|at| self.operations.get_mut(*at)) {
             match slot {
                 Some(last)
                     if last.operation == Operation::Create
@@ -100,9 +96,7 @@ impl Conflicts {
             // A dependent that stays may now lean on something made a moment ago.
             if call.operation == Operation::Delete {
                 before.extend(
-                    targets(graph, other)
-                        .iter()
-                        .filter_map(|target| self.last.get(target)),
+                    targets(graph, other).iter().filter_map(|target| self.last.get(target)),
                 );
             }
             self.toward.entry(other).or_default().push(index);

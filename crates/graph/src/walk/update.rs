@@ -69,40 +69,23 @@ impl Walk {
         let Some(old) = &before.value else {
             return Applied::Now(Ok(()));
         };
-        let same = descriptor
-            .as_ref()
-            .map_or(*old == new, |one| one.equivalent(&key, old, &new));
+        let same = descriptor.as_ref().map_or(*old == new, |one| one.equivalent(&key, old, &new));
         let equivalent = same && !uncertain;
         if let (Some(descriptor), false, false) = (&descriptor, equivalent, from_south) {
             let in_place = descriptor.abilities().update
                 && !descriptor.recreate(&key, old, &new, metadata.as_ref());
             if !in_place {
-                let derived = graph
-                    .node(id)
-                    .map(|node| Arc::clone(&node.derived))
-                    .unwrap_or_default();
-                let how = How {
-                    recreate: true,
-                    ..how
-                };
-                let frame = Recreate {
-                    id,
-                    value: new,
-                    how,
-                    derived,
-                    deleted: false,
-                };
+                let derived =
+                    graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();
+                let how = How { recreate: true, ..how };
+                let frame = Recreate { id, value: new, how, derived, deleted: false };
                 return Applied::Later(Frame::Recreate(frame));
             }
         }
         if let Some(conflicts) = &mut self.conflicts {
             conflicts.remember_targets(graph, id);
         }
-        let dependents = if graph.has_tests() {
-            graph.sources(id)
-        } else {
-            Vec::new()
-        };
+        let dependents = if graph.has_tests() { graph.sources(id) } else { Vec::new() };
         let node = graph.write(id);
         node.value = Some(new.clone());
         let was_derived = Arc::clone(&node.derived);
@@ -114,20 +97,10 @@ impl Walk {
         graph.value_changed(id);
         let derived = self.derived_of(graph, id);
         let derived: HashSet<KeyId> = derived.iter().map(|child| child.id).collect();
-        let obsolete: Vec<KeyId> = was_derived
-            .iter()
-            .copied()
-            .filter(|old| !derived.contains(old))
-            .collect();
+        let obsolete: Vec<KeyId> =
+            was_derived.iter().copied().filter(|old| !derived.contains(old)).collect();
         let stage = Stage::Obsolete(obsolete.into_iter(), dependents);
-        let update = Update {
-            id,
-            how,
-            before,
-            equivalent,
-            stage,
-            outcome: Ok(()),
-        };
+        let update = Update { id, how, before, equivalent, stage, outcome: Ok(()) };
         Applied::Later(Frame::Update(update))
     }
 
@@ -213,10 +186,7 @@ impl Walk {
         if doubtful && !from_south && !graph.is_ready(frame.id) {
             frame.stage = Stage::Unready;
             let old = frame.before.value.clone();
-            let kind = Kind::Unready {
-                old,
-                state: frame.before.state,
-            };
+            let kind = Kind::Unready { old, state: frame.before.state };
             return match self.begin_delete(graph, frame.id, kind, frame.how) {
                 Applied::Now(outcome) => Some(Itself::Return(outcome)),
                 Applied::Later(child) => Some(Itself::Push(child)),
@@ -269,29 +239,14 @@ impl Walk {
         }
         // What waits for it may have missed its coming back.
         let look = graph.has_tests() || frame.before.state.is_failure();
-        let gained = if look {
-            self.waiting_dependents(graph, frame.id)
-        } else {
-            Vec::new()
-        };
+        let gained = if look { self.waiting_dependents(graph, frame.id) } else { Vec::new() };
         frame.stage = Stage::Gained(gained.into_iter());
     }
 
     fn update_failed(&mut self, graph: &mut Graph, frame: &Update, error: &OperationError) -> Flow {
         self.fail(graph, frame.id, Operation::Update, error, frame.how);
-        self.record(
-            graph,
-            frame.id,
-            Operation::Update,
-            &frame.before,
-            false,
-            frame.how,
-        );
-        Flow::Return(if self.counts(graph, frame.id) {
-            Err(Abandoned)
-        } else {
-            Ok(())
-        })
+        self.record(graph, frame.id, Operation::Update, &frame.before, false, frame.how);
+        Flow::Return(if self.counts(graph, frame.id) { Err(Abandoned) } else { Ok(()) })
     }
 
     /// Something that had to go first did not: the value stays as it was.

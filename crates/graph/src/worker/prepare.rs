@@ -46,11 +46,7 @@ impl Service {
         let name = erased.name().to_owned();
         let job = erased.retrieve(context.clone(), known.clone());
         match surroundings.run(context, job).await {
-            Ok(found) => Some(Look {
-                descriptor,
-                known,
-                found,
-            }),
+            Ok(found) => Some(Look { descriptor, known, found }),
             Err(error) => {
                 warnings.push(format!("{name} failed to retrieve: {error}"));
                 None
@@ -69,22 +65,17 @@ impl Service {
         let doubtful: HashSet<DescriptorId> = {
             let shared = self.inside.lock();
             let uncertain = shared.graph.nodes().filter(|(_, _, node)| node.uncertain);
-            uncertain
-                .filter_map(|(key, _, _)| registry.for_key(key))
-                .collect()
+            uncertain.filter_map(|(key, _, _)| registry.for_key(key)).collect()
         };
-        let (first, rest): (Vec<_>, Vec<_>) = registry
-            .in_retrieve_order()
-            .partition(|id| doubtful.contains(id));
+        let (first, rest): (Vec<_>, Vec<_>) =
+            registry.in_retrieve_order().partition(|id| doubtful.contains(id));
         let wanted = (!self.looked).then(|| match (&work.source, work.resync) {
             (Source::North(values), Resync::FullResync) => values.clone(),
             _ => remembered_wishes(&self.inside.lock().graph),
         });
         for descriptor in first.into_iter().chain(rest) {
             let mut warnings = Vec::new();
-            let look = self
-                .look(surroundings, descriptor, wanted.as_ref(), &mut warnings)
-                .await;
+            let look = self.look(surroundings, descriptor, wanted.as_ref(), &mut warnings).await;
             findings.warnings.append(&mut warnings);
             if let Some(look) = look {
                 self.take_in(surroundings, look, None, findings);
@@ -108,14 +99,9 @@ impl Service {
                 .collect()
         };
         let registry = Arc::clone(&surroundings.registry);
-        for descriptor in registry
-            .in_retrieve_order()
-            .filter(|id| descriptors.contains(id))
-        {
+        for descriptor in registry.in_retrieve_order().filter(|id| descriptors.contains(id)) {
             let mut warnings = Vec::new();
-            let look = self
-                .look(surroundings, descriptor, None, &mut warnings)
-                .await;
+            let look = self.look(surroundings, descriptor, None, &mut warnings).await;
             findings.warnings.append(&mut warnings);
             if let Some(look) = look {
                 self.take_in(surroundings, look, Some(ids), findings);
@@ -153,10 +139,7 @@ fn remembered_wishes(graph: &Graph) -> BTreeMap<Key, Wanted> {
         .map(|(key, _, node)| {
             (
                 key.clone(),
-                Wanted {
-                    value: node.last.requested.clone(),
-                    labels: node.labels.clone(),
-                },
+                Wanted { value: node.last.requested.clone(), labels: node.labels.clone() },
             )
         })
         .collect()
@@ -183,10 +166,7 @@ pub(super) fn items(shared: &mut Shared, work: &Work) -> (Vec<Item>, Vec<InputVa
                     continue;
                 }
                 let value = value.as_ref().map(|value| {
-                    registry
-                        .get(descriptor)
-                        .read(value)
-                        .unwrap_or_else(|| value.clone())
+                    registry.get(descriptor).read(value).unwrap_or_else(|| value.clone())
                 });
                 items.push(Item {
                     id: graph.intern(key),
@@ -230,19 +210,11 @@ fn north_items(
 ) -> (Vec<Item>, Vec<InputValue>) {
     let item = |graph: &mut Graph, key: &Key, wanted: &Wanted| {
         let id = graph.intern(key);
-        north(
-            registry,
-            key,
-            id,
-            wanted.value.clone(),
-            wanted.labels.clone(),
-        )
+        north(registry, key, id, wanted.value.clone(), wanted.labels.clone())
     };
     if resync == Resync::NotResync {
-        let items: Vec<Item> = values
-            .iter()
-            .map(|(key, wanted)| item(graph, key, wanted))
-            .collect();
+        let items: Vec<Item> =
+            values.iter().map(|(key, wanted)| item(graph, key, wanted)).collect();
         let inputs = inputs(graph, &items);
         return (items, inputs);
     }
@@ -265,15 +237,9 @@ fn north_items(
         }
         wanted.extend(values.iter().map(|(key, wish)| (key.clone(), wish.clone())));
     }
-    let items: Vec<Item> = wanted
-        .iter()
-        .map(|(key, wish)| item(graph, key, wish))
-        .collect();
-    let mut inputs = if resync == Resync::DownstreamResync {
-        Vec::new()
-    } else {
-        inputs(graph, &items)
-    };
+    let items: Vec<Item> = wanted.iter().map(|(key, wish)| item(graph, key, wish)).collect();
+    let mut inputs =
+        if resync == Resync::DownstreamResync { Vec::new() } else { inputs(graph, &items) };
     if resync != Resync::DownstreamResync {
         inputs.extend(obtained);
         inputs.sort_by(|a, b| a.key.cmp(&b.key));
@@ -293,13 +259,7 @@ fn north(
         let read = descriptor.and_then(|descriptor| registry.get(descriptor).read(&value));
         read.unwrap_or(value)
     };
-    Item {
-        id,
-        value: value.map(read),
-        labels,
-        metadata: None,
-        origin: Origin::North,
-    }
+    Item { id, value: value.map(read), labels, metadata: None, origin: Origin::North }
 }
 
 fn inputs(graph: &Graph, items: &[Item]) -> Vec<InputValue> {

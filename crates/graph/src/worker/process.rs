@@ -146,10 +146,7 @@ impl Service {
         };
         let mut looks = Vec::new();
         for descriptor in surroundings.registry.in_retrieve_order() {
-            looks.extend(
-                self.look(surroundings, descriptor, first, &mut Vec::new())
-                    .await,
-            );
+            looks.extend(self.look(surroundings, descriptor, first, &mut Vec::new()).await);
         }
         looks
     }
@@ -196,12 +193,8 @@ impl Service {
             warnings: Vec::new(),
         };
         self.announce(&work, &record)?;
-        let walked = self
-            .execute(&work, &surroundings, items, plan.conflicts, &mut findings)
-            .await;
-        let walked = self
-            .settle(&work, &surroundings, walked, &mut findings, &mut record)
-            .await;
+        let walked = self.execute(&work, &surroundings, items, plan.conflicts, &mut findings).await;
+        let walked = self.settle(&work, &surroundings, walked, &mut findings, &mut record).await;
         record.pre_record = false;
         record.executed = walked.operations;
         record.errors = walked.errors;
@@ -226,17 +219,9 @@ impl Service {
         if self.journal.is_some() && !record.planned.is_empty() {
             let changes = match &work.source {
                 Source::South(_) => Vec::new(),
-                _ => record
-                    .values
-                    .iter()
-                    .filter_map(|input| wish(work, input))
-                    .collect(),
+                _ => record.values.iter().filter_map(|input| wish(work, input)).collect(),
             };
-            self.note(&Entry::Begin {
-                seq: record.seq,
-                reverts: work.reverts,
-                changes,
-            })?;
+            self.note(&Entry::Begin { seq: record.seq, reverts: work.reverts, changes })?;
         }
         Ok(())
     }
@@ -296,9 +281,7 @@ impl Service {
                     self.refresh_some(surroundings, &failed, findings).await;
                     let shared = &mut *self.inside.lock();
                     let touched = shared.graph.take_touched();
-                    shared
-                        .history
-                        .revise(&shared.graph, &touched, surroundings.clock.now());
+                    shared.history.revise(&shared.graph, &touched, surroundings.clock.now());
                     findings.touched.extend(touched);
                 }
                 Step::Done => break,
@@ -394,9 +377,7 @@ impl Service {
             return;
         };
         match kept {
-            Some(metadata) => surroundings
-                .indexes
-                .put(index, descriptor.label(&key), metadata),
+            Some(metadata) => surroundings.indexes.put(index, descriptor.label(&key), metadata),
             None => surroundings.indexes.remove(index, &descriptor.label(&key)),
         }
     }
@@ -417,11 +398,7 @@ fn record_of(
         new_value: call.new.clone(),
         prev_error: None,
         new_error: None,
-        flags: Flags {
-            derived: call.base.is_some(),
-            revert,
-            ..Flags::default()
-        },
+        flags: Flags { derived: call.base.is_some(), revert, ..Flags::default() },
     }
 }
 
@@ -431,16 +408,12 @@ fn wish(work: &Work, input: &InputValue) -> Option<(Key, Option<Desired>)> {
         return None;
     }
     let labels = match &work.source {
-        Source::North(values) => values
-            .get(&input.key)
-            .and_then(|wanted| wanted.labels.as_deref().cloned()),
+        Source::North(values) => {
+            values.get(&input.key).and_then(|wanted| wanted.labels.as_deref().cloned())
+        }
         _ => None,
     };
-    let desired = input.value.clone().map(|value| Desired {
-        value,
-        labels,
-        retry: work.retry,
-    });
+    let desired = input.value.clone().map(|value| Desired { value, labels, retry: work.retry });
     Some((input.key.clone(), desired))
 }
 

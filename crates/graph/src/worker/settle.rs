@@ -59,10 +59,7 @@ impl Service {
                 let Some(delay) = node.last.retry.and_then(|retry| retry.delay(*attempt)) else {
                     continue;
                 };
-                groups
-                    .entry((delay, *attempt))
-                    .or_default()
-                    .insert(graph.key(*base).clone());
+                groups.entry((delay, *attempt)).or_default().insert(graph.key(*base).clone());
             }
         }
         let now = surroundings.clock.now();
@@ -90,40 +87,25 @@ impl Service {
                 .collect()
         };
         let registry = Arc::clone(&surroundings.registry);
-        let descriptors: HashSet<_> = touched
-            .iter()
-            .filter_map(|key| registry.for_key(key))
-            .collect();
+        let descriptors: HashSet<_> =
+            touched.iter().filter_map(|key| registry.for_key(key)).collect();
         let mut problems = Vec::new();
-        for descriptor in registry
-            .in_retrieve_order()
-            .filter(|id| descriptors.contains(id))
-        {
-            let Some(look) = self
-                .look(surroundings, descriptor, None, &mut Vec::new())
-                .await
+        for descriptor in registry.in_retrieve_order().filter(|id| descriptors.contains(id)) {
+            let Some(look) = self.look(surroundings, descriptor, None, &mut Vec::new()).await
             else {
                 continue;
             };
-            let found: BTreeMap<&Key, _> = look
-                .found
-                .iter()
-                .map(|one| (&one.key, &one.value))
-                .collect();
+            let found: BTreeMap<&Key, _> =
+                look.found.iter().map(|one| (&one.key, &one.value)).collect();
             let graph = &self.inside.lock().graph;
-            for key in touched
-                .iter()
-                .filter(|key| registry.for_key(key) == Some(descriptor))
-            {
+            for key in touched.iter().filter(|key| registry.for_key(key) == Some(descriptor)) {
                 let node = graph.find(key).map(|(_, node)| node);
                 let expected = node.filter(|node| node.state == ValueState::Configured);
                 let gone = node.is_none_or(|node| {
                     matches!(node.state, ValueState::Removed | ValueState::Pending)
                 });
-                let problem = match (
-                    expected.and_then(|node| node.value.as_ref()),
-                    found.get(key),
-                ) {
+                let problem = match (expected.and_then(|node| node.value.as_ref()), found.get(key))
+                {
                     (Some(_), None) => "value is not configured",
                     (Some(value), Some(found))
                         if !registry.get(descriptor).equivalent(key, value, found) =>
@@ -134,11 +116,7 @@ impl Service {
                     _ => continue,
                 };
                 let op = node.map_or(Operation::Undefined, |node| node.last.operation);
-                problems.push(KeyError {
-                    key: key.clone(),
-                    op,
-                    error: problem.to_owned(),
-                });
+                problems.push(KeyError { key: key.clone(), op, error: problem.to_owned() });
             }
         }
         problems
@@ -155,13 +133,7 @@ impl Service {
         let mut changes = Vec::new();
         {
             let mut guard = self.inside.lock();
-            let Shared {
-                graph,
-                history,
-                stats,
-                next_retry,
-                ..
-            } = &mut *guard;
+            let Shared { graph, history, stats, next_retry, .. } = &mut *guard;
             let mut touched = graph.take_touched();
             touched.extend(earlier);
             let bases: BTreeSet<KeyId> = touched
@@ -244,9 +216,7 @@ fn failed_bases(graph: &Graph, walked: &Walked) -> HashSet<KeyId> {
         .map(|(base, _)| *base)
         .filter(|base| {
             failing(*base)
-                || graph
-                    .node(*base)
-                    .is_some_and(|node| node.derived.iter().copied().any(failing))
+                || graph.node(*base).is_some_and(|node| node.derived.iter().copied().any(failing))
         })
         .collect()
 }
@@ -254,21 +224,13 @@ fn failed_bases(graph: &Graph, walked: &Walked) -> HashSet<KeyId> {
 fn desire(graph: &Graph, id: KeyId) -> Option<Desired> {
     let node = graph.node(id)?;
     let value = node.last.requested.clone()?;
-    Some(Desired {
-        value,
-        labels: node.labels.as_deref().cloned(),
-        retry: node.last.retry,
-    })
+    Some(Desired { value, labels: node.labels.as_deref().cloned(), retry: node.last.retry })
 }
 
 fn desires(graph: &Graph, touched: &[KeyId]) -> Vec<(Key, Option<Desired>)> {
-    let bases = touched
-        .iter()
-        .copied()
-        .filter(|id| graph.node(*id).is_none_or(|node| node.base.is_none()));
-    bases
-        .map(|id| (graph.key(id).clone(), desire(graph, id)))
-        .collect()
+    let bases =
+        touched.iter().copied().filter(|id| graph.node(*id).is_none_or(|node| node.base.is_none()));
+    bases.map(|id| (graph.key(id).clone(), desire(graph, id))).collect()
 }
 
 fn all_desires(graph: &Graph) -> BTreeMap<Key, Desired> {

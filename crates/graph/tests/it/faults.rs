@@ -24,10 +24,7 @@ fn after() -> Transaction {
 
 fn parts(number: u32, names: &[&str]) -> Thing {
     let mut thing = Thing::new(number);
-    thing.parts = names
-        .iter()
-        .map(|name| ((*name).to_owned(), Vec::new()))
-        .collect();
+    thing.parts = names.iter().map(|name| ((*name).to_owned(), Vec::new())).collect();
     thing
 }
 
@@ -46,10 +43,7 @@ async fn a_revert_restores_what_was_whichever_operation_fails() {
     for parallel in [1, 4] {
         for failing in 1..=operations().await {
             for works in [false, true] {
-                let running = Running::start(Options {
-                    parallel,
-                    ..Options::default()
-                });
+                let running = Running::start(Options { parallel, ..Options::default() });
                 running.engine.commit(before()).await.unwrap();
                 let (south, states) = (running.south.values(), running.engine.states());
                 running.south.with(|south| {
@@ -73,17 +67,10 @@ async fn a_revert_restores_what_was_whichever_operation_fails() {
                 let failed = |key: &Key| record.errors.iter().any(|error| error.key == *key);
                 let now = running.engine.states();
                 for (before, after) in states.iter().zip(&now) {
-                    assert!(
-                        before == after || failed(&after.0),
-                        "{before:?} {after:?} {what}"
-                    );
+                    assert!(before == after || failed(&after.0), "{before:?} {after:?} {what}");
                 }
                 assert_eq!(states.len(), now.len(), "{what}");
-                running
-                    .engine
-                    .commit(Transaction::downstream_resync())
-                    .await
-                    .unwrap();
+                running.engine.commit(Transaction::downstream_resync()).await.unwrap();
                 assert_eq!(running.engine.states(), states, "{what}");
                 running.stop().await;
             }
@@ -106,35 +93,15 @@ async fn best_effort_and_a_resync_arrive_whichever_operation_fails() {
                 let number = south.count + failing;
                 south.fail.insert(number, works);
             });
-            let record = running
-                .engine
-                .apply(after().on_failure(OnFailure::BestEffort))
-                .await
-                .unwrap();
+            let record =
+                running.engine.apply(after().on_failure(OnFailure::BestEffort)).await.unwrap();
             assert!(!record.errors.is_empty());
-            running
-                .engine
-                .commit(Transaction::downstream_resync())
-                .await
-                .unwrap();
-            let second = running
-                .engine
-                .commit(Transaction::downstream_resync())
-                .await
-                .unwrap();
+            running.engine.commit(Transaction::downstream_resync()).await.unwrap();
+            let second = running.engine.commit(Transaction::downstream_resync()).await.unwrap();
             assert!(second.executed.is_empty(), "{second:#?}");
-            assert_eq!(
-                running.south.values(),
-                wanted,
-                "operation {failing}, works {works}"
-            );
+            assert_eq!(running.south.values(), wanted, "operation {failing}, works {works}");
             let states = running.engine.states();
-            assert!(
-                states
-                    .iter()
-                    .all(|(_, state)| *state == ValueState::Configured),
-                "{states:?}"
-            );
+            assert!(states.iter().all(|(_, state)| *state == ValueState::Configured), "{states:?}");
             running.stop().await;
         }
     }

@@ -9,10 +9,7 @@ use tokio::sync::Notify;
 use crate::south::{Running, South, Thing};
 
 fn journalled(path: &std::path::Path) -> Options {
-    Options {
-        journal: Some(Box::new(FileJournal::open(path).unwrap())),
-        ..Options::default()
-    }
+    Options { journal: Some(Box::new(FileJournal::open(path).unwrap())), ..Options::default() }
 }
 
 #[tokio::test]
@@ -29,18 +26,9 @@ async fn what_is_wanted_and_what_happened_outlive_the_process() {
     south.with(|south| south.values.remove("thing/a"));
     let running = Running::over(south.clone(), journalled(&path));
     running.engine.barrier().await.unwrap();
-    assert_eq!(
-        south.values()["thing/a"],
-        Thing::new(1),
-        "the resync brought it back"
-    );
+    assert_eq!(south.values()["thing/a"], Thing::new(1), "the resync brought it back");
     assert_eq!(running.engine.status("thing/b").state, ValueState::Pending);
-    let seqs: Vec<_> = running
-        .engine
-        .history(None, None)
-        .iter()
-        .map(|one| one.seq)
-        .collect();
+    let seqs: Vec<_> = running.engine.history(None, None).iter().map(|one| one.seq).collect();
     assert_eq!(seqs, [0, 1]);
     running.stop().await;
 }
@@ -51,16 +39,10 @@ async fn an_operation_under_way_at_the_end_is_uncertain_and_looked_at_first() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal");
         let running = Running::start(journalled(&path));
-        running
-            .south
-            .with(|south| south.held.insert("thing/a".into(), Arc::new(Notify::new())));
+        running.south.with(|south| south.held.insert("thing/a".into(), Arc::new(Notify::new())));
         running
             .engine
-            .submit(
-                Transaction::new()
-                    .set_typed("thing/a", Thing::new(1))
-                    .on_failure(on_failure),
-            )
+            .submit(Transaction::new().set_typed("thing/a", Thing::new(1)).on_failure(on_failure))
             .unwrap();
         while running.south.with(|south| south.running.is_empty()) {
             tokio::task::yield_now().await;
@@ -109,18 +91,10 @@ async fn a_journal_cut_at_any_byte_replays_to_a_state_it_was_in() {
         assert!(position >= reached, "cut at {length}");
         reached = position;
         if length % 97 == 0 {
-            let entry = Entry::Begin {
-                seq: 77,
-                reverts: true,
-                changes: Vec::new(),
-            };
+            let entry = Entry::Begin { seq: 77, reverts: true, changes: Vec::new() };
             journal.append(&entry, true).unwrap();
             let again = replay(FileJournal::open(&cut).unwrap().load().unwrap());
-            assert_eq!(
-                again.interrupted,
-                Some(77),
-                "what is written after a repair is found"
-            );
+            assert_eq!(again.interrupted, Some(77), "what is written after a repair is found");
         }
     }
     assert_eq!(reached, states.len() - 1);
@@ -131,36 +105,20 @@ async fn a_compacted_journal_says_the_same_in_fewer_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("journal");
     let running = Running::start(Options {
-        history: mainstay_graph::Limits {
-            transactions: 5,
-            ..Default::default()
-        },
+        history: mainstay_graph::Limits { transactions: 5, ..Default::default() },
         ..journalled(&path)
     });
     let mut big = Thing::new(0);
     big.needs = vec![];
-    big.parts = (0..2_000)
-        .map(|number| (format!("part-{number}"), Vec::new()))
-        .collect();
+    big.parts = (0..2_000).map(|number| (format!("part-{number}"), Vec::new())).collect();
     for number in 0..12 {
         big.number = number * 10;
-        running
-            .engine
-            .commit(Transaction::new().set_typed("thing/a", big.clone()))
-            .await
-            .unwrap();
+        running.engine.commit(Transaction::new().set_typed("thing/a", big.clone())).await.unwrap();
     }
     running.stop().await;
     let recovered = replay(FileJournal::open(&path).unwrap().load().unwrap());
     assert_eq!(recovered.next_seq, 12);
     assert_eq!(recovered.desired.len(), 1);
-    let mut entries = FileJournal::open(&path)
-        .unwrap()
-        .load()
-        .unwrap()
-        .into_iter();
-    assert!(
-        matches!(entries.next(), Some(Entry::Snapshot(_))),
-        "it was never compacted"
-    );
+    let mut entries = FileJournal::open(&path).unwrap().load().unwrap().into_iter();
+    assert!(matches!(entries.next(), Some(Entry::Snapshot(_))), "it was never compacted");
 }

@@ -1,9 +1,6 @@
 //! Black-box tests of the engine.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "in a test, what must not fail may panic"
-)]
+#![expect(clippy::unwrap_used, reason = "in a test, what must not fail may panic")]
 
 mod faults;
 mod journal;

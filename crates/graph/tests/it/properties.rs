@@ -22,32 +22,19 @@ struct Change {
 
 fn change(acyclic: bool) -> impl Strategy<Value = Change> {
     let needs = || prop::collection::vec((0..KEYS, any::<bool>()), 0..3);
-    let value = (
-        0_u32..20,
-        needs(),
-        prop::collection::btree_map("[xy]", needs(), 0..2),
-    );
+    let value = (0_u32..20, needs(), prop::collection::btree_map("[xy]", needs(), 0..2));
     (0..KEYS, prop::option::weighted(0.75, value)).prop_map(move |(own, value)| {
         let named = |needs: Vec<(usize, bool)>| {
-            let allowed = needs
-                .into_iter()
-                .filter(|(other, _)| !acyclic || *other < own);
+            let allowed = needs.into_iter().filter(|(other, _)| !acyclic || *other < own);
             let name = |(other, part): (usize, bool)| {
-                if part {
-                    format!("{}/x", key(other))
-                } else {
-                    key(other)
-                }
+                if part { format!("{}/x", key(other)) } else { key(other) }
             };
             allowed.map(name).collect::<Vec<_>>()
         };
         let value = value.map(|(number, needs, parts)| Thing {
             number,
             needs: named(needs),
-            parts: parts
-                .into_iter()
-                .map(|(name, needs)| (name, named(needs)))
-                .collect(),
+            parts: parts.into_iter().map(|(name, needs)| (name, named(needs))).collect(),
         });
         Change { key: own, value }
     })
@@ -58,14 +45,10 @@ fn transactions(acyclic: bool) -> impl Strategy<Value = Vec<Vec<Change>>> {
 }
 
 fn transaction(changes: &[Change]) -> Transaction {
-    changes
-        .iter()
-        .fold(Transaction::new(), |transaction, change| {
-            match &change.value {
-                Some(value) => transaction.set_typed(key(change.key), value.clone()),
-                None => transaction.delete(key(change.key)),
-            }
-        })
+    changes.iter().fold(Transaction::new(), |transaction, change| match &change.value {
+        Some(value) => transaction.set_typed(key(change.key), value.clone()),
+        None => transaction.delete(key(change.key)),
+    })
 }
 
 /// What should be there in the end: every wanted value whose needs are there too.
@@ -113,11 +96,7 @@ fn wanted_after(all: &[Vec<Change>]) -> BTreeMap<usize, Thing> {
 }
 
 fn run<T>(test: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(test)
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
 }
 
 fn lines(record: &[mainstay_graph::OperationRecord]) -> Vec<String> {

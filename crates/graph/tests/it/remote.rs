@@ -18,24 +18,14 @@ async fn running() -> Running {
         .set_typed("thing/b", Thing::needing(2, &["thing/none"]))
         .description("first");
     running.engine.commit(first).await.unwrap();
-    running
-        .engine
-        .commit(Transaction::new().set_typed("thing/c", Thing::new(3)))
-        .await
-        .unwrap();
+    running.engine.commit(Transaction::new().set_typed("thing/c", Thing::new(3))).await.unwrap();
     running
 }
 
 async fn ask(running: &Running, method: &str, path: &str, body: &str) -> (StatusCode, String) {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .body(Body::from(body.to_owned()))
-        .unwrap();
-    let answer = rest::router(running.engine.clone())
-        .oneshot(request)
-        .await
-        .unwrap();
+    let request =
+        Request::builder().method(method).uri(path).body(Body::from(body.to_owned())).unwrap();
+    let answer = rest::router(running.engine.clone()).oneshot(request).await.unwrap();
     let status = answer.status();
     let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
     (status, String::from_utf8(body.to_vec()).unwrap())
@@ -52,30 +42,17 @@ async fn rest_answers_every_question() {
     let running = running().await;
     let length = |json: &Json| json.as_array().map_or(0, Vec::len);
     assert_eq!(length(&get(&running, "txn-history").await), 2);
-    assert_eq!(
-        get(&running, "txn-history?seq-num=0").await["description"],
-        "first"
-    );
+    assert_eq!(get(&running, "txn-history?seq-num=0").await["description"], "first");
     assert_eq!(length(&get(&running, "txn-history?until=1000").await), 0);
     assert!(
-        get(&running, "txn-history?format=text")
-            .await
-            .as_str()
-            .unwrap()
-            .contains("Transaction #1")
+        get(&running, "txn-history?format=text").await.as_str().unwrap().contains("Transaction #1")
     );
     assert_eq!(length(&get(&running, "key-timeline?key=thing/a").await), 1);
     for path in ["graph-snapshot", "graph-snaphost"] {
         assert_eq!(length(&get(&running, path).await), 4);
-        assert_eq!(
-            length(&get(&running, &format!("{path}?time=2020-01-01T00:00:00Z")).await),
-            0
-        );
+        assert_eq!(length(&get(&running, &format!("{path}?time=2020-01-01T00:00:00Z")).await), 0);
     }
-    assert_eq!(
-        get(&running, "flag-stats?flag=value-state&prefix=thing/a").await["total"],
-        2
-    );
+    assert_eq!(get(&running, "flag-stats?flag=value-state&prefix=thing/a").await["total"], 2);
     assert_eq!(get(&running, "dump").await["Descriptors"], json!(["thing"]));
     for view in ["NB", "internal", "cached", "SB"] {
         let expected = if view == "NB" { 3 } else { 2 };
@@ -88,18 +65,9 @@ async fn rest_answers_every_question() {
     assert_eq!(length(&get(&running, "dump?key-prefix=thing/").await), 2);
     assert_eq!(length(&get(&running, "status").await), 3);
     assert_eq!(length(&get(&running, "status?descriptor=thing").await), 3);
-    assert_eq!(
-        get(&running, "status?key=thing/b").await["details"],
-        json!(["thing/none"])
-    );
+    assert_eq!(get(&running, "status?key=thing/b").await["details"], json!(["thing/none"]));
     assert_eq!(get(&running, "stats").await["values"], 4);
-    assert!(
-        get(&running, "metrics")
-            .await
-            .as_str()
-            .unwrap()
-            .contains("mainstay_graph_values 4")
-    );
+    assert!(get(&running, "metrics").await.as_str().unwrap().contains("mainstay_graph_values 4"));
     let dot = get(&running, "graph?format=dot").await;
     assert!(dot.as_str().unwrap().starts_with("digraph"));
     let svg = get(&running, "graph?txn=0").await;
@@ -130,13 +98,7 @@ async fn rest_says_what_is_wrong_with_a_question() {
         assert_eq!(found.as_u16(), status, "{path}: {body}");
         assert!(body.trim().len() > 5, "{path} gives no reason");
     }
-    let (status, _) = ask(
-        &running,
-        "POST",
-        "/scheduler/downstream-resync?retry=maybe",
-        "",
-    )
-    .await;
+    let (status, _) = ask(&running, "POST", "/scheduler/downstream-resync?retry=maybe", "").await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     let (status, body) = ask(&running, "POST", "/scheduler/commit", r#"{"sett": {}}"#).await;
     assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
@@ -153,18 +115,10 @@ async fn rest_plans_commits_and_resyncs() {
     let (status, record) = ask(&running, "POST", "/scheduler/commit?wait=5", change).await;
     assert_eq!(status, StatusCode::OK, "{record}");
     let record: Json = serde_json::from_str(&record).unwrap();
-    assert_eq!(
-        record["executed"],
-        serde_json::from_str::<Json>(&plan).unwrap()
-    );
+    assert_eq!(record["executed"], serde_json::from_str::<Json>(&plan).unwrap());
     running.south.with(|south| south.values.remove("thing/c"));
-    let (_, record) = ask(
-        &running,
-        "POST",
-        "/scheduler/downstream-resync?retry=1&verbose=true",
-        "",
-    )
-    .await;
+    let (_, record) =
+        ask(&running, "POST", "/scheduler/downstream-resync?retry=1&verbose=true", "").await;
     let record: Json = serde_json::from_str(&record).unwrap();
     assert_eq!(record["transaction"]["executed"][0]["key"], "thing/c");
     running.stop().await;
@@ -174,46 +128,22 @@ async fn rest_plans_commits_and_resyncs() {
 async fn grpc_commits_plans_and_watches() {
     let running = running().await;
     let mut client = GraphClient::new(GraphServer::new(running.engine.clone()));
-    let mut watch = client
-        .watch(StatusRequest {
-            key: "thing/b".into(),
-            ..Default::default()
-        })
-        .await
-        .unwrap();
+    let mut watch =
+        client.watch(StatusRequest { key: "thing/b".into(), ..Default::default() }).await.unwrap();
     let first = watch.message().await.unwrap().unwrap().status.unwrap();
-    assert_eq!(
-        (first.state.as_str(), first.details),
-        ("PENDING", vec!["thing/none".to_owned()])
-    );
+    assert_eq!((first.state.as_str(), first.details), ("PENDING", vec!["thing/none".to_owned()]));
     let change = TransactionRequest {
-        set: [(
-            "thing/none".to_owned(),
-            r#"{"number": 7, "needs": [], "parts": {}}"#.to_owned(),
-        )]
-        .into(),
+        set: [("thing/none".to_owned(), r#"{"number": 7, "needs": [], "parts": {}}"#.to_owned())]
+            .into(),
         ..Default::default()
     };
     let plan = client.plan(change.clone()).await.unwrap();
     let reply = client.commit(change).await.unwrap();
     assert_eq!(plan.operations, reply.executed);
     assert_eq!(reply.seq, 2);
-    assert_eq!(
-        watch
-            .message()
-            .await
-            .unwrap()
-            .unwrap()
-            .status
-            .unwrap()
-            .state,
-        "CONFIGURED"
-    );
+    assert_eq!(watch.message().await.unwrap().unwrap().status.unwrap().state, "CONFIGURED");
     let all = client
-        .status(StatusRequest {
-            key_prefix: "thing/".into(),
-            ..Default::default()
-        })
+        .status(StatusRequest { key_prefix: "thing/".into(), ..Default::default() })
         .await
         .unwrap();
     assert_eq!(all.values.len(), 4);
@@ -221,9 +151,6 @@ async fn grpc_commits_plans_and_watches() {
         set: [("thing/x".to_owned(), "{".to_owned())].into(),
         ..Default::default()
     };
-    assert_eq!(
-        client.commit(bad).await.unwrap_err().code(),
-        tonic::Code::InvalidArgument
-    );
+    assert_eq!(client.commit(bad).await.unwrap_err().code(), tonic::Code::InvalidArgument);
     running.stop().await;
 }

@@ -6,9 +6,7 @@ use mainstay_graph::scenario::{Played, parse, play};
 use mainstay_graph::{Engine, Key, Operation, Origin, ValueState, View, WatchEvent};
 
 async fn played(name: &str, steps: usize) -> Played {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/scenarios")
-        .join(name);
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios").join(name);
     let mut scenario = parse(&std::fs::read_to_string(file).unwrap()).unwrap();
     scenario.steps.truncate(steps);
     play(&scenario).await.unwrap()
@@ -25,11 +23,7 @@ async fn dumped(engine: &Engine, descriptor: &str, view: View) -> String {
 #[tokio::test]
 async fn s3_all_views_agree_when_everything_is_applied() {
     let played = played("s02_s06_update.yaml", 1).await;
-    for (name, prefix) in [
-        ("d1", "/prefixA/"),
-        ("d2", "/prefixB/"),
-        ("d3", "/prefixC/"),
-    ] {
+    for (name, prefix) in [("d1", "/prefixA/"), ("d2", "/prefixB/"), ("d3", "/prefixC/")] {
         assert_eq!(played.engine.descriptor_of_prefix(prefix).unwrap(), name);
         let nb = dumped(&played.engine, name, View::NB).await;
         assert_eq!(nb, dumped(&played.engine, name, View::SB).await);
@@ -44,10 +38,7 @@ async fn s3_all_views_agree_when_everything_is_applied() {
 async fn s4_a_status_holds_the_statuses_of_its_derived_values() {
     let played = played("s02_s06_update.yaml", 1).await;
     let status = played.engine.status("/prefixB/base-value2");
-    assert_eq!(
-        (status.state, status.last_operation),
-        (ValueState::Configured, Operation::Create)
-    );
+    assert_eq!((status.state, status.last_operation), (ValueState::Configured, Operation::Create));
     let states: Vec<_> = status.derived.iter().map(|one| one.state).collect();
     assert_eq!(states, [ValueState::Configured, ValueState::Pending]);
     assert_eq!(status.derived[1].details, ["/prefixA/base-value1/item1"]);
@@ -69,11 +60,7 @@ async fn s5_history_is_found_by_the_time_a_transaction_began() {
 #[tokio::test]
 async fn s7_flag_stats_count_revisions() {
     let count = |engine: &Engine, flag: &str, prefix: &str| {
-        let prefixes = if prefix.is_empty() {
-            vec![]
-        } else {
-            vec![prefix.to_owned()]
-        };
+        let prefixes = if prefix.is_empty() { vec![] } else { vec![prefix.to_owned()] };
         engine.flag_stats(flag, &prefixes).unwrap()
     };
     let first = played("s02_s06_update.yaml", 1).await;
@@ -89,14 +76,8 @@ async fn s7_flag_stats_count_revisions() {
     let second = played("s02_s06_update.yaml", 2).await;
     assert_eq!(count(&second.engine, "last-update", "").total, 13);
     assert_eq!(count(&second.engine, "derived", "").total, 8);
-    assert_eq!(
-        count(&second.engine, "value-state", "").per_value["CONFIGURED"],
-        12
-    );
-    let per: Vec<_> = count(&second.engine, "descriptor", "")
-        .per_value
-        .into_values()
-        .collect();
+    assert_eq!(count(&second.engine, "value-state", "").per_value["CONFIGURED"], 12);
+    let per: Vec<_> = count(&second.engine, "descriptor", "").per_value.into_values().collect();
     assert_eq!(per, [4, 4, 5]);
     assert_eq!(count(&second.engine, "last-update", "/prefixC/").total, 5);
     assert!(second.engine.flag_stats("colour", &[]).is_err());
@@ -123,18 +104,10 @@ async fn s28_s30_views_of_what_waits_and_of_what_the_south_made() {
     let cached = engine.dump("d1", View::Cached).await.unwrap();
     assert_eq!(cached.len(), 1);
     assert_eq!(cached[0].origin, Origin::South);
-    assert_eq!(
-        cached[0].metadata.as_ref().map(|metadata| metadata.json()),
-        Some(10.into())
-    );
+    assert_eq!(cached[0].metadata.as_ref().map(|metadata| metadata.json()), Some(10.into()));
     assert!(engine.dump("d1", View::NB).await.unwrap().is_empty());
     let error = engine.dump("d1", View::SB).await.unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .ends_with("does not support Retrieve operation"),
-        "{error}"
-    );
+    assert!(error.to_string().ends_with("does not support Retrieve operation"), "{error}");
     played.stop().await;
 }
 
@@ -143,14 +116,8 @@ async fn s10_a_watcher_hears_the_outcome_of_a_revert_once() {
     let played = played("s08_s09_revert.yaml", 1).await;
     let mut watch = played.engine.watch(16, |key| key.starts_with("/prefixA/"));
     let transaction = mainstay_graph::Transaction::new()
-        .set(
-            "/prefixA/base-value1",
-            serde_json::json!({"items": ["item1"]}),
-        )
-        .set(
-            "/prefixC/base-value3",
-            serde_json::json!({"items": ["item1"]}),
-        );
+        .set("/prefixA/base-value1", serde_json::json!({"items": ["item1"]}))
+        .set("/prefixC/base-value3", serde_json::json!({"items": ["item1"]}));
     let record = played.engine.apply(transaction).await.unwrap();
     assert!(record.reverted);
     assert_eq!(record.errors.len(), 1);
@@ -158,19 +125,10 @@ async fn s10_a_watcher_hears_the_outcome_of_a_revert_once() {
         (record.errors[0].op, record.errors[0].error.as_str()),
         (Operation::Update, "failed to update")
     );
-    let Some(WatchEvent::Status(status)) = watch.try_next() else {
-        panic!("nothing was heard")
-    };
+    let Some(WatchEvent::Status(status)) = watch.try_next() else { panic!("nothing was heard") };
+    assert_eq!((status.state, status.last_operation), (ValueState::Configured, Operation::Update));
     assert_eq!(
-        (status.state, status.last_operation),
-        (ValueState::Configured, Operation::Update)
-    );
-    assert_eq!(
-        status
-            .derived
-            .iter()
-            .map(|one| one.key.clone())
-            .collect::<Vec<_>>(),
+        status.derived.iter().map(|one| one.key.clone()).collect::<Vec<_>>(),
         [Key::from("/prefixA/base-value1/item2")]
     );
     assert_eq!(watch.try_next(), None);
@@ -181,17 +139,10 @@ async fn s10_a_watcher_hears_the_outcome_of_a_revert_once() {
 async fn s22_a_resync_lists_what_the_south_made_and_leaves_it_alone() {
     let played = played("s22_resync_obtained.yaml", 1).await;
     let record = played.engine.transaction(0).unwrap();
-    let values: Vec<_> = record
-        .values
-        .iter()
-        .map(|one| (one.key.as_str(), one.origin))
-        .collect();
+    let values: Vec<_> = record.values.iter().map(|one| (one.key.as_str(), one.origin)).collect();
     assert_eq!(
         values,
-        [
-            ("/prefixA/base-value1", Origin::South),
-            ("/prefixA/base-value2", Origin::North)
-        ]
+        [("/prefixA/base-value1", Origin::South), ("/prefixA/base-value2", Origin::North)]
     );
     assert_eq!(played.engine.dump("d1", View::NB).await.unwrap().len(), 1);
     played.stop().await;
@@ -214,10 +165,7 @@ async fn the_log_shows_arguments_plan_and_execution() {
         "  * executed operations (",
         "x #1 ",
     ] {
-        assert!(
-            text.lines().any(|found| found.starts_with(line)),
-            "{line} is not in\n{text}"
-        );
+        assert!(text.lines().any(|found| found.starts_with(line)), "{line} is not in\n{text}");
     }
     assert!(
         text.lines()

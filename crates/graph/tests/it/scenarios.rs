@@ -6,10 +6,8 @@ use mainstay_graph::scenario::{parse, play};
 #[tokio::test]
 async fn every_scenario_comes_out_as_it_says() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scenarios");
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|file| file.unwrap().path())
-        .collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
     files.sort();
     assert!(files.len() > 15, "the scenarios are missing");
     let mut problems = String::new();
@@ -19,9 +17,7 @@ async fn every_scenario_comes_out_as_it_says() {
         for parallel in [1, 8] {
             let mut scenario = parse(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
             scenario.parallel.get_or_insert(parallel);
-            let played = play(&scenario)
-                .await
-                .unwrap_or_else(|error| panic!("{name}: {error}"));
+            let played = play(&scenario).await.unwrap_or_else(|error| panic!("{name}: {error}"));
             for difference in &played.report.differences {
                 problems += &format!("{name} (parallel {parallel}): {difference}\n");
             }

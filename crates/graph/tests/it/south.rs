@@ -22,17 +22,11 @@ pub(crate) struct Thing {
 
 impl Thing {
     pub(crate) fn new(number: u32) -> Self {
-        Self {
-            number,
-            ..Self::default()
-        }
+        Self { number, ..Self::default() }
     }
 
     pub(crate) fn needing(number: u32, needs: &[&str]) -> Self {
-        Self {
-            needs: needs.iter().map(|key| (*key).to_owned()).collect(),
-            ..Self::new(number)
-        }
+        Self { needs: needs.iter().map(|key| (*key).to_owned()).collect(), ..Self::new(number) }
     }
 }
 
@@ -79,11 +73,7 @@ impl South {
             inside.count += 1;
             inside.running.insert(key.to_string());
             inside.most_running = inside.most_running.max(inside.running.len());
-            (
-                inside.held.get(key.as_str()).cloned(),
-                inside.yields,
-                inside.count,
-            )
+            (inside.held.get(key.as_str()).cloned(), inside.yields, inside.count)
         });
         if let Some(held) = held {
             held.notified().await;
@@ -101,14 +91,10 @@ impl South {
             if failing != Some(false) {
                 match new {
                     Some(new) => {
-                        let missing = new
-                            .needs
-                            .iter()
-                            .find(|need| !inside.values.contains_key(*need));
+                        let missing =
+                            new.needs.iter().find(|need| !inside.values.contains_key(*need));
                         if let Some(need) = missing.filter(|_| op == "create") {
-                            inside
-                                .offences
-                                .push(format!("{key} was created before {need}"));
+                            inside.offences.push(format!("{key} was created before {need}"));
                         }
                         inside.values.insert(key.to_string(), new.clone());
                         if derived {
@@ -119,11 +105,7 @@ impl South {
                         inside.values.remove(key.as_str());
                         let name = key.to_string();
                         // Among very many it would take too long to look.
-                        let looked_at = if inside.values.len() < 1_000 {
-                            usize::MAX
-                        } else {
-                            0
-                        };
+                        let looked_at = if inside.values.len() < 1_000 { usize::MAX } else { 0 };
                         let mut others = inside.values.iter().take(looked_at);
                         let left = others.find(|(_, one)| one.needs.contains(&name));
                         if let Some((left, _)) = left {
@@ -180,9 +162,7 @@ impl Descriptor for Things {
         key: &Key,
         value: &Thing,
     ) -> Result<u32, OperationError> {
-        self.0
-            .does("create", key, Some(value), context.base().is_some())
-            .await?;
+        self.0.does("create", key, Some(value), context.base().is_some()).await?;
         Ok(value.number)
     }
 
@@ -194,9 +174,7 @@ impl Descriptor for Things {
         new: &Thing,
         _: Option<&u32>,
     ) -> Result<Option<u32>, OperationError> {
-        self.0
-            .does("update", key, Some(new), context.base().is_some())
-            .await?;
+        self.0.does("update", key, Some(new), context.base().is_some()).await?;
         Ok(None)
     }
 
@@ -216,10 +194,7 @@ impl Descriptor for Things {
         _: &[Known<'_, Thing, u32>],
     ) -> Result<Vec<Retrieved<Thing, u32>>, OperationError> {
         Ok(self.0.with(|inside| {
-            let base = inside
-                .values
-                .iter()
-                .filter(|(key, _)| !inside.derived.contains(*key));
+            let base = inside.values.iter().filter(|(key, _)| !inside.derived.contains(*key));
             base.map(|(key, value)| Retrieved {
                 key: Key::from(key.as_str()),
                 value: value.clone(),
@@ -237,22 +212,14 @@ impl Descriptor for Things {
 
     fn derived(&self, key: &Key, value: &Thing) -> Vec<Derived> {
         let part = |(name, needs): (&String, &Vec<String>)| {
-            let part = Thing {
-                number: value.number,
-                needs: needs.clone(),
-                parts: BTreeMap::new(),
-            };
+            let part = Thing { number: value.number, needs: needs.clone(), parts: BTreeMap::new() };
             Derived::new(format!("{key}/{name}"), part)
         };
         value.parts.iter().map(part).collect()
     }
 
     fn dependencies(&self, _: &Key, value: &Thing) -> Vec<Dependency> {
-        value
-            .needs
-            .iter()
-            .map(|key| Dependency::on(key.as_str()))
-            .collect()
+        value.needs.iter().map(|key| Dependency::on(key.as_str())).collect()
     }
 }
 
@@ -270,18 +237,11 @@ impl Running {
     }
 
     pub(crate) fn over(south: South, options: Options) -> Self {
-        let builder = Builder::new(options)
-            .register(Things(south.clone()))
-            .unwrap();
+        let builder = Builder::new(options).register(Things(south.clone())).unwrap();
         let (engine, service) = builder.build().unwrap();
         let stop = CancellationToken::new();
         let worker = tokio::spawn(service.run(stop.clone()));
-        Self {
-            engine,
-            south,
-            stop,
-            worker,
-        }
+        Self { engine, south, stop, worker }
     }
 
     pub(crate) async fn stop(self) {

@@ -41,34 +41,16 @@ async fn a_plan_does_nothing_and_says_what_a_commit_would_do() {
     assert_eq!(running.engine.states(), before);
     assert_eq!(running.south.with(|south| south.calls.len()), 1);
     let done = running.engine.commit(change).await.unwrap();
-    assert_eq!(
-        done.executed
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>(),
-        plan
-    );
-    assert!(
-        running
-            .engine
-            .plan(Transaction::downstream_resync())
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    assert_eq!(done.executed.iter().map(ToString::to_string).collect::<Vec<_>>(), plan);
+    assert!(running.engine.plan(Transaction::downstream_resync()).await.unwrap().is_empty());
     running.stop().await;
 }
 
 #[tokio::test]
 async fn the_queue_is_bounded_and_a_barrier_waits_for_all_of_it() {
-    let running = Running::start(Options {
-        queue: 2,
-        ..Options::default()
-    });
+    let running = Running::start(Options { queue: 2, ..Options::default() });
     let gate = Arc::new(Notify::new());
-    running
-        .south
-        .with(|south| south.held.insert("thing/slow".into(), Arc::clone(&gate)));
+    running.south.with(|south| south.held.insert("thing/slow".into(), Arc::clone(&gate)));
     running.engine.submit(set("thing/slow", 1)).unwrap();
     let south = running.south.clone();
     until(|| south.with(|south| !south.running.is_empty())).await;
@@ -77,44 +59,27 @@ async fn the_queue_is_bounded_and_a_barrier_waits_for_all_of_it() {
         .notify(Notification::new().set("thing/seen", Value::new(Thing::new(3)), None))
         .unwrap();
     running.engine.submit(set("thing/b", 1)).unwrap();
-    assert!(matches!(
-        running.engine.submit(set("thing/c", 1)),
-        Err(Error::QueueFull)
-    ));
-    assert!(matches!(
-        running.engine.notify(Notification::new()),
-        Err(Error::QueueFull)
-    ));
+    assert!(matches!(running.engine.submit(set("thing/c", 1)), Err(Error::QueueFull)));
+    assert!(matches!(running.engine.notify(Notification::new()), Err(Error::QueueFull)));
     assert_eq!(running.engine.stats().dropped, 2);
     let engine = running.engine.clone();
     let barrier = tokio::spawn(async move { engine.barrier().await });
     gate.notify_one();
     barrier.await.unwrap().unwrap();
-    assert_eq!(
-        running.engine.status("thing/seen").state,
-        ValueState::Obtained
-    );
-    assert_eq!(
-        running.engine.status("thing/b").state,
-        ValueState::Configured
-    );
+    assert_eq!(running.engine.status("thing/seen").state, ValueState::Obtained);
+    assert_eq!(running.engine.status("thing/b").state, ValueState::Configured);
     running.stop().await;
 }
 
 #[tokio::test]
 async fn a_commit_can_wait_until_everything_is_configured() {
     let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
-    let running = Running::start(Options {
-        clock: Arc::new(clock.clone()),
-        ..Options::default()
-    });
+    let running = Running::start(Options { clock: Arc::new(clock.clone()), ..Options::default() });
     let waiting = Transaction::new().set_typed("thing/b", Thing::needing(2, &["thing/a"]));
     let engine = running.engine.clone();
     let patient = waiting.clone();
     let commit = tokio::spawn(async move {
-        engine
-            .commit_until_configured(patient, Duration::from_secs(60))
-            .await
+        engine.commit_until_configured(patient, Duration::from_secs(60)).await
     });
     let engine = running.engine.clone();
     until(|| engine.status("thing/b").state == ValueState::Pending).await;
@@ -124,9 +89,7 @@ async fn a_commit_can_wait_until_everything_is_configured() {
     let impatient = Transaction::new().set_typed("thing/d", Thing::needing(2, &["thing/c"]));
     let engine = running.engine.clone();
     let commit = tokio::spawn(async move {
-        engine
-            .commit_until_configured(impatient, Duration::from_secs(1))
-            .await
+        engine.commit_until_configured(impatient, Duration::from_secs(1)).await
     });
     let engine = running.engine.clone();
     until(|| engine.status("thing/d").state == ValueState::Pending).await;
@@ -140,11 +103,7 @@ async fn a_watcher_that_falls_behind_is_told_so() {
     let running = Running::start(Options::default());
     let mut watch = running.engine.watch(2, |_| true);
     for number in 0..5 {
-        running
-            .engine
-            .commit(set(&format!("thing/{number}"), number))
-            .await
-            .unwrap();
+        running.engine.commit(set(&format!("thing/{number}"), number)).await.unwrap();
     }
     for expected in ["thing/0", "thing/1"] {
         let Some(WatchEvent::Status(status)) = watch.try_next() else {
@@ -163,14 +122,9 @@ async fn a_watcher_that_falls_behind_is_told_so() {
 
 #[tokio::test]
 async fn a_long_operation_does_not_hold_up_independent_ones() {
-    let running = Running::start(Options {
-        parallel: 4,
-        ..Options::default()
-    });
+    let running = Running::start(Options { parallel: 4, ..Options::default() });
     let gate = Arc::new(Notify::new());
-    running
-        .south
-        .with(|south| south.held.insert("thing/a".into(), Arc::clone(&gate)));
+    running.south.with(|south| south.held.insert("thing/a".into(), Arc::clone(&gate)));
     let transaction = Transaction::new()
         .set_typed("thing/a", Thing::new(1))
         .set_typed("thing/b", Thing::needing(2, &["thing/a"]))
@@ -187,29 +141,21 @@ async fn a_long_operation_does_not_hold_up_independent_ones() {
     gate.notify_one();
     let record = commit.await.unwrap().unwrap();
     let keys: Vec<_> = record.executed.iter().map(|one| one.key.as_str()).collect();
-    assert_eq!(
-        keys,
-        ["thing/a", "thing/b", "thing/c", "thing/d"],
-        "the record is in order"
-    );
+    assert_eq!(keys, ["thing/a", "thing/b", "thing/c", "thing/d"], "the record is in order");
     assert!(south.with(|south| south.offences.is_empty()));
     running.stop().await;
 }
 
 #[tokio::test]
 async fn what_ran_ahead_of_a_failure_is_taken_back() {
-    let running = Running::start(Options {
-        parallel: 4,
-        ..Options::default()
-    });
+    let running = Running::start(Options { parallel: 4, ..Options::default() });
     let gate = Arc::new(Notify::new());
     running.south.with(|south| {
         south.held.insert("thing/a".into(), Arc::clone(&gate));
         south.fail.insert(1, false);
     });
-    let transaction = Transaction::new()
-        .set_typed("thing/a", Thing::new(1))
-        .set_typed("thing/b", Thing::new(2));
+    let transaction =
+        Transaction::new().set_typed("thing/a", Thing::new(1)).set_typed("thing/b", Thing::new(2));
     let engine = running.engine.clone();
     let commit = tokio::spawn(async move { engine.apply(transaction).await });
     let south = running.south.clone();
@@ -219,26 +165,15 @@ async fn what_ran_ahead_of_a_failure_is_taken_back() {
     assert!(record.reverted);
     assert!(south.values().is_empty());
     assert!(running.engine.states().is_empty());
-    assert!(
-        running
-            .engine
-            .indexes()
-            .lookup("thing-numbers", "b")
-            .is_none()
-    );
+    assert!(running.engine.indexes().lookup("thing-numbers", "b").is_none());
     running.stop().await;
 }
 
 #[tokio::test]
 async fn an_operation_that_takes_too_long_is_given_up() {
     let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
-    let running = Running::start(Options {
-        clock: Arc::new(clock.clone()),
-        ..Options::default()
-    });
-    running
-        .south
-        .with(|south| south.held.insert("thing/a".into(), Arc::new(Notify::new())));
+    let running = Running::start(Options { clock: Arc::new(clock.clone()), ..Options::default() });
+    running.south.with(|south| south.held.insert("thing/a".into(), Arc::new(Notify::new())));
     let engine = running.engine.clone();
     let transaction = set("thing/a", 1).operation_timeout(Duration::from_secs(5));
     let commit = tokio::spawn(async move { engine.apply(transaction).await });
@@ -252,42 +187,20 @@ async fn an_operation_that_takes_too_long_is_given_up() {
 
 #[tokio::test]
 async fn history_is_bounded_by_count_and_bytes() {
-    let history = Limits {
-        transactions: 3,
-        ..Limits::default()
-    };
-    let running = Running::start(Options {
-        history,
-        ..Options::default()
-    });
+    let history = Limits { transactions: 3, ..Limits::default() };
+    let running = Running::start(Options { history, ..Options::default() });
     for number in 0..10 {
-        running
-            .engine
-            .commit(set("thing/a", number * 10))
-            .await
-            .unwrap();
+        running.engine.commit(set("thing/a", number * 10)).await.unwrap();
     }
-    let seqs: Vec<_> = running
-        .engine
-        .history(None, None)
-        .iter()
-        .map(|one| one.seq)
-        .collect();
+    let seqs: Vec<_> = running.engine.history(None, None).iter().map(|one| one.seq).collect();
     assert_eq!(seqs, [7, 8, 9]);
     running.stop().await;
     let running = Running::start(Options {
-        history: Limits {
-            bytes: 4_000,
-            ..Limits::default()
-        },
+        history: Limits { bytes: 4_000, ..Limits::default() },
         ..Options::default()
     });
     for number in 0..50 {
-        running
-            .engine
-            .commit(set("thing/a", number * 10))
-            .await
-            .unwrap();
+        running.engine.commit(set("thing/a", number * 10)).await.unwrap();
     }
     assert!(running.engine.history(None, None).len() < 10);
     running.stop().await;
@@ -296,10 +209,7 @@ async fn history_is_bounded_by_count_and_bytes() {
 #[tokio::test]
 async fn timeline_snapshot_and_roll_back_go_to_any_moment() {
     let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
-    let running = Running::start(Options {
-        clock: Arc::new(clock.clone()),
-        ..Options::default()
-    });
+    let running = Running::start(Options { clock: Arc::new(clock.clone()), ..Options::default() });
     let engine = &running.engine;
     for change in [
         set("thing/a", 1).set_typed("thing/b", Thing::new(2)),
@@ -318,21 +228,14 @@ async fn timeline_snapshot_and_roll_back_go_to_any_moment() {
     let second = engine.transaction(1).unwrap();
     assert_eq!(engine.timeline("thing/a", Some(second.stop)).len(), 1);
     assert_eq!(engine.snapshot(second.stop).len(), 2);
-    assert!(
-        engine
-            .snapshot("2025-12-31T00:00:00Z".parse().unwrap())
-            .is_empty()
-    );
+    assert!(engine.snapshot("2025-12-31T00:00:00Z".parse().unwrap()).is_empty());
     assert_eq!(engine.snapshot(engine.now()).len(), 1);
     clock.advance(Duration::from_secs(10));
     engine.roll_back_to(1).await.unwrap();
     assert_eq!(running.south.values()["thing/a"].number, 3);
     engine.roll_back_to(0).await.unwrap();
     assert_eq!(running.south.values()["thing/a"].number, 1);
-    assert!(matches!(
-        engine.roll_back_to(77).await,
-        Err(Error::Unknown(_))
-    ));
+    assert!(matches!(engine.roll_back_to(77).await, Err(Error::Unknown(_))));
     running.stop().await;
 }
 
@@ -340,11 +243,7 @@ async fn timeline_snapshot_and_roll_back_go_to_any_moment() {
 async fn user_labels_are_kept_and_shown() {
     let running = Running::start(Options::default());
     let labels = [("team".to_owned(), "storage".to_owned())].into();
-    running
-        .engine
-        .commit(set("thing/a", 1).labels("thing/a", labels))
-        .await
-        .unwrap();
+    running.engine.commit(set("thing/a", 1).labels("thing/a", labels)).await.unwrap();
     assert_eq!(running.engine.status("thing/a").labels["team"], "storage");
     running.stop().await;
 }
@@ -360,11 +259,7 @@ async fn a_value_of_the_wrong_shape_is_invalid_and_says_why() {
     assert_eq!(status.state, ValueState::Invalid);
     assert!(status.error.unwrap().contains("not a value of thing"));
     let right = serde_json::json!({"number": 1, "needs": [], "parts": {}});
-    running
-        .engine
-        .commit(Transaction::new().set("thing/a", right))
-        .await
-        .unwrap();
+    running.engine.commit(Transaction::new().set("thing/a", right)).await.unwrap();
     assert_eq!(running.south.values()["thing/a"], Thing::new(1));
     running.stop().await;
 }
@@ -372,25 +267,15 @@ async fn a_value_of_the_wrong_shape_is_invalid_and_says_why() {
 #[tokio::test]
 async fn a_chain_of_a_hundred_thousand_is_created_and_deleted() {
     let size = 100_000_u32;
-    let running = Running::start(Options {
-        history: Limits::off(),
-        ..Options::default()
-    });
+    let running = Running::start(Options { history: Limits::off(), ..Options::default() });
     let chain = (1..size).fold(Transaction::new(), |transaction, number| {
         let before = format!("thing/{:06}", number - 1);
-        transaction.set_typed(
-            format!("thing/{number:06}"),
-            Thing::needing(number, &[&before]),
-        )
+        transaction.set_typed(format!("thing/{number:06}"), Thing::needing(number, &[&before]))
     });
     running.engine.commit(chain).await.unwrap();
     let record = running.engine.commit(set("thing/000000", 0)).await.unwrap();
     assert_eq!(record.executed.len(), size as usize);
-    let record = running
-        .engine
-        .commit(Transaction::new().delete("thing/000000"))
-        .await
-        .unwrap();
+    let record = running.engine.commit(Transaction::new().delete("thing/000000")).await.unwrap();
     assert_eq!(record.executed.len(), size as usize);
     assert!(running.south.values().is_empty());
     running.stop().await;
@@ -401,10 +286,7 @@ async fn everything_that_waits_is_refused_when_the_engine_stops() {
     let running = Running::start(Options::default());
     let engine = running.engine.clone();
     running.stop().await;
-    assert!(matches!(
-        engine.commit(set("thing/a", 1)).await,
-        Err(Error::Stopped)
-    ));
+    assert!(matches!(engine.commit(set("thing/a", 1)).await, Err(Error::Stopped)));
     assert!(matches!(engine.barrier().await, Err(Error::Stopped)));
 }
 
@@ -412,17 +294,10 @@ async fn everything_that_waits_is_refused_when_the_engine_stops() {
 async fn retry_options_are_for_the_transaction_that_gave_them() {
     let running = Running::start(Options::default());
     running.south.with(|south| south.fail.insert(1, false));
-    let retried = set("thing/a", 1).retry(Retry {
-        period: Duration::from_millis(1),
-        max: 1,
-        backoff: false,
-    });
+    let retried =
+        set("thing/a", 1).retry(Retry { period: Duration::from_millis(1), max: 1, backoff: false });
     let mut watch = running.engine.watch(8, |_| true);
-    running
-        .engine
-        .apply(retried.on_failure(OnFailure::BestEffort))
-        .await
-        .unwrap();
+    running.engine.apply(retried.on_failure(OnFailure::BestEffort)).await.unwrap();
     let mut states = KeySet::new();
     while !states.contains(&ValueState::Configured) {
         if let Some(WatchEvent::Status(status)) = watch.next().await {
