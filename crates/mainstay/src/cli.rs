@@ -5,9 +5,12 @@ use clap::{Args, Parser, Subcommand};
 use crate::bench::Bench;
 use crate::command::apply::Apply;
 use crate::command::backup::Backup;
+use crate::command::capacity::Capacity;
 use crate::command::delete::Delete;
 use crate::command::describe::Describe;
+use crate::command::explain::Explain;
 use crate::command::get::Get;
+use crate::command::plan::Plan;
 use crate::command::restore::Restore;
 use crate::command::serve::Serve;
 use crate::command::store::Store;
@@ -45,6 +48,9 @@ pub(crate) enum Command {
     Delete(Box<Delete>),
     Wait(Box<Wait>),
     Watch(Box<Watch>),
+    Plan(Box<Plan>),
+    Explain(Box<Explain>),
+    Capacity(Box<Capacity>),
     Token(Box<Token>),
     Backup(Box<Backup>),
     Restore(Box<Restore>),

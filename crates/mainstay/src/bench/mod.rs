@@ -5,6 +5,7 @@
 
 mod api;
 mod load;
+mod placement;
 mod report;
 mod server;
 
@@ -42,12 +43,14 @@ pub(crate) struct Bench {
 #[derive(Debug, Subcommand)]
 enum What {
     Api(Box<api::Api>),
+    Placement(Box<placement::Placement>),
 }
 
 impl Bench {
     pub(crate) async fn run(&self) -> Result<u8, CommandError> {
         match &self.what {
             What::Api(api) => api.run().await,
+            What::Placement(placement) => placement.run().await,
         }
     }
 }

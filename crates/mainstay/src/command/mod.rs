@@ -2,9 +2,12 @@
 
 pub(crate) mod apply;
 pub(crate) mod backup;
+pub(crate) mod capacity;
 pub(crate) mod delete;
 pub(crate) mod describe;
+pub(crate) mod explain;
 pub(crate) mod get;
+pub(crate) mod plan;
 pub(crate) mod reference;
 pub(crate) mod restore;
 pub(crate) mod serve;
@@ -14,3 +17,4 @@ pub(crate) mod up;
 pub(crate) mod version;
 pub(crate) mod wait;
 pub(crate) mod watch;
+pub(crate) mod world;

@@ -11,6 +11,8 @@ use clap::Args;
 use mainstay_server::clock::SystemClock;
 use mainstay_server::registry::{Registry, builtin};
 use mainstay_server::{Location, Options, Running, Server};
+use mainstay_volumes::controller::{self, Volumes};
+use mainstay_volumes::extender::{Client, Ledger};
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -25,7 +27,7 @@ pub(crate) const DEFAULT_LISTEN: SocketAddr =
 pub(crate) const READY: &str = "mainstay is ready at";
 
 /// The parts a server can be restricted to with `--only`.
-const PARTS: [&str; 1] = ["api"];
+const PARTS: [&str; 2] = ["api", "volumes"];
 
 /// Run a server
 #[derive(Debug, Args)]
@@ -57,11 +59,11 @@ pub(crate) struct Serve {
     /// Where the catalog of the rule engine is kept. No part of this version has a catalog yet
     #[arg(long, value_name = "URL", env = "MAINSTAY_CATALOG")]
     catalog: Option<String>,
-    /// Run only these parts [possible: api]
+    /// Run only these parts [possible: api, volumes]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     only: Option<Vec<String>>,
-    /// An outside scheduler extender. No part of this version asks one yet
-    #[arg(long, value_name = "URL")]
+    /// Ask this scheduler extender about capacity (http://HOST:PORT) instead of the own ledger
+    #[arg(long, value_name = "URL", env = "SCHEDULER_EXTENDER_URL")]
     extender_url: Option<String>,
     /// Workers that move files. No part of this version moves files yet
     #[arg(long, value_name = "N")]
@@ -146,11 +148,16 @@ impl Serve {
             Some(path) => File::read(path)?,
             None => File::default(),
         };
+        let only = self.only.as_ref().or(file.only.as_ref());
+        let parts = Parts {
+            volumes: only.is_none_or(|only| only.iter().any(|part| part == "volumes")),
+            extender_url: self.extender_url.clone().or_else(|| file.extender_url.clone()),
+        };
         let options = self.options(file)?;
-        let running = Server::start(options).await?;
+        let (running, engines) = start(options, parts).await?;
         let (url, kubeconfig) = (running.url(), running.kubeconfig().display());
         anstream::eprintln!("{READY} {url} (kubeconfig: {kubeconfig})");
-        until_told(running).await
+        until_told(running, engines).await
     }
 
     fn options(&self, file: File) -> Result<Options, Error> {
@@ -161,7 +168,6 @@ impl Serve {
         check_parts(self.only.as_deref().or(file.only.as_deref()))?;
         let unused = [
             ("--catalog", self.catalog.is_some() || file.catalog.is_some()),
-            ("--extender-url", self.extender_url.is_some() || file.extender_url.is_some()),
             (
                 "--transfer-workers",
                 self.transfer_workers.is_some() || file.transfer_workers.is_some(),
@@ -195,7 +201,8 @@ impl Serve {
 
 /// A server of all kinds there are, with nothing else out of the ordinary.
 pub(crate) fn options(listen: SocketAddr, data_dir: PathBuf) -> Result<Options, Error> {
-    let registry = Registry::new(builtin()).map_err(|error| Error::negative(error.to_string()))?;
+    let kinds = builtin().into_iter().chain(mainstay_volumes::kinds());
+    let registry = Registry::new(kinds).map_err(|error| Error::negative(error.to_string()))?;
     Ok(Options::new(listen, data_dir, Arc::new(registry), SystemClock::new()))
 }
 
@@ -222,8 +229,65 @@ fn check_parts(only: Option<&[String]>) -> Result<(), Error> {
     Ok(())
 }
 
+/// Which engines run beside the API.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    volumes: bool,
+    extender_url: Option<String>,
+}
+
+impl Parts {
+    /// All of them, with nothing from outside.
+    pub(crate) fn all() -> Self {
+        Self { volumes: true, extender_url: None }
+    }
+}
+
+/// The engines of a running server.
+#[derive(Debug)]
+pub(crate) struct Engines {
+    volumes: Option<Volumes>,
+}
+
+impl Engines {
+    async fn shut_down(&self) {
+        if let Some(volumes) = &self.volumes {
+            volumes.shutdown().await;
+        }
+    }
+}
+
+/// Starts a server and its engines. The extender's routes answer once the ledger is there.
+pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running, Engines), Error> {
+    let extender = match &parts.extender_url {
+        None => None,
+        Some(url) => Some(
+            Client::new(url, options.clock.clone())
+                .map_err(|error| Error::usage(format!("--extender-url: {error}")))?,
+        ),
+    };
+    let ledger = Arc::new(std::sync::OnceLock::new());
+    if parts.volumes {
+        let routes = options.routes.take().unwrap_or_default();
+        options.routes = Some(routes.merge(mainstay_volumes::extender::router(ledger.clone())));
+    }
+    let running = Server::start(options).await?;
+    let mut engines = Engines { volumes: None };
+    if parts.volumes {
+        let resources = running.resources();
+        let address = running.local_addr().to_string();
+        let settings = controller::Options { extender, ..controller::Options::of_run(&address) };
+        let volumes = Volumes::start(resources, settings, running.election()).await;
+        let volumes = volumes.map_err(|error| Error::negative(error.to_string()))?;
+        // The slot is empty: this is the only place that fills it.
+        let _ = ledger.set(Ledger::new(volumes.reserve().clone(), resources.clone()));
+        engines.volumes = Some(volumes);
+    }
+    Ok((running, engines))
+}
+
 /// Serves until SIGINT or SIGTERM, then ends in order; a second signal ends at once.
-pub(crate) async fn until_told(running: Running) -> Result<u8, Error> {
+pub(crate) async fn until_told(running: Running, engines: Engines) -> Result<u8, Error> {
     let failed = || Error::io("cannot listen for signals");
     let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
@@ -240,9 +304,13 @@ pub(crate) async fn until_told(running: Running) -> Result<u8, Error> {
         () = told() => {}
     }
     anstream::eprintln!("ending …");
-    handle.shut_down();
+    let all = async {
+        engines.shut_down().await;
+        handle.shut_down();
+        ended.await;
+    };
     tokio::select! {
-        () = &mut ended => Ok(0),
+        () = all => Ok(0),
         () = told() => Err(Error::negative("ended at once, without waiting for what was under way")),
     }
 }
@@ -272,7 +340,8 @@ mod tests {
     #[test]
     fn parts_that_are_not_there_are_refused() {
         assert!(check_parts(Some(&["api".to_owned()])).is_ok());
-        assert!(check_parts(Some(&["volumes".to_owned()])).is_err());
+        assert!(check_parts(Some(&["volumes".to_owned()])).is_ok());
+        assert!(check_parts(Some(&["everything".to_owned()])).is_err());
         assert!(check_parts(None).is_ok());
     }
 }

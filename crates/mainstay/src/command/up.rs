@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use mainstay_server::Server;
 
-use super::serve::{DEFAULT_LISTEN, Log, READY, options, until_told};
+use super::serve::{DEFAULT_LISTEN, Log, Parts, READY, options, start, until_told};
 use crate::error::Error;
 use crate::{output, paths};
 
@@ -37,10 +36,10 @@ impl Up {
             Some(listen) => listen,
             None => free(DEFAULT_LISTEN),
         };
-        let running = Server::start(options(listen, data_dir)?).await?;
+        let (running, engines) = start(options(listen, data_dir)?, Parts::all()).await?;
         anstream::eprintln!("\x1b[1m{READY} {}\x1b[0m", running.url());
         output::print(&welcome(running.kubeconfig(), on_path("kubectl"), &own_name()))?;
-        let ended = until_told(running).await;
+        let ended = until_told(running, engines).await;
         anstream::eprintln!(
             "Mainstay has ended; `mainstay up` starts it again with everything it knew."
         );
