@@ -12,6 +12,7 @@ mod committer;
 mod disk;
 
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -116,6 +117,7 @@ impl SqliteStore {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, OpenError> {
         let lock = lock(path)?;
+        make_private(path)?;
         let (disk, loaded) = disk::open(path)?;
         let cache = Arc::new(Cache::new(loaded.state, retention));
         let (jobs, queue) = mpsc::channel(QUEUE);
@@ -143,6 +145,13 @@ impl SqliteStore {
             Err(mpsc::error::TrySendError::Closed(_)) => Err(Error::Closed),
         }
     }
+}
+
+/// Makes the file, if it is not there, for its owner alone: it holds the key of the certificate
+/// authority. SQLite gives the files beside it the same mode.
+fn make_private(path: &Path) -> Result<(), OpenError> {
+    let made = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
+    made.map(drop).map_err(|source| OpenError::Io { path: path.into(), source })
 }
 
 /// Keeps a second process away from the file for as long as the lock is held.
