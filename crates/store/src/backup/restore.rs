@@ -9,6 +9,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value};
@@ -17,13 +18,17 @@ use tokio::sync::mpsc;
 use crate::check::INTERNAL;
 use crate::object::{Body, Key, Resource, Revision};
 use crate::objects::{self, Change, Fence, Objects, Write};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Medium, Snapshot};
 
 use super::read::{self, Entry};
 use super::{Error, Summary};
 
-/// How many writes are under way at once.
-const AT_ONCE: usize = 1024;
+/// How many objects are read ahead of the store.
+const AHEAD: usize = 1024;
+/// How often a write is tried that the store may or may not have taken.
+const TRIES: u32 = 5;
+/// How long to wait before it is tried again, times the tries so far.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How far beyond the backup's revision the store is moved on: more than could have been written
 /// between the backup and the loss, so that no version anybody still holds means another change.
 const BEYOND: u64 = 1 << 30;
@@ -56,7 +61,7 @@ pub async fn restore(path: &Path, objects: Arc<dyn Objects>) -> Result<Summary, 
         return Err(Error::Changed);
     }
     let change = Change::Delete(fence.token);
-    objects.write(Write { key: fence.key, change, fence: None }).await?;
+    settle(&*objects, Write { key: fence.key, change, fence: None }).await?;
     Ok(summary)
 }
 
@@ -101,13 +106,13 @@ async fn clear(objects: &dyn Objects, fence: &Fence) -> Result<(), Error> {
         let (key, change) = (record.key().clone(), Change::Delete(record.revision()));
         Ok(Write { key, change, fence: Some(fence.clone()) })
     });
-    let write = |write| async { objects.write(write).await.map(drop) };
-    Ok(stream::iter(deletions).try_for_each_concurrent(AT_ONCE, write).await?)
+    let write = |write| settle(objects, write);
+    Ok(stream::iter(deletions).try_for_each_concurrent(at_once(objects), write).await?)
 }
 
 /// Writes every object of the file.
 async fn fill(path: PathBuf, objects: &dyn Objects, fence: &Fence) -> Result<Summary, Error> {
-    let (sender, mut entries) = mpsc::channel::<Entry>(AT_ONCE);
+    let (sender, mut entries) = mpsc::channel::<Entry>(AHEAD);
     let reading = tokio::task::spawn_blocking(move || {
         let mut reader = read::open(&path)?;
         while let Some(entry) = reader.next_entry()? {
@@ -119,14 +124,43 @@ async fn fill(path: PathBuf, objects: &dyn Objects, fence: &Fence) -> Result<Sum
         reader.finish().map(Some)
     });
     let entries = stream::poll_fn(move |context| entries.poll_recv(context)).map(Ok);
-    let write = |Entry { key, body }| async {
+    let write = |Entry { key, body }| {
         let (change, fence) = (Change::Create(body), Some(fence.clone()));
-        objects.write(Write { key, change, fence }).await.map(drop)
+        settle(objects, Write { key, change, fence })
     };
-    let written = entries.try_for_each_concurrent(AT_ONCE, write).await;
+    let written = entries.try_for_each_concurrent(at_once(objects), write).await;
     let summary = joined(reading.await);
     written?;
     summary?.ok_or(Error::Changed)
+}
+
+/// How many writes are under way at once: as many as one commit to a file takes, or as many as a
+/// cluster answers in time.
+fn at_once(objects: &dyn Objects) -> usize {
+    if matches!(objects.medium(), Medium::Etcd(_)) { 128 } else { 1024 }
+}
+
+/// Writes until the outcome is known. Nobody else writes here: what an earlier try of unknown fate
+/// seems to have done, it did.
+async fn settle(objects: &dyn Objects, write: Write) -> Result<(), objects::Error> {
+    let mut tries = 0;
+    loop {
+        let outcome = objects.write(write.clone()).await;
+        let again = tries > 0;
+        tries += 1;
+        match (outcome, &write.change) {
+            (Err(objects::Error::AlreadyExists { .. }), Change::Create(_)) if again => {
+                return Ok(());
+            }
+            (Err(objects::Error::NotFound { .. }), Change::Delete(_)) if again => return Ok(()),
+            (Err(objects::Error::Unavailable { .. } | objects::Error::Busy { .. }), _)
+                if tries < TRIES =>
+            {
+                tokio::time::sleep(PAUSE * tries).await;
+            }
+            (outcome, _) => return outcome.map(drop),
+        }
+    }
 }
 
 async fn blocking<T: Send + 'static>(

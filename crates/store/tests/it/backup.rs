@@ -334,6 +334,8 @@ struct Tiring {
 #[derive(Clone, Copy, Debug)]
 enum Then {
     Fail,
+    /// Does the write, says that it does not know, and takes one more.
+    DoAndDoubt,
     SayAndHang,
 }
 
@@ -349,6 +351,11 @@ impl Objects for Tiring {
                 return self.store.write(write).await;
             }
             match self.then {
+                Then::DoAndDoubt => {
+                    self.left.fetch_add(1, Ordering::Relaxed);
+                    self.store.write(write).await?;
+                    Err(objects::Error::Unavailable { reason: "lost".to_owned() })
+                }
                 Then::Fail => Err(objects::Error::Unavailable { reason: "tired".to_owned() }),
                 Then::SayAndHang => {
                     println!("\nhanging");
@@ -430,6 +437,19 @@ fn a_restore_that_failed_is_known_and_the_next_one_begins_anew() {
                 stage.store.close().await;
             }
         }
+    });
+}
+
+#[test]
+fn writes_of_unknown_fate_are_settled() {
+    block_on(async {
+        let file = File::new(&small().await);
+        let store = memory();
+        // The marker is made without doubt; every write after it is done, doubted and tried again.
+        let doubting = tiring(store.clone(), 1, Then::DoAndDoubt);
+        restore(&file.path(), doubting).await.unwrap();
+        assert_eq!(contents(&store.snapshot().await.unwrap()).len(), 2);
+        assert!(!unfinished(&*store).await.unwrap());
     });
 }
 
