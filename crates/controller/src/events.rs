@@ -11,10 +11,11 @@
 //!
 //! [`Recorder::run`] starts it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use jiff::Timestamp;
 use mainstay_store::builtin::{Event, EventSource, ObjectReference};
 use mainstay_store::meta::Time;
@@ -32,6 +33,9 @@ const LONGEST_MESSAGE: usize = 1024;
 
 /// How many waiting events are looked at together.
 const BATCH: usize = 256;
+
+/// How many events are written at once.
+const AT_ONCE: usize = 32;
 
 /// How often an event is tried again when the store is away.
 const TRIES: u32 = 5;
@@ -275,16 +279,29 @@ impl Writer {
                     return;
                 },
             }
-            // The same thing said many times while we were busy is one write.
-            for saying in self.note(batch.drain(..)) {
-                self.write(&saying).await;
+            // The same thing said many times while we were busy is one write, and what was said
+            // of many is written at once: a store that commits in groups takes them as one.
+            let said = self.note(batch.drain(..));
+            let due: Vec<_> =
+                said.into_iter().filter_map(|saying| Some((self.due(&saying)?, saying))).collect();
+            let this = &self;
+            let written: Vec<_> = futures_util::stream::iter(due)
+                .map(async |((unwritten, written_as), saying)| {
+                    let written = this.put(&saying, &unwritten, written_as).await;
+                    (saying, written)
+                })
+                .buffer_unordered(AT_ONCE)
+                .collect()
+                .await;
+            for (saying, written) in written {
+                self.wrote(&saying, written);
             }
         }
     }
 
     /// Adds what was said to what is known, and says which sayings are to be written.
-    fn note(&mut self, batch: impl Iterator<Item = Utterance>) -> Vec<Saying> {
-        let mut said = Vec::new();
+    fn note(&mut self, batch: impl Iterator<Item = Utterance>) -> BTreeSet<Saying> {
+        let mut said = BTreeSet::new();
         for Utterance { saying, involved, at } in batch {
             let known = self.known.use_or(&saying, Known::default);
             let unwritten = known.unwritten.get_or_insert_with(|| {
@@ -294,29 +311,31 @@ impl Writer {
             unwritten.times = unwritten.times.saturating_add(1);
             unwritten.last = at;
             unwritten.involved = involved;
-            if !said.contains(&saying) {
-                said.push(saying);
-            }
+            said.insert(saying);
         }
         said
     }
 
-    async fn write(&mut self, saying: &Saying) {
+    /// What is to be written about a saying now, and under which name it stands already.
+    fn due(&mut self, saying: &Saying) -> Option<(Unwritten, Option<String>)> {
         let now = self.resources.clock().elapsed();
         let flow = self.options.per_object;
         let bucket = self.subjects.use_or(&saying.subject, || Bucket::new(flow));
         if !bucket.take(now) {
             self.options.meter.event_dropped(&self.options.component);
-            return;
+            return None;
         }
         let known = self.known.use_or(saying, Known::default);
         let Some(unwritten) = known.unwritten.take() else {
             // So much was said at once that this was forgotten before its turn came.
             self.options.meter.event_dropped(&self.options.component);
-            return;
+            return None;
         };
-        let written_as = known.written_as.clone();
-        match self.put(saying, &unwritten, written_as).await {
+        Some((unwritten, known.written_as.clone()))
+    }
+
+    fn wrote(&mut self, saying: &Saying, written: Result<String, Error>) {
+        match written {
             Ok(name) => self.known.use_or(saying, Known::default).written_as = Some(name),
             Err(error) => {
                 let reason = &saying.reason;

@@ -467,13 +467,22 @@ impl<T: Typed> Reflector<T> {
     /// If the index was not declared: a mistake in the program, which must not look like "none".
     #[must_use]
     pub fn by_index(&self, index: &str, value: &str) -> Vec<Arc<T>> {
+        self.first_by_index(index, value, usize::MAX)
+    }
+
+    /// The same, but only the first of them.
+    ///
+    /// # Panics
+    /// As [`Reflector::by_index`].
+    #[must_use]
+    pub fn first_by_index(&self, index: &str, value: &str, most: usize) -> Vec<Arc<T>> {
         let copy = self.shared.read();
         let Some(declared) = copy.indexes.iter().find(|known| known.name == index) else {
             let collection = &self.shared.scope.resource;
             drop(copy);
             panic!("the reflector of {collection} has no index \"{index}\"");
         };
-        let keys = declared.keys.get(value).into_iter().flatten();
+        let keys = declared.keys.get(value).into_iter().flatten().take(most);
         keys.filter_map(|key| copy.objects.get(key)).map(|held| held.1.clone()).collect()
     }
 

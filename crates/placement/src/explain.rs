@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::eligible::Slot;
 use crate::pass::{
-    LVG_NOT_READY, NO_CAPACITY, NODE_MISMATCH, NODE_NOT_READY, NODE_OCCUPIED, Pass, Scores,
-    ZONE_TRANS_ZONAL, ZONE_ZONAL,
+    ALL_OR_NOTHING, LVG_NOT_READY, NO_CAPACITY, NODE_MISMATCH, NODE_NOT_READY, NODE_OCCUPIED, Pass,
+    Scores, ZONE_TRANS_ZONAL, ZONE_ZONAL,
 };
-use crate::pipeline::{Candidate, Entry, Pipeline, Record, Step};
+use crate::pipeline::{Candidate, Entry, Name, Pipeline, Record, Step};
 use crate::topology::Topology;
 
 /// What a group could offer when it was asked, in bytes.
@@ -38,7 +38,7 @@ pub struct Explanation<'v> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Points {
     /// The step that gave them.
-    pub step: &'static str,
+    pub step: Name,
     /// How many.
     pub points: i64,
 }
@@ -58,11 +58,13 @@ pub struct Explained {
     /// This one was chosen.
     pub chosen: bool,
     /// The step that excluded it.
-    pub excluded_by: Option<&'static str>,
+    pub excluded_by: Option<Name>,
     /// Its score, unless it was excluded.
     pub score: Option<i64>,
     /// How the score came about.
     pub points: Vec<Points>,
+    /// What its group could offer, if it was asked.
+    pub room: Option<Room>,
     /// Why it was excluded, in words and numbers.
     pub because: String,
     /// What would have to change for it to be considered.
@@ -71,9 +73,15 @@ pub struct Explained {
 
 impl<'v> Pass<'v> {
     /// Decides about one replica as the pass stands, and records everything. `scores` is not
-    /// asked about candidates that do not get that far, nor for TieBreakers.
+    /// asked about candidates that do not get that far, nor for TieBreakers. When all replicas are
+    /// placed or none, all are scored as this one.
     #[must_use]
     pub fn explain(&'v self, replica: usize, scores: Scores<'_>) -> Explanation<'v> {
+        if let Some(joint) = self.joint().filter(|joint| joint.members.contains(&replica)) {
+            let record = Record::default();
+            let (pipeline, chosen) = self.explain_together(joint, replica, scores, record);
+            return Explanation { pass: self, replica, pipeline, chosen };
+        }
         let pipeline = if self.volume().replicas[replica].kind.has_disk() {
             let shortlist = self.shortlist(replica, Record::default());
             self.finish(replica, shortlist, scores)
@@ -128,8 +136,9 @@ impl Explanation<'_> {
             .iter()
             .map(|entry| {
                 let mut row = self.row(entry.candidate);
+                row.room = entry.candidate.group().and_then(rooms);
                 row.score = Some(entry.score);
-                row.chosen = Some(*entry) == self.chosen;
+                row.chosen = self.chosen.is_some_and(|it| it.candidate == entry.candidate);
                 row.points = self.points(&points, entry.candidate);
                 row
             })
@@ -138,9 +147,10 @@ impl Explanation<'_> {
         excluded.sort_by_key(|(slot, step)| (std::cmp::Reverse(*step), *slot));
         explained.extend(excluded.iter().map(|(slot, step)| {
             let mut row = self.row(*slot);
-            let name = self.pipeline.steps()[*step].name;
+            row.room = slot.group().and_then(rooms);
+            let name = self.pipeline.steps()[*step].name.clone();
+            (row.because, row.change) = self.reason(*slot, &name, rooms);
             row.excluded_by = Some(name);
-            (row.because, row.change) = self.reason(*slot, name, rooms);
             row
         }));
         explained
@@ -151,7 +161,7 @@ impl Explanation<'_> {
         let of_slot = points[from..].iter().take_while(|(other, _, _)| *other == slot);
         of_slot
             .map(|(_, step, points)| Points {
-                step: self.pipeline.steps()[*step].name,
+                step: self.pipeline.steps()[*step].name.clone(),
                 points: *points,
             })
             .collect()
@@ -169,6 +179,7 @@ impl Explanation<'_> {
             excluded_by: None,
             score: None,
             points: Vec::new(),
+            room: None,
             because: String::new(),
             change: String::new(),
         }
@@ -218,11 +229,15 @@ impl Explanation<'_> {
             ZONE_ZONAL | ZONE_TRANS_ZONAL => self.zone_reason(slot),
             NO_CAPACITY => match slot.group().and_then(rooms) {
                 Some(Room { needed, available }) if available < needed => (
-                    format!("needs {needed} bytes, {available} are available"),
-                    format!("{} more bytes become available", needed - available),
+                    format!("needs {}, {} are available", Bytes(needed), Bytes(available)),
+                    format!("{} more become available", Bytes(needed - available)),
                 ),
                 _ => ("the extender did not score it".to_owned(), String::new()),
             },
+            _ if step.starts_with(ALL_OR_NOTHING) => (
+                "it would do, but not all replicas of the volume find a place".to_owned(),
+                "the others find places too, or placementStrategy: Greedy".to_owned(),
+            ),
             _ => (String::new(), String::new()),
         }
     }
@@ -266,7 +281,7 @@ impl Explanation<'_> {
             .excluded()
             .iter()
             .filter(|(_, step)| {
-                let name = self.steps()[*step].name;
+                let name = &self.steps()[*step].name;
                 name == ZONE_TRANS_ZONAL || name == ZONE_ZONAL
             })
             .map(|(slot, _)| slot.zone())
@@ -278,7 +293,7 @@ impl Explanation<'_> {
                     .excluded()
                     .iter()
                     .filter(|(slot, _)| slot.zone() == zone)
-                    .map(|(_, step)| self.steps()[*step].name)
+                    .map(|(_, step)| &*self.steps()[*step].name)
                     .collect();
                 reasons.sort_unstable();
                 reasons.dedup();
@@ -290,6 +305,24 @@ impl Explanation<'_> {
                 format!("it is the turn of {name}, which has {why}")
             })
             .collect()
+    }
+}
+
+/// Bytes as people write them: whole numbers stay whole, others have two decimals.
+struct Bytes(u64);
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        let Some((shift, unit)) = units.into_iter().find(|(shift, _)| self.0 >> shift > 0) else {
+            return write!(f, "{} bytes", self.0);
+        };
+        // Rounded down: what is shown as available is there.
+        let hundredths = (u128::from(self.0) * 100) >> shift;
+        match (hundredths / 100, hundredths % 100) {
+            (whole, 0) => write!(f, "{whole} {unit}"),
+            (whole, part) => write!(f, "{whole}.{part:02} {unit}"),
+        }
     }
 }
 

@@ -27,6 +27,7 @@
 //! chosen; the counts of the summary and of the candidates left add up to the source; the choice
 //! is the highest score, then the smallest candidate.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
@@ -58,11 +59,14 @@ pub struct Entry<C> {
     pub score: i64,
 }
 
+/// What a step is called: almost always something that is known beforehand.
+pub type Name = Cow<'static, str>;
+
 /// One step: its name, and how many candidates it excluded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// As it stands in the summary.
-    pub name: &'static str,
+    pub name: Name,
     /// How many it excluded.
     pub excluded: usize,
 }
@@ -138,7 +142,11 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
 
     /// `WithPredicate`: excludes the candidates that do not match.
     #[must_use]
-    pub fn with_predicate(mut self, name: &'static str, mut keep: impl FnMut(&C) -> bool) -> Self {
+    pub fn with_predicate(
+        mut self,
+        name: impl Into<Name>,
+        mut keep: impl FnMut(&C) -> bool,
+    ) -> Self {
         let step = self.steps.len();
         let before = self.entries.len();
         let recorder = &mut self.recorder;
@@ -149,7 +157,7 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
             }
             kept
         });
-        self.steps.push(Step { name, excluded: before - self.entries.len() });
+        self.steps.push(Step { name: name.into(), excluded: before - self.entries.len() });
         self
     }
 
@@ -158,7 +166,7 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
     #[must_use]
     pub fn filtered_and_scored_by_scheduler_extender(
         mut self,
-        name: &'static str,
+        name: impl Into<Name>,
         mut score: impl FnMut(&C) -> Option<i64>,
     ) -> Self {
         let step = self.steps.len();
@@ -175,13 +183,13 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
                 false
             }
         });
-        self.steps.push(Step { name, excluded: before - self.entries.len() });
+        self.steps.push(Step { name: name.into(), excluded: before - self.entries.len() });
         self
     }
 
     /// Adds points to each candidate by itself.
     #[must_use]
-    pub fn with_score(mut self, name: &'static str, mut points: impl FnMut(&C) -> i64) -> Self {
+    pub fn with_score(mut self, name: impl Into<Name>, mut points: impl FnMut(&C) -> i64) -> Self {
         let step = self.steps.len();
         for entry in &mut self.entries {
             let points = points(&entry.candidate);
@@ -190,14 +198,14 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
                 self.recorder.scored(entry.candidate, step, points);
             }
         }
-        self.steps.push(Step { name, excluded: 0 });
+        self.steps.push(Step { name: name.into(), excluded: 0 });
         self
     }
 
     /// `WithNodeScore`: groups by node, and adds the same points to all candidates of a node.
     /// `points` is told how many candidates of the node are left.
     #[must_use]
-    pub fn with_node_score(self, name: &'static str, points: impl Fn(usize) -> i64) -> Self {
+    pub fn with_node_score(self, name: impl Into<Name>, points: impl Fn(usize) -> i64) -> Self {
         let mut left = vec![0_usize; self.source.nodes];
         for entry in &self.entries {
             left[entry.candidate.node()] += 1;
@@ -208,7 +216,7 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
     /// `WithZoneScore`: groups by zone, and adds the same points to all candidates of a zone.
     /// `points` is told how many nodes of the zone still have a candidate.
     #[must_use]
-    pub fn with_zone_score(self, name: &'static str, points: impl Fn(usize) -> i64) -> Self {
+    pub fn with_zone_score(self, name: impl Into<Name>, points: impl Fn(usize) -> i64) -> Self {
         let mut seen = vec![false; self.source.nodes];
         let mut nodes = vec![0_usize; self.source.zones];
         for entry in &self.entries {

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use mainstay_placement::{EligibleNodes, Pass, Verdict};
+use mainstay_placement::{Pass, Verdict};
 use mainstay_store::meta::Quantity;
 use serde::Serialize;
 
 use crate::api::{ReplicatedStorageClass, ReplicatedVolume, ReplicatedVolumeReplica};
+use crate::candidates::{Candidates, FromLedger};
 use crate::ledger::{Claim, Ledger, Placed, Target};
-use crate::plan::{Answers, Scores, formed};
+use crate::plan::formed;
 use crate::text::{self, Table};
 use crate::world::World;
 use crate::{configure, schedule};
@@ -139,20 +140,21 @@ fn class_capacity(
 struct Trial<'w> {
     world: &'w World,
     class: &'w ReplicatedStorageClass,
-    eligible: Option<EligibleNodes>,
+    candidates: Option<Candidates>,
 }
 
 impl<'w> Trial<'w> {
     fn new(world: &'w World, class: &'w ReplicatedStorageClass) -> Self {
         let pool = world.pools.get(&configure::pool_name(class));
-        Self { world, class, eligible: pool.map(|pool| world.eligible(pool)) }
+        let nodes = pool.map(|pool| pool.status.eligible_nodes.iter().cloned());
+        Self { world, class, candidates: nodes.map(Candidates::new) }
     }
 
     /// Places one more volume in the ledger. False if not all replicas find a place.
     fn place(&self, ledger: &mut Ledger, name: &str, size: u64, now: Timestamp) -> bool {
         let configuration = configure::configuration(self.class);
         let pool = self.world.pools.get(&configuration.storage_pool_name);
-        let (Some(eligible), Some(pool)) = (&self.eligible, pool) else { return false };
+        let (Some(candidates), Some(pool)) = (&self.candidates, pool) else { return false };
         let mut volume = ReplicatedVolume::default();
         name.clone_into(&mut volume.metadata.name);
         volume.spec.size = Quantity::bytes(size);
@@ -165,16 +167,16 @@ impl<'w> Trial<'w> {
             replicas.iter().map(Arc::as_ref),
             Default::default(),
         );
-        let claims =
+        let claims: Vec<Claim> =
             replicas.iter().map(|it| schedule::claim(&volume, &it.metadata.name)).collect();
         ledger.set_volume(name, Some(crate::reserve::size(&volume)));
-        let mut answers = Answers { scores: &Scores::Ledger, ledger, eligible, claims, now };
-        let verdicts = Pass::new(eligible, &seen).run(&mut answers);
+        let mut answers = FromLedger { ledger, candidates, claims: &claims, now };
+        let verdicts = Pass::new(&candidates.eligible, &seen).run(&mut answers);
         verdicts.into_iter().all(|(index, verdict)| {
             let Verdict::Placed(entry) = verdict else { return false };
-            if let Some(group) = eligible.lvg(entry.candidate) {
-                let target = Target::new(&group.name, &group.thin_pool_name);
-                let placed = Placed { volume: name.to_owned(), target, reported: false };
+            if let Some(target) = candidates.target(entry.candidate) {
+                let (volume, target) = (name.to_owned(), target.clone());
+                let placed = Placed { volume, target, reported: false };
                 ledger.set_replica(&replicas[index].metadata.name, Some(placed));
             }
             true

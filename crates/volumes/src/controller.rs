@@ -19,7 +19,11 @@ use mainstay_controller::events::{self, Recorder};
 use mainstay_controller::reflector::Reflector;
 use mainstay_controller::runtime::{self, Controller, Handle};
 use mainstay_store::builtin::Node;
-use mainstay_store::resources::{Error, Identities, RandomIdentities, Resources, WriteOptions};
+use mainstay_store::object::Revision;
+use mainstay_store::registry::Typed;
+use mainstay_store::resources::{
+    Error, Identities, RandomIdentities, Resources, Subresource, WriteOptions, encode,
+};
 
 use crate::api::{
     LVMVolumeGroup, ReplicatedStorageClass, ReplicatedStoragePool, ReplicatedVolume,
@@ -29,11 +33,20 @@ use crate::extender::{Client, Extender};
 use crate::reserve::{self, Reserve};
 use crate::satisfy::is_misplaced;
 
+/// How many objects of a kind are worked on at once where no volume waits for it: when much is to
+/// be done, placing comes first.
+const BESIDES: usize = 2;
+
+/// How many events may wait to be written: each replica of a thousand volumes tells its place.
+const EVENTS: usize = 10_000;
+
 const BY_VOLUME: &str = "volume";
 const BY_POOL: &str = "pool";
 const BY_CLASS: &str = "class";
 const BY_GROUP: &str = "group";
 const MISPLACED: &str = "misplaced";
+const CONFIGURED: &str = "configured";
+const DEGRADED: &str = "degraded";
 
 /// Copies of everything the controllers read.
 #[derive(Clone, Debug)]
@@ -46,7 +59,7 @@ pub struct Views {
     pub groups: Reflector<LVMVolumeGroup>,
     /// Nodes.
     pub nodes: Reflector<Node>,
-    /// Volumes, by class and by pool.
+    /// Volumes, by pool, by class, and by which configuration of it they have.
     pub volumes: Reflector<ReplicatedVolume>,
     /// Replicas, by volume.
     pub replicas: Reflector<ReplicatedVolumeReplica>,
@@ -78,6 +91,8 @@ impl Views {
                 .index(BY_CLASS, |volume: &ReplicatedVolume| {
                     [volume.spec.replicated_storage_class_name.clone()]
                 })
+                .index(CONFIGURED, volume::configured)
+                .index(DEGRADED, volume::degraded)
                 .start(),
             replicas: Reflector::of(resources)
                 .index(BY_VOLUME, |replica: &ReplicatedVolumeReplica| {
@@ -156,10 +171,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// The ledger of this process, and ten workers.
+    /// The ledger of this process, and 32 volumes at once: they share what the store writes in one
+    /// go.
     #[must_use]
     pub fn new(identity: &str) -> Self {
-        Self { identity: identity.to_owned(), extender: None, workers: 10 }
+        Self { identity: identity.to_owned(), extender: None, workers: 32 }
     }
 }
 
@@ -196,7 +212,8 @@ impl Volumes {
         let reserve = Reserve::new(resources, options.identity.clone());
         reserve.load().await?;
         reserve.follow(&views.groups, &views.volumes, &views.replicas);
-        let recorder = Recorder::run(events::Options::new("mainstay-volumes"), resources);
+        let told = events::Options { waiting: EVENTS, ..events::Options::new("mainstay-volumes") };
+        let recorder = Recorder::run(told, resources);
         let extender = match options.extender {
             None => Extender::Ledger(reserve.clone()),
             Some(client) => Extender::Client(Arc::new(client)),
@@ -207,9 +224,9 @@ impl Volumes {
             recorder: recorder.clone(),
             waiting: Arc::default(),
         };
-        let prepare = |name: &str| {
+        let prepare = |name: &str, workers| {
             let mut settings = runtime::Options::new(name);
-            settings.workers = options.workers;
+            settings.workers = workers;
             let controller = Controller::new(settings, resources);
             match election {
                 Some(election) => controller.led_by(election),
@@ -217,12 +234,12 @@ impl Volumes {
             }
         };
         let handles = vec![
-            class::start(prepare("storageclass"), &shared),
-            pool::start(prepare("storagepool"), &shared),
-            volume::start(prepare("volume"), &shared),
-            scheduling::start(prepare("scheduling"), &shared),
-            replica::start(prepare("replica"), &shared),
-            attachment::start(prepare("attachment"), &shared),
+            class::start(prepare("storageclass", BESIDES), &shared),
+            pool::start(prepare("storagepool", BESIDES), &shared),
+            volume::start(prepare("volume", options.workers), &shared),
+            scheduling::start(prepare("scheduling", options.workers), &shared),
+            replica::start(prepare("replica", BESIDES), &shared),
+            attachment::start(prepare("attachment", BESIDES), &shared),
         ];
         Ok(Self { views, reserve, recorder, handles })
     }
@@ -252,6 +269,27 @@ impl Volumes {
 
 fn options(manager: &str) -> WriteOptions {
     WriteOptions { manager: manager.to_owned(), ..WriteOptions::default() }
+}
+
+/// Changes the status of an object, reading it afresh as often as somebody else was faster. Says
+/// at which revision it is then; `None` when it is gone.
+async fn set_status<T: Typed>(
+    resources: &Resources,
+    name: &str,
+    manager: &str,
+    mut edit: impl FnMut(&mut T) + Send,
+) -> Result<Option<Revision>, Error> {
+    let kind = resources.kind_of::<T>()?;
+    let key = kind.key(None, name);
+    let status = Some(Subresource::Status);
+    let written = resources
+        .modify(kind, &key, status, &options(manager), |old| {
+            let mut typed = T::deserialize(old).map_err(Error::internal)?;
+            edit(&mut typed);
+            encode(kind, &typed)
+        })
+        .await;
+    Ok(or_gone(written)?.map(|written| written.record.revision()))
 }
 
 /// Nothing is left to do about an object that is gone.

@@ -1,12 +1,15 @@
 //! Why here, and why not there: the pipeline of each replica of a volume.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use mainstay_placement::explain::{Explained, Room};
-use mainstay_placement::{EligibleNodes, Pass, ReplicaType};
+use mainstay_placement::pipeline::Name;
+use mainstay_placement::{Pass, ReplicaType, Slot};
 use serde::Serialize;
 
+use crate::candidates::Candidates;
 use crate::ledger::{self, Ledger, Target};
 use crate::plan;
 use crate::schedule::{self, guard};
@@ -61,7 +64,7 @@ pub struct ReplicaExplanation {
 #[derive(Debug, Serialize)]
 pub struct Step {
     /// Its name.
-    pub name: &'static str,
+    pub name: Name,
     /// How many candidates it excluded.
     pub excluded: usize,
 }
@@ -97,7 +100,7 @@ pub fn explain(
             return Ok(explanation);
         }
     };
-    let eligible = world.eligible(pool);
+    let candidates = Candidates::new(pool.status.eligible_nodes.iter().cloned());
     let all = || replicas.iter().map(Arc::as_ref);
     for (index, replica) in all().enumerate() {
         let wanted = only.is_none_or(|id| id == replica.id());
@@ -114,9 +117,9 @@ pub fn explain(
         let mut ledger = world.ledger();
         ledger.set_replica(&replica.metadata.name, None);
         let claim = schedule::claim(volume, &replica.metadata.name);
-        let pass = Pass::new(&eligible, &seen);
-        let asked = scores(&eligible, &mut ledger, &claim, now);
-        let explained = pass.explain(index, &|group| asked.get(group).map(|(score, _)| *score));
+        let pass = Pass::new(&candidates.eligible, &seen);
+        let asked = scores(&candidates, &pass.asks(index), &mut ledger, &claim, now);
+        let explained = pass.explain(index, &|group| asked.get(&group).map(|(score, _)| *score));
         explanation.replicas.push(ReplicaExplanation {
             name: replica.metadata.name.clone(),
             kind: replica.spec.kind,
@@ -126,26 +129,24 @@ pub fn explain(
             steps: explained
                 .steps()
                 .iter()
-                .map(|step| Step { name: step.name, excluded: step.excluded })
+                .map(|step| Step { name: step.name.clone(), excluded: step.excluded })
                 .collect(),
-            candidates: explained.candidates(&|group| asked.get(group).and_then(|(_, room)| *room)),
+            candidates: explained
+                .candidates(&|group| asked.get(&group).and_then(|(_, room)| *room)),
         });
     }
     Ok(explanation)
 }
 
+/// What the ledger says about these slots, as if it were asked about them now.
 fn scores(
-    eligible: &EligibleNodes,
+    candidates: &Candidates,
+    slots: &[Slot],
     ledger: &mut Ledger,
     claim: &ledger::Claim,
     now: Timestamp,
-) -> Vec<(i64, Option<Room>)> {
-    let targets: Vec<Target> = eligible
-        .lvgs()
-        .iter()
-        .filter_map(|slot| eligible.lvg(*slot))
-        .map(|group| Target::new(&group.name, &group.thin_pool_name))
-        .collect();
+) -> BTreeMap<usize, (i64, Option<Room>)> {
+    let targets: Vec<&Target> = candidates.targets_of(slots);
     let rooms: Vec<Option<Room>> = targets
         .iter()
         .map(|target| {
@@ -154,7 +155,8 @@ fn scores(
             Some(Room { needed, available: balance.available })
         })
         .collect();
-    ledger.filter_and_score(claim, &targets, (now, now), false).into_iter().zip(rooms).collect()
+    let scores = ledger.filter_and_score(claim, &targets, (now, now), false);
+    slots.iter().filter_map(Slot::group).zip(scores.into_iter().zip(rooms)).collect()
 }
 
 impl VolumeExplanation {
@@ -182,12 +184,19 @@ impl VolumeExplanation {
                     thin => format!("{}/{thin}", row.lvg),
                 };
                 let score = row.score.map(|score| score.to_string()).unwrap_or_default();
-                let why = match row.excluded_by {
+                let why = match &row.excluded_by {
                     Some(step) => format!("{step}: {}", row.because),
                     None => row
                         .points
                         .iter()
-                        .map(|points| format!("{:+} {}", points.points, points.step))
+                        .map(|points| {
+                            // The step is named for whom it excludes; those it keeps have room.
+                            let step = match &*points.step {
+                                "scoring (no capacity)" => "free space",
+                                step => step,
+                            };
+                            format!("{:+} {step}", points.points)
+                        })
                         .collect::<Vec<_>>()
                         .join(", "),
                 };

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use mainstay_placement::{IdSet, ReplicaType};
+use mainstay_store::meta::{Condition, ConditionStatus};
 
 use crate::api::{
     ReplicaCounts, ReplicatedVolume, ReplicatedVolumeReplica, VolumePhase, replica_name,
@@ -96,6 +97,8 @@ pub struct Progress {
     pub replicas: Option<ReplicaCounts>,
     /// The Scheduled condition of the volume.
     pub statement: Statement,
+    /// Scheduling is about to say more: what is said above need not be written yet.
+    pub passing: bool,
 }
 
 /// How far a volume is, from its replicas.
@@ -113,12 +116,14 @@ pub fn progress(
             left => format!("{left} replicas are left to be deleted"),
         };
         let statement = Statement::new(SCHEDULED, false, "Deleting", "the volume is being deleted");
-        return Progress { phase: VolumePhase::Deleting, message, replicas: None, statement };
+        let phase = VolumePhase::Deleting;
+        return Progress { phase, message, replicas: None, statement, passing: false };
     }
     let Some(wanted) = wanted else {
         let message = waiting_for.to_owned();
         let statement = Statement::new(SCHEDULED, false, "WaitingForClass", waiting_for);
-        return Progress { phase: VolumePhase::Pending, message, replicas: None, statement };
+        let phase = VolumePhase::Pending;
+        return Progress { phase, message, replicas: None, statement, passing: false };
     };
     let total = wanted.diskful + wanted.tie_breakers;
     let placed = |kind, wanted: usize| {
@@ -159,6 +164,7 @@ pub fn progress(
         let names = misplaced.into_iter().collect::<Vec<_>>().join(", ");
         message = format!("on nodes that are no longer eligible: {names}");
     }
+    let passing = volume.status.phase == Some(VolumePhase::Forming) && is_passing(&replicas);
     let text = if message.is_empty() { "all replicas have their places" } else { &message };
     let reason = if count == total { "Scheduled" } else { "WaitingForPlacement" };
     let statement = Statement::new(SCHEDULED, count == total, reason, text);
@@ -167,5 +173,23 @@ pub fn progress(
         wanted: u32::try_from(total).unwrap_or_default(),
         summary: format!("{count}/{total}"),
     };
-    Progress { phase, message, replicas: Some(replicas), statement }
+    Progress { phase, message, replicas: Some(replicas), statement, passing }
+}
+
+/// Whether scheduling has yet to speak about a replica, and has found no place for none so far.
+fn is_passing(replicas: &[&ReplicatedVolumeReplica]) -> bool {
+    let scheduled = replicas
+        .iter()
+        .filter(|replica| replica.spec.kind != ReplicaType::Access && !replica.deleting())
+        .map(|replica| {
+            let condition = conditions::find(&replica.status.conditions, SCHEDULED);
+            let current = |it: &&Condition| it.observed_generation == replica.metadata.generation;
+            condition.filter(current).map(|it| it.status)
+        });
+    let (mut unheard, mut refused) = (false, false);
+    for status in scheduled {
+        unheard |= status.is_none();
+        refused |= status.is_some_and(|status| status != ConditionStatus::True);
+    }
+    unheard && !refused
 }

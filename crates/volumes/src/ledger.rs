@@ -42,7 +42,7 @@ impl Target {
 }
 
 /// Who wants space.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     /// The replica, or whatever identifies a reservation.
     pub holder: String,
@@ -98,6 +98,19 @@ pub struct Reservation {
     pub until: Timestamp,
 }
 
+/// A reservation and whose it is, as others are told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Where.
+    pub lvg: Target,
+    /// Whose: a replica, or whatever identifies a reservation.
+    pub holder: String,
+    /// How much.
+    pub bytes: u64,
+    /// Until when.
+    pub until: Timestamp,
+}
+
 #[derive(Clone, Debug)]
 struct Broad {
     claim: Claim,
@@ -113,10 +126,46 @@ struct Account {
     placed: BTreeMap<String, (u64, bool)>,
     placed_bytes: u64,
     unreported_bytes: u64,
-    /// Narrow reservations by holder.
+    /// Narrow reservations by holder, of holders that are not placed here.
     narrow: BTreeMap<String, (u64, Timestamp)>,
+    narrow_bytes: u64,
+    /// None of them ends before this.
+    narrow_until: Timestamp,
     /// Bytes of broad reservations.
     held_bytes: u64,
+}
+
+impl Account {
+    fn reserve(&mut self, holder: &str, bytes: u64, until: Timestamp) {
+        self.give_back(holder);
+        if self.narrow.is_empty() || until < self.narrow_until {
+            self.narrow_until = until;
+        }
+        self.narrow.insert(holder.to_owned(), (bytes, until));
+        self.narrow_bytes += bytes;
+    }
+
+    fn give_back(&mut self, holder: &str) -> bool {
+        let entry = self.narrow.remove(holder);
+        if let Some((bytes, _)) = entry {
+            self.narrow_bytes -= bytes;
+        }
+        entry.is_some()
+    }
+
+    /// Bytes that narrow reservations of others hold now.
+    fn reserved(&self, holder: &str, now: Timestamp) -> u64 {
+        if self.narrow.is_empty() {
+            return 0;
+        }
+        if self.narrow_until > now {
+            let own = self.narrow.get(holder).map_or(0, |(bytes, _)| *bytes);
+            return self.narrow_bytes - own;
+        }
+        let counts =
+            |(other, (_, until)): &(&String, &(u64, Timestamp))| *other != holder && *until > now;
+        self.narrow.iter().filter(counts).map(|(_, (bytes, _))| *bytes).sum()
+    }
 }
 
 /// What a target can promise, and why.
@@ -146,6 +195,8 @@ pub struct Ledger {
     replicas: BTreeMap<String, Placed>,
     by_volume: BTreeMap<String, BTreeSet<String>>,
     broad: BTreeMap<String, Broad>,
+    /// Where each holder's narrow reservation is.
+    narrowed: BTreeMap<String, Target>,
 }
 
 impl Ledger {
@@ -218,11 +269,15 @@ impl Ledger {
         let Some(placed) = self.replicas.get(replica) else { return };
         let Size { size, replicated } =
             self.volumes.get(&placed.volume).copied().unwrap_or_default();
+        // What is placed needs no reservation any more.
+        if let Some(target) = self.narrowed.remove(replica)
+            && let Some(account) = self.accounts.get_mut(&target)
+        {
+            account.give_back(replica);
+        }
         let account = self.accounts.entry(placed.target.clone()).or_default();
         let extent = account.space.map_or(DEFAULT_EXTENT, |space| space.extent);
         let bytes = backing_size(size, replicated, extent);
-        // What is placed needs no reservation any more.
-        account.narrow.remove(replica);
         account.placed.insert(replica.to_owned(), (bytes, placed.reported));
         account.placed_bytes += bytes;
         if !placed.reported {
@@ -243,15 +298,47 @@ impl Ledger {
 
     /// Takes over the narrow reservations of a group, as the store has them.
     pub fn set_reservations(&mut self, group: &str, entries: &BTreeMap<String, Reservation>) {
-        for (target, account) in &mut self.accounts {
-            if target.name == group {
-                account.narrow.clear();
+        let first = Target::new(group, "");
+        let accounts =
+            self.accounts.range_mut(first..).take_while(|(target, _)| target.name == group);
+        for (_, account) in accounts {
+            account.narrow_bytes = 0;
+            for holder in std::mem::take(&mut account.narrow).into_keys() {
+                self.narrowed.remove(&holder);
             }
         }
         for (holder, entry) in entries {
+            self.reserve(holder, &Target::new(group, &entry.thin_pool_name), entry);
+        }
+    }
+
+    /// What is placed somewhere needs no reservation there.
+    fn reserve(&mut self, holder: &str, target: &Target, entry: &Reservation) {
+        let account = self.accounts.entry(target.clone()).or_default();
+        if !account.placed.contains_key(holder) {
+            account.reserve(holder, entry.bytes, entry.until);
+            self.narrowed.insert(holder.to_owned(), target.clone());
+        }
+    }
+
+    /// Takes over what somebody else stored for a group. Reservations made here that the store
+    /// does not have yet are kept as far as there is room beside those it has; the others are
+    /// gone.
+    pub fn merge_reservations(
+        &mut self,
+        group: &str,
+        stored: &BTreeMap<String, Reservation>,
+        now: Timestamp,
+    ) {
+        let mine = self.reservations(group, now);
+        self.set_reservations(group, stored);
+        for (holder, entry) in mine.iter().filter(|(holder, _)| !stored.contains_key(*holder)) {
             let target = Target::new(group, &entry.thin_pool_name);
-            let account = self.accounts.entry(target).or_default();
-            account.narrow.insert(holder.clone(), (entry.bytes, entry.until));
+            let claim = Claim { holder: holder.clone(), ..Claim::default() };
+            let balance = self.balance(&target, &claim, now);
+            if balance.is_some_and(|balance| balance.available >= entry.bytes) {
+                self.reserve(holder, &target, entry);
+            }
         }
     }
 
@@ -262,19 +349,51 @@ impl Ledger {
         let accounts = self.accounts.range(first..).take_while(|(target, _)| target.name == group);
         accounts
             .flat_map(|(target, account)| {
-                account
-                    .narrow
-                    .iter()
-                    .filter(move |(holder, (_, until))| {
-                        *until > now && !account.placed.contains_key(*holder)
-                    })
-                    .map(|(holder, (bytes, until))| {
+                account.narrow.iter().filter(move |(_, (_, until))| *until > now).map(
+                    |(holder, (bytes, until))| {
                         let thin_pool_name = target.thin_pool_name.clone();
                         let entry = Reservation { thin_pool_name, bytes: *bytes, until: *until };
                         (holder.clone(), entry)
-                    })
+                    },
+                )
             })
             .collect()
+    }
+
+    /// Every reservation that still counts, narrow and broad.
+    #[must_use]
+    pub fn held(&self, now: Timestamp) -> Vec<Held> {
+        let narrow = self.accounts.iter().flat_map(|(target, account)| {
+            let live = account.narrow.iter().filter(move |(_, (_, until))| *until > now);
+            live.map(|(holder, (bytes, until))| Held {
+                lvg: target.clone(),
+                holder: holder.clone(),
+                bytes: *bytes,
+                until: *until,
+            })
+        });
+        let broad = self.broad.values().filter(|broad| broad.until > now).flat_map(|broad| {
+            let Claim { holder, size, replicated, .. } = &broad.claim;
+            broad.held.iter().map(|target| Held {
+                lvg: target.clone(),
+                holder: holder.clone(),
+                bytes: backing_size(*size, *replicated, self.extent(target)),
+                until: broad.until,
+            })
+        });
+        narrow.chain(broad).collect()
+    }
+
+    /// Counts a reservation that somebody else holds.
+    pub fn hold_for(&mut self, held: &Held) {
+        let thin_pool_name = held.lvg.thin_pool_name.clone();
+        let entry = Reservation { thin_pool_name, bytes: held.bytes, until: held.until };
+        self.reserve(&held.holder, &held.lvg, &entry);
+    }
+
+    fn extent(&self, target: &Target) -> u64 {
+        let space = self.accounts.get(target).and_then(|account| account.space);
+        space.map_or(DEFAULT_EXTENT, |space| space.extent)
     }
 
     /// What a target can promise to a claim; `None` when it is missing or not ready.
@@ -282,14 +401,7 @@ impl Ledger {
     pub fn balance(&self, target: &Target, claim: &Claim, now: Timestamp) -> Option<Balance> {
         let account = self.accounts.get(target)?;
         let space = account.space?;
-        let narrow: u64 = account
-            .narrow
-            .iter()
-            .filter(|(holder, (_, until))| {
-                **holder != claim.holder && *until > now && !account.placed.contains_key(*holder)
-            })
-            .map(|(_, (bytes, _))| *bytes)
-            .sum();
+        let narrow = account.reserved(&claim.holder, now);
         let own: u64 = if account.held_bytes == 0 { 0 } else { self.own_held(target, claim, now) };
         let reserved = narrow + account.held_bytes.saturating_sub(own);
         // A replica that is placed here already does not stand in its own way.
@@ -309,7 +421,7 @@ impl Ledger {
 
     /// Broad reservations that do not count: expired, the claim's own, or of its own volume.
     fn own_held(&self, target: &Target, claim: &Claim, now: Timestamp) -> u64 {
-        let extent = self.accounts[target].space.map_or(DEFAULT_EXTENT, |space| space.extent);
+        let extent = self.extent(target);
         self.broad
             .iter()
             .filter(|(holder, broad)| {
@@ -331,7 +443,7 @@ impl Ledger {
     pub fn filter_and_score(
         &mut self,
         claim: &Claim,
-        targets: &[Target],
+        targets: &[&Target],
         (now, until): (Timestamp, Timestamp),
         hold: bool,
     ) -> Vec<i64> {
@@ -356,7 +468,7 @@ impl Ledger {
         };
         if freest.is_some() {
             let fits = targets.iter().zip(&left).filter(|(_, left)| left.is_some());
-            let held = fits.filter(|_| hold).map(|(target, _)| target.clone()).collect();
+            let held = fits.filter(|_| hold).map(|(target, _)| (*target).clone()).collect();
             self.hold(Broad { claim: claim.clone(), until, held });
         }
         left.into_iter().map(|entry| entry.map_or(0, score)).collect()
@@ -395,8 +507,19 @@ impl Ledger {
         for holder in expired {
             self.drop_broad(&holder);
         }
-        for account in self.accounts.values_mut() {
-            account.narrow.retain(|_, (_, until)| *until > now);
+        let narrowed = &mut self.narrowed;
+        for account in self.accounts.values_mut().filter(|it| it.narrow_until <= now) {
+            let bytes = &mut account.narrow_bytes;
+            account.narrow.retain(|holder, (reserved, until)| {
+                let counts = *until > now;
+                if !counts {
+                    narrowed.remove(holder);
+                    *bytes -= *reserved;
+                }
+                counts
+            });
+            let ends = account.narrow.values().map(|(_, until)| *until);
+            account.narrow_until = ends.min().unwrap_or(Timestamp::MAX);
         }
     }
 
@@ -429,24 +552,23 @@ impl Ledger {
         holder: &str,
         target: &Target,
         (now, until): (Timestamp, Timestamp),
-    ) -> Result<u64, Error> {
+    ) -> Result<Reservation, Error> {
         let bytes = self.room(holder, target, now)?;
         self.release(holder);
-        let account = self.accounts.entry(target.clone()).or_default();
-        account.narrow.insert(holder.to_owned(), (bytes, until));
-        Ok(bytes)
+        let thin_pool_name = target.thin_pool_name.clone();
+        let entry = Reservation { thin_pool_name, bytes, until };
+        self.reserve(holder, target, &entry);
+        Ok(entry)
     }
 
-    /// Gives every reservation of a holder back. Says which groups were touched.
-    pub fn release(&mut self, holder: &str) -> BTreeSet<String> {
+    /// Gives every reservation of a holder back. Says in which group a narrow one was.
+    pub fn release(&mut self, holder: &str) -> Option<String> {
         self.drop_broad(holder);
-        let mut groups = BTreeSet::new();
-        for (target, account) in &mut self.accounts {
-            if account.narrow.remove(holder).is_some() {
-                groups.insert(target.name.clone());
-            }
+        let target = self.narrowed.remove(holder)?;
+        if let Some(account) = self.accounts.get_mut(&target) {
+            account.give_back(holder);
         }
-        groups
+        Some(target.name)
     }
 
     /// When the first reservation on any of these targets ends, if there is one.

@@ -5,7 +5,8 @@
 //!   [`eligible`] (which nodes a pool offers), [`form`] (which replicas a volume should have),
 //!   [`schedule`] (guards and words of scheduling; the choice itself is
 //!   [`mainstay_placement::Pass`]), [`attach`] (where a volume is wanted), [`satisfy`] (whether a
-//!   replica may stay), [`ledger`] (what every group can still promise).
+//!   replica may stay), [`ledger`] (what every group can still promise), [`candidates`] (a pool's
+//!   groups as both placement and the ledger know them).
 //! * Shells: [`controller`] reads, lets the decisions decide, and writes; [`reserve`] keeps
 //!   reservations in the store; [`extender`] speaks the wire contract.
 //! * Seeing it: [`plan`] (what would happen), [`explain`] (why), [`capacity`] (what still fits),
@@ -13,6 +14,7 @@
 
 pub mod api;
 pub mod attach;
+pub mod candidates;
 pub mod capacity;
 pub mod conditions;
 pub mod configure;

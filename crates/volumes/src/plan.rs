@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use mainstay_placement::{EligibleNodes, Extender, Narrowing, Pass, ReplicaType, Slot, Verdict};
+use mainstay_placement::{Extender, Narrowing, Pass, ReplicaType, Slot, Verdict};
 use mainstay_store::meta::ObjectMeta;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::api::{ReplicatedVolume, ReplicatedVolumeReplica, ReplicatedVolumeReplicaSpec};
+use crate::candidates::{Candidates, FromLedger};
 use crate::conditions::Statement;
-use crate::extender::{BROAD, NARROW};
 use crate::ledger::{Claim, Ledger, Placed, Target};
 use crate::schedule::{self, guard};
 use crate::text::Table;
@@ -146,65 +146,39 @@ impl Plan {
     }
 }
 
-/// Answers a pass from a table or from the ledger.
-pub(crate) struct Answers<'a> {
-    pub(crate) scores: &'a Scores,
-    pub(crate) ledger: &'a mut Ledger,
-    pub(crate) eligible: &'a EligibleNodes,
-    pub(crate) claims: Vec<Claim>,
-    pub(crate) now: Timestamp,
+/// Answers a pass as a scores file says.
+struct FromScores<'a> {
+    scores: &'a Scores,
+    ledger: FromLedger<'a>,
 }
 
-impl Answers<'_> {
-    fn target(&self, slot: Slot) -> Target {
-        let group = self.eligible.lvg(slot);
-        group.map_or_else(Target::default, |it| Target::new(&it.name, &it.thin_pool_name))
-    }
-
-    fn times(&self, ttl: std::time::Duration) -> (Timestamp, Timestamp) {
-        (self.now, self.now.checked_add(ttl).unwrap_or(Timestamp::MAX))
-    }
-}
-
-impl Extender for Answers<'_> {
+impl Extender for FromScores<'_> {
     fn filter_and_score(&mut self, replica: usize, slots: &[Slot]) -> Option<Vec<i64>> {
-        let targets: Vec<Target> = slots.iter().map(|slot| self.target(*slot)).collect();
         match self.scores {
             Scores::ScoringFails => None,
             Scores::NarrowingFails => Some(vec![1; slots.len()]),
-            Scores::Table(table) => Some(
-                targets
-                    .iter()
-                    .map(|target| {
-                        let exact = format!("{}/{}", target.name, target.thin_pool_name);
-                        let score = table.get(&exact).or_else(|| table.get(&target.name));
-                        score.copied().unwrap_or_default()
-                    })
-                    .collect(),
-            ),
-            Scores::Ledger => {
-                let times = self.times(BROAD);
-                Some(self.ledger.filter_and_score(&self.claims[replica], &targets, times, false))
+            Scores::Table(table) => {
+                let score = |target: &&Target| {
+                    let exact = format!("{}/{}", target.name, target.thin_pool_name);
+                    let score = table.get(&exact).or_else(|| table.get(&target.name));
+                    score.copied().unwrap_or_default()
+                };
+                Some(self.ledger.candidates.targets_of(slots).iter().map(score).collect())
             }
+            Scores::Ledger => self.ledger.filter_and_score(replica, slots),
         }
     }
 
     fn narrow_reservation(&mut self, narrowing: Narrowing) -> bool {
         match self.scores {
             Scores::NarrowingFails => false,
-            Scores::Ledger => {
-                let times = self.times(NARROW);
-                let target = self.target(narrowing.slot);
-                let holder = &self.claims[narrowing.replica].holder;
-                self.ledger.narrow(holder, &target, times).is_ok()
-            }
+            Scores::Ledger => self.ledger.narrow_reservation(narrowing),
             Scores::Table(_) | Scores::ScoringFails => true,
         }
     }
 
     fn release(&mut self, narrowing: Narrowing) {
-        let holder = self.claims[narrowing.replica].holder.clone();
-        self.ledger.release(&holder);
+        self.ledger.release(narrowing);
     }
 }
 
@@ -289,29 +263,32 @@ fn plan_volume(
             return planned;
         }
     };
-    let eligible = world.eligible(pool);
+    let candidates = Candidates::new(pool.status.eligible_nodes.iter().cloned());
+    let eligible = &candidates.eligible;
     let seen = schedule::volume(
         configuration,
         pool,
         replicas.iter().map(Arc::as_ref),
         world.wanted_nodes(volume),
     );
-    let claims = replicas.iter().map(|it| schedule::claim(volume, &it.metadata.name)).collect();
+    let claims: Vec<Claim> =
+        replicas.iter().map(|it| schedule::claim(volume, &it.metadata.name)).collect();
     ledger.set_volume(name, Some(crate::reserve::size(volume)));
-    let mut answers = Answers { scores, ledger, eligible: &eligible, claims, now };
-    for (index, verdict) in Pass::new(&eligible, &seen).run(&mut answers) {
+    let ledger = FromLedger { ledger, candidates: &candidates, claims: &claims, now };
+    let mut answers = FromScores { scores, ledger };
+    for (index, verdict) in Pass::new(eligible, &seen).run(&mut answers) {
         let replica = &mut planned.replicas[index];
         replica.scheduled = schedule::statement(&verdict).map(Scheduled::from);
         match verdict {
             Verdict::Placed(entry) => {
                 replica.unplaced = false;
                 replica.node.clone_from(&eligible.node(entry.candidate).node_name);
-                if let Some(group) = eligible.lvg(entry.candidate) {
-                    replica.lvg.clone_from(&group.name);
-                    replica.thin_pool.clone_from(&group.thin_pool_name);
-                    let target = Target::new(&group.name, &group.thin_pool_name);
-                    let placed = Placed { volume: name.to_owned(), target, reported: false };
-                    answers.ledger.set_replica(&replica.name, Some(placed));
+                if let Some(target) = candidates.target(entry.candidate) {
+                    replica.lvg.clone_from(&target.name);
+                    replica.thin_pool.clone_from(&target.thin_pool_name);
+                    let (volume, target) = (name.to_owned(), target.clone());
+                    let placed = Placed { volume, target, reported: false };
+                    answers.ledger.ledger.set_replica(&replica.name, Some(placed));
                 }
             }
             Verdict::AlreadyScheduled | Verdict::Access => replica.unplaced = false,

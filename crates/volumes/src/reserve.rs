@@ -1,28 +1,34 @@
 //! The ledger at work: fed by what the store shows, with narrow reservations kept in the store.
 //!
-//! Broad reservations live in this process. Each narrowing writes one object for the volume group
-//! with compare-and-swap before the replica is written, so that two servers, one of them out of
-//! date, can never promise the same space. The objects are in no registry, hence not served.
+//! A place is decided and promised at one moment, under the ledger's lock ([`Reserve::decide`]),
+//! so that no two decisions of this process count on the same space. Before the replica is
+//! written the promise is confirmed ([`Reserve::confirm`]): one object for each volume group holds
+//! its narrow reservations and is written with compare-and-swap, so that two servers, one of them
+//! out of date, can never promise the same space either. Promises of a group that wait while its
+//! object is being written go together into the next write. The objects are in no registry, hence
+//! not served. Broad reservations live in this process only.
 //!
-//! Whoever finds that somebody else wrote a group's object last takes over its entries and reads
-//! all replicas afresh before deciding: entries leave the object as soon as their writer saw the
-//! replica placed, so the newest replicas and the newest entries together miss nothing.
+//! Whoever finds that somebody else wrote a group's object takes over its entries, then waits
+//! until it has seen all replicas there are, and only then decides which of its own promises still
+//! stand: entries leave the object as soon as their writer saw the replica placed, so the newest
+//! replicas and the newest entries together miss nothing.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use mainstay_controller::reflector::{Change, Reflector, Subscription};
 use mainstay_store::clock::Clock;
-use mainstay_store::object::{Body, Key, Record, Resource};
+use mainstay_store::object::{Body, Key, Record, Resource, Revision};
 use mainstay_store::objects::{self, At, Objects, Write};
+use mainstay_store::registry::Typed;
 use mainstay_store::resources::Resources;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::api::{GROUP, LVMVolumeGroup, ReplicatedVolume, ReplicatedVolumeReplica};
-use crate::ledger::{self, Balance, Claim, Ledger, Placed, Reservation, Size, Target};
+use crate::ledger::{self, Balance, Claim, Held, Ledger, Placed, Reservation, Size, Target};
 use crate::schedule::is_replicated;
 
 /// How often a write is tried again when somebody else was faster.
@@ -37,9 +43,9 @@ pub enum Error {
     /// The store failed. Retry once it is mended.
     #[error("the reservation could not be stored")]
     Store(#[from] objects::Error),
-    /// Replicas could not be read. Retry once the store is mended.
-    #[error("the replicas could not be read: {0}")]
-    Read(String),
+    /// Nobody follows the replicas any more. Do not retry: the process ends.
+    #[error("the replicas are not followed any more")]
+    Stopped,
 }
 
 /// A group's reservations as they are stored.
@@ -49,11 +55,26 @@ struct Stored {
     reservations: BTreeMap<String, Reservation>,
 }
 
+/// What the store has of a group, as far as this process knows.
+#[derive(Debug, Default)]
+struct Known {
+    revision: Option<Revision>,
+    entries: BTreeMap<String, Reservation>,
+}
+
+/// The copies that feed the ledger.
+#[derive(Debug)]
+struct Followed {
+    volumes: Reflector<ReplicatedVolume>,
+    replicas: Reflector<ReplicatedVolumeReplica>,
+}
+
 /// The ledger and its store.
 pub struct Reserve {
     writer: String,
     ledger: Mutex<Ledger>,
-    groups: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    groups: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Known>>>>,
+    followed: OnceLock<Followed>,
     objects: Arc<dyn Objects>,
     clock: Arc<dyn Clock>,
     swept: Mutex<Timestamp>,
@@ -98,6 +119,7 @@ impl Reserve {
             writer,
             ledger: Mutex::default(),
             groups: Mutex::default(),
+            followed: OnceLock::new(),
             objects: resources.objects().clone(),
             clock: resources.clock().clone(),
             swept: Mutex::new(Timestamp::MIN),
@@ -128,10 +150,17 @@ impl Reserve {
             replicas.subscribe(move |change: &Change<ReplicatedVolumeReplica>| {
                 if let Some(this) = for_replicas.upgrade() {
                     let placed = change.new.as_deref().and_then(placed);
-                    this.lock().set_replica(change.key.name(), placed);
+                    let mut ledger = this.lock();
+                    ledger.set_replica(change.key.name(), placed);
+                    if change.new.is_none() {
+                        ledger.release(change.key.name());
+                    }
                 }
             }),
         ];
+        // The first to follow wins; it is called once.
+        let _ =
+            self.followed.set(Followed { volumes: volumes.clone(), replicas: replicas.clone() });
         *self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner) = subscriptions;
     }
 
@@ -165,11 +194,18 @@ impl Reserve {
         }
     }
 
+    /// Decides at one moment: nobody else changes the account meanwhile.
+    pub fn decide<T>(&self, decide: impl FnOnce(&mut Ledger, Timestamp) -> T) -> T {
+        let now = self.clock.now();
+        self.sweep(now);
+        decide(&mut self.lock(), now)
+    }
+
     /// FilterAndScore: see [`Ledger::filter_and_score`].
     pub fn filter_and_score(
         &self,
         claim: &Claim,
-        targets: &[Target],
+        targets: &[&Target],
         ttl: Duration,
         hold: bool,
     ) -> Vec<i64> {
@@ -183,6 +219,13 @@ impl Reserve {
     pub fn balance(&self, target: &Target, claim: &Claim) -> Option<Balance> {
         let now = self.clock.now();
         self.lock().balance(target, claim, now)
+    }
+
+    /// Every reservation that counts now.
+    #[must_use]
+    pub fn held(&self) -> Vec<Held> {
+        let now = self.clock.now();
+        self.lock().held(now)
     }
 
     /// How long until the first reservation on any of these targets ends.
@@ -205,32 +248,42 @@ impl Reserve {
         target: &Target,
         ttl: Duration,
     ) -> Result<(), Error> {
-        let gate = self.gate(&target.name);
-        let _turn = gate.lock().await;
-        let key = Key::new(&resource(), None, &target.name);
+        let times = self.times(ttl);
+        self.lock().narrow(holder, target, times)?;
+        let confirmed = self.confirm(resources, holder, &target.name).await;
+        if confirmed.is_err() {
+            self.lock().release(holder);
+        }
+        confirmed
+    }
+
+    /// Writes a holder's narrow reservation in a group, and those of others that wait. Called
+    /// twice, the second call does nothing.
+    ///
+    /// # Errors
+    /// [`ledger::Error::Full`] if somebody else was faster, others if the store fails.
+    pub async fn confirm(
+        &self,
+        resources: &Resources,
+        holder: &str,
+        group: &str,
+    ) -> Result<(), Error> {
+        let lost = || Error::from(ledger::Error::Full);
+        let entries = self.lock().reservations(group, self.clock.now());
+        let promised = entries.get(holder).cloned().ok_or_else(lost)?;
+        let gate = self.gate(group);
+        let mut known = gate.lock().await;
         let mut tries = TRIES;
         loop {
             tries -= 1;
-            let record = self.refresh(&key, &target.name).await?;
-            let times = self.times(ttl);
-            let entries = {
-                let ledger = self.lock();
-                let bytes = ledger.room(holder, target, times.0)?;
-                let mut entries = ledger.reservations(&target.name, times.0);
-                let thin_pool_name = target.thin_pool_name.clone();
-                let entry = Reservation { thin_pool_name, bytes, until: times.1 };
-                entries.insert(holder.to_owned(), entry);
-                entries
-            };
-            match self.write(resources, &key, record.as_deref(), entries).await {
-                Ok(()) => {
-                    // The room was there under the lock of this group.
-                    self.lock().narrow(holder, target, times)?;
-                    return Ok(());
-                }
-                Err(error) if is_race(&error) && tries > 0 => {}
-                Err(error) => return Err(error.into()),
+            if known.entries.get(holder) == Some(&promised) {
+                return Ok(());
             }
+            let entries = self.lock().reservations(group, self.clock.now());
+            if entries.get(holder) != Some(&promised) {
+                return Err(lost());
+            }
+            self.store(resources, group, &mut known, entries, tries).await?;
         }
     }
 
@@ -239,82 +292,91 @@ impl Reserve {
     /// # Errors
     /// If the store fails.
     pub async fn release(&self, resources: &Resources, holder: &str) -> Result<(), Error> {
-        let groups = self.lock().release(holder);
-        for group in groups {
-            let gate = self.gate(&group);
-            let _turn = gate.lock().await;
-            let key = Key::new(&resource(), None, &group);
-            let mut tries = TRIES;
-            loop {
-                tries -= 1;
-                let record = self.refresh(&key, &group).await?;
-                let mut entries = self.lock().reservations(&group, self.clock.now());
-                entries.remove(holder);
-                self.lock().set_reservations(&group, &entries);
-                match self.write(resources, &key, record.as_deref(), entries).await {
-                    Ok(()) => break,
-                    Err(error) if is_race(&error) && tries > 0 => {}
-                    Err(error) => return Err(error.into()),
-                }
+        let Some(group) = self.lock().release(holder) else { return Ok(()) };
+        let gate = self.gate(&group);
+        let mut known = gate.lock().await;
+        let mut tries = TRIES;
+        while known.revision.is_none() || known.entries.contains_key(holder) {
+            tries -= 1;
+            let mut entries = self.lock().reservations(&group, self.clock.now());
+            entries.remove(holder);
+            self.store(resources, &group, &mut known, entries, tries).await?;
+            // If somebody else wrote meanwhile, the entry came back with theirs.
+            self.lock().release(holder);
+        }
+        Ok(())
+    }
+
+    fn gate(&self, group: &str) -> Arc<tokio::sync::Mutex<Known>> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        match groups.get(group) {
+            Some(gate) => gate.clone(),
+            None => groups.entry(group.to_owned()).or_default().clone(),
+        }
+    }
+
+    /// Writes a group's entries. If somebody else was faster, theirs are taken over instead, and
+    /// the caller looks again.
+    async fn store(
+        &self,
+        resources: &Resources,
+        group: &str,
+        known: &mut Known,
+        entries: BTreeMap<String, Reservation>,
+        tries: usize,
+    ) -> Result<(), Error> {
+        let key = Key::new(&resource(), None, group);
+        match self.write(resources, &key, known.revision, &entries).await {
+            Ok(revision) => {
+                *known = Known { revision: Some(revision), entries };
+                Ok(())
             }
+            Err(error) if is_race(&error) && tries > 0 => {
+                let record = self.objects.get(&key).await?;
+                let entries = record.as_deref().map(decode).unwrap_or_default().reservations;
+                self.catch_up().await?;
+                let now = self.clock.now();
+                self.lock().merge_reservations(group, &entries, now);
+                *known = Known { revision: record.map(|record| record.revision()), entries };
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
         }
-        Ok(())
     }
 
-    fn gate(&self, group: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let groups = self.groups.lock();
-        groups.unwrap_or_else(PoisonError::into_inner).entry(group.to_owned()).or_default().clone()
-    }
-
-    /// The group's object; if somebody else wrote it last, the ledger has taken it over.
-    async fn refresh(&self, key: &Key, group: &str) -> Result<Option<Arc<Record>>, Error> {
-        let Some(record) = self.objects.get(key).await? else { return Ok(None) };
-        let stored = decode(&record);
-        if stored.writer != self.writer {
-            self.lock().set_reservations(group, &stored.reservations);
-            self.read_replicas().await?;
-        }
-        Ok(Some(record))
-    }
-
-    async fn read_replicas(&self) -> Result<(), Error> {
-        let replicas = Resource::new(GROUP, "replicatedvolumereplicas");
-        let volumes = Resource::new(GROUP, "replicatedvolumes");
-        let replicas = self.objects.collection(&replicas, At::Latest).await?;
-        let volumes = self.objects.collection(&volumes, At::Latest).await?;
-        let unreadable = |error: mainstay_store::resources::Error| Error::Read(error.to_string());
-        let mut ledger = self.lock();
-        for record in volumes.range(None, None) {
-            let volume: ReplicatedVolume =
-                mainstay_store::resources::decode(record).map_err(unreadable)?;
-            ledger.set_volume(record.key().name(), Some(size(&volume)));
-        }
-        for record in replicas.range(None, None) {
-            let replica: ReplicatedVolumeReplica =
-                mainstay_store::resources::decode(record).map_err(unreadable)?;
-            ledger.set_replica(record.key().name(), placed(&replica));
-        }
-        Ok(())
+    /// Waits until the ledger has seen every volume and replica there is now. That some of them
+    /// have gone since is not waited for: it only means more room.
+    async fn catch_up(&self) -> Result<(), Error> {
+        let Some(followed) = self.followed.get() else { return Ok(()) };
+        let newest = async |plural: &str| {
+            let all = self.objects.collection(&Resource::new(GROUP, plural), At::Latest).await?;
+            let newest = all.range(None, None).map(|record| record.revision()).max();
+            Ok::<_, Error>(newest.unwrap_or(Revision::ZERO))
+        };
+        let at = newest(ReplicatedVolume::PLURAL).await?;
+        followed.volumes.wait_until_at(at).await.map_err(|_| Error::Stopped)?;
+        let at = newest(ReplicatedVolumeReplica::PLURAL).await?;
+        followed.replicas.wait_until_at(at).await.map_err(|_| Error::Stopped)
     }
 
     async fn write(
         &self,
         resources: &Resources,
         key: &Key,
-        record: Option<&Record>,
-        reservations: BTreeMap<String, Reservation>,
-    ) -> Result<(), objects::Error> {
-        let stored = Stored { writer: self.writer.clone(), reservations };
+        revision: Option<Revision>,
+        reservations: &BTreeMap<String, Reservation>,
+    ) -> Result<Revision, objects::Error> {
+        let stored = Stored { writer: self.writer.clone(), reservations: reservations.clone() };
         let mut object = Map::new();
         // Serialising plain data with string keys cannot fail.
         object.insert("spec".to_owned(), serde_json::to_value(stored).unwrap_or(Value::Null));
         let body = Body::new(&object);
-        let change = match record {
+        let change = match revision {
             None => objects::Change::Create(body),
-            Some(record) => objects::Change::Update(record.revision(), body),
+            Some(revision) => objects::Change::Update(revision, body),
         };
         let write = Write { key: key.clone(), change, fence: resources.fence().cloned() };
-        self.objects.write(write).await.map(drop)
+        self.objects.write(write).await.map(|event| event.revision())
     }
 }
 

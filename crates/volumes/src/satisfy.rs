@@ -53,7 +53,12 @@ fn has_group(replica: &ReplicatedVolumeReplica) -> bool {
 }
 
 fn node<'a>(pool: &'a ReplicatedStoragePool, name: &str) -> Option<&'a EligibleNode> {
-    pool.status.eligible_nodes.iter().find(|node| node.node_name == name)
+    let nodes = &pool.status.eligible_nodes;
+    // Ours are sorted; a list applied by hand need not be.
+    match nodes.binary_search_by(|node| node.node_name.as_str().cmp(name)) {
+        Ok(found) => nodes.get(found),
+        Err(_) => nodes.iter().find(|node| node.node_name == name),
+    }
 }
 
 /// The zone of a replica, as its pool tells it.
@@ -77,6 +82,15 @@ pub fn is_scheduled(replica: &ReplicatedVolumeReplica) -> bool {
     let generation = replica.metadata.generation;
     conditions::holds(&replica.status.conditions, SCHEDULED, generation)
         || (replica.spec.kind == ReplicaType::Access && !replica.spec.node_name.is_empty())
+}
+
+/// Whether scheduling has yet to speak about a replica as it is now.
+#[must_use]
+pub fn is_being_scheduled(replica: &ReplicatedVolumeReplica) -> bool {
+    let scheduled = conditions::find(&replica.status.conditions, SCHEDULED);
+    replica.spec.kind != ReplicaType::Access
+        && !replica.deleting()
+        && scheduled.is_none_or(|it| it.observed_generation != replica.metadata.generation)
 }
 
 /// How far a replica is, and what it waits for.

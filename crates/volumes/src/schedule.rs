@@ -79,7 +79,9 @@ pub fn volume<'a>(
     }
 }
 
-fn replica(replica: &ReplicatedVolumeReplica) -> Replica {
+/// The replica as placement sees it.
+#[must_use]
+pub fn replica(replica: &ReplicatedVolumeReplica) -> Replica {
     Replica {
         id: replica.id(),
         kind: replica.spec.kind,
@@ -90,14 +92,18 @@ fn replica(replica: &ReplicatedVolumeReplica) -> Replica {
     }
 }
 
+/// What the condition says about a replica that has its place.
+#[must_use]
+pub fn scheduled() -> Statement {
+    Statement::new(SCHEDULED, true, "Scheduled", "Replica scheduled successfully")
+}
+
 /// What the condition says about a verdict; `None` removes it.
 #[must_use]
 pub fn statement(verdict: &Verdict) -> Option<Statement> {
     let (status, reason, message) = match verdict {
         Verdict::Access => return None,
-        Verdict::AlreadyScheduled | Verdict::Placed(_) => {
-            (true, "Scheduled", "Replica scheduled successfully".to_owned())
-        }
+        Verdict::AlreadyScheduled | Verdict::Placed(_) => return Some(scheduled()),
         Verdict::Failed(summary) => (false, "SchedulingFailed", summary.clone()),
         Verdict::ExtenderUnavailable(call) => {
             (false, "ExtenderUnavailable", unavailable(*call).to_owned())

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use mainstay_placement::EligibleNodes;
 use mainstay_store::builtin::Node;
 use mainstay_store::registry::Typed;
 use serde_json::Value;
@@ -14,7 +13,7 @@ use crate::api::{
     ReplicatedVolumeAttachment, ReplicatedVolumeReplica,
 };
 use crate::eligible::eligible_nodes;
-use crate::ledger::Ledger;
+use crate::ledger::{Held, Ledger};
 use crate::{configure, reserve};
 
 /// Why manifests cannot be read.
@@ -63,6 +62,8 @@ pub struct World {
     pub replicas: BTreeMap<String, Arc<ReplicatedVolumeReplica>>,
     /// Attachments.
     pub attachments: BTreeMap<String, ReplicatedVolumeAttachment>,
+    /// What the ledger of a server has promised and nobody has taken yet.
+    pub reservations: Vec<Held>,
 }
 
 /// Reads YAML or JSON documents; lists are taken apart.
@@ -186,15 +187,12 @@ impl World {
         for (name, volume) in &self.volumes {
             ledger.set_volume(name, Some(reserve::size(volume)));
         }
+        for held in &self.reservations {
+            ledger.hold_for(held);
+        }
         for (name, replica) in &self.replicas {
             ledger.set_replica(name, reserve::placed(replica));
         }
         ledger
-    }
-
-    /// The eligible nodes of a pool.
-    #[must_use]
-    pub fn eligible(&self, pool: &ReplicatedStoragePool) -> EligibleNodes {
-        EligibleNodes::new(pool.status.eligible_nodes.iter().cloned())
     }
 }

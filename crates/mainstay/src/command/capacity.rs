@@ -38,9 +38,9 @@ impl Capacity {
         if size == Some(0) {
             return Err(Error::usage("--size must be greater than 0"));
         }
-        let objects = world::fetch(&self.connect.client()?).await?;
+        let there = world::fetch(&self.connect.client()?).await?;
         let now = SystemClock::new().now();
-        let found = capacity(world::world(objects)?, self.class.as_deref(), size, now);
+        let found = capacity(there.world()?, self.class.as_deref(), size, now);
         match self.output {
             Shape::Table => output::print(&found.table())?,
             Shape::Json => output::print_line(&output::json(&json!(found)))?,

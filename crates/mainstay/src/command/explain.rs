@@ -62,9 +62,9 @@ impl Placement {
                 name
             }
         };
-        let objects = world::fetch(&self.connect.client()?).await?;
+        let there = world::fetch(&self.connect.client()?).await?;
         let now = SystemClock::new().now();
-        let explained = explain(world::world(objects)?, name, self.replica, now)
+        let explained = explain(there.world()?, name, self.replica, now)
             .map_err(|error| Error::negative(error.to_string()))?;
         match self.output {
             Shape::Table => output::print(&explained.table())?,

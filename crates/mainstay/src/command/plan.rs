@@ -50,17 +50,17 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
-        let mut objects = Vec::new();
+        let mut there = world::Fetched::default();
         if self.live {
-            objects = world::fetch(&self.connect.client()?).await?;
+            there = world::fetch(&self.connect.client()?).await?;
         }
-        objects.extend(world::read(&self.files)?);
+        there.objects.extend(world::read(&self.files)?);
         let scores = match &self.scores {
             None => Scores::Ledger,
             Some(file) => Scores::read(&world::text(file)?)
                 .map_err(|error| Error::usage(format!("{}: {error}", file.display())))?,
         };
-        let planned = plan(world::world(objects)?, &scores, SystemClock::new().now());
+        let planned = plan(there.world()?, &scores, SystemClock::new().now());
         match self.output {
             Shape::Table => output::print(&planned.table())?,
             Shape::Json => output::print_line(&output::json(&json!(planned)))?,

@@ -7,15 +7,23 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use axum::extract::Request;
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
 use clap::Args;
 use mainstay_server::clock::SystemClock;
 use mainstay_server::registry::{Registry, builtin};
-use mainstay_server::{Location, Options, Running, Server};
+use mainstay_server::{Location, Options, Role, Running, Server, User};
 use mainstay_volumes::controller::{self, Volumes};
 use mainstay_volumes::extender::{Client, Ledger};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::client::kubeconfig::Trust;
+use crate::client::tls;
 use crate::error::Error;
 use crate::paths;
 
@@ -62,9 +70,14 @@ pub(crate) struct Serve {
     /// Run only these parts [possible: api, volumes]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     only: Option<Vec<String>>,
-    /// Ask this scheduler extender about capacity (http://HOST:PORT) instead of the own ledger
+    /// Ask this scheduler extender about capacity (http://HOST:PORT or https://HOST:PORT) instead
+    /// of the own ledger
     #[arg(long, value_name = "URL", env = "SCHEDULER_EXTENDER_URL")]
     extender_url: Option<String>,
+    /// Trust the certificate authorities in this PEM file for an extender with HTTPS [default:
+    /// those of this machine]
+    #[arg(long, value_name = "FILE")]
+    extender_ca: Option<PathBuf>,
     /// Workers that move files. No part of this version moves files yet
     #[arg(long, value_name = "N")]
     transfer_workers: Option<u32>,
@@ -113,6 +126,7 @@ struct File {
     catalog: Option<String>,
     only: Option<Vec<String>>,
     extender_url: Option<String>,
+    extender_ca: Option<PathBuf>,
     transfer_workers: Option<u32>,
     plain_http: bool,
     limits: FileLimits,
@@ -152,6 +166,7 @@ impl Serve {
         let parts = Parts {
             volumes: only.is_none_or(|only| only.iter().any(|part| part == "volumes")),
             extender_url: self.extender_url.clone().or_else(|| file.extender_url.clone()),
+            extender_ca: self.extender_ca.clone().or_else(|| file.extender_ca.clone()),
         };
         let options = self.options(file)?;
         let (running, engines) = start(options, parts).await?;
@@ -234,12 +249,39 @@ fn check_parts(only: Option<&[String]>) -> Result<(), Error> {
 pub(crate) struct Parts {
     volumes: bool,
     extender_url: Option<String>,
+    extender_ca: Option<PathBuf>,
 }
 
 impl Parts {
     /// All of them, with nothing from outside.
     pub(crate) fn all() -> Self {
-        Self { volumes: true, extender_url: None }
+        Self { volumes: true, extender_url: None, extender_ca: None }
+    }
+}
+
+impl Parts {
+    /// The extender elsewhere, if there is one.
+    fn extender(&self, options: &Options) -> Result<Option<Client>, Error> {
+        let Some(url) = &self.extender_url else { return Ok(None) };
+        let trust = match url.starts_with("https:") {
+            true => Some(Arc::new(self.trust()?)),
+            false => None,
+        };
+        let client = Client::new(url, trust, options.clock.clone());
+        client.map(Some).map_err(|error| Error::usage(format!("--extender-url: {error}")))
+    }
+
+    fn trust(&self) -> Result<rustls::ClientConfig, Error> {
+        let wrong = |error: &dyn std::fmt::Display| Error::usage(format!("--extender-ca: {error}"));
+        let trust = match &self.extender_ca {
+            None => Trust::System,
+            Some(file) => {
+                let found = CertificateDer::pem_file_iter(file).map_err(|error| wrong(&error))?;
+                let found: Result<Vec<_>, _> = found.collect();
+                Trust::Authorities(found.map_err(|error| wrong(&error))?)
+            }
+        };
+        tls::config(&trust, None).map_err(|error| wrong(&error))
     }
 }
 
@@ -259,17 +301,13 @@ impl Engines {
 
 /// Starts a server and its engines. The extender's routes answer once the ledger is there.
 pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running, Engines), Error> {
-    let extender = match &parts.extender_url {
-        None => None,
-        Some(url) => Some(
-            Client::new(url, options.clock.clone())
-                .map_err(|error| Error::usage(format!("--extender-url: {error}")))?,
-        ),
-    };
+    let extender = parts.extender(&options)?;
     let ledger = Arc::new(std::sync::OnceLock::new());
     if parts.volumes {
         let routes = options.routes.take().unwrap_or_default();
-        options.routes = Some(routes.merge(mainstay_volumes::extender::router(ledger.clone())));
+        let extender = mainstay_volumes::extender::router(ledger.clone());
+        let guarded = extender.layer(axum::middleware::from_fn(may_reserve));
+        options.routes = Some(routes.merge(guarded));
     }
     let running = Server::start(options).await?;
     let mut engines = Engines { volumes: None };
@@ -284,6 +322,17 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         engines.volumes = Some(volumes);
     }
     Ok((running, engines))
+}
+
+/// Whoever may only look may not reserve.
+async fn may_reserve(request: Request, next: Next) -> Response {
+    let role = request.extensions().get::<Arc<User>>().and_then(|user| user.role);
+    let writes = matches!(role, Some(Role::Admin | Role::Editor));
+    if request.method() != Method::GET && !writes {
+        let error = serde_json::json!({"error": "only admins and editors may reserve space"});
+        return (StatusCode::FORBIDDEN, axum::Json(error)).into_response();
+    }
+    next.run(request).await
 }
 
 /// Serves until SIGINT or SIGTERM, then ends in order; a second signal ends at once.

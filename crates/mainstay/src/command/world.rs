@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use mainstay_volumes::extender::Reservations;
 use mainstay_volumes::world::{World, documents};
 use serde_json::Value;
 
@@ -19,18 +20,36 @@ const COLLECTIONS: [(&str, &str); 7] = [
     ("/apis/storage.mainstay.dev/v1/replicatedvolumeattachments", "ReplicatedVolumeAttachment"),
 ];
 
-/// The objects of a server.
-pub(crate) async fn fetch(client: &Client) -> Result<Vec<Value>, Error> {
-    let mut objects = Vec::new();
+/// What a server has.
+#[derive(Debug, Default)]
+pub(crate) struct Fetched {
+    /// Its objects.
+    pub(crate) objects: Vec<Value>,
+    /// What its ledger has promised.
+    reservations: Reservations,
+}
+
+/// The objects and reservations of a server.
+pub(crate) async fn fetch(client: &Client) -> Result<Fetched, Error> {
+    let mut fetched = Fetched::default();
     for (path, kind) in COLLECTIONS {
         let mut list = client.json(Call::get(path)).await?;
         let items = list.get_mut("items").map(Value::take);
         for mut item in items.and_then(|items| items.as_array().cloned()).unwrap_or_default() {
             item["kind"] = kind.into();
-            objects.push(item);
+            fetched.objects.push(item);
         }
     }
-    Ok(objects)
+    match client.json(Call::get("/v1/lvg/reservations")).await {
+        Ok(held) => {
+            fetched.reservations = serde_json::from_value(held)
+                .map_err(|error| Error::negative(format!("the reservations: {error}")))?;
+        }
+        // A server that runs without the part that promises has promised nothing.
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(fetched)
 }
 
 /// The objects in files; `-` is stdin.
@@ -55,7 +74,10 @@ pub(crate) fn text(file: &PathBuf) -> Result<String, Error> {
     read.map_err(|error| Error::usage(format!("cannot read {}: {error}", file.display())))
 }
 
-/// The world of these objects.
-pub(crate) fn world(objects: Vec<Value>) -> Result<World, Error> {
-    World::read(objects).map_err(|error| Error::usage(error.to_string()))
+impl Fetched {
+    /// The world of all this.
+    pub(crate) fn world(self) -> Result<World, Error> {
+        let world = World::read(self.objects).map_err(|error| Error::usage(error.to_string()))?;
+        Ok(World { reservations: self.reservations.reservations, ..world })
+    }
 }

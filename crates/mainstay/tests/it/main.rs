@@ -16,3 +16,4 @@ mod lifecycle;
 mod operators;
 mod process;
 mod python;
+mod volumes;

@@ -20,7 +20,7 @@ fn volume(topology: Topology, replicas: u8) -> Volume {
 }
 
 #[test]
-fn x1_a_placed_tie_breaker_stays_scheduled() {
+fn x1_d1_a_placed_tie_breaker_stays_scheduled() {
     let eligible = nodes(&[("a", &["a1"]), ("b", &["b1"]), ("c", &["c1"])]);
     let mut volume = volume(Topology::TransZonal, 2);
     volume.replicas.push(replica(2, ReplicaType::TieBreaker));
@@ -30,7 +30,7 @@ fn x1_a_placed_tie_breaker_stays_scheduled() {
 }
 
 #[test]
-fn x2_a_partly_placed_replica_does_not_count_itself() {
+fn x2_d2_a_partly_placed_replica_does_not_count_itself() {
     let eligible = nodes(&[("a", &["a1"]), ("b", &["b1"]), ("c", &["c1"])]);
     let mut volume = volume(Topology::TransZonal, 3);
     volume.replicas[0].node_name = "c1".to_owned();
@@ -39,7 +39,7 @@ fn x2_a_partly_placed_replica_does_not_count_itself() {
 }
 
 #[test]
-fn x3_a_zone_without_groups_is_named_or_left_out() {
+fn x3_d3_a_zone_without_groups_is_named_or_left_out() {
     let eligible = nodes(&[("zone-a", &["a1", "a2"]), ("zone-b", &["-b1"])]);
     let mut strict = volume(Topology::TransZonal, 2);
     let settled = settle(&eligible, &mut strict, &table());
@@ -59,7 +59,7 @@ fn x3_a_zone_without_groups_is_named_or_left_out() {
 }
 
 #[test]
-fn x4_all_or_nothing_looks_ahead() {
+fn x4_d4_all_or_nothing_looks_ahead() {
     let eligible = nodes(&[("a", &["a1"]), ("b", &["b1", "b2", "b3"])]);
     let mut volume = volume(Topology::Zonal, 3);
     volume.attach_to.insert("a1".to_owned());
@@ -127,7 +127,7 @@ fn a_full_zone_falls_back_too() {
 }
 
 #[test]
-fn x7_a_tie_breaker_prefers_a_node_without_groups() {
+fn x7_d11_a_tie_breaker_prefers_a_node_without_groups() {
     let eligible = nodes(&[("a", &["a1", "a2", "-z9"])]);
     let mut volume = volume(Topology::Ignored, 1);
     volume.replicas.push(replica(1, ReplicaType::TieBreaker));
@@ -135,7 +135,7 @@ fn x7_a_tie_breaker_prefers_a_node_without_groups() {
 }
 
 #[test]
-fn a_shadow_replica_is_placed_after_the_diskful_ones() {
+fn d12_a_shadow_replica_is_placed_after_the_diskful_ones() {
     let eligible = nodes(&[("a", &["a1", "a2"])]);
     let mut volume = volume(Topology::Ignored, 1);
     volume.replicas[0].id = 1;
@@ -173,10 +173,13 @@ fn an_explanation_says_what_would_have_to_change() {
     let rows: Vec<_> = explanation
         .candidates(&|_| Some(room))
         .into_iter()
-        .map(|row| (row.node, row.excluded_by.unwrap_or_default(), row.because, row.change))
+        .map(|row| {
+            let step = row.excluded_by.unwrap_or_default();
+            (row.node, step.into_owned(), row.because, row.change)
+        })
         .collect();
-    let row = |node: &str, step: &'static str, because: &str, change: &str| {
-        (node.to_owned(), step, because.to_owned(), change.to_owned())
+    let row = |node: &str, step: &str, because: &str, change: &str| {
+        (node.to_owned(), step.to_owned(), because.to_owned(), change.to_owned())
     };
     assert_eq!(
         rows,
@@ -184,8 +187,8 @@ fn an_explanation_says_what_would_have_to_change() {
             row(
                 "a2",
                 "scoring (no capacity)",
-                "needs 10 bytes, 4 are available",
-                "6 more bytes become available"
+                "needs 10 bytes, 4 bytes are available",
+                "6 bytes more become available"
             ),
             row(
                 "b1",

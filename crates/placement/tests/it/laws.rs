@@ -219,6 +219,35 @@ proptest! {
     }
 
     #[test]
+    fn the_explanation_of_all_or_nothing_is_the_decision(world in worlds()) {
+        let eligible = EligibleNodes::new(world.nodes.clone());
+        let volume = Volume { strategy: Together::AllOrNothing, ..world.volume.clone() };
+        let mut settled = volume.clone();
+        let texts = settle(&eligible, &mut settled, &world.table);
+        let score = |group: usize| {
+            eligible.lvg(eligible.lvgs()[group]).and_then(|lvg| world.table.score(&lvg.name))
+        };
+        let pass = Pass::new(&eligible, &volume);
+        for index in pass.pending() {
+            let explanation = pass.explain(index, &score);
+            let mut counted = vec![0; explanation.steps().len()];
+            for (_, step) in explanation.excluded() {
+                counted[*step] += 1;
+            }
+            let stated: Vec<usize> =
+                explanation.steps().iter().map(|step| step.excluded).collect();
+            prop_assert_eq!(counted, stated);
+            match explanation.chosen() {
+                Some(entry) => {
+                    let node = &eligible.node(entry.candidate).node_name;
+                    prop_assert_eq!(node, &settled.replicas[index].node_name);
+                }
+                None => prop_assert_eq!(&texts[index], &format!("FAIL {}", explanation.summary())),
+            }
+        }
+    }
+
+    #[test]
     fn all_or_nothing_finds_the_best_set_whenever_there_is_one(world in worlds()) {
         let eligible = EligibleNodes::new(world.nodes.clone());
         let mut volume = Volume { strategy: Together::AllOrNothing, ..world.volume.clone() };

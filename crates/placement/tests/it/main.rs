@@ -6,4 +6,5 @@
 mod better;
 mod cases;
 mod laws;
+mod units;
 mod world;

@@ -75,14 +75,14 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     let pool = shared.views.pool(&pool);
     let mut next = (*class).clone();
     settle(&mut next, pool.as_deref(), now);
-    let counted = counts(&shared, &class);
-    if next.status == class.status && Some(counted) == class.status.volumes {
-        return Ok(Outcome::Done);
-    }
-    // Counting follows volumes at a distance: many change at once when many are created.
     let only_counts = next.status == class.status;
+    // Counting follows volumes at a distance: many change at once when many are created.
     if only_counts && context.failures == 0 && shared.waiting.counted_lately(&name, now, GATHER) {
         return Ok(Outcome::After(GATHER));
+    }
+    let counted = counts(&shared, &class);
+    if only_counts && Some(counted) == class.status.volumes {
+        return Ok(Outcome::Done);
     }
     let status = Some(Subresource::Status);
     let written = context

@@ -1,9 +1,9 @@
 //! Replicas: says whether each still stands where its pool allows, in which zone, how far it is.
 
 use mainstay_controller::runtime::{Context, Controller, Handle, Outcome};
-use mainstay_store::resources::{Error, Subresource};
+use mainstay_store::resources::Error;
 
-use super::{BY_POOL, Shared, or_gone};
+use super::{BY_POOL, Shared, set_status};
 use crate::api::{ReplicatedStoragePool, ReplicatedVolume, ReplicatedVolumeReplica};
 use crate::{conditions, satisfy};
 
@@ -47,6 +47,10 @@ pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<S
 
 async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Outcome, Error> {
     let Some(replica) = shared.views.replicas.find(None, &name) else { return Ok(Outcome::Done) };
+    if satisfy::is_being_scheduled(&replica) {
+        // What scheduling writes wakes us again.
+        return Ok(Outcome::Done);
+    }
     let pool = shared.views.pool_of(&replica);
     let now = context.resources.clock().now();
     let mut next = (*replica).clone();
@@ -54,15 +58,9 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     if next.status == replica.status {
         return Ok(Outcome::Done);
     }
-    let options = super::options("mainstay-replica");
-    let status = Some(Subresource::Status);
-    let written = context
-        .resources
-        .modify_as(None, &name, status, &options, |replica: &mut ReplicatedVolumeReplica| {
-            settle(replica, pool.as_deref(), now);
-        })
-        .await;
-    or_gone(written).map(|_| Outcome::Done)
+    let settle = |replica: &mut _| settle(replica, pool.as_deref(), now);
+    set_status(&context.resources, &name, "mainstay-replica", settle).await?;
+    Ok(Outcome::Done)
 }
 
 fn settle(

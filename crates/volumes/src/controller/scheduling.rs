@@ -2,39 +2,38 @@
 //!
 //! It writes the three placement fields and the Scheduled condition, and nothing else. What it
 //! places it has reserved before. Replicas are read from the store, not from a copy that may lag,
-//! so that a run never repeats what the last one did.
+//! so that a run never repeats what the last one did. What wakes it is here; what it then does is
+//! in [`run`].
+
+mod run;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mainstay_controller::events::{Severity, reference};
 use mainstay_controller::runtime::{BoxError, Context, Controller, Handle, Outcome};
-use mainstay_placement::{EligibleNodes, Narrowing, Next, Pass, Slot, Verdict, Volume};
+use mainstay_placement::ReplicaType;
 use mainstay_store::objects::At;
-use mainstay_store::resources::{self, Error, Subresource, decode, encode};
+use mainstay_store::resources::{Error, decode};
 
-use super::{BY_GROUP, BY_POOL, Shared, or_gone};
+use super::{BY_GROUP, BY_POOL, Shared};
 use crate::api::{
     LVMVolumeGroup, ReplicatedStoragePool, ReplicatedVolume, ReplicatedVolumeReplica, replica_name,
 };
-use crate::conditions::{self, Statement};
-use crate::extender::{self, Request};
-use crate::ledger::Target;
+use crate::candidates::Candidates;
 use crate::satisfy::is_misplaced;
 use crate::schedule::{self, SCHEDULED};
-use crate::{attach, ledger};
-
-const MANAGER: &str = "mainstay-scheduling";
+use crate::{attach, conditions, ledger};
+use run::{Interrupted, Run};
 
 /// Volumes that wait for a place, and what is remembered between runs.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     /// By volume: its pool, and the bytes a replica needs.
     volumes: Mutex<BTreeMap<String, (String, u64)>>,
-    /// By pool: the eligible nodes of its newest revision.
-    eligible: Mutex<BTreeMap<String, (i64, Arc<EligibleNodes>)>>,
+    /// By pool: the candidates of its newest revision.
+    candidates: Mutex<BTreeMap<String, (i64, Arc<Candidates>)>>,
     counted: Mutex<BTreeMap<String, Timestamp>>,
 }
 
@@ -54,20 +53,19 @@ impl Waiting {
         fitting.map(|(volume, _)| volume.clone()).collect()
     }
 
-    fn eligible(&self, pool: &ReplicatedStoragePool) -> Arc<EligibleNodes> {
-        let revision = pool.status.eligible_nodes_revision;
-        let mut eligible = lock(&self.eligible);
-        let known = eligible.get(&pool.metadata.name);
-        if let Some((_, nodes)) = known.filter(|(known, nodes)| {
-            *known == revision
-                && nodes.nodes().len() == pool.status.eligible_nodes.len()
-                && revision != 0
+    fn candidates(&self, pool: &ReplicatedStoragePool) -> Arc<Candidates> {
+        let (revision, nodes) = (pool.status.eligible_nodes_revision, &pool.status.eligible_nodes);
+        let mut candidates = lock(&self.candidates);
+        let known = candidates.get(&pool.metadata.name);
+        // A pool whose status was never worked out may change without a new revision.
+        if let Some((_, known)) = known.filter(|(known, candidates)| {
+            *known == revision && candidates.eligible.nodes().len() == nodes.len() && revision != 0
         }) {
-            return nodes.clone();
+            return known.clone();
         }
-        let nodes = Arc::new(EligibleNodes::new(pool.status.eligible_nodes.iter().cloned()));
-        eligible.insert(pool.metadata.name.clone(), (revision, nodes.clone()));
-        nodes
+        let new = Arc::new(Candidates::new(nodes.iter().cloned()));
+        candidates.insert(pool.metadata.name.clone(), (revision, new.clone()));
+        new
     }
 
     /// Whether a class's volumes were counted within `gather`; if not, they are counted now.
@@ -127,21 +125,28 @@ pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<S
                 volumes.iter().map(|volume| volume.metadata.name.clone()).collect::<Vec<_>>()
             },
         )
-        .watch_if(
-            &views.groups,
-            |old, new| old.map(|old| &old.status) != new.map(|new| &new.status),
-            move |group: &LVMVolumeGroup| {
-                let spaces = group.status.thin_pools.iter().map(|pool| pool.name.as_str());
-                let spaces = spaces.chain([""]).filter_map(|thin| ledger::space(group, thin));
-                let most = spaces.map(|space| space.free).max().unwrap_or_default();
-                waiting_for(&by_group, &group.metadata.name, most)
-            },
-        )
+        .watch_if(&views.groups, has_more_room, move |group: &LVMVolumeGroup| {
+            let spaces = group.status.thin_pools.iter().map(|pool| pool.name.as_str());
+            let spaces = spaces.chain([""]).filter_map(|thin| ledger::space(group, thin));
+            let most = spaces.map(|space| space.free).max().unwrap_or_default();
+            waiting_for(&by_group, &group.metadata.name, most)
+        })
         .watch(&views.attachments, move |it| {
             let volume = it.spec.replicated_volume_name.clone();
             for_attachments.waits(&volume).then_some(volume)
         })
         .run(move |context, name| reconcile(this.clone(), context, name))
+}
+
+/// Whether a group, or a thin pool in it, has more room than before.
+fn has_more_room(old: Option<&LVMVolumeGroup>, new: Option<&LVMVolumeGroup>) -> bool {
+    let Some(new) = new else { return false };
+    let thin_pools = new.status.thin_pools.iter().map(|pool| pool.name.as_str());
+    thin_pools.chain([""]).any(|thin| {
+        let before = old.and_then(|old| ledger::space(old, thin)).unwrap_or_default();
+        ledger::space(new, thin)
+            .is_some_and(|now| now.free > before.free || now.total > before.total)
+    })
 }
 
 /// Volumes that wait for room in a group.
@@ -165,45 +170,31 @@ fn replica_matters(
         || (scheduled(old).is_some() && scheduled(new).is_none())
 }
 
-/// One run: the pass, and what it works with.
-struct Run<'r> {
-    shared: &'r Shared,
-    context: &'r Context,
-    replicas: Vec<ReplicatedVolumeReplica>,
-    failed: bool,
-    unavailable: Option<extender::Error>,
-}
-
-/// Why a run ended early, though nothing went wrong: what it saw is no longer so.
-enum Interrupted {
-    Outdated,
-    Failed(Error),
-}
-
-impl From<Error> for Interrupted {
-    fn from(error: Error) -> Self {
-        if error.is_conflict() { Self::Outdated } else { Self::Failed(error) }
-    }
-}
-
 async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Outcome, BoxError> {
-    let replicas = read_replicas(&context, &name).await?;
     let volume = shared.views.volume(&name);
     let pool = volume.as_ref().and_then(|volume| volume.status.configuration.as_ref());
     let pool = pool.and_then(|it| shared.views.pool(&it.storage_pool_name));
-    let mut run =
-        Run { shared: &shared, context: &context, replicas, failed: false, unavailable: None };
-    let result = match schedule::guard(volume.as_deref(), |_| pool.as_deref()) {
+    let guarded = schedule::guard(volume.as_deref(), |_| pool.as_deref());
+    if let Ok((_, _, pool)) = &guarded
+        && is_settled(&shared.views.replicas_of(&name), pool)
+    {
+        // Most runs are woken by what the last one wrote.
+        lock(&shared.waiting.volumes).remove(&name);
+        return Ok(Outcome::Done);
+    }
+    let replicas = read_replicas(&context, &name).await?;
+    let mut run = Run::new(&shared, &context, replicas);
+    let result = match guarded {
         Err(guard) => run.say_to_all(&guard.statement()).await,
         Ok((volume, configuration, pool)) => {
             let attachments = shared.views.attachments_of(&name);
             let attachments = attachments.iter().map(Arc::as_ref);
             let wanted = attach::wanted_nodes(&volume.status.desired_attach_to, attachments);
-            let seen = schedule::volume(configuration, pool, &run.replicas, wanted);
-            run.pass(volume, pool, &seen).await
+            let seen = schedule::volume(configuration, pool, run.replicas(), wanted);
+            run.pass(volume, &shared.waiting.candidates(pool), &seen).await
         }
     };
-    let (failed, unavailable) = (run.failed, run.unavailable.take());
+    let (failed, unavailable) = run.finish();
     let mut waiting = lock(&shared.waiting.volumes);
     match (&volume, &pool) {
         (Some(volume), Some(pool)) if failed => {
@@ -227,13 +218,31 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     }
 }
 
+/// Whether every replica has its place and says so. A copy that lags may show it too early, never
+/// too late: whatever it does not show yet wakes us when it does.
+fn is_settled(replicas: &[Arc<ReplicatedVolumeReplica>], pool: &ReplicatedStoragePool) -> bool {
+    let said = schedule::scheduled();
+    replicas.iter().all(|replica| {
+        let condition = conditions::find(&replica.status.conditions, SCHEDULED);
+        match replica.spec.kind {
+            ReplicaType::Access => condition.is_none(),
+            _ => {
+                schedule::replica(replica).scheduled(pool.spec.kind)
+                    && condition.is_some_and(|condition| {
+                        condition.observed_generation == replica.metadata.generation
+                            && condition.status == said.status
+                            && condition.reason == said.reason
+                            && condition.message == said.message
+                    })
+            }
+        }
+    })
+}
+
 /// Looks again when a reservation on one of the pool's groups ends.
 fn until_room(shared: &Shared, pool: &ReplicatedStoragePool) -> Outcome {
-    let references = pool.spec.lvm_volume_groups.iter();
-    let targets: Vec<Target> = references
-        .map(|reference| Target::new(&reference.name, &reference.thin_pool_name))
-        .collect();
-    let expiry = shared.extender.next_expiry(&targets);
+    let candidates = shared.waiting.candidates(pool);
+    let expiry = shared.extender.next_expiry(candidates.targets());
     expiry.map_or(Outcome::Done, |wait| Outcome::After(wait + Duration::from_millis(1)))
 }
 
@@ -250,186 +259,6 @@ async fn read_replicas(
     replicas
         .filter(|replica| {
             replica.as_ref().map_or(true, |it| it.spec.replicated_volume_name == volume)
-        })
-        .collect()
-}
-
-impl Run<'_> {
-    async fn pass(
-        &mut self,
-        volume: &ReplicatedVolume,
-        pool: &ReplicatedStoragePool,
-        seen: &Volume,
-    ) -> Result<(), Interrupted> {
-        let eligible = self.shared.waiting.eligible(pool);
-        let mut pass = Pass::new(&eligible, seen);
-        if let Some(warning) = schedule::warning(&pass) {
-            let about = reference(volume);
-            let recorder = &self.shared.recorder;
-            recorder.event(&about, Severity::Warning, "SpreadAcrossZones", &warning);
-        }
-        loop {
-            match pass.advance() {
-                Next::Score { replica, slots } => {
-                    let request = self.request(volume, replica);
-                    let targets = targets(&eligible, &slots);
-                    match self.shared.extender.filter_and_score(&request, &targets).await {
-                        Ok(scores) => {
-                            let by_group: BTreeMap<usize, i64> = slots
-                                .iter()
-                                .zip(scores)
-                                .filter_map(|(slot, score)| Some((slot.group()?, score)))
-                                .collect();
-                            pass.scored(Some(&|group| by_group.get(&group).copied()));
-                        }
-                        Err(error) => {
-                            self.unavailable = Some(error);
-                            pass.scored(None);
-                        }
-                    }
-                }
-                Next::Narrow(Narrowing { replica, slot }) => {
-                    let request = self.request(volume, replica);
-                    let target = &targets(&eligible, &[slot])[0];
-                    let resources = &self.context.resources;
-                    let extender = &self.shared.extender;
-                    match extender.narrow_reservation(resources, &request, target).await {
-                        Ok(()) => pass.narrowed(true),
-                        Err(extender::Error::Full) => return Err(Interrupted::Outdated),
-                        Err(error) => {
-                            self.unavailable = Some(error);
-                            pass.narrowed(false);
-                        }
-                    }
-                }
-                Next::Release(Narrowing { replica, .. }) => {
-                    let request = self.request(volume, replica);
-                    let released =
-                        self.shared.extender.release(&self.context.resources, &request).await;
-                    if let Err(error) = released {
-                        self.unavailable = Some(error);
-                    }
-                }
-                Next::Place(Narrowing { replica, slot }) => {
-                    self.place(replica, &eligible, slot).await?;
-                }
-                Next::Report { replica, verdict } => self.report(replica, &verdict).await?,
-                Next::Done => return Ok(()),
-            }
-        }
-    }
-
-    fn request(&self, volume: &ReplicatedVolume, replica: usize) -> Request {
-        let replica = &self.replicas[replica];
-        Request {
-            claim: schedule::claim(volume, &replica.metadata.name),
-            reservation_id: schedule::reservation_id(volume, replica),
-        }
-    }
-
-    /// Writes a placement, unless the replica's spec has changed since it was read.
-    async fn place(
-        &mut self,
-        replica: usize,
-        eligible: &EligibleNodes,
-        slot: Slot,
-    ) -> Result<(), Interrupted> {
-        let seen = &self.replicas[replica];
-        let resources = &self.context.resources;
-        let kind = resources.kind_of::<ReplicatedVolumeReplica>()?;
-        let key = kind.key(None, &seen.metadata.name);
-        let written = resources
-            .modify(kind, &key, None, &super::options(MANAGER), |old| {
-                let mut typed: ReplicatedVolumeReplica =
-                    serde::Deserialize::deserialize(old).map_err(Error::internal)?;
-                if typed.metadata.uid != seen.metadata.uid || typed.spec != seen.spec {
-                    return Err(Error::conflict(kind, &seen.metadata.name, "the spec changed"));
-                }
-                typed.spec.node_name.clone_from(&eligible.node(slot).node_name);
-                if let Some(group) = eligible.lvg(slot) {
-                    typed.spec.lvm_volume_group_name.clone_from(&group.name);
-                    let thin_pool = &mut typed.spec.lvm_volume_group_thin_pool_name;
-                    thin_pool.clone_from(&group.thin_pool_name);
-                }
-                encode(kind, &typed)
-            })
-            .await;
-        if let Some(written) = or_gone(written)? {
-            self.replicas[replica] = decode(&written.record)?;
-        }
-        Ok(())
-    }
-
-    async fn report(&mut self, replica: usize, verdict: &Verdict) -> Result<(), Interrupted> {
-        if matches!(verdict, Verdict::Failed(_) | Verdict::ExtenderUnavailable(_)) {
-            self.failed = true;
-        }
-        let statement = schedule::statement(verdict);
-        let changed = self.say(replica, statement.as_ref()).await?;
-        let about = &self.replicas[replica];
-        let recorder = &self.shared.recorder;
-        match (verdict, statement) {
-            (Verdict::Placed(_), _) => {
-                let spec = &about.spec;
-                let mut place = format!("placed on {}", spec.node_name);
-                if !spec.lvm_volume_group_name.is_empty() {
-                    place += &format!(" in {}", spec.lvm_volume_group_name);
-                }
-                recorder.event(&reference(about), Severity::Normal, "Scheduled", &place);
-            }
-            (Verdict::Failed(_) | Verdict::ExtenderUnavailable(_), Some(said)) if changed => {
-                let about = reference(about);
-                recorder.event(&about, Severity::Warning, said.reason, &said.message);
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    async fn say_to_all(&mut self, statement: &Statement) -> Result<(), Interrupted> {
-        for replica in 0..self.replicas.len() {
-            self.say(replica, Some(statement)).await?;
-        }
-        Ok(())
-    }
-
-    /// Sets or removes the condition. Says whether that changed anything.
-    async fn say(
-        &mut self,
-        replica: usize,
-        statement: Option<&Statement>,
-    ) -> Result<bool, Interrupted> {
-        let now = self.context.resources.clock().now();
-        let generation = self.replicas[replica].metadata.generation;
-        let settle = |it: &mut ReplicatedVolumeReplica| match statement {
-            Some(statement) => {
-                conditions::set(&mut it.status.conditions, statement, generation, now)
-            }
-            None => conditions::remove(&mut it.status.conditions, SCHEDULED),
-        };
-        if !settle(&mut self.replicas[replica].clone()) {
-            return Ok(false);
-        }
-        let name = self.replicas[replica].metadata.name.clone();
-        let resources = &self.context.resources;
-        let written: Result<(ReplicatedVolumeReplica, resources::Effect), Error> = resources
-            .modify_as(None, &name, Some(Subresource::Status), &super::options(MANAGER), |it| {
-                settle(it);
-            })
-            .await;
-        if let Some((written, _)) = or_gone(written)? {
-            self.replicas[replica] = written;
-        }
-        Ok(true)
-    }
-}
-
-fn targets(eligible: &EligibleNodes, slots: &[Slot]) -> Vec<Target> {
-    slots
-        .iter()
-        .map(|slot| {
-            let group = eligible.lvg(*slot);
-            group.map_or_else(Target::default, |it| Target::new(&it.name, &it.thin_pool_name))
         })
         .collect()
 }

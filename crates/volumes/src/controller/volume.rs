@@ -1,24 +1,29 @@
 //! Volumes: takes over the class's configuration, forms the replicas, follows attachments, and
 //! deletes in order.
 
-use std::collections::BTreeSet;
+mod turns;
+
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
 use mainstay_controller::runtime::{Context, Controller, Handle, Outcome};
 use mainstay_placement::ReplicaType;
 use mainstay_store::meta::{ObjectMeta, OwnerReference};
 use mainstay_store::object::Revision;
 use mainstay_store::registry::Typed;
-use mainstay_store::resources::{DeleteOptions, Error, Subresource};
+use mainstay_store::resources::{DeleteOptions, Error, encode};
 
-use super::{BY_CLASS, BY_VOLUME, MISPLACED, Shared, or_gone};
+pub(super) use turns::{configured, degraded};
+
+use super::{BY_CLASS, BY_VOLUME, Shared, or_gone, set_status};
 use crate::api::{
-    Configuration, ConflictResolution, FINALIZER, GROUP, ReplicatedStorageClass, ReplicatedVolume,
-    ReplicatedVolumeReplica, ReplicatedVolumeReplicaSpec, Rollout, VERSION, VolumePhase,
-    replica_name,
+    Configuration, FINALIZER, GROUP, ReplicatedStorageClass, ReplicatedVolume,
+    ReplicatedVolumeReplica, ReplicatedVolumeReplicaSpec, VERSION, replica_name,
 };
 use crate::configure::{self, Wanted};
 use crate::form::{self, NewReplica, Progress};
+use crate::satisfy::is_misplaced;
+use crate::schedule::SCHEDULED;
 use crate::{attach, conditions};
 
 const MANAGER: &str = "mainstay-volume";
@@ -26,17 +31,18 @@ const MANAGER: &str = "mainstay-volume";
 pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<String> {
     let views = &shared.views;
     let by_class = views.volumes.clone();
-    let misplaced = views.replicas.clone();
+    let (followed, repaired) = (views.clone(), views.clone());
     let this = shared.clone();
     controller
         .watch(&views.volumes, |volume| [volume.metadata.name.clone()])
-        .watch(&views.replicas, move |replica| {
-            // A volume that was repaired makes room for the next.
-            let next = misplaced.by_index(MISPLACED, "yes");
-            let mut names: BTreeSet<String> =
-                next.iter().map(|other| other.spec.replicated_volume_name.clone()).collect();
-            names.insert(replica.spec.replicated_volume_name.clone());
-            names
+        .watch_if(&views.volumes, turns::has_followed, move |volume| {
+            turns::next_to_follow(&followed, volume)
+        })
+        .watch_if(&views.replicas, replica_matters, |replica| {
+            [replica.spec.replicated_volume_name.clone()]
+        })
+        .watch_if(&views.replicas, turns::is_repaired, move |replica| {
+            turns::next_to_repair(&repaired, replica)
         })
         .watch_if(
             &views.classes,
@@ -55,6 +61,21 @@ pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<S
         .run(move |context, name| reconcile(this.clone(), context, name))
 }
 
+/// Whether a change of a replica is one that its volume looks at.
+fn replica_matters(
+    old: Option<&ReplicatedVolumeReplica>,
+    new: Option<&ReplicatedVolumeReplica>,
+) -> bool {
+    let (Some(old), Some(new)) = (old, new) else { return true };
+    let scheduled = |replica: &ReplicatedVolumeReplica| {
+        conditions::find(&replica.status.conditions, SCHEDULED).cloned()
+    };
+    old.metadata.generation != new.metadata.generation
+        || old.deleting() != new.deleting()
+        || is_misplaced(old) != is_misplaced(new)
+        || scheduled(old) != scheduled(new)
+}
+
 async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Outcome, Error> {
     let Some(volume) = shared.views.volume(&name) else { return Ok(Outcome::Done) };
     let replicas = shared.views.replicas_of(&name);
@@ -70,18 +91,24 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     let most = volume.spec.max_attachments.map_or(attach::MOST, usize::from);
     let before = &volume.status.desired_attach_to;
     let desired = attach::desired_attach_to(before, attachments.iter().map(Arc::as_ref), most);
+    if wanted.is_none() && progress.message.is_empty() {
+        progress.message.clone_from(&adopted.waiting_for);
+    }
+    // Replicas are looked at with the configuration they were made for: it is there first.
+    let written = write_status(&context, &volume, &adopted, &progress, &desired).await?;
     if let (Some(configuration), Some(wanted), Some(class)) =
         (&configuration, wanted, class.as_deref())
     {
-        let repair = repairs(&shared, class, &name);
+        if let Some(written) = written {
+            // A copy that has stopped is read by nobody.
+            let _ = shared.views.volumes.wait_until_at(written).await;
+        }
+        let repair = turns::repairs(&shared.views, class, &name);
         let changed = shape(&shared, &context, &volume, &replicas, (wanted, repair)).await?;
         if !changed {
             access(&context, &volume, configuration, &desired, &replicas).await?;
         }
-    } else if progress.message.is_empty() {
-        progress.message.clone_from(&adopted.waiting_for);
     }
-    write_status(&context, &volume, &adopted, &progress, &desired).await?;
     Ok(Outcome::Done)
 }
 
@@ -116,56 +143,12 @@ fn adopt(
     };
     let observed = class.status.configuration_generation;
     let current = status.configuration_generation == observed;
-    if status.configuration.is_some() && !current && !follows(shared, volume, class) {
+    if status.configuration.is_some() && !current && !turns::follows(&shared.views, volume, class) {
         return Adopted { observed, ..keep(String::new()) };
     }
     let waiting_for = String::new();
     let configuration = Some(configuration.clone());
     Adopted { configuration, generation: observed, observed, waiting_for }
-}
-
-/// Whether it is a volume's turn to follow its class.
-fn follows(shared: &Shared, volume: &ReplicatedVolume, class: &ReplicatedStorageClass) -> bool {
-    let strategy = class.spec.configuration_rollout_strategy;
-    if strategy.kind == Rollout::NewVolumesOnly {
-        return false;
-    }
-    let generation = class.status.configuration_generation;
-    let under_way = shared
-        .views
-        .volumes
-        .by_index(BY_CLASS, &class.metadata.name)
-        .into_iter()
-        .filter(|other| {
-            other.status.configuration_generation != generation
-                || other.status.phase != Some(VolumePhase::Ready)
-        })
-        .map(|other| other.metadata.name.clone())
-        .collect::<BTreeSet<_>>();
-    let most = strategy.rolling_update.unwrap_or_default().max_parallel;
-    let turns = usize::try_from(most).unwrap_or(usize::MAX);
-    under_way.iter().take(turns).any(|other| *other == volume.metadata.name)
-}
-
-/// Whether it is a volume's turn to have replicas in the wrong place replaced.
-fn repairs(shared: &Shared, class: &ReplicatedStorageClass, volume: &str) -> bool {
-    let strategy = class.spec.eligible_nodes_conflict_resolution_strategy;
-    if strategy.kind == ConflictResolution::Manual {
-        return false;
-    }
-    let misplaced: BTreeSet<String> = shared
-        .views
-        .replicas
-        .by_index(MISPLACED, "yes")
-        .iter()
-        .map(|replica| replica.spec.replicated_volume_name.clone())
-        .collect();
-    let most = strategy.rolling_repair.unwrap_or_default().max_parallel;
-    let of_class = misplaced.iter().filter(|name| {
-        let volume = shared.views.volume(name);
-        volume.is_some_and(|it| it.spec.replicated_storage_class_name == class.metadata.name)
-    });
-    of_class.take(usize::try_from(most).unwrap_or(usize::MAX)).any(|name| name == volume)
 }
 
 /// Creates and deletes replicas. Says whether there was anything to do.
@@ -178,10 +161,11 @@ async fn shape(
 ) -> Result<bool, Error> {
     let name = &volume.metadata.name;
     let changes = form::changes(name, wanted, replicas, repair);
-    let mut newest = None;
-    for NewReplica { name: replica, kind } in &changes.create {
-        newest = create(context, volume, replica, *kind, "").await?.or(newest);
-    }
+    let created = changes
+        .create
+        .iter()
+        .map(|NewReplica { name, kind }| create(context, volume, name, *kind, ""));
+    let newest = try_join_all(created).await?.into_iter().flatten().max();
     for replica in &changes.delete {
         remove(context, replica).await?;
     }
@@ -245,8 +229,11 @@ async fn create(
         },
         status: Default::default(),
     };
-    match context.resources.create_as(&replica, &super::options(MANAGER)).await {
-        Ok(created) => Ok(created.metadata.resource_version.parse().ok()),
+    let resources = &context.resources;
+    let kind = resources.kind_of::<ReplicatedVolumeReplica>()?;
+    let object = encode(kind, &replica)?;
+    match resources.create(kind, None, object, &super::options(MANAGER)).await {
+        Ok(created) => Ok(Some(created.record.revision())),
         Err(error) if error.is_already_exists() => Ok(None),
         Err(error) => Err(error),
     }
@@ -309,13 +296,14 @@ async fn any_replica(context: &Context, volume: &str) -> Result<bool, Error> {
     Ok((0..32).any(|id| all.get(&kind.key(None, &replica_name(volume, id))).is_some()))
 }
 
+/// Writes what is to be said of a volume, if that is new. Says at which revision.
 async fn write_status(
     context: &Context,
     volume: &ReplicatedVolume,
     adopted: &Adopted,
     progress: &Progress,
     desired: &[String],
-) -> Result<(), Error> {
+) -> Result<Option<Revision>, Error> {
     let now = context.resources.clock().now();
     let settle = |volume: &mut ReplicatedVolume| {
         let generation = volume.metadata.generation;
@@ -324,6 +312,9 @@ async fn write_status(
         status.configuration_generation = adopted.generation;
         status.configuration_observed_generation = adopted.observed;
         status.desired_attach_to = desired.to_vec();
+        if progress.passing {
+            return;
+        }
         status.phase = Some(progress.phase);
         status.message.clone_from(&progress.message);
         status.replicas.clone_from(&progress.replicas);
@@ -332,11 +323,7 @@ async fn write_status(
     let mut next = volume.clone();
     settle(&mut next);
     if next.status == volume.status {
-        return Ok(());
+        return Ok(None);
     }
-    let status = Some(Subresource::Status);
-    let name = &volume.metadata.name;
-    let options = super::options(MANAGER);
-    or_gone(context.resources.modify_as(None, name, status, &options, settle).await)?;
-    Ok(())
+    set_status(&context.resources, &volume.metadata.name, MANAGER, settle).await
 }

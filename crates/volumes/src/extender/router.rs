@@ -8,13 +8,13 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use mainstay_store::resources::Resources;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::duration;
-use crate::ledger::{self, Claim, Target};
+use crate::ledger::{self, Claim, Held, Target};
 use crate::reserve::{self, Reserve};
 
 /// The largest request that is read.
@@ -53,6 +53,13 @@ struct NarrowRequest {
     lvg: Target,
 }
 
+/// What is promised, as `/v1/lvg/reservations` tells it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Reservations {
+    /// Those that count now.
+    pub reservations: Vec<Held>,
+}
+
 #[derive(Default, Serialize)]
 struct Answer {
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -76,12 +83,14 @@ impl Ledger {
 
 type Slot = Arc<OnceLock<Ledger>>;
 
-/// The routes of the extender: `/v1/lvg/filter-and-score` and `/v1/lvg/narrow-reservation`. They
-/// answer 503 until the ledger is there: routes are laid before a server has a store.
+/// The routes of the extender: `/v1/lvg/filter-and-score` and `/v1/lvg/narrow-reservation`, and
+/// beyond the contract `/v1/lvg/reservations`, which shows what is promised. They answer 503 until
+/// the ledger is there: routes are laid before a server has a store.
 pub fn router(ledger: Slot) -> Router {
     Router::new()
         .route("/v1/lvg/filter-and-score", post(filter_and_score))
         .route("/v1/lvg/narrow-reservation", post(narrow_reservation))
+        .route("/v1/lvg/reservations", get(reservations))
         .layer(DefaultBodyLimit::max(LARGEST))
         .with_state(ledger)
 }
@@ -125,7 +134,8 @@ async fn filter_and_score(State(slot): State<Slot>, body: Bytes) -> Response {
     }
     let claim =
         Claim { holder: request.reservation_id, volume: String::new(), size, replicated: false };
-    let scores = ledger.reserve.filter_and_score(&claim, &request.lvgs, ttl, true);
+    let targets: Vec<&Target> = request.lvgs.iter().collect();
+    let scores = ledger.reserve.filter_and_score(&claim, &targets, ttl, true);
     let scored = request.lvgs.into_iter().zip(scores).filter(|(_, score)| *score > 0);
     let lvgs = scored.map(|(target, score)| Scored { target, score }).collect();
     axum::Json(ScoreResponse { lvgs }).into_response()
@@ -161,4 +171,9 @@ async fn narrow_reservation(State(slot): State<Slot>, body: Bytes) -> Response {
         }
         Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
+}
+
+async fn reservations(State(slot): State<Slot>) -> Response {
+    let Some(ledger) = slot.get() else { return absent() };
+    axum::Json(Reservations { reservations: ledger.reserve.held() }).into_response()
 }

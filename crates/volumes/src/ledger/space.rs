@@ -9,7 +9,7 @@ pub const DEFAULT_EXTENT: u64 = 4 << 20;
 const DEFAULT_LIMIT: u64 = 150;
 
 /// What a group or thin pool has to promise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
     /// How much there is, over-commitment included.
     pub total: u64,

@@ -48,7 +48,8 @@ fn equal_pools_fill_evenly() {
         for index in 0..3 * (1000 / size) {
             let holder = format!("v{index}-0");
             let claim = claim(&holder, size);
-            let scores = ledger.filter_and_score(&claim, &targets, (now(), later(2)), false);
+            let scores =
+                ledger.filter_and_score(&claim, &targets.each_ref(), (now(), later(2)), false);
             assert!(scores.iter().all(|score| (0..=100).contains(score)));
             let best = (0..3).max_by_key(|place| (scores[*place], std::cmp::Reverse(*place)));
             let best = best.unwrap();
@@ -66,15 +67,22 @@ fn equal_pools_fill_evenly() {
 }
 
 #[test]
-fn a_reservation_never_counts_against_itself() {
+fn d7_a_reservation_never_counts_against_itself() {
     let mut ledger = ledger(&[("a", 10)]);
     let targets = [target("a")];
     for _ in 0..3 {
         let mine = claim("mine", 10);
-        assert!(ledger.filter_and_score(&mine, &targets, (now(), later(2)), true)[0] > 0);
+        assert!(
+            ledger.filter_and_score(&mine, &targets.each_ref(), (now(), later(2)), true)[0] > 0
+        );
         ledger.narrow("mine", &targets[0], (now(), later(60))).unwrap();
         assert_eq!(
-            ledger.filter_and_score(&claim("other", 1), &targets, (now(), later(2)), true),
+            ledger.filter_and_score(
+                &claim("other", 1),
+                &targets.each_ref(),
+                (now(), later(2)),
+                true
+            ),
             [0]
         );
     }
@@ -87,11 +95,11 @@ fn reservations_end_by_time_by_placement_and_by_report() {
     let targets = [a.clone()];
     let free =
         |ledger: &Ledger, at| ledger.balance(&a, &claim("x", 1), at).unwrap().available / GIB;
-    ledger.filter_and_score(&claim("one", 4), &targets, (now(), later(2)), true);
+    ledger.filter_and_score(&claim("one", 4), &targets.each_ref(), (now(), later(2)), true);
     assert_eq!(free(&ledger, now()), 6);
     assert_eq!(free(&ledger, later(3)), 10, "a broad one ends after two seconds");
     assert_eq!(ledger.narrow("one", &a, (later(3), later(63))), Err(Error::Unknown));
-    ledger.filter_and_score(&claim("one", 4), &targets, (later(3), later(5)), true);
+    ledger.filter_and_score(&claim("one", 4), &targets.each_ref(), (later(3), later(5)), true);
     ledger.narrow("one", &a, (later(3), later(63))).unwrap();
     assert_eq!((free(&ledger, later(4)), free(&ledger, later(64))), (6, 10));
     assert_eq!(ledger.next_expiry(&targets, later(4)), Some(later(63)));
@@ -123,11 +131,11 @@ fn thin_pools_follow_their_limit() {
     ledger.set_group("a", Some(&thin));
     let targets = [Target::new("a", "t")];
     let times = (now(), later(2));
-    assert!(ledger.filter_and_score(&claim("one", 20), &targets, times, false)[0] > 0);
-    assert_eq!(ledger.filter_and_score(&claim("one", 21), &targets, times, false), [0]);
+    assert!(ledger.filter_and_score(&claim("one", 20), &targets.each_ref(), times, false)[0] > 0);
+    assert_eq!(ledger.filter_and_score(&claim("one", 21), &targets.each_ref(), times, false), [0]);
     thin.status.thin_pools[0].ready = false;
     ledger.set_group("a", Some(&thin));
-    assert_eq!(ledger.filter_and_score(&claim("one", 1), &targets, times, false), [0]);
+    assert_eq!(ledger.filter_and_score(&claim("one", 1), &targets.each_ref(), times, false), [0]);
 }
 
 #[test]
@@ -179,7 +187,7 @@ proptest! {
                 Op::Score { holder, gib, hold } => {
                     let claim = claim(&holder.to_string(), gib);
                     let times = (later(clock), later(clock + 2));
-                    let scores = ledger.filter_and_score(&claim, &pools, times, hold);
+                    let scores = ledger.filter_and_score(&claim, &pools.each_ref(), times, hold);
                     if scores.iter().any(|score| *score > 0) {
                         sizes.insert(holder, gib);
                     }
@@ -187,8 +195,8 @@ proptest! {
                 Op::Narrow { holder, pool } if !placed.contains_key(&holder) => {
                     let times = (later(clock), later(clock + 60));
                     match ledger.narrow(&holder.to_string(), &pools[pool], times) {
-                        Ok(bytes) => {
-                            narrowed.insert(holder, (pool, bytes / GIB, clock + 60));
+                        Ok(entry) => {
+                            narrowed.insert(holder, (pool, entry.bytes / GIB, clock + 60));
                         }
                         Err(_) => {
                             narrowed.retain(|other, (_, _, until)| *other != holder || *until > clock);

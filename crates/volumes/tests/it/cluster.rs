@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::routing::post;
+use axum::serve::Listener;
 use mainstay_store::builtin;
 use mainstay_store::cache::Retention;
 use mainstay_store::clock::{Clock, SystemClock};
@@ -20,6 +21,10 @@ use mainstay_volumes::api::{ReplicatedVolume, ReplicatedVolumeReplica};
 use mainstay_volumes::controller::{Options, Volumes};
 use mainstay_volumes::extender::Client;
 use serde_json::{Map, Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::server::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) const GROUP: &str = "storage.mainstay.dev/v1";
@@ -48,10 +53,25 @@ impl Cluster {
     }
 
     pub(crate) async fn over(resources: Resources, name: &str, extender: Option<&Fake>) -> Self {
+        Self::start(resources, name, extender.map(Fake::url)).await
+    }
+
+    /// With an extender at this address.
+    pub(crate) async fn asking(url: &str) -> Self {
+        let clock: Arc<dyn Clock> = SystemClock::new();
+        let resources = resources(store(clock.clone()), clock);
+        Self::start(resources, "server-a", Some(url.to_owned())).await
+    }
+
+    async fn start(resources: Resources, name: &str, extender: Option<String>) -> Self {
         let clock = resources.clock().clone();
         let mut options = Options::new(name);
-        options.extender = extender.map(|fake| Client::new(&fake.url(), clock).unwrap());
+        options.extender = extender.map(|url| Client::new(&url, None, clock).unwrap());
         let volumes = Volumes::start(&resources, options, None).await.unwrap();
+        Self::with(resources, volumes).await
+    }
+
+    pub(crate) async fn with(resources: Resources, volumes: Volumes) -> Self {
         let cluster = Self { resources, volumes };
         let default =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}});
@@ -201,6 +221,27 @@ pub(crate) enum Mode {
 
 type Shared = Arc<Mutex<(Answers, Vec<(String, Value)>)>>;
 
+/// Connections with TLS; those that fail at it are passed over.
+struct Secured(TcpListener, TlsAcceptor);
+
+impl Listener for Secured {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        loop {
+            let (stream, address) = self.0.accept().await.unwrap();
+            if let Ok(stream) = self.1.accept(stream).await {
+                return (stream, address);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
 /// A real HTTP server that plays the extender.
 pub(crate) struct Fake {
     address: SocketAddr,
@@ -210,19 +251,38 @@ pub(crate) struct Fake {
 
 impl Fake {
     pub(crate) async fn start(answers: Answers) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        Self::serve(answers, address, listener)
+    }
+
+    /// The same with HTTPS; its certificate is for `localhost`.
+    pub(crate) async fn start_tls(answers: Answers, config: ServerConfig) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        Self::serve(answers, address, Secured(listener, TlsAcceptor::from(Arc::new(config))))
+    }
+
+    fn serve<L: Listener<Addr = SocketAddr>>(
+        answers: Answers,
+        address: SocketAddr,
+        listener: L,
+    ) -> Self {
         let shared: Shared = Arc::new(Mutex::new((answers, Vec::new())));
         let app = axum::Router::new()
             .route("/v1/lvg/filter-and-score", post(score))
             .route("/v1/lvg/narrow-reservation", post(narrow))
             .with_state(shared.clone());
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let serve = async move { axum::serve(listener, app).await.unwrap() };
         Self { address, shared, _task: AbortOnDropHandle::new(tokio::spawn(serve)) }
     }
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.address.port()
     }
 
     pub(crate) fn set(&self, change: impl FnOnce(&mut Answers)) {

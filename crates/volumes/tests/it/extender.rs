@@ -4,12 +4,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mainstay_store::clock::{Clock, ManualClock};
+use mainstay_store::builtin::Event;
+use mainstay_store::clock::{Clock, ManualClock, SystemClock};
 use mainstay_volumes::conditions;
-use mainstay_volumes::extender::{Client, ClientError, Ledger, router};
-use mainstay_volumes::ledger::Target;
+use mainstay_volumes::extender::{Client, ClientError, Ledger, Request, router};
+use mainstay_volumes::ledger::{Claim, Target};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::cluster::{Answers, Cluster, Fake, Mode, class, group, pool, volume};
@@ -114,8 +117,8 @@ async fn our_extender_keeps_the_contract() {
     cluster.volumes.shutdown().await;
 }
 
-fn targets() -> Vec<Target> {
-    vec![Target::new("vg-a", ""), Target::new("vg-b", "t")]
+fn targets() -> [Target; 2] {
+    [Target::new("vg-a", ""), Target::new("vg-b", "t")]
 }
 
 #[tokio::test]
@@ -123,9 +126,12 @@ async fn an_extender_that_is_down_wrong_or_slow_is_an_error() {
     let clock = ManualClock::new(Timestamp::UNIX_EPOCH);
     let answers = Answers { default: Some(7), ..Answers::default() };
     let fake = Fake::start(answers).await;
-    let client = Client::new(&fake.url(), clock.clone()).unwrap();
-    let ttl = Duration::from_secs(2);
-    let ask = || client.filter_and_score("id", 5, targets().leak(), ttl);
+    let client = Client::new(&fake.url(), None, clock.clone()).unwrap();
+    let request =
+        Request { claim: Claim { size: 5, ..Claim::default() }, reservation_id: "id".to_owned() };
+    let [first, second] = targets();
+    let targets = [&first, &second];
+    let ask = || client.filter_and_score(&request, &targets);
     assert_eq!(ask().await.unwrap(), [7, 7]);
     let sent = fake.requests().remove(0).1;
     assert_eq!(
@@ -146,11 +152,14 @@ async fn an_extender_that_is_down_wrong_or_slow_is_an_error() {
         clock.advance(Duration::from_secs(11));
     };
     assert!(matches!(tokio::join!(slow, advance).0, Err(ClientError::Timeout)));
-    let nobody = Client::new("http://127.0.0.1:1", clock.clone()).unwrap();
-    let refused = nobody.narrow_reservation("id", &targets()[0], ttl).await;
+    let nobody = Client::new("http://127.0.0.1:1", None, clock.clone()).unwrap();
+    let refused = nobody.narrow_reservation(&request, &first).await;
     assert!(matches!(refused, Err(ClientError::Connect { .. })));
     let clock: Arc<dyn Clock> = clock;
-    assert!(matches!(Client::new("ftp://x", clock), Err(ClientError::Url(_))));
+    for url in ["ftp://x", "x", "https://x"] {
+        let client = Client::new(url, None, clock.clone());
+        assert!(matches!(client, Err(ClientError::Url(_))), "{url}");
+    }
 }
 
 #[tokio::test]
@@ -184,6 +193,82 @@ async fn a_volume_is_placed_when_the_extender_is_back() {
         both.iter().all(|it| it.as_deref() == Some("Scheduled"))
     };
     cluster.until("both are placed", placed).await;
+    // C71: the annotation is the id; C72: without one it is worked out of each replica.
     assert!(fake.requests().iter().all(|(_, body)| body["reservationID"] == "ns/pvc-123"));
+    let so_far = fake.requests().len();
+    cluster.apply(volume("rv-test", "pair", "1Gi")).await;
+    let asked = || async { fake.requests().len() >= so_far + 4 };
+    cluster.until("the next is placed", asked).await;
+    let (_, first) = &fake.requests()[so_far];
+    assert_eq!(first["reservationID"], "rv-test-0-d228cb69101a8caf78912b704e4a147f");
     cluster.volumes.shutdown().await;
+}
+
+/// Whatever is wrong with the extender, the condition says that it is away and an Event says why.
+#[tokio::test]
+async fn what_is_wrong_with_the_extender_is_told() {
+    let nobody = "http://127.0.0.1:1";
+    let modes = [Some(Mode::Down), Some(Mode::Garbage), None];
+    let why =
+        ["the extender answered 503", "the extender's answer cannot be read", "cannot be reached"];
+    for (mode, why) in modes.into_iter().zip(why) {
+        let answers =
+            Answers { default: Some(5), scoring: mode.unwrap_or_default(), ..Answers::default() };
+        let fake = Fake::start(answers).await;
+        let url = if mode.is_some() { fake.url() } else { nobody.to_owned() };
+        let cluster = Cluster::asking(&url).await;
+        cluster.node("a", "z", true).await;
+        cluster.group("vg-a", "a", "10Gi").await;
+        cluster.apply(pool("pool", &["vg-a"])).await;
+        cluster.apply(class("single", "None", "pool")).await;
+        cluster.apply(volume("data", "single", "1Gi")).await;
+        let text = "Scheduling is temporarily unavailable: capacity scoring service is unreachable";
+        let said = || async {
+            let replica = cluster.replica("data-0").await;
+            let conditions = replica.map(|it| it.status.conditions).unwrap_or_default();
+            conditions::find(&conditions, "Scheduled")
+                .is_some_and(|it| it.reason == "ExtenderUnavailable" && it.message == text)
+        };
+        cluster.until("the condition says so", said).await;
+        let told = || async {
+            let events: Vec<Event> = cluster.resources.list_as(Some("default")).await.unwrap();
+            events.iter().any(|it| {
+                let message = it.message.as_deref().unwrap_or_default();
+                it.reason.as_deref() == Some("ExtenderUnavailable")
+                    && message.starts_with(text)
+                    && message.contains(why)
+            })
+        };
+        cluster.until(&format!("an Event says: {why}"), told).await;
+        cluster.volumes.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn an_extender_with_https_is_trusted_by_the_authority_that_is_given() {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    let certificate = made.cert.der().clone();
+    let server = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.clone()], key)
+        .unwrap();
+    let answers = Answers { default: Some(7), ..Answers::default() };
+    let fake = Fake::start_tls(answers, server).await;
+    let trusting = |certificates: &[CertificateDer<'static>]| {
+        let mut roots = RootCertStore::empty();
+        certificates.iter().for_each(|it| roots.add(it.clone()).unwrap());
+        let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        Some(Arc::new(config))
+    };
+    let clock: Arc<dyn Clock> = SystemClock::new();
+    let url = format!("https://localhost:{}", fake.port());
+    let request = Request { claim: Claim::default(), reservation_id: "id".to_owned() };
+    let [first, _] = targets();
+    let client = Client::new(&url, trusting(&[certificate]), clock.clone()).unwrap();
+    assert_eq!(client.filter_and_score(&request, &[&first]).await.unwrap(), [7]);
+    client.narrow_reservation(&request, &first).await.unwrap();
+    let stranger = Client::new(&url, trusting(&[]), clock).unwrap();
+    let refused = stranger.filter_and_score(&request, &[&first]).await;
+    assert!(matches!(refused, Err(ClientError::Tls { .. })));
 }

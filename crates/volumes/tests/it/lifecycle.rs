@@ -162,13 +162,6 @@ async fn space_that_a_deleted_volume_leaves_wakes_those_that_wait() {
 #[tokio::test]
 async fn guards_speak_to_every_replica_and_access_replicas_carry_no_condition() {
     let cluster = Cluster::new(None).await;
-    let replica = |id: u8, kind: &str, node: &str| {
-        json!({
-            "apiVersion": GROUP, "kind": "ReplicatedVolumeReplica",
-            "metadata": {"name": format!("rv-{id}")},
-            "spec": {"replicatedVolumeName": "rv", "type": kind, "nodeName": node},
-        })
-    };
     cluster.apply(replica(0, "Diskful", "")).await;
     cluster.apply(replica(1, "Access", "a")).await;
     let message = |id: u8| {
@@ -206,6 +199,70 @@ async fn guards_speak_to_every_replica_and_access_replicas_carry_no_condition() 
     };
     cluster.until("placed, and the Access replica says nothing", placed).await;
     assert_eq!(cluster.replica("rv-1").await.unwrap().spec.node_name, "a");
+    cluster.volumes.shutdown().await;
+}
+
+fn replica(id: u8, kind: &str, node: &str) -> serde_json::Value {
+    json!({
+        "apiVersion": GROUP, "kind": "ReplicatedVolumeReplica",
+        "metadata": {"name": format!("rv-{id}")},
+        "spec": {"replicatedVolumeName": "rv", "type": kind, "nodeName": node},
+    })
+}
+
+/// C04: a volume whose configuration names no pool waits for one, placed in part or not.
+#[tokio::test]
+async fn a_pool_without_a_name_is_waited_for() {
+    let cluster = Cluster::new(None).await;
+    cluster.node("a", "z", true).await;
+    cluster.apply(replica(0, "Diskful", "a")).await;
+    cluster.apply(replica(1, "Diskful", "")).await;
+    let mut configured = volume("rv", "none", "1Gi");
+    configured["status"] = json!({"configuration": {"storagePoolName": ""},
+        "configurationGeneration": 1});
+    cluster.apply(configured).await;
+    let waits = || async {
+        let replicas = cluster.replicas("rv").await;
+        replicas.iter().all(|it| {
+            conditions::find(&it.status.conditions, "Scheduled").is_some_and(|it| {
+                it.reason == "WaitingForReplicatedVolume"
+                    && it.message == "ReplicatedStoragePool not found; waiting for it to be present"
+            })
+        })
+    };
+    cluster.until("both wait", waits).await;
+    cluster.volumes.shutdown().await;
+}
+
+/// C06, C10, C12: Access replicas lose a condition of before, and are otherwise left alone.
+#[tokio::test]
+async fn access_replicas_are_not_scheduled() {
+    let cluster = Cluster::new(None).await;
+    three_zones(&cluster, "None", "10Gi").await;
+    let stale = json!({"conditions": [{"type": "Scheduled", "status": "True",
+        "reason": "Scheduled", "message": "Replica scheduled successfully"}]});
+    let mut before =
+        [replica(0, "Access", "a"), replica(1, "Access", ""), replica(2, "Access", "b")];
+    before[0]["status"] = stale.clone();
+    before[2]["status"] = stale;
+    for replica in before {
+        cluster.apply(replica).await;
+    }
+    let mut configured = volume("rv", "none", "1Gi");
+    configured["status"] = json!({"configuration": {"storagePoolName": "pool",
+        "replication": "None"}, "configurationGeneration": 1});
+    cluster.apply(configured).await;
+    let clean = || async {
+        let replicas = cluster.replicas("rv").await;
+        replicas.len() == 3
+            && replicas
+                .iter()
+                .all(|it| conditions::find(&it.status.conditions, "Scheduled").is_none())
+    };
+    cluster.until("no condition is left", clean).await;
+    let nodes: Vec<String> =
+        cluster.replicas("rv").await.into_iter().map(|it| it.spec.node_name).collect();
+    assert_eq!(nodes, ["a", "", "b"]);
     cluster.volumes.shutdown().await;
 }
 

@@ -5,7 +5,16 @@
 
 mod cases;
 mod cluster;
+#[expect(dead_code, reason = "the store's tests hurt it in more ways")]
+#[path = "../../../store/tests/it/cluster.rs"]
+mod etcd;
+mod explain;
 mod extender;
+mod faults;
+mod fill;
 mod lifecycle;
 mod plan;
 mod race;
+mod rollout;
+mod space;
+mod wake;

@@ -1,39 +1,39 @@
-//! Two servers over one store race for the last space.
+//! Several servers over one store: they race for the last space, and take over from each other.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use mainstay_controller::election::{self, Election};
 use mainstay_store::clock::{Clock, SystemClock};
+use mainstay_store::location::Settings;
+use mainstay_store::object::Resource;
+use mainstay_store::objects::{At, Objects};
+use mainstay_store::resources::Resources;
+use mainstay_store::{Location, etcd};
 use mainstay_volumes::controller::{Options, Volumes};
 use mainstay_volumes::ledger::{Claim, Target};
 
 use crate::cluster::{Cluster, class, pool, resources, store, volume};
+use crate::etcd::Cluster as Etcd;
 
-#[tokio::test]
-async fn two_servers_never_promise_the_same_space() {
-    let clock: Arc<dyn Clock> = SystemClock::new();
-    let objects = store(clock.clone());
-    let first = Cluster::over(resources(objects.clone(), clock.clone()), "server-a", None).await;
-    // The second has controllers of its own, with a ledger that sees the same store.
-    let second = resources(objects, clock);
-    let rival = Volumes::start(&second, Options::new("server-b"), None).await.unwrap();
-    let mut groups = Vec::new();
+/// Groups of 10 GiB on three nodes, and a class of single replicas.
+async fn three_groups(cluster: &Cluster) {
     for name in ["a", "b", "c"] {
-        first.node(name, "z", true).await;
-        first.group(&format!("vg-{name}"), name, "10Gi").await;
-        groups.push(format!("vg-{name}"));
+        cluster.node(name, "z", true).await;
+        cluster.group(&format!("vg-{name}"), name, "10Gi").await;
     }
-    let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
-    first.apply(pool("pool", &groups)).await;
-    first.apply(class("single", "None", "pool")).await;
-    for index in 0..20 {
-        first.apply(volume(&format!("v{index}"), "single", "3Gi")).await;
-    }
-    // Three groups of 10 GiB hold nine volumes of 3 GiB.
+    cluster.apply(pool("pool", &["vg-a", "vg-b", "vg-c"])).await;
+    cluster.apply(class("single", "None", "pool")).await;
+}
+
+/// Waits until every volume `v0..` has been decided about, and `expected` have their place: no
+/// group ever holds more than fits.
+async fn decided(cluster: &Cluster, volumes: usize, expected: usize) {
     let decided = || async {
-        let mut placed = 0;
-        let mut failed = 0;
-        for index in 0..20 {
-            let Some(replica) = first.replica(&format!("v{index}-0")).await else { return false };
+        let (mut placed, mut failed) = (0, 0);
+        for index in 0..volumes {
+            let replica = cluster.replica(&format!("v{index}-0")).await;
+            let Some(replica) = replica else { return false };
             let conditions = &replica.status.conditions;
             match mainstay_volumes::conditions::find(conditions, "Scheduled") {
                 Some(it) if it.reason == "Scheduled" => placed += 1,
@@ -41,20 +41,106 @@ async fn two_servers_never_promise_the_same_space() {
                 _ => return false,
             }
         }
-        assert!(placed <= 9, "{placed} volumes were placed");
-        placed == 9 && failed == 11
+        assert!(placed <= expected, "{placed} volumes were placed");
+        placed == expected && placed + failed == volumes
     };
-    first.until("nine are placed and eleven wait", decided).await;
-    for group in groups {
+    cluster.until(&format!("{expected} of {volumes} are placed"), decided).await;
+    for group in ["vg-a", "vg-b", "vg-c"] {
         let mut used = 0;
-        for index in 0..20 {
-            let replica = first.replica(&format!("v{index}-0")).await.unwrap();
+        for index in 0..volumes {
+            let replica = cluster.replica(&format!("v{index}-0")).await.unwrap();
             used += u64::from(replica.spec.lvm_volume_group_name == group) * 3;
         }
         assert!(used <= 10, "{group} holds {used} GiB");
     }
+}
+
+/// Two servers schedule at once, none of which knows of the other: as bad as it can get.
+async fn race(first: Resources, second: Resources) {
+    let first = Cluster::over(first, "server-a", None).await;
+    // The second has controllers of its own, with a ledger that sees the same store.
+    let rival = Volumes::start(&second, Options::new("server-b"), None).await.unwrap();
+    three_groups(&first).await;
+    for index in 0..20 {
+        first.apply(volume(&format!("v{index}"), "single", "3Gi")).await;
+    }
+    // Three groups of 10 GiB hold nine volumes of 3 GiB.
+    decided(&first, 20, 9).await;
     rival.shutdown().await;
     first.volumes.shutdown().await;
+}
+
+#[tokio::test]
+async fn two_servers_never_promise_the_same_space() {
+    let clock: Arc<dyn Clock> = SystemClock::new();
+    let objects = store(clock.clone());
+    race(resources(objects.clone(), clock.clone()), resources(objects, clock)).await;
+}
+
+async fn open(address: &etcd::Address, clock: &Arc<dyn Clock>) -> Arc<dyn Objects> {
+    let location = Location::Etcd(address.clone());
+    mainstay_store::open(&location, &Settings::default(), clock.clone()).await.unwrap()
+}
+
+#[tokio::test]
+async fn two_servers_on_one_etcd_never_promise_the_same_space() {
+    let etcd = Etcd::start(1);
+    let address = etcd.address();
+    let clock: Arc<dyn Clock> = SystemClock::new();
+    let (one, two) = (open(&address, &clock).await, open(&address, &clock).await);
+    race(resources(one.clone(), clock.clone()), resources(two.clone(), clock)).await;
+    one.close().await;
+    two.close().await;
+}
+
+/// Who wrote the reservations that are in the store.
+async fn writers(resources: &Resources) -> BTreeSet<String> {
+    let kept = Resource::new("internal.storage.mainstay.dev", "volumegroupreservations");
+    let kept = resources.objects().collection(&kept, At::Latest).await.unwrap();
+    let writer = |object: serde_json::Map<String, serde_json::Value>| {
+        object["spec"]["writer"].as_str().unwrap().to_owned()
+    };
+    kept.range(None, None).map(|record| writer(record.object())).collect()
+}
+
+#[tokio::test]
+async fn only_the_leader_schedules_and_the_next_takes_over_where_it_ended() {
+    let etcd = Etcd::start(1);
+    let address = etcd.address();
+    let clock: Arc<dyn Clock> = SystemClock::new();
+    let mut servers = Vec::new();
+    for name in ["server-a", "server-b"] {
+        let objects = open(&address, &clock).await;
+        let stand = election::Options::new("servers", name);
+        let election = Election::run(stand, objects.clone(), clock.clone());
+        if name == "server-a" {
+            election.leading().await.unwrap();
+        }
+        let resources = resources(objects, clock.clone());
+        let volumes =
+            Volumes::start(&resources, Options::new(name), Some(&election)).await.unwrap();
+        servers.push((Cluster::with(resources, volumes).await, election));
+    }
+    let (second, next) = servers.pop().unwrap();
+    let (first, leader) = servers.pop().unwrap();
+    three_groups(&second).await;
+    for index in 0..5 {
+        second.apply(volume(&format!("v{index}"), "single", "3Gi")).await;
+    }
+    decided(&second, 5, 5).await;
+    assert_eq!(writers(&second.resources).await, BTreeSet::from(["server-a".to_owned()]));
+    first.volumes.shutdown().await;
+    leader.shutdown().await;
+    next.leading().await.unwrap();
+    for index in 5..12 {
+        second.apply(volume(&format!("v{index}"), "single", "3Gi")).await;
+    }
+    decided(&second, 12, 9).await;
+    assert!(writers(&second.resources).await.contains("server-b"));
+    second.volumes.shutdown().await;
+    next.shutdown().await;
+    first.resources.objects().close().await;
+    second.resources.objects().close().await;
 }
 
 #[tokio::test]
@@ -78,8 +164,7 @@ async fn a_narrow_reservation_outlives_its_server() {
         })
         .await;
     let minute = std::time::Duration::from_secs(60);
-    let scores =
-        ledger.filter_and_score(&claim("one"), std::slice::from_ref(&target), minute, false);
+    let scores = ledger.filter_and_score(&claim("one"), &[&target], minute, false);
     assert!(scores[0] > 0);
     ledger.narrow(&first.resources, "one", &target, minute).await.unwrap();
     first.volumes.shutdown().await;
@@ -90,7 +175,7 @@ async fn a_narrow_reservation_outlives_its_server() {
         .until("the group is known again", || async { views.groups.find(None, "vg-a").is_some() })
         .await;
     let ledger = second.volumes.reserve().clone();
-    let target = [target];
+    let target = [&target];
     assert_eq!(ledger.filter_and_score(&claim("two"), &target, minute, false), [0]);
     assert!(ledger.filter_and_score(&claim("one"), &target, minute, false)[0] > 0, "its own");
     second.volumes.shutdown().await;
