@@ -25,6 +25,9 @@ const QUEUE: usize = 65_536;
 pub(crate) struct Entry {
     pub(crate) time: Timestamp,
     pub(crate) user: Arc<str>,
+    /// As whom they acted, if it was somebody else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) impersonated_user: Option<Arc<str>>,
     pub(crate) verb: &'static str,
     pub(crate) resource: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -171,6 +174,7 @@ mod tests {
         Entry {
             time: "2026-11-16T00:00:00Z".parse().unwrap(),
             user: "ada".into(),
+            impersonated_user: None,
             verb: "create",
             resource: "configmaps".to_owned(),
             subresource: String::new(),

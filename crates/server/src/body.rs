@@ -80,11 +80,12 @@ pub(crate) fn object(format: Format, body: &[u8]) -> Result<Decoded, Error> {
         return Err(Error::bad_request("the body of the request is empty: an object is expected"));
     }
     // Clients send JSON as YAML, which it is, but which JSON's own parser reads faster.
-    let is_json = || body.trim_ascii_start().first() == Some(&b'{') && decode(body).is_ok();
+    let may_be_json = || body.trim_ascii_start().first() == Some(&b'{');
     let decoded = match format {
         Format::Yaml => from_yaml(body)?,
         Format::Protobuf => Decoded { object: protobuf::object(body)?, duplicates: Vec::new() },
-        Format::Apply if !is_json() => from_yaml(body)?,
+        Format::Apply if may_be_json() => decode(body).or_else(|_| from_yaml(body))?,
+        Format::Apply => from_yaml(body)?,
         _ => decode(body)?,
     };
     if decoded.object.values().all(|value| shallow(value, DEPTH)) {

@@ -7,7 +7,19 @@ use mainstay_store::registry::{GroupVersion, Kind, Registry};
 use serde_json::{Map, Value, json};
 
 /// What can be done with a collection.
-const VERBS: [&str; 7] = ["create", "delete", "get", "list", "patch", "update", "watch"];
+const VERBS: [&str; 8] =
+    ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+
+/// What can be done with a kind. Namespaces go one at a time, since each has to be emptied first.
+fn verbs(kind: &Kind) -> Vec<&'static str> {
+    let served = |verb: &&str| *verb != "deletecollection" || serves_delete_collection(kind);
+    VERBS.into_iter().filter(served).collect()
+}
+
+/// Whether all objects of a kind can be deleted at once.
+pub(crate) fn serves_delete_collection(kind: &Kind) -> bool {
+    !kind.has_finalize
+}
 
 /// The body of `/api`.
 #[must_use]
@@ -134,7 +146,7 @@ fn resource_bodies(kind: &Kind) -> Vec<Value> {
         "singularName": kind.singular,
         "namespaced": kind.namespaced,
         "kind": kind.kind,
-        "verbs": VERBS,
+        "verbs": verbs(kind),
     });
     if !kind.short_names.is_empty() {
         body["shortNames"] = json!(kind.short_names);
@@ -166,7 +178,7 @@ fn aggregated_resource(kind: &Kind) -> Value {
         "responseKind": response_kind,
         "scope": if kind.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": kind.singular,
-        "verbs": VERBS,
+        "verbs": verbs(kind),
     });
     if !kind.short_names.is_empty() {
         body["shortNames"] = json!(kind.short_names);

@@ -116,6 +116,12 @@ impl Documents {
             return Some(Ok(found(&self.paths)));
         }
         let rest = path.strip_prefix("/openapi/")?;
+        if rest == "v2" && negotiate::binary_openapi(accept(parts)) {
+            let mut reply = openapi(self.openapi.v2_binary());
+            let kind = HeaderValue::from_static(crate::openapi::binary::MEDIA);
+            reply.headers_mut().insert(CONTENT_TYPE, kind);
+            return Some(Ok(reply));
+        }
         let document = match rest {
             "v3" => self.openapi.index(),
             "v2" => self.openapi.v2(),
@@ -127,10 +133,7 @@ impl Documents {
         if let Err(error) = negotiate::plain(accept(parts)) {
             return Some(Err(error));
         }
-        let mut reply = reply::json(StatusCode::OK, Body::whole(document.json.clone()));
-        if let Ok(tag) = HeaderValue::try_from(format!("\"{}\"", document.hash)) {
-            reply.headers_mut().insert(ETAG, tag);
-        }
+        let mut reply = openapi(document);
         // A document that is asked for by its hash never changes.
         let hashed = parts.uri.query().is_some_and(|query| query.contains(&*document.hash));
         if hashed {
@@ -139,6 +142,14 @@ impl Documents {
         }
         Some(Ok(reply))
     }
+}
+
+fn openapi(document: &crate::openapi::Document) -> Reply {
+    let mut reply = reply::json(StatusCode::OK, Body::whole(document.body.clone()));
+    if let Ok(tag) = HeaderValue::try_from(format!("\"{}\"", document.hash)) {
+        reply.headers_mut().insert(ETAG, tag);
+    }
+    reply
 }
 
 fn found(document: &Document) -> Reply {

@@ -1,10 +1,12 @@
 //! Who asks, and what they may do. Pure: no lookups, no clock.
 //!
 //! There are four roles and no others. A viewer reads; an editor also writes; an admin also gives
-//! out tokens; a node reads, and writes what is its own. Whether an object is a node's own can
+//! out tokens and may act as others; a node reads, and writes what is its own. The servers of a
+//! cluster know each other by a group of their own, and are trusted like admins. Whether an object is a node's own can
 //! show only in the object, so [`judge`] may answer [`Verdict::IfOwn`]: the writer then asks
 //! [`owns`] about the object as it was and as it shall be.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,6 +17,9 @@ use serde_json::{Map, Value};
 
 /// The namespace in which nodes keep their heartbeats.
 pub(crate) const NODE_LEASES: &str = "kube-node-lease";
+
+/// The group of the servers of a cluster, which act for those whose requests they forward.
+pub const SERVERS: &str = "system:servers";
 
 /// What somebody is trusted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,7 +57,7 @@ impl Role {
 
     fn of_group(group: &str) -> Option<Self> {
         match group {
-            "system:masters" => Some(Self::Admin),
+            "system:masters" | SERVERS => Some(Self::Admin),
             "system:nodes" => Some(Self::Node),
             other => Self::named(other),
         }
@@ -65,6 +70,25 @@ impl fmt::Display for Role {
     }
 }
 
+/// What is said of somebody besides the name; only the groups matter to us.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// What tells them apart from others of the same name.
+    pub uid: String,
+    /// The groups they are in.
+    pub groups: Vec<String>,
+    /// Whatever else was said.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+impl Claims {
+    /// Of somebody who has a role, and nothing else that matters.
+    #[must_use]
+    pub fn of_role(role: Role) -> Self {
+        Self { groups: vec![role.to_string()], ..Self::default() }
+    }
+}
+
 /// Somebody who proved who they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
@@ -74,17 +98,19 @@ pub struct User {
     pub role: Option<Role>,
     /// The node they speak for.
     pub node: Option<String>,
+    /// What else is said of them.
+    pub claims: Claims,
 }
 
 impl User {
-    /// Whom a client certificate speaks for.
-    pub(crate) fn of_certificate(common_name: &str, organisations: &[String]) -> Self {
-        let role = organisations.iter().find_map(|group| Role::of_group(group));
+    /// Somebody whose groups decide: the first that means a role gives it.
+    pub(crate) fn of_groups(name: &str, claims: Claims) -> Self {
+        let role = claims.groups.iter().find_map(|group| Role::of_group(group));
         let node = (role == Some(Role::Node)).then(|| {
-            let name = common_name.strip_prefix("system:node:");
-            name.unwrap_or(common_name).to_owned()
+            let node = name.strip_prefix("system:node:");
+            node.unwrap_or(name).to_owned()
         });
-        Self { name: common_name.into(), role, node }
+        Self { name: name.into(), role, node, claims }
     }
 }
 
@@ -224,7 +250,7 @@ mod tests {
 
     fn user(role: Role) -> User {
         let node = (role == Role::Node).then(|| "n1".to_owned());
-        User { name: role.as_str().into(), role: Some(role), node }
+        User { name: role.as_str().into(), role: Some(role), node, claims: Claims::of_role(role) }
     }
 
     #[test]
@@ -282,16 +308,17 @@ mod tests {
 
     #[test]
     fn certificates_give_roles_by_their_organisation() {
-        let groups = |group: &str| vec![group.to_owned()];
+        let groups = |group: &str| Claims { groups: vec![group.to_owned()], ..Claims::default() };
         let cases = [
             ("ada", "admin", Some(Role::Admin), None),
             ("root", "system:masters", Some(Role::Admin), None),
+            ("s1", SERVERS, Some(Role::Admin), None),
             ("system:node:n1", "system:nodes", Some(Role::Node), Some("n1")),
             ("n1", "node", Some(Role::Node), Some("n1")),
             ("eve", "strangers", None, None),
         ];
         for (name, group, role, node) in cases {
-            let user = User::of_certificate(name, &groups(group));
+            let user = User::of_groups(name, groups(group));
             assert_eq!((user.role, user.node.as_deref()), (role, node), "{name} of {group}");
         }
     }

@@ -20,7 +20,10 @@ mod garbage;
 mod gate;
 mod health;
 mod identity;
+mod impersonate;
 mod internal;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod laws;
 mod list;
 mod listen;
 mod metrics;
@@ -46,7 +49,7 @@ mod tokens;
 mod watch;
 mod write;
 
-pub use identity::{Role, User};
+pub use identity::{Claims, Role, SERVERS, User};
 pub use mainstay_store::{Location, clock, registry};
 pub use options::{Limits, Options};
 pub use server::{Error, Handle, Running, Server};

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::connection::{Connections, Driven, Place, Pulse, Wire, drive};
-use crate::identity::User;
+use crate::identity::{Claims, User};
 use crate::options::Limits;
 use crate::reply::{Body, Reply};
 use crate::service::App;
@@ -146,10 +146,12 @@ async fn serve(
         }
     };
     let session = stream.get_ref().1;
-    let certified = session
-        .peer_certificates()
-        .and_then(|chain| tls::subject(chain.first()?))
-        .map(|(name, groups)| Arc::new(User::of_certificate(&name, &groups)));
+    let certified = session.peer_certificates().and_then(|chain| tls::subject(chain.first()?)).map(
+        |(name, groups)| {
+            let claims = Claims { groups, ..Claims::default() };
+            Arc::new(User::of_groups(&name, claims))
+        },
+    );
     let multiplexed = session.alpn_protocol() == Some(b"h2");
     pulse.shaken(multiplexed);
     let peer = Peer { address, certified, pulse: pulse.clone() };

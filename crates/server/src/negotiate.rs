@@ -2,6 +2,8 @@
 
 use mainstay_store::status::{Error, Reason};
 
+use crate::openapi::binary;
+
 /// The form of an answer about objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -78,6 +80,17 @@ pub(crate) fn aggregated_discovery(accept: Option<&str>) -> Option<&'static str>
         };
     }
     None
+}
+
+/// Whether a client wants OpenAPI v2 in protobuf rather than in JSON.
+pub(crate) fn binary_openapi(accept: Option<&str>) -> bool {
+    let known = [binary::MEDIA, binary::OLD_MEDIA];
+    let clauses = accept.map(clauses).unwrap_or_default();
+    let mut choices = clauses.iter().filter_map(|clause| {
+        let binary = known.iter().any(|known| clause.media.eq_ignore_ascii_case(known));
+        (binary || clause.is_json()).then_some(binary)
+    });
+    choices.next() == Some(true)
 }
 
 struct Clause<'a> {
@@ -169,6 +182,8 @@ pub(crate) fn object_format(content_type: Option<&str>) -> Result<Format, Error>
 pub(crate) fn patch_format(content_type: Option<&str>, well_known: bool) -> Result<Format, Error> {
     const KNOWN: &str = "application/json-patch+json, application/merge-patch+json, \
          application/apply-patch+yaml";
+    const KNOWN_TO_ALL: &str = "application/json-patch+json, application/merge-patch+json, \
+         application/apply-patch+yaml, application/strategic-merge-patch+json";
     match content_type.map(media) {
         Some("application/json-patch+json") => Ok(Format::JsonPatch),
         Some("application/merge-patch+json") => Ok(Format::MergePatch),
@@ -176,7 +191,10 @@ pub(crate) fn patch_format(content_type: Option<&str>, well_known: bool) -> Resu
         Some("application/strategic-merge-patch+json") if well_known => {
             Ok(Format::StrategicMergePatch)
         }
-        other => Err(unsupported(other.unwrap_or(""), KNOWN)),
+        other => {
+            let known = if well_known { KNOWN_TO_ALL } else { KNOWN };
+            Err(unsupported(other.unwrap_or(""), known))
+        }
     }
 }
 
@@ -191,6 +209,23 @@ fn unsupported(given: &str, known: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn openapi_is_sent_in_protobuf_to_those_who_insist() {
+        let (new, old) = (binary::MEDIA, binary::OLD_MEDIA);
+        let cases = [
+            (old.to_owned(), true),
+            (new.to_owned(), true),
+            (format!("{old},application/json"), true),
+            (format!("application/json,{old};q=0.5"), false),
+            ("*/*".to_owned(), false),
+            ("application/vnd.kubernetes.protobuf".to_owned(), false),
+        ];
+        for (accept, expected) in cases {
+            assert_eq!(binary_openapi(Some(&accept)), expected, "{accept}");
+        }
+        assert!(!binary_openapi(None));
+    }
 
     #[test]
     fn the_best_form_that_can_be_made_is_chosen() {

@@ -3,6 +3,7 @@
 //! The documents are made once from the registry, and named by their content: `/openapi/v3` lists
 //! each with its hash, so that clients fetch it again only when it changed.
 
+pub(crate) mod binary;
 mod models;
 mod paths;
 
@@ -18,19 +19,22 @@ use sha2::{Digest, Sha256};
 #[derive(Clone, Debug)]
 pub struct Document {
     /// The document itself.
-    pub json: Bytes,
+    pub body: Bytes,
     /// A name for exactly this content.
     pub hash: String,
 }
 
 impl Document {
     fn new(body: &Value) -> Self {
-        let json = Bytes::from(body.to_string());
+        Self::of_bytes(body.to_string().into())
+    }
+
+    fn of_bytes(body: Bytes) -> Self {
         let mut hash = String::with_capacity(64);
-        for byte in Sha256::digest(&json) {
+        for byte in Sha256::digest(&body) {
             let _ = write!(hash, "{byte:02X}");
         }
-        Self { json, hash }
+        Self { body, hash }
     }
 }
 
@@ -39,6 +43,7 @@ impl Document {
 pub struct OpenApi {
     index: Document,
     v2: Document,
+    v2_binary: Document,
     by_path: BTreeMap<String, Document>,
 }
 
@@ -58,9 +63,11 @@ impl OpenApi {
                 (path.clone(), json!({"serverRelativeURL": url}))
             })
             .collect();
+        let v2 = v2(registry, version);
         Self {
             index: Document::new(&json!({"paths": index})),
-            v2: Document::new(&v2(registry, version)),
+            v2: Document::new(&v2),
+            v2_binary: Document::of_bytes(binary::document(&v2).into()),
             by_path,
         }
     }
@@ -81,6 +88,12 @@ impl OpenApi {
     #[must_use]
     pub fn v2(&self) -> &Document {
         &self.v2
+    }
+
+    /// The body of `/openapi/v2`, in protobuf.
+    #[must_use]
+    pub fn v2_binary(&self) -> &Document {
+        &self.v2_binary
     }
 }
 
@@ -113,16 +126,19 @@ fn document(known: &GroupVersion, version: &str) -> Value {
     })
 }
 
-/// The models alone, in the older format.
+/// The models in the older format. Of the paths it has what its readers ask for: whether a kind
+/// can be written without being stored.
 fn v2(registry: &Registry, version: &str) -> Value {
     let mut definitions = models::shared(models::V2);
+    let mut writable = Map::new();
     for kind in registry.iter() {
         definitions.extend(models::of_kind(kind, models::V2));
+        writable.extend(paths::dry_run_of_kind(kind));
     }
     json!({
         "swagger": "2.0",
         "info": {"title": "Mainstay", "version": version},
-        "paths": {},
+        "paths": writable,
         "definitions": definitions,
     })
 }

@@ -29,7 +29,8 @@ pub struct Options {
     /// How much the server puts up with.
     pub limits: Limits,
     /// Further dialects: asked for every path the server does not know itself, by users that are
-    /// known. The [`crate::User`] is among the request's extensions.
+    /// known. The [`crate::User`] is among the request's extensions. What they do not know either
+    /// is answered with a `Status`.
     pub routes: Option<axum::Router>,
     /// Counters of others, shown under `/metrics` with the server's own.
     pub metrics: prometheus_client::registry::Registry,

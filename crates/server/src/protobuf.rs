@@ -5,6 +5,8 @@
 //! field numbers and names, and one reader turns any of them into an object. Nothing is ever
 //! answered in protobuf: every client that sends it also accepts JSON.
 
+pub(crate) mod write;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
@@ -12,15 +14,16 @@ use mainstay_store::status::Error;
 use serde_json::{Map, Value};
 
 /// What every such body begins with.
-const MAGIC: &[u8] = b"k8s\0";
+pub(crate) const MAGIC: &[u8] = b"k8s\0";
 /// How deep messages may be nested.
 const DEPTH: usize = 16;
 
 /// A field of a message: its number, its name in JSON, and what it holds.
-type Field = (u32, &'static str, Shape);
+pub(crate) type Field = (u32, &'static str, Shape);
 
+/// What a field holds.
 #[derive(Clone, Copy)]
-enum Shape {
+pub(crate) enum Shape {
     Text,
     Texts,
     Number,
@@ -79,7 +82,7 @@ const REFERENCE: &[Field] = &[
 ];
 
 /// The kinds that are sent so.
-const KINDS: &[(&str, &str, &[Field])] = &[
+pub(crate) const KINDS: &[(&str, &str, &[Field])] = &[
     (
         "v1",
         "Namespace",

@@ -148,6 +148,22 @@ pub(crate) fn one(
     }
 }
 
+/// The same answer about one object, in whichever form, without its version.
+pub(crate) fn without_version(body: Bytes, pretty: bool) -> Bytes {
+    fn forget(object: &mut Value) {
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("resourceVersion");
+        }
+    }
+    let Ok(mut answer) = serde_json::from_slice::<Value>(&body) else { return body };
+    forget(&mut answer);
+    let rows = answer.get_mut("rows").and_then(Value::as_array_mut);
+    for row in rows.into_iter().flatten() {
+        row.get_mut("object").into_iter().for_each(forget);
+    }
+    if pretty { format!("{answer:#}").into() } else { answer.to_string().into() }
+}
+
 /// The metadata of an object, as an object of its own.
 pub(crate) fn metadata(mut object: Map<String, Value>, version: &str) -> Value {
     json!({

@@ -9,7 +9,7 @@ use mainstay_store::status::Error;
 use serde_json::{Map, Value, json};
 
 use crate::body;
-use crate::identity::{self, Attempt, Role, User, Verb, Verdict};
+use crate::identity::{self, Attempt, Claims, Role, User, Verb, Verdict};
 use crate::negotiate;
 use crate::path::Target;
 use crate::reply::{self, Reply};
@@ -56,7 +56,7 @@ pub(crate) async fn answer(
     let mut object = body::object(format, &bytes)?.object;
     let spec = object.get("spec").and_then(Value::as_object).cloned().unwrap_or_default();
     let status = match review {
-        Review::Subject => json!({"userInfo": {"username": user.name, "groups": groups(user)}}),
+        Review::Subject => json!({"userInfo": user_info(user)}),
         Review::Access => {
             let allowed = may(app.resources.registry(), user, &spec);
             let reason = match user.role {
@@ -72,9 +72,22 @@ pub(crate) async fn answer(
     Ok(reply::value(StatusCode::CREATED, &Value::Object(object)))
 }
 
-fn groups(user: &User) -> Vec<String> {
-    let role = user.role.map(|role| role.to_string());
-    role.into_iter().chain(["system:authenticated".to_owned()]).collect()
+fn user_info(user: &User) -> Value {
+    let Claims { uid, groups, extra } = &user.claims;
+    let mut info = json!({"username": user.name});
+    if !uid.is_empty() {
+        info["uid"] = json!(uid);
+    }
+    let mut groups = groups.clone();
+    let everybody = "system:authenticated";
+    if !groups.iter().any(|group| group == everybody) {
+        groups.push(everybody.to_owned());
+    }
+    info["groups"] = json!(groups);
+    if !extra.is_empty() {
+        info["extra"] = json!(extra);
+    }
+    info
 }
 
 /// Whether a user may do what a review describes. What only the object can decide counts as

@@ -31,7 +31,7 @@ use crate::list::Snapshots;
 use crate::listen::{self, Listener};
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
-use crate::service::App;
+use crate::service::{self, App};
 use crate::tls::{self, Authority, Tls};
 use crate::tokens::{self, Tokens, Wish};
 use crate::{events, files, garbage, namespaces};
@@ -251,7 +251,7 @@ impl Server {
             requests: Gate::new(limits.in_flight),
             watches: Gate::new(limits.watches),
             documents: Documents::new(resources.registry(), address),
-            routes,
+            routes: routes.map(|routes| routes.fallback(service::nowhere)),
             stop: rest,
             ready: AtomicBool::new(true),
             count: AtomicU64::new(0),

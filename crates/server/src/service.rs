@@ -23,9 +23,11 @@ use tower::ServiceExt;
 use crate::audit::{Audit, Entry};
 use crate::connection::Connections;
 use crate::cursor::Seal;
+use crate::discovery::serves_delete_collection;
 use crate::encoding;
 use crate::gate::Gate;
 use crate::identity::{self, Attempt, Role, User, Verb, Verdict};
+use crate::impersonate;
 use crate::list::{self, Snapshots};
 use crate::listen::Peer;
 use crate::metrics::Metrics;
@@ -71,6 +73,8 @@ pub(crate) struct Asked {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) user: Option<Arc<User>>,
+    /// As whom the user acts, if it is somebody else.
+    pub(crate) acting_as: Option<Arc<str>>,
     pub(crate) changes: bool,
     pub(crate) lasting: bool,
 }
@@ -113,6 +117,7 @@ impl App {
             self.audit.record(Entry {
                 time: self.clock.now(),
                 user: user.name.clone(),
+                impersonated_user: asked.acting_as,
                 verb: asked.verb,
                 resource: asked.resource.map(|resource| resource.to_string()).unwrap_or_default(),
                 subresource: asked.subresource,
@@ -163,6 +168,18 @@ impl App {
         }
         let user = self.authenticate(peer, &parts)?;
         asked.user = Some(user.clone());
+        let user = match impersonate::named(&parts.headers)? {
+            None => user,
+            Some(other) => {
+                asked.acting_as = Some(other.name.as_str().into());
+                let acting = impersonate::act(&user, other, |name| self.tokens.of_name(name));
+                if acting.is_err() {
+                    asked.verb = method_verb(&parts.method);
+                    asked.changes = read_only(&parts.method).is_err();
+                }
+                acting?
+            }
+        };
         match target {
             Path::Objects(target) => self.objects(&parts, body, &target, &user, asked).await,
             Path::Discovery(document) => {
@@ -359,6 +376,11 @@ pub(crate) fn no_such_resource() -> Error {
     Error::new(Reason::NotFound, "the server could not find the requested resource")
 }
 
+/// Answers a path that none of the routes of others matches.
+pub(crate) async fn nowhere() -> http::Response<axum::body::Body> {
+    reply::refusal(&no_such_resource()).map(axum::body::Body::new)
+}
+
 /// The refusal of a method.
 pub(crate) fn wrong_method() -> Error {
     let message = "the server does not allow this method on the requested resource";
@@ -417,7 +439,9 @@ fn verb(
         ("PUT", true) => Ok(Verb::Update),
         ("PATCH", true) if target.subresource != Some("finalize") => Ok(Verb::Patch),
         ("DELETE", true) if whole => Ok(Verb::Delete),
-        ("DELETE", false) if !everywhere => Ok(Verb::DeleteCollection),
+        ("DELETE", false) if !everywhere && serves_delete_collection(kind) => {
+            Ok(Verb::DeleteCollection)
+        }
         _ => Err(wrong_method()),
     }
 }

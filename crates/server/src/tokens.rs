@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
-use crate::identity::{Role, User};
+use crate::identity::{Claims, Role, User};
 use crate::internal;
 
 const PREFIX: &str = "mst_";
@@ -200,6 +200,18 @@ impl Tokens {
         (!expired).then(|| entry.user.clone())
     }
 
+    /// Who bears tokens of this name; nobody if their roles differ.
+    pub(crate) fn of_name(&self, name: &str) -> Option<Arc<User>> {
+        let now = self.clock.now();
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let mut found = entries.values().filter(|entry| {
+            let expired = entry.description.expires.is_some_and(|end| end <= now);
+            !expired && entry.description.name == name
+        });
+        let first = found.next()?;
+        found.all(|other| other.user == first.user).then(|| first.user.clone())
+    }
+
     /// Makes a token. It works as soon as this returns.
     pub(crate) async fn create(&self, wish: Wish) -> Result<Created, Error> {
         let now = self.clock.now();
@@ -286,6 +298,7 @@ fn entry(record: &Record) -> Option<(Hash, Entry)> {
         name: description.name.as_str().into(),
         role: Some(description.role),
         node: description.node.clone(),
+        claims: Claims::of_role(description.role),
     });
     Some((hash, Entry { description, user }))
 }
@@ -340,6 +353,23 @@ mod tests {
             tokens.revoke(&created.description.id).await.unwrap();
             assert!(tokens.bearer(created.token.as_bytes()).is_none());
             assert!(tokens.revoke(&created.description.id).await.is_err());
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_name_has_a_role_while_its_tokens_agree() {
+        with_tokens(async |tokens, clock| {
+            let named =
+                |role, ttl| Wish { name: Some("ada".to_owned()), ttl_seconds: ttl, ..wish(role) };
+            assert!(tokens.of_name("ada").is_none());
+            tokens.create(named(Role::Viewer, None)).await.unwrap();
+            tokens.create(named(Role::Viewer, None)).await.unwrap();
+            assert_eq!(tokens.of_name("ada").unwrap().role, Some(Role::Viewer));
+            tokens.create(named(Role::Editor, Some(60))).await.unwrap();
+            assert!(tokens.of_name("ada").is_none(), "viewer or editor?");
+            clock.advance(Duration::from_secs(60));
+            assert_eq!(tokens.of_name("ada").unwrap().role, Some(Role::Viewer));
         })
         .await;
     }

@@ -7,7 +7,7 @@ use http::StatusCode;
 use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::request::Parts;
 use hyper::body::Incoming;
-use mainstay_store::object::{Key, Record};
+use mainstay_store::object::{Key, Record, Revision};
 use mainstay_store::objects::At;
 use mainstay_store::registry::Kind;
 use mainstay_store::resources::{Deleted, Effect, Subresource, WriteOptions, Written};
@@ -231,7 +231,11 @@ impl Writing<'_> {
 
     fn object(&self, code: StatusCode, record: &Arc<Record>) -> Result<Reply, Error> {
         let now = self.app.clock.now();
-        let body = render::one(self.kind, record, self.form, self.query, now)?;
+        let mut body = render::one(self.kind, record, self.form, self.query, now)?;
+        // An object that was never written has no version to show.
+        if record.revision() == Revision::ZERO {
+            body = render::without_version(body, self.query.pretty);
+        }
         Ok(reply::json(code, reply::Body::whole(body)))
     }
 

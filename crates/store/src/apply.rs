@@ -85,13 +85,52 @@ pub fn apply(
 ) -> Result<Object, Error> {
     let nothing = Object::new();
     let live = live.unwrap_or(&nothing);
-    let config = meant(kind, config, writer.subresource);
-    match try_apply(kind, live, &config, writer, force) {
+    let wanted = bare(config, |name| is_meant(kind, name, writer.subresource));
+    if let Some(object) = steady(kind, live, config, &wanted, writer) {
+        return Ok(object);
+    }
+    match try_apply(kind, live, config, &wanted, writer, force) {
         Err(conflicts) if writer.manager == "kubectl" && conflicts.excused_by(kind, live) => {
-            try_apply(kind, live, &config, writer, true).map_err(|conflicts| conflicts.error())
+            try_apply(kind, live, config, &wanted, writer, true)
+                .map_err(|conflicts| conflicts.error())
         }
         outcome => outcome.map_err(|conflicts| conflicts.error()),
     }
+}
+
+/// The usual case, at little cost: a party applies the fields it holds already, and changes only
+/// what nobody else holds. Then who holds what stays as it is. `None` in any other case.
+fn steady(
+    kind: &Kind,
+    live: &Object,
+    config: &Object,
+    wanted: &Object,
+    writer: Writer<'_>,
+) -> Option<Object> {
+    let root = Some(kind.schema.root());
+    let all = entries(live)?.as_array()?;
+    let party = writer.party(kind, true);
+    let own = all.iter().find(|entry| party.is_of(entry))?;
+    let mine = held(walk::fields_of_object(root, wanted));
+    if own.get("fieldsV1") != Some(&mine.encode()) {
+        return None;
+    }
+    let mut object = without_entries(live);
+    walk::lay_over(root, &mut object, wanted);
+    let change = compare(kind, live, &object);
+    if !change.removed.is_empty() {
+        return None;
+    }
+    let changed = held(change.added.union(&change.modified));
+    for other in all.iter().filter(|entry| !changed.is_empty() && !party.is_of(entry)) {
+        let theirs = other.get("fieldsV1").map_or(Some(FieldSet::default()), FieldSet::parse)?;
+        if !theirs.intersection(&changed).is_empty() {
+            return None;
+        }
+    }
+    set_conditions(config, &mut object);
+    set_entries(&mut object, all.clone());
+    Some(object)
 }
 
 /// Notes in `new` what `writer` changed since `old`: for every write that is not an apply.
@@ -99,28 +138,40 @@ pub fn apply(
 /// A write that itself says who holds what is believed, and an empty first entry clears it all.
 pub fn track(kind: &Kind, old: Option<&Object>, new: &mut Object, writer: Writer<'_>) {
     let nothing = Object::new();
-    let old_entries = old.and_then(|old| entries(old));
-    let given = entries(new).filter(|_| writer.subresource.is_none());
+    let old_entries = old.and_then(entries);
+    // Who read the object before writing it says what is known already.
+    let given = entries(new).filter(|given| {
+        writer.subresource.is_none() && Some(*given) != old_entries && given.is_array()
+    });
+    let given = given.and_then(Value::as_array);
     let reset = given
-        .and_then(Value::as_array)
         .is_some_and(|given| given.len() == 1 && given[0].as_object().is_some_and(Map::is_empty));
-    let stated = given.filter(|given| given.as_array().is_some_and(|given| !given.is_empty()));
-    let mut managers = match stated.and_then(|given| Managers::parse(Some(given))) {
-        _ if reset => Managers::default(),
-        Some(managers) => managers,
-        None => Managers::parse(old_entries).unwrap_or_default(),
-    };
-    let untracked = old.is_some() && managers.0.is_empty();
-    if !untracked && !reset && !writer.manager.is_empty() {
+    let stated = given.filter(|given| !given.is_empty()).and_then(|given| Managers::parse(given));
+    let known = old_entries.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let untracked = old.is_some() && stated.is_none() && known.is_empty();
+    if reset || untracked {
+        set_entries(new, Vec::new());
+        return;
+    }
+    let parsed = stated.is_none().then(|| Managers::parse(known)).flatten();
+    // What cannot be read is forgotten, what is stated is believed; else it may stay as it is.
+    let mut changes = parsed.is_none();
+    let mut managers = stated.or(parsed).unwrap_or_default();
+    let begun = old.is_none() || !managers.0.is_empty();
+    if begun && !writer.manager.is_empty() {
         let party = writer.party(kind, false);
         let change = compare(kind, old.unwrap_or(&nothing), new);
         let changed = held(change.added.union(&change.modified));
-        managers.forget(&change.removed);
-        managers.take_from_others(&party, &changed);
-        let mine = managers.0.get(&party).map(|holding| holding.fields.clone()).unwrap_or_default();
-        managers.set(party, mine.union(&changed), writer.now);
+        changes |= !managers.would_keep(&party, &changed, &change.removed);
+        if changes {
+            managers.forget(&change.removed);
+            managers.take_from_others(&party, &changed);
+            let mine = managers.0.get(&party).map(|holding| holding.fields.clone());
+            managers.set(party, mine.unwrap_or_default().union(&changed), writer.now);
+        }
     }
-    write_entries(new, &managers);
+    let entries = if changes { managers.encode() } else { known.to_vec() };
+    set_entries(new, entries);
 }
 
 /// How two objects differ, apart from what nobody holds.
@@ -141,17 +192,19 @@ fn try_apply(
     kind: &Kind,
     live: &Object,
     config: &Object,
+    wanted: &Object,
     writer: Writer<'_>,
     force: bool,
 ) -> Result<Object, Conflicts> {
     let root = Some(kind.schema.root());
-    let (before, wanted) = (bare(live), bare(config));
+    let before = bare(live, |_| true);
     let mut managers = known(kind, live, &before);
     let party = writer.party(kind, true);
     let last = managers.0.get(&party).map(|holding| holding.fields.clone()).unwrap_or_default();
-    let mine = held(walk::fields_of(root, &wanted));
-    managers.set(party.clone(), mine, writer.now);
-    let merged = walk::merge(root, &before, &wanted);
+    managers.set(party.clone(), held(walk::fields_of_object(root, wanted)), writer.now);
+    let mut merged = before.clone();
+    walk::lay_over(root, &mut merged, wanted);
+    let (before, merged) = (Value::Object(before), Value::Object(merged));
     let after = walk::prune(root, &merged, &last, &managers.all());
     let change = walk::compare(root, Some(&before), Some(&after));
     let changed = held(change.added.union(&change.modified));
@@ -170,14 +223,15 @@ fn try_apply(
     managers.forget(&change.removed);
     let Value::Object(mut object) = after else { return Ok(live.clone()) };
     restore_unheld(live, config, &mut object);
-    write_entries(&mut object, &managers);
+    set_entries(&mut object, managers.encode());
     Ok(object)
 }
 
 /// Who holds what of a live object; what was never written down is held by a party of its own, so
 /// that the first applier does not silently take it.
-fn known(kind: &Kind, live: &Object, before: &Value) -> Managers {
-    let managers = Managers::parse(entries(live)).unwrap_or_default();
+fn known(kind: &Kind, live: &Object, before: &Object) -> Managers {
+    let managers = entries(live).and_then(Value::as_array).and_then(|all| Managers::parse(all));
+    let managers = managers.unwrap_or_default();
     if !managers.0.is_empty() || live.is_empty() {
         return managers;
     }
@@ -190,34 +244,55 @@ fn known(kind: &Kind, live: &Object, before: &Value) -> Managers {
     };
     let created = live.get("metadata").and_then(|metadata| metadata.get("creationTimestamp"));
     let created = created.and_then(Value::as_str).and_then(|time| time.parse().ok());
-    let everything = held(walk::fields_of(Some(kind.schema.root()), before));
+    let everything = held(walk::fields_of_object(Some(kind.schema.root()), before));
     managers.set(party, everything, created.unwrap_or(Timestamp::UNIX_EPOCH));
     managers
 }
 
-/// The part of a configuration that this write may touch.
-fn meant(kind: &Kind, config: &Object, subresource: Option<Subresource>) -> Object {
-    let mut meant = config.clone();
+/// Whether a write may touch a part of an object.
+fn is_meant(kind: &Kind, name: &str, subresource: Option<Subresource>) -> bool {
     match subresource {
-        None if kind.has_status => drop(meant.remove("status")),
-        None => {}
-        Some(_) => meant.retain(|name, _| name == "status"),
+        None => !(kind.has_status && name == "status"),
+        Some(_) => name == "status",
     }
-    meant
 }
 
-/// An object without what nobody holds.
-fn bare(object: &Object) -> Value {
-    let mut bare = object.clone();
-    bare.remove("apiVersion");
-    bare.remove("kind");
-    if let Some(Value::Object(metadata)) = bare.get_mut("metadata") {
-        metadata.retain(|name, _| !UNHELD_METADATA.contains(&name.as_str()));
-        if metadata.is_empty() {
-            bare.remove("metadata");
+/// An object without what nobody holds, and without the parts that do not `count`.
+fn bare(object: &Object, counts: impl Fn(&str) -> bool) -> Object {
+    let mut bare = Object::new();
+    for (name, value) in object {
+        match (name.as_str(), value) {
+            ("apiVersion" | "kind", _) => {}
+            (name, _) if !counts(name) => {}
+            ("metadata", Value::Object(metadata)) => {
+                let held = metadata.iter().filter(|(name, _)| !is_unheld(name));
+                let held: Object =
+                    held.map(|(name, value)| (name.clone(), value.clone())).collect();
+                if !held.is_empty() {
+                    bare.insert("metadata".to_owned(), Value::Object(held));
+                }
+            }
+            (name, value) => drop(bare.insert(name.to_owned(), value.clone())),
         }
     }
-    Value::Object(bare)
+    bare
+}
+
+fn is_unheld(name: &str) -> bool {
+    UNHELD_METADATA.contains(&name)
+}
+
+/// An object without the record of who holds it.
+fn without_entries(object: &Object) -> Object {
+    let part = |(name, value): (&String, &Value)| match (name.as_str(), value) {
+        ("metadata", Value::Object(metadata)) => {
+            let kept = metadata.iter().filter(|(name, _)| *name != "managedFields");
+            let kept: Object = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+            (name.clone(), Value::Object(kept))
+        }
+        _ => (name.clone(), value.clone()),
+    };
+    object.iter().map(part).collect()
 }
 
 /// Puts back what [`bare`] took away: from the live object, or from the configuration of a new one.
@@ -230,11 +305,21 @@ fn restore_unheld(live: &Object, config: &Object, object: &mut Object) {
     let of = |object: &Object, name: &str| object.get("metadata")?.get(name).cloned();
     let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
     let Value::Object(metadata) = metadata else { return };
-    for name in UNHELD_METADATA {
-        // A version in the configuration is a condition, and checked as such.
-        let value = of(config, name).filter(|_| name == "resourceVersion");
-        if let Some(value) = value.or_else(|| of(live, name)).or_else(|| of(config, name)) {
+    for name in UNHELD_METADATA.into_iter().filter(|name| *name != "managedFields") {
+        if let Some(value) = of(live, name).or_else(|| of(config, name)) {
             metadata.insert(name.to_owned(), value);
+        }
+    }
+    set_conditions(config, object);
+}
+
+/// A version or an identity in the configuration is a condition, and will be checked as such.
+fn set_conditions(config: &Object, object: &mut Object) {
+    let Some(Value::Object(metadata)) = object.get_mut("metadata") else { return };
+    for name in ["resourceVersion", "uid"] {
+        let given = config.get("metadata").and_then(|metadata| metadata.get(name));
+        if let Some(value) = given {
+            metadata.insert(name.to_owned(), value.clone());
         }
     }
 }
@@ -252,8 +337,7 @@ fn entries(object: &Object) -> Option<&Value> {
     object.get("metadata")?.get("managedFields")
 }
 
-fn write_entries(object: &mut Object, managers: &Managers) {
-    let entries = managers.encode();
+fn set_entries(object: &mut Object, entries: Vec<Value>) {
     let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
     let Value::Object(metadata) = metadata else { return };
     if entries.is_empty() {
@@ -273,8 +357,9 @@ impl Conflicts {
             return false;
         };
         let root = Some(kind.schema.root());
-        let last = bare(&last);
-        let differs = walk::compare(root, Some(&last), Some(&bare(live)));
+        let last = Value::Object(bare(&last, |_| true));
+        let live = Value::Object(bare(live, |_| true));
+        let differs = walk::compare(root, Some(&last), Some(&live));
         let excused = walk::fields_of(root, &last).without(&differs.modified);
         self.0.iter().all(|(_, _, fields)| fields.clone().without(&excused).is_empty())
     }

@@ -402,6 +402,13 @@ impl Resources {
                 self.modify_by(kind, key, subresource, options, Origin::Apply, edit).await;
             let written = match applied {
                 Err(error) if error.is_not_found() && subresource.is_none() => {
+                    let uid = metadata_text(&config, "uid");
+                    if !uid.is_empty() {
+                        let why = format!(
+                            "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                        );
+                        return Err(Error::conflict(kind, key.name(), &why));
+                    }
                     let object = apply::apply(kind, None, &config, writer, options.force)?;
                     let namespace = key.namespace();
                     self.create_by(kind, namespace, object, options, Origin::Apply).await

@@ -211,7 +211,8 @@ pub fn prepare_update(
 /// does not know. Returns what the client should be told.
 ///
 /// # Errors
-/// 400 if it is not of this kind or place, or says who holds its fields.
+/// 400 if it is not of this kind or place, or says who holds its fields; 422 if it names a
+/// finalizer twice.
 pub fn prepare_apply(
     kind: &Kind,
     key: &Key,
@@ -227,7 +228,18 @@ pub fn prepare_apply(
         metadata.insert("name".to_owned(), Value::from(key.name()));
     }
     metadata::check_place(key, config)?;
-    clean(kind, config, strictness)
+    let warnings = clean(kind, config, strictness)?;
+    match repeated_finalizer(config) {
+        Some(repeated) => Err(Error::invalid(kind, key.name(), vec![repeated])),
+        None => Ok(warnings),
+    }
+}
+
+/// Finalizers are a set, of which an applier holds members: each can be held only once.
+fn repeated_finalizer(config: &Object) -> Option<Violation> {
+    let finalizers = config.get("metadata")?.get("finalizers")?.as_array()?;
+    let at = (1..finalizers.len()).find(|at| finalizers[..*at].contains(&finalizers[*at]))?;
+    Some(Violation::duplicate(format!("metadata.finalizers[{at}]"), &finalizers[at]))
 }
 
 /// Decides how an object goes; `old` carries its `resourceVersion`.

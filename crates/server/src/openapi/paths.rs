@@ -4,23 +4,40 @@ use mainstay_store::registry::Kind;
 use serde_json::{Map, Value, json};
 
 use super::models::{self, V3, shared_name};
+use crate::discovery::serves_delete_collection;
+
+fn base(kind: &Kind) -> String {
+    match kind.group {
+        "" => format!("/api/{}", kind.version),
+        group => format!("/apis/{group}/{}", kind.version),
+    }
+}
+
+fn collection(kind: &Kind) -> String {
+    let place = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
+    format!("{}{place}/{}", base(kind), kind.plural)
+}
+
+/// The path of a kind's objects in the older format, with the one thing that is looked for there.
+pub(super) fn dry_run_of_kind(kind: &Kind) -> Map<String, Value> {
+    let patch = json!({
+        "operationId": format!("patch{}", models::name(kind)),
+        "parameters": [{"name": "dryRun", "in": "query", "type": "string"}],
+        "responses": {"200": {"description": "OK"}},
+        "x-kubernetes-group-version-kind": models::group_version_kind(kind, ""),
+    });
+    Map::from_iter([(format!("{}/{{name}}", collection(kind)), json!({"patch": patch}))])
+}
 
 /// The paths of a kind's collection, objects and subresources.
 pub(super) fn of_kind(kind: &Kind) -> Map<String, Value> {
-    let base = if kind.group.is_empty() {
-        format!("/api/{}", kind.version)
-    } else {
-        format!("/apis/{}/{}", kind.group, kind.version)
-    };
     let mut paths = Map::new();
-    let collection = if kind.namespaced {
-        let everywhere = format!("{base}/{}", kind.plural);
+    if kind.namespaced {
+        let everywhere = format!("{}/{}", base(kind), kind.plural);
         let list = operation(kind, Verb::List, "", "ForAllNamespaces");
         paths.insert(everywhere, json!({"get": list, "parameters": [pretty()]}));
-        format!("{base}/namespaces/{{namespace}}/{}", kind.plural)
-    } else {
-        format!("{base}/{}", kind.plural)
-    };
+    }
+    let collection = collection(kind);
     let place = |named: bool| {
         let mut parameters = vec![pretty()];
         if named {
@@ -32,14 +49,15 @@ pub(super) fn of_kind(kind: &Kind) -> Map<String, Value> {
         }
         Value::Array(parameters)
     };
-    paths.insert(
-        collection.clone(),
-        json!({
-            "get": operation(kind, Verb::List, "", ""),
-            "post": operation(kind, Verb::Create, "", ""),
-            "parameters": place(false),
-        }),
-    );
+    let mut all = json!({
+        "get": operation(kind, Verb::List, "", ""),
+        "post": operation(kind, Verb::Create, "", ""),
+        "parameters": place(false),
+    });
+    if serves_delete_collection(kind) {
+        all["delete"] = operation(kind, Verb::DeleteCollection, "", "");
+    }
+    paths.insert(collection.clone(), all);
     paths.insert(
         format!("{collection}/{{name}}"),
         json!({
@@ -81,6 +99,7 @@ enum Verb {
     Replace,
     Patch,
     Delete,
+    DeleteCollection,
 }
 
 impl Verb {
@@ -92,6 +111,7 @@ impl Verb {
             Self::Replace => "put",
             Self::Patch => "patch",
             Self::Delete => "delete",
+            Self::DeleteCollection => "deletecollection",
         }
     }
 
@@ -103,6 +123,7 @@ impl Verb {
             Self::Replace => "replace",
             Self::Patch => "patch",
             Self::Delete => "delete",
+            Self::DeleteCollection => "deleteCollection",
         }
     }
 }
@@ -122,7 +143,7 @@ fn operation(kind: &Kind, verb: Verb, part: &str, suffix: &str) -> Value {
     let object = reference(&models::name(kind));
     let answer = match verb {
         Verb::List => reference(&format!("{}List", models::name(kind))),
-        Verb::Delete => reference(&shared_name("Status")),
+        Verb::Delete | Verb::DeleteCollection => reference(&shared_name("Status")),
         _ => object.clone(),
     };
     let mut responses = Map::new();
@@ -160,7 +181,7 @@ fn operation(kind: &Kind, verb: Verb, part: &str, suffix: &str) -> Value {
             }
             Some(json!({"required": true, "content": content}))
         }
-        Verb::Delete => Some(json!({
+        Verb::Delete | Verb::DeleteCollection => Some(json!({
             "content": {"*/*": {"schema": reference(&shared_name("DeleteOptions"))}},
         })),
         Verb::Get | Verb::List => None,
@@ -189,6 +210,9 @@ fn description(kind: &Kind, verb: Verb, part: &str) -> String {
         Verb::Patch => format!("Changes some fields in {of}a {}.", kind.kind),
         Verb::Delete => {
             format!("Deletes one {}, at once or when its finalizers are done.", kind.kind)
+        }
+        Verb::DeleteCollection => {
+            format!("Deletes every {} that the selectors match.", kind.kind)
         }
     }
 }
@@ -245,15 +269,21 @@ fn parameters(verb: Verb) -> Value {
     const DRY_RUN: &str = "All: check everything and answer as usual, but store nothing. Anything else is refused. If not set, the change takes place.";
     const MANAGER: &str = "Who writes, as noted in managedFields: at most 128 printable characters. An apply must say it. If not set, it is the name of the program in the User-Agent header.";
     const VALIDATION: &str = "What to do about fields that are unknown or occur twice. Strict: refuse the request with 400. Warn: drop them and say so in a Warning header. Ignore: drop them in silence. If not set, it is Warn.";
+    const FIELDS: &str = "Only objects with these values in these fields, as metadata.name=a. Each kind allows a few fields only. If not set, all.";
+    const LABELS: &str =
+        "Only objects with these labels, as zone=eu-1,disk in (ssd,nvme),!old. If not set, all.";
     let text = |name: &str, about: &str| query(name, "string", about);
     let mut parameters = Vec::new();
+    if verb == Verb::DeleteCollection {
+        parameters.extend([text("fieldSelector", FIELDS), text("labelSelector", LABELS)]);
+    }
     match verb {
         Verb::Get => {}
         Verb::List => parameters.extend([
             query("allowWatchBookmarks", "boolean", "True sends a watch a BOOKMARK about once a minute, which tells how far it has come even if nothing changes. If not set, none are sent."),
             text("continue", "The next page: what metadata.continue of the page before said. If not set, the list begins at the front."),
-            text("fieldSelector", "Only objects with these values in these fields, as metadata.name=a. Each kind allows a few fields only. If not set, all."),
-            text("labelSelector", "Only objects with these labels, as zone=eu-1,disk in (ssd,nvme),!old. If not set, all."),
+            text("fieldSelector", FIELDS),
+            text("labelSelector", LABELS),
             query("limit", "integer", "The most objects to put on a page. If not set or 0, all come on one."),
             text("resourceVersion", "For a list, the state to show: see resourceVersionMatch. For a watch, the state after which it begins. If not set or 0, a list shows the newest state, and a watch begins with the objects there are."),
             text("resourceVersionMatch", "Exact: a list shows the state of resourceVersion and no other. NotOlderThan: that one or a newer one. If not set, it is Exact for a list with a limit, else NotOlderThan. A watch takes it together with sendInitialEvents only, and then it must be NotOlderThan."),
@@ -272,7 +302,7 @@ fn parameters(verb: Verb) -> Value {
             text("fieldValidation", VALIDATION),
             query("force", "boolean", "For an apply only: true takes over fields that others hold with other values. If not set, such fields are a conflict, and the answer is 409."),
         ]),
-        Verb::Delete => parameters.extend([
+        Verb::Delete | Verb::DeleteCollection => parameters.extend([
             text("dryRun", DRY_RUN),
             query("gracePeriodSeconds", "integer", "Has no effect: objects are given no time to wind down."),
             query("orphanDependents", "boolean", "The older form of propagationPolicy: true for Orphan, false for Background."),

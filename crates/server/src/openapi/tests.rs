@@ -8,7 +8,7 @@ fn documents() -> OpenApi {
 }
 
 fn parse(document: &Document) -> Value {
-    serde_json::from_slice(&document.json).unwrap()
+    serde_json::from_slice(&document.body).unwrap()
 }
 
 /// A model as `kubectl explain --recursive` lists it.

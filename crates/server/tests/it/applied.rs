@@ -47,6 +47,29 @@ async fn appliers_share_an_object_and_conflicts_name_the_field() {
 }
 
 #[tokio::test]
+async fn configurations_that_cannot_be_meant_are_refused() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    let cases = [
+        (json!({"uid": "abc"}), 409, "no existing object was found"),
+        (json!({"resourceVersion": "1"}), 400, "resourceVersion"),
+        (json!({"managedFields": []}), 400, "metadata.managedFields"),
+        (json!({"finalizers": ["a.b/c", "a.b/d", "a.b/c"]}), 422, "metadata.finalizers[2]"),
+        (json!({"name": "other"}), 400, "does not match"),
+        (json!({"labels": 5}), 400, "labels"),
+    ];
+    for (metadata, code, named) in cases {
+        let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+        let path = format!("{MAPS}/m?fieldManager=one");
+        let answer = client.call("PATCH", &path, "application/apply-patch+yaml", body.to_string());
+        let answer = answer.await;
+        let said = answer.body["message"].as_str().unwrap_or_default();
+        assert!(answer.code == code && said.contains(named), "{metadata}: {} {said}", answer.code);
+    }
+    client.get(&format!("{MAPS}/m")).await.refused(404, "NotFound");
+}
+
+#[tokio::test]
 async fn updates_are_held_by_who_made_them() {
     let host = Host::start().await;
     let mut client = host.client().await;
@@ -135,11 +158,36 @@ async fn dependents_go_with_their_owner_unless_orphaned() {
 async fn documents_are_tagged_and_large_answers_compressed() {
     let host = Host::start().await;
     let mut client = host.client().await;
-    let first = client.get("/apis").await;
-    let tag = first.headers["etag"].clone();
-    let again = client.request("GET", "/apis").header("if-none-match", &tag);
-    let again = client.send(again.body(http_body_util::Full::default()).unwrap()).await;
-    assert_eq!((again.code, again.bytes.len()), (304, 0));
+    let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    let plain = "application/json";
+    let mut tags = Vec::new();
+    for (path, accept) in [
+        ("/api", plain),
+        ("/api", aggregated),
+        ("/apis", plain),
+        ("/apis", aggregated),
+        ("/api/v1", plain),
+        ("/apis/coordination.k8s.io", plain),
+        ("/apis/coordination.k8s.io/v1", plain),
+        ("/openapi/v3", plain),
+        ("/openapi/v3/api/v1", plain),
+        ("/openapi/v2", plain),
+        ("/openapi/v2", "application/com.github.proto-openapi.spec.v2.v1+protobuf"),
+    ] {
+        let first = client.get_as(path, accept).await;
+        assert_eq!(
+            (first.code, first.headers["content-type"].as_bytes()),
+            (200, accept.as_bytes())
+        );
+        let tag = first.headers["etag"].clone();
+        let again = client.request("GET", path).header("if-none-match", &tag);
+        let again = again.header("accept", accept).body(http_body_util::Full::default()).unwrap();
+        let again = client.send(again).await;
+        assert_eq!((again.code, again.bytes.len()), (304, 0), "{path} {accept}");
+        assert_eq!(again.headers["etag"], tag);
+        assert!(!tags.contains(&tag), "{path} {accept}: every document has a tag of its own");
+        tags.push(tag);
+    }
 
     let text = "compress me ".repeat(20_000);
     let object = json!({"metadata": {"name": "big"}, "data": {"text": text}});

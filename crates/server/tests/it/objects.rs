@@ -69,6 +69,16 @@ async fn dry_runs_and_warnings_change_nothing_but_the_answer() {
     let dry = client.post(&format!("{MAPS}?dryRun=All"), &map("a")).await;
     assert_eq!(dry.code, 201);
     assert_eq!(dry.body["metadata"]["name"], "a");
+    assert!(dry.body["metadata"].get("resourceVersion").is_none(), "it was never written");
+    for form in ["Table", "PartialObjectMetadata"] {
+        let accept = format!("application/json;as={form};g=meta.k8s.io;v=v1");
+        let path = format!("{MAPS}?dryRun=All");
+        let request = client.request("POST", &path).header("accept", accept);
+        let request = request.header("content-type", "application/json");
+        let dry = client.send(request.body(map("a").to_string().into()).unwrap()).await;
+        assert_eq!((dry.code, &dry.body["kind"]), (201, &json!(form)));
+        assert!(!dry.body.to_string().contains("resourceVersion"), "{}", dry.body);
+    }
     client.get(&one("a")).await.refused(404, "NotFound");
 
     let mut odd = map("a");
@@ -192,6 +202,61 @@ async fn answers_come_in_the_form_that_was_asked_for() {
     assert_eq!(client.get_as(MAPS, "text/html,*/*;q=0.8").await.code, 200);
     let pretty = client.get(&format!("{}?pretty=true", one("a"))).await;
     assert!(pretty.bytes.starts_with(b"{\n  \""));
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn what_discovery_says_can_be_done_can_be_done() {
+    let host = Host::start().await;
+    let mut client = host.client().await;
+    let all = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+    let listed = client.get("/api/v1").await.ok();
+    for kind in listed["resources"].as_array().unwrap() {
+        let name = kind["name"].as_str().unwrap();
+        if name.contains('/') {
+            continue;
+        }
+        let verbs: Vec<&str> =
+            kind["verbs"].as_array().unwrap().iter().map(|verb| verb.as_str().unwrap()).collect();
+        let path = match kind["namespaced"] == true {
+            true => format!("/api/v1/namespaces/default/{name}"),
+            false => format!("/api/v1/{name}"),
+        };
+        let deleted = client.delete(&path).await;
+        if name == "namespaces" {
+            assert!(!verbs.contains(&"deletecollection"));
+            deleted.refused(405, "MethodNotAllowed");
+        } else {
+            assert_eq!(verbs, all, "{name}");
+            assert_eq!(deleted.ok()["kind"], format!("{}List", kind["kind"].as_str().unwrap()));
+        }
+        // None of them has a number of replicas.
+        for part in ["scale", "eviction", "nonsense"] {
+            let scale = client.get(&format!("{path}/x/{part}")).await;
+            scale.refused(404, "NotFound");
+            assert_eq!(scale.body["kind"], "Status");
+        }
+    }
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn other_dialects_have_their_paths_and_unknown_ones_answer_a_status() {
+    let route = axum::routing::get(async || "here");
+    let host = Host::start_with(SystemClock::new(), |options| {
+        options.routes = Some(axum::Router::new().route("/site", route));
+    })
+    .await;
+    let mut client = host.client().await;
+    assert_eq!(client.get("/site").await.bytes, "here");
+    for path in ["/", "/version"] {
+        assert_eq!(client.get(path).await.code, 200, "{path}");
+    }
+    for path in ["/nowhere", "/site/nowhere", "//api/v1", "/api/v1/namespaces/a/b/../../c/d"] {
+        let refused = client.get(path).await;
+        refused.refused(404, "NotFound");
+        assert_eq!(refused.body["kind"], "Status", "{path}");
+    }
     host.stop().await;
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use crate::client::{Host, MAPS, map, one};
+use crate::client::{Client, Host, MAPS, map, one};
 
 #[tokio::test]
 async fn strangers_see_health_and_nothing_else() {
@@ -218,4 +218,88 @@ async fn plain_http_is_for_loopback_only() {
     read.read_to_string(&mut text).await.unwrap();
     assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
     host.stop().await;
+}
+
+#[tokio::test]
+async fn admins_and_servers_act_for_others_and_the_log_names_both() {
+    let host = Host::start_with(SystemClock::new(), |_| {}).await;
+    host.token(json!({"role": "viewer", "name": "victor"})).await;
+    let objects = host.running.resources().objects().clone();
+    let now = host.running.resources().clock().now();
+    let authority = Authority::load_or_create(&*objects, now).await.unwrap();
+    let hour = Duration::from_secs(3600);
+    let pair = authority.client("s1", mainstay_server::SERVERS, hour, now).unwrap();
+    let mut server = host.certified_client(&pair.certificate, &pair.key).await;
+    let mut admin = host.client().await;
+    let editor = host.token(json!({"role": "editor", "name": "edda"})).await;
+    let mut editor = host.client_with(Some(editor)).await;
+    // Who asks, as whom, and what becomes of a write.
+    let editor_named =
+        |name: &'static str| [("impersonate-user", name), ("impersonate-group", "editor")];
+    let viewer_named =
+        |name: &'static str| [("impersonate-user", name), ("impersonate-group", "viewer")];
+    let user = |name: &'static str| [("impersonate-user", name)];
+    type Headers<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(&str, Headers<'_>, u16); 9] = [
+        ("admin", &editor_named("a"), 201),
+        ("admin", &viewer_named("b"), 403),
+        ("admin", &user("victor"), 403),
+        ("admin", &user("edda"), 201),
+        ("admin", &user("nobody"), 403),
+        ("admin", &[("impersonate-group", "editor")], 400),
+        ("server", &editor_named("c"), 201),
+        ("server", &viewer_named("d"), 403),
+        ("editor", &viewer_named("e"), 403),
+    ];
+    for (at, (who, given, code)) in cases.into_iter().enumerate() {
+        let client = match who {
+            "admin" => &mut admin,
+            "server" => &mut server,
+            _ => &mut editor,
+        };
+        let answer = acting(client, given, MAPS, &map(&format!("m{at}"))).await;
+        assert_eq!(answer.code, code, "{who} {given:?}: {answer:?}");
+    }
+    let given = [
+        ("impersonate-user", "ada"),
+        ("impersonate-uid", "7"),
+        ("impersonate-group", "viewer"),
+        ("impersonate-extra-why", "curious"),
+    ];
+    let who = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let who = acting(&mut admin, &given, who, &json!({})).await.ok();
+    let expected = json!({"username": "ada", "uid": "7", "extra": {"why": ["curious"]},
+        "groups": ["viewer", "system:authenticated"]});
+    assert_eq!(who["status"]["userInfo"], expected);
+    let may = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let question = json!({"spec": {"resourceAttributes": {"verb": "create", "resource": "nodes"}}});
+    assert_eq!(acting(&mut admin, &given, may, &question).await.ok()["status"]["allowed"], false);
+    let refused = acting(&mut editor, &given, may, &question).await;
+    let expected = "users \"ada\" is forbidden: User \"edda\" cannot impersonate resource \"users\" in API group \"\" at the cluster scope";
+    assert_eq!(refused.refused(403, "Forbidden"), expected);
+
+    let dir = host.stop().await;
+    let log = std::fs::read_to_string(dir.path().join("audit.log")).unwrap();
+    let said = |user: &str, other: &str, code: u16| {
+        let named = format!("\"user\":\"{user}\",\"impersonatedUser\":\"{other}\"");
+        log.lines().any(|line| line.contains(&named) && line.contains(&format!("\"code\":{code}")))
+    };
+    for (user, other, code) in
+        [("admin", "a", 201), ("admin", "b", 403), ("s1", "c", 201), ("edda", "e", 403)]
+    {
+        assert!(said(user, other, code), "{user} as {other}: {code}\n{log}");
+    }
+}
+
+async fn acting(
+    client: &mut Client,
+    given: &[(&str, &str)],
+    path: &str,
+    body: &Value,
+) -> crate::client::Answer {
+    let mut request = client.request("POST", path).header("content-type", "application/json");
+    for (name, value) in given {
+        request = request.header(*name, *value);
+    }
+    client.send(request.body(body.to_string().into()).unwrap()).await
 }

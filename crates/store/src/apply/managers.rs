@@ -18,6 +18,18 @@ pub(crate) struct Party {
     pub(crate) api_version: String,
 }
 
+impl Party {
+    /// Whether an entry of `metadata.managedFields` is this party's.
+    pub(crate) fn is_of(&self, entry: &Value) -> bool {
+        let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
+        let operation = if self.applies { "Apply" } else { "Update" };
+        text("manager") == self.manager
+            && text("operation") == operation
+            && text("subresource") == self.subresource
+            && text("apiVersion") == self.api_version
+    }
+}
+
 /// What a party holds, and since when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holding {
@@ -31,9 +43,9 @@ pub(crate) struct Managers(pub(crate) BTreeMap<Party, Holding>);
 
 impl Managers {
     /// What `metadata.managedFields` says; `None` if it cannot be read.
-    pub(crate) fn parse(entries: Option<&Value>) -> Option<Self> {
+    pub(crate) fn parse(entries: &[Value]) -> Option<Self> {
         let mut managers = BTreeMap::new();
-        for entry in entries.and_then(Value::as_array).into_iter().flatten() {
+        for entry in entries {
             let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
             let applies = match text("operation") {
                 "Apply" => true,
@@ -79,6 +91,16 @@ impl Managers {
                 Value::Object(entry)
             })
             .collect()
+    }
+
+    /// Whether nothing would change if `party` changed and removed these fields.
+    pub(crate) fn would_keep(&self, party: &Party, changed: &FieldSet, removed: &FieldSet) -> bool {
+        let holds =
+            |holding: &Holding, fields: &FieldSet| !holding.fields.intersection(fields).is_empty();
+        let own = |holding: &Holding| changed.clone().without(&holding.fields).is_empty();
+        self.0.iter().all(|(other, holding)| {
+            !holds(holding, removed) && (other == party || !holds(holding, changed))
+        }) && (changed.is_empty() || self.0.get(party).is_some_and(own))
     }
 
     /// Everything that anybody holds.

@@ -70,15 +70,7 @@ type Part<'a> = (Element, Option<&'a Node>, bool, &'a Value);
 /// The parts of a value that can be told apart, in the order in which they stand.
 fn parts<'a>(node: Option<&'a Node>, value: &'a Value) -> Option<Vec<Part<'a>>> {
     match (grain(node, value), value) {
-        (Grain::Fields, Value::Object(fields)) => Some(
-            fields
-                .iter()
-                .map(|(name, value)| {
-                    let (node, declared) = field(node, name);
-                    (Element::Field(name.clone()), node, declared, value)
-                })
-                .collect(),
-        ),
+        (Grain::Fields, Value::Object(fields)) => Some(parts_of_object(node, fields)),
         (Grain::Set, Value::Array(items)) => {
             let node = item(node);
             Some(items.iter().map(|v| (Element::Value(v.to_string()), node, false, v)).collect())
@@ -91,9 +83,26 @@ fn parts<'a>(node: Option<&'a Node>, value: &'a Value) -> Option<Vec<Part<'a>>> 
     }
 }
 
+fn parts_of_object<'a>(node: Option<&'a Node>, object: &'a Map<String, Value>) -> Vec<Part<'a>> {
+    let part = |(name, value): (&String, &'a Value)| {
+        let (node, declared) = field(node, name);
+        (Element::Field(name.clone()), node, declared, value)
+    };
+    object.iter().map(part).collect()
+}
+
 /// The fields a value sets: its leaves, and the items and map entries that hold them.
 pub(crate) fn fields_of(node: Option<&Node>, value: &Value) -> FieldSet {
     let Some(parts) = parts(node, value) else { return FieldSet::leaf() };
+    fields_of_parts(parts)
+}
+
+/// The fields an object sets; the root of an object is never one piece.
+pub(crate) fn fields_of_object(node: Option<&Node>, object: &Map<String, Value>) -> FieldSet {
+    fields_of_parts(parts_of_object(node, object))
+}
+
+fn fields_of_parts(parts: Vec<Part<'_>>) -> FieldSet {
     let mut set = FieldSet::default();
     for (element, node, declared, value) in parts {
         let mut below = fields_of(node, value);
@@ -209,24 +218,33 @@ fn is_structure(node: Option<&Node>) -> bool {
     fields.additional.is_none() && fields.iter().next().is_some()
 }
 
-/// Lays `config` over `live`: its values win, what it does not speak of stays.
-pub(crate) fn merge(node: Option<&Node>, live: &Value, config: &Value) -> Value {
+/// Lays `config` over an object: its values win, what it does not speak of stays.
+pub(crate) fn lay_over(
+    node: Option<&Node>,
+    object: &mut Map<String, Value>,
+    config: &Map<String, Value>,
+) {
+    for (name, value) in config {
+        match object.get_mut(name) {
+            Some(there) => merge(field(node, name).0, there, value),
+            None => drop(object.insert(name.clone(), value.clone())),
+        }
+    }
+}
+
+fn merge(node: Option<&Node>, live: &mut Value, config: &Value) {
     match (grain(node, config), live, config) {
         (Grain::Fields, Value::Object(live), Value::Object(config)) => {
-            let mut merged = live.clone();
-            for (name, value) in config {
-                let value = match live.get(name) {
-                    Some(live) => merge(field(node, name).0, live, value),
-                    None => value.clone(),
-                };
-                merged.insert(name.clone(), value);
+            lay_over(node, live, config);
+        }
+        (Grain::Set | Grain::Keyed(_), live @ Value::Array(_), Value::Array(_)) => {
+            *live = merge_lists(node, live, config);
+        }
+        (_, live, config) => {
+            if live != config {
+                live.clone_from(config);
             }
-            Value::Object(merged)
         }
-        (Grain::Set | Grain::Keyed(_), Value::Array(_), Value::Array(_)) => {
-            merge_lists(node, live, config)
-        }
-        _ => config.clone(),
     }
 }
 
@@ -254,7 +272,11 @@ fn merge_lists(node: Option<&Node>, live: &Value, config: &Value) -> Value {
             rest.next();
         }
         merged.push(match known.get(element) {
-            Some(live) => merge(*node, live, value),
+            Some(live) => {
+                let mut item = (*live).clone();
+                merge(*node, &mut item, value);
+                item
+            }
             None => (*value).clone(),
         });
     }
