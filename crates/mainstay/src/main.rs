@@ -9,12 +9,13 @@ mod cli;
 mod client;
 mod command;
 mod connect;
+mod dry_run;
 mod duration;
 mod error;
 mod jsonpath;
 mod manifest;
-mod merge;
 mod output;
+mod ownership;
 mod paths;
 mod select;
 

@@ -24,7 +24,7 @@ const NAMESPACE: &str = "bench";
 const PAGE: usize = 500;
 const EVENT_PERIOD: Duration = Duration::from_millis(10);
 
-/// Create, get, list, update and watch ConfigMaps, and say how fast it was
+/// Create, get, list, update, apply and watch ConfigMaps, and say how fast it was
 ///
 /// Starts servers of its own, one for each backend, unless one is named with --kubeconfig or
 /// --server.
@@ -131,6 +131,7 @@ impl Api {
             Case::Get,
             Case::List,
             Case::Update,
+            Case::Apply,
             Case::Mixed,
             Case::Watch,
         ] {
@@ -143,7 +144,7 @@ impl Api {
                 },
                 Case::List => load.list().await?,
                 Case::Watch => load.watch().await?,
-                Case::Get | Case::Update | Case::Mixed => load.timed(case).await?,
+                Case::Get | Case::Update | Case::Apply | Case::Mixed => load.timed(case).await?,
             };
             rows.push(row);
         }
@@ -159,6 +160,7 @@ enum Case {
     Get,
     List,
     Update,
+    Apply,
     Mixed,
     Watch,
 }
@@ -171,6 +173,7 @@ impl Case {
             Self::Get => "get",
             Self::List => "list",
             Self::Update => "update",
+            Self::Apply => "apply",
             Self::Mixed => "mixed",
             Self::Watch => "watch",
         }
@@ -179,7 +182,7 @@ impl Case {
     /// Whether the `turn`-th request of a case writes: all, none, or every fifth.
     fn writes(self, turn: usize) -> bool {
         match self {
-            Self::Update => true,
+            Self::Update | Self::Apply => true,
             Self::Mixed => turn.is_multiple_of(5),
             _ => false,
         }
@@ -308,7 +311,7 @@ impl Load<'_> {
         Ok(row.rate(count, seconds, "objects/s").latencies(latencies))
     }
 
-    /// Gets, updates, or some of each, of objects chosen at random.
+    /// Gets, updates, applies, or some of each, of objects chosen at random.
     async fn timed(&self, case: Case) -> Result<Row, Error> {
         let connections = usize::from(self.api.connections);
         let (objects, size) = (self.objects(), self.size());
@@ -329,7 +332,14 @@ impl Load<'_> {
                             let mark = latencies.len().to_string();
                             let body = configmap(&name(own), &mark, size);
                             let path = format!("{}/{}", collection(), name(own));
-                            template.request("PUT", &path, &body)
+                            match case {
+                                Case::Apply => template.request(
+                                    "PATCH",
+                                    &format!("{path}?fieldManager=bench&force=true"),
+                                    &body,
+                                ),
+                                _ => template.request("PUT", &path, &body),
+                            }
                         } else {
                             template.request(
                                 "GET",

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::Error;
 use crate::client::connection::{Dialer, Stream};
+use crate::client::{APPLY_PATCH, JSON};
 
 /// One kept-alive HTTP/1.1 connection.
 pub(super) struct Connection {
@@ -34,11 +35,15 @@ impl Template {
         }
     }
 
+    /// A request with its body: an object, or for PATCH a configuration to be applied.
     pub(super) fn request(&self, method: &str, path: &str, body: &str) -> Vec<u8> {
         let Self { prefix, host, authorization } = self;
         let content = match body {
             "" => String::new(),
-            _ => format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()),
+            _ => {
+                let kind = if method == "PATCH" { APPLY_PATCH } else { JSON };
+                format!("Content-Type: {kind}\r\nContent-Length: {}\r\n", body.len())
+            }
         };
         format!(
             "{method} {prefix}{path} HTTP/1.1\r\nHost: {host}\r\nAccept: application/json\r\n\

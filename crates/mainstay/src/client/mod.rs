@@ -31,7 +31,9 @@ const LARGEST_ANSWER: usize = 256 << 20;
 const PATIENCE: u32 = 6;
 
 pub(crate) const JSON: &str = "application/json";
+pub(crate) const APPLY_PATCH: &str = "application/apply-patch+yaml";
 pub(crate) const MERGE_PATCH: &str = "application/merge-patch+json";
+pub(crate) const JSON_PATCH: &str = "application/json-patch+json";
 
 /// Why a request brought no answer, or a bad one.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +65,10 @@ impl Error {
 
     pub(crate) fn is_not_found(&self) -> bool {
         self.status().is_some_and(Status::is_not_found)
+    }
+
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.status().is_some_and(|status| status.code == 409)
     }
 
     /// Another try may succeed: nothing was refused, the way there failed.

@@ -24,6 +24,7 @@ pub(crate) struct Details {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Cause {
+    pub(crate) reason: String,
     pub(crate) field: String,
     pub(crate) message: String,
 }
@@ -59,6 +60,14 @@ impl Status {
     /// The version asked for has been compacted away: list again.
     pub(crate) fn is_expired(&self) -> bool {
         self.code == 410
+    }
+
+    /// Fields that others hold with other values, and what is said of each.
+    pub(crate) fn conflicts(&self) -> impl Iterator<Item = (&str, &str)> {
+        let causes = self.details.iter().flat_map(|details| details.causes.iter().flatten());
+        causes
+            .filter(|cause| cause.reason == "FieldManagerConflict")
+            .map(|cause| (cause.field.as_str(), cause.message.as_str()))
     }
 
     /// The request itself was wrong, and would be wrong again.

@@ -1,7 +1,8 @@
 //! `mainstay apply`: make the server hold what the manifests say.
 //!
-//! How one document is applied is [`apply_object`] alone: today a create or a merge patch against
-//! what was applied last (kubectl's own annotation, so that the two can take turns).
+//! Every document is sent as a server-side apply: the server knows which fields are ours, takes
+//! away those the manifest no longer has, and refuses to change what another party holds. How one
+//! document is applied is [`apply_object`] alone.
 
 use std::path::PathBuf;
 
@@ -10,39 +11,52 @@ use http::Method;
 use serde_json::{Map, Value, json};
 
 use crate::client::discovery::{Discovery, Resource};
-use crate::client::watch::with_query;
-use crate::client::{Call, Client, JSON, MERGE_PATCH};
+use crate::client::status::Status;
+use crate::client::watch::{encode, with_query};
+use crate::client::{self, APPLY_PATCH, Call, Client, JSON_PATCH};
 use crate::connect::Connect;
+use crate::dry_run::DryRun;
 use crate::error::{Error, Failures};
 use crate::manifest::{self, Document};
-use crate::merge::three_way;
 use crate::output;
+use crate::ownership::{self, LAST_APPLIED, Part};
 use crate::select::Scope;
 
-/// Where kubectl keeps what was applied last; ours is the same, so that both can be used.
-pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// How often taking over is tried again when the object changes meanwhile.
+const TRIES: usize = 5;
 
 /// Create or update objects from manifests
+///
+/// The server remembers which fields were applied, and by whom. A field that is no longer in a
+/// manifest is taken away, fields that others have set stay, and a field that another party set to
+/// another value is a conflict.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay apply -f settings.yaml             one file, any number of documents
   mainstay apply -f manifests/                a folder and all folders in it
   cat node.yaml | mainstay apply -f -         stdin
   mainstay apply -f node.yaml --status        also write the status part of the documents
-  mainstay apply -f . --dry-run               what would change; nothing is written")]
+  mainstay apply -f . --dry-run=server        what would change; nothing is written
+  mainstay apply -f . --force-conflicts       take over what others have set")]
 pub(crate) struct Apply {
     /// Files or folders to read; `-` is stdin
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     #[command(flatten)]
     scope: Scope,
-    /// Also write each document's status, through the status subresource. A document that holds
-    /// nothing but a status leaves the rest of an existing object alone
+    /// Take over fields that another party has set to other values
+    #[arg(long)]
+    force_conflicts: bool,
+    /// In whose name fields are held
+    #[arg(long, value_name = "NAME", default_value = "mainstay")]
+    field_manager: String,
+    /// Also write each document's status, through the status subresource; what others have set
+    /// there is taken over. A document that holds nothing but a status leaves the rest of an
+    /// existing object alone
     #[arg(long)]
     status: bool,
-    /// Let the server check everything, but write nothing
-    #[arg(long)]
-    dry_run: bool,
+    #[command(flatten)]
+    dry_run: DryRun,
     #[command(flatten)]
     connect: Connect,
 }
@@ -104,21 +118,23 @@ impl Apply {
         if resource.namespaced {
             object["metadata"]["namespace"] = namespace.as_str().into();
         }
-        let place =
-            Place { client, resource, namespace: &namespace, path: &path, dry_run: self.dry_run };
+        let place = Place { client, path: &path, manager: &self.field_manager, dry: &self.dry_run };
+        let identity = identity(&object);
         let there = place.read().await?;
         let written = status.filter(|_| self.status);
         let mut applied = match &there {
             Some(_) if written.is_some() && only_status => Applied::Unchanged,
-            _ => apply_object(&place, object, there.as_ref()).await?,
+            _ => apply_object(&place, object, there, self.force_conflicts).await?,
         };
         if let Some(status) = written {
-            let unwritten = self.dry_run && applied == Applied::Created;
-            if !unwritten && apply_status(&place, &status).await? && applied == Applied::Unchanged {
+            let unwritten = self.dry_run.is_on() && applied == Applied::Created;
+            let config = json!({"apiVersion": identity.0, "kind": identity.1, "status": status});
+            let changed = !unwritten && apply_status(&place, &config).await?;
+            if changed && applied == Applied::Unchanged {
                 applied = Applied::Configured;
             }
         }
-        let dry = if self.dry_run { " (dry run)" } else { "" };
+        let dry = self.dry_run.note();
         Ok(format!("{}/{name} {}{dry}", resource.label(), applied.word()))
     }
 }
@@ -150,13 +166,18 @@ pub(crate) fn namespace_of(
     }
 }
 
+/// `apiVersion` and `kind`, which every part of an object has.
+fn identity(object: &Map<String, Value>) -> (Value, Value) {
+    let of = |name: &str| object.get(name).cloned().unwrap_or_default();
+    (of("apiVersion"), of("kind"))
+}
+
 /// One object's place on the server, and how it is to be written.
 struct Place<'a> {
     client: &'a Client,
-    resource: &'a Resource,
-    namespace: &'a str,
     path: &'a str,
-    dry_run: bool,
+    manager: &'a str,
+    dry: &'a DryRun,
 }
 
 impl Place<'_> {
@@ -168,16 +189,73 @@ impl Place<'_> {
         }
     }
 
-    async fn write(
+    /// Sends a configuration of the object or of its status.
+    async fn send(&self, part: Part, config: &Value, force: bool) -> Result<Value, client::Error> {
+        let path = match part {
+            Part::Main => self.path.to_owned(),
+            Part::Status => format!("{}/status", self.path),
+        };
+        let manager = format!("fieldManager={}&fieldValidation=Strict", encode(self.manager));
+        let force = if force { "force=true" } else { "" };
+        let path = with_query(&path, &[&manager, force, self.dry.query()]);
+        self.client.json(Call::send(Method::PATCH, path, APPLY_PATCH, config)).await
+    }
+
+    /// Makes ours what was applied from the client's side before; gives the object as it is then.
+    async fn take_over(&self, part: Part, mut there: Value) -> Result<Value, Error> {
+        let mut tries = TRIES;
+        while let Some(entries) = ownership::taken_over(&there, self.manager, part) {
+            tries -= 1;
+            // Naming the version makes it a condition: nobody else's change is lost.
+            let patch = json!([
+                {"op": "replace", "path": "/metadata/managedFields", "value": entries},
+                {"op": "replace", "path": "/metadata/resourceVersion",
+                 "value": there["metadata"]["resourceVersion"]},
+            ]);
+            let call = Call::send(Method::PATCH, self.path, JSON_PATCH, &patch);
+            match self.client.json(call).await {
+                Ok(after) => return Ok(after),
+                Err(error) if error.is_conflict() && tries > 0 => {}
+                Err(error) => return Err(error.into()),
+            }
+            match self.read().await? {
+                Some(now) => there = now,
+                None => break,
+            }
+        }
+        Ok(there)
+    }
+
+    /// Applies a part of the object. What our predecessors hold is no conflict, also in a dry run,
+    /// which cannot take it over.
+    async fn apply(
         &self,
-        method: Method,
-        path: &str,
-        content_type: &'static str,
-        body: &Value,
+        part: Part,
+        config: &Value,
+        there: Option<Value>,
+        force: bool,
     ) -> Result<Value, Error> {
-        let dry = if self.dry_run { "dryRun=All" } else { "" };
-        let path = with_query(path, &["fieldManager=mainstay&fieldValidation=Strict", dry]);
-        Ok(self.client.json(Call::send(method, path, content_type, body)).await?)
+        let predecessors = there
+            .as_ref()
+            .map(|there| ownership::predecessors(there, self.manager, part))
+            .unwrap_or_default();
+        if let Some(there) = there
+            && !self.dry.is_on()
+        {
+            self.take_over(part, there).await?;
+        }
+        let answer = match self.send(part, config, force).await {
+            Err(client::Error::Status(status))
+                if self.dry.is_on() && only_with(&status, &predecessors) =>
+            {
+                self.send(part, config, true).await
+            }
+            answer => answer,
+        };
+        answer.map_err(|error| match error {
+            client::Error::Status(status) => explained(*status),
+            other => other.into(),
+        })
     }
 }
 
@@ -185,95 +263,153 @@ impl Place<'_> {
 async fn apply_object(
     place: &Place<'_>,
     mut object: Map<String, Value>,
-    there: Option<&Value>,
+    there: Option<Value>,
+    force: bool,
 ) -> Result<Applied, Error> {
-    let remembered = remember(&mut object);
-    let Some(Value::Object(current)) = there else {
-        let path = place.resource.collection(Some(place.namespace));
-        place.write(Method::POST, &path, JSON, &Value::Object(object)).await?;
-        return Ok(Applied::Created);
-    };
-    let original = there
-        .and_then(|there| there["metadata"]["annotations"][LAST_APPLIED].as_str())
-        .and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_default();
-    let mut patch = three_way(&original, &object, current);
-    if patch.is_empty() {
-        return Ok(Applied::Unchanged);
-    }
-    // Type and name are what the path already says.
-    patch.remove("apiVersion");
-    patch.remove("kind");
-    let only_memory = patch.len() == 1
-        && patch["metadata"] == json!({"annotations": {LAST_APPLIED: remembered}})
-        && same_text(there, &remembered);
-    if only_memory {
-        return Ok(Applied::Unchanged);
-    }
-    let answer = place.write(Method::PATCH, place.path, MERGE_PATCH, &Value::Object(patch)).await?;
-    let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
-    let unchanged = !place.dry_run && there.map(version) == Some(version(&answer));
-    Ok(if unchanged { Applied::Unchanged } else { Applied::Configured })
-}
-
-/// Puts what is applied into the object's own annotation, for the next time.
-fn remember(object: &mut Map<String, Value>) -> String {
-    if let Some(annotations) = object
-        .get_mut("metadata")
-        .and_then(|metadata| metadata.get_mut("annotations"))
-        .and_then(Value::as_object_mut)
-    {
-        annotations.remove(LAST_APPLIED);
-    }
-    let text = format!("{}\n", Value::Object(object.clone()));
-    object["metadata"]["annotations"][LAST_APPLIED] = text.as_str().into();
-    text
-}
-
-/// The remembered texts differ only in layout, as when another program wrote the last one.
-fn same_text(there: Option<&Value>, remembered: &str) -> bool {
-    let parse = |text: &str| serde_json::from_str::<Value>(text).ok();
-    let last = there.and_then(|there| there["metadata"]["annotations"][LAST_APPLIED].as_str());
-    let last = last.and_then(parse).map(with_annotations);
-    last.is_some() && last == parse(remembered).map(with_annotations)
-}
-
-/// kubectl always writes `annotations`, also when it is empty.
-fn with_annotations(mut object: Value) -> Value {
-    if let Some(metadata) = object["metadata"].as_object_mut() {
-        metadata.entry("annotations").or_insert_with(|| json!({}));
-    }
-    object
+    tidy(&mut object);
+    let config = Value::Object(object);
+    let before = there.clone();
+    let after = place.apply(Part::Main, &config, there, force).await?;
+    Ok(match before {
+        None => Applied::Created,
+        Some(before) if same(&before, &after) => Applied::Unchanged,
+        Some(_) => Applied::Configured,
+    })
 }
 
 /// Writes the status; says whether anything changed.
-async fn apply_status(place: &Place<'_>, status: &Value) -> Result<bool, Error> {
+async fn apply_status(place: &Place<'_>, config: &Value) -> Result<bool, Error> {
     let before = place.read().await?;
-    let path = format!("{}/status", place.path);
-    let patch = json!({ "status": status });
-    let after = place.write(Method::PATCH, &path, MERGE_PATCH, &patch).await?;
-    Ok(before.map(|before| before["status"].clone()) != Some(after["status"].clone()))
+    let after = place.apply(Part::Status, config, before.clone(), true).await?;
+    Ok(before.is_none_or(|before| before["status"] != after["status"]))
+}
+
+/// Takes out what a manifest brings along that was saved from a server: who holds its fields is
+/// the server's to say, and what was applied last from the client's side is no longer needed.
+fn tidy(object: &mut Map<String, Value>) {
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    metadata.remove("managedFields");
+    let annotations = metadata.get_mut("annotations").and_then(Value::as_object_mut);
+    if let Some(annotations) = annotations
+        && annotations.remove(LAST_APPLIED).is_some()
+        && annotations.is_empty()
+    {
+        metadata.remove("annotations");
+    }
+}
+
+/// Whether an answer says that nothing changed. A dry run gives no version, so the contents decide,
+/// except for when fields were last written.
+fn same(before: &Value, after: &Value) -> bool {
+    let plain = |object: &Value| {
+        let mut object = object.clone();
+        if let Some(metadata) = object["metadata"].as_object_mut() {
+            metadata.remove("resourceVersion");
+            let entries = metadata.get_mut("managedFields").and_then(Value::as_array_mut);
+            for entry in entries.into_iter().flatten().filter_map(Value::as_object_mut) {
+                entry.remove("time");
+            }
+        }
+        object
+    };
+    plain(before) == plain(after)
+}
+
+/// Whether all that stands in the way is held by these parties, who update.
+fn only_with(status: &Status, parties: &[String]) -> bool {
+    let of = |message: &str| {
+        parties.iter().any(|name| message.starts_with(&format!("conflict with {name:?} using ")))
+    };
+    let mut conflicts = status.conflicts().peekable();
+    conflicts.peek().is_some() && conflicts.all(|(_, message)| of(message))
+}
+
+/// A conflict in words that say what to do about it.
+fn explained(status: Status) -> Error {
+    let lines: Vec<String> = status
+        .conflicts()
+        .map(|(field, message)| {
+            let holder = message.strip_prefix("conflict with ").unwrap_or(message);
+            format!("\n  {field} is held by {holder}")
+        })
+        .collect();
+    if lines.is_empty() {
+        return client::Error::from(status).into();
+    }
+    let what = if lines.len() == 1 { "a field has" } else { "fields have" };
+    Error::negative(format!(
+        "{what} other values by other parties:{}\n  \
+         --force-conflicts takes over; what is not in the manifest is left to its holder",
+        lines.concat()
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_kubectl_wrote_counts_as_the_same() {
-        let mut object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"b": "1"}});
-        let text = remember(object.as_object_mut().unwrap());
-        let theirs = "{\"apiVersion\":\"v1\",\"data\":{\"b\":\"1\"},\"kind\":\"ConfigMap\",\"metadata\":{\"annotations\":{},\"name\":\"a\"}}\n";
-        let there = json!({"metadata": {"annotations": {LAST_APPLIED: theirs}}});
-        assert!(same_text(Some(&there), &text));
-        let other = json!({"metadata": {"annotations": {LAST_APPLIED: "{}"}}});
-        assert!(!same_text(Some(&other), &text));
+    fn conflicts(causes: &[(&str, &str)]) -> Status {
+        let causes: Vec<Value> = causes
+            .iter()
+            .map(|(field, message)| {
+                json!({"reason": "FieldManagerConflict", "field": field, "message": message})
+            })
+            .collect();
+        let body =
+            json!({"reason": "Conflict", "message": "Apply failed", "details": {"causes": causes}});
+        Status::parse(http::StatusCode::CONFLICT, body.to_string().as_bytes())
     }
 
     #[test]
-    fn remembering_twice_remembers_the_same() {
-        let mut object = json!({"metadata": {"name": "a", "annotations": {"x": "y"}}});
-        let map = object.as_object_mut().unwrap();
-        assert_eq!(remember(map), remember(map));
+    fn a_conflict_names_fields_and_holders() {
+        let status = conflicts(&[(".data.a", "conflict with \"edit\" using v1")]);
+        let text = explained(status).to_string();
+        assert!(text.contains(".data.a is held by \"edit\" using v1"), "{text}");
+        assert!(text.contains("--force-conflicts"), "{text}");
+        let stale = Status::parse(http::StatusCode::CONFLICT, br#"{"message":"it was modified"}"#);
+        assert_eq!(explained(stale).to_string(), "it was modified");
+    }
+
+    #[test]
+    fn only_predecessors_are_no_conflict() {
+        let ours = ["old".to_owned()];
+        let cases = [
+            (vec![(".a", "conflict with \"old\" using v1 at 2026")], true),
+            (vec![(".a", "conflict with \"old\"")], false),
+            (vec![(".a", "conflict with \"older\" using v1")], false),
+            (
+                vec![
+                    (".a", "conflict with \"old\" using v1"),
+                    (".b", "conflict with \"x\" using v1"),
+                ],
+                false,
+            ),
+            (vec![], false),
+        ];
+        for (causes, expected) in cases {
+            assert_eq!(only_with(&conflicts(&causes), &ours), expected, "{causes:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_saved_manifest_brings_along_is_left_out() {
+        let mut object = json!({"metadata": {
+            "name": "a", "managedFields": [], "annotations": {LAST_APPLIED: "{}"},
+        }});
+        tidy(object.as_object_mut().unwrap());
+        assert_eq!(object, json!({"metadata": {"name": "a"}}));
+        let mut object = json!({"metadata": {"annotations": {LAST_APPLIED: "{}", "b": "c"}}});
+        tidy(object.as_object_mut().unwrap());
+        assert_eq!(object, json!({"metadata": {"annotations": {"b": "c"}}}));
+    }
+
+    #[test]
+    fn times_and_versions_are_no_change() {
+        let object = |version: &str, time: &str, manager: &str| {
+            json!({"metadata": {"resourceVersion": version,
+                "managedFields": [{"manager": manager, "time": time}]}})
+        };
+        assert!(same(&object("1", "a", "m"), &object("2", "b", "m")));
+        assert!(!same(&object("1", "a", "m"), &object("1", "a", "n")));
     }
 }

@@ -12,6 +12,7 @@ use crate::client::watch::{Change, EventType, Follow, list, with_query};
 use crate::client::{Call, Client, JSON};
 use crate::command::apply::{namespace_of, resource_of};
 use crate::connect::Connect;
+use crate::dry_run::DryRun;
 use crate::error::{Error, Failures};
 use crate::manifest::Document;
 use crate::select::{Scope, Selectors, Wanted, wanted};
@@ -47,9 +48,8 @@ pub(crate) struct Delete {
     /// Succeed also when an object does not exist
     #[arg(long)]
     ignore_not_found: bool,
-    /// Let the server check, but delete nothing
-    #[arg(long)]
-    dry_run: bool,
+    #[command(flatten)]
+    dry_run: DryRun,
     #[command(flatten)]
     connect: Connect,
 }
@@ -82,7 +82,7 @@ impl Delete {
                 leaving.push((doomed, uid));
             }
         }
-        if self.wait && !self.dry_run {
+        if self.wait && !self.dry_run.is_on() {
             let waiting = self.await_all(&client, &leaving);
             let waited = match self.timeout {
                 Duration::ZERO => waiting.await,
@@ -157,14 +157,13 @@ impl Delete {
     /// Asks for the deletion; gives the object's uid when it existed.
     async fn delete(&self, client: &Client, doomed: &Doomed) -> Result<Option<String>, Error> {
         let Doomed { resource, namespace, name } = doomed;
-        let dry = if self.dry_run { "dryRun=All" } else { "" };
-        let path = with_query(&resource.object(namespace, name), &[dry]);
+        let path = with_query(&resource.object(namespace, name), &[self.dry_run.query()]);
         let options = json!({"propagationPolicy": "Background"});
         let answer = match client.json(Call::send(Method::DELETE, path, JSON, &options)).await {
             Err(error) if self.ignore_not_found && error.is_not_found() => return Ok(None),
             answer => answer?,
         };
-        let dry = if self.dry_run { " (dry run)" } else { "" };
+        let dry = self.dry_run.note();
         output::print_line(&format!("{} {name:?} deleted{dry}", resource.label()))?;
         // The answer is a Status with details, or the object itself when it lingers.
         let uid = [&answer["metadata"]["uid"], &answer["details"]["uid"]];

@@ -11,12 +11,12 @@ use serde_json::{Map, Value};
 use crate::client::discovery::{Discovery, Resource};
 use crate::client::watch::list;
 use crate::client::{Client, JSON};
-use crate::command::apply::LAST_APPLIED;
 use crate::command::get::object;
 use crate::connect::Connect;
 use crate::duration::age;
 use crate::error::{Error, Failures};
 use crate::output::{self, Table, cell, clean};
+use crate::ownership::LAST_APPLIED;
 use crate::select::{Scope, Selectors, Wanted, wanted};
 
 /// Show one or several objects in detail, with their events

@@ -2,10 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 
 use super::serve::{DEFAULT_LISTEN, Log, Parts, READY, options, start, until_told};
+use crate::client::kubeconfig::{Kubeconfig, Overrides};
+use crate::client::{Call, Client};
 use crate::error::Error;
 use crate::{output, paths};
 
@@ -36,7 +39,16 @@ impl Up {
             Some(listen) => listen,
             None => free(DEFAULT_LISTEN),
         };
-        let (running, engines) = start(options(listen, data_dir)?, Parts::all()).await?;
+        let kubeconfig = data_dir.join("kubeconfig");
+        let (running, engines) = match start(options(listen, data_dir)?, Parts::all()).await {
+            Ok(running) => running,
+            Err(error) => {
+                if let Some(url) = already_up(&kubeconfig).await {
+                    anstream::eprintln!("A server of this data folder already answers at {url}.");
+                }
+                return Err(error);
+            }
+        };
         anstream::eprintln!("\x1b[1m{READY} {}\x1b[0m", running.url());
         output::print(&welcome(running.kubeconfig(), on_path("kubectl"), &own_name()))?;
         let ended = until_told(running, engines).await;
@@ -45,6 +57,15 @@ impl Up {
         );
         ended
     }
+}
+
+/// The address of a server that answers to this kubeconfig, if one does.
+async fn already_up(kubeconfig: &Path) -> Option<String> {
+    let file = Kubeconfig::load(&[kubeconfig.to_owned()]).ok()?;
+    let target = file.target(&Overrides::default()).ok()?;
+    let client = Client::new(target, Duration::from_secs(3)).ok()?;
+    client.bytes(Call::get("/readyz")).await.ok()?;
+    Some(client.server().to_owned())
 }
 
 /// The address itself when it is free, else the same with a port the machine chooses.

@@ -20,7 +20,7 @@ fn the_benchmark_gives_every_row() {
             format!("{} {}", row["backend"].as_str().unwrap(), row["case"].as_str().unwrap())
         })
         .collect();
-    let names = ["create", "memory", "get", "list", "update", "mixed", "watch"];
+    let names = ["create", "memory", "get", "list", "update", "apply", "mixed", "watch"];
     let expected: Vec<String> = ["sqlite", "memory"]
         .iter()
         .flat_map(|backend| names.iter().map(move |name| format!("{backend} {name}")))

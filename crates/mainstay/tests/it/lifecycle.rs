@@ -23,10 +23,14 @@ fn everything_is_there_after_an_orderly_end() {
 }
 
 #[test]
-fn the_kubeconfig_is_for_its_owner_alone() {
+fn secrets_are_for_their_owner_alone() {
     let server = TestServer::start();
-    let mode = std::fs::metadata(server.kubeconfig()).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
+    // The database holds the key of the certificate authority.
+    for name in ["kubeconfig", "audit.log", "objects.db", "objects.db-wal"] {
+        let path = server.kubeconfig().with_file_name(name);
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
 }
 
 #[test]
@@ -37,6 +41,15 @@ fn two_servers_never_share_a_data_folder() {
     let said = said.expect_err("the second server must not become ready");
     assert!(said.contains("error:"), "{said}");
     assert_eq!(second.wait().unwrap().code(), Some(1), "{said}");
+}
+
+#[test]
+fn up_says_where_the_server_of_its_folder_already_is() {
+    let folder = folder();
+    let server = TestServer::start_in(folder.path(), &[]);
+    let output = Command::new(MAINSTAY).arg("up").arg("--data-dir").arg(folder.path()).output();
+    let text = text_of(&output.unwrap());
+    assert!(text.contains(&server.address()) && text.contains("[exit code 1]"), "{text}");
 }
 
 #[test]

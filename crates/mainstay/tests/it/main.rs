@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it stands")]
 
+mod apply;
 mod bench;
 mod cli;
 mod crash;
@@ -12,6 +13,7 @@ mod full_disk;
 mod golden;
 mod kube_rs;
 mod kubectl;
+mod kubectl_whole;
 mod lifecycle;
 mod operators;
 mod process;
