@@ -4,6 +4,7 @@
 //! alone. Nothing here is needed to build or use Mainstay.
 
 mod docs;
+mod fuzz;
 mod layering;
 mod needs;
 
@@ -14,6 +15,8 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "\
 cargo xtask test [ARGS…]     every test there is; installs what they need (ARGS go to cargo test)
+cargo xtask fuzz [--seconds N] [TARGET…]
+                             the fuzz targets, a few seconds each
 cargo xtask layering         does every crate depend only on what it may?
 cargo xtask docs [--check]   write docs/cli.md from the program itself, or see that it is current
 cargo xtask needs            what the tests need on this machine, and whether it is there";
@@ -29,10 +32,14 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
+    if std::env::var_os(fuzz::IN_PLACE_OF_RUSTC).is_some() {
+        return fuzz::compile(&std::env::args_os().skip(1).collect::<Vec<_>>());
+    }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["test", rest @ ..] => test(rest),
+        ["fuzz", rest @ ..] => fuzz::Hunt::parse(rest)?.run(),
         ["layering"] => layering::check(),
         ["docs"] => docs::write(),
         ["docs", "--check"] => docs::check(),
@@ -56,6 +63,10 @@ fn test(arguments: &[&str]) -> Result<()> {
         command.env(SEED, "1");
     }
     run_to_end(&mut command)?;
+    // Narrowed down to some tests, there is no time for others.
+    if arguments.is_empty() && !missing.contains(&needs::CPP) {
+        fuzz::Hunt::short().run()?;
+    }
     match missing.as_slice() {
         [] => println!("xtask: every part of the tests has run"),
         names => println!("xtask: NOT TESTED, because it could not be had: {}", names.join(", ")),

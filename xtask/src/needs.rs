@@ -21,6 +21,9 @@ struct Need {
     after: fn() -> Result<()>,
 }
 
+/// What the fuzz targets cannot be built without.
+pub(crate) const CPP: &str = "C++ compiler";
+
 const NEEDS: &[Need] = &[
     Need {
         name: "kubectl",
@@ -48,6 +51,20 @@ const NEEDS: &[Need] = &[
         why: "the catalog of rules on a real database server",
         there: || on_path("initdb") || Path::new("/usr/lib/postgresql").is_dir(),
         packages: &["postgresql"],
+        after: || Ok(()),
+    },
+    Need {
+        name: CPP,
+        why: "libFuzzer, which runs the fuzz targets",
+        there: || on_path("c++"),
+        packages: &["g++"],
+        after: || Ok(()),
+    },
+    Need {
+        name: "diff",
+        why: "kubectl diff calls it",
+        there: || on_path("diff"),
+        packages: &["diffutils"],
         after: || Ok(()),
     },
     Need {

@@ -1,0 +1,212 @@
+//! `cargo xtask fuzz`: each target of `fuzz/` for a few seconds, on the toolchain that is there.
+//!
+//! `cargo fuzz run -s none TARGET` does the same for as long as one likes, but builds everything
+//! anew for it. Here only our own crates are instrumented: we stand in for rustc (see [`compile`])
+//! and add the flags to those alone, so that all else is shared with the other builds.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{cargo, root};
+
+/// Says, in the environment, that we were called in place of rustc.
+pub(crate) const IN_PLACE_OF_RUSTC: &str = "MAINSTAY_XTASK_RUSTC";
+
+/// How long each target runs if nothing is said.
+pub(crate) const SECONDS: u64 = 10;
+
+/// What makes libFuzzer see which code ran.
+const INSTRUMENTED: &[&str] = &[
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Copt-level=1",
+    "-Cdebug-assertions=on",
+];
+
+/// Which targets, and for how long.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Hunt {
+    seconds: u64,
+    targets: Vec<String>,
+}
+
+impl Hunt {
+    /// Everything, shortly.
+    pub(crate) fn short() -> Self {
+        Self { seconds: SECONDS, targets: Vec::new() }
+    }
+
+    /// Reads `[--seconds N] [TARGET…]`.
+    pub(crate) fn parse(words: &[&str]) -> Result<Self> {
+        let mut hunt = Self::short();
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match *word {
+                "--seconds" => {
+                    let seconds = words.next().context("--seconds needs a number")?;
+                    hunt.seconds = seconds.parse().context("--seconds needs a number")?;
+                }
+                option if option.starts_with('-') => bail!("fuzz has no option {option}"),
+                target => hunt.targets.push(target.to_owned()),
+            }
+        }
+        Ok(hunt)
+    }
+
+    /// Builds the targets and runs them, two at a time.
+    pub(crate) fn run(&self) -> Result<()> {
+        let known = known()?;
+        if let Some(wrong) = self.targets.iter().find(|target| !known.contains(target)) {
+            bail!("there is no fuzz target {wrong}; there is: {}", known.join(", "));
+        }
+        let targets = if self.targets.is_empty() { &known } else { &self.targets };
+        let folder = build(targets)?;
+        println!("xtask: fuzzing {} for {} s each", targets.join(", "), self.seconds);
+        let mut failed = Vec::new();
+        for pair in targets.chunks(2) {
+            let running: Vec<_> = pair
+                .iter()
+                .map(|target| {
+                    let (target, program) = (target.clone(), folder.join(target));
+                    let seconds = self.seconds;
+                    thread::spawn(move || (hunt(&target, program, seconds), target))
+                })
+                .collect();
+            for one in running {
+                match one.join() {
+                    Ok((Ok(line), target)) => println!("xtask: {target}: {line}"),
+                    Ok((Err(error), target)) => {
+                        eprintln!("xtask: {target}: {error:#}");
+                        failed.push(target);
+                    }
+                    Err(_) => bail!("a fuzzing thread panicked"),
+                }
+            }
+        }
+        if failed.is_empty() {
+            return Ok(());
+        }
+        bail!("fuzzing found something in {}: see fuzz/artifacts", failed.join(", "))
+    }
+}
+
+/// The names of all targets.
+fn known() -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root().join("fuzz/fuzz_targets"))? {
+        let path = entry?.path();
+        if let Some(name) = path.file_stem().and_then(|name| name.to_str()) {
+            names.push(name.to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Builds the targets; gives the folder they are in.
+fn build(targets: &[String]) -> Result<PathBuf> {
+    let manifest = root().join("fuzz/Cargo.toml");
+    let target_dir = match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => PathBuf::from(folder),
+        None => root().join("target"),
+    };
+    let mut command = cargo();
+    command.arg("build").arg("--manifest-path").arg(manifest);
+    command.arg("--target-dir").arg(&target_dir);
+    for target in targets {
+        command.args(["--bin", target]);
+    }
+    command.env("RUSTC_WRAPPER", std::env::current_exe()?).env(IN_PLACE_OF_RUSTC, "1");
+    crate::run_to_end(&mut command)?;
+    Ok(target_dir.join("debug"))
+}
+
+/// Runs one target; gives what it says at the end.
+fn hunt(target: &str, program: PathBuf, seconds: u64) -> Result<String> {
+    let folder = root().join("fuzz");
+    let (corpus, artifacts) =
+        (folder.join("corpus").join(target), folder.join("artifacts").join(target));
+    fs::create_dir_all(&corpus)?;
+    fs::create_dir_all(&artifacts)?;
+    let output = Command::new(program)
+        .arg(&corpus)
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .arg(format!("-max_total_time={seconds}"))
+        .args(["-timeout=10", "-rss_limit_mb=2048", "-max_len=1024", "-print_final_stats=0"])
+        .stdin(Stdio::null())
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        let tail: Vec<&str> = said.lines().rev().take(60).collect();
+        let tail: Vec<&str> = tail.into_iter().rev().collect();
+        bail!("{}\n{}", output.status, tail.join("\n"));
+    }
+    Ok(said.lines().last().unwrap_or_default().to_owned())
+}
+
+/// Stands in for rustc, as cargo calls a wrapper: the compiler, then its arguments.
+pub(crate) fn compile(arguments: &[OsString]) -> Result<()> {
+    let (rustc, rest) = arguments.split_first().context("cargo named no compiler")?;
+    let mut command = Command::new(rustc);
+    command.args(rest);
+    if is_ours(rest) {
+        command.args(INSTRUMENTED);
+    }
+    let status = command.status()?;
+    std::process::exit(status.code().unwrap_or(1));
+}
+
+/// Whether it is one of our crates that is compiled: they lie in this repository.
+fn is_ours(arguments: &[OsString]) -> bool {
+    let texts: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
+    let name =
+        texts.iter().position(|text| *text == "--crate-name").and_then(|at| texts.get(at + 1));
+    let builds = name.is_some_and(|name| *name == "build_script_build");
+    let source = texts.iter().find(|text| text.ends_with(".rs"));
+    !builds && source.is_some_and(|path| !path.contains("/registry/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_say_what_to_run() {
+        let hunt = |seconds, targets: &[&str]| Hunt {
+            seconds,
+            targets: targets.iter().map(|target| (*target).to_owned()).collect(),
+        };
+        assert_eq!(Hunt::parse(&[]).unwrap(), hunt(SECONDS, &[]));
+        assert_eq!(Hunt::parse(&["--seconds", "3", "protobuf"]).unwrap(), hunt(3, &["protobuf"]));
+        assert!(Hunt::parse(&["--seconds"]).is_err());
+        assert!(Hunt::parse(&["--minutes", "3"]).is_err());
+    }
+
+    #[test]
+    fn every_target_has_its_file_and_its_row() {
+        let manifest = fs::read_to_string(root().join("fuzz/Cargo.toml")).unwrap();
+        for target in known().unwrap() {
+            assert!(manifest.contains(&format!("name = \"{target}\"")), "{target}");
+        }
+    }
+
+    #[test]
+    fn only_our_own_crates_are_instrumented() {
+        let of = |name: &str, path: &str| {
+            ["--crate-name", name, "--edition=2024", path].map(OsString::from)
+        };
+        assert!(is_ours(&of("mainstay_store", "/x/crates/store/src/lib.rs")));
+        assert!(is_ours(&of("protobuf", "fuzz_targets/protobuf.rs")));
+        assert!(!is_ours(&of("serde", "/home/x/.cargo/registry/src/y/serde/src/lib.rs")));
+        assert!(!is_ours(&of("build_script_build", "/x/crates/store/build.rs")));
+        assert!(!is_ours(&["-vV"].map(OsString::from)));
+    }
+}
