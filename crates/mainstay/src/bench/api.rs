@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use memchr::memmem;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
@@ -23,6 +23,8 @@ use crate::{duration, output};
 const NAMESPACE: &str = "bench";
 const PAGE: usize = 500;
 const EVENT_PERIOD: Duration = Duration::from_millis(10);
+/// How many writes of the watch case may be under way at once.
+const WRITERS: usize = 16;
 
 /// Create, get, list, update, apply and watch ConfigMaps, and say how fast it was
 ///
@@ -52,6 +54,9 @@ pub(crate) struct Api {
     /// How long each timed case lasts
     #[arg(long, default_value = "5s", value_name = "TIME", value_parser = duration::parse)]
     time: Duration,
+    /// Measure these alone; objects are created in any case
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CASES")]
+    only: Vec<Case>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
     output: Format,
@@ -88,7 +93,7 @@ impl Api {
                     "memory" => "memory:",
                     url => url,
                 };
-                let server = ServerProcess::start(url).await?;
+                let mut server = ServerProcess::start(url).await?;
                 let connect = Connect {
                     kubeconfig: Some(server.kubeconfig().display().to_string()),
                     context: None,
@@ -96,7 +101,7 @@ impl Api {
                     token: None,
                     ..self.connect.clone()
                 };
-                rows.extend(self.measure(&connect, store, Some(&server)).await?);
+                rows.extend(self.measure(&connect, store, Some(&mut server)).await?);
                 server.stop().await?;
             }
         }
@@ -117,52 +122,73 @@ impl Api {
         &self,
         connect: &Connect,
         backend: &str,
-        server: Option<&ServerProcess>,
+        mut server: Option<&mut ServerProcess>,
     ) -> Result<Vec<Row>, CommandError> {
-        let target = connect.target()?;
-        let dialer = Arc::new(Dialer::new(&target)?);
-        let template = Template::new(&dialer, target.token.as_deref());
-        let load = Load { api: self, dialer, template, backend };
+        let mut load = self.load(connect, backend)?;
         load.prepare().await?;
         let mut rows = Vec::new();
-        for case in [
-            Case::Create,
-            Case::Memory,
-            Case::Get,
-            Case::List,
-            Case::Update,
-            Case::Apply,
-            Case::Mixed,
-            Case::Watch,
-        ] {
-            anstream::eprintln!("{backend}: {} …", case.name());
+        for &case in Case::value_variants() {
+            if case != Case::Create && !self.wants(case) {
+                continue;
+            }
             let row = match case {
-                Case::Create => load.create().await?,
-                Case::Memory => Row {
-                    rss_mb: server.and_then(ServerProcess::rss_mb),
-                    ..Row::new(case.name(), backend, load.objects())
-                },
-                Case::List => load.list().await?,
-                Case::Watch => load.watch().await?,
-                Case::Get | Case::Update | Case::Apply | Case::Mixed => load.timed(case).await?,
+                Case::Restart => {
+                    let Some(server) = server.as_mut().filter(|_| backend != "memory") else {
+                        continue;
+                    };
+                    anstream::eprintln!("{backend}: {} …", case.name());
+                    let took = server.restart().await?;
+                    load = self.load(connect, backend)?;
+                    let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+                    let row = Row::new(case.name(), backend, load.count_once().await?);
+                    Row { rss_mb: server.rss_mb(), ..row.latencies(vec![micros]) }
+                }
+                case => {
+                    anstream::eprintln!("{backend}: {} …", case.name());
+                    load.measure(case, server.as_deref()).await?
+                }
             };
-            rows.push(row);
+            if self.wants(case) {
+                rows.push(row);
+            }
         }
         load.clean_up().await?;
         Ok(rows)
     }
+
+    fn wants(&self, case: Case) -> bool {
+        self.only.is_empty() || self.only.contains(&case)
+    }
+
+    fn load<'a>(&'a self, connect: &Connect, backend: &'a str) -> Result<Load<'a>, CommandError> {
+        let target = connect.target()?;
+        let dialer = Arc::new(Dialer::new(&target)?);
+        let template = Template::new(&dialer, target.token.as_deref());
+        Ok(Load { api: self, dialer, template, backend })
+    }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What is measured, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Case {
+    /// New objects
     Create,
+    /// Resident memory with them
     Memory,
+    /// One object at a time
     Get,
+    /// The whole collection in pages
     List,
+    /// Whole objects replaced
     Update,
+    /// Whole objects applied (server-side apply)
     Apply,
+    /// Four gets to one update
     Mixed,
+    /// Events to many watchers
     Watch,
+    /// From the start of a killed server's process until it is ready
+    Restart,
 }
 
 impl Case {
@@ -176,6 +202,7 @@ impl Case {
             Self::Apply => "apply",
             Self::Mixed => "mixed",
             Self::Watch => "watch",
+            Self::Restart => "restart",
         }
     }
 
@@ -237,6 +264,19 @@ impl Load<'_> {
 
     fn size(&self) -> usize {
         self.api.size as usize
+    }
+
+    async fn measure(&self, case: Case, server: Option<&ServerProcess>) -> Result<Row, Error> {
+        match case {
+            Case::Create => self.create().await,
+            Case::List => self.list().await,
+            Case::Watch => self.watch().await,
+            Case::Get | Case::Update | Case::Apply | Case::Mixed => self.timed(case).await,
+            Case::Memory | Case::Restart => Ok(Row {
+                rss_mb: server.and_then(ServerProcess::rss_mb),
+                ..Row::new(case.name(), self.backend, self.objects())
+            }),
+        }
     }
 
     async fn prepare(&self) -> Result<(), Error> {
@@ -414,17 +454,26 @@ impl Load<'_> {
         }
     }
 
-    /// One event each period to many watchers: from before it is sent until each has read it.
+    /// One event each period to many watchers: from when it is due until each has read it.
+    ///
+    /// Writes begin when they are due, whether or not earlier ones were answered: a server that
+    /// falls behind shows in the latencies, not in a lower rate.
     async fn watch(&self) -> Result<Row, Error> {
         let watchers = usize::from(self.api.watchers);
         let periods = self.api.time.as_millis() / EVENT_PERIOD.as_millis();
-        let events = usize::try_from(periods).unwrap_or(usize::MAX).max(1);
-        let mut writer = Connection::open(&self.dialer).await?;
-        let beacon = configmap("beacon", "0", self.size());
-        let created = writer.ask(&self.template.request("POST", &collection(), &beacon)).await?;
-        let created: serde_json::Value =
-            serde_json::from_slice(created).map_err(|_| Error::NotHttp)?;
-        let version = created["metadata"]["resourceVersion"].as_str().unwrap_or("0").to_owned();
+        let each = usize::try_from(periods).unwrap_or(usize::MAX).div_ceil(WRITERS).max(1);
+        let events = each * WRITERS;
+        let mut writers = Vec::with_capacity(WRITERS);
+        let mut version = String::new();
+        for number in 0..WRITERS {
+            let mut writer = Connection::open(&self.dialer).await?;
+            let body = configmap(&beacon(number), "0", self.size());
+            let created = writer.ask(&self.template.request("POST", &collection(), &body)).await?;
+            let created: serde_json::Value =
+                serde_json::from_slice(created).map_err(|_| Error::NotHttp)?;
+            created["metadata"]["resourceVersion"].as_str().unwrap_or("0").clone_into(&mut version);
+            writers.push(writer);
+        }
 
         let start = Instant::now();
         let ready = Arc::new(Barrier::new(watchers + 1));
@@ -442,13 +491,21 @@ impl Load<'_> {
             });
         }
         ready.wait().await;
-        let path = format!("{}/beacon", collection());
         let began = Instant::now();
-        let mut tick = tokio::time::interval(EVENT_PERIOD);
-        for _ in 0..events {
-            tick.tick().await;
-            let body = configmap("beacon", &stamp(start), self.size());
-            writer.ask(&self.template.request("PUT", &path, &body)).await?;
+        for (number, mut writer) in writers.into_iter().enumerate() {
+            let (template, size) = (self.template.clone(), self.size());
+            let first = began + EVENT_PERIOD * u32::try_from(number).unwrap_or(0);
+            tasks.spawn(async move {
+                let path = format!("{}/{}", collection(), beacon(number));
+                let period = EVENT_PERIOD * u32::try_from(WRITERS).unwrap_or(1);
+                let mut tick = tokio::time::interval_at(first, period);
+                for _ in 0..each {
+                    let due = tick.tick().await;
+                    let body = configmap(&beacon(number), &stamp(due - start), size);
+                    writer.ask(&template.request("PUT", &path, &body)).await?;
+                }
+                Ok(Vec::new())
+            });
         }
         let mut latencies = Vec::with_capacity(watchers * events);
         while let Some(done) = tasks.join_next().await {
@@ -458,6 +515,11 @@ impl Load<'_> {
         let count = latencies.len();
         Ok(row.rate(count, began.elapsed().as_secs_f64(), "events/s").latencies(latencies))
     }
+}
+
+/// The object that a writer of the watch case changes.
+fn beacon(number: usize) -> String {
+    format!("beacon-{number}")
 }
 
 fn page(template: &Template, token: &str) -> Vec<u8> {

@@ -1,5 +1,7 @@
 //! The load generator: as little work as can be between a request and the next.
 
+use std::time::Duration;
+
 use memchr::memmem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
@@ -207,7 +209,7 @@ impl Connection {
     ) -> Result<(), Error> {
         let mut seen = 0;
         loop {
-            let now = micros(start);
+            let now = micros(start.elapsed());
             let used = stamps(&self.buffer[..self.filled], |stamp| {
                 late.push(u32::try_from(now.saturating_sub(stamp)).unwrap_or(u32::MAX));
                 seen += 1;
@@ -232,13 +234,13 @@ fn refused(code: u16, request: &[u8], body: &[u8]) -> Error {
 pub(super) const STAMP: &str = "\"sent\":\"";
 const STAMP_DIGITS: usize = 16;
 
-/// The time as it is written into objects: microseconds since `start`, of fixed width.
-pub(super) fn stamp(start: Instant) -> String {
-    format!("{:0width$}", micros(start), width = STAMP_DIGITS)
+/// A moment as it is written into objects: microseconds since the start, of fixed width.
+pub(super) fn stamp(moment: Duration) -> String {
+    format!("{:0width$}", micros(moment), width = STAMP_DIGITS)
 }
 
-fn micros(start: Instant) -> u64 {
-    u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
+fn micros(moment: Duration) -> u64 {
+    u64::try_from(moment.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Finds every whole stamp; gives the number of bytes that need not be looked at again.

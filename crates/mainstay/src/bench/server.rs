@@ -1,10 +1,13 @@
 //! The server under test: this same program in a process of its own, with a folder of its own.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::Error;
 
@@ -13,40 +16,25 @@ use super::Error;
 pub(super) struct ServerProcess {
     child: Child,
     folder: TempDir,
-    drained: tokio::task::JoinHandle<()>,
+    store: String,
+    drained: JoinHandle<()>,
 }
 
 impl ServerProcess {
     /// Starts a server on a free port and waits until it says that it is ready.
     pub(super) async fn start(store: &str) -> Result<Self, Error> {
         let folder = tempfile::tempdir().map_err(Error::Start)?;
-        let program = std::env::current_exe().map_err(Error::Start)?;
-        let mut command = Command::new(program);
-        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
-        if !store.is_empty() {
-            command.args(["--store", store]);
-        }
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(Error::Start)?;
-        let stderr = child.stderr.take().ok_or(Error::NotHttp)?;
-        let mut lines = BufReader::new(stderr).lines();
-        let mut said = String::new();
-        loop {
-            match lines.next_line().await? {
-                Some(line) if line.contains(crate::command::serve::READY) => break,
-                Some(line) => said = line,
-                None => return Err(Error::NotReady { said }),
-            }
-        }
-        // What it says later is read too, or it would stand still once the pipe is full.
-        let drained =
-            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Ok(Self { child, folder, drained })
+        let (child, drained) = spawn(&folder, store).await?;
+        Ok(Self { child, folder, store: store.to_owned(), drained })
+    }
+
+    /// Kills the server and starts it again on the same data, on another port; says how long it
+    /// took from the start of the process until it was ready.
+    pub(super) async fn restart(&mut self) -> Result<Duration, Error> {
+        self.child.kill().await?;
+        let start = Instant::now();
+        (self.child, self.drained) = spawn(&self.folder, &self.store).await?;
+        Ok(start.elapsed())
     }
 
     pub(super) fn kubeconfig(&self) -> std::path::PathBuf {
@@ -68,4 +56,34 @@ impl ServerProcess {
         drop(self.drained.await);
         Ok(())
     }
+}
+
+/// Starts a server on a free port and waits until it says that it is ready.
+async fn spawn(folder: &TempDir, store: &str) -> Result<(Child, JoinHandle<()>), Error> {
+    let program = std::env::current_exe().map_err(Error::Start)?;
+    let mut command = Command::new(program);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
+    if !store.is_empty() {
+        command.args(["--store", store]);
+    }
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(Error::Start)?;
+    let stderr = child.stderr.take().ok_or(Error::NotHttp)?;
+    let mut lines = BufReader::new(stderr).lines();
+    let mut said = String::new();
+    loop {
+        match lines.next_line().await? {
+            Some(line) if line.contains(crate::command::serve::READY) => break,
+            Some(line) => said = line,
+            None => return Err(Error::NotReady { said }),
+        }
+    }
+    // What it says later is read too, or it would stand still once the pipe is full.
+    let drained = tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    Ok((child, drained))
 }
