@@ -110,6 +110,19 @@ impl State {
         self.shelves.get(key.resource())?.objects.get(key.path()).map(|entry| &entry.0)
     }
 
+    /// The objects of one collection.
+    pub(crate) fn members(&self, resource: &Resource) -> impl Iterator<Item = &Arc<Record>> {
+        let shelf = self.shelves.get(resource);
+        shelf.into_iter().flat_map(|shelf| shelf.objects.iter().map(|entry| &entry.0))
+    }
+
+    /// Whether an object is there, and no other of its collection.
+    pub(crate) fn holds_only(&self, key: &Key) -> bool {
+        self.shelves.get(key.resource()).is_some_and(|shelf| {
+            shelf.objects.len() == 1 && shelf.objects.get(key.path()).is_some()
+        })
+    }
+
     /// Checks a write against this state and says what it would do at `revision`.
     pub(crate) fn judge(&self, write: &Write, revision: Revision) -> Result<Event, Error> {
         if let Some(fence) = &write.fence {
@@ -208,7 +221,7 @@ impl State {
         }
     }
 
-    fn collection(&self, resource: &Resource, at: At) -> Result<Collection, Error> {
+    pub(crate) fn collection(&self, resource: &Resource, at: At) -> Result<Collection, Error> {
         let current = self.revision;
         let (At::Exactly(wanted) | At::NotOlderThan(wanted)) = at else {
             let objects =
@@ -553,6 +566,13 @@ impl Watch {
         }
         self.position = if events.len() < BATCH { state.revision } else { seen };
         Ok(events)
+    }
+
+    /// How many watch the same collection, this one included.
+    #[must_use]
+    pub fn audience(&self) -> usize {
+        let bells = self.cache.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        bells.by_resource.get(&self.scope.resource).map_or(1, watch::Sender::receiver_count)
     }
 
     /// The revision up to which this watch has returned everything: what a bookmark says.
