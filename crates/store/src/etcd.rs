@@ -6,17 +6,20 @@
 //!
 //! * A write is acknowledged once it is in etcd *and* in the cache of the server that made it.
 //! * A read of the latest state first learns from etcd how far it has come, and waits until the
-//!   cache is there. All reads that wait at the same time share one such question.
+//!   cache is there. Reads that come at the same time share one such question. A server that is
+//!   the only one need not ask: the [`roster`] says when that is so.
 
 mod client;
 mod feed;
 mod proto;
+mod roster;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +35,8 @@ pub use client::{Address, AddressError, Tls};
 
 use client::Client;
 use feed::{Feed, Layout, number, revision};
+use roster::Roster;
+
 use proto::{
     CompactionRequest, CompactionResponse, Compare, CompareResult, CompareTarget,
     DeleteRangeRequest, PutRequest, PutResponse, RangeRequest, RangeResponse, Request, RequestOp,
@@ -44,6 +49,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LULL: Duration = Duration::from_millis(5);
 /// How many readers may wait for one answer.
 const READERS: usize = 16_384;
+/// How many questions about etcd's progress may be on their way at once.
+const QUESTIONS: usize = 4;
+/// How many readers make another question worth its cost while one is on its way.
+const CROWD: usize = 8;
 
 /// Why etcd could not be used as a store.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +81,7 @@ pub struct EtcdStore {
     stop: CancellationToken,
     stalled: Arc<Notify>,
     readers: mpsc::Sender<oneshot::Sender<Result<Revision, Error>>>,
+    roster: Arc<Roster>,
     compactions: mpsc::Sender<(Revision, oneshot::Sender<()>)>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -107,7 +117,10 @@ impl EtcdStore {
         };
         let (readers, waiting) = mpsc::channel(READERS);
         let progress = progress(client.clone(), layout.clone(), waiting, stop.clone());
-        let tasks = Mutex::new(vec![tokio::spawn(feed.run()), tokio::spawn(progress)]);
+        let roster = Roster::new(client.clone(), layout.clone(), cache.clone(), stop.clone());
+        let enlisted = roster.clone().run();
+        let tasks = [tokio::spawn(feed.run()), tokio::spawn(progress), tokio::spawn(enlisted)];
+        let tasks = Mutex::new(Vec::from(tasks));
         Ok(Self {
             endpoints: address.endpoints.join(","),
             client,
@@ -117,6 +130,7 @@ impl EtcdStore {
             stop,
             stalled,
             readers,
+            roster,
             compactions,
             tasks,
         })
@@ -127,24 +141,34 @@ impl EtcdStore {
             return Err(Error::Closed);
         }
         check_size(&write, self.largest)?;
-        let sent: Result<TxnResponse, _> =
-            self.client.write("/etcdserverpb.KV/Txn", self.transaction(&write)).await;
-        let response = sent.map_err(|error| match error {
-            client::Error::TooLarge => {
-                let size = body(&write.change).map_or(0, Body::len);
-                Error::TooLarge { key: write.key.clone(), size, limit: self.largest.min(size) }
+        let response = loop {
+            let made = self.roster.admission().await?;
+            let request = self.transaction(&write, made);
+            let looks = request.failure.len();
+            let sent: Result<TxnResponse, _> =
+                self.client.write("/etcdserverpb.KV/Txn", request).await;
+            let response = sent.map_err(|error| match error {
+                client::Error::TooLarge => {
+                    let size = body(&write.change).map_or(0, Body::len);
+                    Error::TooLarge { key: write.key.clone(), size, limit: self.largest.min(size) }
+                }
+                error => Error::Unavailable { reason: error.to_string() },
+            })?;
+            if response.succeeded {
+                break response;
             }
-            error => Error::Unavailable { reason: error.to_string() },
-        })?;
-        if !response.succeeded {
-            return Err(refusal(&write, &response));
-        }
+            if roster::found(&response, looks - 1) == Some(made) {
+                return Err(refusal(&write, &response));
+            }
+            // We were taken for dead. Nothing was written; it is once we are admitted again.
+            self.roster.struck_off(made);
+        };
         let at = revision(response.header.map_or(0, |header| header.revision));
         self.caught_up(at).await;
         Ok(self.cache.event_at(&write.key, at).unwrap_or_else(|| self.event(&write, at)))
     }
 
-    fn transaction(&self, write: &Write) -> TxnRequest {
+    fn transaction(&self, write: &Write, admitted: Revision) -> TxnRequest {
         let key = self.layout.encode(&write.key);
         // To etcd revision 0 means "no such key", which only a creation may mean; nothing was ever
         // changed at revision 1.
@@ -166,6 +190,9 @@ impl EtcdStore {
             compare.push(unchanged(key.clone(), fence.token));
             failure.push(look(key));
         }
+        let (condition, look) = self.roster.condition(admitted);
+        compare.push(condition);
+        failure.push(look);
         TxnRequest { compare, success: vec![RequestOp { request: Some(operation) }], failure }
     }
 
@@ -197,6 +224,7 @@ impl EtcdStore {
             }
             self.stalled.notify_one();
         }
+        self.roster.recant();
         tracing::warn!(revision = %at, "the cache has not caught up with etcd");
     }
 
@@ -247,6 +275,7 @@ fn unchanged(key: Vec<u8>, since: Revision) -> Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Mod.into(),
         key,
+        create_revision: None,
         mod_revision: Some(number(since)),
     }
 }
@@ -276,35 +305,49 @@ fn refusal(write: &Write, response: &TxnResponse) -> Error {
     }
 }
 
-/// Tells readers how far etcd has come; those who ask while an answer is on its way share the
-/// next one.
+/// Tells readers how far etcd has come. An answer says nothing to those who came after its
+/// question was sent, so they wait for the next; enough of them do not wait for the one under way.
 async fn progress(
     client: Arc<Client>,
     layout: Layout,
     mut waiting: mpsc::Receiver<oneshot::Sender<Result<Revision, Error>>>,
     stop: CancellationToken,
 ) {
+    let mut asked = FuturesUnordered::new();
     let mut readers = Vec::new();
     loop {
-        let count = tokio::select! {
+        tokio::select! {
             () = stop.cancelled() => return,
-            count = waiting.recv_many(&mut readers, READERS) => count,
-        };
-        if count == 0 {
-            return;
+            Some(()) = asked.next() => {}
+            count = waiting.recv_many(&mut readers, READERS), if readers.len() < READERS => {
+                if count == 0 {
+                    return;
+                }
+            }
         }
-        let key =
-            layout.encode(&Key::new(&Resource::new("internal.mainstay.dev", "none"), None, ""));
-        let request = RangeRequest { key, count_only: true, ..RangeRequest::default() };
-        let answer: Result<RangeResponse, _> = client.read("/etcdserverpb.KV/Range", request).await;
-        let answer = match answer {
-            Ok(response) => Ok(revision(response.header.map_or(0, |header| header.revision))),
-            Err(error) => Err(Error::Unavailable { reason: error.to_string() }),
-        };
-        for reader in readers.drain(..) {
-            // A reader that gave up needs no answer.
-            let _ = reader.send(answer.clone());
+        let crowded = readers.len() >= CROWD && asked.len() < QUESTIONS;
+        if crowded || (asked.is_empty() && !readers.is_empty()) {
+            asked.push(tell(&client, &layout, std::mem::take(&mut readers)));
         }
+    }
+}
+
+/// Asks etcd how far it has come, and tells everybody who waits for the answer.
+async fn tell(
+    client: &Client,
+    layout: &Layout,
+    readers: Vec<oneshot::Sender<Result<Revision, Error>>>,
+) {
+    let key = layout.encode(&Key::new(&Resource::new("internal.mainstay.dev", "none"), None, ""));
+    let request = RangeRequest { key, count_only: true, ..RangeRequest::default() };
+    let answer: Result<RangeResponse, _> = client.read("/etcdserverpb.KV/Range", request).await;
+    let answer = match answer {
+        Ok(response) => Ok(revision(response.header.map_or(0, |header| header.revision))),
+        Err(error) => Err(Error::Unavailable { reason: error.to_string() }),
+    };
+    for reader in readers {
+        // A reader that gave up needs no answer.
+        let _ = reader.send(answer.clone());
     }
 }
 
@@ -316,6 +359,10 @@ impl Objects for EtcdStore {
     fn get(&self, key: &Key) -> BoxFuture<'_, Result<Option<Arc<Record>>, Error>> {
         let key = key.clone();
         async move {
+            let state = self.cache.load();
+            if self.roster.vouches_for(&state) {
+                return Ok(state.get(&key).cloned());
+            }
             self.latest().await?;
             Ok(self.cache.get(&key))
         }
@@ -326,7 +373,13 @@ impl Objects for EtcdStore {
         let resource = resource.clone();
         async move {
             match at {
-                At::Latest => self.latest().await?,
+                At::Latest => {
+                    let state = self.cache.load();
+                    if self.roster.vouches_for(&state) {
+                        return state.collection(&resource, at);
+                    }
+                    self.latest().await?;
+                }
                 At::NotOlderThan(wanted) | At::Exactly(wanted)
                     if wanted > self.cache.revision() =>
                 {
@@ -398,12 +451,16 @@ impl Objects for EtcdStore {
     fn close(&self) -> BoxFuture<'_, ()> {
         async move {
             let mut tasks = self.tasks.lock().await;
+            let open = !tasks.is_empty();
             self.stop.cancel();
             self.cache.close();
             for task in tasks.drain(..) {
                 if task.await.is_err() {
                     tracing::error!("a task of the store panicked");
                 }
+            }
+            if open {
+                self.roster.leave().await;
             }
         }
         .boxed()

@@ -96,11 +96,11 @@ fn is_trace(resource: &Resource) -> bool {
 /// Removes everything but the marker, and but what the backend itself keeps touching.
 async fn clear(objects: &dyn Objects, fence: &Fence) -> Result<(), Error> {
     let snapshot = objects.snapshot().await?;
-    let ticks = Resource::new(INTERNAL, "ticks");
+    let touched = ["ticks", "servers"].map(|plural| Resource::new(INTERNAL, plural));
     let records = snapshot
         .collections
         .iter()
-        .filter(|(resource, _)| *resource != ticks && resource != fence.key.resource())
+        .filter(|(resource, _)| !touched.contains(resource) && resource != fence.key.resource())
         .flat_map(|(_, collection)| collection.range(None, None));
     let deletions = records.map(|record| {
         let (key, change) = (record.key().clone(), Change::Delete(record.revision()));

@@ -119,7 +119,8 @@ pub(in crate::etcd) enum CompareTarget {
     Mod = 2,
 }
 
-/// Here always: the key's last change is at `mod_revision` (0: there is no such key).
+/// Here always: the key was made at `create_revision`, or last changed at `mod_revision` (0: there
+/// is no such key), whichever the target says.
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::etcd) struct Compare {
     #[prost(enumeration = "CompareResult", tag = "1")]
@@ -128,6 +129,8 @@ pub(in crate::etcd) struct Compare {
     pub(in crate::etcd) target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub(in crate::etcd) key: Vec<u8>,
+    #[prost(int64, optional, tag = "5")]
+    pub(in crate::etcd) create_revision: Option<i64>,
     /// Part of a oneof in etcd, where presence matters, so it is written even when it is 0.
     #[prost(int64, optional, tag = "6")]
     pub(in crate::etcd) mod_revision: Option<i64>,

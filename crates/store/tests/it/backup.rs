@@ -84,7 +84,7 @@ async fn sample(store: &Arc<dyn Objects>) {
 /// What a backup must hold: every key, and every object without its version.
 fn contents(snapshot: &Snapshot) -> Vec<(Key, Body)> {
     let trace = |resource: &Resource| {
-        ["leases", "fences", "ticks"]
+        ["leases", "fences", "ticks", "servers"]
             .iter()
             .any(|plural| *resource == *internal(plural, "").resource())
     };

@@ -12,14 +12,14 @@ use mainstay_store::etcd::Address;
 
 /// Some etcd members and the proxies between them and everybody else.
 pub(crate) struct Cluster {
-    members: Vec<Member>,
+    pub(crate) members: Vec<Member>,
     folder: tempfile::TempDir,
 }
 
-struct Member {
+pub(crate) struct Member {
     running: Option<Running>,
     arguments: Vec<String>,
-    client: Proxy,
+    pub(crate) client: Proxy,
     peer: Proxy,
 }
 
@@ -156,9 +156,9 @@ impl Drop for Member {
 }
 
 /// A wire that can be cut: bytes go through while it is open, and stay where they are while not.
-struct Proxy {
+pub(crate) struct Proxy {
     address: String,
-    target: String,
+    pub(crate) target: String,
     held: Arc<AtomicBool>,
 }
 

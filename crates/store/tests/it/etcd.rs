@@ -47,6 +47,94 @@ fn two_stores_on_one_etcd_see_each_other_at_once_and_in_order() {
     });
 }
 
+/// Reads until the store has had every chance to answer from its cache alone.
+async fn settle_alone(store: &Arc<dyn Objects>, counter: &Key) {
+    for _ in 0..200 {
+        store.get(counter).await.unwrap();
+    }
+}
+
+#[test]
+fn a_newcomer_writes_nothing_before_the_lone_reader_knows_of_it() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        let one = open(&address).await;
+        let counter = key("apples", "a", "n");
+        let mut at = one.write(create(&counter, 0)).await.unwrap().revision();
+        for round in 1..=10 {
+            settle_alone(&one, &counter).await;
+            let two = open(&address).await;
+            at = two.write(update(&counter, at, round)).await.unwrap().revision();
+            assert_eq!(one.get(&counter).await.unwrap().unwrap().revision(), at);
+            at = two.write(update(&counter, at, -round)).await.unwrap().revision();
+            two.close().await;
+            assert_eq!(one.get(&counter).await.unwrap().unwrap().revision(), at);
+        }
+        one.close().await;
+    });
+}
+
+/// The same place, past the proxies: cutting a member off does not touch who goes this way.
+fn past_the_proxies(cluster: &Cluster, address: &Address) -> Address {
+    let hosts = cluster.members.iter().map(|member| member.client.target.to_string());
+    Address { endpoints: hosts.collect(), ..address.clone() }
+}
+
+#[test]
+fn a_lone_reader_that_is_cut_off_never_answers_with_the_past() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        let one = open(&address).await;
+        let counter = key("apples", "a", "n");
+        let start = one.write(create(&counter, 0)).await.unwrap().revision();
+        settle_alone(&one, &counter).await;
+        cluster.cut(0, true);
+        let two = open(&past_the_proxies(&cluster, &address)).await;
+        let at = two.write(update(&counter, start, 1)).await.unwrap().revision();
+        // It may not know, but it may not say that nothing happened.
+        let patience = Duration::from_millis(500);
+        if let Ok(Ok(seen)) = tokio::time::timeout(patience, one.get(&counter)).await {
+            assert_eq!(seen.unwrap().revision(), at);
+        }
+        cluster.cut(0, false);
+        let seen = loop {
+            if let Ok(seen) = one.get(&counter).await {
+                break seen.unwrap();
+            }
+        };
+        assert_eq!(seen.revision(), at);
+        two.close().await;
+        one.close().await;
+    });
+}
+
+#[test]
+fn a_store_that_was_struck_off_enlists_again_before_it_writes() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        let one = open(&address).await;
+        let counter = key("apples", "a", "n");
+        let mut at = one.write(create(&counter, 0)).await.unwrap().revision();
+        let records = format!("{}/objects/servers.internal.mainstay.dev/", address.prefix);
+        for n in 1..=3 {
+            settle_alone(&one, &counter).await;
+            assert!(cluster.control(&["del", "--prefix", &records]));
+            at = one.write(update(&counter, at, n)).await.unwrap().revision();
+            assert_eq!(one.get(&counter).await.unwrap().unwrap().revision(), at);
+        }
+        let snapshot = one.snapshot().await.unwrap();
+        let enlisted = snapshot
+            .collections
+            .iter()
+            .find(|(resource, _)| resource.as_str() == "servers.internal.mainstay.dev");
+        assert_eq!(enlisted.map(|(_, collection)| collection.len()), Some(1));
+        one.close().await;
+    });
+}
+
 #[test]
 fn a_foreign_writer_on_the_same_etcd_does_not_hold_up_reads() {
     block_on(async {

@@ -1,0 +1,374 @@
+//! Who else writes to this etcd, and so whether a read may be answered without asking it.
+//!
+//! Every server keeps a record of itself among the objects. It promises itself to answer reads
+//! from its cache alone for a moment ([`PROMISE`]) after it renewed that record, as long as the
+//! cache shows no other server's. What makes this as good as asking:
+//!
+//! * A server writes nothing before it is *admitted*: every other record says that its server has
+//!   seen the newcomer, or the longest promise it could have made has run out ([`GRACE`]).
+//! * Each write is made under the condition that the writer's record is still the one it was
+//!   admitted with. A server that was taken for dead, and struck off, can write no more; by the
+//!   time its record is gone from a cache, everything it ever wrote is there.
+//! * A promise counts from before its renewal was sent, and is made only once the cache shows the
+//!   renewal: whoever was there before it is seen, whoever comes after it waits longer than it.
+//!
+//! Clocks need not agree, only run at about the same speed. A server that nobody reads from renews
+//! its record just often enough not to be struck off.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::{Cache, State};
+use crate::check::INTERNAL;
+use crate::object::{Action, Body, Key, Record, Resource, Revision};
+use crate::objects::{Error, Scope};
+
+use super::client::Client;
+use super::feed::{Layout, number, revision};
+use super::proto::{
+    Compare, CompareResult, CompareTarget, DeleteRangeRequest, PutRequest, Request, RequestOp,
+    Response, TxnRequest, TxnResponse,
+};
+use super::{look, unchanged};
+
+/// How long reads are answered from the cache after the record was renewed.
+const PROMISE: Duration = Duration::from_secs(1);
+/// How long a newcomer waits for those who do not say that they have seen it. Longer than any
+/// promise, by more than clocks differ in speed.
+const GRACE: Duration = Duration::from_millis(1_500);
+/// How much of a promise is left when it is renewed, if somebody reads.
+const EARLY: Duration = Duration::from_millis(600);
+/// How often the record is renewed when nobody reads.
+const KEEP: Duration = Duration::from_secs(5);
+/// How long a record stays that nobody renews.
+const DEAD: Duration = Duration::from_secs(20);
+/// How long to wait after etcd did not answer.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How long a write waits to be admitted.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the cache may take to show a renewal.
+const LAG: Duration = Duration::from_secs(1);
+
+pub(super) fn records() -> Resource {
+    Resource::new(INTERNAL, "servers")
+}
+
+/// This server among those that use the same etcd.
+#[derive(Debug)]
+pub(super) struct Roster {
+    key: Key,
+    client: Arc<Client>,
+    layout: Layout,
+    cache: Arc<Cache>,
+    stop: CancellationToken,
+    start: Instant,
+    /// Until when reads are answered from the cache: microseconds since `start`.
+    until: AtomicU64,
+    /// Somebody reads: the promise is worth renewing.
+    wanted: Notify,
+    renewing: AtomicBool,
+    /// The revision at which our record was made, once we are admitted.
+    admitted: watch::Sender<Option<Revision>>,
+    /// Others' records, and since when they have not been renewed.
+    seen: Mutex<HashMap<Key, (Revision, Instant)>>,
+}
+
+/// What became of a transaction that needs our record.
+enum Fate {
+    /// Done at this revision.
+    Done(Revision),
+    /// Our record is gone.
+    StruckOff,
+}
+
+impl Roster {
+    #[expect(clippy::disallowed_methods, reason = "this is where a server gets its identity")]
+    pub(super) fn new(
+        client: Arc<Client>,
+        layout: Layout,
+        cache: Arc<Cache>,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        let name = uuid::Uuid::new_v4().to_string();
+        Arc::new(Self {
+            key: Key::new(&records(), None, &name),
+            client,
+            layout,
+            cache,
+            stop,
+            start: Instant::now(),
+            until: AtomicU64::new(0),
+            wanted: Notify::new(),
+            renewing: AtomicBool::new(false),
+            admitted: watch::Sender::new(None),
+            seen: Mutex::default(),
+        })
+    }
+
+    /// Whether what `state` says is as good as what etcd would say now. `state` must have been
+    /// loaded before the call.
+    pub(super) fn vouches_for(&self, state: &State) -> bool {
+        if !state.holds_only(&self.key) {
+            return false;
+        }
+        let now = micros(self.start.elapsed());
+        let left = self.until.load(Ordering::Acquire).saturating_sub(now);
+        if left < micros(EARLY) && !self.renewing.swap(true, Ordering::Relaxed) {
+            self.wanted.notify_one();
+        }
+        left > 0
+    }
+
+    /// Takes back the promise: the cache does not keep up.
+    pub(super) fn recant(&self) {
+        self.until.store(0, Ordering::Release);
+    }
+
+    /// The revision at which our record was made, once we may write.
+    pub(super) async fn admission(&self) -> Result<Revision, Error> {
+        let mut admitted = self.admitted.subscribe();
+        let waiting = tokio::time::timeout(PATIENCE, admitted.wait_for(Option::is_some));
+        let found = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return Err(Error::Closed),
+            found = waiting => found,
+        };
+        match found {
+            Ok(Ok(made)) => Ok(made.unwrap_or_default()),
+            Ok(Err(_)) => Err(Error::Closed),
+            Err(_) => {
+                let reason = "etcd did not take this server's record".to_owned();
+                Err(Error::Unavailable { reason })
+            }
+        }
+    }
+
+    /// The condition under which we may write, and the question that tells whether it failed.
+    pub(super) fn condition(&self, made: Revision) -> (Compare, RequestOp) {
+        let key = self.layout.encode(&self.key);
+        let compare = Compare {
+            result: CompareResult::Equal.into(),
+            target: CompareTarget::Create.into(),
+            key: key.clone(),
+            create_revision: Some(number(made)),
+            mod_revision: None,
+        };
+        (compare, look(key))
+    }
+
+    /// Notes that a write failed because our record is gone.
+    pub(super) fn struck_off(&self, made: Revision) {
+        self.admitted.send_if_modified(|current| {
+            let ours = *current == Some(made);
+            if ours {
+                *current = None;
+            }
+            ours
+        });
+        self.wanted.notify_one();
+    }
+
+    /// Registers, and keeps the record for as long as the store is open.
+    pub(super) async fn run(self: Arc<Self>) {
+        let keeping = async {
+            loop {
+                if let Some(made) = self.register().await {
+                    self.welcome(made).await;
+                    self.admitted.send_replace(Some(made));
+                    self.keep(made).await;
+                    self.recant();
+                    self.admitted.send_replace(None);
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = keeping => {}
+        }
+    }
+
+    /// Takes our record away, so that nobody waits for it. Comes after [`Roster::run`] has ended.
+    pub(super) async fn leave(&self) {
+        self.recant();
+        let Some(made) = self.admitted.send_replace(None) else { return };
+        let key = self.layout.encode(&self.key);
+        let deletion = Request::DeleteRange(DeleteRangeRequest { key, range_end: Vec::new() });
+        let left = tokio::time::timeout(LAG, self.transact(made, deletion)).await;
+        if !matches!(left, Ok(Ok(_))) {
+            tracing::debug!("this server's record stays behind; another server strikes it off");
+        }
+    }
+
+    /// Makes our record; says at which revision, if etcd answers.
+    async fn register(&self) -> Option<Revision> {
+        let key = self.layout.encode(&self.key);
+        let put = Request::Put(PutRequest { key: key.clone(), value: self.record() });
+        let request = TxnRequest {
+            compare: vec![unchanged(key.clone(), Revision::ZERO)],
+            success: vec![RequestOp { request: Some(put) }],
+            failure: vec![look(key)],
+        };
+        let answer: TxnResponse = self.client.write(TXN, request).await.ok()?;
+        let made = if answer.succeeded {
+            revision(answer.header.map_or(0, |header| header.revision))
+        } else {
+            // An earlier try of unknown fate had made it.
+            found(&answer, 0)?
+        };
+        tokio::time::timeout(GRACE, self.cache.reached(made)).await.ok()?;
+        Some(made)
+    }
+
+    /// Waits until everybody else has seen us, or can no longer have a promise from before.
+    async fn welcome(&self, made: Revision) {
+        let end = Instant::now() + GRACE;
+        let Ok(mut changes) = self.cache.watch(Scope::all(&records()), made) else { return };
+        loop {
+            let state = self.cache.load();
+            if self.others(&state).all(|record| seen_by(record) >= made) {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(end) => return,
+                change = changes.next() => if change.is_err() {
+                    return tokio::time::sleep_until(end).await;
+                },
+            }
+        }
+    }
+
+    /// Renews our record until it is gone.
+    async fn keep(&self, made: Revision) {
+        let mut since = made;
+        while self.admitted.borrow().is_some() {
+            let sent = Instant::now();
+            let put = PutRequest { key: self.layout.encode(&self.key), value: self.record() };
+            match self.transact(made, Request::Put(put)).await {
+                Ok(Fate::Done(at)) => {
+                    if tokio::time::timeout(LAG, self.cache.reached(at)).await.is_ok() {
+                        let until = micros(sent.duration_since(self.start) + PROMISE);
+                        self.until.store(until, Ordering::Release);
+                    }
+                }
+                Ok(Fate::StruckOff) => return,
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+            self.renewing.store(false, Ordering::Relaxed);
+            self.strike_off_the_dead().await;
+            tokio::select! {
+                () = tokio::time::sleep(KEEP) => {}
+                () = self.wanted.notified() => {}
+                at = self.newcomer(since) => since = at,
+            }
+        }
+    }
+
+    /// Waits until a record is made after `since`; says how far it has looked.
+    async fn newcomer(&self, since: Revision) -> Revision {
+        let Ok(mut changes) = self.cache.watch(Scope::all(self.key.resource()), since) else {
+            // That history is gone: whoever came meanwhile is seen by the next renewal.
+            return self.cache.revision();
+        };
+        loop {
+            match changes.next().await {
+                Ok(events) if events.iter().all(|event| event.action != Action::Added) => {}
+                Ok(_) => return changes.position(),
+                Err(_) => return self.cache.revision(),
+            }
+        }
+    }
+
+    /// Takes away records that nobody renews.
+    async fn strike_off_the_dead(&self) {
+        let now = Instant::now();
+        let state = self.cache.load();
+        let dead: Vec<(Key, Revision)> = {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let others =
+                self.others(&state).map(|record| (record.key().clone(), record.revision()));
+            let others: Vec<_> = others.collect();
+            seen.retain(|key, _| others.iter().any(|(other, _)| other == key));
+            let overdue = |(key, at): &(Key, Revision)| {
+                let entry = seen.entry(key.clone()).or_insert((*at, now));
+                if entry.0 != *at {
+                    *entry = (*at, now);
+                }
+                now.duration_since(entry.1) > DEAD
+            };
+            others.into_iter().filter(overdue).collect()
+        };
+        for (key, at) in dead {
+            tracing::info!(server = key.name(), "a server has not been heard of; it is struck off");
+            let key = self.layout.encode(&key);
+            let deletion = DeleteRangeRequest { key: key.clone(), range_end: Vec::new() };
+            let request = TxnRequest {
+                compare: vec![unchanged(key, at)],
+                success: vec![RequestOp { request: Some(Request::DeleteRange(deletion)) }],
+                failure: Vec::new(),
+            };
+            let outcome: Result<TxnResponse, _> = self.client.write(TXN, request).await;
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "it could not be struck off this time");
+            }
+        }
+    }
+
+    /// Does something to our own record, if it is still the one that was made at `made`.
+    async fn transact(&self, made: Revision, request: Request) -> Result<Fate, Error> {
+        let (compare, look) = self.condition(made);
+        let request = TxnRequest {
+            compare: vec![compare],
+            success: vec![RequestOp { request: Some(request) }],
+            failure: vec![look],
+        };
+        let answer: Result<TxnResponse, _> = self.client.write(TXN, request).await;
+        match answer {
+            Ok(answer) if answer.succeeded => {
+                Ok(Fate::Done(revision(answer.header.map_or(0, |header| header.revision))))
+            }
+            Ok(_) => Ok(Fate::StruckOff),
+            Err(error) => Err(Error::Unavailable { reason: error.to_string() }),
+        }
+    }
+
+    /// The records of the other servers.
+    fn others<'a>(&self, state: &'a State) -> impl Iterator<Item = &'a Arc<Record>> {
+        state.members(self.key.resource()).filter(|record| *record.key() != self.key)
+    }
+
+    /// What our record says: how far our cache has come.
+    fn record(&self) -> Vec<u8> {
+        let mut object = Map::new();
+        object.insert("seen".to_owned(), Value::from(self.cache.revision().0));
+        Body::new(&object).to_stored()
+    }
+}
+
+const TXN: &str = "/etcdserverpb.KV/Txn";
+
+/// How far the cache of a record's server had come when it was written.
+fn seen_by(record: &Record) -> Revision {
+    Revision(record.object().get("seen").and_then(Value::as_u64).unwrap_or(0))
+}
+
+/// The revision at which the key was made that an operation of a transaction looked at.
+pub(super) fn found(answer: &TxnResponse, operation: usize) -> Option<Revision> {
+    match answer.responses.get(operation).map(|answer| &answer.response) {
+        Some(Some(Response::Range(range))) => {
+            range.kvs.first().map(|kv| revision(kv.create_revision))
+        }
+        _ => None,
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
