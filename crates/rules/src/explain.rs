@@ -256,7 +256,7 @@ fn candidates(
         _ if held.contains(&rse.id) => "holds copies of this rule".to_owned(),
         _ if !taken.contains(&rse.id) => "is not in the expression".to_owned(),
         Some(Verdict::Fits(_)) => "may take a copy".to_owned(),
-        Some(Verdict::Excluded(why)) => (*why).to_owned(),
+        Some(Verdict::Excluded(why)) => why.clone(),
         None if !rse.write && !rule.ignore_availability => "takes no writes now".to_owned(),
         None => "has no value for the weight attribute".to_owned(),
     };

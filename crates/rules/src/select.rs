@@ -206,7 +206,7 @@ pub enum Verdict {
     /// It may be taken; the number ranks it (bytes already there, or an earlier choice).
     Fits(i64),
     /// It may not, for this reason.
-    Excluded(&'static str),
+    Excluded(String),
 }
 
 const FOLLOWED: i64 = i64::MAX / 2;
@@ -248,11 +248,10 @@ impl Selector {
         let pipeline = self.pipeline(wish, &coverage, &[], Record::default());
         let fits =
             pipeline.entries().iter().map(|entry| (entry.candidate, Verdict::Fits(entry.score)));
-        let out = pipeline
-            .recorder()
-            .excluded
-            .iter()
-            .map(|(at, step)| (*at, Verdict::Excluded(pipeline.steps()[*step].name)));
+        let out =
+            pipeline.recorder().excluded.iter().map(|(at, step)| {
+                (*at, Verdict::Excluded(pipeline.steps()[*step].name.to_string()))
+            });
         fits.chain(out).map(|(at, verdict)| (self.candidates[at.0].rse, verdict)).collect()
     }
 }
