@@ -102,12 +102,16 @@ pub(super) fn layout(picture: &Picture) -> Layout {
                 fold_left += width + FOLD_GAP;
             }
         }
-        let width = last - first + 32.0;
+        let width = (last - first + 32.0).max(name.chars().count() as f64 * 8.0 + 64.0);
         let height = bottom - y + 6.0;
         result.bands.push(Band { name: name.to_owned(), x: first - 16.0, y, width, height });
         y += height + 22.0;
     }
-    result.width = x - GAP + 40.0;
+    // The title is written in larger letters.
+    let title = picture.title.chars().count() as f64 * 12.4 + 48.0;
+    let right = |band: &Band| band.x + band.width;
+    let bands = result.bands.iter().map(right).fold(0.0, f64::max);
+    result.width = (x - GAP).max(title).max(bands) + 24.0;
     result.height = y + 30.0;
     result
 }

@@ -35,7 +35,7 @@ impl Picture {
             "<defs>\
              <marker id=\"met\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto-start-reverse\"><path d=\"M0 0L10 5L0 10z\" fill=\"Black\"/></marker>\
              <marker id=\"unmet\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto-start-reverse\"><path d=\"M0 0L10 5L0 10z\" fill=\"Red\"/></marker>\
-             <marker id=\"derives\" viewBox=\"0 0 10 10\" refX=\"1\" refY=\"5\" markerWidth=\"8\" markerHeight=\"8\" orient=\"auto-start-reverse\"><path d=\"M10 1L1 5L10 9z\" fill=\"White\" stroke=\"#8B7D6B\"/></marker>\
+             <marker id=\"derives\" viewBox=\"0 0 10 10\" refX=\"10\" refY=\"5\" markerWidth=\"8\" markerHeight=\"8\" orient=\"auto-start-reverse\"><path d=\"M10 1L1 5L10 9z\" fill=\"White\" stroke=\"#8B7D6B\"/></marker>\
              </defs>\n",
         );
         let _ = writeln!(
