@@ -13,6 +13,9 @@ enum Command {
         /// At these sizes
         #[arg(long, value_delimiter = ',', default_values_t = bench::SIZES)]
         sizes: Vec<usize>,
+        /// These workloads; all if none is named
+        #[arg(long, value_delimiter = ',')]
+        cases: Vec<String>,
     },
 }
 
@@ -20,19 +23,18 @@ enum Command {
 async fn main() {
     let code = match Command::parse() {
         Command::Graph(command) => cli::run(command).await,
-        Command::Bench { sizes } => {
-            let rows = bench::run_alone(sizes, |row| eprintln!("{row:?}"));
-            match rows {
-                Ok(rows) => {
-                    print!("{}", bench::table(&rows));
-                    0
+        Command::Bench { sizes, cases } => match bench::run_alone(&sizes, &cases) {
+            Ok(rows) => {
+                for row in rows {
+                    println!("{}", serde_json::json!(row));
                 }
-                Err(error) => {
-                    eprintln!("error: {error}");
-                    1
-                }
+                0
             }
-        }
+            Err(error) => {
+                eprintln!("error: {error}");
+                1
+            }
+        },
     };
     std::process::exit(code);
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
 
-pub use self::client::{Fetch, HttpFetch};
+pub use self::client::{Fetch, HttpFetch, NoAnswer};
 use crate::scenario;
 
 /// How results are shown.
@@ -39,9 +39,18 @@ pub enum ViewName {
 /// Where a live engine is.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Target {
-    /// Where the engine's REST interface is, such as http://127.0.0.1:9191
+    /// Where the engine's REST interface is, such as http://127.0.0.1:9191 or https://node-1:9191
     #[arg(long)]
     pub url: String,
+    /// Trust these certificate authorities (PEM) instead of the machine's
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Take any server certificate (insecure)
+    #[arg(long)]
+    pub insecure_skip_tls_verify: bool,
+    /// Bearer token to log in with
+    #[arg(long, env = "MAINSTAY_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
 }
 
 /// Everything about the graph.
@@ -138,7 +147,8 @@ pub enum GraphCommand {
     },
 }
 
-/// Runs a command over plain HTTP; the answer is the exit code.
+/// Runs a command over plain HTTP; the answer is the exit code. Whoever has TLS at hand calls
+/// [`run_with`].
 pub async fn run(command: GraphCommand) -> i32 {
     run_with(command, &HttpFetch).await
 }
@@ -257,7 +267,7 @@ async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
         }
     };
     let url = client::url(&target.url, path, &arguments);
-    answer(fetch.fetch("GET", &url, None).await?)
+    answer(fetch.fetch(target, "GET", &url, None).await)
 }
 
 async fn send(
@@ -272,12 +282,20 @@ async fn send(
     let body: serde_json::Value =
         scenario::read_yaml(&text).map_err(|error| format!("{}: {error}", file.display()))?;
     let url = client::url(&target.url, path, &[("wait", wait.map(|seconds| seconds.to_string()))]);
-    answer(fetch.fetch("POST", &url, Some(body.to_string())).await?)
+    answer(fetch.fetch(target, "POST", &url, Some(body.to_string())).await)
 }
 
 /// Shows an answer. What the engine could not do is a negative finding, what it did not understand
 /// is bad input.
-fn answer((status, body): (u16, String)) -> Result<i32, String> {
+fn answer(fetched: Result<(u16, String), NoAnswer>) -> Result<i32, String> {
+    let (status, body) = match fetched {
+        Ok(fetched) => fetched,
+        Err(NoAnswer::Usage(problem)) => return Err(problem),
+        Err(NoAnswer::Unreachable(problem)) => {
+            eprintln!("error: {problem}");
+            return Ok(1);
+        }
+    };
     match status {
         200..300 => {
             print(&body);

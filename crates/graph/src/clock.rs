@@ -92,3 +92,23 @@ pub fn earlier(moment: Timestamp, by: Duration) -> Timestamp {
         .and_then(|by| moment.checked_sub(by).ok())
         .unwrap_or(Timestamp::MIN)
 }
+
+/// A number with a unit; seconds without one.
+#[cfg(any(feature = "rest", feature = "scenario"))]
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    let split =
+        text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().ok()?;
+    let seconds = match unit.trim() {
+        "ns" => number / 1e9,
+        "us" | "µs" => number / 1e6,
+        "ms" => number / 1e3,
+        "" | "s" => number,
+        "m" => number * 60.0,
+        "h" => number * 3600.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(seconds).ok()
+}

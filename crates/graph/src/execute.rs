@@ -5,9 +5,11 @@
 //! when the walk gets there, the answer is already known. So the walk, and with it the outcome and
 //! the record, is the same as in order. A call that answers at once never runs beside another.
 //!
-//! Only a revert can leave calls the walk never reached: they are taken back, and written down.
+//! When a call fails, the walk goes another way than planned, so the rest is planned anew. What was
+//! made ahead and does not belong there any more is taken back before the walk goes on, and written
+//! down beside the record.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, later};
 use crate::descriptor::{Context, OperationError, SharedContext};
+use crate::hash::{HashMap, HashSet};
 use crate::journal::{Entry, Journal};
 use crate::key::Key;
 use crate::metadata::MetadataIndexes;
@@ -105,8 +108,8 @@ impl Surroundings {
     }
 }
 
-/// A call of the plan, with its place there.
-type Numbered = Pin<Box<dyn Future<Output = (usize, Answer)> + Send>>;
+/// A call under way, with its ticket.
+type Ticketed = Pin<Box<dyn Future<Output = (u64, Answer)> + Send>>;
 
 type Running = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
@@ -121,12 +124,29 @@ pub(crate) struct Executor<'a> {
     surroundings: Surroundings,
     journal: Option<&'a mut (dyn Journal + 'static)>,
     limit: usize,
-    plan: Vec<Planned>,
+    plan: Plan,
+    running: FuturesUnordered<Ticketed>,
+    /// What the calls under way are, by ticket.
+    tickets: BTreeMap<u64, Ticket>,
+    next_ticket: u64,
+    /// The place in the plan of the call made last.
+    last: Option<usize>,
+}
+
+enum Ticket {
+    /// A call of the plan.
+    Planned(usize),
+    /// A call that is part of no plan any more.
+    Stray(Call),
+}
+
+/// The calls that are foreseen, and how far each is.
+#[derive(Default)]
+struct Plan {
+    calls: Vec<Planned>,
     by_call: HashMap<(Key, Operation), VecDeque<usize>>,
     ready: BTreeSet<usize>,
-    running: FuturesUnordered<Numbered>,
-    answers: HashMap<usize, Answer>,
-    ahead: bool,
+    answers: BTreeMap<usize, Answer>,
 }
 
 struct Planned {
@@ -146,162 +166,62 @@ enum Progress {
     Used,
 }
 
-impl<'a> Executor<'a> {
-    pub(crate) fn new(
-        surroundings: Surroundings,
-        journal: Option<&'a mut (dyn Journal + 'static)>,
-        limit: usize,
-        conflicts: Option<Conflicts>,
-    ) -> Self {
+impl Plan {
+    fn new(conflicts: Option<Conflicts>) -> Self {
         let calls = conflicts.map(|conflicts| conflicts.calls).unwrap_or_default();
-        let mut plan: Vec<Planned> = Vec::with_capacity(calls.len());
-        let mut by_call: HashMap<_, VecDeque<usize>> = HashMap::new();
-        let mut touched = HashSet::new();
+        let mut plan = Self { calls: Vec::with_capacity(calls.len()), ..Self::default() };
+        let mut touched = HashSet::default();
         for (index, (call, before)) in calls.into_iter().enumerate() {
             let first = touched.insert(call.key.clone());
-            by_call.entry((call.key.clone(), call.operation)).or_default().push_back(index);
+            plan.by_call.entry((call.key.clone(), call.operation)).or_default().push_back(index);
             for earlier in &before {
-                plan[*earlier].followers.push(index);
+                plan.calls[*earlier].followers.push(index);
             }
             let foreseeable = first || call.operation == Operation::Create;
             let (waits_for, followers) = (before.len(), Vec::new());
-            plan.push(Planned {
-                call,
-                waits_for,
-                followers,
-                progress: Progress::Waiting,
-                foreseeable,
-            });
+            let progress = Progress::Waiting;
+            plan.calls.push(Planned { call, waits_for, followers, progress, foreseeable });
         }
-        let refused = |planned: &Planned| {
-            let descriptor = surroundings.registry.get(planned.call.descriptor);
-            let new = planned.call.new.as_ref();
-            new.is_some_and(|new| descriptor.validate(&planned.call.key, new).is_err())
-        };
-        let ahead = !plan.iter().any(refused);
-        let ready = (0..plan.len()).filter(|index| plan[*index].waits_for == 0).collect();
-        Self {
-            surroundings,
-            journal,
-            limit,
-            plan,
-            by_call,
-            ready,
-            running: FuturesUnordered::new(),
-            answers: HashMap::new(),
-            ahead,
-        }
+        plan.ready =
+            (0..plan.calls.len()).filter(|index| plan.calls[*index].waits_for == 0).collect();
+        plan
     }
 
-    /// From now on nothing is started ahead of time.
-    pub(crate) fn stop_ahead(&mut self) {
-        self.ahead = false;
-    }
-
-    /// Makes a call, or takes the answer of one made ahead.
-    pub(crate) async fn call(&mut self, call: Call) -> Answer {
-        let index = self.planned(&call);
-        if index.is_none_or(|index| self.plan[index].progress == Progress::Waiting) {
-            if let Some(index) = index {
-                self.plan[index].progress = Progress::Running;
-                self.ready.remove(&index);
-            }
-            let key = call.key.clone();
-            self.note_start(&call);
-            let mut job = self.surroundings.start(call);
-            let first = std::future::poll_fn(|context| match job.as_mut().poll(context) {
-                Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                Poll::Pending => Poll::Ready(None),
-            });
-            let answer = match first.await {
-                Some(answer) => answer,
-                None if self.limit <= 1 || index.is_none() => job.await,
-                None => self.wait_beside(index.unwrap_or_default(), job).await,
-            };
-            self.note_end(&key);
-            if let Some(index) = index {
-                self.over(index, answer.is_ok());
-            }
-            return answer;
-        }
-        let index = index.unwrap_or_default();
-        while !self.answers.contains_key(&index) {
-            self.start_ahead();
-            match self.running.next().await {
-                Some((index, answer)) => self.take(index, answer),
-                None => return Err(OperationError::new("the operation was lost")),
-            }
-        }
-        self.plan[index].progress = Progress::Used;
-        self.answers
-            .remove(&index)
-            .unwrap_or_else(|| Err(OperationError::new("the operation was lost")))
-    }
-
-    /// The place of a call in the plan.
-    fn planned(&mut self, call: &Call) -> Option<usize> {
+    /// The place of a call; it is the next of its kind on its value.
+    fn find(&mut self, call: &Call) -> Option<usize> {
         let queue = self.by_call.get_mut(&(call.key.clone(), call.operation))?;
         let index = *queue.front()?;
-        let planned = &self.plan[index].call;
-        (planned.old == call.old && planned.new == call.new && planned.revert == call.revert).then(
-            || {
-                queue.pop_front();
-                index
-            },
-        )
+        let planned = &self.calls[index].call;
+        let same =
+            planned.old == call.old && planned.new == call.new && planned.revert == call.revert;
+        same.then(|| {
+            queue.pop_front();
+            index
+        })
     }
 
-    async fn wait_beside(&mut self, index: usize, job: Running) -> Answer {
-        self.running.push(Box::pin(async move { (index, job.await) }));
-        loop {
-            self.start_ahead();
-            match self.running.next().await {
-                Some((done, answer)) if done == index => return answer,
-                Some((other, answer)) => self.take(other, answer),
-                None => return Err(OperationError::new("the operation was lost")),
-            }
+    /// The place of a call that was already made, left for the walk to find.
+    fn adopt(&mut self, call: &Call, progress: Progress) -> Option<usize> {
+        let index = self.find(call)?;
+        if let Some(queue) = self.by_call.get_mut(&(call.key.clone(), call.operation)) {
+            queue.push_front(index);
         }
+        let waiting = self.calls[index].progress == Progress::Waiting;
+        waiting.then(|| {
+            self.calls[index].progress = progress;
+            self.ready.remove(&index);
+            index
+        })
     }
 
-    fn start_ahead(&mut self) {
-        while self.ahead && self.running.len() < self.limit {
-            let Some(index) = self.ready.pop_first() else {
-                return;
-            };
-            let planned = &mut self.plan[index];
-            if !planned.foreseeable || planned.progress != Progress::Waiting {
-                continue;
-            }
-            let call = planned.call.clone();
-            planned.progress = Progress::Running;
-            self.note_start(&call);
-            let job = self.surroundings.start(call);
-            self.running.push(Box::pin(async move { (index, job.await) }));
-        }
-    }
-
-    /// Takes the answer of a call made ahead.
-    fn take(&mut self, index: usize, answer: Answer) {
-        let call = self.plan[index].call.clone();
-        self.note_end(&call.key);
-        if let (Ok(Some(metadata)), None) = (&answer, &call.base) {
-            let descriptor = self.surroundings.registry.get(call.descriptor);
-            if let Some(name) = descriptor.metadata_index() {
-                self.surroundings.indexes.put(name, descriptor.label(&call.key), metadata.clone());
-            }
-        }
-        self.over(index, answer.is_ok());
-        self.plan[index].progress = Progress::Answered;
-        self.answers.insert(index, answer);
-    }
-
+    /// A call is over: those that waited for it need not any more, if it went well.
     fn over(&mut self, index: usize, well: bool) {
-        self.plan[index].progress = Progress::Used;
+        self.calls[index].progress = Progress::Used;
         if !well {
             return;
         }
-        for follower in std::mem::take(&mut self.plan[index].followers) {
-            let planned = &mut self.plan[follower];
+        for follower in std::mem::take(&mut self.calls[index].followers) {
+            let planned = &mut self.calls[follower];
             planned.waits_for -= 1;
             if planned.waits_for == 0 && planned.progress == Progress::Waiting {
                 self.ready.insert(follower);
@@ -309,30 +229,221 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Waits for everything still running and hands over what the walk never came to, last first.
-    pub(crate) async fn strays(&mut self) -> Vec<Stray> {
-        self.ahead = false;
-        while let Some((index, answer)) = self.running.next().await {
-            self.take(index, answer);
+    fn answered(&mut self, index: usize, answer: Answer) {
+        self.over(index, answer.is_ok());
+        self.calls[index].progress = Progress::Answered;
+        self.answers.insert(index, answer);
+    }
+}
+
+impl<'a> Executor<'a> {
+    pub(crate) fn new(
+        surroundings: Surroundings,
+        journal: Option<&'a mut (dyn Journal + 'static)>,
+        limit: usize,
+        conflicts: Option<Conflicts>,
+    ) -> Self {
+        let plan = Plan::new(conflicts.filter(|conflicts| acceptable(&surroundings, conflicts)));
+        Self {
+            surroundings,
+            journal,
+            limit,
+            plan,
+            running: FuturesUnordered::new(),
+            tickets: BTreeMap::new(),
+            next_ticket: 0,
+            last: None,
         }
-        let mut left: Vec<(usize, Answer)> = self.answers.drain().collect();
-        left.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
-        left.into_iter()
-            .map(|(index, answer)| Stray { call: self.plan[index].call.clone(), answer })
-            .collect()
+    }
+
+    /// Makes a call, or takes the answer of one made ahead.
+    pub(crate) async fn call(&mut self, call: Call) -> Answer {
+        let index = self.plan.find(&call);
+        self.last = index;
+        match index {
+            Some(index) if self.plan.calls[index].progress != Progress::Waiting => {
+                self.made_ahead(index).await
+            }
+            _ => self.make(call, index).await,
+        }
+    }
+
+    async fn made_ahead(&mut self, index: usize) -> Answer {
+        loop {
+            if let Some(answer) = self.plan.answers.remove(&index) {
+                self.plan.calls[index].progress = Progress::Used;
+                return answer;
+            }
+            self.start_ahead();
+            let Some((ticket, answer)) = self.running.next().await else {
+                return Err(OperationError::new("the operation was lost"));
+            };
+            drop(self.take(ticket, answer));
+        }
+    }
+
+    async fn make(&mut self, call: Call, index: Option<usize>) -> Answer {
+        if let Some(index) = index {
+            self.plan.calls[index].progress = Progress::Running;
+            self.plan.ready.remove(&index);
+        }
+        let key = call.key.clone();
+        self.note_start(&call);
+        let mut job = self.surroundings.start(call);
+        let first = std::future::poll_fn(|context| match job.as_mut().poll(context) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending => Poll::Ready(None),
+        });
+        let answer = match (first.await, index) {
+            (Some(answer), _) => answer,
+            (None, Some(index)) if self.limit > 1 => self.wait_beside(index, job).await,
+            (None, _) => job.await,
+        };
+        self.note_end(&key, &answer);
+        if let Some(index) = index {
+            self.plan.over(index, answer.is_ok());
+        }
+        answer
+    }
+
+    async fn wait_beside(&mut self, index: usize, job: Running) -> Answer {
+        let own = self.run(Ticket::Planned(index), job);
+        loop {
+            self.start_ahead();
+            match self.running.next().await {
+                Some((ticket, answer)) if ticket == own => {
+                    self.tickets.remove(&own);
+                    return answer;
+                }
+                Some((ticket, answer)) => drop(self.take(ticket, answer)),
+                None => return Err(OperationError::new("the operation was lost")),
+            }
+        }
+    }
+
+    fn run(&mut self, what: Ticket, job: Running) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.tickets.insert(ticket, what);
+        self.running.push(Box::pin(async move { (ticket, job.await) }));
+        ticket
+    }
+
+    fn start_ahead(&mut self) {
+        while self.running.len() < self.limit {
+            let Some(index) = self.plan.ready.pop_first() else {
+                return;
+            };
+            let planned = &mut self.plan.calls[index];
+            if !planned.foreseeable || planned.progress != Progress::Waiting {
+                continue;
+            }
+            let call = planned.call.clone();
+            planned.progress = Progress::Running;
+            self.note_start(&call);
+            let job = self.surroundings.start(call);
+            self.run(Ticket::Planned(index), job);
+        }
+    }
+
+    /// Takes the answer of a call made ahead; hands it on if it is part of no plan any more.
+    fn take(&mut self, ticket: u64, answer: Answer) -> Option<Stray> {
+        let call = match self.tickets.remove(&ticket)? {
+            Ticket::Planned(index) => {
+                let call = self.plan.calls[index].call.clone();
+                self.plan.answered(index, answer.clone());
+                self.made(&call, &answer);
+                return None;
+            }
+            Ticket::Stray(call) => call,
+        };
+        self.made(&call, &answer);
+        Some(Stray { call, answer })
+    }
+
+    /// A call made ahead is over.
+    fn made(&mut self, call: &Call, answer: &Answer) {
+        self.note_end(&call.key, answer);
+        if let (Ok(Some(metadata)), None) = (answer, &call.base) {
+            let descriptor = self.surroundings.registry.get(call.descriptor);
+            if let Some(name) = descriptor.metadata_index() {
+                self.surroundings.indexes.put(name, descriptor.label(&call.key), metadata.clone());
+            }
+        }
+    }
+
+    /// Whether anything is, or may be, made ahead.
+    pub(crate) fn looks_ahead(&self) -> bool {
+        !self.plan.calls.is_empty()
+    }
+
+    /// Whether calls were to follow on the last one, which failed.
+    pub(crate) fn has_followers(&self) -> bool {
+        self.last.is_some_and(|index| !self.plan.calls[index].followers.is_empty())
+    }
+
+    /// Goes on with another plan, because something failed. What was made ahead and is part of it
+    /// stays; the rest is handed over once it is over, the last first.
+    pub(crate) async fn replan(&mut self, conflicts: Option<Conflicts>) -> Vec<Stray> {
+        self.last = None;
+        let old = std::mem::replace(&mut self.plan, Plan::new(conflicts));
+        let mut strays = Vec::new();
+        let mut astray = 0;
+        for ticket in self.tickets.values_mut() {
+            if let Ticket::Planned(index) = ticket {
+                let call = old.calls[*index].call.clone();
+                *ticket = match self.plan.adopt(&call, Progress::Running) {
+                    Some(index) => Ticket::Planned(index),
+                    None => {
+                        astray += 1;
+                        Ticket::Stray(call)
+                    }
+                };
+            }
+        }
+        for (index, answer) in old.answers {
+            let call = old.calls[index].call.clone();
+            match self.plan.adopt(&call, Progress::Answered) {
+                Some(index) => self.plan.answered(index, answer),
+                None => strays.push(Stray { call, answer }),
+            }
+        }
+        while astray > 0
+            && let Some((ticket, answer)) = self.running.next().await
+        {
+            if let Some(stray) = self.take(ticket, answer) {
+                astray -= 1;
+                strays.push(stray);
+            }
+        }
+        strays.reverse();
+        strays
     }
 
     fn note_start(&mut self, call: &Call) {
         if let Some(journal) = &mut self.journal {
-            let entry = Entry::Start { key: call.key.clone(), operation: call.operation };
+            let entry = Entry::Start {
+                key: call.key.clone(),
+                base: call.base.clone(),
+                operation: call.operation,
+            };
             // The transaction's begin is already durable; losing this line only widens the doubt.
             let _ = journal.append(&entry, false);
         }
     }
 
-    fn note_end(&mut self, key: &Key) {
+    fn note_end(&mut self, key: &Key, answer: &Answer) {
         if let Some(journal) = &mut self.journal {
-            let _ = journal.append(&Entry::End { key: key.clone() }, false);
+            let entry = Entry::End { key: key.clone(), failed: answer.is_err() };
+            let _ = journal.append(&entry, false);
         }
     }
+}
+
+/// Whether nothing in a plan will be refused: that would change the course of the walk.
+fn acceptable(surroundings: &Surroundings, conflicts: &Conflicts) -> bool {
+    conflicts.calls.iter().all(|(call, _)| {
+        let descriptor = surroundings.registry.get(call.descriptor);
+        call.new.as_ref().is_none_or(|new| descriptor.validate(&call.key, new).is_ok())
+    })
 }

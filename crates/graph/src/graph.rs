@@ -16,11 +16,12 @@
 mod edges;
 mod ready;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::descriptor::{AnyOf, UserLabels};
+use crate::hash::HashMap;
 use crate::key::{Key, KeyId, KeySet};
 use crate::registry::DescriptorId;
 use crate::state::{Operation, ValueState};
@@ -53,6 +54,12 @@ impl Node {
     /// Whether the value belongs to the south: it is seen, never touched.
     pub(crate) fn is_obtained(&self) -> bool {
         self.state == ValueState::Obtained
+    }
+
+    /// Whether the value is there, or may be: the last operation that should have changed it or
+    /// taken it away failed, and nobody has looked since.
+    pub(crate) fn stands(&self) -> bool {
+        self.available || (self.uncertain && self.state.is_failure())
     }
 }
 
@@ -121,7 +128,6 @@ enum Undo {
     Node(KeyId, Option<Arc<Node>>),
     SourceAdded(KeyId, KeyId),
     SourceRemoved(KeyId, KeyId),
-    SlotAdded(KeyId),
     WaitAdded(Arc<str>, KeyId),
     WaitRemoved(Arc<str>, KeyId),
     Counted { tests: usize, any_of: usize },
@@ -133,8 +139,10 @@ pub(crate) struct Graph {
     slots: Vec<Slot>,
     free: Vec<KeyId>,
     ids: HashMap<Key, KeyId>,
-    /// Nodes in key order.
+    /// Slots in key order.
     index: BTreeMap<Key, KeyId>,
+    /// How many slots hold a node.
+    count: usize,
     /// Nodes with an unmet any-of edge, by prefix.
     waiting: HashMap<Arc<str>, KeySet<KeyId>>,
     /// How many waiting prefixes there are of each length.
@@ -158,13 +166,13 @@ struct Trial {
 
 impl std::fmt::Debug for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Graph").field("nodes", &self.index.len()).finish_non_exhaustive()
+        f.debug_struct("Graph").field("nodes", &self.count).finish_non_exhaustive()
     }
 }
 
 impl Graph {
     pub(crate) fn len(&self) -> usize {
-        self.index.len()
+        self.count
     }
 
     pub(crate) fn id(&self, key: &str) -> Option<KeyId> {
@@ -209,6 +217,19 @@ impl Graph {
         derived.binary_search_by(|other| self.key(*other).cmp(key)).is_ok()
     }
 
+    /// Forgets derived values that are gone, although an operation on the base broke off before it
+    /// could say so: their slots may soon stand for other keys.
+    pub(crate) fn prune_derived(&mut self, base: KeyId) {
+        let Some(node) = self.node(base).filter(|node| !node.derived.is_empty()) else {
+            return;
+        };
+        let derived = Arc::clone(&node.derived);
+        let kept = |id: &KeyId| self.node(*id).is_some_and(|node| node.base == Some(base));
+        if !derived.iter().all(kept) {
+            self.write(base).derived = derived.iter().copied().filter(kept).collect();
+        }
+    }
+
     /// All nodes in key order.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (&Key, KeyId, &Node)> {
         self.index.iter().filter_map(|(key, id)| Some((key, *id, self.node(*id)?)))
@@ -220,6 +241,12 @@ impl Graph {
             .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
             .take_while(move |(key, _)| key.starts_with(prefix))
             .filter_map(|(key, id)| Some((key, *id, self.node(*id)?)))
+    }
+
+    /// Makes room for keys that are about to come.
+    pub(crate) fn reserve(&mut self, keys: usize) {
+        self.ids.reserve(keys);
+        self.slots.reserve(keys.saturating_sub(self.free.len()));
     }
 
     /// The slot of a key, made if there is none.
@@ -247,7 +274,7 @@ impl Graph {
             }
         };
         self.ids.insert(key.clone(), id);
-        self.note(Undo::SlotAdded(id));
+        self.index.insert(key.clone(), id);
         self.hollow.push(id);
         id
     }
@@ -257,7 +284,7 @@ impl Graph {
         self.touch(id);
         let slot = &mut self.slots[id.index()];
         if slot.node.is_none() {
-            self.index.insert(slot.key.clone(), id);
+            self.count += 1;
             self.version += 1;
         }
         Arc::make_mut(slot.node.get_or_insert_default())
@@ -272,8 +299,7 @@ impl Graph {
         self.set_edges(id, Vec::new());
         self.touch(id);
         self.slots[id.index()].node = None;
-        let key = self.key(id).clone();
-        self.index.remove(&key);
+        self.count -= 1;
         self.hollow.push(id);
         self.version += 1;
     }
@@ -313,7 +339,8 @@ impl Graph {
         self.trial = Some(Trial { undo: Vec::new(), touched });
     }
 
-    /// Takes back everything since [`Self::begin_trial`].
+    /// Takes back everything since [`Self::begin_trial`], except slots that were made: they are
+    /// needed again at once, or given back by the next [`Self::sweep`].
     pub(crate) fn end_trial(&mut self) {
         let Some(Trial { undo, touched }) = self.trial.take() else {
             return;
@@ -330,15 +357,8 @@ impl Graph {
         match step {
             Undo::Node(id, node) => {
                 let slot = &mut self.slots[id.index()];
-                match (slot.node.is_some(), node.is_some()) {
-                    (true, false) => {
-                        self.index.remove(&slot.key);
-                    }
-                    (false, true) => {
-                        self.index.insert(slot.key.clone(), id);
-                    }
-                    _ => {}
-                }
+                self.count -= usize::from(slot.node.is_some());
+                self.count += usize::from(node.is_some());
                 slot.node = node;
             }
             Undo::SourceAdded(target, source) => {
@@ -346,10 +366,6 @@ impl Graph {
             }
             Undo::SourceRemoved(target, source) => {
                 self.slots[target.index()].sources.add(source);
-            }
-            Undo::SlotAdded(id) => {
-                self.ids.remove(&self.slots[id.index()].key);
-                self.free.push(id);
             }
             Undo::WaitAdded(prefix, source) => {
                 self.stop_waiting(&prefix, source);
@@ -371,9 +387,10 @@ impl Graph {
         }
         for id in std::mem::take(&mut self.hollow) {
             let slot = &self.slots[id.index()];
-            let known = self.ids.get(&slot.key) == Some(&id);
-            if known && slot.node.is_none() && slot.sources.is_empty() {
+            let hollow = slot.node.is_none() && slot.sources.is_empty();
+            if hollow && self.ids.get(&slot.key) == Some(&id) {
                 self.ids.remove(&slot.key);
+                self.index.remove(&slot.key);
                 self.free.push(id);
             }
         }

@@ -6,6 +6,8 @@
 //! operation there is a `Start` and an `End`. From that follows what a restart must know:
 //!
 //! * an operation with a start and no end is *uncertain*: nobody knows what it did;
+//! * a derived value that an interrupted transaction was to change, or one that failed earlier, is
+//!   not, or perhaps not, what its base says: it is done again;
 //! * a transaction with a begin and no commit was interrupted. If it was to be reverted on failure
 //!   it never happened: what was wanted before is wanted again. Otherwise it counts, and a resync
 //!   carries it on.
@@ -59,6 +61,43 @@ pub struct Desired {
     pub retry: Option<Retry>,
 }
 
+/// What a value's base does not tell about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Doubt {
+    /// It is not there, although its base is.
+    Absent,
+    /// Its creation was planned or under way, and may have been done or not.
+    Unfinished,
+    /// It was there, and may have been changed or taken away, or not.
+    Uncertain,
+}
+
+/// A derived value that is not, or perhaps not, as its base says. The south shows derived values
+/// only through their bases, so this must be remembered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// What it is derived from.
+    pub base: Key,
+    /// What is not plain.
+    pub doubt: Doubt,
+    /// The value, to take it away with if nothing wants it any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<Value>,
+}
+
+/// An operation on a derived value that is about to be done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlannedPart {
+    /// On which value.
+    pub key: Key,
+    /// What it is derived from.
+    pub base: Key,
+    /// Which.
+    pub operation: Operation,
+    /// The value before it, or the new one if there was none.
+    pub value: Option<Value>,
+}
+
 /// Operations that will be tried again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScheduledRetry {
@@ -87,18 +126,27 @@ pub enum Entry {
         reverts: bool,
         /// What it wants; none for what it wants gone.
         changes: Vec<(Key, Option<Desired>)>,
+        /// What it will do to derived values.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        parts: Vec<PlannedPart>,
     },
     /// An operation is about to be started.
     Start {
         /// On which value.
         key: Key,
+        /// What it is derived from.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        base: Option<Key>,
         /// Which.
         operation: Operation,
     },
-    /// An operation is over, well or badly.
+    /// An operation is over.
     End {
         /// On which value.
         key: Key,
+        /// Whether it failed.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        failed: bool,
     },
     /// A transaction is over.
     Commit {
@@ -106,6 +154,9 @@ pub enum Entry {
         seq: u64,
         /// What is wanted now, of what it touched.
         changes: Vec<(Key, Option<Desired>)>,
+        /// Derived values that are no longer, or not any more, as their bases say.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        parts: Vec<(Key, Option<Part>)>,
         /// All retries that are now planned.
         retries: Vec<ScheduledRetry>,
         /// What happened, if history is kept.
@@ -124,6 +175,9 @@ pub struct Recovered {
     pub retries: Vec<ScheduledRetry>,
     /// What happened.
     pub history: Vec<Arc<TransactionRecord>>,
+    /// Derived values that are not as their bases say.
+    #[serde(default)]
+    pub parts: BTreeMap<Key, Part>,
     /// Operations that were under way.
     pub uncertain: BTreeMap<Key, Operation>,
     /// The transaction that was interrupted.
@@ -148,48 +202,114 @@ type Changes = Vec<(Key, Option<Desired>)>;
 /// What a sequence of entries amounts to.
 pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
     let mut state = Recovered::default();
-    let mut open: Option<(u64, bool, Changes)> = None;
+    let mut open: Option<Open> = None;
     for entry in entries {
         match entry {
             Entry::Snapshot(snapshot) => {
                 state = *snapshot;
                 open = None;
             }
-            Entry::Begin { seq, reverts, changes } => {
+            Entry::Begin { seq, reverts, changes, parts } => {
                 state.next_seq = seq + 1;
-                open = Some((seq, reverts, changes));
+                open = Some(Open { seq, reverts, changes, parts: open_parts(parts) });
             }
-            Entry::Start { key, operation } => {
+            Entry::Start { key, base, operation } => {
+                if let (Some(open), Some(base)) = (&mut open, base) {
+                    let part = open.parts.entry(key.clone());
+                    let last = Last::UnderWay(operation);
+                    let part = part.or_insert(OpenPart { base, value: None, last: last.clone() });
+                    part.last = last;
+                }
                 state.uncertain.insert(key, operation);
             }
-            Entry::End { key } => {
-                state.uncertain.remove(&key);
+            Entry::End { key, failed } => {
+                let operation = state.uncertain.remove(&key);
+                let part = open.as_mut().and_then(|open| open.parts.get_mut(&key));
+                if let (Some(part), Some(operation)) = (part, operation) {
+                    part.last = Last::Done(operation, failed);
+                }
             }
-            Entry::Commit { seq, changes, retries, record } => {
+            Entry::Commit { seq, changes, parts, retries, record } => {
                 state.next_seq = seq + 1;
                 state.retries = retries;
                 state.history.extend(record);
                 state.uncertain.clear();
                 state.interrupted = None;
                 adopt(&mut state.desired, changes);
+                adopt(&mut state.parts, parts);
                 open = None;
             }
         }
     }
-    if let Some((seq, reverts, changes)) = open {
+    if let Some(Open { seq, reverts, changes, parts }) = open {
         state.interrupted = Some(seq);
         if !reverts {
             adopt(&mut state.desired, changes);
         }
+        let judged = parts.into_iter().map(|(key, part)| {
+            let OpenPart { base, value, last } = part;
+            (key, last.doubt().map(|doubt| Part { base, doubt, value }))
+        });
+        adopt(&mut state.parts, judged);
     }
     state
 }
 
-fn adopt(desired: &mut BTreeMap<Key, Desired>, changes: Changes) {
+/// A transaction that has begun.
+struct Open {
+    seq: u64,
+    reverts: bool,
+    changes: Changes,
+    parts: BTreeMap<Key, OpenPart>,
+}
+
+/// A derived value that a transaction changes.
+struct OpenPart {
+    base: Key,
+    value: Option<Value>,
+    last: Last,
+}
+
+/// The last that is known about a derived value of an interrupted transaction.
+#[derive(Clone)]
+enum Last {
+    /// It was going to be done.
+    Planned(Operation),
+    UnderWay(Operation),
+    /// It was done; or failed.
+    Done(Operation, bool),
+}
+
+impl Last {
+    /// An operation that may not have been done is done again.
+    fn doubt(&self) -> Option<Doubt> {
+        match self {
+            Self::Done(Operation::Create | Operation::Update, false) => None,
+            Self::Done(Operation::Delete, false) | Self::Done(Operation::Create, true) => {
+                Some(Doubt::Absent)
+            }
+            Self::UnderWay(Operation::Create) | Self::Planned(Operation::Create) => {
+                Some(Doubt::Unfinished)
+            }
+            _ => Some(Doubt::Uncertain),
+        }
+    }
+}
+
+fn open_parts(planned: Vec<PlannedPart>) -> BTreeMap<Key, OpenPart> {
+    let mut parts = BTreeMap::new();
+    for PlannedPart { key, base, operation, value } in planned {
+        // What comes first says what was there before.
+        parts.entry(key).or_insert(OpenPart { base, value, last: Last::Planned(operation) });
+    }
+    parts
+}
+
+fn adopt<T>(known: &mut BTreeMap<Key, T>, changes: impl IntoIterator<Item = (Key, Option<T>)>) {
     for (key, change) in changes {
         match change {
-            Some(value) => desired.insert(key, value),
-            None => desired.remove(&key),
+            Some(value) => known.insert(key, value),
+            None => known.remove(&key),
         };
     }
 }

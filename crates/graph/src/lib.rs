@@ -29,6 +29,7 @@ mod execute;
 mod graph;
 #[cfg(feature = "grpc")]
 pub mod grpc;
+mod hash;
 pub mod history;
 pub mod journal;
 mod key;

@@ -137,10 +137,14 @@ fn write_after(out: &mut String, record: &TransactionRecord) {
     let milliseconds = took.as_micros() as f64 / 1000.0;
     let _ = writeln!(
         out,
-        "  * executed operations ({} -> {}, duration = {milliseconds:.3}ms):",
+        "  * executed operations ({} - {}, duration = {milliseconds:.3}ms):",
         record.start, record.stop
     );
     write_operations(out, &record.executed);
+    if !record.ahead.is_empty() {
+        out.push_str("  * made ahead and taken back:\n");
+        write_operations(out, &record.ahead);
+    }
     for warning in &record.warnings {
         let _ = writeln!(out, "  * warning: {warning}");
     }

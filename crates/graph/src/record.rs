@@ -148,6 +148,10 @@ pub struct TransactionRecord {
     /// Whether it was taken back.
     #[serde(default)]
     pub reverted: bool,
+    /// What was made ahead of a failure, beside what the record says, and taken back. Empty unless
+    /// operations may run side by side.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ahead: Vec<OperationRecord>,
     /// What a descriptor should have done otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -165,7 +169,13 @@ impl TransactionRecord {
         };
         size_of::<Self>()
             + self.values.iter().map(|one| 64 + one.key.len() + value(&one.value)).sum::<usize>()
-            + self.planned.iter().chain(&self.executed).map(operation).sum::<usize>()
+            + self
+                .planned
+                .iter()
+                .chain(&self.executed)
+                .chain(&self.ahead)
+                .map(operation)
+                .sum::<usize>()
     }
 
     /// The keys whose values the transaction touched.

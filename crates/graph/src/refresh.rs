@@ -8,13 +8,15 @@
 //! not there, and while an operation on the base itself has failed its parts are as they were,
 //! whatever the base says.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::descriptor::{Derived, ErasedKnown, ErasedRetrieved};
 use crate::graph::Graph;
+use crate::hash::HashSet;
 use crate::key::{Key, KeyId};
 use crate::metadata::MetadataIndexes;
+use crate::record::OperationRecord;
 use crate::registry::{DescriptorId, Registry};
 use crate::state::{Operation, Origin, ValueState};
 use crate::transaction::Wanted;
@@ -83,6 +85,8 @@ pub(crate) struct Findings {
     pub(crate) warnings: Vec<String>,
     /// Derived values seen for the first time, each after its base.
     fresh: Vec<(KeyId, KeyId)>,
+    /// Operations that were made ahead of a failure and taken back.
+    pub(crate) ahead: Vec<OperationRecord>,
     /// Values already taken down as touched.
     pub(crate) touched: Vec<KeyId>,
 }
@@ -111,9 +115,10 @@ impl Refresh<'_> {
         known: &[ErasedKnown],
         only: Option<&HashSet<KeyId>>,
     ) {
+        let asked = found.iter().any(|one| one.origin == Origin::Unknown);
         let believed: BTreeMap<&Key, Origin> =
-            known.iter().map(|one| (&one.key, one.origin)).collect();
-        let mut seen = HashSet::with_capacity(found.len());
+            known.iter().filter(|_| asked).map(|one| (&one.key, one.origin)).collect();
+        let mut seen = HashSet::with_capacity_and_hasher(found.len(), Default::default());
         for found in found {
             let name = self.registry.get(descriptor).name();
             if found.key.is_empty() || self.registry.for_key(&found.key) != Some(descriptor) {
@@ -166,6 +171,10 @@ impl Refresh<'_> {
                 && !node.uncertain
                 && node.value.as_ref() == Some(&found.value)
                 && node.metadata == found.metadata
+                && !node
+                    .derived
+                    .iter()
+                    .any(|id| self.graph.node(*id).is_some_and(|derived| derived.uncertain))
         });
         if settled {
             return;
@@ -214,7 +223,7 @@ impl Refresh<'_> {
         let mut all: Vec<KeyId> =
             self.graph.node(base).map(|node| node.derived.to_vec()).unwrap_or_default();
         let mut listed: HashSet<KeyId> = all.iter().copied().collect();
-        let mut current = HashSet::new();
+        let mut current = HashSet::default();
         for derived in self.registry.get(descriptor).derived(&key, value) {
             let Derived { key: derived_key, value: derived_value, property } = derived;
             let id = self.graph.intern(&derived_key);
@@ -299,7 +308,15 @@ impl Refresh<'_> {
             self.set_metadata(id, descriptor, None);
         }
         for derived in derived.iter().copied() {
-            if gone { self.graph.remove(derived) } else { self.lost(derived) }
+            if gone {
+                self.graph.remove(derived);
+                continue;
+            }
+            self.lost(derived);
+            // Without its base it is not there, whatever became of the last operation on it.
+            if self.graph.node(derived).is_some_and(|node| node.uncertain) {
+                self.graph.write(derived).uncertain = false;
+            }
         }
         if gone { self.graph.remove(id) } else { self.lost(id) }
     }
@@ -312,8 +329,10 @@ impl Refresh<'_> {
         if !node.available && !node.uncertain && node.state != ValueState::Configured {
             return;
         }
+        // Nobody can take away what nobody can name.
+        let nameless = node.value.is_none();
         if node.base.is_some()
-            && matches!(node.state, ValueState::Obtained | ValueState::Discovered)
+            && (nameless || matches!(node.state, ValueState::Obtained | ValueState::Discovered))
         {
             self.graph.remove(id);
             return;

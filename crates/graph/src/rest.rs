@@ -18,6 +18,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use self::arguments::Arguments;
+use crate::clock::parse_duration;
 use crate::engine::{Engine, Error, View};
 use crate::transaction::{OnFailure, Resync, Retry, Transaction};
 
@@ -79,10 +80,14 @@ type Answer<T> = Result<T, Refusal>;
 
 async fn graph(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["txn", "format"])?;
+    let format = arguments.get("format").unwrap_or("svg");
+    if !["svg", "dot", "raw"].contains(&format) {
+        return Err(Refusal::Bad(format!("format is {format:?}; it can be svg, dot or raw")));
+    }
     let picture = engine.picture(arguments.number("txn")?)?;
-    let (kind, body) = match arguments.get("format") {
-        Some("dot") => ("text/vnd.graphviz; charset=utf-8", picture.dot()),
-        Some("raw") => ("text/plain; charset=utf-8", picture.dot()),
+    let (kind, body) = match format {
+        "dot" => ("text/vnd.graphviz; charset=utf-8", picture.dot()),
+        "raw" => ("text/plain; charset=utf-8", picture.dot()),
         _ => ("image/svg+xml; charset=utf-8", picture.svg()),
     };
     Ok(([(header::CONTENT_TYPE, kind)], body).into_response())
@@ -112,7 +117,8 @@ async fn history(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Ans
 
 async fn timeline(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["key", "time"])?;
-    let key = arguments.get("key").ok_or_else(|| Refusal::Bad("key is missing".to_owned()))?;
+    let key = arguments.get("key").filter(|key| !key.is_empty());
+    let key = key.ok_or_else(|| Refusal::Bad("key is missing; it names a value".to_owned()))?;
     Ok(Json(engine.timeline(key, arguments.time("time")?)).into_response())
 }
 
@@ -157,6 +163,11 @@ async fn dump(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer
 
 async fn status(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["key", "descriptor", "key-prefix"])?;
+    let named = ["key", "descriptor", "key-prefix"];
+    if named.iter().filter(|name| arguments.get(name).is_some()).count() > 1 {
+        let reason = "give key, descriptor or key-prefix, not several".to_owned();
+        return Err(Refusal::Bad(reason));
+    }
     if let Some(key) = arguments.get("key") {
         return Ok(Json(engine.status(key)).into_response());
     }
@@ -192,13 +203,15 @@ async fn downstream_resync(
     Ok(Json(record).into_response())
 }
 
-async fn stats(State(engine): State<Engine>) -> Response {
-    Json(engine.stats()).into_response()
+async fn stats(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    Arguments::parse(query.as_deref(), &[])?;
+    Ok(Json(engine.stats()).into_response())
 }
 
-async fn metrics(State(engine): State<Engine>) -> Response {
+async fn metrics(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    Arguments::parse(query.as_deref(), &[])?;
     let kind = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], engine.stats().prometheus()).into_response()
+    Ok(([(header::CONTENT_TYPE, kind)], engine.stats().prometheus()).into_response())
 }
 
 /// A transaction as it is sent.
@@ -230,6 +243,9 @@ enum SentResync {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct SentRetry {
+    /// `3s`, `500ms`, or a number of seconds.
+    #[serde(default)]
+    period: Option<serde_json::Value>,
     #[serde(default)]
     period_ms: Option<u64>,
     #[serde(default)]
@@ -258,8 +274,17 @@ fn read(body: &str) -> Answer<Transaction> {
     }
     if let Some(retry) = sent.retry {
         let usual = Retry::default();
+        let period = match (retry.period, retry.period_ms) {
+            (None, None) => usual.period,
+            (None, Some(milliseconds)) => Duration::from_millis(milliseconds),
+            (Some(period), None) => read_period(&period)?,
+            (Some(_), Some(_)) => {
+                let reason = "a retry has a period or a period-ms, not both".to_owned();
+                return Err(Refusal::Bad(reason));
+            }
+        };
         transaction = transaction.retry(Retry {
-            period: retry.period_ms.map_or(usual.period, Duration::from_millis),
+            period,
             max: retry.max.unwrap_or(usual.max),
             backoff: retry.backoff.unwrap_or(usual.backoff),
         });
@@ -267,7 +292,22 @@ fn read(body: &str) -> Answer<Transaction> {
     Ok(transaction)
 }
 
-async fn plan(State(engine): State<Engine>, body: String) -> Answer<Response> {
+fn read_period(period: &serde_json::Value) -> Answer<Duration> {
+    let text = match period {
+        serde_json::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    parse_duration(&text).ok_or_else(|| {
+        Refusal::Bad(format!("the period of a retry is {text}; it must be like 3s, 500ms or 3"))
+    })
+}
+
+async fn plan(
+    State(engine): State<Engine>,
+    RawQuery(query): RawQuery,
+    body: String,
+) -> Answer<Response> {
+    Arguments::parse(query.as_deref(), &[])?;
     let operations = engine.plan(read(&body)?).await?;
     Ok(Json(operations).into_response())
 }

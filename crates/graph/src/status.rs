@@ -4,7 +4,7 @@
 //! falls behind is told how many changes it missed and reads the present state again. Nothing is
 //! lost silently.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -172,7 +172,7 @@ impl Watchers {
     }
 
     /// Tells everyone who wants to know about these base values.
-    pub(crate) fn tell(&self, graph: &Graph, bases: impl Iterator<Item = KeyId>) {
+    pub(crate) fn tell(&self, graph: &Graph, bases: impl FnOnce() -> BTreeSet<KeyId>) {
         let queues: Vec<Arc<Queue>> = {
             let mut watchers = self.lock();
             watchers.retain(|queue| queue.strong_count() > 0);
@@ -181,7 +181,7 @@ impl Watchers {
         if queues.is_empty() {
             return;
         }
-        for id in bases {
+        for id in bases() {
             let mut told: Option<Arc<ValueStatus>> = None;
             for queue in queues.iter().filter(|queue| (queue.filter)(graph.key(id))) {
                 let status = told.get_or_insert_with(|| Arc::new(status(graph, id)));

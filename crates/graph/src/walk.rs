@@ -13,20 +13,22 @@
 //! never applied while it is already being applied further up the stack.
 //!
 //! Enter at [`Walk::new`]; [`create`], [`update`] and [`delete`] hold the three flows, [`early`] the
-//! cases where a change further down the list is better made now.
+//! cases where a change further down the list is better made now, [`failure`] what a failure means.
 
 mod create;
 mod delete;
 mod early;
+mod failure;
 mod log;
 mod update;
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 pub(crate) use self::log::{Conflicts, OperationLog};
 use crate::descriptor::{OperationError, UserLabels};
 use crate::graph::{Failure, Graph};
+use crate::hash::{HashMap, HashSet};
+use crate::journal::PlannedPart;
 use crate::key::{Key, KeyId};
 use crate::metadata::MetadataIndexes;
 use crate::record::{Flags, KeyError, OperationRecord};
@@ -82,6 +84,8 @@ pub(crate) struct Settings {
     pub(crate) reverts: bool,
     pub(crate) attempt: u32,
     pub(crate) registry: Arc<Registry>,
+    /// Whether a journal must know which derived values are about to change.
+    pub(crate) journalled: bool,
     /// Where metadata is kept; none while planning.
     pub(crate) indexes: Option<MetadataIndexes>,
 }
@@ -137,6 +141,7 @@ enum Applied {
     Later(Frame),
 }
 
+#[derive(Clone)]
 enum Frame {
     Create(create::Create),
     Update(update::Update),
@@ -145,6 +150,7 @@ enum Frame {
 }
 
 /// Why a frame is running again.
+#[derive(Clone)]
 enum Input {
     Start,
     Child(Outcome),
@@ -161,7 +167,7 @@ enum Flow {
 }
 
 /// What a value was before the transaction, for taking it back.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Previous {
     id: KeyId,
     requested: Option<Value>,
@@ -181,6 +187,7 @@ enum Phase {
 }
 
 /// A walk in progress.
+#[derive(Clone)]
 pub(crate) struct Walk {
     settings: Settings,
     items: Vec<Item>,
@@ -197,6 +204,7 @@ pub(crate) struct Walk {
     mend: Vec<KeyId>,
     log: OperationLog,
     conflicts: Option<Conflicts>,
+    parts: Vec<PlannedPart>,
     errors: Vec<KeyError>,
     failed: Vec<(KeyId, u32)>,
     warnings: Vec<String>,
@@ -209,6 +217,8 @@ pub(crate) struct Walk {
 pub(crate) struct Walked {
     pub(crate) operations: Vec<OperationRecord>,
     pub(crate) conflicts: Option<Conflicts>,
+    /// The operations of a plan on derived values, for the journal.
+    pub(crate) parts: Vec<PlannedPart>,
     pub(crate) errors: Vec<KeyError>,
     /// Base values that ended in failure, each with the number of its next retry.
     pub(crate) failed: Vec<(KeyId, u32)>,
@@ -223,20 +233,22 @@ impl Walk {
         items.sort_by_cached_key(|item| urgency(graph, &settings.registry, item));
         let todo: HashMap<_, _> =
             items.iter().enumerate().map(|(position, item)| (item.id, (position, false))).collect();
+        let room = items.len();
         Self {
             settings,
-            undone: items.len(),
+            undone: room,
             items,
             todo,
             next: 0,
             stack: Vec::new(),
-            branch: HashSet::new(),
+            branch: HashSet::default(),
             input: Input::Start,
             reached: Vec::new(),
             phase: Phase::Forward,
             mend: Vec::new(),
-            log: OperationLog::default(),
+            log: OperationLog::with_room(room),
             conflicts: None,
+            parts: Vec::new(),
             errors: Vec::new(),
             failed: Vec::new(),
             warnings: Vec::new(),
@@ -244,10 +256,29 @@ impl Walk {
         }
     }
 
-    /// Also works out which calls may not overtake each other.
+    /// Also works out which calls may not overtake each other; an execution only remembers what
+    /// [`Self::foresee`] needs for that.
     pub(crate) fn with_conflicts(mut self) -> Self {
         self.conflicts = Some(Conflicts::default());
         self
+    }
+
+    /// The calls still to come if this answer is followed by nothing but success. None if it has
+    /// the transaction taken back: how that goes is not foreseeable.
+    pub(crate) fn foresee(&self, graph: &mut Graph, answer: Answer) -> Option<Conflicts> {
+        let mut walk = self.clone();
+        walk.settings.indexes = None;
+        walk.conflicts = self.conflicts.as_ref().map(Conflicts::continued);
+        graph.begin_trial();
+        let mut answer = Some(answer);
+        while let Step::Call(_) = walk.step(graph, answer.take()) {
+            if walk.is_stopping() {
+                break;
+            }
+            answer = Some(Ok(None));
+        }
+        graph.end_trial();
+        walk.conflicts.take().filter(|_| !walk.is_stopping())
     }
 
     /// Whether a failure has already decided that the transaction will be reverted.
@@ -287,9 +318,7 @@ impl Walk {
                 }
                 Flow::Call(frame, call) => {
                     self.stack.push((frame, owner));
-                    if let Some(conflicts) = &mut self.conflicts {
-                        conflicts.add(graph, &call);
-                    }
+                    self.foreseen(graph, &call);
                     return Step::Call(call);
                 }
                 Flow::Return(outcome) => {
@@ -299,6 +328,21 @@ impl Walk {
                     self.input = Input::Child(outcome);
                 }
             }
+        }
+    }
+
+    /// Writes down what will have to be known about a call before it is made.
+    fn foreseen(&mut self, graph: &Graph, call: &Call) {
+        let plans = self.plans();
+        match &mut self.conflicts {
+            Some(conflicts) if plans => conflicts.add(graph, call),
+            Some(conflicts) => conflicts.forget(call.id),
+            None => {}
+        }
+        if let (true, true, Some(base)) = (plans, self.settings.journalled, &call.base) {
+            let (key, base, operation) = (call.key.clone(), base.clone(), call.operation);
+            let value = call.old.clone().or_else(|| call.new.clone());
+            self.parts.push(PlannedPart { key, base, operation, value });
         }
     }
 
@@ -321,7 +365,7 @@ impl Walk {
                     self.next += 1;
                     let id = item.id;
                     if let Some(item) = self.reach(graph, id) {
-                        return Some(Ok(self.apply_item(graph, &item)));
+                        return Some(Ok(self.apply_item(graph, item)));
                     }
                 }
                 None
@@ -352,8 +396,9 @@ impl Walk {
             return None;
         }
         self.undone -= 1;
-        let item = self.items[*position].clone();
-        if self.settings.reverts {
+        let taken = Item { id, value: None, labels: None, metadata: None, origin: Origin::Unknown };
+        let item = std::mem::replace(&mut self.items[*position], taken);
+        if self.settings.reverts && !self.plans() {
             let node = graph.node(id);
             let obtained = node.filter(|node| node.is_obtained());
             self.reached.push(Previous {
@@ -381,19 +426,20 @@ impl Walk {
             .map(|(position, _)| &self.items[*position])
     }
 
-    fn apply_item(&mut self, graph: &mut Graph, item: &Item) -> Applied {
-        let how = How::base(item.origin, false);
-        if item.origin == Origin::South && item.value.is_some() {
-            let applied = self.apply(graph, item.id, item.value.clone(), how);
-            if graph.node(item.id).is_some() {
-                self.set_metadata(graph, item.id, item.metadata.clone());
+    fn apply_item(&mut self, graph: &mut Graph, item: Item) -> Applied {
+        let Item { id, value, labels, metadata, origin } = item;
+        let how = How::base(origin, false);
+        if origin == Origin::South && value.is_some() {
+            let applied = self.apply(graph, id, value, how);
+            if graph.node(id).is_some() {
+                self.set_metadata(graph, id, metadata);
             }
             return applied;
         }
-        if let (Some(labels), Some(_)) = (&item.labels, &item.value) {
-            graph.write(item.id).labels = Some(Arc::clone(labels));
+        if let (Some(labels), Some(_)) = (labels, &value) {
+            graph.write(id).labels = Some(labels);
         }
-        self.apply(graph, item.id, item.value.clone(), how)
+        self.apply(graph, id, value, how)
     }
 
     fn take_back(&mut self, graph: &mut Graph, previous: Previous) -> Applied {
@@ -427,24 +473,17 @@ impl Walk {
 
     /// Applies a value, or has it gone.
     fn apply(&mut self, graph: &mut Graph, id: KeyId, new: Option<Value>, how: How) -> Applied {
-        if self.branch.contains(&id) || self.failed_already(graph, id, how) {
+        if self.branch.contains(&id) {
             return Applied::Now(Ok(()));
+        }
+        if self.failed_already(graph, id, how) {
+            return Applied::Now(self.fail_again(graph, id, new, how));
         }
         match new {
             None => self.begin_delete(graph, id, delete::Kind::Requested, how),
             Some(new) if graph.is_available(id) => self.begin_update(graph, id, new, how),
             Some(new) => self.begin_create(graph, id, new, true, how),
         }
-    }
-
-    /// Whether this very transaction already failed on the value.
-    fn failed_already(&self, graph: &Graph, id: KeyId, how: How) -> bool {
-        !how.revert
-            && graph.node(id).is_some_and(|node| {
-                node.last.transaction == self.settings.seq
-                    && (node.state.is_failure() || node.state == ValueState::Unimplemented)
-                    && self.log.mentions(id)
-            })
     }
 
     /// The descriptor that handles a value.
@@ -469,6 +508,15 @@ impl Walk {
         requested: Option<Option<Value>>,
         how: How,
     ) {
+        if self.plans() {
+            // A plan only has to know what is wanted.
+            let Some(requested) = requested else { return };
+            let requested = requested.filter(|_| how.origin == Origin::North);
+            if graph.node(id).is_none_or(|node| node.last.requested != requested) {
+                graph.write(id).last.requested = requested;
+            }
+            return;
+        }
         let base_retry =
             how.base.and_then(|base| graph.node(base)).and_then(|base| base.last.retry);
         let own = how.base.is_none() && requested.is_some() && !how.revert;
@@ -502,90 +550,6 @@ impl Walk {
             }
         }
         graph.write(id).metadata = metadata;
-    }
-
-    /// Whether an error on this value is the transaction's own.
-    fn counts(&self, graph: &Graph, id: KeyId) -> bool {
-        self.todo.get(&graph.base_of(id)).is_some_and(|(_, reached)| *reached)
-    }
-
-    /// Stops the transaction, if it is one that is taken back on failure.
-    fn stop(&mut self) {
-        if self.settings.reverts && self.phase == Phase::Forward {
-            self.phase = Phase::Stopped;
-        }
-    }
-
-    fn stopping(&self) -> bool {
-        self.mending == 0 && self.phase == Phase::Stopped
-    }
-
-    /// Writes a failure down. The caller has already set what else follows from it.
-    fn fail(
-        &mut self,
-        graph: &mut Graph,
-        id: KeyId,
-        operation: Operation,
-        error: &OperationError,
-        how: How,
-    ) -> Arc<Failure> {
-        let counts = self.counts(graph, id);
-        let base = graph.base_of(id);
-        let is_retriable = error.retriable().unwrap_or_else(|| {
-            let descriptor = graph.node(id).and_then(|node| node.descriptor);
-            descriptor.is_none_or(|id| self.settings.registry.get(id).is_retriable(error))
-        });
-        let attempt = if self.todo.contains_key(&base) { self.settings.attempt + 1 } else { 1 };
-        let given_up = self.settings.reverts && counts && !how.revert;
-        let retry = graph.node(id).and_then(|node| node.last.retry).filter(|_| !given_up);
-        let retrying = is_retriable && retry.is_some_and(|retry| retry.delay(attempt).is_some());
-        let failure = Arc::new(Failure {
-            operation,
-            message: error.to_string(),
-            retriable: is_retriable,
-            fields: Vec::new(),
-        });
-        let node = graph.write(id);
-        node.state = if retrying { ValueState::Retrying } else { ValueState::Failed };
-        node.error = Some(Arc::clone(&failure));
-        node.uncertain = operation != Operation::Create;
-        self.failed.push((base, attempt));
-        self.errors.push(KeyError {
-            key: graph.key(id).clone(),
-            op: operation,
-            error: failure.message.clone(),
-        });
-        if counts {
-            self.stop();
-        }
-        failure
-    }
-
-    /// Marks a value as not acceptable.
-    fn invalidate(
-        &mut self,
-        graph: &mut Graph,
-        id: KeyId,
-        operation: Operation,
-        problem: crate::descriptor::InvalidValue,
-    ) {
-        let failure = Failure {
-            operation,
-            message: problem.reason,
-            retriable: false,
-            fields: problem.fields,
-        };
-        self.errors.push(KeyError {
-            key: graph.key(id).clone(),
-            op: operation,
-            error: failure.message.clone(),
-        });
-        let node = graph.write(id);
-        node.state = ValueState::Invalid;
-        node.error = Some(Arc::new(failure));
-        if self.counts(graph, id) {
-            self.stop();
-        }
     }
 
     fn record(
@@ -625,17 +589,12 @@ impl Walk {
         self.log.push(id, record);
     }
 
-    /// Writes down an operation that ran ahead of the walk.
-    pub(crate) fn note(&mut self, graph: &Graph, id: KeyId, record: OperationRecord) {
-        debug_assert_eq!(graph.key(id), &record.key);
-        self.log.push(id, record);
-    }
-
     /// Ends the walk.
     pub(crate) fn finish(self) -> Walked {
         Walked {
             operations: self.log.finish(),
             conflicts: self.conflicts,
+            parts: self.parts,
             errors: self.errors,
             failed: self.failed,
             reverted: self.phase == Phase::Revert,

@@ -11,6 +11,7 @@ mod prepare;
 mod process;
 mod settle;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,11 +22,14 @@ use tokio_util::sync::CancellationToken;
 use self::process::Work;
 use crate::engine::{Error, Inside, Request};
 use crate::erased::ErasedDescriptor;
-use crate::journal::{Desired, Entry, Journal, Recovered, ScheduledRetry};
+use crate::graph::{Failure, Graph};
+use crate::journal::{Desired, Doubt, Entry, Journal, Part, Recovered, ScheduledRetry};
+use crate::key::Key;
 use crate::log::TransactionLog;
 use crate::registry::Registry;
-use crate::state::ValueState;
+use crate::state::{Operation, ValueState};
 use crate::transaction::{Transaction, TransactionType};
+use crate::value::Value;
 
 /// How the worker goes about it.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +48,8 @@ pub struct Service {
     log: Option<TransactionLog>,
     recovered: Option<Recovered>,
     retries: Vec<ScheduledRetry>,
+    /// The derived values that the journal knows not to be as their bases say.
+    doubted: BTreeSet<Key>,
     /// Whether the south was ever looked at.
     looked: bool,
     /// Cancelled when the service is told to stop.
@@ -73,6 +79,7 @@ impl Service {
             log,
             recovered: Some(recovered),
             retries: Vec::new(),
+            doubted: BTreeSet::new(),
             looked: false,
             stopping: CancellationToken::new(),
         }
@@ -194,7 +201,7 @@ impl Service {
 
     /// Takes up where the last process left off.
     async fn recover(&mut self, recovered: Recovered) {
-        let Recovered { desired, retries, history, uncertain, interrupted, .. } = recovered;
+        let Recovered { desired, retries, history, parts, uncertain, interrupted, .. } = recovered;
         let now = self.inside.clock.now();
         let something = !desired.is_empty() || !uncertain.is_empty();
         {
@@ -209,7 +216,15 @@ impl Service {
                 node.last.retry = retry;
                 node.labels = labels.map(Arc::new);
             }
+            let registry = Arc::clone(&shared.registry);
+            self.doubted = parts.keys().cloned().collect();
+            for (key, part) in parts {
+                restore_part(&mut shared.graph, &registry, &key, &part);
+            }
             for (key, operation) in uncertain {
+                if self.doubted.contains(&key) {
+                    continue;
+                }
                 let id = shared.graph.intern(&key);
                 let node = shared.graph.write(id);
                 node.uncertain = true;
@@ -239,4 +254,41 @@ impl Service {
     fn now(&self) -> Timestamp {
         self.inside.clock.now()
     }
+}
+
+/// Takes up what is known about a derived value: it waits to be created, or failed half-way.
+fn restore_part(graph: &mut Graph, registry: &Registry, key: &Key, part: &Part) {
+    let (base, id) = (graph.intern(&part.base), graph.intern(key));
+    let descriptor = registry.for_key(key);
+    let read = |value: &Value| {
+        let read = descriptor.and_then(|descriptor| registry.get(descriptor).read(value));
+        read.unwrap_or_else(|| value.clone())
+    };
+    let node = graph.write(id);
+    node.base = Some(base);
+    node.descriptor = descriptor;
+    node.value = part.value.as_ref().map(read);
+    node.uncertain = part.doubt != Doubt::Absent;
+    let interrupted = |operation| Failure {
+        operation,
+        message: "was interrupted; what it did is not known".to_owned(),
+        retriable: true,
+        fields: Vec::new(),
+    };
+    node.error = match part.doubt {
+        Doubt::Absent => None,
+        Doubt::Unfinished => Some(Arc::new(interrupted(Operation::Create))),
+        Doubt::Uncertain => Some(Arc::new(interrupted(Operation::Update))),
+    };
+    node.state = match part.doubt {
+        Doubt::Absent => ValueState::Pending,
+        Doubt::Unfinished | Doubt::Uncertain => ValueState::Failed,
+    };
+    let value = node.value.clone();
+    if let (Some(descriptor), Some(value)) = (descriptor, value) {
+        graph.set_edges(id, registry.get(descriptor).dependencies(key, &value));
+    }
+    // Parts come in key order.
+    let node = graph.write(base);
+    node.derived = node.derived.iter().copied().chain([id]).collect();
 }

@@ -8,15 +8,29 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 
+use super::Target;
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoAnswer {
+    /// It was asked for in a way that cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// Nobody answered, or not to the end.
+    #[error("{0}")]
+    Unreachable(String),
+}
+
 /// Fetches something over HTTP.
 pub trait Fetch: Sync {
     /// The status and the body; an error if there was no answer.
     fn fetch(
         &self,
+        target: &Target,
         method: &str,
         url: &str,
         body: Option<String>,
-    ) -> impl Future<Output = Result<(u16, String), String>> + Send;
+    ) -> impl Future<Output = Result<(u16, String), NoAnswer>> + Send;
 }
 
 /// Fetches without encryption.
@@ -26,20 +40,32 @@ pub struct HttpFetch;
 impl Fetch for HttpFetch {
     async fn fetch(
         &self,
+        target: &Target,
         method: &str,
         url: &str,
         body: Option<String>,
-    ) -> Result<(u16, String), String> {
+    ) -> Result<(u16, String), NoAnswer> {
+        if url.starts_with("https:") {
+            let reason = "this program does not speak TLS; `mainstay graph` does";
+            return Err(NoAnswer::Usage(format!("{url}: {reason}")));
+        }
         let request = hyper::Request::builder()
             .method(method)
             .uri(url)
-            .header("content-type", "application/json")
+            .header("content-type", "application/json");
+        let request = match &target.token {
+            Some(token) => request.header("authorization", format!("Bearer {token}")),
+            None => request,
+        };
+        let request = request
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
-            .map_err(|error| format!("{url}: {error}"))?;
+            .map_err(|error| NoAnswer::Usage(format!("{url}: {error}")))?;
+        let unreachable =
+            |error: &dyn std::error::Error| NoAnswer::Unreachable(format!("{url}: {error}"));
         let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-        let answer = client.request(request).await.map_err(|error| format!("{url}: {error}"))?;
+        let answer = client.request(request).await.map_err(|error| unreachable(&error))?;
         let status = answer.status().as_u16();
-        let body = answer.into_body().collect().await.map_err(|error| format!("{url}: {error}"))?;
+        let body = answer.into_body().collect().await.map_err(|error| unreachable(&error))?;
         Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
     }
 }

@@ -6,9 +6,8 @@
 //! along unmet edges; the walk ends at the first thing missing from outside, and remembers which
 //! nodes led there until something changes, so that long chains of waiting values stay cheap.
 
-use std::collections::{HashMap, HashSet};
-
 use super::{Edge, EdgeTarget, Graph};
+use crate::hash::{HashMap, HashSet};
 use crate::key::{Key, KeyId};
 use crate::state::ValueState;
 
@@ -102,7 +101,7 @@ impl Graph {
     /// Whether some exact dependency, near or far, waits for something that is not waiting itself.
     fn is_blocked(&mut self, start: KeyId) -> bool {
         let version = self.version;
-        let mut seen = HashSet::from([start]);
+        let mut seen = [start].into_iter().collect::<HashSet<_>>();
         let mut path = vec![(start, 0_usize)];
         while let Some((id, position)) = path.pop() {
             let edges = self.node(id).map(|node| &*node.edges).unwrap_or_default();
@@ -132,8 +131,8 @@ impl Graph {
 
     /// The waiting values that `id` leads to and that lead back to it.
     fn circle(&self, id: KeyId, start: KeyId) -> HashSet<KeyId> {
-        let mut back: HashMap<KeyId, Vec<KeyId>> = HashMap::new();
-        let mut seen = HashSet::from([id]);
+        let mut back: HashMap<KeyId, Vec<KeyId>> = HashMap::default();
+        let mut seen = [id].into_iter().collect::<HashSet<_>>();
         let mut queue = vec![id];
         while let Some(member) = queue.pop() {
             let edges = self.node(member).map(|node| &*node.edges).unwrap_or_default();
@@ -146,7 +145,7 @@ impl Graph {
                 }
             }
         }
-        let mut circle = HashSet::new();
+        let mut circle = HashSet::default();
         let mut queue: Vec<KeyId> = back.get(&id).cloned().unwrap_or_default();
         while let Some(member) = queue.pop() {
             if circle.insert(member) {

@@ -49,6 +49,8 @@ fn a_trial_is_seen_inside_and_leaves_no_trace() {
     assert_eq!(listed(graph.nodes()), ["a"]);
     assert_eq!(graph.node(a).unwrap().value, Some(Value::new("a".to_owned())));
     assert!(graph.node(a).unwrap().edges.is_empty());
+    // Its slots are kept until somebody sweeps.
+    graph.sweep();
     assert!(graph.id("b").is_none() && graph.id("c").is_none());
     assert!(graph.take_touched().is_empty());
 }

@@ -22,6 +22,10 @@ impl Arguments {
                 };
                 return Err(Refusal::Bad(reason));
             }
+            let repeated = arguments.iter().any(|(known, _): &(String, String)| *known == name);
+            if repeated && name != "prefix" {
+                return Err(Refusal::Bad(format!("{name} is given more than once")));
+            }
             arguments.push((name, value));
         }
         Ok(Self(arguments))

@@ -6,6 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value as Json;
 
+use crate::clock::parse_duration;
+
 type Map<T> = BTreeMap<String, T>;
 
 /// A scenario as it is written.
@@ -351,23 +353,4 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duratio
     parse_duration(&text).map(Some).ok_or_else(|| {
         serde::de::Error::custom(format!("{text} is not a duration such as 3s or 500ms"))
     })
-}
-
-/// A number with a unit; seconds without one.
-pub(super) fn parse_duration(text: &str) -> Option<Duration> {
-    let text = text.trim();
-    let split =
-        text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let number: f64 = number.parse().ok()?;
-    let seconds = match unit.trim() {
-        "ns" => number / 1e9,
-        "us" | "µs" => number / 1e6,
-        "ms" => number / 1e3,
-        "" | "s" => number,
-        "m" => number * 60.0,
-        "h" => number * 3600.0,
-        _ => return None,
-    };
-    Duration::try_from_secs_f64(seconds).ok()
 }

@@ -1,16 +1,18 @@
 //! Creating a value: look it over, wait for what it needs, apply it, then whatever waited for it,
 //! then what is derived from it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::delete::Kind;
 use super::{Applied, Before, Call, Child, Flow, Frame, How, Input, Outcome, Walk};
 use crate::descriptor::Derived;
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
+use crate::hash::HashSet;
 use crate::key::KeyId;
 use crate::state::{Operation, Origin, ValueState};
 use crate::value::{Metadata, Value};
 
+#[derive(Clone)]
 pub(super) struct Create {
     pub(super) id: KeyId,
     how: How,
@@ -21,6 +23,7 @@ pub(super) struct Create {
     outcome: Outcome,
 }
 
+#[derive(Clone)]
 enum Stage {
     Apply,
     Dependents(std::vec::IntoIter<KeyId>),
@@ -65,7 +68,7 @@ impl Walk {
             id,
             how,
             before,
-            recreated: HashSet::new(),
+            recreated: HashSet::default(),
             stage: Stage::Apply,
             outcome: Ok(()),
         };
@@ -103,12 +106,20 @@ impl Walk {
             self.record(graph, id, Operation::Create, before, true, how);
             return Some(Applied::Now(Ok(())));
         }
-        if let Some(conflicts) = &mut self.conflicts {
-            conflicts.remember_targets(graph, id);
+        // What waited with this very value already knows what it needs.
+        let waited = before.state == ValueState::Pending && before.value.as_ref() == Some(value);
+        if !waited {
+            if let Some(conflicts) = &mut self.conflicts {
+                conflicts.remember_targets(graph, id);
+            }
+            graph.set_edges(id, descriptor.dependencies(&key, value));
         }
-        graph.set_edges(id, descriptor.dependencies(&key, value));
         if graph.is_ready(id) {
             return None;
+        }
+        if graph.node(id).is_some_and(Node::stands) {
+            let kind = Kind::Unready { old: before.value.clone(), state: before.state };
+            return Some(self.begin_delete(graph, id, kind, how));
         }
         self.drop_derived(graph, id);
         graph.write(id).state = ValueState::Pending;
@@ -258,7 +269,11 @@ impl Walk {
         }
         match node.base {
             None => node.last.requested.is_some(),
-            Some(base) => graph.is_available(base) && graph.derives(base, id),
+            // What failed to go may follow from its base no longer; what waits always does.
+            Some(base) => {
+                graph.is_available(base)
+                    && (node.state == ValueState::Pending || graph.derives(base, id))
+            }
         }
     }
 
@@ -269,7 +284,7 @@ impl Walk {
         }
         match self.wake_early(graph, id) {
             super::early::Wake::Leave => return Applied::Now(Ok(())),
-            super::early::Wake::Instead(item) => return self.apply_item(graph, &item),
+            super::early::Wake::Instead(item) => return self.apply_item(graph, item),
             super::early::Wake::Go => {}
         }
         let Some(node) = graph.node(id) else {
@@ -289,13 +304,19 @@ impl Walk {
         }
     }
 
-    /// Creates again a dependent that was lost when it failed to go.
+    /// Makes whole a dependent that failed to go: it may have lost its derived values on the way,
+    /// or be gone after all.
     pub(super) fn mend_dependent(&mut self, graph: &mut Graph, id: KeyId) -> Option<Applied> {
-        let value = graph.node(id).and_then(|node| node.last.requested.clone())?;
+        let node = graph.node(id)?;
+        let value = node.last.requested.clone()?;
+        let how = How::base(Origin::North, true);
+        if node.available {
+            return Some(self.put_back_derived(graph, id, how));
+        }
         if !self.is_wanted(graph, id) || !graph.is_ready(id) {
             return None;
         }
-        Some(self.begin_create(graph, id, value, false, How::base(Origin::North, true)))
+        Some(self.begin_create(graph, id, value, false, how))
     }
 
     /// How a value is applied that only depends on what the transaction changes.
@@ -344,6 +365,7 @@ impl Walk {
         derived.sort_by(|a, b| a.key.cmp(&b.key));
         derived.dedup_by(|a, b| a.key == b.key);
         let mut list = Vec::with_capacity(derived.len());
+        graph.reserve(derived.len());
         for Derived { key: derived_key, value, property } in derived {
             let derived_id = graph.intern(&derived_key);
             let taken = graph.node(derived_id).is_some_and(|node| node.base != Some(id));

@@ -25,6 +25,7 @@ pub(super) enum Kind {
     Unready { old: Option<Value>, state: ValueState },
 }
 
+#[derive(Clone)]
 pub(super) struct Delete {
     pub(super) id: KeyId,
     kind: Kind,
@@ -38,6 +39,7 @@ pub(super) struct Delete {
     stage: Stage,
 }
 
+#[derive(Clone)]
 enum Stage {
     /// Changes further down the list that make it unnecessary to take dependents along.
     Early(std::vec::IntoIter<KeyId>),
@@ -63,7 +65,7 @@ impl Walk {
             return Applied::Now(Ok(()));
         }
         let mut before = self.before(graph, id);
-        let there = node.available || (node.uncertain && node.state.is_failure());
+        let there = node.stands();
         let operation = match &kind {
             Kind::Unready { old, state } => {
                 before.value.clone_from(old);
@@ -160,8 +162,9 @@ impl Walk {
             let applied = match &mut frame.stage {
                 Stage::Early(list) => match list.next() {
                     _ if self.stopping() => return Flow::Return(Err(Abandoned)),
+                    Some(id) if self.branch.contains(&id) => continue,
                     Some(id) => match self.reach(graph, id) {
-                        Some(item) => self.apply_item(graph, &item),
+                        Some(item) => self.apply_item(graph, item),
                         None => continue,
                     },
                     None => {
@@ -242,7 +245,7 @@ impl Walk {
         let Some(node) = graph.node(id) else {
             return false;
         };
-        if !node.available || node.is_obtained() || self.branch.contains(&id) {
+        if !node.stands() || node.is_obtained() || self.branch.contains(&id) {
             return false;
         }
         // What is going right now cannot hold anything up, not even as part of a circle.
@@ -261,7 +264,7 @@ impl Walk {
         if self.coming(id).is_some_and(|item| item.value.is_none())
             && let Some(item) = self.reach(graph, id)
         {
-            return self.apply_item(graph, &item);
+            return self.apply_item(graph, item);
         }
         let how = self.dependent(graph, id);
         if self.failed_already(graph, id, how) {
@@ -325,6 +328,23 @@ impl Walk {
         self.fail(graph, frame.id, Operation::Delete, error, frame.how);
         self.record(graph, frame.id, Operation::Delete, &frame.before, false, frame.how);
         Flow::Return(Err(Abandoned))
+    }
+
+    /// Gives a value that failed to go its derived values again.
+    pub(super) fn put_back_derived(&mut self, graph: &mut Graph, id: KeyId, how: How) -> Applied {
+        self.mending += 1;
+        let before = self.before(graph, id);
+        let derived = self.derive(graph, id);
+        Applied::Later(Frame::Delete(Delete {
+            id,
+            kind: Kind::Wait,
+            how,
+            before,
+            derived: Arc::default(),
+            dependents: Vec::new(),
+            absent: false,
+            stage: Stage::PutBackDerived(derived.into_iter()),
+        }))
     }
 
     fn put_back(&mut self, graph: &mut Graph, frame: &mut Delete) {

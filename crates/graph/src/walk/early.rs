@@ -5,11 +5,10 @@
 //! * A value that waits and is changed by the same transaction is created once, with its new value.
 //! * A value that waits and is deleted by the same transaction is not created at all.
 
-use std::collections::HashSet;
-
 use super::{Item, Walk};
 use crate::descriptor::{Dependency, Derived, Target};
 use crate::graph::Graph;
+use crate::hash::HashSet;
 use crate::key::KeyId;
 use crate::value::Value;
 
@@ -57,7 +56,7 @@ impl Walk {
             return Vec::new();
         }
         let mut order = Vec::new();
-        let mut seen = HashSet::from([going]);
+        let mut seen = [going].into_iter().collect::<HashSet<_>>();
         for source in graph.sources(going) {
             let root = graph.base_of(source);
             if graph.is_available(source) && self.moves_away(graph, source, root, going) {

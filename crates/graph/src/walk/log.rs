@@ -1,22 +1,27 @@
 //! The list of operations, kept short while it grows, and which calls may not overtake each other.
 
-use std::collections::HashMap;
-
 use super::Call;
 use crate::graph::{EdgeTarget, Graph};
+use crate::hash::HashMap;
 use crate::key::KeyId;
 use crate::record::OperationRecord;
 use crate::state::{Operation, ValueState};
 
 /// Operations in order. A value that was first put to wait and then created counts as created; a
 /// value that was first sent to wait and then taken away counts as taken away.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct OperationLog {
     operations: Vec<Option<OperationRecord>>,
     last: HashMap<KeyId, usize>,
 }
 
 impl OperationLog {
+    /// An empty log with room for this many operations.
+    pub(super) fn with_room(room: usize) -> Self {
+        let last = HashMap::with_capacity_and_hasher(room, Default::default());
+        Self { operations: Vec::with_capacity(room), last }
+    }
+
     /// Whether there is an operation on the value.
     pub(super) fn mentions(&self, id: KeyId) -> bool {
         self.last.contains_key(&id)
@@ -50,15 +55,17 @@ impl OperationLog {
         self.operations.push(Some(record));
     }
 
-    pub(super) fn finish(self) -> Vec<OperationRecord> {
-        self.operations.into_iter().flatten().collect()
+    pub(super) fn finish(mut self) -> Vec<OperationRecord> {
+        self.operations.retain(Option::is_some);
+        // In place: a million operations are not copied.
+        self.operations.into_iter().map_while(|operation| operation).collect()
     }
 }
 
 /// The calls of a plan, and for each the earlier calls that must be over before it may begin: those
 /// on the same value, on what it depends on or did, on what depends on it, on its base and on its
 /// derived values.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Conflicts {
     pub(crate) calls: Vec<(Call, Vec<usize>)>,
     last: HashMap<KeyId, usize>,
@@ -69,6 +76,16 @@ pub(crate) struct Conflicts {
 }
 
 impl Conflicts {
+    /// A new list of calls, for what is left of the same walk.
+    pub(super) fn continued(&self) -> Self {
+        Self { former: self.former.clone(), ..Self::default() }
+    }
+
+    /// To be called when a call is made that is not written down.
+    pub(super) fn forget(&mut self, id: KeyId) {
+        self.former.remove(&id);
+    }
+
     /// To be called before the edges or the witnesses of a value change.
     pub(super) fn remember_targets(&mut self, graph: &Graph, id: KeyId) {
         let targets = targets(graph, id);

@@ -1,17 +1,19 @@
 //! Changing a value: in place where possible, else by deleting and creating it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::create::settled;
 use super::delete::Kind;
 use super::{Abandoned, Applied, Before, Call, Child, Flow, Frame, How, Input, Outcome, Walk};
 use crate::descriptor::OperationError;
+use crate::erased::ErasedDescriptor;
 use crate::graph::Graph;
+use crate::hash::HashSet;
 use crate::key::KeyId;
 use crate::state::{Operation, Origin, ValueState};
 use crate::value::{Metadata, Value};
 
+#[derive(Clone)]
 pub(super) struct Update {
     pub(super) id: KeyId,
     how: How,
@@ -21,6 +23,7 @@ pub(super) struct Update {
     outcome: Outcome,
 }
 
+#[derive(Clone)]
 enum Stage {
     /// Deletes what no longer follows from the value. Then come those that depended on it.
     Obsolete(std::vec::IntoIter<KeyId>, Vec<KeyId>),
@@ -33,6 +36,7 @@ enum Stage {
     Derived(std::vec::IntoIter<Child>),
 }
 
+#[derive(Clone)]
 pub(super) struct Recreate {
     pub(super) id: KeyId,
     value: Value,
@@ -82,6 +86,10 @@ impl Walk {
                 return Applied::Later(Frame::Recreate(frame));
             }
         }
+        if equivalent && *old == new && self.is_settled(graph, id, &new, descriptor.as_deref(), how)
+        {
+            return Applied::Now(Ok(()));
+        }
         if let Some(conflicts) = &mut self.conflicts {
             conflicts.remember_targets(graph, id);
         }
@@ -102,6 +110,30 @@ impl Walk {
         let stage = Stage::Obsolete(obsolete.into_iter(), dependents);
         let update = Update { id, how, before, equivalent, stage, outcome: Ok(()) };
         Applied::Later(Frame::Update(update))
+    }
+
+    /// Whether a value that does not change is in every other respect as it should be, and nothing
+    /// follows from it.
+    fn is_settled(
+        &self,
+        graph: &Graph,
+        id: KeyId,
+        value: &Value,
+        descriptor: Option<&dyn ErasedDescriptor>,
+        how: How,
+    ) -> bool {
+        let Some(node) = graph.node(id) else {
+            return false;
+        };
+        let derives = || {
+            let key = graph.key(id);
+            descriptor.is_some_and(|descriptor| !descriptor.derived(key, value).is_empty())
+        };
+        node.state == settled(how)
+            && node.error.is_none()
+            && node.derived.is_empty()
+            && node.edges.iter().all(|edge| graph.is_met(edge))
+            && (node.base.is_some() || !derives())
     }
 
     pub(super) fn run_update(
@@ -181,9 +213,9 @@ impl Walk {
     /// The update of the value itself; none once it is done.
     fn update_itself(&mut self, graph: &mut Graph, frame: &mut Update) -> Option<Itself> {
         let from_south = frame.how.origin == Origin::South;
-        // A value that once failed to go may stand there without what it needs.
-        let doubtful = !frame.equivalent || frame.before.state.is_failure();
-        if doubtful && !from_south && !graph.is_ready(frame.id) {
+        // What is as wanted may still stand there without what it needs: it failed to go, or the
+        // south lost what it needs.
+        if !from_south && !graph.is_ready(frame.id) {
             frame.stage = Stage::Unready;
             let old = frame.before.value.clone();
             let kind = Kind::Unready { old, state: frame.before.state };

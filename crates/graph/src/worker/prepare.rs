@@ -1,6 +1,6 @@
 //! Working out what a transaction means: which values are to be applied.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Service;
@@ -9,6 +9,7 @@ use crate::descriptor::{ErasedKnown, ErasedRetrieved};
 use crate::engine::Shared;
 use crate::execute::Surroundings;
 use crate::graph::Graph;
+use crate::hash::HashSet;
 use crate::key::{Key, KeyId};
 use crate::record::InputValue;
 use crate::refresh::{self, Findings, Refresh};
@@ -213,37 +214,42 @@ fn north_items(
         north(registry, key, id, wanted.value.clone(), wanted.labels.clone())
     };
     if resync == Resync::NotResync {
+        graph.reserve(values.len());
         let items: Vec<Item> =
             values.iter().map(|(key, wanted)| item(graph, key, wanted)).collect();
         let inputs = inputs(graph, &items);
         return (items, inputs);
     }
-    let remembered = remembered_wishes(graph);
-    let obtained: Vec<InputValue> = graph
-        .nodes()
-        .filter(|(key, _, node)| {
-            node.is_obtained() && node.base.is_none() && !values.contains_key(*key)
-        })
-        .map(|(key, _, node)| InputValue {
-            key: key.clone(),
-            value: node.value.clone(),
-            origin: Origin::South,
-        })
-        .collect();
-    let mut wanted: BTreeMap<Key, Wanted> = remembered;
-    if resync != Resync::DownstreamResync {
-        for wish in wanted.values_mut() {
-            wish.value = None;
+    let mut inputs: Vec<InputValue> = Vec::new();
+    let mut wanted: Vec<(Key, Wanted)> = Vec::new();
+    let mut values = values.iter().peekable();
+    // Both are in key order.
+    for (key, _, node) in graph.nodes().filter(|(_, _, node)| node.base.is_none()) {
+        while let Some((earlier, wish)) = values.next_if(|(other, _)| *other < key) {
+            wanted.push((earlier.clone(), wish.clone()));
         }
-        wanted.extend(values.iter().map(|(key, wish)| (key.clone(), wish.clone())));
+        let given = values.next_if(|(other, _)| *other == key).map(|(_, wish)| wish.clone());
+        let wish = match (given, resync) {
+            (Some(given), _) => given,
+            (None, _) if node.is_obtained() => {
+                let (key, value) = (key.clone(), node.value.clone());
+                inputs.push(InputValue { key, value, origin: Origin::South });
+                continue;
+            }
+            (None, Resync::DownstreamResync) => {
+                Wanted { value: node.last.requested.clone(), labels: node.labels.clone() }
+            }
+            (None, _) => Wanted { value: None, labels: node.labels.clone() },
+        };
+        wanted.push((key.clone(), wish));
     }
+    wanted.extend(values.map(|(key, wish)| (key.clone(), wish.clone())));
     let items: Vec<Item> = wanted.iter().map(|(key, wish)| item(graph, key, wish)).collect();
-    let mut inputs =
-        if resync == Resync::DownstreamResync { Vec::new() } else { inputs(graph, &items) };
-    if resync != Resync::DownstreamResync {
-        inputs.extend(obtained);
-        inputs.sort_by(|a, b| a.key.cmp(&b.key));
+    if resync == Resync::DownstreamResync {
+        return (items, Vec::new());
     }
+    inputs.extend(self::inputs(graph, &items));
+    inputs.sort_by(|a, b| a.key.cmp(&b.key));
     (items, inputs)
 }
 

@@ -1,6 +1,6 @@
 //! The way of one transaction.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +9,12 @@ use super::prepare::items;
 use crate::engine::{Error, Shared};
 use crate::execute::{Executor, Stray, Surroundings};
 use crate::graph::Graph;
-use crate::journal::{Desired, Entry};
+use crate::hash::HashSet;
+use crate::journal::{Desired, Entry, PlannedPart};
 use crate::key::{Key, KeyId};
 use crate::record::{Flags, InputValue, OperationRecord, TransactionRecord};
 use crate::refresh::Findings;
+use crate::registry::Registry;
 use crate::state::{Operation, ValueState};
 use crate::transaction::{Notification, Resync, Retry, Transaction, TransactionType, Wanted};
 use crate::value::{Metadata, Value};
@@ -88,8 +90,9 @@ impl Service {
         }
     }
 
-    fn settings(work: &Work, surroundings: &Surroundings, executing: bool) -> Settings {
+    fn settings(&self, work: &Work, surroundings: &Surroundings, executing: bool) -> Settings {
         Settings {
+            journalled: self.journal.is_some(),
             seq: surroundings.seq,
             kind: work.kind,
             retry: work.retry,
@@ -129,9 +132,10 @@ impl Service {
             findings.settle(graph);
         }
         let (items, _) = items(&mut shared, &work);
-        let settings = Self::settings(&work, &surroundings, false);
+        let settings = self.settings(&work, &surroundings, false);
         let walked = simulate(&mut shared.graph, settings, items, false);
         shared.graph.end_trial();
+        shared.graph.sweep();
         walked.operations
     }
 
@@ -168,7 +172,7 @@ impl Service {
         let (items, plan, values) = {
             let mut shared = self.inside.lock();
             let (items, values) = items(&mut shared, &work);
-            let settings = Self::settings(&work, &surroundings, false);
+            let settings = self.settings(&work, &surroundings, false);
             let graph = &mut shared.graph;
             graph.begin_trial();
             let plan = simulate(graph, settings, items.clone(), self.conduct.parallel > 1);
@@ -190,10 +194,15 @@ impl Service {
             executed: Vec::new(),
             errors: Vec::new(),
             reverted: false,
+            ahead: Vec::new(),
             warnings: Vec::new(),
         };
-        self.announce(&work, &record)?;
-        let walked = self.execute(&work, &surroundings, items, plan.conflicts, &mut findings).await;
+        self.announce(&work, &record, plan.parts)?;
+        let foreseen = plan.conflicts.filter(|_| {
+            let mut planned = record.planned.iter();
+            planned.all(|operation| is_implemented(&surroundings.registry, operation))
+        });
+        let walked = self.execute(&work, &surroundings, items, foreseen, &mut findings).await;
         let walked = self.settle(&work, &surroundings, walked, &mut findings, &mut record).await;
         record.pre_record = false;
         record.executed = walked.operations;
@@ -201,12 +210,18 @@ impl Service {
         record.reverted = walked.reverted;
         record.warnings = walked.warnings;
         record.warnings.append(&mut findings.warnings);
+        record.ahead = std::mem::take(&mut findings.ahead);
         record.stop = self.now();
         self.conclude(record, walked.failed, findings.touched)
     }
 
     /// Writes down what is about to be done, before it is.
-    fn announce(&mut self, work: &Work, record: &TransactionRecord) -> Result<(), Error> {
+    fn announce(
+        &mut self,
+        work: &Work,
+        record: &TransactionRecord,
+        parts: Vec<PlannedPart>,
+    ) -> Result<(), Error> {
         if let Some(log) = &mut self.log {
             log.before(record);
         }
@@ -221,7 +236,7 @@ impl Service {
                 Source::South(_) => Vec::new(),
                 _ => record.values.iter().filter_map(|input| wish(work, input)).collect(),
             };
-            self.note(&Entry::Begin { seq: record.seq, reverts: work.reverts, changes })?;
+            self.note(&Entry::Begin { seq: record.seq, reverts: work.reverts, changes, parts })?;
         }
         Ok(())
     }
@@ -234,7 +249,7 @@ impl Service {
         conflicts: Option<crate::walk::Conflicts>,
         findings: &mut Findings,
     ) -> Walked {
-        let settings = Self::settings(work, surroundings, true);
+        let settings = self.settings(work, surroundings, true);
         // A value that will be refused changes the course of the walk: then nothing runs ahead.
         let acceptable = conflicts.is_none() || {
             let graph = &self.inside.lock().graph;
@@ -247,21 +262,22 @@ impl Service {
             })
         };
         let mut walk = Walk::new(&self.inside.lock().graph, settings, items);
+        let conflicts = conflicts.filter(|_| acceptable);
+        if conflicts.is_some() {
+            walk = walk.with_conflicts();
+        }
         let mut journal = self.journal.take();
         let mut executor = Executor::new(
             surroundings.clone(),
             journal.as_deref_mut(),
             self.conduct.parallel,
-            conflicts.filter(|_| acceptable),
+            conflicts,
         );
         let mut answer = None;
         loop {
             let step = walk.step(&mut self.inside.lock().graph, answer.take());
             match step {
                 Step::Call(call) => {
-                    if walk.is_stopping() {
-                        executor.stop_ahead();
-                    }
                     let began = self.inside.clock.now();
                     let (operation, descriptor) = (call.operation, call.descriptor);
                     let result = executor.call(call).await;
@@ -273,11 +289,20 @@ impl Service {
                         ended,
                         result.is_ok(),
                     );
+                    if let Err(error) = &result
+                        && executor.looks_ahead()
+                        && (work.reverts || executor.has_followers())
+                    {
+                        let rest = {
+                            let graph = &mut self.inside.lock().graph;
+                            walk.foresee(graph, Err(error.clone()))
+                        };
+                        let strays = executor.replan(rest).await;
+                        self.take_back(surroundings, &mut executor, strays, findings).await;
+                    }
                     answer = Some(result);
                 }
                 Step::Refresh(failed) => {
-                    let strays = executor.strays().await;
-                    self.take_back_strays(surroundings, &mut walk, strays).await;
                     self.refresh_some(surroundings, &failed, findings).await;
                     let shared = &mut *self.inside.lock();
                     let touched = shared.graph.take_touched();
@@ -287,74 +312,64 @@ impl Service {
                 Step::Done => break,
             }
         }
-        let strays = executor.strays().await;
+        let strays = executor.replan(None).await;
+        self.take_back(surroundings, &mut executor, strays, findings).await;
         drop(executor);
         self.journal = journal;
-        let doubtful: HashSet<KeyId> = {
-            let graph = &self.inside.lock().graph;
-            strays
-                .iter()
-                .filter_map(|stray| graph.id(&stray.call.key))
-                .map(|id| graph.base_of(id))
-                .collect()
-        };
-        if !doubtful.is_empty() {
-            self.refresh_some(surroundings, &doubtful, findings).await;
-        }
         walk.finish()
     }
 
-    /// Undoes, last first, what was started ahead and never reached.
-    async fn take_back_strays(
+    /// Undoes, last first, what was made ahead and never reached.
+    async fn take_back(
         &mut self,
         surroundings: &Surroundings,
-        walk: &mut Walk,
+        executor: &mut Executor<'_>,
         strays: Vec<Stray>,
+        findings: &mut Findings,
     ) {
-        let mut done: Vec<(KeyId, OperationRecord)> = Vec::new();
-        let mut undone: Vec<(KeyId, OperationRecord)> = Vec::new();
+        let mut done: Vec<OperationRecord> = Vec::new();
+        let mut undone: Vec<OperationRecord> = Vec::new();
+        let mut doubtful: HashSet<KeyId> = HashSet::default();
         for Stray { call, answer } in strays {
-            let Ok(metadata) = answer else { continue };
-            let state = {
+            let (id, before) = {
                 let mut shared = self.inside.lock();
                 let id = shared.graph.intern(&call.key);
                 (id, shared.graph.state(id))
             };
-            let (id, before) = state;
             let after = match call.operation {
                 Operation::Delete => ValueState::Removed,
                 _ => ValueState::Configured,
             };
-            let forward = record_of(&call, before, after, false);
-            let mut back = call.clone();
-            (back.old, back.new) = (call.new.clone(), call.old.clone());
-            back.metadata = metadata.or(call.metadata.clone());
-            back.revert = true;
-            back.operation = match call.operation {
-                Operation::Create => Operation::Delete,
-                Operation::Delete => Operation::Create,
-                operation => operation,
-            };
-            let mut backward = record_of(&back, after, before, true);
-            let mut executor = Executor::new(surroundings.clone(), None, 1, None);
-            match executor.call(back).await {
-                Ok(metadata) => self.restore_metadata(surroundings, id, metadata),
-                Err(error) => {
-                    backward.new_error = Some(error.to_string().into());
-                    backward.new_state = ValueState::Failed;
-                    let graph = &mut self.inside.lock().graph;
-                    if graph.node(id).is_some() {
-                        graph.write(id).uncertain = true;
+            let mut forward = record_of(&call, before, after, false);
+            let failed = match answer {
+                Err(error) => Some((&mut forward, error)),
+                Ok(metadata) => {
+                    let back = opposite(&call, metadata);
+                    undone.push(record_of(&back, after, before, true));
+                    match executor.call(back).await {
+                        Ok(metadata) => {
+                            self.restore_metadata(surroundings, id, metadata);
+                            None
+                        }
+                        Err(error) => undone.last_mut().map(|record| (record, error)),
                     }
                 }
+            };
+            if let Some((record, error)) = failed {
+                record.new_error = Some(error.to_string().into());
+                record.new_state = ValueState::Failed;
+                let graph = &mut self.inside.lock().graph;
+                if graph.node(id).is_some() {
+                    graph.write(id).uncertain = true;
+                }
+                doubtful.insert(graph.base_of(id));
             }
-            done.push((id, forward));
-            undone.push((id, backward));
+            done.push(forward);
         }
-        let graph = &self.inside.lock().graph;
-        for (id, record) in done.into_iter().rev().chain(undone) {
-            walk.note(graph, id, record);
+        if !doubtful.is_empty() {
+            self.refresh_some(surroundings, &doubtful, findings).await;
         }
+        findings.ahead.extend(done.into_iter().rev().chain(undone));
     }
 
     fn restore_metadata(&self, surroundings: &Surroundings, id: KeyId, metadata: Option<Metadata>) {
@@ -381,6 +396,35 @@ impl Service {
             None => surroundings.indexes.remove(index, &descriptor.label(&key)),
         }
     }
+}
+
+/// The call that undoes another.
+fn opposite(call: &crate::walk::Call, metadata: Option<Metadata>) -> crate::walk::Call {
+    crate::walk::Call {
+        operation: match call.operation {
+            Operation::Create => Operation::Delete,
+            Operation::Delete => Operation::Create,
+            operation => operation,
+        },
+        old: call.new.clone(),
+        new: call.old.clone(),
+        metadata: metadata.or(call.metadata.clone()),
+        revert: true,
+        ..call.clone()
+    }
+}
+
+/// Whether a planned operation can be done at all; if not, the execution will differ.
+fn is_implemented(registry: &Registry, operation: &OperationRecord) -> bool {
+    let descriptor = registry.for_key(&operation.key);
+    let abilities = descriptor
+        .filter(|_| !operation.flags.noop && !operation.flags.property)
+        .map(|id| registry.get(id).abilities());
+    abilities.is_none_or(|abilities| match operation.operation {
+        Operation::Create => abilities.create,
+        Operation::Delete => abilities.delete,
+        _ => true,
+    })
 }
 
 fn record_of(

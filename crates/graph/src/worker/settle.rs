@@ -1,6 +1,6 @@
 //! What follows from a transaction: a look at what failed, retries, revisions, statuses, records.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::Service;
@@ -9,10 +9,12 @@ use crate::clock::later;
 use crate::engine::{Error, Shared};
 use crate::execute::Surroundings;
 use crate::graph::Graph;
-use crate::journal::{Desired, Entry, Recovered, ScheduledRetry};
+use crate::hash::HashSet;
+use crate::journal::{Desired, Doubt, Entry, Part, Recovered, ScheduledRetry};
 use crate::key::{Key, KeyId};
 use crate::record::{KeyError, TransactionRecord};
 use crate::refresh::Findings;
+use crate::registry::Registry;
 use crate::state::{Operation, ValueState};
 use crate::walk::Walked;
 
@@ -130,20 +132,17 @@ impl Service {
         earlier: Vec<KeyId>,
     ) -> Result<Arc<TransactionRecord>, Error> {
         let record = Arc::new(record);
-        let mut changes = Vec::new();
+        let (mut changes, mut parts) = (Vec::new(), Vec::new());
         {
             let mut guard = self.inside.lock();
-            let Shared { graph, history, stats, next_retry, .. } = &mut *guard;
+            let Shared { graph, history, stats, next_retry, registry, .. } = &mut *guard;
             let mut touched = graph.take_touched();
             touched.extend(earlier);
-            let bases: BTreeSet<KeyId> = touched
-                .iter()
-                .copied()
-                .chain(failed.into_iter().map(|(base, _)| base))
-                .map(|id| graph.base_of(id))
-                .filter(|id| graph.node(*id).is_some())
-                .collect();
-            self.inside.watchers.tell(graph, bases.into_iter());
+            self.inside.watchers.tell(graph, || {
+                let failed = failed.into_iter().map(|(base, _)| base);
+                let bases = touched.iter().copied().chain(failed).map(|id| graph.base_of(id));
+                bases.filter(|id| graph.node(*id).is_some()).collect()
+            });
             let gone: Vec<KeyId> = touched
                 .iter()
                 .copied()
@@ -152,11 +151,15 @@ impl Service {
             for id in gone {
                 graph.remove(id);
             }
+            for id in touched.iter().copied() {
+                graph.prune_derived(id);
+            }
             touched.extend(graph.take_touched());
             touched.sort_unstable();
             touched.dedup();
             if self.journal.is_some() {
                 changes = desires(graph, &touched);
+                parts = doubts(graph, registry, &touched, &mut self.doubted);
             }
             history.revise(graph, &touched, record.stop);
             history.add(Arc::clone(&record), record.stop);
@@ -167,7 +170,7 @@ impl Service {
         if let Some(log) = &mut self.log {
             log.after(&record);
         }
-        self.remember(&record, changes)?;
+        self.remember(&record, changes, parts)?;
         Ok(record)
     }
 
@@ -175,6 +178,7 @@ impl Service {
         &mut self,
         record: &Arc<TransactionRecord>,
         changes: Vec<(Key, Option<Desired>)>,
+        parts: Vec<(Key, Option<Part>)>,
     ) -> Result<(), Error> {
         if self.journal.is_none() {
             return Ok(());
@@ -183,6 +187,7 @@ impl Service {
         let entry = Entry::Commit {
             seq: record.seq,
             changes,
+            parts,
             retries: self.retries.clone(),
             record: keeps.then(|| Arc::clone(record)),
         };
@@ -197,6 +202,7 @@ impl Service {
                 desired: all_desires(&shared.graph),
                 retries: self.retries.clone(),
                 history: shared.history.transactions().cloned().collect(),
+                parts: all_doubts(&shared.graph, &shared.registry, &self.doubted),
                 uncertain: BTreeMap::new(),
                 interrupted: None,
             };
@@ -239,4 +245,72 @@ fn all_desires(graph: &Graph) -> BTreeMap<Key, Desired> {
         .filter(|(_, _, node)| node.base.is_none())
         .filter_map(|(key, id, _)| Some((key.clone(), desire(graph, id)?)))
         .collect()
+}
+
+/// What the base of a derived value does not tell about it.
+fn doubt(graph: &Graph, id: KeyId) -> Option<Part> {
+    let node = graph.node(id).filter(|node| node.descriptor.is_some())?;
+    let base = node.base?;
+    let created = node.error.as_ref().is_some_and(|error| error.operation == Operation::Create);
+    let doubt = match (node.available, node.uncertain) {
+        // The last operation on the base failed before this one's turn came.
+        (true, false) if graph.state(base).is_failure() => Doubt::Uncertain,
+        (true, false) => return None,
+        (false, true) if created => Doubt::Unfinished,
+        (_, true) => Doubt::Uncertain,
+        (false, false) => Doubt::Absent,
+    };
+    Some(Part { base: graph.key(base).clone(), doubt, value: node.value.clone() })
+}
+
+/// What must be known about the derived values of the touched values.
+fn doubts(
+    graph: &Graph,
+    registry: &Registry,
+    touched: &[KeyId],
+    doubted: &mut BTreeSet<Key>,
+) -> Vec<(Key, Option<Part>)> {
+    let mut parts: BTreeMap<Key, Option<Part>> = BTreeMap::new();
+    for id in touched.iter().copied() {
+        parts.insert(graph.key(id).clone(), doubt(graph, id));
+        let Some(node) = graph.node(id).filter(|node| node.base.is_none()) else {
+            continue;
+        };
+        let failed = node.state.is_failure();
+        for derived in node.derived.iter().copied() {
+            if failed || doubted.contains(graph.key(derived)) {
+                parts.insert(graph.key(derived).clone(), doubt(graph, derived));
+            }
+        }
+        // What should follow from it, and never had its turn.
+        if let (true, Some(descriptor), Some(value)) = (failed, node.descriptor, &node.value) {
+            let (base, descriptor) = (graph.key(id), registry.get(descriptor));
+            for derived in descriptor.derived(base, value).into_iter().filter(|one| !one.property) {
+                if registry.for_key(&derived.key).is_some() && graph.find(&derived.key).is_none() {
+                    let part = Part { base: base.clone(), doubt: Doubt::Absent, value: None };
+                    parts.insert(derived.key, Some(part));
+                }
+            }
+        }
+    }
+    parts.retain(|key, part| match part {
+        Some(_) => {
+            doubted.insert(key.clone());
+            true
+        }
+        None => doubted.remove(key),
+    });
+    parts.into_iter().collect()
+}
+
+fn all_doubts(graph: &Graph, registry: &Registry, doubted: &BTreeSet<Key>) -> BTreeMap<Key, Part> {
+    let known = doubted.iter().filter_map(|key| graph.id(key));
+    let bases: BTreeSet<KeyId> = known.map(|id| graph.base_of(id)).collect();
+    let bases: Vec<KeyId> = graph
+        .nodes()
+        .filter(|(_, id, node)| node.state.is_failure() || bases.contains(id))
+        .map(|(_, id, _)| id)
+        .collect();
+    let all = doubts(graph, registry, &bases, &mut doubted.clone());
+    all.into_iter().filter_map(|(key, part)| Some((key, part?))).collect()
 }

@@ -106,3 +106,29 @@ async fn best_effort_and_a_resync_arrive_whichever_operation_fails() {
         }
     }
 }
+
+#[tokio::test]
+async fn verification_finds_out_what_the_south_only_claims_to_have_done() {
+    let one = |number| Transaction::new().set_typed("thing/a", Thing::new(number));
+    for (change, problem) in [
+        (one(2), "value is not equivalent"),
+        (Transaction::new().delete("thing/a"), "value is not removed"),
+        (Transaction::new().set_typed("thing/b", Thing::new(3)), "value is not configured"),
+    ] {
+        let running = Running::start(Options { verify: true, ..Options::default() });
+        let record = running.engine.apply(one(1)).await.unwrap();
+        assert!(record.errors.is_empty(), "{record:?}");
+        running.south.with(|south| {
+            let number = south.count + 1;
+            south.claims.insert(number);
+        });
+        let record = running.engine.apply(change).await.unwrap();
+        let problems: Vec<&str> = record.errors.iter().map(|one| one.error.as_str()).collect();
+        assert_eq!(problems, [problem]);
+        // What was found out is mended by the next resync.
+        running.engine.commit(Transaction::downstream_resync()).await.unwrap();
+        let resync = running.engine.commit(Transaction::downstream_resync()).await.unwrap();
+        assert!(resync.executed.is_empty(), "{resync:?}");
+        running.stop().await;
+    }
+}

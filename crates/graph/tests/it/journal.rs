@@ -91,7 +91,8 @@ async fn a_journal_cut_at_any_byte_replays_to_a_state_it_was_in() {
         assert!(position >= reached, "cut at {length}");
         reached = position;
         if length % 97 == 0 {
-            let entry = Entry::Begin { seq: 77, reverts: true, changes: Vec::new() };
+            let entry =
+                Entry::Begin { seq: 77, reverts: true, changes: Vec::new(), parts: Vec::new() };
             journal.append(&entry, true).unwrap();
             let again = replay(FileJournal::open(&cut).unwrap().load().unwrap());
             assert_eq!(again.interrupted, Some(77), "what is written after a repair is found");

@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "in a test, what must not fail may panic")]
 
 mod faults;
+mod histories;
 mod journal;
+mod log;
 mod properties;
 mod remote;
 mod rows;

@@ -1,24 +1,15 @@
 //! Laws that hold for any graph and any transactions.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
+use mainstay_graph::journal::{self, Entry, Journal};
 use mainstay_graph::{OnFailure, Options, Transaction, ValueState};
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
 
-use crate::south::{Running, South, Thing};
-
-const KEYS: usize = 8;
-
-fn key(number: usize) -> String {
-    format!("thing/{number}")
-}
-
-/// A change of one key: gone, or a value that needs others and has parts that need others.
-#[derive(Debug, Clone)]
-struct Change {
-    key: usize,
-    value: Option<Thing>,
-}
+use crate::histories::{Change, KEYS, expected, history, key, transaction, wanted_after};
+use crate::south::{Lie, Running, South, Thing};
 
 fn change(acyclic: bool) -> impl Strategy<Value = Change> {
     let needs = || prop::collection::vec((0..KEYS, any::<bool>()), 0..3);
@@ -44,55 +35,13 @@ fn transactions(acyclic: bool) -> impl Strategy<Value = Vec<Vec<Change>>> {
     prop::collection::vec(prop::collection::vec(change(acyclic), 1..5), 1..6)
 }
 
-fn transaction(changes: &[Change]) -> Transaction {
-    changes.iter().fold(Transaction::new(), |transaction, change| match &change.value {
-        Some(value) => transaction.set_typed(key(change.key), value.clone()),
-        None => transaction.delete(key(change.key)),
-    })
-}
-
-/// What should be there in the end: every wanted value whose needs are there too.
-fn expected(wanted: &BTreeMap<usize, Thing>) -> BTreeMap<String, Thing> {
-    let mut there: BTreeMap<String, Thing> = BTreeMap::new();
-    loop {
-        let mut more = Vec::new();
-        for (number, value) in wanted {
-            let name = key(*number);
-            let ready = |needs: &[String]| needs.iter().all(|need| there.contains_key(need));
-            if !there.contains_key(&name) {
-                if ready(&value.needs) {
-                    more.push((name, value.clone()));
-                }
-                continue;
-            }
-            for (part, needs) in &value.parts {
-                let part_name = format!("{name}/{part}");
-                if !there.contains_key(&part_name) && ready(needs) {
-                    let part = Thing {
-                        number: value.number,
-                        needs: needs.clone(),
-                        parts: BTreeMap::new(),
-                    };
-                    more.push((part_name, part));
-                }
-            }
-        }
-        if more.is_empty() {
-            return there;
-        }
-        there.extend(more);
-    }
-}
-
-fn wanted_after(all: &[Vec<Change>]) -> BTreeMap<usize, Thing> {
-    let mut wanted = BTreeMap::new();
-    for change in all.iter().flatten() {
-        match &change.value {
-            Some(value) => wanted.insert(change.key, value.clone()),
-            None => wanted.remove(&change.key),
-        };
-    }
-    wanted
+/// Ninety-six cases each, or as many as `PROPTEST_CASES` asks for.
+fn cases() -> ProptestConfig {
+    let cases = match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default().cases,
+        None => 96,
+    };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 fn run<T>(test: impl Future<Output = T>) -> T {
@@ -103,8 +52,304 @@ fn lines(record: &[mainstay_graph::OperationRecord]) -> Vec<String> {
     record.iter().map(ToString::to_string).collect()
 }
 
+/// The last of the transactions fails at an operation, and is taken back.
+async fn reverts(all: &[Vec<Change>], failing: usize, works: bool) -> TestCaseResult {
+    let running = Running::start(Options::default());
+    let (last, first) = all.split_last().unwrap();
+    for changes in first {
+        running.engine.commit(transaction(changes)).await.unwrap();
+    }
+    let (south, states) = (running.south.values(), running.engine.states());
+    running.south.with(|south| {
+        let number = south.count + failing;
+        south.fail.insert(number, works);
+    });
+    let record = running.engine.apply(transaction(last)).await.unwrap();
+    if record.reverted {
+        prop_assert_eq!(running.south.values(), south, "{:#?}", lines(&record.executed));
+        running.engine.commit(Transaction::downstream_resync()).await.unwrap();
+        prop_assert_eq!(running.engine.states(), states, "{:#?}", lines(&record.executed));
+    }
+    running.stop().await;
+    Ok(())
+}
+
+/// Operations fail, and afterwards the south has lost and changed values behind our back.
+async fn converges(
+    all: &[Vec<Change>],
+    fail: BTreeMap<usize, bool>,
+    lost: &[usize],
+    changed: &[usize],
+) -> TestCaseResult {
+    let running = Running::start(Options::default());
+    running.south.with(|south| south.fail = fail);
+    let mut told = Vec::new();
+    for changes in all {
+        let best_effort = transaction(changes).on_failure(OnFailure::BestEffort);
+        told.push(lines(&running.engine.apply(best_effort).await.unwrap().executed));
+    }
+    running.south.with(|south| {
+        south.fail.clear();
+        for number in lost {
+            let (name, parts) = (key(*number), format!("{}/", key(*number)));
+            south.values.retain(|other, _| *other != name && !other.starts_with(&parts));
+        }
+        for number in changed {
+            if let Some(value) = south.values.get_mut(&key(*number)) {
+                value.number += 100;
+            }
+        }
+    });
+    for _ in 0..3 {
+        let record = running.engine.apply(Transaction::downstream_resync()).await.unwrap();
+        told.push(lines(&record.executed));
+    }
+    prop_assert_eq!(running.south.values(), expected(&wanted_after(all)), "{:#?}", told);
+    let states = running.engine.states();
+    let settled = |state: ValueState| matches!(state, ValueState::Configured | ValueState::Pending);
+    prop_assert!(states.iter().all(|(_, state)| settled(*state)), "{:?} {:#?}", states, told);
+    running.stop().await;
+    Ok(())
+}
+
+fn lie() -> impl Strategy<Value = Lie> {
+    (0..KEYS, 0..5).prop_map(|(number, kind)| match kind {
+        0 => Lie::Hidden(key(number)),
+        1 => Lie::WithoutParts(key(number)),
+        2 => Lie::WithPart(key(number), "x"),
+        3 => Lie::Changed(key(number)),
+        _ => Lie::Invented(key(number)),
+    })
+}
+
+/// Operations fail, and resyncs are told what is not so; then the south is honest again.
+async fn converges_after_lies(
+    all: &[Vec<Change>],
+    fail: BTreeMap<usize, bool>,
+    lies: BTreeMap<usize, Lie>,
+) -> TestCaseResult {
+    let running = Running::start(Options::default());
+    running.south.with(|south| (south.fail, south.lies) = (fail, lies));
+    let mut told = Vec::new();
+    for changes in all {
+        let best_effort = transaction(changes).on_failure(OnFailure::BestEffort);
+        told.push(lines(&running.engine.apply(best_effort).await.unwrap().executed));
+        let record = running.engine.apply(Transaction::downstream_resync()).await.unwrap();
+        told.push(lines(&record.executed));
+    }
+    running.south.with(|south| {
+        south.fail.clear();
+        south.lies.clear();
+    });
+    for _ in 0..3 {
+        let record = running.engine.apply(Transaction::downstream_resync()).await.unwrap();
+        told.push(lines(&record.executed));
+    }
+    prop_assert_eq!(running.south.values(), expected(&wanted_after(all)), "{:#?}", told);
+    running.stop().await;
+    Ok(())
+}
+
+/// The same transactions with one, two and eight operations at once, some of them failing.
+async fn parallel_is_sequential(
+    all: &[Vec<Change>],
+    fail: &[(usize, bool, usize)],
+    reverting: &[bool],
+) -> TestCaseResult {
+    let mut outcomes = Vec::new();
+    for parallel in [1, 2, 8] {
+        let south = South::default();
+        south.with(|south| {
+            south.yields = true;
+            for (number, part, operation) in fail {
+                let name = if *part { format!("{}/x", key(*number)) } else { key(*number) };
+                south.fail_on.insert((["create", "update", "delete"][*operation], name));
+            }
+        });
+        let running = Running::over(south, Options { parallel, ..Options::default() });
+        let mut records = Vec::new();
+        for (changes, reverts) in all.iter().zip(reverting) {
+            let mode = if *reverts { OnFailure::Revert } else { OnFailure::BestEffort };
+            let record = running.engine.apply(transaction(changes).on_failure(mode)).await.unwrap();
+            records.push((
+                lines(&record.planned),
+                lines(&record.executed),
+                record.errors.clone(),
+                running.south.values(),
+            ));
+        }
+        let offences = running.south.with(|south| south.offences.clone());
+        let statuses = running.engine.statuses(|_| true);
+        let statuses: Vec<_> = statuses.iter().map(|one| format!("{one:?}")).collect();
+        outcomes.push((records, offences, statuses));
+        running.stop().await;
+    }
+    for outcome in &outcomes[1..] {
+        for (alone, beside) in outcomes[0].0.iter().zip(&outcome.0) {
+            prop_assert_eq!(alone, beside);
+        }
+        prop_assert_eq!(&outcomes[0].1, &outcome.1);
+        prop_assert_eq!(&outcomes[0].2, &outcome.2);
+    }
+    Ok(())
+}
+
+/// The process dies in the middle of an operation, and perhaps the tail of its journal is lost.
+async fn survives_a_kill(
+    all: &[Vec<Change>],
+    fail: BTreeMap<usize, bool>,
+    halt: (usize, bool),
+    reverting: bool,
+    cut: usize,
+) -> TestCaseResult {
+    let journal = Remembered::default();
+    let running = Running::start(journal.options());
+    let south = running.south.clone();
+    let halted = south.with(|south| {
+        south.fail = fail;
+        south.halt = Some(halt);
+        Arc::clone(&south.halted)
+    });
+    let mode = if reverting { OnFailure::Revert } else { OnFailure::BestEffort };
+    let mut done: Vec<Vec<Change>> = Vec::new();
+    let mut told = Vec::new();
+    for changes in all {
+        let applied = running.engine.apply(transaction(changes).on_failure(mode));
+        tokio::select! {
+            record = applied => {
+                let record = record.unwrap();
+                told.push(lines(&record.executed));
+                if !record.reverted {
+                    done.push(changes.clone());
+                }
+            }
+            () = halted.notified() => {
+                if !reverting {
+                    done.push(changes.clone());
+                }
+                break;
+            }
+        }
+    }
+    running.kill().await;
+    journal.lose(cut);
+    south.with(|south| {
+        south.fail.clear();
+        south.halt = None;
+    });
+    let running = Running::over(south.clone(), journal.options());
+    running.engine.barrier().await.unwrap();
+    for _ in 0..2 {
+        let record = running.engine.apply(Transaction::downstream_resync()).await.unwrap();
+        told.push(lines(&record.executed));
+    }
+    prop_assert_eq!(south.values(), expected(&wanted_after(&done)), "{:#?}", told);
+    let states = running.engine.states();
+    let settled = |state: ValueState| matches!(state, ValueState::Configured | ValueState::Pending);
+    prop_assert!(states.iter().all(|(_, state)| settled(*state)), "{:?} {:#?}", states, told);
+    running.stop().await;
+    Ok(())
+}
+
+/// A journal that a restart finds again, without waiting for a disk.
+#[derive(Clone, Default)]
+struct Remembered(Arc<Mutex<Vec<String>>>);
+
+impl Remembered {
+    fn options(&self) -> Options {
+        Options { journal: Some(Box::new(self.clone())), ..Options::default() }
+    }
+
+    /// Loses the last entries, but nothing that was flushed.
+    fn lose(&self, entries: usize) {
+        let mut kept = self.0.lock().unwrap();
+        for _ in 0..entries {
+            let unflushed =
+                |entry: &String| entry.contains("\"Start\"") || entry.contains("\"End\"");
+            if kept.last().is_some_and(unflushed) {
+                kept.pop();
+            }
+        }
+    }
+}
+
+impl Journal for Remembered {
+    fn load(&mut self) -> Result<Vec<Entry>, journal::Error> {
+        let kept = self.0.lock().unwrap();
+        Ok(kept.iter().map(|entry| serde_json::from_str(entry).unwrap()).collect())
+    }
+
+    fn append(&mut self, entry: &Entry, _: bool) -> Result<(), journal::Error> {
+        self.0.lock().unwrap().push(serde_json::to_string(entry).unwrap());
+        Ok(())
+    }
+
+    fn wants_compaction(&self) -> bool {
+        self.0.lock().unwrap().len() > 40
+    }
+
+    fn compact(&mut self, snapshot: &Entry) -> Result<(), journal::Error> {
+        *self.0.lock().unwrap() = vec![serde_json::to_string(snapshot).unwrap()];
+        Ok(())
+    }
+}
+
+/// What random histories once found.
+#[test]
+fn histories_that_did_not_converge_do() {
+    let none: &[usize] = &[];
+    for (text, fail, lost, changed) in [
+        ("3 4 0 / 5{x:4} 3{x} / -4", &[(8, false)][..], none, none),
+        ("1{x} 4{x} 2{x} / 3(1) / -1", &[(8, false)], &[1], none),
+        ("2{x:1} / 1{x} 3{x} / -3 4 / -1", &[(4, false), (10, false)], none, none),
+        ("2{x} 1{x} / 0{x} 3(2) / 4(0x) -2 / -0 4#9", &[(12, false)], none, none),
+        ("3 4 0 / 5{x:4} 3{x} / -4 -5", &[(8, false)], &[4], none),
+        ("3(2x){y} / 1 0{x} 4 2{x} / 3 -2", &[(9, false)], none, none),
+    ] {
+        let fail = fail.iter().copied().collect();
+        let result = run(converges(&history(text), fail, lost, changed));
+        assert!(result.is_ok(), "{text}: {result:?}");
+    }
+}
+
+#[test]
+fn histories_that_did_not_outlive_lies_do() {
+    for (text, fail, lie) in [
+        ("0 7#9 1 / 2", (5, true), (1, Lie::WithPart(key(7), "x"))),
+        ("0 7#9 1 / 2", (5, false), (1, Lie::WithPart(key(7), "x"))),
+    ] {
+        let result = run(converges_after_lies(&history(text), [fail].into(), [lie].into()));
+        assert!(result.is_ok(), "{text}: {result:?}");
+    }
+}
+
+#[test]
+fn histories_that_did_not_outlive_a_kill_do() {
+    let none: &[(usize, bool)] = &[];
+    for (text, fail, halt, reverting, cut) in [
+        ("0{x}", none, (2, true), true, 0),
+        ("4 0 / 1 0{x}", &[(4, true)], (5, false), false, 0),
+        ("1{x} / 0{x}", &[(3, true)], (4, false), false, 0),
+        ("2 0{x}", none, (3, false), true, 2),
+        ("1{x:0}", none, (2, false), false, 0),
+        ("0{x} 6{x} / 0#1{x} / 0{y}", none, (8, true), false, 2),
+    ] {
+        let fail = fail.iter().copied().collect();
+        let result = run(survives_a_kill(&history(text), fail, halt, reverting, cut));
+        assert!(result.is_ok(), "{text}: {result:?}");
+    }
+}
+
+#[test]
+fn histories_that_were_not_restored_are() {
+    for (text, failing, works) in [("3(2){x} 2 / -2", 2, false), ("3(2){x} 2 / -2", 2, true)] {
+        let result = run(reverts(&history(text), failing, works));
+        assert!(result.is_ok(), "{text}: {result:?}");
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases())]
 
     #[test]
     fn without_failures_plans_hold_and_everything_that_can_be_there_is(all in transactions(true)) {
@@ -145,23 +390,7 @@ proptest! {
 
     #[test]
     fn a_revert_restores_what_was(all in transactions(true), failing in 1_usize..12, works in any::<bool>()) {
-        run(async {
-            let running = Running::start(Options::default());
-            let (last, first) = all.split_last().unwrap();
-            for changes in first {
-                running.engine.commit(transaction(changes)).await.unwrap();
-            }
-            let (south, states) = (running.south.values(), running.engine.states());
-            running.south.with(|south| { let number = south.count + failing; south.fail.insert(number, works); });
-            let record = running.engine.apply(transaction(last)).await.unwrap();
-            if record.reverted {
-                prop_assert_eq!(running.south.values(), south, "{:#?}", lines(&record.executed));
-                running.engine.commit(Transaction::downstream_resync()).await.unwrap();
-                prop_assert_eq!(running.engine.states(), states, "{:#?}", lines(&record.executed));
-            }
-            running.stop().await;
-            Ok(())
-        })?;
+        run(reverts(&all, failing, works))?;
     }
 
     #[test]
@@ -171,64 +400,36 @@ proptest! {
         lost in prop::collection::vec(0..KEYS, 0..3),
         changed in prop::collection::vec(0..KEYS, 0..3),
     ) {
-        run(async {
-            let running = Running::start(Options::default());
-            running.south.with(|south| south.fail = fail);
-            for changes in &all {
-                running.engine.apply(transaction(changes).on_failure(OnFailure::BestEffort)).await.unwrap();
-            }
-            running.south.with(|south| {
-                south.fail.clear();
-                for number in lost {
-                    south.values.retain(|name, _| *name != key(number) && !name.starts_with(&format!("{}/", key(number))));
-                }
-                for number in changed {
-                    if let Some(value) = south.values.get_mut(&key(number)) { value.number += 100; }
-                }
-            });
-            for _ in 0..3 {
-                running.engine.apply(Transaction::downstream_resync()).await.unwrap();
-            }
-            prop_assert_eq!(running.south.values(), expected(&wanted_after(&all)));
-            let states = running.engine.states();
-            let settled = |state: ValueState| matches!(state, ValueState::Configured | ValueState::Pending);
-            prop_assert!(states.iter().all(|(_, state)| settled(*state)), "{:?}", states);
-            running.stop().await;
-            Ok(())
-        })?;
+        run(converges(&all, fail, &lost, &changed))?;
     }
 
     #[test]
     fn side_by_side_comes_to_the_same_as_one_by_one(
         all in transactions(true),
-        fail in prop::collection::btree_set(0..KEYS, 0..3),
+        fail in prop::collection::vec((0..KEYS, any::<bool>(), 0..3_usize), 0..4),
+        reverting in prop::collection::vec(any::<bool>(), 6),
     ) {
-        run(async {
-            let mut outcomes = Vec::new();
-            for parallel in [1, 2, 8] {
-                let south = South::default();
-                south.with(|south| south.yields = true);
-                let running = Running::over(south, Options { parallel, ..Options::default() });
-                let mut records = Vec::new();
-                for (index, changes) in all.iter().enumerate() {
-                    // A value of the wrong shape fails the same way whatever runs beside it.
-                    let mut transaction = transaction(changes).on_failure(OnFailure::BestEffort);
-                    if index % 2 == 1 {
-                        for number in &fail {
-                            transaction = transaction.set(key(*number), serde_json::json!("wrong"));
-                        }
-                    }
-                    let record = running.engine.apply(transaction).await.unwrap();
-                    records.push((lines(&record.planned), lines(&record.executed)));
-                }
-                let offences = running.south.with(|south| south.offences.clone());
-                prop_assert!(offences.is_empty(), "{:?}", offences);
-                outcomes.push((records, running.south.values(), running.engine.states()));
-                running.stop().await;
-            }
-            prop_assert_eq!(&outcomes[0], &outcomes[1]);
-            prop_assert_eq!(&outcomes[0], &outcomes[2]);
-            Ok(())
-        })?;
+        run(parallel_is_sequential(&all, &fail, &reverting))?;
+    }
+
+    #[test]
+    fn a_resync_converges_once_the_south_stops_lying(
+        all in transactions(true),
+        fail in prop::collection::btree_map(1_usize..30, any::<bool>(), 0..4),
+        lies in prop::collection::btree_map(1_usize..8, lie(), 0..4),
+    ) {
+        run(converges_after_lies(&all, fail, lies))?;
+    }
+
+    #[test]
+    fn whatever_a_kill_interrupts_a_restart_carries_on(
+        all in transactions(true),
+        fail in prop::collection::btree_map(1_usize..20, any::<bool>(), 0..3),
+        halt in 1_usize..25,
+        works in any::<bool>(),
+        reverting in any::<bool>(),
+        cut in 0_usize..6,
+    ) {
+        run(survives_a_kill(&all, fail, (halt, works), reverting, cut))?;
     }
 }

@@ -1,9 +1,11 @@
 //! The engine from afar: REST and gRPC.
 
+use std::sync::Arc;
+
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use mainstay_graph::grpc::{GraphClient, GraphServer, StatusRequest, TransactionRequest};
-use mainstay_graph::{Options, Transaction, rest};
+use mainstay_graph::{ManualClock, Options, Transaction, rest};
 use serde_json::{Value as Json, json};
 use tower::ServiceExt;
 
@@ -82,6 +84,17 @@ async fn rest_says_what_is_wrong_with_a_question() {
         ("graph?txn=x", 400),
         ("graph?txn=99", 404),
         ("graph?colour=red", 400),
+        ("graph?format=png", 400),
+        ("graph?txn=0&txn=1", 400),
+        ("graph?txn=%zz", 400),
+        ("graph-snapshot?time=noon", 400),
+        ("graph-snaphost?time=noon", 400),
+        ("key-timeline?key=", 400),
+        ("key-timeline?key=thing/a&time=99999999999999999999999999999", 400),
+        ("status?key=thing/a&descriptor=thing", 400),
+        ("stats?verbose=1", 400),
+        ("metrics?verbose=1", 400),
+        ("txn-history?until=-", 400),
         ("txn-history?format=xml", 400),
         ("txn-history?seq-num=99", 404),
         ("txn-history?since=yesterday", 400),
@@ -98,10 +111,28 @@ async fn rest_says_what_is_wrong_with_a_question() {
         assert_eq!(found.as_u16(), status, "{path}: {body}");
         assert!(body.trim().len() > 5, "{path} gives no reason");
     }
-    let (status, _) = ask(&running, "POST", "/scheduler/downstream-resync?retry=maybe", "").await;
-    assert_eq!(status, StatusCode::BAD_REQUEST);
-    let (status, body) = ask(&running, "POST", "/scheduler/commit", r#"{"sett": {}}"#).await;
-    assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+    let value = r#"{"thing/z": {"number": 1, "needs": [], "parts": {}}}"#;
+    for (path, body, reason) in [
+        ("downstream-resync?retry=maybe", "", "1, true, 0 or false"),
+        ("downstream-resync?force=1", "", "retry, verbose"),
+        ("commit", r#"{"sett": {}}"#, "sett"),
+        ("commit", "", "EOF"),
+        ("commit", r#"{"delete": [""]}"#, "a key is empty"),
+        ("commit", r#"{"resync": "sideways"}"#, "sideways"),
+        ("commit", r#"{"resync": "full", "on-failure": "revert"}"#, "cannot be reverted"),
+        ("commit", &format!(r#"{{"resync": "downstream", "set": {value}}}"#), "takes no values"),
+        ("commit", r#"{"retry": {"period": "soon"}}"#, "like 3s"),
+        ("commit", r#"{"retry": {"period": -1}}"#, "like 3s"),
+        ("commit", r#"{"retry": {"period": "3s", "period-ms": 3000}}"#, "not both"),
+        ("commit?wait=long", r#"{}"#, "must be a number"),
+        ("plan", r#"{"set": []}"#, "expected a map"),
+        ("plan?wait=1", r#"{}"#, "wait is not an argument"),
+    ] {
+        let (status, said) = ask(&running, "POST", &format!("/scheduler/{path}"), body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path} {body}: {said}");
+        assert!(said.contains(reason), "{path} {body}: {said}");
+    }
+    assert_eq!(running.engine.history(None, None).len(), 2, "nothing was done");
     running.stop().await;
 }
 
@@ -122,6 +153,31 @@ async fn rest_plans_commits_and_resyncs() {
     let record: Json = serde_json::from_str(&record).unwrap();
     assert_eq!(record["transaction"]["executed"][0]["key"], "thing/c");
     running.stop().await;
+}
+
+#[tokio::test]
+async fn rest_reads_the_period_of_a_retry_in_every_form() {
+    for (sent, milliseconds) in [
+        (r#"{"period": "3s"}"#, 3_000),
+        (r#"{"period": "250ms", "max": 1}"#, 250),
+        (r#"{"period": 2, "backoff": false}"#, 2_000),
+        (r#"{"period-ms": 1500}"#, 1_500),
+        (r#"{"max": 7}"#, 1_000),
+    ] {
+        let start: jiff::Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
+        let clock = Arc::new(ManualClock::new(start));
+        let running = Running::start(Options { clock, ..Options::default() });
+        running.south.with(|south| south.fail_on.insert(("create", "thing/z".into())));
+        let body = format!(
+            r#"{{"set": {{"thing/z": {{"number": 1, "needs": [], "parts": {{}}}}}},
+                "on-failure": "best-effort", "retry": {sent}}}"#
+        );
+        let (status, said) = ask(&running, "POST", "/scheduler/commit", &body).await;
+        assert_eq!(status, StatusCode::CONFLICT, "{sent}: {said}");
+        let wait = running.engine.next_retry().unwrap().duration_since(start);
+        assert_eq!(wait.as_millis(), milliseconds, "{sent}");
+        running.stop().await;
+    }
 }
 
 #[tokio::test]

@@ -30,6 +30,21 @@ impl Thing {
     }
 }
 
+/// What retrieving says about one value that is not so.
+#[derive(Debug, Clone)]
+pub(crate) enum Lie {
+    /// That it is not there.
+    Hidden(String),
+    /// That it has no parts.
+    WithoutParts(String),
+    /// That it also has a part of this name.
+    WithPart(String, &'static str),
+    /// That its number is another.
+    Changed(String),
+    /// That it is there.
+    Invented(String),
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Inside {
     pub(crate) values: BTreeMap<String, Thing>,
@@ -38,8 +53,20 @@ pub(crate) struct Inside {
     /// Which operations, counted from 1, fail; and whether they do their work all the same.
     pub(crate) fail: BTreeMap<usize, bool>,
     pub(crate) count: usize,
+    /// Operations by name and key that fail, unless they take something back.
+    pub(crate) fail_on: BTreeSet<(&'static str, String)>,
+    /// Which operations, counted from 1, are said to be done and are not.
+    pub(crate) claims: BTreeSet<usize>,
+    /// The operation, counted from 1, that never ends; and whether it does its work first.
+    pub(crate) halt: Option<(usize, bool)>,
+    pub(crate) halted: Arc<Notify>,
+    /// How retrieving, counted from 1, lies.
+    pub(crate) lies: BTreeMap<usize, Lie>,
+    pub(crate) retrieved: usize,
     /// Keys whose operations wait until they are let go.
     pub(crate) held: BTreeMap<String, Arc<Notify>>,
+    /// Whether an operation takes the process down.
+    pub(crate) aborts: bool,
     /// Whether each operation gives others a turn before it ends.
     pub(crate) yields: bool,
     /// What broke the rules: something that was done too early or too late.
@@ -50,6 +77,42 @@ pub(crate) struct Inside {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct South(pub(crate) Arc<Mutex<Inside>>);
+
+impl Inside {
+    fn put(&mut self, key: &Key, new: Option<&Thing>, derived: bool) {
+        match new {
+            Some(new) => self.values.insert(key.to_string(), new.clone()),
+            None => self.values.remove(key.as_str()),
+        };
+        if derived && new.is_some() {
+            self.derived.insert(key.to_string());
+        }
+    }
+
+    /// The values that are not derived, as retrieving shows them.
+    fn shown(&mut self) -> BTreeMap<String, Thing> {
+        self.retrieved += 1;
+        let base = self.values.iter().filter(|(key, _)| !self.derived.contains(*key));
+        let mut shown: BTreeMap<String, Thing> =
+            base.map(|(key, value)| (key.clone(), value.clone())).collect();
+        let seen = |shown: &mut BTreeMap<String, Thing>, key: &str, lie: &dyn Fn(&mut Thing)| {
+            if let Some(value) = shown.get_mut(key) {
+                lie(value);
+            }
+        };
+        match self.lies.get(&self.retrieved) {
+            None => {}
+            Some(Lie::Hidden(key)) => drop(shown.remove(key)),
+            Some(Lie::WithoutParts(key)) => seen(&mut shown, key, &|value| value.parts.clear()),
+            Some(Lie::WithPart(key, part)) => seen(&mut shown, key, &|value| {
+                value.parts.entry((*part).to_owned()).or_default();
+            }),
+            Some(Lie::Changed(key)) => seen(&mut shown, key, &|value| value.number += 50),
+            Some(Lie::Invented(key)) => drop(shown.entry(key.clone()).or_insert(Thing::new(77))),
+        }
+        shown
+    }
+}
 
 impl South {
     pub(crate) fn with<T>(&self, look: impl FnOnce(&mut Inside) -> T) -> T {
@@ -63,11 +126,12 @@ impl South {
     /// Does an operation. Checks that nothing is there before what it needs, nor after.
     async fn does(
         &self,
-        op: &str,
+        op: &'static str,
+        context: &Context,
         key: &Key,
         new: Option<&Thing>,
-        derived: bool,
     ) -> Result<(), OperationError> {
+        let derived = context.base().is_some();
         let (held, yields, number) = self.with(|inside| {
             inside.calls.push(format!("{op} {key}"));
             inside.count += 1;
@@ -75,6 +139,9 @@ impl South {
             inside.most_running = inside.most_running.max(inside.running.len());
             (inside.held.get(key.as_str()).cloned(), inside.yields, inside.count)
         });
+        if self.with(|inside| inside.aborts) {
+            std::process::abort();
+        }
         if let Some(held) = held {
             held.notified().await;
         }
@@ -83,12 +150,26 @@ impl South {
                 tokio::task::yield_now().await;
             }
         }
+        let halt = self.with(|inside| inside.halt.filter(|(halt, _)| *halt == number));
+        if let Some((_, works)) = halt {
+            self.with(|inside| {
+                if works {
+                    inside.put(key, new, derived);
+                }
+                inside.halted.notify_one();
+            });
+            std::future::pending::<()>().await;
+        }
         self.with(|inside| {
             inside.running.remove(key.as_str());
             // Nobody can see how far an operation on a derived value got: when it fails, it did nothing.
             let part = derived || inside.derived.contains(key.as_str());
-            let failing = inside.fail.get(&number).map(|works| *works && !part);
-            if failing != Some(false) {
+            let doomed = !context.is_revert() && inside.fail_on.contains(&(op, key.to_string()));
+            let failing = match doomed {
+                true => Some(false),
+                false => inside.fail.get(&number).map(|works| *works && !part),
+            };
+            if failing != Some(false) && !inside.claims.contains(&number) {
                 match new {
                     Some(new) => {
                         let missing =
@@ -96,17 +177,13 @@ impl South {
                         if let Some(need) = missing.filter(|_| op == "create") {
                             inside.offences.push(format!("{key} was created before {need}"));
                         }
-                        inside.values.insert(key.to_string(), new.clone());
-                        if derived {
-                            inside.derived.insert(key.to_string());
-                        }
                     }
                     None => {
-                        inside.values.remove(key.as_str());
                         let name = key.to_string();
                         // Among very many it would take too long to look.
                         let looked_at = if inside.values.len() < 1_000 { usize::MAX } else { 0 };
-                        let mut others = inside.values.iter().take(looked_at);
+                        let others = inside.values.iter().filter(|(other, _)| **other != name);
+                        let mut others = others.take(looked_at);
                         let left = others.find(|(_, one)| one.needs.contains(&name));
                         if let Some((left, _)) = left {
                             let text = format!("{left} outlived {key}");
@@ -114,8 +191,10 @@ impl South {
                         }
                     }
                 }
+                inside.put(key, new, derived);
             }
             match failing {
+                _ if doomed => Err(OperationError::new("refused")),
                 Some(_) => Err(OperationError::new(format!("operation {number} failed"))),
                 None => Ok(()),
             }
@@ -162,7 +241,7 @@ impl Descriptor for Things {
         key: &Key,
         value: &Thing,
     ) -> Result<u32, OperationError> {
-        self.0.does("create", key, Some(value), context.base().is_some()).await?;
+        self.0.does("create", context, key, Some(value)).await?;
         Ok(value.number)
     }
 
@@ -174,18 +253,18 @@ impl Descriptor for Things {
         new: &Thing,
         _: Option<&u32>,
     ) -> Result<Option<u32>, OperationError> {
-        self.0.does("update", key, Some(new), context.base().is_some()).await?;
+        self.0.does("update", context, key, Some(new)).await?;
         Ok(None)
     }
 
     async fn delete(
         &self,
-        _: &Context,
+        context: &Context,
         key: &Key,
         _: &Thing,
         _: Option<&u32>,
     ) -> Result<(), OperationError> {
-        self.0.does("delete", key, None, false).await
+        self.0.does("delete", context, key, None).await
     }
 
     async fn retrieve(
@@ -193,16 +272,14 @@ impl Descriptor for Things {
         _: &Context,
         _: &[Known<'_, Thing, u32>],
     ) -> Result<Vec<Retrieved<Thing, u32>>, OperationError> {
-        Ok(self.0.with(|inside| {
-            let base = inside.values.iter().filter(|(key, _)| !inside.derived.contains(*key));
-            base.map(|(key, value)| Retrieved {
-                key: Key::from(key.as_str()),
-                value: value.clone(),
-                metadata: Some(value.number),
-                origin: Origin::North,
-            })
-            .collect()
-        }))
+        let shown = self.0.with(Inside::shown).into_iter();
+        let found = shown.map(|(key, value)| Retrieved {
+            key: Key::from(key.as_str()),
+            metadata: Some(value.number),
+            value,
+            origin: Origin::North,
+        });
+        Ok(found.collect())
     }
 
     /// A number that ends in 9 cannot be changed into.

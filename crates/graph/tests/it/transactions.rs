@@ -163,6 +163,14 @@ async fn what_ran_ahead_of_a_failure_is_taken_back() {
     gate.notify_one();
     let record = commit.await.unwrap().unwrap();
     assert!(record.reverted);
+    let lines = |list: &[mainstay_graph::OperationRecord]| -> Vec<String> {
+        list.iter().map(ToString::to_string).collect()
+    };
+    assert!(lines(&record.executed).iter().all(|line| line.contains("thing/a")), "{record:?}");
+    assert_eq!(
+        lines(&record.ahead),
+        ["CREATE thing/b NONEXISTENT>CONFIGURED", "DELETE thing/b CONFIGURED>NONEXISTENT REVERT"]
+    );
     assert!(south.values().is_empty());
     assert!(running.engine.states().is_empty());
     assert!(running.engine.indexes().lookup("thing-numbers", "b").is_none());
