@@ -93,16 +93,29 @@ fn config(draw: &mut Draw<'_>, kind: &Kind) -> Object {
     object
 }
 
-/// Whether everything in `config` is so in `object`.
+/// Whether everything in `config` is so in `object`. An empty list is held by nobody, and goes
+/// when others take their items out of it.
 fn says(object: &Value, config: &Value) -> bool {
     match (object, config) {
-        (Value::Object(object), Value::Object(config)) => config
-            .iter()
-            .all(|(name, wanted)| object.get(name).is_some_and(|value| says(value, wanted))),
+        (Value::Object(object), Value::Object(config)) => {
+            config.iter().all(|(name, wanted)| match object.get(name) {
+                Some(value) => says(value, wanted),
+                None => is_hollow(wanted),
+            })
+        }
         (Value::Array(items), Value::Array(wanted)) => {
             wanted.iter().all(|wanted| items.iter().any(|item| says(item, wanted)))
         }
         (value, wanted) => value == wanted,
+    }
+}
+
+/// Whether there is nothing in a value but empty lists.
+fn is_hollow(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => !fields.is_empty() && fields.values().all(is_hollow),
+        _ => false,
     }
 }
 

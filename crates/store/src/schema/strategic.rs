@@ -119,7 +119,9 @@ fn merge_list(
                 "expected an object with the merge key {key}, found {item}"
             )));
         };
-        let Some(identity) = fields.get(key) else {
+        // A key that is removed or taken apart by the merge itself would tell nothing apart.
+        let simple = |value: &&Value| !(value.is_null() || value.is_object() || value.is_array());
+        let Some(identity) = fields.get(key).filter(simple) else {
             return Err(Error::bad_request(format!(
                 "map: {item} does not contain declared merge key: {key}"
             )));
@@ -314,6 +316,8 @@ mod tests {
         for patch in [
             json!({"spec": {"$patch": "perhaps"}}),
             json!({"status": {"conditions": [{"status": "True"}]}}),
+            json!({"status": {"conditions": [{"type": null}]}}),
+            json!({"status": {"conditions": [{"type": {"a": null}}]}}),
             json!({"status": {"conditions": ["Ready"]}}),
             json!({"metadata": {"$deleteFromPrimitiveList/finalizers": "x"}}),
             json!({"metadata": {"$setElementOrder/finalizers": "x"}}),
