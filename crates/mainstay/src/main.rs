@@ -66,9 +66,7 @@ async fn run(command: Command) -> Result<u8, Error> {
         Command::Restore(command) => command.run().await,
         Command::Store(command) => command.run().await,
         Command::Bench(command) => command.run().await,
-        Command::Graph(command) => {
-            Ok(u8::try_from(mainstay_graph::cli::run(command).await).unwrap_or(1))
-        }
+        Command::Graph(command) => Ok(command::graph::run(command).await),
         Command::Version(command) => command.run().await,
         Command::Completions(command) => {
             let mut script = Vec::new();

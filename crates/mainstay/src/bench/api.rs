@@ -13,12 +13,12 @@ use tokio::time::Instant;
 
 use super::Error;
 use super::load::{Connection, STAMP, Template, stamp};
-use super::report::{Row, table};
+use super::report::{Format, Row, print};
 use super::server::ServerProcess;
 use crate::client::connection::Dialer;
 use crate::connect::Connect;
+use crate::duration;
 use crate::error::Error as CommandError;
-use crate::{duration, output};
 
 const NAMESPACE: &str = "bench";
 const PAGE: usize = 500;
@@ -64,17 +64,6 @@ pub(crate) struct Api {
     connect: Connect,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-enum Format {
-    /// A table
-    #[default]
-    Table,
-    /// A list of rows
-    Json,
-    /// A table for a Markdown page
-    Markdown,
-}
-
 impl Api {
     pub(crate) async fn run(&self) -> Result<u8, CommandError> {
         let mut rows = Vec::new();
@@ -105,16 +94,7 @@ impl Api {
                 server.stop().await?;
             }
         }
-        let text = match self.output {
-            Format::Table => table(&rows).text(),
-            Format::Markdown => table(&rows).markdown(),
-            Format::Json => {
-                let lines: Vec<String> =
-                    rows.iter().map(|row| serde_json::json!(row).to_string()).collect();
-                format!("[{}]\n", lines.join(",\n "))
-            }
-        };
-        output::print(&text)?;
+        print(&rows, self.output)?;
         Ok(0)
     }
 

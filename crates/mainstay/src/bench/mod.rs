@@ -4,6 +4,7 @@
 //! ahead, answers are looked at only as far as needed ([`load`]). Enter at [`Bench::run`].
 
 mod api;
+mod graph;
 mod load;
 mod placement;
 mod report;
@@ -29,6 +30,8 @@ pub(crate) enum Error {
     NotHttp,
     #[error("the server under test counts {found} objects where {expected} were made")]
     Miscounted { found: usize, expected: usize },
+    #[error("the graph under test failed")]
+    Graph(#[source] mainstay_graph::Error),
     #[error(transparent)]
     Client(#[from] client::Error),
 }
@@ -44,6 +47,7 @@ pub(crate) struct Bench {
 enum What {
     Api(Box<api::Api>),
     Placement(Box<placement::Placement>),
+    Graph(Box<graph::Graph>),
 }
 
 impl Bench {
@@ -51,6 +55,7 @@ impl Bench {
         match &self.what {
             What::Api(api) => api.run().await,
             What::Placement(placement) => placement.run().await,
+            What::Graph(graph) => graph.run().await,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::output::Table;
+use crate::output::{self, Table};
 
 /// One measurement. `None` where it does not apply.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -56,6 +56,32 @@ fn percentile(sorted_micros: &[u32], percent: usize) -> Option<f64> {
 fn rounded(value: f64) -> f64 {
     let scale = if value.abs() >= 100.0 { 1.0 } else { 1000.0 };
     (value * scale).round() / scale
+}
+
+/// How the rows are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// A table
+    #[default]
+    Table,
+    /// A list of rows
+    Json,
+    /// A table for a Markdown page
+    Markdown,
+}
+
+/// Prints the rows.
+pub(crate) fn print(rows: &[Row], format: Format) -> std::io::Result<()> {
+    let text = match format {
+        Format::Table => table(rows).text(),
+        Format::Markdown => table(rows).markdown(),
+        Format::Json => {
+            let lines: Vec<String> =
+                rows.iter().map(|row| serde_json::json!(row).to_string()).collect();
+            format!("[{}]\n", lines.join(",\n "))
+        }
+    };
+    output::print(&text)
 }
 
 /// The rows side by side.

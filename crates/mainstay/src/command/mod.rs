@@ -7,6 +7,7 @@ pub(crate) mod delete;
 pub(crate) mod describe;
 pub(crate) mod explain;
 pub(crate) mod get;
+pub(crate) mod graph;
 pub(crate) mod plan;
 pub(crate) mod reference;
 pub(crate) mod restore;

@@ -11,6 +11,7 @@ mod cli;
 mod crash;
 mod full_disk;
 mod golden;
+mod graph;
 mod kube_rs;
 mod kubectl;
 mod kubectl_whole;
