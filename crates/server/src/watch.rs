@@ -2,10 +2,6 @@
 //!
 //! A watch is a cursor into the store's history; nothing is queued for it. A client that is slow
 //! falls behind in that history, and is told so (410) once it no longer reaches back far enough.
-//! Where many watch one collection each rests a little between two batches of changes ([`pace`]):
-//! they share the cost of a burst instead of paying it for every change. A change that comes alone
-//! is passed on at once.
-//!
 //! With selectors an object may enter or leave what a client sees without being made or removed:
 //! [`seen_as`] decides what the client is told.
 
@@ -38,20 +34,6 @@ use crate::write::invalid_options;
 
 /// How many objects an initial list sends at once.
 const TURN: usize = 256;
-
-/// What each watcher of a collection adds to the rest of all of them: about what it costs to wake
-/// one and to send it a change.
-const SHARE: Duration = Duration::from_micros(20);
-/// A rest that is too short to be worth its timer.
-const SHORT: Duration = Duration::from_millis(2);
-/// No watcher rests longer than this.
-const LONG: Duration = Duration::from_millis(100);
-
-/// How long a watcher rests after a batch of changes, among so many.
-fn pace(audience: usize) -> Option<Duration> {
-    let rest = SHARE.saturating_mul(u32::try_from(audience).unwrap_or(u32::MAX)).min(LONG);
-    (rest >= SHORT).then_some(rest)
-}
 
 /// Where a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +154,6 @@ pub(crate) async fn watch(
         interval,
         bookmark,
         timer: Box::pin(std::future::pending()),
-        rest: None,
         ended: false,
     };
     feed.set_timer();
@@ -230,8 +211,6 @@ struct Feed {
     /// When the next bookmark is due, if the client wants any.
     bookmark: Option<Duration>,
     timer: BoxFuture<'static, ()>,
-    /// Until when it rests, if it does.
-    rest: Option<BoxFuture<'static, ()>>,
     ended: bool,
 }
 
@@ -255,21 +234,6 @@ impl Feed {
                 tokio::task::yield_now().await;
                 continue;
             }
-            if let Some(rest) = &mut self.rest {
-                let lines = tokio::select! {
-                    biased;
-                    () = &mut self.stop => return None,
-                    () = rest => {
-                        self.rest = None;
-                        continue;
-                    }
-                    () = &mut self.timer => self.due(),
-                };
-                if lines.is_empty() {
-                    continue;
-                }
-                return Some(lines);
-            }
             let lines = tokio::select! {
                 biased;
                 () = &mut self.stop => return None,
@@ -277,7 +241,6 @@ impl Feed {
                 () = &mut self.timer => self.due(),
             };
             if !lines.is_empty() {
-                self.rest = pace(self.source.audience()).map(|rest| self.clock.sleep(rest));
                 return Some(lines);
             }
         }
@@ -502,17 +465,6 @@ mod tests {
         for (text, expected) in cases {
             let query = Query::parse(Some(&text)).unwrap();
             assert_eq!(start(&query).map_err(|error| error.reason), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn the_more_watch_the_longer_each_rests() {
-        let millis = |millis| Some(Duration::from_millis(millis));
-        let cases = [(1, None), (99, None), (100, millis(2)), (1_000, millis(20))];
-        for (audience, rest) in
-            cases.into_iter().chain([(5_000, millis(100)), (16_384, millis(100))])
-        {
-            assert_eq!(pace(audience), rest, "{audience} watchers");
         }
     }
 

@@ -568,13 +568,6 @@ impl Watch {
         Ok(events)
     }
 
-    /// How many watch the same collection, this one included.
-    #[must_use]
-    pub fn audience(&self) -> usize {
-        let bells = self.cache.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        bells.by_resource.get(&self.scope.resource).map_or(1, watch::Sender::receiver_count)
-    }
-
     /// The revision up to which this watch has returned everything: what a bookmark says.
     #[must_use]
     pub fn position(&self) -> Revision {

@@ -269,11 +269,6 @@ impl Lines {
         }
     }
 
-    /// Whether another event came along with the last one.
-    pub(crate) fn has_more(&self) -> bool {
-        !self.read.is_empty()
-    }
-
     /// The type of the next event, the name of its object and its version.
     pub(crate) async fn seen(&mut self) -> (String, String, String) {
         let event = self.next().await.expect("the watch ended");

@@ -178,29 +178,6 @@ async fn bookmarks_come_about_once_a_minute_and_before_the_end() {
 }
 
 #[tokio::test]
-async fn a_crowd_of_watchers_shares_the_cost_of_a_burst() {
-    let (host, clock) = Host::start_manual(|_| {}).await;
-    let mut client = host.client().await;
-    let mut crowd = Vec::new();
-    for _ in 0..120 {
-        crowd.push(watch(&host, "watch=1").await);
-    }
-    client.post(MAPS, &map("alone")).await.ok();
-    for lines in &mut crowd {
-        assert_eq!(lines.brief().await, "ADDED alone");
-    }
-    client.post(MAPS, &map("first")).await.ok();
-    client.post(MAPS, &map("second")).await.ok();
-    clock.advance(Duration::from_millis(100));
-    for lines in &mut crowd {
-        assert_eq!(lines.brief().await, "ADDED first");
-        assert!(lines.has_more(), "the second change came by itself");
-        assert_eq!(lines.brief().await, "ADDED second");
-    }
-    host.stop().await;
-}
-
-#[tokio::test]
 async fn too_old_is_an_error_event_and_too_new_a_refusal() {
     let host = Host::start_with(mainstay_store::clock::SystemClock::new(), |options| {
         options.settings.retention = Retention { events: 4, ..Retention::default() };
