@@ -37,7 +37,8 @@ impl Template {
         }
     }
 
-    /// A request with its body: an object, or for PATCH a configuration to be applied.
+    /// A request with its body: an object, or for PATCH a configuration to be applied. It says who
+    /// asks, as every client does: who writes is noted field by field.
     pub(super) fn request(&self, method: &str, path: &str, body: &str) -> Vec<u8> {
         let Self { prefix, host, authorization } = self;
         let content = match body {
@@ -48,8 +49,8 @@ impl Template {
             }
         };
         format!(
-            "{method} {prefix}{path} HTTP/1.1\r\nHost: {host}\r\nAccept: application/json\r\n\
-             {authorization}{content}\r\n{body}"
+            "{method} {prefix}{path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: mainstay-bench\r\n\
+             Accept: application/json\r\n{authorization}{content}\r\n{body}"
         )
         .into_bytes()
     }
