@@ -20,10 +20,13 @@ fn the_benchmark_gives_every_row() {
             format!("{} {}", row["backend"].as_str().unwrap(), row["case"].as_str().unwrap())
         })
         .collect();
-    let names = ["create", "memory", "get", "list", "update", "apply", "mixed", "watch"];
-    let expected: Vec<String> = ["sqlite", "memory"]
+    // Memory has nothing to restart from.
+    let names = ["create", "memory", "get", "list", "update", "apply", "mixed", "watch", "restart"];
+    let expected: Vec<String> = [("sqlite", 9), ("memory", 8)]
         .iter()
-        .flat_map(|backend| names.iter().map(move |name| format!("{backend} {name}")))
+        .flat_map(|(backend, count)| {
+            names[..*count].iter().map(move |name| format!("{backend} {name}"))
+        })
         .collect();
     assert_eq!(cases, expected);
     for row in &rows {
@@ -32,7 +35,11 @@ fn the_benchmark_gives_every_row() {
             fields,
             ["backend", "case", "p50_ms", "p99_ms", "rate", "rss_mb", "size", "unit"]
         );
-        let measured = if row["case"] == "memory" { "rss_mb" } else { "rate" };
+        let measured = match row["case"].as_str() {
+            Some("memory") => "rss_mb",
+            Some("restart") => "p50_ms",
+            _ => "rate",
+        };
         assert!(row[measured].as_f64().unwrap() > 0.0, "{row}");
     }
 }
