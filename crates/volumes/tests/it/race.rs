@@ -10,6 +10,8 @@ use mainstay_store::object::Resource;
 use mainstay_store::objects::{At, Objects};
 use mainstay_store::resources::Resources;
 use mainstay_store::{Location, etcd};
+use mainstay_volumes::api::ReplicatedVolumeReplica;
+use mainstay_volumes::conditions;
 use mainstay_volumes::controller::{Options, Volumes};
 use mainstay_volumes::ledger::{Claim, Target};
 
@@ -26,33 +28,24 @@ async fn three_groups(cluster: &Cluster) {
     cluster.apply(class("single", "None", "pool")).await;
 }
 
-/// Waits until every volume `v0..` has been decided about, and `expected` have their place: no
-/// group ever holds more than fits.
+/// Waits until every volume `v0..` has been decided about, and `expected` have their place. Each
+/// look is at one moment, and at none does a group hold more than fits.
 async fn decided(cluster: &Cluster, volumes: usize, expected: usize) {
     let decided = || async {
-        let (mut placed, mut failed) = (0, 0);
-        for index in 0..volumes {
-            let replica = cluster.replica(&format!("v{index}-0")).await;
-            let Some(replica) = replica else { return false };
-            let conditions = &replica.status.conditions;
-            match mainstay_volumes::conditions::find(conditions, "Scheduled") {
-                Some(it) if it.reason == "Scheduled" => placed += 1,
-                Some(it) if it.reason == "SchedulingFailed" => failed += 1,
-                _ => return false,
-            }
+        let all: Vec<ReplicatedVolumeReplica> = cluster.resources.list_as(None).await.unwrap();
+        for group in ["vg-a", "vg-b", "vg-c"] {
+            let inside = all.iter().filter(|it| it.spec.lvm_volume_group_name == group).count();
+            assert!(inside * 3 <= 10, "{group} holds {inside} volumes of 3 GiB");
         }
-        assert!(placed <= expected, "{placed} volumes were placed");
-        placed == expected && placed + failed == volumes
+        let with = |reason: &str| {
+            let conditions = all.iter().map(|it| &it.status.conditions);
+            let found = conditions.filter_map(|it| conditions::find(it, "Scheduled"));
+            found.filter(|it| it.reason == reason).count()
+        };
+        let (placed, failed) = (with("Scheduled"), with("SchedulingFailed"));
+        placed == expected && placed + failed == volumes && all.len() == volumes
     };
     cluster.until(&format!("{expected} of {volumes} are placed"), decided).await;
-    for group in ["vg-a", "vg-b", "vg-c"] {
-        let mut used = 0;
-        for index in 0..volumes {
-            let replica = cluster.replica(&format!("v{index}-0")).await.unwrap();
-            used += u64::from(replica.spec.lvm_volume_group_name == group) * 3;
-        }
-        assert!(used <= 10, "{group} holds {used} GiB");
-    }
 }
 
 /// Two servers schedule at once, none of which knows of the other: as bad as it can get.
