@@ -16,6 +16,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("{}", serde_json::to_string(row).unwrap_or_default())
         })
     };
+    if which.contains('/') {
+        tell(&Catalog::open_blocking(&which)?)?;
+        return Ok(());
+    }
     if which != "postgres" {
         let folder = tempfile::tempdir()?;
         tell(&Catalog::open_blocking(&folder.path().join("catalog.db").display().to_string())?)?;

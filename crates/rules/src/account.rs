@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::api::{Micros, check_account, check_scope};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
-use crate::catalog::order::Ledger;
+use crate::catalog::ledger::{Ledger, Seen};
 use crate::error::{Class, Result, refuse};
 use crate::expression::Expression;
 use crate::select::Allowance;
@@ -31,6 +31,14 @@ pub fn add(
         return Err(refuse(Class::Duplicate, format!("Account ID '{account}' already exists!")));
     }
     Ok(())
+}
+
+/// Creates the account `root`, which exists from the first start on.
+pub fn add_root(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
+    match add(tx, "root", "SERVICE", None, now) {
+        Err(error) if error.class() == Some(Class::Duplicate) => Ok(()),
+        other => other,
+    }
 }
 
 /// Fails unless the account exists.
@@ -75,12 +83,6 @@ pub fn set_attribute(
         values![account, key, value, now],
     )?;
     Ok(())
-}
-
-/// Whether the account has the attribute `admin`.
-pub fn is_admin(tx: &mut Tx<'_>, account: &str) -> Result<bool> {
-    let sql = "SELECT 1 FROM account_attr_map WHERE account = ?1 AND key = 'admin'";
-    Ok(tx.first(sql, values![account])?.is_some())
 }
 
 /// Sets a local limit; −1 means infinite, none removes it.
@@ -207,26 +209,28 @@ pub fn global_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<(Usage, BTreeS
     Ok(found)
 }
 
-/// What the account has left, `ledger` included. The counters must be locked.
-pub(crate) fn allowance(tx: &mut Tx<'_>, account: &str, ledger: &Ledger) -> Result<Allowance> {
-    if is_admin(tx, account)? {
-        return Ok(Allowance { unlimited: true, ..Allowance::default() });
-    }
-    let infinite = |limit: i64, used: i64| if limit < 0 { None } else { Some(limit - used) };
-    let mut used: BTreeMap<i64, i64> = BTreeMap::new();
-    let mut local = BTreeMap::new();
+/// What the account has left, `ledger` included, which notes what that rests on.
+pub(crate) fn allowance(tx: &mut Tx<'_>, account: &str, ledger: &mut Ledger) -> Result<Allowance> {
     let rows = tx.query(
-        "SELECT u.rse_id, u.bytes, l.bytes FROM account_usage u LEFT JOIN account_limits l
-         ON l.account = u.account AND l.rse_id = u.rse_id WHERE u.account = ?1",
+        "SELECT u.rse_id, u.bytes, l.bytes, (SELECT 1 FROM account_attr_map m WHERE m.account = a.account AND m.key = 'admin')
+         FROM accounts a LEFT JOIN account_usage u ON (u.account = a.account)
+         LEFT JOIN account_limits l ON (l.account = a.account AND l.rse_id = u.rse_id) WHERE a.account = ?1",
         values![account],
     )?;
+    if rows.first().is_some_and(|row| row.flag(3)) {
+        return Ok(Allowance { unlimited: true, ..Allowance::default() });
+    }
+    let mut seen = Seen::default();
+    let mut local = BTreeMap::new();
     for row in rows {
-        let rse = row.int(0);
-        let bytes = row.int(1) + ledger.used(account, rse);
-        used.insert(rse, bytes);
-        if let Some(limit) = row.opt_int(2) {
-            local.insert(rse, infinite(limit, bytes));
+        let Some(rse) = row.opt_int(0) else { continue };
+        let used = row.int(1);
+        seen.used.insert(rse, used);
+        let Some(limit) = row.opt_int(2) else { continue };
+        if limit >= 0 {
+            seen.local.insert(rse, limit);
         }
+        local.insert(rse, (limit >= 0).then(|| limit - used - ledger.used(account, rse)));
     }
     let mut global = Vec::new();
     let sql = "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1";
@@ -239,9 +243,18 @@ pub(crate) fn allowance(tx: &mut Tx<'_>, account: &str, ledger: &Ledger) -> Resu
             else {
                 continue;
             };
-            let bytes: i64 = set.iter().filter_map(|rse| used.get(rse)).sum();
-            global.push((set, infinite(row.int(1), bytes)));
+            let limit = row.int(1);
+            if limit < 0 {
+                global.push((set, None));
+                continue;
+            }
+            let of =
+                |rse: &i64| seen.used.get(rse).copied().unwrap_or(0) + ledger.used(account, *rse);
+            let used: i64 = set.iter().map(of).sum();
+            seen.global.push((set.clone(), limit));
+            global.push((set, Some(limit - used)));
         }
     }
+    ledger.rests_on(account, seen);
     Ok(Allowance { unlimited: false, local, global })
 }

@@ -15,7 +15,7 @@
 
 use crate::api::Micros;
 use crate::catalog::engine::values;
-use crate::catalog::order::OWN_COUNT;
+use crate::catalog::ledger::OWN_COUNT;
 use crate::catalog::{Row, Tx};
 use crate::error::Result;
 

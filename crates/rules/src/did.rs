@@ -73,6 +73,12 @@ pub(crate) fn by_id(tx: &mut Tx<'_>, id: i64) -> Result<Option<DidRecord>> {
     Ok(tx.first(&sql, values![id])?.as_ref().map(from_row))
 }
 
+/// The same; the row is held.
+pub(crate) fn by_id_held(tx: &mut Tx<'_>, id: i64) -> Result<Option<DidRecord>> {
+    let sql = format!("SELECT {COLUMNS} FROM dids WHERE id = ?1 LOCK ROWS");
+    Ok(tx.first(&sql, values![id])?.as_ref().map(from_row))
+}
+
 /// A collection to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields of a data identifier")]
@@ -186,7 +192,7 @@ pub fn attach_identifier(
     let new = tx.execute(
         "INSERT INTO contents (parent, child, child_type, bytes, rule_evaluation, created_at)
          SELECT ?1, d.id, d.did_type, CASE WHEN d.did_type = 'F' THEN d.bytes END, 1, ?2
-         FROM w_names n CROSS JOIN dids d WHERE d.id = n.id ORDER BY n.ord ON CONFLICT (parent, child) DO NOTHING",
+         FROM w_names n CROSS JOIN dids d ON (d.id = n.id) WHERE TRUE ORDER BY n.ord ON CONFLICT (parent, child) DO NOTHING",
         values![found.id, now],
     )?;
     if new < children.len() as u64 && !ignore_duplicate {
@@ -217,7 +223,7 @@ fn queue(tx: &mut Tx<'_>, did: i64, action: &str, now: Micros) -> Result<()> {
 /// What may go into a dataset: files that are not lost, and are what the caller says.
 fn check_files(tx: &mut Tx<'_>, parent: &Did) -> Result<()> {
     let row = tx.first(
-        "SELECT n.scope, n.name, d.did_type, d.availability FROM w_names n LEFT JOIN dids d ON d.id = n.id
+        "SELECT n.scope, n.name, d.did_type, d.availability FROM w_names n LEFT JOIN dids d ON (d.id = n.id)
          WHERE d.id IS NULL OR d.did_type <> 'F' OR d.availability = 'L'
          OR COALESCE(n.bytes <> d.bytes, FALSE) OR COALESCE(lower(n.adler32) <> lower(d.adler32), FALSE)
          OR COALESCE(lower(n.md5) <> lower(d.md5), FALSE) ORDER BY n.ord LIMIT 1",
@@ -240,7 +246,7 @@ fn check_files(tx: &mut Tx<'_>, parent: &Did) -> Result<()> {
 
 /// What may go into a container: no files, one type, nothing that the parent is itself below.
 fn attach_collections(tx: &mut Tx<'_>, found: &DidRecord, parent: &Did) -> Result<()> {
-    let sql = "SELECT d.id, d.did_type, d.scope, d.name FROM w_names n JOIN dids d ON d.id = n.id ORDER BY n.ord";
+    let sql = "SELECT d.id, d.did_type, d.scope, d.name FROM w_names n CROSS JOIN dids d ON (d.id = n.id) ORDER BY n.ord";
     let rows = tx.query(sql, &[])?;
     if let Some(row) = rows.iter().find(|row| row.text(1) == "F") {
         let child = Did::new(row.text(2), row.text(3));

@@ -105,6 +105,14 @@ pub enum Error {
         /// The newest version this program knows.
         known: i64,
     },
+    /// A PostgreSQL's address asks for what cannot be.
+    #[error("the catalog {address:?} cannot be used: {why}")]
+    Catalog {
+        /// The address, without a password.
+        address: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The catalog's address is not understood.
     #[error("the catalog address {0:?} is neither a file nor postgres://…")]
     Address(String),

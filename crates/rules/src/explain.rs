@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::api::{Did, DidType, Grouping, LockState, Micros, RequestState, Rule, RuleState};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
-use crate::catalog::order::Ledger;
+use crate::catalog::ledger::Ledger;
 use crate::error::{Error, Result};
 use crate::rule::place;
 use crate::select::{Verdict, Wish};
@@ -243,7 +243,7 @@ fn candidates(
     let rses = tx.rses()?;
     let held: BTreeSet<i64> = copies.iter().map(|copy| copy.rse_id).collect();
     let taken = crate::rse::resolve(tx, &rule.rse_expression).unwrap_or_default();
-    let plan = match place::prepare(tx, rule, &Ledger::default()) {
+    let plan = match place::prepare(tx, rule, &mut Ledger::default()) {
         Ok(plan) => Ok(plan),
         Err(Error::Refused(refusal)) => Err(format!("{}: {}", refusal.class, refusal.message)),
         Err(other) => return Err(other),

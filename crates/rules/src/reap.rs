@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
-use crate::catalog::order::{Ledger, lock_dids, lock_files};
+use crate::catalog::ledger::Ledger;
+use crate::catalog::order::{lock_dids, lock_files};
 use crate::catalog::{Column, Tx};
 use crate::decide::{Reap, reap};
 use crate::error::{Error, Result};
@@ -71,7 +72,7 @@ pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> R
     lock_files(tx)?;
     let sql = format!(
         "UPDATE replicas SET state = 'B', tombstone = 0, updated_at = ?3 WHERE (did_id, rse_id) IN (
-         SELECT p.did_id, p.rse_id FROM w_files w CROSS JOIN replicas p WHERE p.did_id = w.did AND {free})"
+         SELECT p.did_id, p.rse_id FROM w_files w CROSS JOIN replicas p ON (p.did_id = w.did) WHERE {free})"
     );
     tx.execute(&sql, values![rse.id, until, now])?;
     marked(tx, rse.id, &files)

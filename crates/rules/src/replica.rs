@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{Did, LockState, Micros, NewFile, ReplicaState, Rule, SECOND};
 use crate::catalog::engine::values;
-use crate::catalog::order::{Ledger, lock_dids, lock_files, lock_rules};
+use crate::catalog::ledger::Ledger;
+use crate::catalog::order::{lock_dids, lock_files, lock_rules};
 use crate::catalog::{Column, Row, Tx};
 use crate::did;
 use crate::error::{Class, Error, Result, refuse};
@@ -57,40 +58,55 @@ fn register(
     let rse = crate::rse::by_name(tx, rse)?;
     check_new(tx, files)?;
     load_files(tx, files)?;
-    tx.execute(
+    let made = tx.execute(
         "INSERT INTO dids (scope, name, did_type, account, bytes, length, md5, adler32, created_at, updated_at)
          SELECT scope, name, 'F', ?1, bytes, 1, md5, adler32, ?2, ?2 FROM w_names WHERE TRUE ORDER BY scope, name
          ON CONFLICT (scope, name) DO NOTHING",
         values![account, now],
     )?;
-    tx.execute(
-        "UPDATE w_names SET id = (SELECT d.id FROM dids d WHERE d.scope = w_names.scope AND d.name = w_names.name)",
-        &[],
-    )?;
-    tx.execute("INSERT INTO w_files (did) SELECT DISTINCT id FROM w_names", &[])?;
-    lock_files(tx)?;
-    check_known(tx)?;
+    // Files that were all unknown a moment ago are ours, as they were given.
+    let known = made < files.len() as u64;
+    if known {
+        hold_known(tx)?;
+        check_known(tx)?;
+    }
     let tombstone = first_tombstone(rse.attribute("tombstone_delay"), now);
-    let new = tx.query(
-        "INSERT INTO replicas (did_id, rse_id, bytes, state, lock_cnt, tombstone, path, created_at, updated_at)
+    let sql = "INSERT INTO replicas (did_id, rse_id, bytes, state, lock_cnt, tombstone, path, created_at, updated_at)
          SELECT d.id, ?1, d.bytes, COALESCE(n.state, 'A'), 0, ?2, n.path, ?3, ?3
-         FROM w_names n CROSS JOIN dids d WHERE d.id = n.id ORDER BY d.id ON CONFLICT (did_id, rse_id) DO NOTHING
-         RETURNING bytes",
-        values![rse.id, tombstone, now],
-    )?;
-    if new.len() < files.len() && !again {
+         FROM w_names n CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name) WHERE TRUE ORDER BY d.id
+         ON CONFLICT (did_id, rse_id) DO NOTHING";
+    let params = values![rse.id, tombstone, now];
+    let (new, bytes) = if again {
+        let new = tx.query(&format!("{sql} RETURNING bytes"), params)?;
+        (new.len() as u64, new.iter().map(|row| row.int(0)).sum())
+    } else {
+        (tx.execute(sql, params)?, files.iter().map(|file| file.bytes).sum())
+    };
+    if new < files.len() as u64 && !again {
         let message =
             format!("A replica of one of the files is already registered on '{}'", rse.name);
         return Err(refuse(Class::Duplicate, message));
     }
+    if known {
+        tx.execute(
+            "UPDATE dids SET availability = 'A' WHERE availability = 'L' AND id IN (SELECT did FROM w_files)",
+            &[],
+        )?;
+    }
+    let mut ledger = Ledger::default();
+    ledger.hold_more(rse.id, i64::try_from(new).unwrap_or(i64::MAX), bytes);
+    ledger.write(tx, now)?;
+    Ok(new)
+}
+
+/// Holds the files that `w_names` names.
+fn hold_known(tx: &mut Tx<'_>) -> Result<()> {
     tx.execute(
-        "UPDATE dids SET availability = 'A' WHERE availability = 'L' AND id IN (SELECT did FROM w_files)",
+        "INSERT INTO w_files (did) SELECT DISTINCT d.id FROM w_names n
+         CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)",
         &[],
     )?;
-    let mut ledger = Ledger::default();
-    ledger.hold_more(rse.id, new.len() as i64, new.iter().map(|row| row.int(0)).sum());
-    ledger.write(tx, now)?;
-    Ok(new.len() as u64)
+    lock_files(tx)
 }
 
 fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
@@ -139,8 +155,8 @@ fn load_files(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
 /// A name that is known must be a file of the same size and checksums.
 fn check_known(tx: &mut Tx<'_>) -> Result<()> {
     let row = tx.first(
-        "SELECT n.scope, n.name, d.did_type FROM w_names n CROSS JOIN dids d WHERE d.id = n.id AND (d.did_type <> 'F'
-         OR n.bytes <> d.bytes OR COALESCE(n.adler32 <> d.adler32, FALSE) OR COALESCE(n.md5 <> d.md5, FALSE))
+        "SELECT n.scope, n.name, d.did_type FROM w_names n CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
+         WHERE (d.did_type <> 'F' OR n.bytes <> d.bytes OR COALESCE(n.adler32 <> d.adler32, FALSE) OR COALESCE(n.md5 <> d.md5, FALSE))
          ORDER BY n.ord LIMIT 1",
         &[],
     )?;
@@ -255,6 +271,41 @@ pub fn coverage(tx: &mut Tx<'_>, collection: &Did) -> Result<BTreeMap<String, i6
         values![id],
     )?;
     Ok(rows.iter().map(|row| (row.text(0).to_owned(), row.int(1))).collect())
+}
+
+/// What of a collection's files is available on one RSE.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "plain numbers and moments")]
+pub struct Held {
+    pub rse_id: i64,
+    pub files: i64,
+    pub bytes: i64,
+    pub first: Micros,
+    pub last: Micros,
+    pub accessed: Option<Micros>,
+}
+
+/// What of a collection's files is available where; an RSE on which some are still to come counts
+/// with those that are there.
+pub fn held_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<Held>> {
+    let rows = tx.query(
+        "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
+         UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C'),
+         files(id) AS (SELECT c.child FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'D')
+         SELECT p.rse_id, CAST(SUM(CASE WHEN p.state IN ('A', 'T') THEN 1 ELSE 0 END) AS BIGINT),
+         CAST(SUM(CASE WHEN p.state IN ('A', 'T') THEN p.bytes ELSE 0 END) AS BIGINT), MIN(p.created_at), MAX(p.updated_at),
+         MAX(p.accessed_at) FROM files JOIN replicas p ON p.did_id = files.id WHERE p.state <> 'B' GROUP BY p.rse_id ORDER BY p.rse_id",
+        values![collection],
+    )?;
+    let held = |row: &Row| Held {
+        rse_id: row.int(0),
+        files: row.int(1),
+        bytes: row.int(2),
+        first: row.int(3),
+        last: row.int(4),
+        accessed: row.opt_int(5),
+    };
+    Ok(rows.iter().map(held).collect())
 }
 
 /// Declares replicas bad. What is locked and has another copy is fetched again; what is not locked

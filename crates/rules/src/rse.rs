@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::api::{Micros, check_rse};
 use crate::catalog::engine::values;
-use crate::catalog::order::OWN_COUNT;
+use crate::catalog::ledger::OWN_COUNT;
 use crate::catalog::{Row, Tx};
 use crate::error::{Class, Result, refuse};
 use crate::expression::{Expression, Rse, normalise};

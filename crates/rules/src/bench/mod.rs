@@ -269,7 +269,7 @@ impl Bench<'_> {
         NewRule::new(vec![Did::new(SCOPE, name)], ACCOUNT, copies, expression)
     }
 
-    /// Replicas of other people's files, each with a lock, as a catalog has that is in use.
+    /// Replicas of other people's files in datasets of their own, as a catalog has that is in use.
     fn fill(&mut self, number: u64) -> Result<()> {
         let began = clock();
         let mut left = number;

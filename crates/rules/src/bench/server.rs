@@ -10,6 +10,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct PrivatePostgres {
     folder: PathBuf,
+    port: u16,
     child: Child,
     orders: Option<ChildStdin>,
 }
@@ -109,7 +110,8 @@ impl PrivatePostgres {
             .spawn()
             .map_err(|error| format!("postgres: {error}"))?;
         let orders = child.stdin.take();
-        let server = Self { folder, child, orders };
+        let port = settings.iter().find_map(|setting| setting.strip_prefix("port=")?.parse().ok());
+        let server = Self { folder, port: port.unwrap_or(5432), child, orders };
         server.wait()?;
         Ok(server)
     }
@@ -118,7 +120,10 @@ impl PrivatePostgres {
     #[must_use]
     pub fn url(&self, schema: &str) -> String {
         let folder = self.folder.display().to_string().replace('/', "%2F");
-        format!("postgresql://mainstay@{folder}/postgres?options=-c%20search_path%3D{schema}")
+        let port = self.port;
+        format!(
+            "postgresql://mainstay@{folder}:{port}/postgres?options=-c%20search_path%3D{schema}"
+        )
     }
 
     /// The folder it lives in.

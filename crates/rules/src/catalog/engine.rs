@@ -3,24 +3,33 @@
 //! Statements are written once. Parameters are `?1`, `?2`, …; the words `LOCK ROWS` at the end of
 //! a `SELECT` ask for row locks where the database has them. Every number is a 64-bit integer and
 //! every moment one in microseconds, so that both databases hold the same values. A list of
-//! numbers is one parameter, asked for as `IN ARRAY(?1)`.
+//! numbers is one parameter, asked for as `IN ARRAY(?1)`. A join written `CROSS JOIN table name ON
+//! (…)` or `LEFT JOIN table name ON (…)`, with parentheses, is a look-up for each row of what stands
+//! before it, whatever a planner believes about the tables.
 
 use crate::error::{Error, Result};
 
 /// One value of a row or parameter.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the five kinds of values")]
+#[expect(missing_docs, reason = "the six kinds of values")]
 pub enum Value {
     Null,
     Int(i64),
     Real(f64),
     Text(String),
     Ints(Vec<i64>),
+    Texts(Vec<String>),
 }
 
 impl From<Vec<i64>> for Value {
     fn from(value: Vec<i64>) -> Self {
         Self::Ints(value)
+    }
+}
+
+impl From<Vec<String>> for Value {
+    fn from(value: Vec<String>) -> Self {
+        Self::Texts(value)
     }
 }
 
@@ -130,6 +139,14 @@ impl Column {
         Self::Text(values.into_iter().map(Some).collect())
     }
 
+    /// The numbers of the column; a text has none.
+    pub(crate) fn into_ints(self) -> Vec<i64> {
+        match self {
+            Self::Int(values) => values.into_iter().map(Option::unwrap_or_default).collect(),
+            Self::Text(_) => Vec::new(),
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Int(values) => values.len(),
@@ -161,9 +178,12 @@ pub(crate) trait Engine: Send {
     ) -> Result<()>;
     /// Runs a statement and counts the rows it changed.
     fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64>;
+    /// Runs a statement whose outcome nobody asks for, at the latest before the next one or the
+    /// commit; what goes wrong is said there.
+    fn later(&mut self, sql: &str, params: &[Value]) -> Result<()>;
     /// Runs several statements without parameters.
     fn batch(&mut self, sql: &str) -> Result<()>;
-    /// Puts rows into a work table by one statement.
+    /// Puts rows into a work table, in the way that is quickest here.
     fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()>;
     /// Empties work tables.
     fn clear(&mut self, tables: &[&str]) -> Result<()>;
@@ -194,4 +214,66 @@ pub(crate) fn with_arrays(sql: &str, before: &str, after: &str) -> String {
         out.push_str(rest);
     }
     out
+}
+
+/// Writes every look-up (`JOIN table name ON (…)`) so that PostgreSQL's planner cannot turn it
+/// around: a lateral subquery that is not flattened.
+pub(crate) fn with_lookups(sql: &str) -> String {
+    let mut out = String::with_capacity(sql.len() + 64);
+    let mut rest = sql;
+    while let Some(at) = rest.find(" JOIN ") {
+        let (before, after) = rest.split_at(at + " JOIN ".len());
+        out.push_str(before);
+        rest = after;
+        let forced = before.ends_with("CROSS JOIN ") || before.ends_with("LEFT JOIN ");
+        let Some((table, name, condition, tail)) = forced.then(|| lookup(after)).flatten() else {
+            continue;
+        };
+        out.push_str(&format!(
+            "LATERAL (SELECT * FROM {table} {name} WHERE {condition} OFFSET 0) {name}"
+        ));
+        if before.ends_with("LEFT JOIN ") {
+            out.push_str(" ON TRUE");
+        }
+        rest = tail;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Takes `table name ON (condition)` apart from what follows it.
+fn lookup(text: &str) -> Option<(&str, &str, &str, &str)> {
+    let (table, rest) = text.split_once(' ')?;
+    let (name, rest) = rest.split_once(' ')?;
+    let rest = rest.strip_prefix("ON (")?;
+    let mut depth = 1;
+    let end = rest.find(|letter: char| {
+        depth += i32::from(letter == '(') - i32::from(letter == ')');
+        depth == 0
+    })?;
+    Some((table, name, &rest[..end], &rest[end + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_joins_with_parentheses_become_look_ups() {
+        for (written, meant) in [
+            (
+                "FROM w n CROSS JOIN dids d ON (d.id = (n.id)) ORDER BY 1",
+                "FROM w n CROSS JOIN LATERAL (SELECT * FROM dids d WHERE d.id = (n.id) OFFSET 0) d ORDER BY 1",
+            ),
+            (
+                "FROM w LEFT JOIN dids d ON (d.id = w.id) WHERE TRUE",
+                "FROM w LEFT JOIN LATERAL (SELECT * FROM dids d WHERE d.id = w.id OFFSET 0) d ON TRUE WHERE TRUE",
+            ),
+            ("FROM w LEFT JOIN dids d ON d.id = w.id", "FROM w LEFT JOIN dids d ON d.id = w.id"),
+            ("FROM w JOIN dids d ON (d.id = w.id)", "FROM w JOIN dids d ON (d.id = w.id)"),
+            ("FROM a CROSS JOIN b WHERE a.x = b.x", "FROM a CROSS JOIN b WHERE a.x = b.x"),
+        ] {
+            assert_eq!(with_lookups(written), meant);
+        }
+    }
 }

@@ -11,23 +11,31 @@
 //!
 //! so that no two can wait for each other. The functions in [`order`] take them.
 
+pub(crate) mod address;
+mod bell;
 pub(crate) mod engine;
+pub mod ledger;
 pub mod order;
+mod pool;
 mod postgres;
 pub(crate) mod schema;
 mod sqlite;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use address::Address;
 pub use engine::{Column, Row, Value};
 use engine::{Engine, Mode};
+use pool::{Pool, open_lock};
 use postgres::Postgres;
 use sqlite::Sqlite;
 use tokio::sync::Notify;
+use writer::Writer;
 
 use crate::error::{Error, Result};
 use crate::expression::Rse;
@@ -53,6 +61,18 @@ pub enum Daemon {
     Reaper,
 }
 
+impl Daemon {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Evaluator,
+        Self::Repairer,
+        Self::Cleaner,
+        Self::Injector,
+        Self::Finisher,
+        Self::Reaper,
+    ];
+}
+
 /// The catalog. Cheap to clone.
 #[derive(Clone)]
 pub struct Catalog {
@@ -69,101 +89,19 @@ struct Inner {
     backend: Backend,
     rses: Mutex<Option<Known>>,
     wakes: [Notify; 6],
+    /// Names this process to others that share the catalog.
+    origin: String,
+    /// Daemons others should hear of, as bits, and who tells them.
+    rung: AtomicU8,
+    bell: Notify,
     retries: AtomicU64,
     deadlocks: AtomicU64,
+    statements: AtomicU64,
 }
 
 enum Backend {
-    Sqlite { writer: Turns<Sqlite>, readers: Pool<Sqlite>, path: PathBuf },
-    Postgres { pool: Pool<Postgres>, url: String },
-}
-
-/// A lock that is taken in the order of asking.
-struct Turns<T> {
-    turn: Mutex<(u64, u64)>,
-    moved: Condvar,
-    value: Mutex<T>,
-}
-
-fn open_lock<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl<T> Turns<T> {
-    fn new(value: T) -> Self {
-        Self { turn: Mutex::new((0, 0)), moved: Condvar::new(), value: Mutex::new(value) }
-    }
-
-    fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        let mut turn = open_lock(&self.turn);
-        let mine = turn.0;
-        turn.0 += 1;
-        while turn.1 != mine {
-            turn = self.moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(turn);
-        let _next = NextTurn(self);
-        work(&mut open_lock(&self.value))
-    }
-}
-
-/// Passes the turn on, also when the work panicked.
-struct NextTurn<'a, T>(&'a Turns<T>);
-
-impl<T> Drop for NextTurn<'_, T> {
-    fn drop(&mut self) {
-        open_lock(&self.0.turn).1 += 1;
-        self.0.moved.notify_all();
-    }
-}
-
-/// A bounded set of connections.
-struct Pool<T> {
-    state: Mutex<(Vec<T>, usize)>,
-    freed: Condvar,
-    most: usize,
-}
-
-/// One connection of a pool, which gets it back.
-struct Lent<'a, T> {
-    pool: &'a Pool<T>,
-    value: Option<T>,
-}
-
-impl<T> Drop for Lent<'_, T> {
-    fn drop(&mut self) {
-        let mut state = open_lock(&self.pool.state);
-        match self.value.take() {
-            Some(value) => state.0.push(value),
-            None => state.1 -= 1,
-        }
-        self.pool.freed.notify_one();
-    }
-}
-
-impl<T> Pool<T> {
-    fn new(most: usize) -> Self {
-        Self { state: Mutex::new((Vec::new(), 0)), freed: Condvar::new(), most }
-    }
-
-    /// An idle connection, a new one, or the next that is given back.
-    fn lend(&self, make: impl FnOnce() -> Result<T>) -> Result<Lent<'_, T>> {
-        let mut state = open_lock(&self.state);
-        loop {
-            if let Some(value) = state.0.pop() {
-                return Ok(Lent { pool: self, value: Some(value) });
-            }
-            if state.1 < self.most {
-                state.1 += 1;
-                break;
-            }
-            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(state);
-        let mut lent = Lent { pool: self, value: None };
-        lent.value = Some(make()?);
-        Ok(lent)
-    }
+    Sqlite { writer: Box<Writer>, readers: Pool<Sqlite>, path: PathBuf },
+    Postgres { pool: Pool<Postgres>, address: Box<Address> },
 }
 
 /// The RSEs, and at which version they were read.
@@ -173,16 +111,25 @@ type Known = (i64, Arc<Vec<Rse>>);
 #[derive(Debug)]
 pub struct Tx<'a> {
     engine: &'a mut dyn Engine,
-    rses: Option<Arc<Vec<Rse>>>,
+    rses: Option<Known>,
     shared: &'a Mutex<Option<Known>>,
     wakes: Vec<Daemon>,
+    statements: u64,
     unlocked_dids: bool,
+}
+
+/// What follows once a transaction is committed.
+struct After {
+    rses: Option<Known>,
+    wakes: Vec<Daemon>,
+    statements: u64,
 }
 
 impl Tx<'_> {
     /// All rows of an answer.
     pub fn query(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
+        self.statements += 1;
         self.engine.query(sql, params, &mut |row| {
             rows.push(row);
             Ok(())
@@ -197,6 +144,7 @@ impl Tx<'_> {
         params: &[Value],
         each: &mut dyn FnMut(Row) -> Result<()>,
     ) -> Result<()> {
+        self.statements += 1;
         self.engine.query(sql, params, each)
     }
 
@@ -212,11 +160,19 @@ impl Tx<'_> {
 
     /// Runs a statement and counts the rows it changed.
     pub fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
+        self.statements += 1;
         self.engine.execute(sql, params)
+    }
+
+    /// Runs a statement whose outcome is not asked for; it takes no round trip of its own.
+    pub(crate) fn later(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        self.statements += 1;
+        self.engine.later(sql, params)
     }
 
     pub(crate) fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
         if columns.first().is_some_and(|(_, column)| column.len() > 0) {
+            self.statements += 1;
             self.engine.load(table, columns)?;
         }
         Ok(())
@@ -228,20 +184,16 @@ impl Tx<'_> {
 
     /// The RSEs that exist, by number, as this transaction sees them.
     pub fn rses(&mut self) -> Result<Arc<Vec<Rse>>> {
-        if let Some(rses) = &self.rses {
+        if let Some((_, rses)) = &self.rses {
             return Ok(Arc::clone(rses));
         }
         let version = self.number("SELECT value FROM versions WHERE name = 'rses'", &[])?;
         let held = open_lock(self.shared).clone();
         let rses = match held {
             Some((known, rses)) if known == version => rses,
-            _ => {
-                let rses = Arc::new(crate::rse::load(self)?);
-                *open_lock(self.shared) = Some((version, Arc::clone(&rses)));
-                rses
-            }
+            _ => Arc::new(crate::rse::load(self)?),
         };
-        self.rses = Some(Arc::clone(&rses));
+        self.rses = Some((version, Arc::clone(&rses)));
         Ok(rses)
     }
 
@@ -280,16 +232,17 @@ impl Catalog {
 
     /// The same, for callers without a runtime.
     pub fn open_blocking(address: &str) -> Result<Self> {
-        let backend = if address.starts_with("postgres://")
-            || address.starts_with("postgresql://")
-            || address.starts_with("host=")
-        {
-            let mut engine = Postgres::connect(address)?;
-            schema::migrate(&mut engine)?;
-            schema::prepare(&mut engine)?;
+        let backend = if Address::is_meant(address) {
+            let address = Box::new(Address::parse(address)?);
+            let engine = patiently(|| {
+                let mut engine = Postgres::connect(&address)?;
+                schema::migrate(&mut engine)?;
+                schema::prepare(&mut engine)?;
+                Ok(engine)
+            })?;
             let pool = Pool::new(CONNECTIONS);
             drop(pool.lend(|| Ok(engine))?);
-            Backend::Postgres { pool, url: address.to_owned() }
+            Backend::Postgres { pool, address }
         } else {
             let path = address.strip_prefix("sqlite://").unwrap_or(address);
             if path.is_empty() || path.contains("://") {
@@ -299,14 +252,19 @@ impl Catalog {
             let mut engine = Sqlite::open(&path)?;
             schema::migrate(&mut engine)?;
             schema::prepare(&mut engine)?;
-            Backend::Sqlite { writer: Turns::new(engine), readers: Pool::new(READERS), path }
+            let writer = Box::new(Writer::new(engine));
+            Backend::Sqlite { writer, readers: Pool::new(READERS), path }
         };
         let inner = Inner {
             backend,
             rses: Mutex::new(None),
             wakes: Default::default(),
+            origin: format!("{:016x}", rand::random::<u64>()),
+            rung: AtomicU8::new(0),
+            bell: Notify::new(),
             retries: AtomicU64::new(0),
             deadlocks: AtomicU64::new(0),
+            statements: AtomicU64::new(0),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -324,6 +282,18 @@ impl Catalog {
     #[must_use]
     pub fn retries(&self) -> (u64, u64) {
         (self.inner.retries.load(Ordering::Relaxed), self.inner.deadlocks.load(Ordering::Relaxed))
+    }
+
+    /// How many statements committed transactions have run.
+    #[must_use]
+    pub fn statements(&self) -> u64 {
+        self.inner.statements.load(Ordering::Relaxed)
+    }
+
+    /// Names this process among those that share the catalog.
+    #[must_use]
+    pub fn origin(&self) -> &str {
+        &self.inner.origin
     }
 
     /// Completes when a daemon may have new work.
@@ -353,7 +323,9 @@ impl Catalog {
     pub fn write_blocking<T>(&self, work: impl Fn(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.retried(|| match &self.inner.backend {
             Backend::Sqlite { writer, .. } => {
-                writer.with(|engine| self.once(engine, Mode::Write, &work))
+                let (value, after) = writer.run(|engine| self.run(engine, &work))?;
+                self.committed(after);
+                Ok(value)
             }
             Backend::Postgres { pool, .. } => self.once_on_postgres(pool, Mode::Write, &work),
         })
@@ -369,7 +341,12 @@ impl Catalog {
                     Ok(engine)
                 })?;
                 let engine = lent.value.as_mut().expect("a lent connection is there until dropped");
-                self.once(engine, Mode::Read, &work)
+                engine.begin(Mode::Read)?;
+                let done = self.run(engine, &work);
+                engine.rollback();
+                let (value, after) = done?;
+                self.committed(after);
+                Ok(value)
             }
             Backend::Postgres { pool, .. } => self.once_on_postgres(pool, Mode::Read, &work),
         })
@@ -396,39 +373,44 @@ impl Catalog {
         }
     }
 
-    fn once<T>(
+    /// Runs `work` in the transaction that is open on `engine`.
+    fn run<T>(
         &self,
         engine: &mut dyn Engine,
-        mode: Mode,
         work: &impl Fn(&mut Tx<'_>) -> Result<T>,
-    ) -> Result<T> {
-        engine.begin(mode)?;
+    ) -> Result<(T, After)> {
         let mut tx = Tx {
             engine,
             rses: None,
             shared: &self.inner.rses,
             wakes: Vec::new(),
+            statements: 0,
             unlocked_dids: false,
         };
-        let done = work(&mut tx);
-        let wakes = std::mem::take(&mut tx.wakes);
-        match done {
-            Ok(value) => {
-                engine.commit()?;
-                self.wake(&wakes);
-                Ok(value)
-            }
-            Err(error) => {
-                engine.rollback();
-                Err(error)
-            }
-        }
+        let value = work(&mut tx)?;
+        Ok((value, After { rses: tx.rses, wakes: tx.wakes, statements: tx.statements }))
     }
 
-    /// Wakes daemons now.
+    /// What a committed transaction has read is known to all, and daemons see to what it left.
+    fn committed(&self, after: After) {
+        if let Some((version, rses)) = after.rses {
+            let mut known = open_lock(&self.inner.rses);
+            if known.as_ref().is_none_or(|known| known.0 < version) {
+                *known = Some((version, rses));
+            }
+        }
+        self.inner.statements.fetch_add(after.statements, Ordering::Relaxed);
+        self.wake(&after.wakes);
+    }
+
+    /// Wakes daemons now, and those of other servers soon.
     pub fn wake(&self, daemons: &[Daemon]) {
         for daemon in daemons {
             self.inner.wakes[*daemon as usize].notify_one();
+            self.inner.rung.fetch_or(1 << *daemon as u8, Ordering::AcqRel);
+        }
+        if !daemons.is_empty() {
+            self.inner.bell.notify_one();
         }
     }
 
@@ -438,44 +420,31 @@ impl Catalog {
         mode: Mode,
         work: &impl Fn(&mut Tx<'_>) -> Result<T>,
     ) -> Result<T> {
-        let Backend::Postgres { url, .. } = &self.inner.backend else {
+        let Backend::Postgres { address, .. } = &self.inner.backend else {
             return Err(Error::Address("not PostgreSQL".to_owned()));
         };
         let connect = || {
-            let mut engine = Postgres::connect(url)?;
+            let mut engine = Postgres::connect(address)?;
             schema::prepare(&mut engine)?;
             Ok(engine)
         };
         let mut lent = pool.lend(connect)?;
         let engine = lent.value.as_mut().expect("a lent connection is there until dropped");
-        engine.begin(mode).inspect_err(|_| ()).or_else(|error| {
+        if !engine.is_usable() {
             // The idle connection was lost meanwhile: a fresh one takes its place.
             *engine = connect()?;
-            drop(error);
-            engine.begin(mode)
-        })?;
-        let mut tx = Tx {
-            engine,
-            rses: None,
-            shared: &self.inner.rses,
-            wakes: Vec::new(),
-            unlocked_dids: false,
-        };
-        let done = work(&mut tx);
-        let wakes = std::mem::take(&mut tx.wakes);
-        let engine = lent.value.as_mut().expect("a lent connection is there until dropped");
+        }
+        engine.begin(mode)?;
+        let done = self.run(engine, work);
         let done = match done {
             Ok(value) => match engine.commit() {
                 Ok(()) => Ok(value),
-                Err(lost @ Error::Unavailable(_)) => {
-                    let transaction = engine.transaction();
-                    match transaction {
-                        Some(transaction) if mode == Mode::Write => self
-                            .fate(&transaction, connect)
-                            .and_then(|committed| if committed { Ok(value) } else { Err(lost) }),
-                        _ => Err(lost),
-                    }
-                }
+                Err(lost @ Error::Unavailable(_)) => match engine.transaction() {
+                    Some(transaction) if mode == Mode::Write => self
+                        .fate(&transaction, connect)
+                        .and_then(|committed| if committed { Ok(value) } else { Err(lost) }),
+                    _ => Err(lost),
+                },
                 Err(other) => Err(other),
             },
             Err(error) => {
@@ -486,10 +455,9 @@ impl Catalog {
         if !engine.is_usable() {
             lent.value = None;
         }
-        if done.is_ok() {
-            self.wake(&wakes);
-        }
-        done
+        let (value, after) = done?;
+        self.committed(after);
+        Ok(value)
     }
 
     /// What became of a transaction whose commit was not answered.
@@ -504,6 +472,20 @@ impl Catalog {
             std::thread::sleep(Duration::from_millis(u64::from(20 * tries).min(500)));
         }
         Err(Error::Database(format!("the fate of transaction {transaction} is unknown: {last}")))
+    }
+}
+
+/// Tries for some seconds: a database that is just starting answers soon.
+fn patiently<T>(open: impl Fn() -> Result<T>) -> Result<T> {
+    let mut tries = 0;
+    loop {
+        match open() {
+            Err(error) if error.is_retryable() && tries < 20 => {
+                tries += 1;
+                std::thread::sleep(Duration::from_millis(250));
+            }
+            other => return other,
+        }
     }
 }
 

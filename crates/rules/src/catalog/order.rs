@@ -8,11 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Tx;
 use super::engine::values;
-use crate::api::{DidType, Micros, Rule};
+use crate::api::{DidType, Rule};
 use crate::error::{Error, Result};
-
-/// The source under which the catalog keeps its own count of what an RSE holds.
-pub const OWN_COUNT: &str = "mainstay";
 
 /// A collection and those above and below it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,15 +81,13 @@ pub fn lock_rules(tx: &mut Tx<'_>, ids: &BTreeSet<i64>) -> Result<Vec<Rule>> {
     if ids.is_empty() {
         return Ok(Vec::new());
     }
-    let ids: Vec<i64> = ids.iter().copied().collect();
-    if tx.is_postgres() {
-        tx.query(
-            "SELECT id FROM rules WHERE id IN ARRAY(?1) OR id IN (SELECT p.id FROM rules p
-             WHERE p.child_rule_id IN ARRAY(?1)) ORDER BY id LOCK ROWS",
-            values![ids.clone()],
-        )?;
+    let rules: Vec<i64> = ids.iter().copied().collect();
+    if !tx.is_postgres() {
+        return crate::rule::read::by_ids(tx, rules);
     }
-    crate::rule::read::by_ids(tx, ids)
+    let mut found = crate::rule::read::held_by_ids(tx, rules)?;
+    found.retain(|rule| ids.contains(&rule.id));
+    Ok(found)
 }
 
 /// Locks the files in `w_files`.
@@ -106,88 +101,4 @@ pub fn lock_files(tx: &mut Tx<'_>) -> Result<()> {
         )?;
     }
     Ok(())
-}
-
-/// Locks the counters that quotas are judged by: usage of these accounts, and of RSEs that have a
-/// limit of their own.
-pub fn lock_counters(tx: &mut Tx<'_>, accounts: &BTreeSet<String>) -> Result<()> {
-    if !tx.is_postgres() {
-        return Ok(());
-    }
-    for account in accounts {
-        let sql = "SELECT rse_id FROM account_usage WHERE account = ?1 ORDER BY rse_id LOCK ROWS";
-        tx.query(sql, values![account])?;
-    }
-    let limited: Vec<i64> = tx
-        .rses()?
-        .iter()
-        .filter(|rse| rse.limits.contains_key("MaxSpaceAvailable"))
-        .map(|rse| rse.id)
-        .collect();
-    if !limited.is_empty() {
-        let sql = "SELECT rse_id FROM rse_usage WHERE source = ?2 AND rse_id IN ARRAY(?1)
-                   ORDER BY rse_id LOCK ROWS";
-        tx.query(sql, values![limited, OWN_COUNT])?;
-    }
-    Ok(())
-}
-
-/// Changes to counters, gathered during a transaction and written at its end in order.
-#[derive(Clone, Debug, Default)]
-pub struct Ledger {
-    usage: BTreeMap<(String, i64), (i64, i64)>,
-    rses: BTreeMap<i64, (i64, i64)>,
-}
-
-impl Ledger {
-    /// An account uses more (or less) of an RSE.
-    pub fn use_more(&mut self, account: &str, rse: i64, files: i64, bytes: i64) {
-        let entry = self.usage.entry((account.to_owned(), rse)).or_default();
-        *entry = (entry.0 + files, entry.1 + bytes);
-    }
-
-    /// An RSE holds more (or less).
-    pub fn hold_more(&mut self, rse: i64, files: i64, bytes: i64) {
-        let entry = self.rses.entry(rse).or_default();
-        *entry = (entry.0 + files, entry.1 + bytes);
-    }
-
-    /// Bytes gathered for an account on an RSE, not yet written.
-    #[must_use]
-    pub fn used(&self, account: &str, rse: i64) -> i64 {
-        self.usage.get(&(account.to_owned(), rse)).map_or(0, |entry| entry.1)
-    }
-
-    /// Bytes gathered for an RSE, not yet written.
-    #[must_use]
-    pub fn held(&self, rse: i64) -> i64 {
-        self.rses.get(&rse).map_or(0, |entry| entry.1)
-    }
-
-    /// Writes everything, counters by number.
-    pub fn write(self, tx: &mut Tx<'_>, now: Micros) -> Result<()> {
-        for ((account, rse), (files, bytes)) in self.usage {
-            if (files, bytes) == (0, 0) {
-                continue;
-            }
-            tx.execute(
-                "INSERT INTO account_usage (account, rse_id, files, bytes) VALUES (?1, ?2, ?3, ?4)
-                 ON CONFLICT (account, rse_id) DO UPDATE SET files = account_usage.files + excluded.files,
-                 bytes = account_usage.bytes + excluded.bytes",
-                values![account, rse, files, bytes],
-            )?;
-        }
-        for (rse, (files, bytes)) in self.rses {
-            if (files, bytes) == (0, 0) {
-                continue;
-            }
-            tx.execute(
-                "INSERT INTO rse_usage (rse_id, source, used, files, updated_at) VALUES (?1, ?2, ?3, ?4, ?5)
-                 ON CONFLICT (rse_id, source) DO UPDATE SET used = rse_usage.used + excluded.used,
-                 files = rse_usage.files + excluded.files, updated_at = excluded.updated_at",
-                values![rse, OWN_COUNT, bytes, files, now],
-            )?;
-        }
-        Ok(())
-    }
 }

@@ -1,29 +1,45 @@
 //! The catalog in PostgreSQL, shared by several servers.
 //!
 //! A connection is driven by the thread that uses it: each has a small runtime of its own, so that
-//! an answer wakes nobody else. Transactions are `READ COMMITTED` with explicit row locks.
+//! an answer wakes nobody else. Transactions are `READ COMMITTED` with explicit row locks. What
+//! needs no answer at once (the beginning of a transaction, statements whose outcome nobody asks
+//! for) is sent along with the next statement, so that it takes no round trip of its own.
 
 use std::collections::HashMap;
 
+use futures_util::future::join_all;
 use futures_util::{TryStreamExt, pin_mut};
 use tokio::runtime::Runtime;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
-use tokio_postgres::{Client, NoTls, SimpleQueryMessage, Statement};
+use tokio_postgres::{Client, SimpleQueryMessage, Statement};
 
-use super::engine::{Column, Engine, Mode, Row, Value, database, with_arrays};
+use super::address::Address;
+use super::engine::{Column, Engine, Mode, Row, Value, database, with_arrays, with_lookups};
 use crate::error::{Error, Result};
 
 /// Work tables are emptied row by row until this many dead rows have gathered in them.
-const DEAD_ROWS: u64 = 1_000;
+const DEAD_ROWS: u64 = 500;
+
+/// Plans are made anew after so many transactions: the tables have grown since.
+const PLANS_LAST: u32 = 2_000;
+
+/// So many statements are sent along with another at most.
+const ALONG: usize = 16;
 
 pub(crate) struct Postgres {
     client: Client,
     statements: HashMap<String, Statement>,
     /// Rows put into each work table since it was last truncated.
     dirty: HashMap<String, u64>,
+    /// What begins the transaction, until it is sent.
+    begin: Option<&'static str>,
+    /// Statements whose outcome nobody asked for, until they are sent.
+    waiting: Vec<(Statement, Vec<Value>)>,
     /// The transaction's number, by which its fate can be asked after a lost connection.
     transaction: Option<String>,
+    /// Transactions since plans were last made.
+    transactions: u32,
     // Dropped last: it drives the connection that the client above speaks through.
     runtime: Option<Runtime>,
 }
@@ -36,9 +52,17 @@ impl Drop for Postgres {
     }
 }
 
+/// An error of the driver with what caused it.
+pub(crate) fn with_cause(error: &tokio_postgres::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
 fn failed(error: &tokio_postgres::Error) -> Error {
     let text = error.as_db_error().map_or_else(
-        || error.to_string(),
+        || with_cause(error),
         |error| format!("{} ({})", error.message(), error.code().code()),
     );
     let Some(code) = error.code() else {
@@ -47,10 +71,7 @@ fn failed(error: &tokio_postgres::Error) -> Error {
         {
             Error::Unavailable(text)
         } else {
-            Error::Database(match std::error::Error::source(error) {
-                Some(source) => format!("{text}: {source}"),
-                None => text,
-            })
+            Error::Database(text)
         };
     };
     let again = [
@@ -65,6 +86,19 @@ fn failed(error: &tokio_postgres::Error) -> Error {
         Error::Unavailable(text)
     } else {
         Error::Database(text)
+    }
+}
+
+/// Why there is no connection. What keeps us from a server may pass; what is wrong with its
+/// certificate, or with our password, will not.
+fn unreached(error: &tokio_postgres::Error) -> Error {
+    let judged = std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<std::io::Error>())
+        .is_some_and(|source| source.kind() == std::io::ErrorKind::InvalidData);
+    match failed(error) {
+        Error::Database(text) if error.code().is_none() && !judged => Error::Unavailable(text),
+        Error::Unavailable(text) if judged => Error::Database(text),
+        other => other,
     }
 }
 
@@ -83,6 +117,7 @@ impl ToSql for Value {
             Self::Real(value) => value.to_sql(ty, out),
             Self::Text(value) => value.as_str().to_sql(ty, out),
             Self::Ints(values) => values.to_sql(ty, out),
+            Self::Texts(values) => values.to_sql(ty, out),
             Self::Int(_) => Err(format!("a number does not fit {ty}").into()),
         }
     }
@@ -96,7 +131,9 @@ impl ToSql for Value {
 
 /// `?1` becomes `$1`, `LOCK ROWS` becomes `FOR UPDATE`.
 fn rewrite(sql: &str) -> String {
-    with_arrays(sql, "= ANY (", "::bigint[])").replace('?', "$").replace("LOCK ROWS", "FOR UPDATE")
+    with_arrays(&with_lookups(sql), "= ANY (", "::bigint[])")
+        .replace('?', "$")
+        .replace("LOCK ROWS", "FOR UPDATE")
 }
 
 fn value(row: &tokio_postgres::Row, column: usize) -> Result<Value> {
@@ -116,18 +153,12 @@ fn value(row: &tokio_postgres::Row, column: usize) -> Result<Value> {
 }
 
 impl Postgres {
-    pub(crate) fn connect(url: &str) -> Result<Self> {
+    pub(crate) fn connect(address: &Address) -> Result<Self> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(database)?;
         let client = runtime.block_on(async {
             let (client, connection) =
-                tokio_postgres::connect(url, NoTls).await.map_err(|error| {
-                    match failed(&error) {
-                        // Whatever keeps us from connecting may pass.
-                        Error::Database(text) if error.code().is_none() => Error::Unavailable(text),
-                        other => other,
-                    }
-                })?;
+                address.connect().await.map_err(|error| unreached(&error))?;
             // Ends by itself when the client is dropped; what broke it shows in the next statement.
             tokio::spawn(async move { drop(connection.await) });
             Ok::<_, Error>(client)
@@ -136,12 +167,15 @@ impl Postgres {
             client,
             statements: HashMap::new(),
             dirty: HashMap::new(),
+            begin: None,
+            waiting: Vec::new(),
             transaction: None,
+            transactions: 0,
             runtime: Some(runtime),
         };
         engine.batch(
             "SET jit = off; SET random_page_cost = 1.1; SET plan_cache_mode = force_generic_plan; \
-             SET enable_mergejoin = off; SET enable_hashjoin = off; SET enable_seqscan = off; SET temp_buffers = '64MB'; SET application_name = 'mainstay'; \
+             SET enable_mergejoin = off; SET enable_seqscan = off; SET temp_buffers = '64MB'; SET application_name = 'mainstay'; \
              SET idle_in_transaction_session_timeout = '10min'",
         )?;
         Ok(engine)
@@ -201,31 +235,104 @@ fn with_statement(error: Error, sql: &str) -> Error {
     }
 }
 
+/// Sends what waits, and `last` after it, and waits for all answers.
+async fn send<T>(
+    client: &Client,
+    begin: Option<&'static str>,
+    waiting: &[(Statement, Vec<Value>)],
+    last: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
+) -> Result<(Option<String>, T)> {
+    let begun = async {
+        match begin {
+            Some(sql) => client.simple_query(sql).await,
+            None => Ok(Vec::new()),
+        }
+    };
+    let along = join_all(
+        waiting.iter().map(|(statement, params)| client.execute_raw(statement, params.as_slice())),
+    );
+    // Each is sent when it is first polled, which is in this order.
+    let (begun, along, last) = futures_util::join!(begun, along, last);
+    let mut transaction = None;
+    for message in begun.map_err(|error| failed(&error))? {
+        if let SimpleQueryMessage::Row(row) = message {
+            transaction = row.get(0).map(str::to_owned);
+        }
+    }
+    for done in along {
+        done.map_err(|error| failed(&error))?;
+    }
+    Ok((transaction, last.map_err(|error| failed(&error))?))
+}
+
+impl Postgres {
+    /// Sends what waits and what `last` makes of the connection.
+    fn flush<T>(
+        &mut self,
+        last: impl AsyncFnOnce(&Client) -> std::result::Result<T, tokio_postgres::Error>,
+    ) -> Result<T> {
+        let (begin, waiting) = (self.begin.take(), std::mem::take(&mut self.waiting));
+        let client = &self.client;
+        let (transaction, done) =
+            self.runtime().block_on(send(client, begin, &waiting, last(client)))?;
+        if begin.is_some() {
+            self.transaction = transaction;
+        }
+        Ok(done)
+    }
+
+    fn wrote(&mut self, sql: &str, changed: u64) {
+        let mut words = sql.split_whitespace();
+        let table = match words.next() {
+            Some("INSERT") => words.nth(1),
+            Some("UPDATE") => words.next(),
+            _ => None,
+        };
+        if let Some(table) = table.filter(|table| table.starts_with("w_")) {
+            self.put(table, changed);
+        }
+    }
+}
+
 impl Engine for Postgres {
     fn begin(&mut self, mode: Mode) -> Result<()> {
         self.transaction = None;
-        if mode == Mode::Read {
+        self.waiting.clear();
+        self.transactions += 1;
+        if self.transactions > PLANS_LAST {
+            self.transactions = 0;
+            self.batch("DISCARD PLANS")?;
+        }
+        self.begin = Some(match mode {
             // Reports read much of large tables; transactions that write never should.
-            return self.batch(
+            Mode::Read => {
                 "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL enable_seqscan = on; \
-                 SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on",
-            );
-        }
-        for message in self.simple("BEGIN; SELECT pg_current_xact_id()")? {
-            if let SimpleQueryMessage::Row(row) = message {
-                self.transaction = row.get(0).map(str::to_owned);
+                 SET LOCAL enable_mergejoin = on"
             }
-        }
+            Mode::Write => "BEGIN; SELECT pg_current_xact_id()",
+        });
         Ok(())
     }
 
     fn commit(&mut self) -> Result<()> {
-        self.batch("COMMIT")
+        if self.begin.is_some() {
+            if self.waiting.is_empty() {
+                // Nothing was ever sent.
+                self.begin = None;
+                return Ok(());
+            }
+            // The transaction's number must be known before it is committed.
+            self.batch("")?;
+        }
+        self.flush(async |client| client.batch_execute("COMMIT").await)
     }
 
     fn rollback(&mut self) {
-        // A connection that cannot roll back is not used again.
-        let _ = self.batch("ROLLBACK");
+        self.waiting.clear();
+        if self.begin.take().is_none() {
+            // A connection that cannot roll back is not used again.
+            let _ = self.batch("ROLLBACK");
+        }
         // Rows that were cleared in this transaction are back.
         self.dirty.values_mut().for_each(|rows| *rows = DEAD_ROWS + 1);
     }
@@ -237,12 +344,10 @@ impl Engine for Postgres {
         each: &mut dyn FnMut(Row) -> Result<()>,
     ) -> Result<()> {
         let statement = self.statement(sql)?;
-        let client = &self.client;
+        let rows = self
+            .flush(async |client| client.query_raw(&statement, params).await)
+            .map_err(|error| with_statement(error, sql))?;
         self.runtime().block_on(async {
-            let rows = client
-                .query_raw(&statement, params)
-                .await
-                .map_err(|error| with_statement(failed(&error), sql))?;
             pin_mut!(rows);
             while let Some(row) =
                 rows.try_next().await.map_err(|error| with_statement(failed(&error), sql))?
@@ -257,23 +362,23 @@ impl Engine for Postgres {
     fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
         let statement = self.statement(sql)?;
         let changed = self
-            .runtime()
-            .block_on(self.client.execute_raw(&statement, params))
-            .map_err(|error| with_statement(failed(&error), sql))?;
-        let mut words = sql.split_whitespace();
-        let table = match words.next() {
-            Some("INSERT") => words.nth(1),
-            Some("UPDATE") => words.next(),
-            _ => None,
-        };
-        if let Some(table) = table.filter(|table| table.starts_with("w_")) {
-            self.put(table, changed);
-        }
+            .flush(async |client| client.execute_raw(&statement, params).await)
+            .map_err(|error| with_statement(error, sql))?;
+        self.wrote(sql, changed);
         Ok(changed)
     }
 
+    fn later(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        if self.waiting.len() >= ALONG {
+            return self.execute(sql, params).map(drop);
+        }
+        let statement = self.statement(sql)?;
+        self.waiting.push((statement, params.to_vec()));
+        Ok(())
+    }
+
     fn batch(&mut self, sql: &str) -> Result<()> {
-        self.runtime().block_on(self.client.batch_execute(sql)).map_err(|error| failed(&error))
+        self.flush(async |client| client.batch_execute(sql).await)
     }
 
     fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
@@ -300,27 +405,22 @@ impl Engine for Postgres {
             })
             .collect();
         let changed = self
-            .runtime()
-            .block_on(self.client.execute(&statement, &params))
-            .map_err(|error| with_statement(failed(&error), &sql))?;
+            .flush(async |client| client.execute(&statement, &params).await)
+            .map_err(|error| with_statement(error, &sql))?;
         self.put(table, changed);
         Ok(())
     }
 
     fn clear(&mut self, tables: &[&str]) -> Result<()> {
-        let mut sql = String::new();
         for table in tables {
             let Some(rows) = self.dirty.get_mut(*table).filter(|rows| **rows > 0) else { continue };
+            let verb = if *rows > DEAD_ROWS { "TRUNCATE" } else { "DELETE FROM" };
             if *rows > DEAD_ROWS {
                 *rows = 0;
-                sql.push_str("TRUNCATE ");
-            } else {
-                sql.push_str("DELETE FROM ");
             }
-            sql.push_str(table);
-            sql.push(';');
+            self.later(&format!("{verb} {table}"), &[])?;
         }
-        if sql.is_empty() { Ok(()) } else { self.batch(&sql) }
+        Ok(())
     }
 
     fn is_postgres(&self) -> bool {

@@ -26,6 +26,10 @@ impl ToSql for Value {
                 let texts: Vec<String> = values.iter().map(i64::to_string).collect();
                 return Ok(ToSqlOutput::from(format!("[{}]", texts.join(","))));
             }
+            Self::Texts(values) => {
+                let texts = serde_json::Value::from(values.as_slice());
+                return Ok(ToSqlOutput::from(texts.to_string()));
+            }
         }))
     }
 }
@@ -119,33 +123,34 @@ impl Engine for Sqlite {
         Ok(changed as u64)
     }
 
+    fn later(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        self.execute(sql, params).map(drop)
+    }
+
     fn batch(&mut self, sql: &str) -> Result<()> {
         self.connection.execute_batch(sql).map_err(failed)
     }
 
     fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
         let rows = columns.first().map_or(0, |(_, column)| column.len());
-        let mut json = String::with_capacity(rows * columns.len() * 12 + 2);
-        json.push('[');
-        for row in 0..rows {
-            json.push_str(if row == 0 { "[" } else { ",[" });
-            for (at, (_, column)) in columns.iter().enumerate() {
-                if at > 0 {
-                    json.push(',');
-                }
-                push_json(&mut json, column, row);
-            }
-            json.push(']');
-        }
-        json.push(']');
         let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
-        let fields: Vec<String> = (0..names.len()).map(|at| format!("value ->> {at}")).collect();
-        let sql = format!(
-            "INSERT INTO {table} ({}) SELECT {} FROM json_each(?1)",
-            names.join(", "),
-            fields.join(", ")
-        );
-        self.execute(&sql, &[Value::Text(json)]).map(drop)
+        let marks: Vec<String> = (1..=names.len()).map(|at| format!("?{at}")).collect();
+        let sql =
+            format!("INSERT INTO {table} ({}) VALUES ({})", names.join(", "), marks.join(", "));
+        let mut statement = self.connection.prepare_cached(&sql).map_err(failed)?;
+        for row in 0..rows {
+            for (at, (_, column)) in columns.iter().enumerate() {
+                let bound = match column {
+                    Column::Int(values) => statement.raw_bind_parameter(at + 1, values[row]),
+                    Column::Text(values) => {
+                        statement.raw_bind_parameter(at + 1, values[row].as_deref())
+                    }
+                };
+                bound.map_err(failed)?;
+            }
+            statement.raw_execute().map_err(failed)?;
+        }
+        Ok(())
     }
 
     fn clear(&mut self, tables: &[&str]) -> Result<()> {
@@ -161,20 +166,5 @@ impl Engine for Sqlite {
 
     fn is_usable(&self) -> bool {
         true
-    }
-}
-
-fn push_json(json: &mut String, column: &Column, row: usize) {
-    use std::fmt::Write;
-    match column {
-        Column::Int(values) => match values[row] {
-            // Writing to a String cannot fail.
-            Some(value) => drop(write!(json, "{value}")),
-            None => json.push_str("null"),
-        },
-        Column::Text(values) => match &values[row] {
-            Some(text) => json.push_str(&serde_json::Value::String(text.clone()).to_string()),
-            None => json.push_str("null"),
-        },
     }
 }

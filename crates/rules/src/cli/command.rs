@@ -10,19 +10,30 @@ pub enum Command {
     /// List rules.
     List(List),
     /// Show one rule.
-    Show { rule: String },
+    Show {
+        /// The rule, by its id.
+        rule: String,
+    },
     /// Watch a rule until all its copies are there.
-    Watch { rule: String },
+    Watch {
+        /// The rule, by its id.
+        rule: String,
+    },
     /// Say why each copy is where it is, why it is stuck, and what would unstick it.
     Explain {
+        /// The rule, by its id.
         rule: String,
         /// Only this file (`scope:name`, or a name in the rule's scope).
         file: Option<String>,
     },
     /// Repair a stuck rule now.
-    Repair { rule: String },
+    Repair {
+        /// The rule, by its id.
+        rule: String,
+    },
     /// Delete a rule at once.
     Delete {
+        /// The rule, by its id.
         rule: String,
         /// Let it expire in an hour instead.
         #[arg(long)]
@@ -32,27 +43,47 @@ pub enum Command {
         purge: bool,
     },
     /// Move a rule to another expression; the old one goes once the new one is OK.
-    Move { rule: String, expression: String },
+    Move {
+        /// The rule, by its id.
+        rule: String,
+        /// The RSE expression.
+        expression: String,
+    },
     /// Reduce the copies of a rule that is OK.
     Reduce {
+        /// The rule, by its id.
         rule: String,
+        /// How many copies are left.
         copies: i64,
         /// Take no copies from here.
         #[arg(long)]
         exclude: Option<String>,
     },
     /// Approve a rule that waits for it.
-    Approve { rule: String },
+    Approve {
+        /// The rule, by its id.
+        rule: String,
+    },
     /// Deny a rule that waits for approval.
     Deny {
+        /// The rule, by its id.
         rule: String,
+        /// Why.
         #[arg(long)]
         reason: Option<String>,
     },
     /// Change an option of a rule, as `key=value` with a JSON value.
-    Update { rule: String, options: Vec<String> },
+    Update {
+        /// The rule, by its id.
+        rule: String,
+        /// The options, `key=value`.
+        options: Vec<String>,
+    },
     /// Evaluate an RSE expression and show which term took what.
-    Expression { expression: String },
+    Expression {
+        /// The RSE expression.
+        expression: String,
+    },
     /// Storage elements.
     #[command(subcommand)]
     Rse(RseCommand),
@@ -108,8 +139,10 @@ pub struct Add {
     /// Where copies may be made from.
     #[arg(long)]
     pub(super) source: Option<String>,
+    /// What the transfers are for.
     #[arg(long)]
     pub(super) activity: Option<String>,
+    /// A word for people.
     #[arg(long)]
     pub(super) comment: Option<String>,
     /// Safe from deletion.
@@ -121,6 +154,7 @@ pub struct Add {
     /// The injector applies it.
     #[arg(long = "async")]
     pub(super) asynchronous: bool,
+    /// RSEs that cannot be written now are targets too.
     #[arg(long)]
     pub(super) ignore_availability: bool,
     /// Wait until all copies are there.
@@ -131,10 +165,13 @@ pub struct Add {
 /// Which rules to list.
 #[derive(Clone, Debug, Default, Args)]
 pub struct List {
+    /// Only those of this account.
     #[arg(long)]
     pub(super) account: Option<String>,
+    /// Only those in this scope; `*` stands for anything.
     #[arg(long)]
     pub(super) scope: Option<String>,
+    /// Only those for this name.
     #[arg(long)]
     pub(super) name: Option<String>,
     /// REPLICATING, OK, STUCK, SUSPENDED, WAITING_APPROVAL or INJECT.
@@ -146,31 +183,71 @@ pub struct List {
 #[expect(missing_docs, reason = "the help text says it")]
 pub enum RseCommand {
     /// List RSEs, or those of an expression.
-    List { expression: Option<String> },
+    List {
+        /// Only those of this expression.
+        expression: Option<String>,
+    },
     /// Create an RSE.
     Add {
+        /// The RSE.
         rse: String,
         /// DISK or TAPE.
         #[arg(long, default_value = "DISK")]
         kind: String,
+        /// It is a staging area: rules there need a lifetime.
         #[arg(long)]
         staging: bool,
     },
     /// Show an RSE with its attributes, limits and usage.
-    Show { rse: String },
+    Show {
+        /// The RSE.
+        rse: String,
+    },
     /// Set attributes, `key=value`.
-    Set { rse: String, attributes: Vec<String> },
+    Set {
+        /// The RSE.
+        rse: String,
+        /// The attributes, `key=value`.
+        attributes: Vec<String>,
+    },
     /// Remove an attribute.
-    Unset { rse: String, key: String },
+    Unset {
+        /// The RSE.
+        rse: String,
+        /// The attribute.
+        key: String,
+    },
     /// Set a limit such as MinFreeSpace or MaxSpaceAvailable.
     #[command(allow_negative_numbers = true)]
-    Limit { rse: String, name: String, bytes: i64 },
+    Limit {
+        /// The RSE.
+        rse: String,
+        /// The name of the limit.
+        name: String,
+        /// Bytes.
+        bytes: i64,
+    },
     /// Open or close an RSE for reading, writing, deleting: `write=false`.
-    Availability { rse: String, flags: Vec<String> },
+    Availability {
+        /// The RSE.
+        rse: String,
+        /// What is open: `read=BOOL`, `write=BOOL`, `delete=BOOL`.
+        flags: Vec<String>,
+    },
     /// Report what the storage has free.
-    Usage { rse: String, used: i64, free: i64 },
+    Usage {
+        /// The RSE.
+        rse: String,
+        /// Bytes used.
+        used: i64,
+        /// Bytes free.
+        free: i64,
+    },
     /// Delete an RSE that holds nothing.
-    Delete { rse: String },
+    Delete {
+        /// The RSE.
+        rse: String,
+    },
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -180,35 +257,56 @@ pub enum AccountCommand {
     List,
     /// Create an account.
     Add {
+        /// The account.
         account: String,
         /// USER, GROUP or SERVICE.
         #[arg(long, default_value = "USER")]
         kind: String,
     },
     /// Give an account a scope.
-    Scope { account: String, scope: String },
+    Scope {
+        /// The account.
+        account: String,
+        /// The scope.
+        scope: String,
+    },
     /// Set an attribute, `key=value`.
-    Set { account: String, attribute: String },
+    Set {
+        /// The account.
+        account: String,
+        /// The attribute, `key=value`.
+        attribute: String,
+    },
 }
 
 #[derive(Clone, Debug, Subcommand)]
 #[expect(missing_docs, reason = "the help text says it")]
 pub enum QuotaCommand {
     /// Show limits and usage.
-    Show { account: String },
+    Show {
+        /// The account.
+        account: String,
+    },
     /// Set a limit on an RSE, or with --global over an expression; −1 means infinite.
     #[command(allow_negative_numbers = true)]
     Set {
+        /// The account.
         account: String,
+        /// The RSE, or with --global the expression.
         on: String,
+        /// Bytes.
         bytes: i64,
+        /// The limit is over an expression.
         #[arg(long)]
         global: bool,
     },
     /// Remove a limit.
     Unset {
+        /// The account.
         account: String,
+        /// The RSE, or with --global the expression.
         on: String,
+        /// The limit is over an expression.
         #[arg(long)]
         global: bool,
     },
@@ -218,44 +316,63 @@ pub enum QuotaCommand {
 #[expect(missing_docs, reason = "the help text says it")]
 pub enum DidCommand {
     /// Show what is below a data identifier.
-    Tree { did: String },
+    Tree {
+        /// The data identifier, `scope:name`.
+        did: String,
+    },
     /// Create a dataset, or a container.
     Add {
+        /// The data identifier, `scope:name`.
         did: String,
+        /// A container instead of a dataset.
         #[arg(long)]
         container: bool,
+        /// Seconds until it expires.
         #[arg(long)]
         lifetime: Option<i64>,
     },
     /// Attach children to a parent.
     Attach {
+        /// The dataset or container, `scope:name`.
         parent: String,
+        /// What goes in or out, `scope:name`.
         #[arg(required = true)]
         children: Vec<String>,
     },
     /// Detach children from a parent.
     Detach {
+        /// The dataset or container, `scope:name`.
         parent: String,
+        /// What goes in or out, `scope:name`.
         #[arg(required = true)]
         children: Vec<String>,
     },
     /// Close a dataset or container.
-    Close { did: String },
+    Close {
+        /// The data identifier, `scope:name`.
+        did: String,
+    },
     /// Show one data identifier.
-    Show { did: String },
+    Show {
+        /// The data identifier, `scope:name`.
+        did: String,
+    },
 }
 
 #[derive(Clone, Debug, Subcommand)]
 #[expect(missing_docs, reason = "the help text says it")]
 pub enum ReplicaCommand {
-    /// Register files on an RSE: `scope:name:bytes[:adler32]`.
+    /// Register files on an RSE.
     Add {
+        /// The RSE.
         rse: String,
+        /// The files, `scope:name:bytes[:adler32]`.
         #[arg(required = true)]
         files: Vec<String>,
     },
     /// List the replicas below data identifiers.
     List {
+        /// The data identifiers, `scope:name`.
         #[arg(required = true)]
         dids: Vec<String>,
         /// Also those that are not available.
@@ -264,13 +381,21 @@ pub enum ReplicaCommand {
     },
     /// Declare a replica bad.
     Bad {
+        /// The RSE.
         rse: String,
+        /// The file, `scope:name`.
         file: String,
+        /// Why.
         #[arg(long, default_value = "declared by hand")]
         reason: String,
     },
     /// Make a replica without locks obsolete.
-    Tombstone { rse: String, file: String },
+    Tombstone {
+        /// The RSE.
+        rse: String,
+        /// The file, `scope:name`.
+        file: String,
+    },
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -278,15 +403,20 @@ pub enum ReplicaCommand {
 pub enum TransferCommand {
     /// The files have arrived on the RSE.
     Done {
+        /// The RSE.
         rse: String,
+        /// The files, `scope:name`.
         #[arg(required = true)]
         files: Vec<String>,
     },
     /// The files could not be copied to the RSE.
     Failed {
+        /// The RSE.
         rse: String,
+        /// The files, `scope:name`.
         #[arg(required = true)]
         files: Vec<String>,
+        /// What went wrong.
         #[arg(long, default_value = "the transfer failed")]
         error: String,
     },

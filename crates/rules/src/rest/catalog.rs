@@ -28,6 +28,9 @@ pub(super) async fn dispatch(call: &Call, path: &[String]) -> Result<Reply> {
         ("replicas", &Method::POST, ["list"]) => list_replicas(call),
         ("replicas", &Method::POST, ["tombstone"]) => tombstones(call).await,
         ("replicas", &Method::POST, ["bad"]) => bad(call).await,
+        ("replicas", &Method::GET, [scope, name @ .., "datasets"]) => {
+            sites::dataset_replicas(call, Did::new(*scope, name.join("/"))).await
+        }
         ("requests", &Method::GET, [scope, name @ .., rse]) => {
             request(call, Did::new(*scope, name.join("/")), rse).await
         }
@@ -113,6 +116,10 @@ async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
                 })
                 .await?;
             Ok(whole(lines))
+        }
+        (&Method::GET, Some("meta")) => {
+            let value = call.read(move |tx| Ok(show::meta(&did::get(tx, &name)?))).await?;
+            Ok(Reply::Json(value))
         }
         (&Method::GET, Some("coverage")) => {
             let found = call.read(move |tx| replica::coverage(tx, &name)).await?;

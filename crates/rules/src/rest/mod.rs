@@ -17,7 +17,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use serde_json::{Map, Value};
 
@@ -33,6 +33,8 @@ pub struct Caller {
     pub account: String,
     /// Whether it may do everything.
     pub privileged: bool,
+    /// Whether it may only look.
+    pub read_only: bool,
 }
 
 /// What the surface needs.
@@ -55,6 +57,23 @@ pub fn router(service: Service) -> Router {
         let service = service.clone();
         async move { answer(service, request).await }
     })
+}
+
+/// Serves the surface below `path`. `who` finds the caller among what the server has put into the
+/// request's extensions, and in its headers.
+pub fn mounted(
+    path: &str,
+    service: Service,
+    who: impl Fn(&Extensions, &HeaderMap) -> Option<Caller> + Clone + Send + Sync + 'static,
+) -> Router {
+    let below = Router::new().fallback(move |mut request: Request| {
+        let service = service.clone();
+        if let Some(caller) = who(request.extensions(), request.headers()) {
+            request.extensions_mut().insert(caller);
+        }
+        async move { answer(service, request).await }
+    });
+    Router::new().nest(path, below)
 }
 
 /// One request, taken apart.
@@ -83,12 +102,13 @@ enum Reply {
 }
 
 async fn answer(service: Service, request: Request) -> Response {
+    let listing = request.uri().path().starts_with("/rses");
     match call(service, request).await {
         Ok((call, service)) => match dispatch(call).await {
             Ok(reply) => render(service, reply).await,
-            Err(error) => failure(&error),
+            Err(error) => failure(&error, listing),
         },
-        Err(error) => failure(&error),
+        Err(error) => failure(&error, false),
     }
 }
 
@@ -101,7 +121,7 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
     let open = path.len() == 1 && path[0] == "ping";
     let caller = match caller {
         Some(caller) => caller,
-        None if open => Caller { account: String::new(), privileged: false },
+        None if open => Caller { account: String::new(), privileged: false, read_only: true },
         None => {
             return Err(refuse(
                 Class::CannotAuthenticate,
@@ -212,6 +232,10 @@ impl Call {
 async fn dispatch(call: Call) -> Result<Reply> {
     let path: Vec<String> = call.path.clone();
     let Some(first) = path.first() else { return Err(no_such_path()) };
+    if call.caller.read_only && !reads(&call.method, &path) {
+        let message = format!("Account {} may only look", call.caller.account);
+        return Err(refuse(Class::AccessDenied, message));
+    }
     match first.as_str() {
         "ping" => Ok(Reply::Json(serde_json::json!({"version": "41.5.1"}))),
         "rules" => rules::dispatch(&call, &path[1..]).await,
@@ -223,6 +247,13 @@ async fn dispatch(call: Call) -> Result<Reply> {
         "mainstay" => mainstay::dispatch(&call, &path[1..]).await,
         _ => Err(no_such_path()),
     }
+}
+
+/// Whether a request changes nothing; some questions are too long for a path.
+fn reads(method: &Method, path: &[String]) -> bool {
+    let path: Vec<&str> = path.iter().map(String::as_str).collect();
+    matches!(*method, Method::GET | Method::HEAD)
+        || matches!(path.as_slice(), ["replicas", "list"] | ["locks", "bulk_locks_for_dids"])
 }
 
 fn no_such_path() -> Error {
@@ -248,14 +279,18 @@ async fn render(service: Service, reply: Reply) -> Response {
         Reply::Done => with_type(StatusCode::OK, "text/html; charset=utf-8", Body::empty()),
         Reply::Lines(lines) => match stream::body(service.catalog, lines).await {
             Ok(body) => with_type(StatusCode::OK, "application/x-json-stream", body),
-            Err(error) => failure(&error),
+            Err(error) => failure(&error, false),
         },
     }
 }
 
-/// An error as clients read it: the class decides what they raise.
-fn failure(error: &Error) -> Response {
+/// An error as clients read it: the class decides what they raise. Where RSEs are listed a wrong
+/// expression is a wrong question, elsewhere a conflict with what is there.
+fn failure(error: &Error, listing: bool) -> Response {
     let (status, class) = match error {
+        Error::Refused(refusal) if listing && refusal.class == Class::InvalidRSEExpression => {
+            (400, refusal.class.to_string())
+        }
         Error::Refused(refusal) => (refusal.class.status(), refusal.class.to_string()),
         Error::Unavailable(_) | Error::Moved => (503, "DatabaseException".to_owned()),
         _ => (500, "RucioException".to_owned()),

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::account::Usage;
-use crate::api::{Micros, Rule, show_time};
+use crate::api::{DidRecord, DidType, Micros, Rule, show_time};
 use crate::catalog::Tx;
 use crate::did::Listed;
 use crate::error::Result;
@@ -153,4 +153,48 @@ pub(super) fn usage(usage: &Usage, rse_uuid: Option<&str>) -> String {
         "{{{head}, \"bytes\": {}, \"files\": {}, \"bytes_limit\": {limit}, \"bytes_remaining\": {left}}}",
         usage.bytes, usage.files
     )
+}
+
+/// The columns of a data identifier as Rucio's own metadata shows them; what is not kept here is
+/// null.
+pub(super) fn meta(found: &DidRecord) -> Value {
+    let mut all = Map::new();
+    for key in [
+        "prod_step",
+        "events",
+        "version",
+        "guid",
+        "campaign",
+        "eol_at",
+        "task_id",
+        "is_archive",
+        "datatype",
+        "panda_id",
+        "constituent",
+        "complete",
+        "run_number",
+        "lumiblocknr",
+        "access_cnt",
+        "stream_name",
+        "provenance",
+        "phys_group",
+        "deleted_at",
+        "accessed_at",
+    ] {
+        all.insert(key.to_owned(), Value::Null);
+    }
+    let project = found.did.scope.split('.').next().unwrap_or("");
+    let lost = if found.lost { "LOST" } else { "AVAILABLE" };
+    let known = json!({
+        "scope": found.did.scope, "name": found.did.name, "account": found.account, "did_type": found.did_type,
+        "is_open": (found.did_type != DidType::File).then_some(found.is_open), "monotonic": found.monotonic,
+        "bytes": found.bytes, "length": found.length, "md5": found.md5, "adler32": found.adler32, "availability": lost,
+        "project": project, "suppressed": false, "hidden": false, "obsolete": false, "transient": false, "is_new": true,
+        "purge_replicas": true, "expired_at": time(found.expired_at), "closed_at": time(found.closed_at),
+        "created_at": time(Some(found.created_at)), "updated_at": time(Some(found.updated_at)),
+    });
+    if let Value::Object(known) = known {
+        all.extend(known);
+    }
+    Value::Object(all)
 }

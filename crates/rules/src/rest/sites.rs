@@ -1,4 +1,4 @@
-//! `/rses`, `/accounts` and `/scopes`.
+//! `/rses`, `/accounts`, `/scopes`, and what of a dataset is on which RSE.
 
 use axum::http::Method;
 use rand::SeedableRng;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::catalog::{created, wrong};
 use super::rules::{stream, whole};
 use super::{Call, Reply, no_such_path, show};
-use crate::api::show_time;
+use crate::api::{Did, ReplicaState, show_time};
 use crate::catalog::engine::values;
 use crate::error::Result;
 use crate::rse::RseSettings;
@@ -141,6 +141,32 @@ async fn list_rses(call: &Call) -> Result<Reply> {
                     taken.map(|rse| json!({"rse": rse.name}).to_string()).collect()
                 }
             })
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+/// How much of a dataset each RSE holds.
+pub(super) async fn dataset_replicas(call: &Call, name: Did) -> Result<Reply> {
+    let lines = call
+        .read(move |tx| {
+            let found = crate::did::get(tx, &name)?;
+            let (length, bytes) = crate::did::size(tx, found.id)?;
+            let rses = tx.rses()?;
+            let mut lines = Vec::new();
+            for held in crate::replica::held_by_rse(tx, found.id)? {
+                let Some(rse) = rses.iter().find(|rse| rse.id == held.rse_id) else { continue };
+                let whole = held.files == length;
+                let state = if whole { ReplicaState::Available } else { ReplicaState::Unavailable };
+                let value = json!({
+                    "scope": name.scope, "name": name.name, "rse": rse.name, "rse_id": rse.uuid,
+                    "length": length, "bytes": bytes, "available_length": held.files, "available_bytes": held.bytes,
+                    "state": state, "created_at": show_time(held.first), "updated_at": show_time(held.last),
+                    "accessed_at": show::time(held.accessed),
+                });
+                lines.push(value.to_string());
+            }
+            Ok(lines)
         })
         .await?;
     Ok(whole(lines))

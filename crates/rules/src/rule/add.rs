@@ -1,16 +1,15 @@
 //! Adding a rule: `add_replication_rule`.
 
-use std::collections::BTreeSet;
-
 use rand::{Rng, RngExt};
 
-use crate::api::{DidRecord, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
+use crate::api::{Counts, DidRecord, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
 use crate::catalog::engine::values;
-use crate::catalog::order::{Ledger, lock_counters, lock_files, lock_tree};
+use crate::catalog::ledger::Ledger;
+use crate::catalog::order::{lock_files, lock_tree};
 use crate::catalog::{Daemon, Tx};
 use crate::error::{Class, Result, refuse};
 use crate::rule::place::{self, Earlier};
-use crate::rule::{Settings, message, read, state};
+use crate::rule::{Settings, message, state};
 
 /// Creates one rule for each data identifier, all or none, and returns their identities. Locks,
 /// replicas and transfers follow at once, unless the rule is large, delayed or waits for approval.
@@ -41,16 +40,19 @@ pub fn add_replication_rule(
     for did in &dids {
         later.push(is_later(tx, new, did, settings)?);
     }
-    hold_files(tx, &dids, &later)?;
-    lock_counters(tx, &BTreeSet::from([new.account.clone()]))?;
+    let whole = dids.len() == 1;
+    if !whole {
+        hold_files(tx, &dids, &later)?;
+    }
     let mut ledger = Ledger::default();
     let mut made = Vec::with_capacity(dids.len());
     for (did, later) in dids.iter().zip(later) {
         // What is closed or approved depends on the row that is held now.
-        let Some(did) = crate::did::by_id(tx, did.id)? else {
-            return Err(crate::error::Error::Moved);
+        let found = match did.did_type {
+            DidType::File => crate::did::by_id_held(tx, did.id)?,
+            _ => crate::did::by_id(tx, did.id)?,
         };
-        let whole = dids.len() == 1;
+        let Some(did) = found else { return Err(crate::error::Error::Moved) };
         let datasets = |kind: DidType| kind == DidType::Dataset;
         let below: Vec<i64> = if whole {
             tree.down.iter().filter(|(_, kind)| datasets(**kind)).map(|(id, _)| *id).collect()
@@ -126,17 +128,11 @@ fn is_later(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord, settings: &Settings
     Ok(files >= most)
 }
 
-/// Holds the files of all rules that are applied now.
+/// Holds the files of all rules that are applied now, in one go and so in order.
 fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()> {
     let now: Vec<i64> =
         dids.iter().zip(later).filter(|(_, later)| !**later).map(|(did, _)| did.id).collect();
     if now.is_empty() || !tx.is_postgres() {
-        return Ok(());
-    }
-    if let ([did], [false]) = (dids, later)
-        && did.did_type == DidType::File
-    {
-        tx.query("SELECT id FROM dids WHERE id = ?1 LOCK ROWS", values![did.id])?;
         return Ok(());
     }
     tx.clear(&["w_files"])?;
@@ -158,8 +154,8 @@ fn add_one(
 ) -> Result<String> {
     let Work { new, did, .. } = work;
     let uuid = uuid::Builder::from_random_bytes(rng.random()).into_uuid().simple().to_string();
-    let id = insert(tx, work, &uuid, now)?;
-    let rule = read::rule_by_id(tx, id)?.ok_or_else(|| read::not_found(&uuid))?;
+    let rule = insert(tx, work, uuid, now)?;
+    let (id, uuid) = (rule.id, rule.uuid.clone());
     if new.ask_approval {
         let state = if is_auto_approved(tx, new, did)? {
             RuleState::Inject
@@ -187,7 +183,13 @@ fn add_one(
         tx.wake(Daemon::Injector);
         return Ok(uuid);
     }
-    let sets = load(tx, &rule, work.below)?;
+    let sets = if did.did_type == DidType::File {
+        Vec::new()
+    } else {
+        let sets = load(tx, &rule, work.below)?;
+        lock_files(tx)?;
+        sets
+    };
     let counts = place::place(tx, &mut plan, &sets, Earlier::None, rng, ledger, now)?;
     let applied = Rule { state: RuleState::Replicating, ..rule };
     state::settle(tx, &applied, counts, true, None, now)?;
@@ -224,26 +226,21 @@ fn is_auto_approved(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord) -> Result<b
     Ok(below(bytes, did.bytes) && below(files, did.length))
 }
 
-/// Puts the rule's files into `w_files`, each with its group, and its datasets into `w_sets`.
-pub(crate) fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec<i64>> {
+/// Puts the files of a rule on a collection into `w_files`, each with its group, and its datasets
+/// into `w_sets`.
+fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec<i64>> {
     tx.clear(&["w_files"])?;
-    if rule.did_type == DidType::File {
-        let sql =
-            "INSERT INTO w_files (did, dataset, bytes) SELECT id, 0, bytes FROM dids WHERE id = ?1";
-        tx.execute(sql, values![rule.did_id])?;
-        return Ok(Vec::new());
-    }
     let sets = place::load_sets(tx, datasets.iter().copied())?;
     let all = rule.grouping == Grouping::All;
     tx.execute(
         "INSERT INTO w_files (did, dataset, bytes) SELECT c.child, CASE WHEN ?1 = 1 THEN 0 ELSE MIN(s.ord) END, MIN(c.bytes)
-         FROM w_sets s CROSS JOIN contents c WHERE c.parent = s.id GROUP BY c.child ORDER BY c.child",
+         FROM w_sets s CROSS JOIN contents c ON (c.parent = s.id) GROUP BY c.child ORDER BY c.child",
         values![all],
     )?;
     Ok(sets)
 }
 
-fn insert(tx: &mut Tx<'_>, work: &Work<'_>, uuid: &str, now: Micros) -> Result<i64> {
+fn insert(tx: &mut Tx<'_>, work: &Work<'_>, uuid: String, now: Micros) -> Result<Rule> {
     let Work { new, did, .. } = work;
     let created = new
         .delay_injection
@@ -254,9 +251,9 @@ fn insert(tx: &mut Tx<'_>, work: &Work<'_>, uuid: &str, now: Micros) -> Result<i
          grouping, state, expires_at, eol_at, locked, activity, priority, comments, meta, notification, purge_replicas,
          ignore_availability, ignore_account_limit, split_container, subscription_id, created_at, updated_at)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 'R', ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24)
-         ON CONFLICT (did_id, account, rse_expression, copies) DO NOTHING RETURNING id",
+         ON CONFLICT (did_id, account, rse_expression, copies) WHERE soft_deleted = 0 DO NOTHING RETURNING id",
         values![
-            uuid,
+            &uuid,
             &new.account,
             did.id,
             did.did_type.letter(),
@@ -282,11 +279,49 @@ fn insert(tx: &mut Tx<'_>, work: &Work<'_>, uuid: &str, now: Micros) -> Result<i
             now
         ],
     )?;
-    rows.first().map(|row| row.int(0)).ok_or_else(|| {
+    let Some(row) = rows.first() else {
         let message = format!(
             "A rule of {} for '{}' with {} copies on '{}' already exists",
             new.account, did.did, new.copies, new.rse_expression
         );
-        refuse(Class::DuplicateRule, message)
+        return Err(refuse(Class::DuplicateRule, message));
+    };
+    Ok(Rule {
+        id: row.int(0),
+        uuid,
+        account: new.account.clone(),
+        did_id: did.id,
+        did: did.did.clone(),
+        did_type: did.did_type,
+        copies: new.copies,
+        rse_expression: new.rse_expression.clone(),
+        weight: new.weight.clone(),
+        source_replica_expression: new.source_replica_expression.clone(),
+        grouping: new.grouping,
+        state: RuleState::Replicating,
+        counts: Counts::default(),
+        expires_at: expires,
+        eol_at: new.eol_at,
+        locked: work.locked,
+        activity: new.activity.clone(),
+        priority: new.priority,
+        comments: new.comment.clone(),
+        meta: new.meta.clone(),
+        notification: new.notify,
+        purge_replicas: new.purge_replicas,
+        ignore_availability: new.ignore_availability,
+        ignore_account_limit: new.ignore_account_limit,
+        split_container: new.split_container,
+        child_rule_id: None,
+        subscription_id: new.subscription_id.clone(),
+        error: None,
+        stuck_at: None,
+        suspended_by: None,
+        incomplete: false,
+        cursor: None,
+        repair_at: 0,
+        created_at: created,
+        updated_at: now,
+        deleted_at: None,
     })
 }

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 
 use crate::api::{Micros, Rule};
 use crate::catalog::engine::values;
-use crate::catalog::order::{Ledger, lock_files, lock_rules};
+use crate::catalog::ledger::Ledger;
+use crate::catalog::order::{lock_files, lock_rules};
 use crate::catalog::{Daemon, Tx};
 use crate::error::{Class, Error, Result, refuse};
 use crate::rule::{Settings, read, state};
@@ -98,7 +99,7 @@ fn remove(
     if i64::try_from(taken).unwrap_or(i64::MAX) >= most {
         tx.execute(
             "UPDATE rules SET locks_ok_cnt = ?2, locks_replicating_cnt = ?3, locks_stuck_cnt = ?4,
-             purge_replicas = ?5, deleted_at = ?6, updated_at = ?6 WHERE id = ?1",
+             purge_replicas = ?5, soft_deleted = 1, deleted_at = ?6, updated_at = ?6 WHERE id = ?1",
             values![
                 rule.id,
                 counts.ok,
@@ -124,7 +125,8 @@ fn remove(
     Ok(Deleted::Gone)
 }
 
-/// Lets a rule expire in an hour, or sooner if it would anyway.
+/// Lets a rule expire in an hour, or sooner if it would anyway. The same rule may be asked for anew
+/// meanwhile.
 pub fn expire_replication_rule(
     tx: &mut Tx<'_>,
     uuid: &str,
@@ -139,7 +141,7 @@ pub fn expire_replication_rule(
     let soon = now.saturating_add(settings.soft_delete);
     let expires = rule.expires_at.map_or(soon, |at| at.min(soon));
     tx.execute(
-        "UPDATE rules SET expires_at = ?2, purge_replicas = ?3, updated_at = ?4 WHERE id = ?1",
+        "UPDATE rules SET expires_at = ?2, purge_replicas = ?3, soft_deleted = 1, updated_at = ?4 WHERE id = ?1",
         values![rule.id, expires, purge.unwrap_or(rule.purge_replicas), now],
     )?;
     Ok(())

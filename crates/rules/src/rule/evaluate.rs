@@ -10,9 +10,8 @@ use rand::Rng;
 use crate::api::{DidType, Grouping, Micros, Rule};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
-use crate::catalog::order::{
-    Ledger, collections, lock_counters, lock_files, lock_rules, lock_tree,
-};
+use crate::catalog::ledger::Ledger;
+use crate::catalog::order::{collections, lock_files, lock_rules, lock_tree};
 use crate::error::{Error, Result};
 use crate::rule::place::{self, Earlier};
 use crate::rule::{Settings, state, unlock};
@@ -70,7 +69,6 @@ pub fn evaluate_attach(
     let taken =
         if rules.is_empty() { 0 } else { new_files(tx, did, files_only, &rules, settings)? };
     hold(tx)?;
-    lock_counters(tx, &rules.iter().map(|rule| rule.account.clone()).collect())?;
     let mut ledger = Ledger::default();
     for rule in &rules {
         apply(tx, rule, &sets, &mut ledger, rng, now)?;
@@ -121,7 +119,7 @@ fn new_files(
             rules.iter().filter(|rule| !rule.incomplete).map(|rule| rule.id).collect();
         tx.execute(
             "INSERT INTO w_some (did, dataset, bytes) SELECT c.child, MIN(s.ord), MIN(c.bytes) FROM w_sets s
-             CROSS JOIN contents c WHERE c.parent = s.id AND EXISTS (SELECT 1 FROM rules r WHERE r.id IN ARRAY(?1)
+             CROSS JOIN contents c ON (c.parent = s.id) WHERE EXISTS (SELECT 1 FROM rules r WHERE r.id IN ARRAY(?1)
              AND NOT EXISTS (SELECT 1 FROM locks l WHERE l.rule_id = r.id AND l.did_id = c.child))
              GROUP BY c.child ORDER BY c.child LIMIT ?2",
             values![waiting, settings.bulk],

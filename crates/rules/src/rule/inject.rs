@@ -10,9 +10,8 @@ use rand::Rng;
 
 use crate::api::{Counts, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
 use crate::catalog::engine::values;
-use crate::catalog::order::{
-    Ledger, collections, lock_counters, lock_files, lock_rules, lock_tree,
-};
+use crate::catalog::ledger::Ledger;
+use crate::catalog::order::{collections, lock_files, lock_rules, lock_tree};
 use crate::catalog::{Column, Tx};
 use crate::error::{Class, Error, Refusal, Result};
 use crate::rule::place::{self, Earlier};
@@ -66,7 +65,6 @@ pub fn inject(
         "DELETE FROM w_files WHERE EXISTS (SELECT 1 FROM locks l WHERE l.rule_id = ?1 AND l.did_id = w_files.did)",
         values![rule.id],
     )?;
-    lock_counters(tx, &BTreeSet::from([rule.account.clone()]))?;
     let mut ledger = Ledger::default();
     let placed = apply(tx, &rule, &step, rng, &mut ledger, now);
     let new = match placed {
@@ -103,7 +101,9 @@ struct Step {
 
 fn next_files(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64], most: i64) -> Result<Step> {
     if rule.did_type == DidType::File {
-        add::load(tx, rule, &[])?;
+        tx.clear(&["w_files"])?;
+        let sql = "INSERT INTO w_files (did) VALUES (?1)";
+        tx.execute(sql, values![rule.did_id])?;
         return Ok(Step { sets: Vec::new(), next: None });
     }
     let (from, mut after) = rule.cursor.unwrap_or((0, 0));

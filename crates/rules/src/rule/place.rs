@@ -11,8 +11,8 @@ use rand::Rng;
 
 use crate::api::{Counts, DidType, Grouping, LockState, Micros, Rule};
 use crate::catalog::engine::values;
-use crate::catalog::order::{Ledger, OWN_COUNT};
-use crate::catalog::{ByRse, Column, Tx};
+use crate::catalog::ledger::{Ledger, OWN_COUNT};
+use crate::catalog::{ByRse, Column, Row, Tx, Value};
 use crate::decide::{Field, copy_sql};
 use crate::error::{Class, Refusal, Result, refuse};
 use crate::expression::Expression;
@@ -47,7 +47,11 @@ impl Plan<'_> {
 }
 
 /// Resolves a rule's expressions and reads what its account has left.
-pub(crate) fn prepare<'a>(tx: &mut Tx<'_>, rule: &'a Rule, ledger: &Ledger) -> Result<Plan<'a>> {
+pub(crate) fn prepare<'a>(
+    tx: &mut Tx<'_>,
+    rule: &'a Rule,
+    ledger: &mut Ledger,
+) -> Result<Plan<'a>> {
     let found = if rule.ignore_availability {
         crate::rse::resolve(tx, &rule.rse_expression)?
     } else {
@@ -65,8 +69,9 @@ pub(crate) fn prepare<'a>(tx: &mut Tx<'_>, rule: &'a Rule, ledger: &Ledger) -> R
     for rse in &targets {
         if let Some(limit) = rse.limits.get("MaxSpaceAvailable").filter(|limit| **limit >= 0) {
             let sql = "SELECT used FROM rse_usage WHERE rse_id = ?1 AND source = ?2";
-            let used = tx.number(sql, values![rse.id, OWN_COUNT])? + ledger.held(rse.id);
-            space.insert(rse.id, limit - used);
+            let held = tx.number(sql, values![rse.id, OWN_COUNT])?;
+            ledger.rests_on_space(rse.id, held, *limit);
+            space.insert(rse.id, limit - held - ledger.held(rse.id));
         }
     }
     let copies = usize::try_from(rule.copies).unwrap_or(usize::MAX);
@@ -113,24 +118,26 @@ pub(crate) fn place(
     ledger: &mut Ledger,
     now: Micros,
 ) -> Result<Counts> {
-    tx.clear(&["w_picks", "w_pairs", "w_targets", "w_sources", "w_units"])?;
     let grouped = plan.rule.did_type != DidType::File && plan.rule.grouping != Grouping::None;
     if grouped {
         let picks = choose_groups(tx, plan, sets, earlier, rng)?;
-        let pairs =
-            || picks.iter().flat_map(|(set, rses)| rses.iter().map(move |rse| (*set, *rse)));
-        tx.load(
-            "w_picks",
-            &[
-                ("dataset", Column::ints(pairs().map(|pair| pair.0))),
-                ("rse", Column::ints(pairs().map(|pair| pair.1))),
-            ],
-        )?;
+        let picks: Vec<(i64, i64)> =
+            picks.iter().flat_map(|(set, rses)| rses.iter().map(move |rse| (*set, *rse))).collect();
         lock_datasets(tx, plan.rule, sets, &picks, earlier, now)?;
+        write_units(tx, plan, &Chosen::Groups(picks), ledger, now)
     } else {
-        choose_files(tx, plan, earlier, rng)?;
+        let files = choose_files(tx, plan, earlier, rng)?;
+        write_units(tx, plan, &Chosen::Files(files), ledger, now)
     }
-    write_units(tx, plan, grouped, ledger, now)
+}
+
+/// Where copies are to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Chosen {
+    /// Group and RSE: all files of the group in `w_files` go there.
+    Groups(Vec<(i64, i64)>),
+    /// File, RSE, and the file's size.
+    Files(Vec<(i64, i64, i64)>),
 }
 
 /// The group a dataset's files are placed with.
@@ -193,12 +200,12 @@ fn keep(plan: &mut Plan<'_>, rses: &[i64], size: i64) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn coverage_rows(tx: &mut Tx<'_>, earlier: Earlier) -> Result<Vec<crate::catalog::Row>> {
+fn coverage_rows(tx: &mut Tx<'_>, earlier: Earlier) -> Result<Vec<Row>> {
     // At creation whatever is or will be there counts; later only what can be relied upon.
     let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
     let sql = format!(
-        "SELECT w.dataset, p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM w_files w CROSS JOIN replicas p
-         WHERE p.did_id = w.did AND p.state {states} GROUP BY w.dataset, p.rse_id"
+        "SELECT w.dataset, p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM w_files w CROSS JOIN replicas p ON (p.did_id = w.did)
+         WHERE p.state {states} GROUP BY w.dataset, p.rse_id"
     );
     tx.query(&sql, &[])
 }
@@ -263,28 +270,48 @@ fn lock_datasets(
     tx: &mut Tx<'_>,
     rule: &Rule,
     sets: &[i64],
-    picks: &BTreeMap<i64, Vec<i64>>,
+    picks: &[(i64, i64)],
     earlier: Earlier,
     now: Micros,
 ) -> Result<()> {
+    let all = rule.grouping == Grouping::All;
     if earlier == Earlier::Follow {
         tx.execute(
             "DELETE FROM dataset_locks WHERE rule_id = ?1 AND did_id IN (SELECT s.id FROM w_sets s JOIN w_files f
              ON f.dataset = CASE WHEN ?2 = 1 THEN 0 ELSE s.ord END)
              AND NOT EXISTS (SELECT 1 FROM contents c JOIN locks l ON l.rule_id = dataset_locks.rule_id
              AND l.did_id = c.child AND l.rse_id = dataset_locks.rse_id WHERE c.parent = dataset_locks.did_id)",
-            values![rule.id, rule.grouping == Grouping::All],
+            values![rule.id, all],
         )?;
     }
     if picks.is_empty() || sets.is_empty() {
         return Ok(());
     }
+    if sets.len() == 1 {
+        // One dataset is locked without a table of picks; so is each of few, by far the most.
+        let rses: Vec<i64> = picks.iter().map(|pick| pick.1).collect();
+        return tx.later(
+            "INSERT INTO dataset_locks (rule_id, did_id, rse_id, state, length, bytes, created_at)
+             SELECT ?1, d.id, r.id, 'R', CASE WHEN d.is_open = 0 THEN d.length END, CASE WHEN d.is_open = 0 THEN d.bytes END, ?4
+             FROM dids d CROSS JOIN rses r WHERE d.id = ?2 AND r.id IN ARRAY(?3)
+             ON CONFLICT (rule_id, did_id, rse_id) DO NOTHING",
+            values![rule.id, sets[0], rses, now],
+        );
+    }
+    tx.clear(&["w_picks"])?;
+    tx.load(
+        "w_picks",
+        &[
+            ("dataset", Column::ints(picks.iter().map(|pick| pick.0))),
+            ("rse", Column::ints(picks.iter().map(|pick| pick.1))),
+        ],
+    )?;
     tx.execute(
         "INSERT INTO dataset_locks (rule_id, did_id, rse_id, state, length, bytes, created_at)
          SELECT ?1, s.id, p.rse, 'R', CASE WHEN d.is_open = 0 THEN d.length END, CASE WHEN d.is_open = 0 THEN d.bytes END, ?3
          FROM w_sets s JOIN w_picks p ON p.dataset = CASE WHEN ?2 = 1 THEN 0 ELSE s.ord END JOIN dids d ON d.id = s.id
          WHERE TRUE ON CONFLICT (rule_id, did_id, rse_id) DO NOTHING",
-        values![rule.id, rule.grouping == Grouping::All, now],
+        values![rule.id, all, now],
     )?;
     Ok(())
 }
@@ -292,22 +319,33 @@ fn lock_datasets(
 /// A file, its size, and where it is already with how many bytes.
 type Covered = (i64, i64, Vec<(i64, i64)>);
 
-/// Chooses for each file by itself; locks the rule already has on it count.
+/// Chooses for each file in `w_files` by itself, or for the file the rule is for; locks the rule
+/// already has on it count.
 fn choose_files(
     tx: &mut Tx<'_>,
     plan: &mut Plan<'_>,
     earlier: Earlier,
     rng: &mut dyn Rng,
-) -> Result<()> {
+) -> Result<Vec<(i64, i64, i64)>> {
     let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
+    let alone = plan.rule.did_type == DidType::File;
+    let (from, end) = if alone {
+        ("dids w", "WHERE w.id = ?2")
+    } else {
+        ("(SELECT did AS id, bytes FROM w_files) AS w", "ORDER BY w.id")
+    };
     let sql = format!(
-        "SELECT w.did, w.bytes, p.rse_id, l.rse_id FROM w_files w
-         LEFT JOIN replicas p ON p.did_id = w.did AND p.state {states}
-         LEFT JOIN locks l ON l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = p.rse_id ORDER BY w.did"
+        "SELECT w.id, w.bytes, p.rse_id, l.rse_id FROM {from}
+         LEFT JOIN replicas p ON (p.did_id = w.id AND p.state {states})
+         LEFT JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.id AND l.rse_id = p.rse_id) {end}"
     );
+    let mut params = values![plan.rule.id].to_vec();
+    if alone {
+        params.push(plan.rule.did_id.into());
+    }
     let mut files: Vec<Covered> = Vec::new();
     let mut locked: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
-    tx.for_each(&sql, values![plan.rule.id], &mut |row| {
+    tx.for_each(&sql, &params, &mut |row| {
         let (did, bytes) = (row.int(0), row.int(1));
         if files.last().is_none_or(|file| file.0 != did) {
             files.push((did, bytes, Vec::new()));
@@ -320,106 +358,197 @@ fn choose_files(
         }
         Ok(())
     })?;
-    let mut pairs = (Vec::new(), Vec::new());
+    let mut chosen = Vec::new();
     for (did, size, coverage) in &files {
         let blocked = locked.get(did).map_or(&[][..], Vec::as_slice);
         let copies =
             usize::try_from(plan.rule.copies).unwrap_or(usize::MAX).saturating_sub(blocked.len());
         let wish = Wish { size: *size, coverage, follow: &[], blocked, copies };
-        for rse in plan.selector.pick(&wish, rng)? {
-            pairs.0.push(*did);
-            pairs.1.push(rse);
+        let picked = plan.selector.pick(&wish, rng)?;
+        chosen.extend(picked.into_iter().map(|rse| (*did, rse, *size)));
+    }
+    Ok(chosen)
+}
+
+impl Chosen {
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Groups(picks) => picks.is_empty(),
+            Self::Files(files) => files.is_empty(),
         }
     }
-    tx.load("w_pairs", &[("did", Column::ints(pairs.0)), ("rse", Column::ints(pairs.1))])
+
+    /// The columns of `w_picks` or `w_pairs`.
+    fn columns(&self, plan: &Plan<'_>) -> Vec<(&'static str, Column)> {
+        let rses: Vec<i64> = match self {
+            Self::Groups(picks) => picks.iter().map(|pick| pick.1).collect(),
+            Self::Files(files) => files.iter().map(|file| file.1).collect(),
+        };
+        let flag = |pick: fn(&(bool, bool)) -> bool| {
+            Column::ints(rses.iter().map(|rse| i64::from(plan.targets.get(rse).is_some_and(pick))))
+        };
+        let (writable, staging) = (flag(|both| both.0), flag(|both| both.1));
+        let mut columns = match self {
+            Self::Groups(picks) => {
+                vec![("dataset", Column::ints(picks.iter().map(|pick| pick.0)))]
+            }
+            Self::Files(files) => vec![
+                ("did", Column::ints(files.iter().map(|file| file.0))),
+                ("bytes", Column::ints(files.iter().map(|file| file.2))),
+            ],
+        };
+        columns.extend([
+            ("rse", Column::ints(rses.iter().copied())),
+            ("writable", writable),
+            ("staging", staging),
+        ]);
+        columns
+    }
 }
+
+/// The decision about each unit, from `units` (did, rse, bytes, writable, staging).
+fn decided(units: &str, plan: &Plan<'_>, sources: usize) -> String {
+    let source = match &plan.sources {
+        None => "1".to_owned(),
+        Some(_) => format!(
+            "CASE WHEN EXISTS (SELECT 1 FROM replicas s WHERE s.did_id = u.did AND s.state = 'A' AND s.rse_id IN ARRAY(?{sources}))
+             THEN 1 ELSE 0 END"
+        ),
+    };
+    let field = |field| copy_sql("before", "source", "writable", field);
+    format!(
+        "SELECT did, rse, bytes, before, staging, {} AS lock, {} AS after, {} AS transfer FROM (
+            SELECT u.did AS did, u.rse AS rse, u.bytes AS bytes, COALESCE(r.state, '-') AS before, {source} AS source,
+            u.writable AS writable, u.staging AS staging
+            FROM {units} LEFT JOIN replicas r ON (r.did_id = u.did AND r.rse_id = u.rse)) AS found",
+        field(Field::Lock),
+        field(Field::Replica),
+        field(Field::Transfer),
+    )
+}
+
+const SUMS: &str = "SELECT rse, lock, COUNT(*), CAST(SUM(bytes) AS BIGINT),
+    CAST(SUM(CASE WHEN before = '-' THEN 1 ELSE 0 END) AS BIGINT),
+    CAST(SUM(CASE WHEN before = '-' THEN bytes ELSE 0 END) AS BIGINT), CAST(SUM(transfer) AS BIGINT),
+    CAST(SUM(CASE WHEN before = '-' THEN 0 ELSE transfer END) AS BIGINT)";
+
+const NEW_REPLICAS: &str =
+    "INSERT INTO replicas (did_id, rse_id, bytes, state, lock_cnt, created_at, updated_at)
+    SELECT did, rse, bytes, after, 1, ?1, ?1";
+
+const NEW_LOCKS: &str =
+    "INSERT INTO locks (rule_id, did_id, rse_id, bytes, state, created_at, updated_at)
+    SELECT ?2, did, rse, bytes, lock, ?1, ?1";
+
+const NEW_REQUESTS: &str = "INSERT INTO requests (request_type, did_id, dest_rse_id, state, rule_id, activity, priority,
+    bytes, retry_count, requested_at, updated_at)
+    SELECT CASE WHEN staging = 1 THEN 'S' ELSE 'T' END, did, rse, 'Q', ?2, ?3, ?4, bytes, 0, ?1, ?1";
+
+const ONE_REQUEST: &str = "ON CONFLICT (did_id, dest_rse_id, request_type) DO NOTHING";
 
 /// Writes what follows from the choice: replicas, locks, requests, counters.
 pub(crate) fn write_units(
     tx: &mut Tx<'_>,
     plan: &Plan<'_>,
-    grouped: bool,
+    chosen: &Chosen,
     ledger: &mut Ledger,
     now: Micros,
 ) -> Result<Counts> {
-    load_targets(tx, plan)?;
-    let (from, on) = if grouped {
-        ("w_files f CROSS JOIN w_picks p", "p.dataset = f.dataset")
-    } else {
-        ("w_pairs p CROSS JOIN w_files f", "f.did = p.did")
-    };
-    let source = match &plan.sources {
-        None => "1",
-        Some(_) => {
-            "CASE WHEN EXISTS (SELECT 1 FROM replicas s JOIN w_sources o ON o.rse = s.rse_id
-             WHERE s.did_id = f.did AND s.state = 'A') THEN 1 ELSE 0 END"
-        }
-    };
-    let field = |field| copy_sql("before", "source", "writable", field);
-    let sql = format!(
-        "INSERT INTO w_units (did, rse, bytes, before, source, writable, staging, lock, after, transfer)
-         SELECT did, rse, bytes, before, source, writable, staging, {}, {}, {} FROM (
-            SELECT f.did AS did, p.rse AS rse, f.bytes AS bytes, COALESCE(r.state, '-') AS before, {source} AS source,
-            COALESCE(t.writable, 0) AS writable, COALESCE(t.staging, 0) AS staging
-            FROM {from} LEFT JOIN w_targets t ON t.rse = p.rse
-            LEFT JOIN replicas r ON r.did_id = f.did AND r.rse_id = p.rse WHERE {on}) AS decided ORDER BY did, rse",
-        field(Field::Lock),
-        field(Field::Replica),
-        field(Field::Transfer),
-    );
-    if tx.execute(&sql, &[])? == 0 {
+    if chosen.is_empty() {
         return Ok(Counts::default());
     }
-    write_locks(tx, plan.rule, ledger, now)
-}
-
-fn load_targets(tx: &mut Tx<'_>, plan: &Plan<'_>) -> Result<()> {
-    let flag = |pick: fn(&(bool, bool)) -> bool| {
-        Column::ints(plan.targets.values().map(|both| i64::from(pick(both))))
+    let sums = if tx.is_postgres() {
+        write_at_once(tx, plan, chosen, now)?
+    } else {
+        write_in_turn(tx, plan, chosen, now)?
     };
-    tx.load(
-        "w_targets",
-        &[
-            ("rse", Column::ints(plan.targets.keys().copied())),
-            ("writable", flag(|both| both.0)),
-            ("staging", flag(|both| both.1)),
-        ],
-    )?;
-    if let Some(sources) = &plan.sources {
-        tx.load("w_sources", &[("rse", Column::ints(sources.iter().copied()))])?;
-    }
-    Ok(())
-}
-
-/// Writes the decided units of one rule.
-fn write_locks(tx: &mut Tx<'_>, rule: &Rule, ledger: &mut Ledger, now: Micros) -> Result<Counts> {
     let mut counts = Counts::default();
-    let (mut known, mut transfers, mut fetched) = (0, 0, 0);
-    let sums = tx.query(
-        "SELECT rse, lock, COUNT(*), CAST(SUM(bytes) AS BIGINT), CAST(SUM(CASE WHEN before = '-' THEN 1 ELSE 0 END) AS BIGINT),
-         CAST(SUM(CASE WHEN before = '-' THEN bytes ELSE 0 END) AS BIGINT), CAST(SUM(transfer) AS BIGINT),
-         CAST(SUM(CASE WHEN before = '-' THEN 0 ELSE transfer END) AS BIGINT) FROM w_units GROUP BY rse, lock",
-        &[],
-    )?;
-    let mut fresh = 0;
     for row in &sums {
         let rse = row.int(0);
         counts.add(LockState::read(row.text(1)).unwrap_or(LockState::Stuck), row.int(2));
-        ledger.use_more(&rule.account, rse, row.int(2), row.int(3));
+        ledger.use_more(&plan.rule.account, rse, row.int(2), row.int(3));
         ledger.hold_more(rse, row.int(4), row.int(5));
-        known += row.int(2) - row.int(4);
-        fresh += row.int(4);
-        transfers += row.int(6);
-        fetched += row.int(7);
     }
+    Ok(counts)
+}
+
+/// PostgreSQL: one statement that decides, writes everywhere and counts.
+fn write_at_once(
+    tx: &mut Tx<'_>,
+    plan: &Plan<'_>,
+    chosen: &Chosen,
+    now: Micros,
+) -> Result<Vec<Row>> {
+    let columns = chosen.columns(plan);
+    let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+    let arrays: Vec<String> = (5..5 + columns.len()).map(|at| format!("?{at}::bigint[]")).collect();
+    let given = format!("unnest({}) AS p({})", arrays.join(", "), names.join(", "));
+    let units = match chosen {
+        Chosen::Groups(_) => format!(
+            "(SELECT f.did, f.bytes, p.rse, p.writable, p.staging FROM w_files f JOIN {given} ON p.dataset = f.dataset
+             ORDER BY f.did, p.rse) AS u"
+        ),
+        Chosen::Files(_) => format!("(SELECT * FROM {given} ORDER BY did, rse) AS u"),
+    };
+    let sql = format!(
+        "WITH decided AS MATERIALIZED ({}),
+         fresh AS ({NEW_REPLICAS} FROM decided WHERE before = '-'),
+         known AS (UPDATE replicas SET lock_cnt = lock_cnt + 1, tombstone = NULL, updated_at = ?1,
+            state = CASE WHEN d.transfer = 1 THEN 'C' ELSE replicas.state END FROM decided d
+            WHERE replicas.did_id = d.did AND replicas.rse_id = d.rse AND d.before <> '-'),
+         held AS ({NEW_LOCKS} FROM decided),
+         asked AS ({NEW_REQUESTS} FROM decided WHERE transfer = 1 {ONE_REQUEST})
+         {SUMS} FROM decided GROUP BY rse, lock",
+        decided(&units, plan, 5 + columns.len()),
+    );
+    let rule = plan.rule;
+    let mut params = values![now, rule.id, &rule.activity, rule.priority].to_vec();
+    params.extend(columns.into_iter().map(|(_, column)| Value::from(column.into_ints())));
+    if let Some(sources) = &plan.sources {
+        params.push(sources.iter().copied().collect::<Vec<i64>>().into());
+    }
+    tx.query(&sql, &params)
+}
+
+/// SQLite: the same by way of `w_units`.
+fn write_in_turn(
+    tx: &mut Tx<'_>,
+    plan: &Plan<'_>,
+    chosen: &Chosen,
+    now: Micros,
+) -> Result<Vec<Row>> {
+    let columns = chosen.columns(plan);
+    let units = match chosen {
+        Chosen::Groups(_) => {
+            tx.clear(&["w_picks", "w_units"])?;
+            tx.load("w_picks", &columns)?;
+            "(SELECT f.did AS did, f.bytes AS bytes, p.rse AS rse, p.writable AS writable, p.staging AS staging
+              FROM w_files f CROSS JOIN w_picks p ON (p.dataset = f.dataset)) AS u"
+        }
+        Chosen::Files(_) => {
+            tx.clear(&["w_pairs", "w_units"])?;
+            tx.load("w_pairs", &columns)?;
+            "w_pairs AS u"
+        }
+    };
+    let sql = format!(
+        "INSERT INTO w_units (did, rse, bytes, before, staging, lock, after, transfer) {}",
+        decided(units, plan, 1)
+    );
+    let sources: Vec<Value> = plan
+        .sources
+        .iter()
+        .map(|sources| sources.iter().copied().collect::<Vec<i64>>().into())
+        .collect();
+    tx.execute(&sql, &sources)?;
+    let sums = tx.query(&format!("{SUMS} FROM w_units GROUP BY rse, lock"), &[])?;
+    let sum = |column: usize| sums.iter().map(|row| row.int(column)).sum::<i64>();
+    let (all, fresh, transfers, fetched) = (sum(2), sum(4), sum(6), sum(7));
     if fresh > 0 {
-        tx.execute(
-            "INSERT INTO replicas (did_id, rse_id, bytes, state, lock_cnt, created_at, updated_at)
-             SELECT did, rse, bytes, after, 1, ?1, ?1 FROM w_units WHERE before = '-' ORDER BY did, rse",
-            values![now],
-        )?;
+        let sql = format!("{NEW_REPLICAS} FROM w_units WHERE before = '-' ORDER BY did, rse");
+        tx.execute(&sql, values![now])?;
     }
-    if known > 0 {
+    if all > fresh {
         tx.execute(
             "UPDATE replicas SET lock_cnt = lock_cnt + 1, tombstone = NULL, updated_at = ?1
              WHERE (did_id, rse_id) IN (SELECT did, rse FROM w_units WHERE before <> '-')",
@@ -431,18 +560,14 @@ fn write_locks(tx: &mut Tx<'_>, rule: &Rule, ledger: &mut Ledger, now: Micros) -
             SELECT did, rse FROM w_units WHERE before <> '-' AND transfer = 1)";
         tx.execute(sql, &[])?;
     }
-    tx.execute(
-        "INSERT INTO locks (rule_id, did_id, rse_id, bytes, state, created_at, updated_at)
-         SELECT ?1, did, rse, bytes, lock, ?2, ?2 FROM w_units ORDER BY did, rse",
-        values![rule.id, now],
-    )?;
+    let rule = plan.rule;
+    let sql = format!("{NEW_LOCKS} FROM w_units ORDER BY did, rse");
+    tx.execute(&sql, values![now, rule.id])?;
     if transfers > 0 {
-        tx.execute(
-            "INSERT INTO requests (request_type, did_id, dest_rse_id, state, rule_id, activity, priority, bytes, retry_count,
-             requested_at, updated_at) SELECT CASE WHEN staging = 1 THEN 'S' ELSE 'T' END, did, rse, 'Q', ?1, ?2, ?3, bytes, 0, ?4, ?4
-             FROM w_units WHERE transfer = 1 ORDER BY did, rse ON CONFLICT (did_id, dest_rse_id, request_type) DO NOTHING",
-            values![rule.id, &rule.activity, rule.priority, now],
-        )?;
+        let sql = format!(
+            "{NEW_REQUESTS} FROM w_units WHERE transfer = 1 ORDER BY did, rse {ONE_REQUEST}"
+        );
+        tx.execute(&sql, values![now, rule.id, &rule.activity, rule.priority])?;
     }
-    Ok(counts)
+    Ok(sums)
 }

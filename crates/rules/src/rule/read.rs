@@ -62,6 +62,15 @@ pub(crate) fn by_ids(tx: &mut Tx<'_>, ids: Vec<i64>) -> Result<Vec<Rule>> {
     Ok(tx.query(&sql, values![ids])?.iter().map(from_row).collect())
 }
 
+/// The same on PostgreSQL, with the rules that wait for them, all held in order.
+pub(crate) fn held_by_ids(tx: &mut Tx<'_>, ids: Vec<i64>) -> Result<Vec<Rule>> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.id = ANY (ARRAY(SELECT unnest(?1::bigint[])
+         UNION SELECT p.id FROM rules p WHERE p.child_rule_id IN ARRAY(?1))) ORDER BY r.id LOCK ROWS OF r"
+    );
+    Ok(tx.query(&sql, values![ids])?.iter().map(from_row).collect())
+}
+
 pub(crate) fn not_found(uuid: &str) -> Error {
     let shown: String = uuid.chars().take(60).collect();
     refuse(Class::RuleNotFound, format!("No rule with the id {shown} found"))

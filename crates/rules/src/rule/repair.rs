@@ -10,10 +10,11 @@ use rand::Rng;
 
 use crate::api::{Counts, DidType, Grouping, LockState, Micros, Rule, RuleState};
 use crate::catalog::engine::values;
-use crate::catalog::order::{Ledger, lock_counters, lock_files, lock_rules, lock_tree};
+use crate::catalog::ledger::Ledger;
+use crate::catalog::order::{lock_files, lock_rules, lock_tree};
 use crate::catalog::{Column, Tx};
 use crate::error::{Error, Result};
-use crate::rule::place::{self, Earlier, Plan};
+use crate::rule::place::{self, Chosen, Earlier, Plan};
 use crate::rule::{Settings, read, state, unlock};
 use crate::select::Wish;
 
@@ -90,10 +91,9 @@ const FILES: &str = "(SELECT DISTINCT c.child AS did FROM contents c WHERE c.par
 impl Repair<'_> {
     fn run(&mut self, tx: &mut Tx<'_>, rng: &mut dyn Rng) -> Result<()> {
         self.hold_files(tx)?;
-        lock_counters(tx, &BTreeSet::from([self.rule.account.clone()]))?;
         self.drop_surplus(tx)?;
         self.take_what_came(tx)?;
-        let plan = place::prepare(tx, self.rule, &self.ledger);
+        let plan = place::prepare(tx, self.rule, &mut self.ledger);
         let mut plan = match plan {
             Ok(plan) => plan,
             Err(error) => return self.note(error),
@@ -180,7 +180,8 @@ impl Repair<'_> {
         if grouped {
             tx.execute(
                 "INSERT INTO w_files (did, dataset, bytes) SELECT w.did, CASE WHEN ?1 = 1 THEN 0 ELSE MIN(s.ord) END, MIN(w.bytes)
-                 FROM w_some w CROSS JOIN contents c CROSS JOIN w_sets s WHERE c.child = w.did AND s.id = c.parent AND w.dataset = 0 GROUP BY w.did",
+                 FROM w_some w CROSS JOIN contents c ON (c.child = w.did) JOIN w_sets s ON s.id = c.parent
+                 WHERE w.dataset = 0 GROUP BY w.did",
                 values![self.rule.grouping == Grouping::All],
             )?;
             place::place(tx, plan, &sets, Earlier::Follow, rng, &mut self.ledger, self.now)?;
@@ -204,7 +205,7 @@ impl Repair<'_> {
         let follow: Vec<i64> =
             tx.query(sql, values![self.rule.id])?.iter().map(|row| row.int(0)).collect();
         let files = self.files_with_locks(tx)?;
-        let mut pairs = (Vec::new(), Vec::new());
+        let mut chosen = Vec::new();
         for (did, file) in &files {
             let copies = usize::try_from(self.rule.copies)
                 .unwrap_or(usize::MAX)
@@ -216,23 +217,19 @@ impl Repair<'_> {
                 blocked: &file.locked,
                 copies,
             };
-            for rse in plan.selector.pick(&wish, rng)? {
-                pairs.0.push(*did);
-                pairs.1.push(rse);
-            }
+            let picked = plan.selector.pick(&wish, rng)?;
+            chosen.extend(picked.into_iter().map(|rse| (*did, rse, file.bytes)));
         }
-        tx.clear(&["w_pairs", "w_targets", "w_sources", "w_units"])?;
-        tx.load("w_pairs", &[("did", Column::ints(pairs.0)), ("rse", Column::ints(pairs.1))])?;
-        place::write_units(tx, plan, false, &mut self.ledger, self.now)?;
+        place::write_units(tx, plan, &Chosen::Files(chosen), &mut self.ledger, self.now)?;
         Ok(())
     }
 
     /// The files in `w_files` with where they are and where this rule locks them.
     fn files_with_locks(&self, tx: &mut Tx<'_>) -> Result<BTreeMap<i64, FileOf>> {
         let mut files: BTreeMap<i64, FileOf> = BTreeMap::new();
-        let sql = "SELECT w.did, d.bytes, p.rse_id, p.state, l.rse_id FROM w_files w LEFT JOIN dids d ON d.id = w.did
-            LEFT JOIN replicas p ON p.did_id = w.did
-            LEFT JOIN locks l ON l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = p.rse_id";
+        let sql = "SELECT w.did, d.bytes, p.rse_id, p.state, l.rse_id FROM w_files w LEFT JOIN dids d ON (d.id = w.did)
+            LEFT JOIN replicas p ON (p.did_id = w.did)
+            LEFT JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = p.rse_id)";
         for row in tx.query(sql, values![self.rule.id])? {
             let file = files.entry(row.int(0)).or_default();
             file.bytes = row.int(1);
@@ -277,39 +274,39 @@ impl Repair<'_> {
         tx.execute(sql, values![self.rule.id, self.settings.bulk])?;
         let files = self.files_with_locks(tx)?;
         let sql = "SELECT did_id, rse_id, bytes FROM locks WHERE rule_id = ?1 AND state = 'S' AND did_id IN (SELECT did FROM w_files)";
-        let mut moves = Vec::new();
+        let mut moves: Vec<(i64, i64, i64, i64)> = Vec::new();
         for row in tx.query(sql, values![self.rule.id])? {
             let (did, rse, size) = (row.int(0), row.int(1), row.int(2));
             let Some(file) = files.get(&did) else { continue };
             let mut blocked = file.locked.clone();
-            blocked.extend(moves.iter().filter(|(file, _, _)| *file == did).map(|(_, _, to)| *to));
+            blocked.extend(moves.iter().filter(|unit| unit.0 == did).map(|unit| unit.2));
             let wish =
                 Wish { size, coverage: &file.coverage, follow: &[], blocked: &blocked, copies: 1 };
             if let Some(to) =
                 plan.selector.pick(&wish, rng).ok().and_then(|picked| picked.first().copied())
             {
-                moves.push((did, rse, to));
+                moves.push((did, rse, to, size));
             }
         }
         if moves.is_empty() {
             return Ok(());
         }
-        tx.clear(&["w_pairs", "w_units", "w_targets", "w_sources", "w_files"])?;
-        let ints = |pick: fn(&(i64, i64, i64)) -> i64| Column::ints(moves.iter().map(pick));
-        tx.load("w_pairs", &[("did", ints(|unit| unit.0)), ("rse", ints(|unit| unit.1))])?;
+        tx.clear(&["w_pairs", "w_units"])?;
+        tx.load(
+            "w_pairs",
+            &[
+                ("did", Column::ints(moves.iter().map(|unit| unit.0))),
+                ("rse", Column::ints(moves.iter().map(|unit| unit.1))),
+            ],
+        )?;
         tx.execute(
             "INSERT INTO w_units (did, rse, bytes, lock) SELECT l.did_id, l.rse_id, l.bytes, l.state FROM w_pairs w
-             JOIN locks l ON l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = w.rse",
+             CROSS JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = w.rse)",
             values![self.rule.id],
         )?;
         unlock::remove_locks(tx, self.rule, true, &mut self.ledger, self.now)?;
-        tx.clear(&["w_pairs", "w_units"])?;
-        tx.load("w_pairs", &[("did", ints(|unit| unit.0)), ("rse", ints(|unit| unit.2))])?;
-        tx.execute(
-            "INSERT INTO w_files (did, dataset, bytes) SELECT DISTINCT w.did, 0, d.bytes FROM w_pairs w JOIN dids d ON d.id = w.did",
-            &[],
-        )?;
-        place::write_units(tx, plan, false, &mut self.ledger, self.now)?;
+        let chosen = moves.iter().map(|(did, _, to, size)| (*did, *to, *size)).collect();
+        place::write_units(tx, plan, &Chosen::Files(chosen), &mut self.ledger, self.now)?;
         Ok(())
     }
 

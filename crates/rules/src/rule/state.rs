@@ -9,14 +9,13 @@ use crate::rule::message;
 
 /// Appends the rule to its history.
 pub(crate) fn history(tx: &mut Tx<'_>, rule: i64, event: &str, now: Micros) -> Result<()> {
-    tx.execute(
+    tx.later(
         "INSERT INTO rules_history (rule_uuid, did_id, event, account, rse_expression, copies, state, locks_ok_cnt,
          locks_replicating_cnt, locks_stuck_cnt, created_at, updated_at)
          SELECT uuid, did_id, ?2, account, rse_expression, copies, state, locks_ok_cnt, locks_replicating_cnt,
          locks_stuck_cnt, created_at, ?3 FROM rules WHERE id = ?1",
         values![rule, event, now],
-    )?;
-    Ok(())
+    )
 }
 
 /// Writes the counters of a locked rule and the state that follows from them. `rule` is the rule
@@ -48,7 +47,7 @@ pub(crate) fn settle(
     let newly_stuck = state == RuleState::Stuck && rule.state != RuleState::Stuck;
     let repair_at = if newly_stuck { now } else { rule.repair_at };
     let suspended_by = if state == RuleState::Suspended { rule.suspended_by.clone() } else { None };
-    tx.execute(
+    tx.later(
         "UPDATE rules SET state = ?2, locks_ok_cnt = ?3, locks_replicating_cnt = ?4, locks_stuck_cnt = ?5, error = ?6,
          stuck_at = ?7, incomplete = ?8, repair_at = ?9, suspended_by = ?10, updated_at = ?11 WHERE id = ?1",
         values![
@@ -85,7 +84,7 @@ pub(crate) fn entered(tx: &mut Tx<'_>, rule: &Rule, state: RuleState, now: Micro
     };
     if rule.did_type != crate::api::DidType::File {
         let sql = "UPDATE dataset_locks SET state = ?2 WHERE rule_id = ?1 AND state <> ?2";
-        tx.execute(sql, values![rule.id, lock])?;
+        tx.later(sql, values![rule.id, lock])?;
     }
     history(tx, rule.id, "state", now)?;
     if state == RuleState::Ok {

@@ -123,7 +123,7 @@ fn end(tx: &mut Tx<'_>, units: &[(i64, i64)], outcome: Outcome<'_>, now: Micros)
         "UPDATE locks SET state = '{letter}', updated_at = ?1 WHERE {} AND state <> '{letter}'",
         units.within("did_id", "rse_id", 1)
     );
-    tx.execute(&sql, &units.params(vec![Value::Int(now)]))?;
+    tx.later(&sql, &units.params(vec![Value::Int(now)]))?;
     archive(tx, &units, outcome, now)?;
     for rule in &rules {
         let Some(here) = locks.get(&rule.id) else { continue };
@@ -165,10 +165,9 @@ fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) ->
         state.letter(),
         units.within("did_id", "dest_rse_id", 2)
     );
-    tx.execute(&sql, &units.params(vec![Value::Int(now), Value::from(error)]))?;
+    tx.later(&sql, &units.params(vec![Value::Int(now), Value::from(error)]))?;
     let sql = format!("DELETE FROM requests WHERE {}", units.within("did_id", "dest_rse_id", 0));
-    tx.execute(&sql, &units.params(Vec::new()))?;
-    Ok(())
+    tx.later(&sql, &units.params(Vec::new()))
 }
 
 /// Moves the rule's locks `here` to their new state.

@@ -2,7 +2,7 @@
 
 use crate::api::{Counts, LockState, Micros, Rule};
 use crate::catalog::engine::values;
-use crate::catalog::order::Ledger;
+use crate::catalog::ledger::Ledger;
 use crate::catalog::{Daemon, Tx};
 use crate::error::Result;
 
@@ -48,8 +48,8 @@ pub(crate) fn remove_locks(
 
 /// Cancels the transfers of `w_units` to replicas that nobody locks any more.
 fn cancel(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
-    let unwanted = "(SELECT u.did, u.rse FROM w_units u CROSS JOIN replicas p
-        WHERE p.did_id = u.did AND p.rse_id = u.rse AND p.lock_cnt = 0)";
+    let unwanted = "(SELECT u.did, u.rse FROM w_units u CROSS JOIN replicas p ON (p.did_id = u.did AND p.rse_id = u.rse)
+        WHERE p.lock_cnt = 0)";
     archive(tx, unwanted, "'X'", now)
 }
 

@@ -9,7 +9,8 @@ use crate::api::{
     Counts, Did, DidType, Grouping, Micros, NewRule, Notification, Rule, RuleState, SECOND,
 };
 use crate::catalog::engine::values;
-use crate::catalog::order::{Ledger, lock_counters, lock_files, lock_rules, lock_tree};
+use crate::catalog::ledger::Ledger;
+use crate::catalog::order::{lock_files, lock_rules, lock_tree};
 use crate::catalog::{Daemon, Tx};
 use crate::error::{Class, Error, Result, refuse};
 use crate::rule::{Settings, add, delete, read, state};
@@ -92,6 +93,7 @@ fn update_one(
                 ),
             };
             tx.wake(Daemon::Cleaner);
+            revive(tx, rule)?;
             set(tx, rule, "expires_at", seconds.map(|seconds| now + seconds * SECOND))
         }
         "eol_at" => match value {
@@ -159,23 +161,40 @@ pub(crate) fn read_time(text: &str) -> Option<Micros> {
     Some(stamp.as_microsecond())
 }
 
+/// Fails when the account has another such rule.
+fn check_key(tx: &mut Tx<'_>, rule: &Rule, account: &str) -> Result<()> {
+    let key = "SELECT 1 FROM rules WHERE did_id = ?1 AND account = ?2 AND rse_expression = ?3 AND copies = ?4
+        AND soft_deleted = 0 AND id <> ?5";
+    let params = values![rule.did_id, account, &rule.rse_expression, rule.copies, rule.id].to_vec();
+    if tx.first(key, &params)?.is_some() {
+        return Err(refuse(Class::DuplicateRule, format!("{account} has such a rule already")));
+    }
+    Ok(())
+}
+
+/// A rule that gets another lifetime is no longer deleted, unless one like it was made meanwhile.
+fn revive(tx: &mut Tx<'_>, rule: &Rule) -> Result<()> {
+    check_key(tx, rule, &rule.account)?;
+    tx.execute(
+        "UPDATE rules SET soft_deleted = 0 WHERE id = ?1 AND deleted_at IS NULL",
+        values![rule.id],
+    )
+    .map(drop)
+}
+
 fn move_account(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
     let account = value.as_str().ok_or_else(|| invalid("account is a name"))?;
     crate::account::check_exists(tx, account)?;
     if account == rule.account {
         return Ok(());
     }
-    lock_counters(tx, &BTreeSet::from([rule.account.clone(), account.to_owned()]))?;
     let sql = "SELECT rse_id, COUNT(*), CAST(SUM(bytes) AS BIGINT) FROM locks WHERE rule_id = ?1 GROUP BY rse_id";
     let mut ledger = Ledger::default();
     for row in tx.query(sql, values![rule.id])? {
         ledger.use_more(&rule.account, row.int(0), -row.int(1), -row.int(2));
         ledger.use_more(account, row.int(0), row.int(1), row.int(2));
     }
-    let key = "SELECT 1 FROM rules WHERE did_id = ?1 AND account = ?2 AND rse_expression = ?3 AND copies = ?4";
-    if tx.first(key, values![rule.did_id, account, &rule.rse_expression, rule.copies])?.is_some() {
-        return Err(refuse(Class::DuplicateRule, format!("{account} has such a rule already")));
-    }
+    check_key(tx, rule, account)?;
     set(tx, rule, "account", account)?;
     ledger.write(tx, rule.updated_at)
 }

@@ -94,8 +94,13 @@ fn take(world: &World, step: &Step, rules: &mut Vec<String>) {
     }
 }
 
+/// How many histories are tried, unless `PROPTEST_CASES` says otherwise.
+fn cases(usual: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(40), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Usage is the sum of locks, copies are on distinct RSEs, counters are right, no lock is
     /// outside its tree: the checker is clean after every history, and again once judged.

@@ -5,7 +5,10 @@
 mod cases;
 mod checker;
 mod concurrency;
+mod defects;
+mod judge;
 mod large;
 mod laws;
 mod surface;
+mod tls;
 mod world;

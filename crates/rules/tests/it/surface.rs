@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use clap::Parser;
+use mainstay_rules::api::{Grouping, NewRule};
 use mainstay_rules::cli::{self, Command, Format, Local, Remote};
 use mainstay_rules::judge::Machine;
-use mainstay_rules::rest::Service;
+use mainstay_rules::rest::{Caller, Service};
 use serde_json::{Value, json};
 
 use crate::world::World;
@@ -128,5 +129,121 @@ fn answers_have_the_statuses_and_classes_clients_know() {
     ] {
         let (status, _) = shell.call("GET", hostile, Value::Null);
         assert!((400..500).contains(&status), "{hostile}: {status}");
+    }
+}
+
+/// What a caller gets, by way of the mounted surface.
+fn as_account(
+    world: &World,
+    account: &str,
+    method: &str,
+    path: &str,
+    body: Value,
+) -> (u16, String) {
+    let service = Service {
+        catalog: world.catalog.clone(),
+        settings: world.settings.clone(),
+        around: Arc::new(Machine),
+    };
+    let account = account.to_owned();
+    let router = mainstay_rules::rest::mounted("/rucio", service, move |_, _| {
+        (account != "nobody").then(|| Caller {
+            account: account.clone(),
+            privileged: false,
+            read_only: account == "viewer",
+        })
+    });
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let request = axum::http::Request::builder()
+        .method(method)
+        .uri(format!("/rucio{path}"))
+        .body(axum::body::Body::from(body))
+        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let answer = tower::ServiceExt::oneshot(router, request).await.unwrap();
+        let status = answer.status().as_u16();
+        let bytes = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
+        (status, String::from_utf8_lossy(&bytes).into_owned())
+    })
+}
+
+#[test]
+fn d15_refusals_carry_their_class() {
+    let world = World::sqlite();
+    world.f4();
+    world.dataset("ds", 1, 1, "R1");
+    let uuid = world.add(&NewRule { locked: true, ..World::new_rule("ds", 1, "R1") });
+    let shell = Shell::over(&world);
+    let rule = json!({"dids": [{"scope": "s", "name": "ds"}], "copies": 1, "rse_expression": "R2",
+        "account": "jdoe", "source_replica_expression": "NOWHERE"});
+    for (method, path, body, status, class) in [
+        ("POST", "/rules/".to_owned(), rule, 409, "InvalidSourceReplicaExpression"),
+        ("DELETE", format!("/rules/{uuid}"), json!({}), 409, "UnsupportedOperation"),
+        ("GET", "/rses/?expression=R1%7C".to_owned(), Value::Null, 400, "InvalidRSEExpression"),
+        ("GET", "/rses/?expression=NOWHERE".to_owned(), Value::Null, 400, "InvalidRSEExpression"),
+        ("GET", "/rules/none".to_owned(), Value::Null, 404, "RuleNotFound"),
+    ] {
+        let (got, text) = shell.call(method, &path, body);
+        assert_eq!(got, status, "{method} {path}: {text}");
+        assert!(text.contains(class), "{text}");
+    }
+}
+
+#[test]
+fn d16_owners_manage_their_own_rules() {
+    let world = World::sqlite();
+    world.f4();
+    world.dataset("ds", 1, 1, "R1");
+    let uuid = world.rule("ds", 1, "R1", Grouping::Dataset);
+    let path = format!("/rules/{uuid}");
+    let change = json!({"options": {"comment": "mine"}});
+    for (account, method, status) in [
+        ("nobody", "PUT", 401),
+        ("alice", "PUT", 403),
+        ("viewer", "PUT", 403),
+        ("viewer", "GET", 200),
+        ("jdoe", "PUT", 200),
+        ("alice", "DELETE", 403),
+        ("jdoe", "DELETE", 200),
+    ] {
+        let (got, text) = as_account(&world, account, method, &path, change.clone());
+        assert_eq!(got, status, "{account} {method}: {text}");
+    }
+    // What is softly deleted does not keep its key: the same rule can be asked for again.
+    let new = json!({"dids": [{"scope": "s", "name": "ds"}], "copies": 1, "rse_expression": "R1", "account": "jdoe"});
+    let (status, text) = as_account(&world, "jdoe", "POST", "/rules/", new);
+    assert_eq!(status, 201, "{text}");
+    world.judge(mainstay_rules::catalog::Daemon::Evaluator);
+    world.check();
+}
+
+#[test]
+fn what_is_known_of_a_dataset_is_shown_as_clients_expect() {
+    for world in World::each() {
+        world.f4();
+        let files = world.dataset("ds", 3, 10, "R1");
+        world.files(&files[..2], 10, "R2");
+        let shell = Shell::over(&world);
+        let (status, text) = shell.call("GET", "/dids/s/ds/meta?plugin=DID_COLUMN", Value::Null);
+        assert_eq!(status, 200);
+        let meta: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(meta.as_object().unwrap().len(), 42, "the 42 columns of a data identifier");
+        assert_eq!((&meta["did_type"], &meta["is_open"]), (&json!("DATASET"), &json!(true)));
+        let (status, text) = shell.call("GET", "/replicas/s/ds/datasets", Value::Null);
+        assert_eq!(status, 200);
+        let held: Vec<(String, i64, String)> = text
+            .lines()
+            .map(|line| {
+                let row: Value = serde_json::from_str(line).unwrap();
+                let text = |key: &str| row[key].as_str().unwrap().to_owned();
+                (text("rse"), row["available_length"].as_i64().unwrap(), text("state"))
+            })
+            .collect();
+        let expected = [
+            ("R1".to_owned(), 3, "AVAILABLE".to_owned()),
+            ("R2".to_owned(), 2, "UNAVAILABLE".to_owned()),
+        ];
+        assert_eq!(held, expected);
     }
 }

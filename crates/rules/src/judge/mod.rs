@@ -3,20 +3,20 @@
 //! [`pass`] is one pass of one daemon: it looks for work and does each piece in a transaction of
 //! its own, so that it may be stopped at any instant and run again, by several servers at once.
 //! A pass takes no hint about what happened; it reads what is to be done. [`Judge`] runs all six
-//! in a server: woken by work of this server, and by the clock for that of others.
+//! in a server.
+
+mod run;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+pub use run::{Judge, beat};
 
 use crate::api::{Micros, RequestState, SECOND};
 use crate::catalog::engine::values;
 use crate::catalog::{Catalog, Daemon, Tx};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::reap;
 use crate::rule::delete::Deleted;
 use crate::rule::evaluate::{Evaluated, evaluate_attach, evaluate_detach};
@@ -310,107 +310,4 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         done.more |= full && done.failed == 0;
     }
     Ok(done)
-}
-
-/// All daemons of one server.
-#[derive(Debug)]
-pub struct Judge {
-    tasks: TaskTracker,
-    stop: CancellationToken,
-}
-
-const DAEMONS: [(Daemon, Duration); 6] = [
-    (Daemon::Evaluator, Duration::from_secs(30)),
-    (Daemon::Repairer, Duration::from_secs(60)),
-    (Daemon::Cleaner, Duration::from_secs(60)),
-    (Daemon::Injector, Duration::from_secs(60)),
-    (Daemon::Finisher, Duration::from_secs(30)),
-    (Daemon::Reaper, Duration::from_secs(60)),
-];
-
-impl Judge {
-    /// Starts the daemons. `server` names this process among those that share the catalog.
-    #[must_use]
-    pub fn start(
-        catalog: Catalog,
-        settings: Settings,
-        server: String,
-        around: Arc<dyn Surroundings>,
-        storage: Arc<dyn Storage>,
-    ) -> Self {
-        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        for (daemon, every) in DAEMONS {
-            let runner = Runner {
-                catalog: catalog.clone(),
-                settings: settings.clone(),
-                server: server.clone(),
-                around: Arc::clone(&around),
-                storage: Arc::clone(&storage),
-                daemon,
-                every,
-            };
-            tasks.spawn(runner.run(stop.clone()));
-        }
-        tasks.close();
-        Self { tasks, stop }
-    }
-
-    /// Stops the daemons after what they are at, and waits for them.
-    pub async fn stop(self) {
-        self.stop.cancel();
-        self.tasks.wait().await;
-    }
-}
-
-struct Runner {
-    catalog: Catalog,
-    settings: Settings,
-    server: String,
-    around: Arc<dyn Surroundings>,
-    storage: Arc<dyn Storage>,
-    daemon: Daemon,
-    every: Duration,
-}
-
-impl Runner {
-    async fn run(self, stop: CancellationToken) {
-        let runner = Arc::new(self);
-        while !stop.is_cancelled() {
-            let one = Arc::clone(&runner);
-            let done = tokio::task::spawn_blocking(move || one.once()).await;
-            match done {
-                Ok(Ok(done)) if done.more => continue,
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => tracing::warn!(daemon = ?runner.daemon, %error, "a pass failed"),
-                Err(error) => tracing::error!(daemon = ?runner.daemon, %error, "a pass panicked"),
-            }
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = runner.catalog.woken(runner.daemon) => {}
-                () = tokio::time::sleep(runner.every) => {}
-            }
-        }
-    }
-
-    fn once(&self) -> Result<Done> {
-        let now = self.around.now();
-        let shard = beat(&self.catalog, &self.server, now)?;
-        let one = Pass { now, seed: self.around.seed(), shard, storage: Arc::clone(&self.storage) };
-        pass(&self.catalog, self.daemon, &self.settings, &one)
-    }
-}
-
-/// Says that a server lives, and finds its place among those that do.
-pub fn beat(catalog: &Catalog, server: &str, now: Micros) -> Result<(i64, i64), Error> {
-    catalog.write_blocking(|tx| {
-        tx.execute(
-            "INSERT INTO judges (server, seen_at) VALUES (?1, ?2) ON CONFLICT (server) DO UPDATE SET seen_at = excluded.seen_at
-             WHERE judges.seen_at < excluded.seen_at - 10000000",
-            values![server, now],
-        )?;
-        let sql = "SELECT server FROM judges WHERE seen_at > ?1 ORDER BY server";
-        let live = tx.query(sql, values![now.saturating_sub(180 * SECOND)])?;
-        let place = live.iter().position(|row| row.text(0) == server).unwrap_or(0);
-        Ok((place as i64, (live.len() as i64).max(1)))
-    })
 }

@@ -1,0 +1,60 @@
+//! A bounded set of connections, lent one at a time.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::error::Result;
+
+/// Takes a lock whatever became of the last who held it.
+pub(super) fn open_lock<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Connections that are idle, and how many there are in all.
+pub(super) struct Pool<T> {
+    state: Mutex<(Vec<T>, usize)>,
+    freed: Condvar,
+    most: usize,
+}
+
+/// One connection of a pool, which gets it back.
+pub(super) struct Lent<'a, T> {
+    pool: &'a Pool<T>,
+    /// The connection; taken out when it is not to be used again.
+    pub(super) value: Option<T>,
+}
+
+impl<T> Drop for Lent<'_, T> {
+    fn drop(&mut self) {
+        let mut state = open_lock(&self.pool.state);
+        match self.value.take() {
+            Some(value) => state.0.push(value),
+            None => state.1 -= 1,
+        }
+        self.pool.freed.notify_one();
+    }
+}
+
+impl<T> Pool<T> {
+    pub(super) fn new(most: usize) -> Self {
+        Self { state: Mutex::new((Vec::new(), 0)), freed: Condvar::new(), most }
+    }
+
+    /// An idle connection, a new one, or the next that is given back.
+    pub(super) fn lend(&self, make: impl FnOnce() -> Result<T>) -> Result<Lent<'_, T>> {
+        let mut state = open_lock(&self.state);
+        loop {
+            if let Some(value) = state.0.pop() {
+                return Ok(Lent { pool: self, value: Some(value) });
+            }
+            if state.1 < self.most {
+                state.1 += 1;
+                break;
+            }
+            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        let mut lent = Lent { pool: self, value: None };
+        lent.value = Some(make()?);
+        Ok(lent)
+    }
+}

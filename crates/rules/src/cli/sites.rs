@@ -1,0 +1,131 @@
+//! Commands about RSEs, accounts and quotas.
+
+use serde_json::{Map, Value, json};
+
+use super::{AccountCommand, Cli, Error, QuotaCommand, RseCommand, pair, part, table};
+
+impl Cli<'_> {
+    pub(super) async fn rse(&mut self, command: RseCommand) -> Result<u8, Error> {
+        match command {
+            RseCommand::List { expression: None } => {
+                let columns = [
+                    "rse",
+                    "rse_type",
+                    "availability_read",
+                    "availability_write",
+                    "availability_delete",
+                    "staging_area",
+                ];
+                self.rows("/rses/", &columns).await
+            }
+            RseCommand::List { expression: Some(expression) } => {
+                self.rows(&format!("/rses/?expression={}", part(&expression)), &["rse"]).await
+            }
+            RseCommand::Add { rse, kind, staging } => {
+                let body = json!({"rse_type": kind, "staging_area": staging});
+                self.done("POST", &format!("/rses/{}", part(&rse)), Some(body)).await
+            }
+            RseCommand::Show { rse } => {
+                let mut value = self.value("GET", &format!("/rses/{}", part(&rse)), None).await?;
+                value["attributes"] =
+                    self.value("GET", &format!("/rses/{}/attr/", part(&rse)), None).await?;
+                value["limits"] =
+                    self.value("GET", &format!("/rses/{}/limits", part(&rse)), None).await?;
+                value["usage"] =
+                    Value::Array(self.lines(&format!("/rses/{}/usage", part(&rse))).await?);
+                table::value(self.out, self.format, &value)?;
+                Ok(0)
+            }
+            RseCommand::Set { rse, attributes } => {
+                for attribute in &attributes {
+                    let (key, value) = pair(attribute)?;
+                    let path = format!("/rses/{}/attr/{}", part(&rse), part(key));
+                    self.done("POST", &path, Some(json!({"value": value}))).await?;
+                }
+                Ok(0)
+            }
+            RseCommand::Unset { rse, key } => {
+                self.done("DELETE", &format!("/rses/{}/attr/{}", part(&rse), part(&key)), None)
+                    .await
+            }
+            RseCommand::Limit { rse, name, bytes } => {
+                let body = json!({"name": name, "value": bytes});
+                self.done("PUT", &format!("/rses/{}/limits", part(&rse)), Some(body)).await
+            }
+            RseCommand::Availability { rse, flags } => {
+                let mut body = Map::new();
+                for flag in &flags {
+                    let (key, value) = pair(flag)?;
+                    body.insert(format!("availability_{key}"), json!(value == "true"));
+                }
+                self.done("PUT", &format!("/rses/{}", part(&rse)), Some(Value::Object(body))).await
+            }
+            RseCommand::Usage { rse, used, free } => {
+                let body = json!({"source": "storage", "used": used, "free": free});
+                self.done("PUT", &format!("/rses/{}/usage", part(&rse)), Some(body)).await
+            }
+            RseCommand::Delete { rse } => {
+                self.done("DELETE", &format!("/rses/{}", part(&rse)), None).await
+            }
+        }
+    }
+
+    pub(super) async fn account(&mut self, command: AccountCommand) -> Result<u8, Error> {
+        match command {
+            AccountCommand::List => self.rows("/accounts/", &["account", "type", "email"]).await,
+            AccountCommand::Add { account, kind } => {
+                self.done(
+                    "POST",
+                    &format!("/accounts/{}", part(&account)),
+                    Some(json!({"type": kind, "email": null})),
+                )
+                .await
+            }
+            AccountCommand::Scope { account, scope } => {
+                self.done(
+                    "POST",
+                    &format!("/accounts/{}/scopes/{}", part(&account), part(&scope)),
+                    None,
+                )
+                .await
+            }
+            AccountCommand::Set { account, attribute } => {
+                let (key, value) = pair(&attribute)?;
+                let path = format!("/accounts/{}/attr/{}", part(&account), part(key));
+                self.done("POST", &path, Some(json!({"key": key, "value": value}))).await
+            }
+        }
+    }
+
+    pub(super) async fn quota(&mut self, command: QuotaCommand) -> Result<u8, Error> {
+        let path = |account: &str, on: &str, global: bool| {
+            let which = if global { "global" } else { "local" };
+            format!("/accounts/{}/limits/{which}/{}", part(account), part(on))
+        };
+        match command {
+            QuotaCommand::Show { account } => {
+                let mut rows =
+                    self.lines(&format!("/accounts/{}/usage/local", part(&account))).await?;
+                for mut row in
+                    self.lines(&format!("/accounts/{}/usage/global", part(&account))).await?
+                {
+                    row["rse"] = row["rse_expression"].clone();
+                    rows.push(row);
+                }
+                table::rows(
+                    self.out,
+                    self.format,
+                    &rows,
+                    &["rse", "files", "bytes", "bytes_limit", "bytes_remaining"],
+                )?;
+                Ok(0)
+            }
+            QuotaCommand::Set { account, on, bytes, global } => {
+                self.done("POST", &path(&account, &on, global), Some(json!({"bytes": bytes}))).await
+            }
+            QuotaCommand::Unset { account, on, global } => {
+                self.done("DELETE", &path(&account, &on, global), None).await
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The daemons of one server: when they run, and which part of the work is theirs.
+//!
+//! Work of this server wakes them at once, that of others by the catalog's bell; a timer sees to
+//! what no bell told of. Every server says again and again that it lives, and those that do share
+//! the work by number. One that stops says so; one that dies is left out soon, and its share
+//! falls to the others. Shares may overlap for a moment: every piece of work is one transaction
+//! under row locks that looks again at what is to be done, so that doing it twice is harmless.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::{Done, Pass, Storage, Surroundings, pass};
+use crate::api::{Micros, SECOND};
+use crate::catalog::engine::values;
+use crate::catalog::{Catalog, Daemon};
+use crate::error::Result;
+use crate::rule::Settings;
+
+/// How often a server says that it lives.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// A server that was silent for so long is taken for dead.
+const LIFE: Micros = 20 * SECOND;
+
+/// All daemons of one server.
+#[derive(Debug)]
+pub struct Judge {
+    catalog: Catalog,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+const DAEMONS: [(Daemon, Duration); 6] = [
+    (Daemon::Evaluator, Duration::from_secs(30)),
+    (Daemon::Repairer, Duration::from_secs(60)),
+    (Daemon::Cleaner, Duration::from_secs(60)),
+    (Daemon::Injector, Duration::from_secs(60)),
+    (Daemon::Finisher, Duration::from_secs(30)),
+    (Daemon::Reaper, Duration::from_secs(60)),
+];
+
+/// This server's part of the work: its place among how many.
+#[derive(Debug)]
+struct Share {
+    place: AtomicI64,
+    of: AtomicI64,
+}
+
+impl Judge {
+    /// Starts the daemons.
+    #[must_use]
+    pub fn start(
+        catalog: Catalog,
+        settings: Settings,
+        around: Arc<dyn Surroundings>,
+        storage: Arc<dyn Storage>,
+    ) -> Self {
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let share = Arc::new(Share { place: AtomicI64::new(0), of: AtomicI64::new(1) });
+        for (daemon, every) in DAEMONS {
+            let runner = Runner {
+                catalog: catalog.clone(),
+                settings: settings.clone(),
+                share: Arc::clone(&share),
+                around: Arc::clone(&around),
+                storage: Arc::clone(&storage),
+                daemon,
+                every,
+            };
+            tasks.spawn(runner.run(stop.clone()));
+        }
+        tasks.spawn(live(catalog.clone(), around, share, stop.clone()));
+        let (bell, until) = (catalog.clone(), stop.clone());
+        tasks.spawn(async move { bell.attend(&until).await });
+        tasks.close();
+        Self { catalog, tasks, stop }
+    }
+
+    /// Stops the daemons after what they are at, waits for them, and leaves the work to others.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.tasks.wait().await;
+        let server = self.catalog.origin().to_owned();
+        let gone = self
+            .catalog
+            .write(move |tx| tx.execute("DELETE FROM judges WHERE server = ?1", values![&server]));
+        if let Err(error) = gone.await {
+            tracing::debug!(%error, "the others will notice by themselves");
+        }
+    }
+}
+
+/// Says that this server lives, and finds its share anew.
+async fn live(
+    catalog: Catalog,
+    around: Arc<dyn Surroundings>,
+    share: Arc<Share>,
+    stop: CancellationToken,
+) {
+    while !stop.is_cancelled() {
+        let (one, now) = (catalog.clone(), around.now());
+        let found = tokio::task::spawn_blocking(move || beat(&one, one.origin(), now)).await;
+        match found {
+            Ok(Ok((place, of))) => {
+                let before = share.place.swap(place, Ordering::AcqRel);
+                if share.of.swap(of, Ordering::AcqRel) != of || before != place {
+                    // What was another's may be ours now.
+                    catalog.wake(&Daemon::ALL);
+                }
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "cannot tell that this server lives"),
+            Err(error) => tracing::error!(%error, "a heartbeat panicked"),
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(BEAT) => {}
+        }
+    }
+}
+
+struct Runner {
+    catalog: Catalog,
+    settings: Settings,
+    share: Arc<Share>,
+    around: Arc<dyn Surroundings>,
+    storage: Arc<dyn Storage>,
+    daemon: Daemon,
+    every: Duration,
+}
+
+impl Runner {
+    async fn run(self, stop: CancellationToken) {
+        let runner = Arc::new(self);
+        while !stop.is_cancelled() {
+            let one = Arc::clone(&runner);
+            let done = tokio::task::spawn_blocking(move || one.once()).await;
+            match done {
+                Ok(Ok(done)) if done.more => continue,
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => tracing::warn!(daemon = ?runner.daemon, %error, "a pass failed"),
+                Err(error) => tracing::error!(daemon = ?runner.daemon, %error, "a pass panicked"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = runner.catalog.woken(runner.daemon) => {}
+                () = tokio::time::sleep(runner.every) => {}
+            }
+        }
+    }
+
+    fn once(&self) -> Result<Done> {
+        let shard =
+            (self.share.place.load(Ordering::Acquire), self.share.of.load(Ordering::Acquire));
+        let one = Pass {
+            now: self.around.now(),
+            seed: self.around.seed(),
+            shard: (shard.0.min(shard.1 - 1), shard.1),
+            storage: Arc::clone(&self.storage),
+        };
+        pass(&self.catalog, self.daemon, &self.settings, &one)
+    }
+}
+
+/// Says that a server lives, and finds its place among those that do. Those long dead are forgotten.
+pub fn beat(catalog: &Catalog, server: &str, now: Micros) -> Result<(i64, i64)> {
+    catalog.write_blocking(|tx| {
+        tx.execute(
+            "INSERT INTO judges (server, seen_at) VALUES (?1, ?2) ON CONFLICT (server) DO UPDATE SET seen_at = excluded.seen_at",
+            values![server, now],
+        )?;
+        let live = tx.query(
+            "SELECT server FROM judges WHERE seen_at > ?1 ORDER BY server",
+            values![now.saturating_sub(LIFE)],
+        )?;
+        let long_ago = now.saturating_sub(100 * LIFE);
+        tx.later("DELETE FROM judges WHERE seen_at < ?1", values![long_ago])?;
+        let place = live.iter().position(|row| row.text(0) == server).unwrap_or(0);
+        Ok((place as i64, (live.len() as i64).max(1)))
+    })
+}
