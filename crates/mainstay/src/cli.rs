@@ -12,6 +12,7 @@ use crate::command::explain::Explain;
 use crate::command::get::Get;
 use crate::command::plan::Plan;
 use crate::command::restore::Restore;
+use crate::command::rules::Rules;
 use crate::command::serve::Serve;
 use crate::command::store::Store;
 use crate::command::token::Token;
@@ -51,6 +52,7 @@ pub(crate) enum Command {
     Plan(Box<Plan>),
     Explain(Box<Explain>),
     Capacity(Box<Capacity>),
+    Rules(Box<Rules>),
     Token(Box<Token>),
     Backup(Box<Backup>),
     Restore(Box<Restore>),

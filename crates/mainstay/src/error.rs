@@ -26,6 +26,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     Bench(#[from] bench::Error),
     #[error(transparent)]
+    Rules(#[from] mainstay_rules::cli::Error),
+    #[error(transparent)]
     Server(#[from] mainstay_server::Error),
     #[error(transparent)]
     Backup(#[from] backup::Error),
@@ -65,6 +67,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::Manifest(_) | Self::JsonPath(_) => 2,
+            Self::Rules(mainstay_rules::cli::Error::Usage(_)) => 2,
             Self::Backup(backup::Error::NotEmpty { .. } | backup::Error::Store(_)) => 1,
             Self::Backup(_) => 2,
             Self::Document { source, .. } => source.exit_code(),
@@ -76,23 +79,30 @@ impl Error {
 
     /// The reader of our output has gone away, which is its right.
     pub(crate) fn is_broken_pipe(&self) -> bool {
-        matches!(self, Self::Output(source) if source.kind() == io::ErrorKind::BrokenPipe)
+        matches!(self, Self::Output(source) | Self::Rules(mainstay_rules::cli::Error::Output(source))
+            if source.kind() == io::ErrorKind::BrokenPipe)
     }
 
     /// Tells the person, with every cause.
     pub(crate) fn tell(&self) {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            let more = error.to_string();
-            if !text.contains(&more) {
-                text.push_str(": ");
-                text.push_str(&more);
-            }
-            cause = error.source();
-        }
+        let text = with_causes(self);
         anstream::eprintln!("\x1b[1;31merror:\x1b[0m {text}");
     }
+}
+
+/// An error with every cause, in one line.
+pub(crate) fn with_causes(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
 }
 
 /// Several things were tried; each failure has been told, the worst decides the exit code.

@@ -61,6 +61,7 @@ async fn run(command: Command) -> Result<u8, Error> {
         Command::Plan(command) => command.run().await,
         Command::Explain(command) => command.run().await,
         Command::Capacity(command) => command.run().await,
+        Command::Rules(command) => command.run().await,
         Command::Token(command) => command.run().await,
         Command::Backup(command) => command.run().await,
         Command::Restore(command) => command.run().await,

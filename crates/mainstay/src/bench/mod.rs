@@ -8,6 +8,7 @@ mod graph;
 mod load;
 mod placement;
 mod report;
+mod rules;
 mod server;
 
 use clap::{Args, Subcommand};
@@ -48,6 +49,7 @@ enum What {
     Api(Box<api::Api>),
     Placement(Box<placement::Placement>),
     Graph(Box<graph::Graph>),
+    Rules(Box<rules::Rules>),
 }
 
 impl Bench {
@@ -56,6 +58,7 @@ impl Bench {
             What::Api(api) => api.run().await,
             What::Placement(placement) => placement.run().await,
             What::Graph(graph) => graph.run().await,
+            What::Rules(rules) => rules.run().await,
         }
     }
 }

@@ -51,7 +51,7 @@ impl Placement {
             .map(|row| {
                 let mut shown = Row::new(row.case, "pure", row.size);
                 shown.rate = Some(row.rate.round());
-                shown.unit = Some(row.unit);
+                shown.unit = Some(row.unit.into());
                 shown.p50_ms = Some(row.p50_ms);
                 shown.p99_ms = Some(row.p99_ms);
                 shown

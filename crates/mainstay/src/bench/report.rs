@@ -1,5 +1,7 @@
 //! What was measured: rows for programs, a table for people.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
 use crate::output::{self, Table};
@@ -7,11 +9,11 @@ use crate::output::{self, Table};
 /// One measurement. `None` where it does not apply.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Row {
-    pub(crate) case: &'static str,
+    pub(crate) case: Cow<'static, str>,
     pub(crate) backend: String,
     pub(crate) size: usize,
     pub(crate) rate: Option<f64>,
-    pub(crate) unit: Option<&'static str>,
+    pub(crate) unit: Option<Cow<'static, str>>,
     pub(crate) p50_ms: Option<f64>,
     pub(crate) p99_ms: Option<f64>,
     pub(crate) rss_mb: Option<f64>,
@@ -20,7 +22,7 @@ pub(crate) struct Row {
 impl Row {
     pub(crate) fn new(case: &'static str, backend: &str, size: usize) -> Self {
         Self {
-            case,
+            case: Cow::Borrowed(case),
             backend: backend.to_owned(),
             size,
             rate: None,
@@ -33,7 +35,7 @@ impl Row {
 
     pub(crate) fn rate(mut self, count: usize, seconds: f64, unit: &'static str) -> Self {
         self.rate = Some(rounded(count as f64 / seconds.max(1e-9)));
-        self.unit = Some(unit);
+        self.unit = Some(Cow::Borrowed(unit));
         self
     }
 
@@ -92,9 +94,9 @@ pub(crate) fn table(rows: &[Row]) -> Table {
             Some(value) => format!("{}{unit}", grouped(value)),
             None => "–".to_owned(),
         };
-        let unit = row.unit.map(|unit| format!(" {unit}")).unwrap_or_default();
+        let unit = row.unit.as_ref().map(|unit| format!(" {unit}")).unwrap_or_default();
         table.rows.push(vec![
-            row.case.to_owned(),
+            row.case.to_string(),
             row.backend.clone(),
             grouped(row.size as f64),
             number(row.rate, &unit),

@@ -115,6 +115,11 @@ impl Call {
         }
     }
 
+    /// A request other than GET that says all in its path.
+    pub(crate) fn without_body(method: Method, path: impl Into<String>) -> Self {
+        Self { method, path: path.into(), accept: JSON, body: None }
+    }
+
     pub(crate) fn accept(mut self, accept: &'static str) -> Self {
         self.accept = accept;
         self
@@ -177,6 +182,13 @@ impl Client {
             }
             tokio::time::sleep(pause(&headers, &status)).await;
         }
+    }
+
+    /// Sends a request and reads the whole answer, whatever its code says.
+    pub(crate) async fn raw(&self, call: &Call) -> Result<(StatusCode, Bytes), Error> {
+        let whole = tokio::time::timeout(self.timeout, self.whole(call));
+        let (code, _, bytes) = whole.await.map_err(|_| self.late())??;
+        Ok((code, bytes))
     }
 
     /// Sends a request whose answer is a stream; only its head is awaited here.

@@ -11,6 +11,7 @@ pub(crate) mod graph;
 pub(crate) mod plan;
 pub(crate) mod reference;
 pub(crate) mod restore;
+pub(crate) mod rules;
 pub(crate) mod serve;
 pub(crate) mod store;
 pub(crate) mod token;

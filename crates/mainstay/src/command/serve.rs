@@ -12,6 +12,8 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use clap::Args;
+use mainstay_rules::judge::{Judge, Machine, Unmanaged};
+use mainstay_rules::{Catalog, Settings, rest};
 use mainstay_server::clock::SystemClock;
 use mainstay_server::registry::{Registry, builtin};
 use mainstay_server::{Location, Options, Role, Running, Server, User};
@@ -35,7 +37,7 @@ pub(crate) const DEFAULT_LISTEN: SocketAddr =
 pub(crate) const READY: &str = "mainstay is ready at";
 
 /// The parts a server can be restricted to with `--only`.
-const PARTS: [&str; 2] = ["api", "volumes"];
+const PARTS: [&str; 3] = ["api", "volumes", "rules"];
 
 /// Run a server
 #[derive(Debug, Args)]
@@ -64,10 +66,11 @@ pub(crate) struct Serve {
     /// objects.db in the data folder]
     #[arg(long, value_name = "URL", env = "MAINSTAY_STORE")]
     store: Option<String>,
-    /// Where the catalog of the rule engine is kept. No part of this version has a catalog yet
+    /// Where the rule engine keeps its catalog: a path or sqlite://PATH, or postgres://…, which
+    /// several servers may share [default: catalog.db in the data folder]
     #[arg(long, value_name = "URL", env = "MAINSTAY_CATALOG")]
     catalog: Option<String>,
-    /// Run only these parts [possible: api, volumes]
+    /// Run only these parts [possible: api, volumes, rules]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     only: Option<Vec<String>>,
     /// Ask this scheduler extender about capacity (http://HOST:PORT or https://HOST:PORT) instead
@@ -163,10 +166,13 @@ impl Serve {
             None => File::default(),
         };
         let only = self.only.as_ref().or(file.only.as_ref());
+        let wanted = |name: &str| only.is_none_or(|only| only.iter().any(|part| part == name));
         let parts = Parts {
-            volumes: only.is_none_or(|only| only.iter().any(|part| part == "volumes")),
+            volumes: wanted("volumes"),
             extender_url: self.extender_url.clone().or_else(|| file.extender_url.clone()),
             extender_ca: self.extender_ca.clone().or_else(|| file.extender_ca.clone()),
+            rules: wanted("rules"),
+            catalog: self.catalog.clone().or_else(|| file.catalog.clone()),
         };
         let options = self.options(file)?;
         let (running, engines) = start(options, parts).await?;
@@ -181,14 +187,8 @@ impl Serve {
             return Err(Error::usage("say where to keep data: --data-dir DIR"));
         };
         check_parts(self.only.as_deref().or(file.only.as_deref()))?;
-        let unused = [
-            ("--catalog", self.catalog.is_some() || file.catalog.is_some()),
-            (
-                "--transfer-workers",
-                self.transfer_workers.is_some() || file.transfer_workers.is_some(),
-            ),
-        ];
-        for (flag, _) in unused.iter().filter(|(_, given)| *given) {
+        if self.transfer_workers.is_some() || file.transfer_workers.is_some() {
+            let flag = "--transfer-workers";
             anstream::eprintln!("warning: {flag} has no effect: no part of this version uses it");
         }
         let listen = self.listen.or(file.listen).unwrap_or(DEFAULT_LISTEN);
@@ -250,12 +250,14 @@ pub(crate) struct Parts {
     volumes: bool,
     extender_url: Option<String>,
     extender_ca: Option<PathBuf>,
+    rules: bool,
+    catalog: Option<String>,
 }
 
 impl Parts {
     /// All of them, with nothing from outside.
     pub(crate) fn all() -> Self {
-        Self { volumes: true, extender_url: None, extender_ca: None }
+        Self { volumes: true, extender_url: None, extender_ca: None, rules: true, catalog: None }
     }
 }
 
@@ -289,11 +291,15 @@ impl Parts {
 #[derive(Debug)]
 pub(crate) struct Engines {
     volumes: Option<Volumes>,
+    rules: Option<Judge>,
 }
 
 impl Engines {
-    async fn shut_down(&self) {
-        if let Some(volumes) = &self.volumes {
+    async fn shut_down(self) {
+        if let Some(judge) = self.rules {
+            judge.stop().await;
+        }
+        if let Some(volumes) = self.volumes {
             volumes.shutdown().await;
         }
     }
@@ -309,8 +315,17 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         let guarded = extender.layer(axum::middleware::from_fn(may_reserve));
         options.routes = Some(routes.merge(guarded));
     }
+    let catalog = match parts.rules {
+        false => None,
+        true => {
+            let (catalog, surface) = rules(&options.data_dir, parts.catalog.as_deref()).await?;
+            let routes = options.routes.take().unwrap_or_default();
+            options.routes = Some(routes.merge(surface));
+            Some(catalog)
+        }
+    };
     let running = Server::start(options).await?;
-    let mut engines = Engines { volumes: None };
+    let mut engines = Engines { volumes: None, rules: None };
     if parts.volumes {
         let resources = running.resources();
         let address = running.local_addr().to_string();
@@ -321,6 +336,9 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         let _ = ledger.set(Ledger::new(volumes.reserve().clone(), resources.clone()));
         engines.volumes = Some(volumes);
     }
+    engines.rules = catalog.map(|catalog| {
+        Judge::start(catalog, Settings::default(), Arc::new(Machine), Arc::new(Unmanaged))
+    });
     Ok((running, engines))
 }
 
@@ -333,6 +351,40 @@ async fn may_reserve(request: Request, next: Next) -> Response {
         return (StatusCode::FORBIDDEN, axum::Json(error)).into_response();
     }
     next.run(request).await
+}
+
+/// The catalog of the rule engine, and its surface for the users of a server.
+async fn rules(data_dir: &Path, address: Option<&str>) -> Result<(Catalog, axum::Router), Error> {
+    let address = match address {
+        Some(address) => address.to_owned(),
+        None => {
+            std::fs::create_dir_all(data_dir)
+                .map_err(Error::io(format!("cannot make {}", data_dir.display())))?;
+            data_dir.join("catalog.db").display().to_string()
+        }
+    };
+    let catalog = super::rules::open(&address).await?;
+    let service = rest::Service {
+        catalog: catalog.clone(),
+        settings: Settings::default(),
+        around: Arc::new(Machine),
+    };
+    Ok((catalog, rest::mounted(super::rules::SURFACE, service, caller)))
+}
+
+/// Whom a user of the server is to the rule engine. An administrator is `root`, or whom the request
+/// names; an editor is the account of the same name; all others only look.
+fn caller(extensions: &http::Extensions, headers: &http::HeaderMap) -> Option<rest::Caller> {
+    let user = extensions.get::<Arc<User>>()?;
+    let privileged = user.role == Some(Role::Admin);
+    let named = headers.get("x-rucio-account").and_then(|value| value.to_str().ok());
+    let account = match named {
+        Some(account) if privileged => account,
+        None if privileged => "root",
+        _ => user.name.as_ref(),
+    };
+    let read_only = !matches!(user.role, Some(Role::Admin | Role::Editor));
+    Some(rest::Caller { account: account.to_owned(), privileged, read_only })
 }
 
 /// Serves until SIGINT or SIGTERM, then ends in order; a second signal ends at once.
@@ -389,7 +441,7 @@ mod tests {
     #[test]
     fn parts_that_are_not_there_are_refused() {
         assert!(check_parts(Some(&["api".to_owned()])).is_ok());
-        assert!(check_parts(Some(&["volumes".to_owned()])).is_ok());
+        assert!(check_parts(Some(&["volumes".to_owned(), "rules".to_owned()])).is_ok());
         assert!(check_parts(Some(&["everything".to_owned()])).is_err());
         assert!(check_parts(None).is_ok());
     }

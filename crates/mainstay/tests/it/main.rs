@@ -19,4 +19,5 @@ mod lifecycle;
 mod operators;
 mod process;
 mod python;
+mod rules;
 mod volumes;

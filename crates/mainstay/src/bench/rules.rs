@@ -1,0 +1,121 @@
+//! `mainstay bench rules`: the rule engine on SQLite and on a PostgreSQL of its own.
+
+use std::sync::Mutex;
+
+use clap::{Args, ValueEnum};
+use mainstay_rules::bench::server::PrivatePostgres;
+use mainstay_rules::bench::{self, Measured};
+use mainstay_rules::{Catalog, Error as CatalogError};
+use serde_json::json;
+
+use super::report::{Row, table};
+use crate::command::plan::Shape;
+use crate::error::Error;
+use crate::output;
+
+/// Add, evaluate, transfer, delete and register on a catalog, and say how fast it was
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mainstay bench rules                                   both databases, empty catalogs
+  mainstay bench rules --backend sqlite --filled 5000000 with five million replicas in it
+  mainstay bench rules --huge 1000000 --only 'very many' a rule on a million files
+
+PostgreSQL is started for the measurement, with fsync on and 1 GB of shared buffers; its programs
+must be on this machine. --catalog measures one that is there.")]
+pub(crate) struct Rules {
+    /// Which database
+    #[arg(long, value_enum, default_value_t)]
+    backend: Backend,
+    /// Measure this catalog instead of a new one; it is filled with what is measured
+    #[arg(long, value_name = "URL")]
+    catalog: Option<String>,
+    /// Replicas in the catalog before anything is measured
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    filled: u64,
+    /// Files of the one very large rule; 0 leaves it out
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    huge: u64,
+    /// Sessions that ask for single operations at once
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    sessions: usize,
+    /// Only cases whose name holds this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
+    output: Shape,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Backend {
+    Sqlite,
+    Postgres,
+    #[default]
+    Both,
+}
+
+impl Rules {
+    pub(crate) async fn run(&self) -> Result<u8, Error> {
+        let options = bench::Options {
+            filled: self.filled,
+            huge: self.huge,
+            sessions: self.sessions.max(1),
+            only: self.only.clone(),
+        };
+        let (backend, catalog) = (self.backend, self.catalog.clone());
+        let measured = tokio::task::spawn_blocking(move || measure(backend, catalog, &options))
+            .await
+            .map_err(|error| Error::negative(error.to_string()))??;
+        let rows: Vec<Row> = measured.iter().map(row).collect();
+        match self.output {
+            Shape::Table => output::print(&table(&rows).text())?,
+            Shape::Json => output::print_line(&output::json(&json!(rows)))?,
+        }
+        Ok(0)
+    }
+}
+
+fn row(measured: &Measured) -> Row {
+    Row {
+        case: measured.case.clone().into(),
+        backend: measured.backend.clone(),
+        size: usize::try_from(measured.size).unwrap_or(usize::MAX),
+        rate: Some(measured.rate),
+        unit: Some(measured.unit.clone().into()),
+        p50_ms: measured.p50_ms,
+        p99_ms: measured.p99_ms,
+        rss_mb: measured.rss_mb,
+    }
+}
+
+fn measure(
+    backend: Backend,
+    catalog: Option<String>,
+    options: &bench::Options,
+) -> Result<Vec<Measured>, Error> {
+    let failed = |error: CatalogError| Error::negative(error.to_string());
+    let said = Mutex::new(());
+    let one = |address: &str| {
+        let catalog = Catalog::open_blocking(address).map_err(failed)?;
+        bench::run(&catalog, options, &mut |row| {
+            let _one_at_a_time = said.lock();
+            anstream::eprintln!("{} on {}: {} {}", row.case, row.backend, row.rate, row.unit);
+        })
+        .map_err(failed)
+    };
+    if let Some(address) = catalog {
+        return one(&address);
+    }
+    let mut rows = Vec::new();
+    if backend != Backend::Postgres {
+        let folder = tempfile::tempdir().map_err(Error::io("cannot make a folder"))?;
+        rows.extend(one(&folder.path().join("catalog.db").display().to_string())?);
+    }
+    if backend != Backend::Sqlite {
+        let server = PrivatePostgres::start(&["shared_buffers=1GB", "max_wal_size=4GB"])
+            .map_err(Error::negative)?;
+        server.make_schema("bench").map_err(Error::negative)?;
+        rows.extend(one(&server.url("bench"))?);
+    }
+    Ok(rows)
+}

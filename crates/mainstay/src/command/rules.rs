@@ -1,0 +1,108 @@
+//! `mainstay rules`: the rule engine for people, through a server or on a catalog of its own.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use clap::Args;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http::Method;
+use mainstay_rules::cli::{self, Answer, Format, Local, Remote};
+use mainstay_rules::judge::Machine;
+use mainstay_rules::rest::Service;
+use mainstay_rules::{Catalog, Settings};
+use serde_json::Value;
+
+use crate::client::{Call, Client, JSON};
+use crate::connect::Connect;
+use crate::error::Error;
+
+/// Where the server has the surface of the rule engine.
+pub(crate) const SURFACE: &str = "/rucio";
+
+/// Replication rules: which copies of which files must exist, where, and why
+#[derive(Debug, Args)]
+#[command(
+    mut_args(|argument| if argument.is_positional() { argument } else { argument.global(true) }),
+    after_help = "Examples:
+  mainstay rules rse add SITE-A
+  mainstay rules did add user.alice:ds1
+  mainstay rules add user.alice:ds1 --copies 2 -e 'tier=1'
+  mainstay rules explain RULE
+  mainstay rules check --catalog /var/lib/mainstay/catalog.db"
+)]
+pub(crate) struct Rules {
+    /// Work on this catalog in this process instead of asking a server: a file, or postgres://…
+    #[arg(long, value_name = "URL")]
+    catalog: Option<String>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
+    output: Format,
+    #[command(flatten)]
+    connect: Connect,
+    #[command(subcommand)]
+    command: cli::Command,
+}
+
+impl Rules {
+    pub(crate) async fn run(self) -> Result<u8, Error> {
+        let mut out = anstream::stdout();
+        let Some(address) = &self.catalog else {
+            let remote = Server(self.connect.client()?);
+            return told(cli::run(self.command, &remote, self.output, &mut out).await, &mut out);
+        };
+        let catalog = open(address).await?;
+        let service = Service {
+            catalog: catalog.clone(),
+            settings: Settings::default(),
+            around: Arc::new(Machine),
+        };
+        let done = cli::run(self.command, &Local::new(service), self.output, &mut out).await;
+        // Servers on the same catalog hear of the work that this command left.
+        catalog.ring().await;
+        told(done, &mut out)
+    }
+}
+
+fn told(done: Result<u8, cli::Error>, out: &mut impl Write) -> Result<u8, Error> {
+    out.flush()?;
+    done.map_err(Error::from)
+}
+
+/// Opens a catalog and sees to the account `root`.
+pub(crate) async fn open(address: &str) -> Result<Catalog, Error> {
+    let failed = |error: mainstay_rules::Error| Error::negative(error.to_string());
+    let catalog = Catalog::open(address).await.map_err(failed)?;
+    let now = mainstay_rules::judge::Surroundings::now(&Machine);
+    let root = catalog.write(move |tx| mainstay_rules::account::add_root(tx, now));
+    root.await.map_err(failed)?;
+    Ok(catalog)
+}
+
+/// A server known by its kubeconfig.
+struct Server(Client);
+
+impl Remote for Server {
+    fn send<'a>(
+        &'a self,
+        method: &'a str,
+        path: &'a str,
+        body: Option<Value>,
+    ) -> BoxFuture<'a, Result<Answer, cli::Error>> {
+        async move {
+            let method = Method::from_bytes(method.as_bytes())
+                .map_err(|error| cli::Error::Usage(error.to_string()))?;
+            let path = format!("{SURFACE}{path}");
+            let call = match &body {
+                None => Call::without_body(method, path),
+                Some(body) => Call::send(method, path, JSON, body),
+            };
+            let (status, bytes) = self.0.raw(&call).await.map_err(|error| {
+                cli::Error::Unreachable(crate::error::with_causes(&Error::from(error)))
+            })?;
+            let body = String::from_utf8_lossy(&bytes).into_owned();
+            Ok(Answer { status: status.as_u16(), body })
+        }
+        .boxed()
+    }
+}
