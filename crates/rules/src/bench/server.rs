@@ -16,13 +16,15 @@ pub struct PrivatePostgres {
 }
 
 /// Starts the server, restarts it at each line read, and at the end of its input stops it and
-/// removes the folder: so nothing is left behind however this process ends.
+/// removes the folder: so nothing is left behind however this process ends. A server that is only
+/// just starting ignores signals, so it is told until it heeds.
 const KEEPER: &str = r#"
 folder="$1"; shift
 start() { "$@" -D "$folder/data" -k "$folder" >>"$folder/log" 2>&1 & pid=$!; }
+stop() { (while kill -"$1" $pid 2>/dev/null; do sleep 0.1; done) & wait $pid; }
 start "$@"
-while read -r line; do kill -QUIT $pid; wait $pid; rm -f "$folder/data/postmaster.pid"; start "$@"; done
-kill -INT $pid; wait $pid; rm -rf "$folder"
+while read -r line; do stop QUIT; rm -f "$folder/data/postmaster.pid"; start "$@"; done
+stop INT; rm -rf "$folder"
 "#;
 
 /// The folder with PostgreSQL's programs, if there is one on this machine.

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use mainstay_rules::api::{DidType, Grouping, NewRule, ReplicaState, RuleState};
 use mainstay_rules::rse::RseSettings;
-use mainstay_rules::rule::delete;
-use mainstay_rules::{Class, account, replica, rse};
+use mainstay_rules::{Class, account};
 
 use crate::world::{World, names};
 

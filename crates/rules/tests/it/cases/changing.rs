@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mainstay_rules::api::{DidType, Grouping, NewRule, RuleState, SECOND};
 use mainstay_rules::catalog::{Daemon, Tx};
 use mainstay_rules::did::Child;
-use mainstay_rules::rule::{message, update};
+use mainstay_rules::rule::update;
 use mainstay_rules::{Class, Result, did, replica, rse};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;

@@ -7,7 +7,7 @@ use mainstay_rules::api::{
 };
 use mainstay_rules::catalog::Daemon;
 use mainstay_rules::rule::{delete, message, update};
-use mainstay_rules::{Class, account, replica, rse};
+use mainstay_rules::Class;
 use serde_json::{Map, Value, json};
 
 use super::adding::container;

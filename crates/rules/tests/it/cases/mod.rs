@@ -7,7 +7,6 @@ mod select;
 
 use mainstay_rules::rse;
 use mainstay_rules::rse::RseSettings;
-use mainstay_rules::rule::message;
 use serde_json::{Value, json};
 
 use crate::world::World;

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_rules::api::NewRule;
 use mainstay_rules::expression::Rse;
-use mainstay_rules::rule::delete;
 use mainstay_rules::select::{Allowance, Selector, Wish};
-use mainstay_rules::{Class, Result, account, rse};
+use mainstay_rules::{Class, Result};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
