@@ -45,7 +45,7 @@ impl Graph {
             .map(|row| {
                 let mut shown = Row::new(row.case, row.backend, row.size);
                 shown.rate = row.rate;
-                shown.unit = Some(row.unit);
+                shown.unit = Some(row.unit.into());
                 shown.p50_ms = row.p50_ms;
                 shown.p99_ms = row.p99_ms;
                 shown.rss_mb = row.rss_mb;

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use mainstay_rules::Class;
 use mainstay_rules::api::{
     DidType, Grouping, NewRule, Notification, ReplicaState, RuleState, SECOND,
 };
 use mainstay_rules::catalog::Daemon;
 use mainstay_rules::rule::{delete, message, update};
-use mainstay_rules::Class;
 use serde_json::{Map, Value, json};
 
 use super::adding::container;
