@@ -23,6 +23,9 @@ const NAMES: [&str; 12] = [
     "in",
 ];
 
+/// Names an object or a namespace can have: a slash would end the segment of the key it is in.
+const PLACES: [&str; 5] = ["a", "b", "web", "in", "example.com"];
+
 /// A text: as it came, or put together from the words of selectors.
 fn text(draw: &mut Draw<'_>, words: &[&str]) -> String {
     if draw.below(4) == 0 {
@@ -46,7 +49,7 @@ fn object(draw: &mut Draw<'_>) -> (Map<String, Value>, Record) {
     let labels: Map<String, Value> = (0..draw.below(4))
         .map(|_| ((*draw.pick(&NAMES)).to_owned(), Value::from(draw.text())))
         .collect();
-    let (name, namespace) = (*draw.pick(&NAMES), *draw.pick(&NAMES));
+    let (name, namespace) = (*draw.pick(&PLACES), *draw.pick(&PLACES));
     let version = Revision(7);
     object.insert(
         "metadata".to_owned(),

@@ -17,8 +17,12 @@ use crate::{cargo, root};
 /// Says, in the environment, that we were called in place of rustc.
 pub(crate) const IN_PLACE_OF_RUSTC: &str = "MAINSTAY_XTASK_RUSTC";
 
-/// How long each target runs if nothing is said.
-pub(crate) const SECONDS: u64 = 10;
+/// How long each target hunts if nothing is said.
+const SECONDS: u64 = 10;
+
+/// How many inputs each target tries in the tests. They start from one seed and an empty corpus:
+/// what the tests say must be about the change under test, not about that day's luck.
+const RUNS: u64 = 10_000;
 
 /// What makes libFuzzer see which code ran.
 const INSTRUMENTED: &[&str] = &[
@@ -31,28 +35,38 @@ const INSTRUMENTED: &[&str] = &[
     "-Cdebug-assertions=on",
 ];
 
+/// When a target has done enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// So many seconds from a new seed, on top of all that earlier hunts found.
+    Seconds(u64),
+    /// So many inputs, the same ones each time.
+    Runs(u64),
+}
+
 /// Which targets, and for how long.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Hunt {
-    seconds: u64,
+    until: Until,
     targets: Vec<String>,
 }
 
 impl Hunt {
-    /// Everything, shortly.
-    pub(crate) fn short() -> Self {
-        Self { seconds: SECONDS, targets: Vec::new() }
+    /// Everything, shortly, and the same each time.
+    pub(crate) fn rehearsed() -> Self {
+        Self { until: Until::Runs(RUNS), targets: Vec::new() }
     }
 
     /// Reads `[--seconds N] [TARGET…]`.
     pub(crate) fn parse(words: &[&str]) -> Result<Self> {
-        let mut hunt = Self::short();
+        let mut hunt = Self { until: Until::Seconds(SECONDS), targets: Vec::new() };
         let mut words = words.iter();
         while let Some(word) = words.next() {
             match *word {
                 "--seconds" => {
                     let seconds = words.next().context("--seconds needs a number")?;
-                    hunt.seconds = seconds.parse().context("--seconds needs a number")?;
+                    hunt.until =
+                        Until::Seconds(seconds.parse().context("--seconds needs a number")?);
                 }
                 option if option.starts_with('-') => bail!("fuzz has no option {option}"),
                 target => hunt.targets.push(target.to_owned()),
@@ -69,15 +83,19 @@ impl Hunt {
         }
         let targets = if self.targets.is_empty() { &known } else { &self.targets };
         let folder = build(targets)?;
-        println!("xtask: fuzzing {} for {} s each", targets.join(", "), self.seconds);
+        let each = match self.until {
+            Until::Seconds(seconds) => format!("for {seconds} s each"),
+            Until::Runs(runs) => format!("with {runs} inputs each"),
+        };
+        println!("xtask: fuzzing {} {each}", targets.join(", "));
         let mut failed = Vec::new();
         for pair in targets.chunks(2) {
             let running: Vec<_> = pair
                 .iter()
                 .map(|target| {
                     let (target, program) = (target.clone(), folder.join(target));
-                    let seconds = self.seconds;
-                    thread::spawn(move || (hunt(&target, program, seconds), target))
+                    let until = self.until;
+                    thread::spawn(move || (hunt(&target, program, until), target))
                 })
                 .collect();
             for one in running {
@@ -130,16 +148,23 @@ fn build(targets: &[String]) -> Result<PathBuf> {
 }
 
 /// Runs one target; gives what it says at the end.
-fn hunt(target: &str, program: PathBuf, seconds: u64) -> Result<String> {
+fn hunt(target: &str, program: PathBuf, until: Until) -> Result<String> {
     let folder = root().join("fuzz");
-    let (corpus, artifacts) =
-        (folder.join("corpus").join(target), folder.join("artifacts").join(target));
-    fs::create_dir_all(&corpus)?;
+    let artifacts = folder.join("artifacts").join(target);
     fs::create_dir_all(&artifacts)?;
-    let output = Command::new(program)
-        .arg(&corpus)
+    let mut command = Command::new(program);
+    match until {
+        Until::Seconds(seconds) => {
+            let corpus = folder.join("corpus").join(target);
+            fs::create_dir_all(&corpus)?;
+            command.arg(corpus).arg(format!("-max_total_time={seconds}"));
+        }
+        Until::Runs(runs) => {
+            command.arg("-seed=1").arg(format!("-runs={runs}"));
+        }
+    }
+    let output = command
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
-        .arg(format!("-max_total_time={seconds}"))
         .args(["-timeout=10", "-rss_limit_mb=2048", "-max_len=1024", "-print_final_stats=0"])
         .stdin(Stdio::null())
         .output()?;
@@ -181,7 +206,7 @@ mod tests {
     #[test]
     fn the_words_say_what_to_run() {
         let hunt = |seconds, targets: &[&str]| Hunt {
-            seconds,
+            until: Until::Seconds(seconds),
             targets: targets.iter().map(|target| (*target).to_owned()).collect(),
         };
         assert_eq!(Hunt::parse(&[]).unwrap(), hunt(SECONDS, &[]));
