@@ -19,6 +19,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -406,8 +408,13 @@ async fn memory(size: usize) -> Result<Row, Error> {
     })
 }
 
-/// Runs workloads at these sizes: those named, or all.
-pub async fn run(sizes: &[usize], cases: &[String]) -> Result<Vec<Row>, Error> {
+/// Runs workloads at these sizes: those named, or all. Boxed so that the engine is compiled in this
+/// crate.
+pub fn run<'a>(sizes: &'a [usize], cases: &'a [String]) -> BoxFuture<'a, Result<Vec<Row>, Error>> {
+    run_all(sizes, cases).boxed()
+}
+
+async fn run_all(sizes: &[usize], cases: &[String]) -> Result<Vec<Row>, Error> {
     let asked = |case: &str| cases.is_empty() || cases.iter().any(|one| one == case);
     let mut rows = Vec::new();
     if let Some(size) = sizes.iter().copied().max().filter(|_| asked("resident")) {

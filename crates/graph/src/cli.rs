@@ -10,6 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
+use futures_util::FutureExt;
 
 pub use self::client::{Fetch, HttpFetch, NoAnswer};
 use crate::scenario;
@@ -156,7 +157,8 @@ pub async fn run(command: GraphCommand) -> i32 {
 /// Runs a command with another way of fetching, for instance over TLS.
 pub async fn run_with(command: GraphCommand, fetch: &impl Fetch) -> i32 {
     let done = match command {
-        GraphCommand::Run { file, serve, output } => play(&file, serve, output).await,
+        // Boxed so that the engine is compiled in this crate.
+        GraphCommand::Run { file, serve, output } => play(&file, serve, output).boxed().await,
         other => ask(other, fetch).await,
     };
     match done {

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use mainstay_controller::election::{self, Election};
 use mainstay_store::Location;
 use mainstay_store::clock::Clock;
@@ -167,9 +169,16 @@ impl Running {
 impl Server {
     /// Starts a server. When this returns it is ready.
     ///
+    /// The future is boxed here so that the server is compiled in this crate, not in each that
+    /// awaits it.
+    ///
     /// # Errors
     /// [`Error`]; nothing is left running.
-    pub async fn start(options: Options) -> Result<Running, Error> {
+    pub fn start(options: Options) -> BoxFuture<'static, Result<Running, Error>> {
+        Self::start_and_clean_up(options).boxed()
+    }
+
+    async fn start_and_clean_up(options: Options) -> Result<Running, Error> {
         let address = options.listen;
         if options.plain_http && !address.ip().is_loopback() {
             return Err(Error::PlainHttp(address));

@@ -14,6 +14,8 @@ mod volume;
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use mainstay_controller::election;
 use mainstay_controller::events::{self, Recorder};
 use mainstay_controller::reflector::Reflector;
@@ -199,11 +201,20 @@ pub struct Volumes {
 
 impl Volumes {
     /// Starts every controller. Must be called within a tokio runtime. With an election they run
-    /// only while this process leads, and write under its fence.
+    /// only while this process leads, and write under its fence. Boxed so that the controllers are
+    /// compiled in this crate.
     ///
     /// # Errors
     /// If the reservations of before cannot be read.
-    pub async fn start(
+    pub fn start<'a>(
+        resources: &'a Resources,
+        options: Options,
+        election: Option<&'a election::Handle>,
+    ) -> BoxFuture<'a, Result<Self, reserve::Error>> {
+        Self::start_all(resources, options, election).boxed()
+    }
+
+    async fn start_all(
         resources: &Resources,
         options: Options,
         election: Option<&election::Handle>,

@@ -19,7 +19,7 @@ pub use command::{
     RseCommand, TransferCommand,
 };
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, LocalBoxFuture};
 use http_body_util::BodyExt;
 use serde_json::{Map, Value, json};
 use tower::ServiceExt;
@@ -176,8 +176,18 @@ struct Cli<'a> {
     out: &'a mut dyn Write,
 }
 
-/// Runs a command and returns the exit code: 0 for success, 1 for a negative finding.
-pub async fn run(
+/// Runs a command and returns the exit code: 0 for success, 1 for a negative finding. Boxed so that
+/// the commands are compiled in this crate.
+pub fn run<'a>(
+    command: Command,
+    remote: &'a dyn Remote,
+    format: Format,
+    out: &'a mut (dyn Write + Send),
+) -> LocalBoxFuture<'a, Result<u8, Error>> {
+    carry_out(command, remote, format, out).boxed_local()
+}
+
+async fn carry_out(
     command: Command,
     remote: &dyn Remote,
     format: Format,
