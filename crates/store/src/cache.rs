@@ -55,7 +55,12 @@ struct Shelf {
 impl Shelf {
     /// The position in `log` of the first change after `from`.
     fn first_after(&self, from: Revision) -> usize {
-        let (mut low, mut high) = (0, self.log.len());
+        // Whoever asks is seldom far behind: from the end in growing steps, then between two of them.
+        let (end, mut step) = (self.log.len(), 1);
+        while step <= end && self.log[end - step].revision() > from {
+            step *= 2;
+        }
+        let (mut low, mut high) = (end.saturating_sub(step), end - step / 2);
         while low < high {
             let middle = usize::midpoint(low, high);
             if self.log[middle].revision() <= from { low = middle + 1 } else { high = middle }
