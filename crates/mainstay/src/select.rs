@@ -33,6 +33,11 @@ pub(crate) struct Selectors {
 }
 
 impl Selectors {
+    /// The one object of this name.
+    pub(crate) fn named(name: &str) -> Self {
+        Self { labels: None, fields: Some(format!("metadata.name={name}")) }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.labels.is_none() && self.fields.is_none()
     }

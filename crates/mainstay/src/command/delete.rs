@@ -187,9 +187,8 @@ pub(crate) async fn gone(
     name: &str,
     uid: &str,
 ) -> Result<(), Error> {
-    let selector = Selectors { labels: None, fields: Some(format!("metadata.name={name}")) };
     let path = resource.collection(Some(namespace));
-    let mut follow = Follow::new(client, path, selector.query(), JSON);
+    let mut follow = Follow::new(client, path, Selectors::named(name).query(), JSON);
     let is_it = |object: &Value| {
         object["metadata"]["name"] == name && (uid.is_empty() || object["metadata"]["uid"] == uid)
     };

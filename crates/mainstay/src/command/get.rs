@@ -244,9 +244,7 @@ impl Get {
         };
         let query = match names.as_slice() {
             [] => self.selectors.query(),
-            [name] => {
-                Selectors { labels: None, fields: Some(format!("metadata.name={name}")) }.query()
-            }
+            [name] => Selectors::named(name).query(),
             _ => return Err(Error::usage("--watch follows one object, or all of a type")),
         };
         let accept = match self.output {

@@ -129,9 +129,12 @@ impl Wait {
         for (resource, name) in &objects {
             let label = format!("{}/{name}", resource.label());
             let waiting = self.wait(&client, resource, namespace, name);
-            let waited = tokio::time::timeout_at(end, waiting)
-                .await
-                .unwrap_or_else(|_| Err(Error::negative(format!("timed out waiting for {label}"))));
+            let waited = match tokio::time::timeout_at(end, waiting).await {
+                Ok(waited) => waited,
+                // The time went to an object before it: this one may have been there all along.
+                Err(_) if self.holds(&client, resource, namespace, name).await? => Ok(()),
+                Err(_) => Err(Error::negative(format!("timed out waiting for {label}"))),
+            };
             if failures.note(waited)?.is_some() {
                 let met = match self.goal {
                     Goal::Deleted => "deleted",
@@ -168,6 +171,23 @@ impl Wait {
         Ok(objects)
     }
 
+    /// Whether what is waited for is so at this moment.
+    async fn holds(
+        &self,
+        client: &Client,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<bool, Error> {
+        let path = resource.collection(Some(namespace));
+        let answer = list(client, &path, &Selectors::named(name).query(), JSON).await?;
+        let items = answer["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+        Ok(match self.goal {
+            Goal::Deleted => items.is_empty(),
+            _ => items.iter().any(|object| self.goal.is_met(object)),
+        })
+    }
+
     async fn wait(
         &self,
         client: &Client,
@@ -179,9 +199,8 @@ impl Wait {
             return gone(client, resource, namespace, name, "").await;
         }
         let missing = || Error::negative(format!("{}/{name} does not exist", resource.label()));
-        let selector = Selectors { labels: None, fields: Some(format!("metadata.name={name}")) };
         let path = resource.collection(Some(namespace));
-        let mut follow = Follow::new(client, path, selector.query(), JSON);
+        let mut follow = Follow::new(client, path, Selectors::named(name).query(), JSON);
         loop {
             match follow.next().await? {
                 Change::Listed(list) => {

@@ -91,6 +91,18 @@ fn waiting_ends_with_the_event() {
 }
 
 #[test]
+fn what_holds_is_seen_though_the_time_went_to_another_object() {
+    let server = TestServer::start();
+    run(&server, &["apply", "-f", "config.yaml"]);
+    // The first has no colour, the second has.
+    let goal = "--for=jsonpath={.data.colour}";
+    let said = text_of(&server.mainstay(&["wait", "cm", "--all", goal, "--timeout=50ms"]));
+    assert!(said.contains("settings condition met"), "{said}");
+    assert!(said.contains("timed out waiting for configmap/database"), "{said}");
+    assert!(said.contains("[exit code 1]"), "{said}");
+}
+
+#[test]
 fn a_watch_names_what_changed() {
     let server = TestServer::start();
     run(&server, &["apply", "-f", "config.yaml"]);
