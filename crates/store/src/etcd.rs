@@ -13,6 +13,7 @@ mod client;
 mod feed;
 mod proto;
 mod roster;
+mod writer;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +28,8 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::{Cache, Collection, Retention, Watch};
 use crate::clock::Clock;
 use crate::memory::check_size;
-use crate::object::{Action, Body, Event, Key, Record, Resource, Revision};
-use crate::objects::{At, Change, Error, Fence, Objects, Scope, Write};
+use crate::object::{Body, Event, Key, Record, Resource, Revision};
+use crate::objects::{At, Error, Objects, Scope, Write};
 use crate::snapshot::{Medium, Snapshot};
 
 pub use client::{Address, AddressError, Tls};
@@ -36,19 +37,21 @@ pub use client::{Address, AddressError, Tls};
 use client::Client;
 use feed::{Feed, Layout, number, revision};
 use roster::Roster;
+use writer::{Waiting, Writer};
 
 use proto::{
-    CompactionRequest, CompactionResponse, Compare, CompareResult, CompareTarget,
-    DeleteRangeRequest, PutRequest, PutResponse, RangeRequest, RangeResponse, Request, RequestOp,
-    Response, TxnRequest, TxnResponse,
+    CompactionRequest, CompactionResponse, Compare, CompareResult, CompareTarget, PutRequest,
+    PutResponse, RangeRequest, RangeResponse, Request, RequestOp,
 };
 
-/// How long a write waits for the cache to show it before the feed is told to hurry.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a read waits for the cache before it gives up.
+const PATIENCE: Duration = Duration::from_secs(4);
 /// How long a read waits for the cache before it makes etcd send something.
 const LULL: Duration = Duration::from_millis(5);
 /// How many readers may wait for one answer.
 const READERS: usize = 16_384;
+/// How many writes may wait for their turn.
+const WRITERS: usize = 16_384;
 /// How many questions about etcd's progress may be on their way at once.
 const QUESTIONS: usize = 4;
 /// How many readers make another question worth its cost while one is on its way.
@@ -77,9 +80,10 @@ pub struct EtcdStore {
     client: Arc<Client>,
     layout: Layout,
     cache: Arc<Cache>,
-    largest: usize,
     stop: CancellationToken,
     stalled: Arc<Notify>,
+    largest: usize,
+    writes: mpsc::Sender<Waiting>,
     readers: mpsc::Sender<oneshot::Sender<Result<Revision, Error>>>,
     roster: Arc<Roster>,
     compactions: mpsc::Sender<(Revision, oneshot::Sender<()>)>,
@@ -118,114 +122,35 @@ impl EtcdStore {
         let (readers, waiting) = mpsc::channel(READERS);
         let progress = progress(client.clone(), layout.clone(), waiting, stop.clone());
         let roster = Roster::new(client.clone(), layout.clone(), cache.clone(), stop.clone());
-        let enlisted = roster.clone().run();
-        let tasks = [tokio::spawn(feed.run()), tokio::spawn(progress), tokio::spawn(enlisted)];
-        let tasks = Mutex::new(Vec::from(tasks));
+        let writer = Writer {
+            client: client.clone(),
+            layout: layout.clone(),
+            cache: cache.clone(),
+            stop: stop.clone(),
+            stalled: stalled.clone(),
+            roster: roster.clone(),
+        };
+        let (writes, queue) = mpsc::channel(WRITERS);
+        let tasks = Mutex::new(vec![
+            tokio::spawn(feed.run()),
+            tokio::spawn(progress),
+            tokio::spawn(roster.clone().run()),
+            tokio::spawn(async move { writer.run(queue).await }),
+        ]);
         Ok(Self {
             endpoints: address.endpoints.join(","),
             client,
             layout,
             cache,
-            largest,
             stop,
             stalled,
+            largest,
+            writes,
             readers,
             roster,
             compactions,
             tasks,
         })
-    }
-
-    async fn commit(&self, write: Write) -> Result<Arc<Event>, Error> {
-        if self.stop.is_cancelled() {
-            return Err(Error::Closed);
-        }
-        check_size(&write, self.largest)?;
-        let response = loop {
-            let made = self.roster.admission().await?;
-            let request = self.transaction(&write, made);
-            let looks = request.failure.len();
-            let sent: Result<TxnResponse, _> =
-                self.client.write("/etcdserverpb.KV/Txn", request).await;
-            let response = sent.map_err(|error| match error {
-                client::Error::TooLarge => {
-                    let size = body(&write.change).map_or(0, Body::len);
-                    Error::TooLarge { key: write.key.clone(), size, limit: self.largest.min(size) }
-                }
-                error => Error::Unavailable { reason: error.to_string() },
-            })?;
-            if response.succeeded {
-                break response;
-            }
-            if roster::found(&response, looks - 1) == Some(made) {
-                return Err(refusal(&write, &response));
-            }
-            // We were taken for dead. Nothing was written; it is once we are admitted again.
-            self.roster.struck_off(made);
-        };
-        let at = revision(response.header.map_or(0, |header| header.revision));
-        self.caught_up(at).await;
-        Ok(self.cache.event_at(&write.key, at).unwrap_or_else(|| self.event(&write, at)))
-    }
-
-    fn transaction(&self, write: &Write, admitted: Revision) -> TxnRequest {
-        let key = self.layout.encode(&write.key);
-        // To etcd revision 0 means "no such key", which only a creation may mean; nothing was ever
-        // changed at revision 1.
-        let known = |expected: Revision| expected.max(Revision(1));
-        let put =
-            |body: &Body| Request::Put(PutRequest { key: key.clone(), value: body.to_stored() });
-        let (expected, operation) = match &write.change {
-            Change::Create(body) => (Revision::ZERO, put(body)),
-            Change::Update(expected, body) => (known(*expected), put(body)),
-            Change::Delete(expected) => {
-                let request = DeleteRangeRequest { key: key.clone(), range_end: Vec::new() };
-                (known(*expected), Request::DeleteRange(request))
-            }
-        };
-        let mut compare = vec![unchanged(key.clone(), expected)];
-        let mut failure = vec![look(key)];
-        if let Some(fence) = &write.fence {
-            let key = self.layout.encode(&fence.key);
-            compare.push(unchanged(key.clone(), fence.token));
-            failure.push(look(key));
-        }
-        let (condition, look) = self.roster.condition(admitted);
-        compare.push(condition);
-        failure.push(look);
-        TxnRequest { compare, success: vec![RequestOp { request: Some(operation) }], failure }
-    }
-
-    /// The change as it must have been, for a cache that no longer has it.
-    fn event(&self, write: &Write, at: Revision) -> Arc<Event> {
-        let previous = self.cache.get(&write.key).filter(|record| record.revision() < at);
-        let created = previous.as_ref().map_or(at, |record| record.created());
-        let (action, record) = match (&write.change, &previous) {
-            (Change::Delete(_), Some(previous)) => (Action::Deleted, previous.at(at)),
-            (change, _) => {
-                let action = if matches!(change, Change::Create(_)) {
-                    Action::Added
-                } else {
-                    Action::Modified
-                };
-                let empty = Body::new(&serde_json::Map::new());
-                (action, body(change).unwrap_or(&empty).at(write.key.clone(), created, at))
-            }
-        };
-        Arc::new(Event::new(action, Arc::new(record), previous))
-    }
-
-    /// Waits until the cache shows `at`. A feed that does not get there is sent elsewhere; what
-    /// was committed stays committed either way.
-    async fn caught_up(&self, at: Revision) {
-        for _ in 0..3 {
-            if tokio::time::timeout(PATIENCE, self.cache.reached(at)).await.is_ok() {
-                return;
-            }
-            self.stalled.notify_one();
-        }
-        self.roster.recant();
-        tracing::warn!(revision = %at, "the cache has not caught up with etcd");
     }
 
     /// Returns once the cache holds everything that was acknowledged before the call.
@@ -243,8 +168,7 @@ impl EtcdStore {
             return Ok(());
         }
         self.tick().await?;
-        let patience = PATIENCE * 2;
-        if tokio::time::timeout(patience, self.cache.reached(at)).await.is_ok() {
+        if tokio::time::timeout(PATIENCE, self.cache.reached(at)).await.is_ok() {
             return Ok(());
         }
         self.stalled.notify_one();
@@ -263,13 +187,6 @@ impl EtcdStore {
     }
 }
 
-fn body(change: &Change) -> Option<&Body> {
-    match change {
-        Change::Create(body) | Change::Update(_, body) => Some(body),
-        Change::Delete(_) => None,
-    }
-}
-
 fn unchanged(key: Vec<u8>, since: Revision) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
@@ -282,27 +199,6 @@ fn unchanged(key: Vec<u8>, since: Revision) -> Compare {
 
 fn look(key: Vec<u8>) -> RequestOp {
     RequestOp { request: Some(Request::Range(RangeRequest { key, ..RangeRequest::default() })) }
-}
-
-/// Why a transaction did not succeed, from what it saw instead.
-fn refusal(write: &Write, response: &TxnResponse) -> Error {
-    let seen = |index: usize| match response.responses.get(index).map(|answer| &answer.response) {
-        Some(Some(Response::Range(range))) => range.kvs.first().map(|kv| revision(kv.mod_revision)),
-        _ => None,
-    };
-    if let Some(Fence { key, token }) = &write.fence
-        && seen(1) != Some(*token)
-    {
-        return Error::Fenced { lease: key.name().to_owned(), token: *token };
-    }
-    let key = write.key.clone();
-    match (&write.change, seen(0)) {
-        (Change::Create(_), _) => Error::AlreadyExists { key },
-        (_, None) => Error::NotFound { key },
-        (Change::Update(expected, _) | Change::Delete(expected), Some(actual)) => {
-            Error::Conflict { key, expected: *expected, actual }
-        }
-    }
 }
 
 /// Tells readers how far etcd has come. An answer says nothing to those who came after its
@@ -353,7 +249,16 @@ async fn tell(
 
 impl Objects for EtcdStore {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<Arc<Event>, Error>> {
-        self.commit(write).boxed()
+        async move {
+            check_size(&write, self.largest)?;
+            let (reply, answer) = oneshot::channel();
+            self.writes.try_send(Waiting { write, reply }).map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => Error::Busy { waiting: WRITERS },
+                mpsc::error::TrySendError::Closed(_) => Error::Closed,
+            })?;
+            answer.await.unwrap_or(Err(Error::Closed))
+        }
+        .boxed()
     }
 
     fn get(&self, key: &Key) -> BoxFuture<'_, Result<Option<Arc<Record>>, Error>> {

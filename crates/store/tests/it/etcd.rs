@@ -1,9 +1,11 @@
 //! What only a cluster can do: lose members, and serve several stores at once.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use mainstay_store::cache::Retention;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::etcd::{Address, EtcdStore};
@@ -44,6 +46,53 @@ fn two_stores_on_one_etcd_see_each_other_at_once_and_in_order() {
         }
         one.close().await;
         two.close().await;
+    });
+}
+
+#[test]
+fn writes_that_come_at_once_go_together_and_each_gets_its_own_answer() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let store = open(&cluster.address()).await;
+        let old = key("apples", "a", "old");
+        let at = store.write(create(&old, 0)).await.unwrap().revision();
+        let name = |n: i64| key("apples", "a", &format!("n{n}"));
+        // Each name twice, and now and then one that must fail.
+        let mut writes = Vec::new();
+        for n in 0..100 {
+            writes.push(create(&name(n), n));
+            writes.push(create(&name((n + 50) % 100), n));
+            if n % 10 == 0 {
+                writes.push(update(&old, Revision(at.0 - 1), n));
+            }
+        }
+        let keys: Vec<Key> = writes.iter().map(|write| write.key.clone()).collect();
+        let outcomes = join_all(writes.into_iter().map(|write| store.write(write))).await;
+        let mut made = BTreeMap::new();
+        let mut refused = 0;
+        for (key, outcome) in keys.iter().zip(outcomes) {
+            match outcome {
+                Ok(event) => {
+                    assert_eq!(event.record.key(), key);
+                    assert_eq!(made.insert(key.clone(), event.revision()), None, "made twice");
+                }
+                Err(Error::AlreadyExists { key: told }) => {
+                    assert_eq!((&told, *key != old), (key, true))
+                }
+                Err(Error::Conflict { key: told, actual, .. }) => {
+                    assert_eq!((told, actual), (old.clone(), at));
+                    refused += 1;
+                }
+                Err(error) => panic!("{key:?}: {error}"),
+            }
+        }
+        assert_eq!((made.len(), refused), (100, 10));
+        for (key, at) in &made {
+            assert_eq!(store.get(key).await.unwrap().unwrap().revision(), *at);
+        }
+        let turns: BTreeSet<Revision> = made.values().copied().collect();
+        assert!(turns.len() < 60, "{} transactions for 100 objects", turns.len());
+        store.close().await;
     });
 }
 

@@ -1,0 +1,356 @@
+//! The way of writes into etcd: those that come at the same time go together.
+//!
+//! A write that comes alone is sent at once. While [`LANES`] transactions are on their way others
+//! wait, and the next transaction takes many of them: etcd agrees on it, syncs it and tells its
+//! watchers of it once. What goes together succeeds or fails together, so only writes that should
+//! succeed as far as the cache knows do; if one fails after all, each is tried by itself and gets
+//! its own answer. Objects that were written together have the same version.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::{Cache, State};
+use crate::object::{Action, Body, Event, Key, Revision};
+use crate::objects::{Change, Error, Fence, Write};
+
+use super::client::{self, Client};
+use super::feed::{Layout, revision};
+use super::proto::{
+    DeleteRangeRequest, PutRequest, Request, RequestOp, Response, TxnRequest, TxnResponse,
+};
+use super::roster::{self, Roster};
+use super::{look, unchanged};
+
+/// How many transactions may be on their way at once.
+const LANES: usize = 4;
+/// The most writes that go together. etcd takes 128 conditions: each write may have two.
+const TOGETHER: usize = 48;
+/// The most bytes of objects that go together; etcd takes 1.5 MiB.
+const BYTES: usize = 256 << 10;
+/// How long a write waits for the cache to show it before the feed is told to hurry.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+type Outcome = Result<Arc<Event>, Error>;
+
+/// A write, and who waits for it.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) write: Write,
+    pub(super) reply: oneshot::Sender<Outcome>,
+}
+
+/// The one that writes.
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub(super) client: Arc<Client>,
+    pub(super) layout: Layout,
+    pub(super) cache: Arc<Cache>,
+    pub(super) stop: CancellationToken,
+    pub(super) stalled: Arc<Notify>,
+    pub(super) roster: Arc<Roster>,
+}
+
+/// Why a transaction wrote nothing.
+enum Failure {
+    /// Its conditions did not hold; this is what it saw instead.
+    Conditions(TxnResponse),
+    /// etcd takes no transaction as large as this.
+    TooLarge,
+    Error(Error),
+}
+
+impl Writer {
+    pub(super) async fn run(self, mut queue: mpsc::Receiver<Waiting>) {
+        let mut waiting: VecDeque<Waiting> = VecDeque::new();
+        let mut sent = FuturesUnordered::new();
+        let mut come = Vec::new();
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                Some(()) = sent.next() => {}
+                count = queue.recv_many(&mut come, TOGETHER), if waiting.len() < TOGETHER * LANES => {
+                    if count == 0 {
+                        return;
+                    }
+                    waiting.extend(come.drain(..));
+                }
+            }
+            while sent.len() < LANES && !waiting.is_empty() {
+                sent.push(self.send(take(&self.cache.load(), &mut waiting)));
+            }
+        }
+    }
+
+    /// Writes what goes together, and answers everybody.
+    async fn send(&self, group: Vec<Waiting>) {
+        let (writes, replies): (Vec<Write>, Vec<_>) =
+            group.into_iter().map(|waiting| (waiting.write, waiting.reply)).unzip();
+        let outcomes = match &writes[..] {
+            [write] => vec![self.alone(write).await],
+            writes => match self.together(writes).await {
+                Ok(outcomes) => outcomes,
+                Err(Failure::Error(error)) => vec![Err(error); writes.len()],
+                Err(Failure::Conditions(_) | Failure::TooLarge) => {
+                    let each = writes.iter().map(|write| self.alone(write));
+                    futures_util::future::join_all(each).await
+                }
+            },
+        };
+        for (reply, outcome) in replies.into_iter().zip(outcomes) {
+            // A writer that gave up waiting finds out by reading.
+            let _ = reply.send(outcome);
+        }
+    }
+
+    async fn together(&self, writes: &[Write]) -> Result<Vec<Outcome>, Failure> {
+        let made = self.roster.admission().await.map_err(Failure::Error)?;
+        let at = self.transact(writes, made).await?;
+        self.caught_up(at).await;
+        Ok(writes.iter().map(|write| Ok(self.seen(write, at))).collect())
+    }
+
+    async fn alone(&self, write: &Write) -> Outcome {
+        loop {
+            let made = self.roster.admission().await?;
+            match self.transact(std::slice::from_ref(write), made).await {
+                Ok(at) => {
+                    self.caught_up(at).await;
+                    return Ok(self.seen(write, at));
+                }
+                Err(Failure::Error(error)) => return Err(error),
+                Err(Failure::TooLarge) => {
+                    let size = body(&write.change).map_or(0, Body::len);
+                    return Err(Error::TooLarge { key: write.key.clone(), size, limit: size });
+                }
+                Err(Failure::Conditions(seen)) => {
+                    let looks = seen.responses.len();
+                    if looks == 0 || roster::found(&seen, looks - 1) == Some(made) {
+                        return Err(refusal(write, &seen));
+                    }
+                    // We were taken for dead. Nothing was written; it is once we are admitted again.
+                    self.roster.struck_off(made);
+                }
+            }
+        }
+    }
+
+    /// Sends one transaction; gives the revision it was made at.
+    async fn transact(&self, writes: &[Write], admitted: Revision) -> Result<Revision, Failure> {
+        let request = self.transaction(writes, admitted);
+        let sent: Result<TxnResponse, _> = self.client.write("/etcdserverpb.KV/Txn", request).await;
+        match sent {
+            Ok(response) if response.succeeded => {
+                Ok(revision(response.header.map_or(0, |header| header.revision)))
+            }
+            Ok(response) => Err(Failure::Conditions(response)),
+            Err(client::Error::TooLarge) => Err(Failure::TooLarge),
+            Err(error) => Err(Failure::Error(Error::Unavailable { reason: error.to_string() })),
+        }
+    }
+
+    /// For each write its condition and its question, then its fence's, then our own record's.
+    fn transaction(&self, writes: &[Write], admitted: Revision) -> TxnRequest {
+        // To etcd revision 0 means "no such key", which only a creation may mean; nothing was ever
+        // changed at revision 1.
+        let known = |expected: Revision| expected.max(Revision(1));
+        let (mut compare, mut success, mut failure) = (Vec::new(), Vec::new(), Vec::new());
+        for write in writes {
+            let key = self.layout.encode(&write.key);
+            let put = |body: &Body| {
+                Request::Put(PutRequest { key: key.clone(), value: body.to_stored() })
+            };
+            let (expected, operation) = match &write.change {
+                Change::Create(body) => (Revision::ZERO, put(body)),
+                Change::Update(expected, body) => (known(*expected), put(body)),
+                Change::Delete(expected) => {
+                    let request = DeleteRangeRequest { key: key.clone(), range_end: Vec::new() };
+                    (known(*expected), Request::DeleteRange(request))
+                }
+            };
+            compare.push(unchanged(key.clone(), expected));
+            success.push(RequestOp { request: Some(operation) });
+            failure.push(look(key));
+            if let Some(fence) = &write.fence {
+                let key = self.layout.encode(&fence.key);
+                compare.push(unchanged(key.clone(), fence.token));
+                failure.push(look(key));
+            }
+        }
+        let (condition, look) = self.roster.condition(admitted);
+        compare.push(condition);
+        failure.push(look);
+        if writes.len() > 1 {
+            // Nobody looks at what a group saw: each of it is tried again by itself.
+            failure.clear();
+        }
+        TxnRequest { compare, success, failure }
+    }
+
+    /// The change a write made at a revision.
+    fn seen(&self, write: &Write, at: Revision) -> Arc<Event> {
+        self.cache.event_at(&write.key, at).unwrap_or_else(|| self.event(write, at))
+    }
+
+    /// The change as it must have been, for a cache that no longer has it.
+    fn event(&self, write: &Write, at: Revision) -> Arc<Event> {
+        let previous = self.cache.get(&write.key).filter(|record| record.revision() < at);
+        let created = previous.as_ref().map_or(at, |record| record.created());
+        let (action, record) = match (&write.change, &previous) {
+            (Change::Delete(_), Some(previous)) => (Action::Deleted, previous.at(at)),
+            (change, _) => {
+                let action = if matches!(change, Change::Create(_)) {
+                    Action::Added
+                } else {
+                    Action::Modified
+                };
+                let empty = Body::new(&serde_json::Map::new());
+                (action, body(change).unwrap_or(&empty).at(write.key.clone(), created, at))
+            }
+        };
+        Arc::new(Event::new(action, Arc::new(record), previous))
+    }
+
+    /// Waits until the cache shows `at`. A feed that does not get there is sent elsewhere; what
+    /// was committed stays committed either way.
+    async fn caught_up(&self, at: Revision) {
+        for _ in 0..3 {
+            if tokio::time::timeout(PATIENCE, self.cache.reached(at)).await.is_ok() {
+                return;
+            }
+            self.stalled.notify_one();
+        }
+        self.roster.recant();
+        tracing::warn!(revision = %at, "the cache has not caught up with etcd");
+    }
+}
+
+/// Takes what goes together next: the first that waits, and with it others that should succeed as
+/// the cache knows things, each of another object, and not more than etcd takes.
+fn take(state: &State, waiting: &mut VecDeque<Waiting>) -> Vec<Waiting> {
+    let mut group: Vec<Waiting> = Vec::new();
+    let mut keys: HashSet<Key> = HashSet::new();
+    let mut bytes = 0;
+    while group.len() < TOGETHER
+        && let Some(next) = waiting.front()
+    {
+        let write = &next.write;
+        let sound = should_succeed(state, write);
+        bytes += body(&write.change).map_or(0, Body::len);
+        if !group.is_empty() && (!sound || bytes > BYTES || keys.contains(&write.key)) {
+            break;
+        }
+        keys.insert(write.key.clone());
+        group.extend(waiting.pop_front());
+        if !sound {
+            break;
+        }
+    }
+    group
+}
+
+fn should_succeed(state: &State, write: &Write) -> bool {
+    let current = |key: &Key| state.get(key).map(|record| record.revision());
+    let fenced = |fence: &Fence| current(&fence.key) == Some(fence.token);
+    let expected = match &write.change {
+        Change::Create(_) => None,
+        Change::Update(expected, _) | Change::Delete(expected) => Some(*expected),
+    };
+    current(&write.key) == expected && write.fence.as_ref().is_none_or(fenced)
+}
+
+fn body(change: &Change) -> Option<&Body> {
+    match change {
+        Change::Create(body) | Change::Update(_, body) => Some(body),
+        Change::Delete(_) => None,
+    }
+}
+
+/// Why a transaction did not succeed, from what it saw instead.
+fn refusal(write: &Write, response: &TxnResponse) -> Error {
+    let seen = |index: usize| match response.responses.get(index).map(|answer| &answer.response) {
+        Some(Some(Response::Range(range))) => range.kvs.first().map(|kv| revision(kv.mod_revision)),
+        _ => None,
+    };
+    if let Some(Fence { key, token }) = &write.fence
+        && seen(1) != Some(*token)
+    {
+        return Error::Fenced { lease: key.name().to_owned(), token: *token };
+    }
+    let key = write.key.clone();
+    match (&write.change, seen(0)) {
+        (Change::Create(_), _) => Error::AlreadyExists { key },
+        (_, None) => Error::NotFound { key },
+        (Change::Update(expected, _) | Change::Delete(expected), Some(actual)) => {
+            Error::Conflict { key, expected: *expected, actual }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::object::Resource;
+
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key::new(&Resource::new("", "configmaps"), Some("default"), name)
+    }
+
+    fn of_size(size: usize) -> Body {
+        let mut object = serde_json::Map::new();
+        object.insert("data".to_owned(), "x".repeat(size).into());
+        Body::new(&object)
+    }
+
+    /// What waits goes in turns; each turn is the names that go together.
+    fn turns(state: &State, writes: Vec<(&str, Change)>) -> Vec<Vec<String>> {
+        let mut waiting: VecDeque<Waiting> = writes
+            .into_iter()
+            .map(|(name, change)| Waiting {
+                write: Write { key: key(name), change, fence: None },
+                reply: oneshot::channel().0,
+            })
+            .collect();
+        let mut turns = Vec::new();
+        while !waiting.is_empty() {
+            let group = take(state, &mut waiting);
+            turns.push(group.iter().map(|it| it.write.key.name().to_owned()).collect());
+        }
+        turns
+    }
+
+    #[test]
+    fn what_should_succeed_goes_together_and_nothing_else() {
+        let mut state = State::new(Revision(5), Revision(5));
+        state.load(Arc::new(of_size(1).at(key("old"), Revision(3), Revision(4))));
+        let create = || Change::Create(of_size(1));
+        let large = || Change::Create(of_size(BYTES));
+        let right = || Change::Update(Revision(4), of_size(1));
+        let stale = || Change::Delete(Revision(3));
+        for (writes, expected) in [
+            (vec![("a", create()), ("b", create()), ("old", right())], vec![vec!["a", "b", "old"]]),
+            (
+                vec![("a", create()), ("old", stale()), ("b", create())],
+                vec![vec!["a"], vec!["old"], vec!["b"]],
+            ),
+            (vec![("a", create()), ("old", create())], vec![vec!["a"], vec!["old"]]),
+            (
+                vec![("a", create()), ("a", create()), ("b", create())],
+                vec![vec!["a"], vec!["a", "b"]],
+            ),
+            (vec![("a", large()), ("b", large())], vec![vec!["a"], vec!["b"]]),
+        ] {
+            assert_eq!(turns(&state, writes), expected);
+        }
+        let many: Vec<String> = (0..2 * TOGETHER + 1).map(|number| number.to_string()).collect();
+        let many = many.iter().map(|name| (name.as_str(), create())).collect();
+        let sizes: Vec<usize> = turns(&state, many).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [TOGETHER, TOGETHER, 1]);
+    }
+}
