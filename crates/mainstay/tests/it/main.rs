@@ -9,6 +9,9 @@ mod apply;
 mod bench;
 mod cli;
 mod crash;
+#[expect(dead_code, reason = "the tests of volumes ask more of it")]
+#[path = "../../../volumes/tests/it/fake.rs"]
+mod fake;
 mod full_disk;
 mod golden;
 mod graph;
@@ -19,5 +22,8 @@ mod lifecycle;
 mod operators;
 mod process;
 mod python;
+#[path = "../../../volumes/tests/it/recorded.rs"]
+mod recorded;
+mod recorded_volumes;
 mod rules;
 mod volumes;

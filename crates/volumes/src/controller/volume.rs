@@ -6,6 +6,7 @@ mod turns;
 use std::sync::Arc;
 
 use futures_util::future::try_join_all;
+use jiff::Timestamp;
 use mainstay_controller::runtime::{Context, Controller, Handle, Outcome};
 use mainstay_placement::ReplicaType;
 use mainstay_store::meta::{ObjectMeta, OwnerReference};
@@ -305,25 +306,91 @@ async fn write_status(
     desired: &[String],
 ) -> Result<Option<Revision>, Error> {
     let now = context.resources.clock().now();
-    let settle = |volume: &mut ReplicatedVolume| {
+    let said = Said { seen: volume, adopted, progress, desired, now };
+    let mut next = volume.clone();
+    said.settle(&mut next);
+    if next.status == volume.status {
+        return Ok(None);
+    }
+    let settle = |volume: &mut ReplicatedVolume| said.settle(volume);
+    set_status(&context.resources, &volume.metadata.name, MANAGER, settle).await
+}
+
+/// What is to be said of a volume, as it was seen.
+struct Said<'a> {
+    seen: &'a ReplicatedVolume,
+    adopted: &'a Adopted,
+    progress: &'a Progress,
+    desired: &'a [String],
+    now: Timestamp,
+}
+
+impl Said<'_> {
+    /// Says it. What we have nothing new to say of stays as it is by now: somebody else may have
+    /// written it since the volume was seen.
+    fn settle(&self, volume: &mut ReplicatedVolume) {
+        let Self { seen, adopted, progress, desired, now } = self;
         let generation = volume.metadata.generation;
-        let status = &mut volume.status;
-        status.configuration.clone_from(&adopted.configuration);
-        status.configuration_generation = adopted.generation;
-        status.configuration_observed_generation = adopted.observed;
-        status.desired_attach_to = desired.to_vec();
+        let (status, before) = (&mut volume.status, &seen.status);
+        if adopted.configuration != before.configuration
+            || adopted.generation != before.configuration_generation
+            || adopted.observed != before.configuration_observed_generation
+        {
+            status.configuration.clone_from(&adopted.configuration);
+            status.configuration_generation = adopted.generation;
+            status.configuration_observed_generation = adopted.observed;
+        }
+        if **desired != *before.desired_attach_to {
+            status.desired_attach_to = desired.to_vec();
+        }
         if progress.passing {
             return;
         }
         status.phase = Some(progress.phase);
         status.message.clone_from(&progress.message);
         status.replicas.clone_from(&progress.replicas);
-        conditions::set(&mut status.conditions, &progress.statement, generation, now);
-    };
-    let mut next = volume.clone();
-    settle(&mut next);
-    if next.status == volume.status {
-        return Ok(None);
+        conditions::set(&mut status.conditions, &progress.statement, generation, *now);
     }
-    set_status(&context.resources, &volume.metadata.name, MANAGER, settle).await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_others_wrote_meanwhile_stays() {
+        let volume = |status: serde_json::Value| -> ReplicatedVolume {
+            let spec = json!({"size": "1Gi", "replicatedStorageClassName": "none"});
+            let object = json!({"metadata": {"name": "v"}, "spec": spec, "status": status});
+            serde_json::from_value(object).unwrap()
+        };
+        let seen = volume(json!({}));
+        let by_now = json!({
+            "configuration": {"topology": "Zonal", "failuresToTolerate": 1,
+                "guaranteedMinimumDataRedundancy": 1, "volumeAccess": "Any",
+                "storagePoolName": "pool"},
+            "configurationGeneration": 1,
+            "desiredAttachTo": ["node-a"],
+        });
+        let adopted = Adopted {
+            configuration: None,
+            generation: None,
+            observed: None,
+            waiting_for: "a class".to_owned(),
+        };
+        let none: &[Arc<ReplicatedVolumeReplica>] = &[];
+        let progress = form::progress(&seen, None, &adopted.waiting_for, none);
+        let now = Timestamp::UNIX_EPOCH;
+        let said = Said { seen: &seen, adopted: &adopted, progress: &progress, desired: &[], now };
+        let mut volume = volume(by_now);
+        let before = volume.status.clone();
+        said.settle(&mut volume);
+        let after = &volume.status;
+        assert_eq!(after.configuration, before.configuration);
+        assert_eq!(after.configuration_generation, before.configuration_generation);
+        assert_eq!(after.desired_attach_to, before.desired_attach_to);
+        assert_eq!(after.phase, Some(progress.phase));
+    }
 }

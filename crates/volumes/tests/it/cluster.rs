@@ -1,13 +1,8 @@
 //! A small installation in one process.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::routing::post;
-use axum::serve::Listener;
 use mainstay_store::builtin;
 use mainstay_store::cache::Retention;
 use mainstay_store::clock::{Clock, SystemClock};
@@ -21,13 +16,9 @@ use mainstay_volumes::api::{ReplicatedVolume, ReplicatedVolumeReplica};
 use mainstay_volumes::controller::{Options, Volumes};
 use mainstay_volumes::extender::Client;
 use serde_json::{Map, Value, json};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::server::TlsStream;
-use tokio_util::task::AbortOnDropHandle;
 
-pub(crate) const GROUP: &str = "storage.mainstay.dev/v1";
+use crate::fake::Fake;
+use crate::recorded::{GROUP, node};
 
 pub(crate) fn store(clock: Arc<dyn Clock>) -> Arc<dyn Objects> {
     Arc::new(MemoryStore::new(0, Retention::default(), 1 << 20, clock))
@@ -153,24 +144,6 @@ impl Cluster {
     }
 }
 
-pub(crate) fn node(name: &str, zone: &str, ready: bool, agent: bool, cordoned: bool) -> Value {
-    let condition = |kind: &str, holds: bool| {
-        let status = if holds { "True" } else { "False" };
-        json!({"type": kind, "status": status, "lastTransitionTime": now()})
-    };
-    json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone}},
-        "spec": {"unschedulable": cordoned},
-        "status": {"conditions": [condition("Ready", ready), condition("AgentReady", agent)]},
-    })
-}
-
-fn now() -> String {
-    let clock = SystemClock::new();
-    mainstay_store::meta::Time::new(clock.now()).to_string()
-}
-
 pub(crate) fn group(name: &str, node: &str, size: &str) -> Value {
     json!({
         "apiVersion": GROUP, "kind": "LVMVolumeGroup", "metadata": {"name": name},
@@ -199,141 +172,4 @@ pub(crate) fn volume(name: &str, class: &str, size: &str) -> Value {
         "apiVersion": GROUP, "kind": "ReplicatedVolume", "metadata": {"name": name},
         "spec": {"size": size, "replicatedStorageClassName": class},
     })
-}
-
-/// How a fake extender answers.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Answers {
-    pub(crate) scores: BTreeMap<String, i64>,
-    pub(crate) default: Option<i64>,
-    pub(crate) scoring: Mode,
-    pub(crate) narrowing: Mode,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Mode {
-    #[default]
-    Right,
-    Down,
-    Garbage,
-    Silent,
-}
-
-type Shared = Arc<Mutex<(Answers, Vec<(String, Value)>)>>;
-
-/// Connections with TLS; those that fail at it are passed over.
-struct Secured(TcpListener, TlsAcceptor);
-
-impl Listener for Secured {
-    type Io = TlsStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        loop {
-            let (stream, address) = self.0.accept().await.unwrap();
-            if let Ok(stream) = self.1.accept(stream).await {
-                return (stream, address);
-            }
-        }
-    }
-
-    fn local_addr(&self) -> std::io::Result<SocketAddr> {
-        self.0.local_addr()
-    }
-}
-
-/// A real HTTP server that plays the extender.
-pub(crate) struct Fake {
-    address: SocketAddr,
-    shared: Shared,
-    _task: AbortOnDropHandle<()>,
-}
-
-impl Fake {
-    pub(crate) async fn start(answers: Answers) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        Self::serve(answers, address, listener)
-    }
-
-    /// The same with HTTPS; its certificate is for `localhost`.
-    pub(crate) async fn start_tls(answers: Answers, config: ServerConfig) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        Self::serve(answers, address, Secured(listener, TlsAcceptor::from(Arc::new(config))))
-    }
-
-    fn serve<L: Listener<Addr = SocketAddr>>(
-        answers: Answers,
-        address: SocketAddr,
-        listener: L,
-    ) -> Self {
-        let shared: Shared = Arc::new(Mutex::new((answers, Vec::new())));
-        let app = axum::Router::new()
-            .route("/v1/lvg/filter-and-score", post(score))
-            .route("/v1/lvg/narrow-reservation", post(narrow))
-            .with_state(shared.clone());
-        let serve = async move { axum::serve(listener, app).await.unwrap() };
-        Self { address, shared, _task: AbortOnDropHandle::new(tokio::spawn(serve)) }
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        self.address.port()
-    }
-
-    pub(crate) fn set(&self, change: impl FnOnce(&mut Answers)) {
-        change(&mut self.shared.lock().unwrap().0);
-    }
-
-    pub(crate) fn requests(&self) -> Vec<(String, Value)> {
-        self.shared.lock().unwrap().1.clone()
-    }
-}
-
-type Reply = (axum::http::StatusCode, String);
-
-async fn reply(mode: Mode, right: Value) -> Reply {
-    use axum::http::StatusCode;
-    match mode {
-        Mode::Right => (StatusCode::OK, right.to_string()),
-        Mode::Down => (StatusCode::SERVICE_UNAVAILABLE, String::new()),
-        Mode::Garbage => (StatusCode::OK, "{\"lvgs\": 7}".to_owned()),
-        Mode::Silent => std::future::pending().await,
-    }
-}
-
-async fn score(State(shared): State<Shared>, body: String) -> Reply {
-    let body: Value = serde_json::from_str(&body).unwrap();
-    let (mode, answer) = {
-        let mut shared = shared.lock().unwrap();
-        shared.1.push(("score".to_owned(), body.clone()));
-        let answers = &shared.0;
-        let scored: Vec<Value> = body["lvgs"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter_map(|lvg| {
-                let name = lvg["name"].as_str().unwrap();
-                let score = answers.scores.get(name).copied().or(answers.default)?;
-                let mut scored = lvg.clone();
-                scored["score"] = score.into();
-                Some(scored)
-            })
-            .collect();
-        (answers.scoring, json!({"lvgs": scored}))
-    };
-    reply(mode, answer).await
-}
-
-async fn narrow(State(shared): State<Shared>, body: String) -> Reply {
-    let mode = {
-        let mut shared = shared.lock().unwrap();
-        shared.1.push(("narrow".to_owned(), serde_json::from_str(&body).unwrap()));
-        shared.0.narrowing
-    };
-    reply(mode, json!({})).await
 }

@@ -9,7 +9,8 @@ use mainstay_volumes::world::World;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::cluster::{class, group, node, pool, volume};
+use crate::cluster::{class, group, pool, volume};
+use crate::recorded::node;
 
 const GIB: u64 = 1 << 30;
 

@@ -15,7 +15,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::cluster::{Answers, Cluster, Fake, Mode, class, group, pool, volume};
+use crate::cluster::{Cluster, class, group, pool, volume};
+use crate::fake::{Answers, Fake, Mode};
 
 /// One request over a connection of its own: the status and the body.
 async fn send(address: std::net::SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {

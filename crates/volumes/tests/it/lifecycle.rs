@@ -11,7 +11,8 @@ use mainstay_volumes::api::{
 use mainstay_volumes::conditions;
 use serde_json::json;
 
-use crate::cluster::{Cluster, GROUP, class, pool, volume};
+use crate::cluster::{Cluster, class, pool, volume};
+use crate::recorded::GROUP;
 
 async fn three_zones(cluster: &Cluster, replication: &str, size: &str) {
     for name in ["a", "b", "c"] {

@@ -7,8 +7,8 @@ use mainstay_volumes::plan::{Plan, Scores, plan};
 use mainstay_volumes::world::{World, documents};
 use serde_json::{Value, json};
 
-use crate::cases::{label, objects};
-use crate::cluster::{class, group, node, pool, volume};
+use crate::cluster::{class, group, pool, volume};
+use crate::recorded::{label, node, objects};
 
 fn now() -> Timestamp {
     "2026-03-01T12:00:00Z".parse().unwrap()

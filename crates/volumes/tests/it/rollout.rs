@@ -14,7 +14,8 @@ use mainstay_volumes::api::{
 use mainstay_volumes::satisfy::is_misplaced;
 use serde_json::{Value, json};
 
-use crate::cluster::{Answers, Cluster, Fake, class, pool, resources, store, volume};
+use crate::cluster::{Cluster, class, pool, resources, store, volume};
+use crate::fake::{Answers, Fake};
 
 const VOLUMES: usize = 7;
 

@@ -9,8 +9,9 @@ use mainstay_volumes::api::{Backing, LVMVolumeGroup, ReplicatedVolumeReplica, Vo
 use mainstay_volumes::conditions;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, GROUP, class, group, pool, resources, store, volume};
+use crate::cluster::{Cluster, class, group, pool, resources, store, volume};
 use crate::faults::Faulty;
+use crate::recorded::GROUP;
 
 async fn ready(cluster: &Cluster, name: &str) {
     let ready = || async {

@@ -14,7 +14,9 @@ use mainstay_volumes::api::{
 use mainstay_volumes::conditions;
 use serde_json::json;
 
-use crate::cluster::{Answers, Cluster, Fake, GROUP, class, pool, resources, store, volume};
+use crate::cluster::{Cluster, class, pool, resources, store, volume};
+use crate::fake::{Answers, Fake};
+use crate::recorded::GROUP;
 
 /// A volume that waits in a pool where nothing has room, and an extender that counts questions.
 struct Waiting {
