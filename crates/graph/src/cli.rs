@@ -5,6 +5,7 @@
 //! stdout, talk to stderr.
 
 mod client;
+mod show;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use clap::{Subcommand, ValueEnum};
 use futures_util::FutureExt;
 
 pub use self::client::{Fetch, HttpFetch, NoAnswer};
+use self::show::Question;
 use crate::scenario;
 
 /// How results are shown.
@@ -105,6 +107,9 @@ pub enum GraphCommand {
         /// Only the one that held at this moment
         #[arg(long)]
         time: Option<String>,
+        /// How to show it
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
     },
     /// Print the values of a descriptor or a key prefix
     Dump {
@@ -119,6 +124,9 @@ pub enum GraphCommand {
         /// In this view
         #[arg(long, value_enum)]
         view: Option<ViewName>,
+        /// How to show it
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
     },
     /// Print how values stand
     Status {
@@ -126,6 +134,9 @@ pub enum GraphCommand {
         target: Target,
         /// Only this value
         key: Option<String>,
+        /// How to show it
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
     },
     /// Print what a change would do; nothing is done
     Plan {
@@ -134,6 +145,9 @@ pub enum GraphCommand {
         /// A YAML or JSON file with `set`, `delete`, `resync`, `on-failure`, `retry`, `description`
         #[arg(short, long)]
         file: PathBuf,
+        /// How to show it
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
     },
     /// Make a change
     Commit {
@@ -145,6 +159,9 @@ pub enum GraphCommand {
         /// Wait until everything is configured, at most this many seconds
         #[arg(long)]
         wait: Option<u64>,
+        /// How to show it
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
     },
 }
 
@@ -227,13 +244,13 @@ async fn play(
 }
 
 async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
-    let (target, path, arguments) = match &command {
+    let (target, path, arguments, shown) = match &command {
         GraphCommand::Run { .. } => return Err("a scenario is played, not asked for".to_owned()),
-        GraphCommand::Show { target, txn, format } => (
-            target,
-            "graph",
-            vec![("txn", txn.map(|txn| txn.to_string())), ("format", Some(format.clone()))],
-        ),
+        GraphCommand::Show { target, txn, format } => {
+            let arguments =
+                vec![("txn", txn.map(|txn| txn.to_string())), ("format", Some(format.clone()))];
+            (target, "graph", arguments, None)
+        }
         GraphCommand::History { target, seq, since, until, output } => {
             let format = if *output == Output::Json { "json" } else { "text" };
             let arguments = vec![
@@ -242,12 +259,13 @@ async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
                 ("until", until.clone()),
                 ("format", Some(format.to_owned())),
             ];
-            (target, "txn-history", arguments)
+            (target, "txn-history", arguments, None)
         }
-        GraphCommand::Timeline { target, key, time } => {
-            (target, "key-timeline", vec![("key", Some(key.clone())), ("time", time.clone())])
+        GraphCommand::Timeline { target, key, time, output } => {
+            let arguments = vec![("key", Some(key.clone())), ("time", time.clone())];
+            (target, "key-timeline", arguments, Some((Question::Timeline, *output)))
         }
-        GraphCommand::Dump { target, descriptor, key_prefix, view } => {
+        GraphCommand::Dump { target, descriptor, key_prefix, view, output } => {
             let view = view.map(|view| match view {
                 ViewName::Nb => "NB".to_owned(),
                 ViewName::Sb => "SB".to_owned(),
@@ -258,19 +276,26 @@ async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
                 ("key-prefix", key_prefix.clone()),
                 ("view", view),
             ];
-            (target, "dump", arguments)
+            (target, "dump", arguments, Some((Question::Dump, *output)))
         }
-        GraphCommand::Status { target, key } => (target, "status", vec![("key", key.clone())]),
-        GraphCommand::Plan { target, file } => {
-            return send(fetch, target, "plan", file, None).await;
+        GraphCommand::Status { target, key, output } => {
+            (target, "status", vec![("key", key.clone())], Some((Question::Status, *output)))
         }
-        GraphCommand::Commit { target, file, wait } => {
-            return send(fetch, target, "commit", file, *wait).await;
+        GraphCommand::Plan { target, file, output } => {
+            let shown = Some((Question::Plan, *output));
+            return send(fetch, target, "plan", file, None, shown).await;
+        }
+        GraphCommand::Commit { target, file, wait, output } => {
+            let shown = Some((Question::Commit, *output));
+            return send(fetch, target, "commit", file, *wait, shown).await;
         }
     };
     let url = client::url(&target.url, path, &arguments);
-    answer(fetch.fetch(target, "GET", &url, None).await)
+    answer(fetch.fetch(target, "GET", &url, None).await, shown)
 }
+
+/// What to make of an answer; as it is if nothing is said.
+type Shown = Option<(Question, Output)>;
 
 async fn send(
     fetch: &impl Fetch,
@@ -278,18 +303,19 @@ async fn send(
     path: &str,
     file: &PathBuf,
     wait: Option<u64>,
+    shown: Shown,
 ) -> Result<i32, String> {
     let text =
         std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let body: serde_json::Value =
         scenario::read_yaml(&text).map_err(|error| format!("{}: {error}", file.display()))?;
     let url = client::url(&target.url, path, &[("wait", wait.map(|seconds| seconds.to_string()))]);
-    answer(fetch.fetch(target, "POST", &url, Some(body.to_string())).await)
+    answer(fetch.fetch(target, "POST", &url, Some(body.to_string())).await, shown)
 }
 
 /// Shows an answer. What the engine could not do is a negative finding, what it did not understand
 /// is bad input.
-fn answer(fetched: Result<(u16, String), NoAnswer>) -> Result<i32, String> {
+fn answer(fetched: Result<(u16, String), NoAnswer>, shown: Shown) -> Result<i32, String> {
     let (status, body) = match fetched {
         Ok(fetched) => fetched,
         Err(NoAnswer::Usage(problem)) => return Err(problem),
@@ -298,12 +324,16 @@ fn answer(fetched: Result<(u16, String), NoAnswer>) -> Result<i32, String> {
             return Ok(1);
         }
     };
-    match status {
-        200..300 => {
+    match (status, shown) {
+        (200..300, Some((question, Output::Text))) => {
+            print(&show::text(question, &body));
+            Ok(0)
+        }
+        (200..300, _) => {
             print(&body);
             Ok(0)
         }
-        400 => Err(body),
+        (400, _) => Err(body),
         _ => {
             eprintln!("{}", body.trim_end());
             Ok(1)

@@ -97,7 +97,7 @@ pub struct Context {
     pub(crate) revert: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct SharedContext {
     pub(crate) transaction: u64,
     pub(crate) attempt: u32,

@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio_util::sync::CancellationToken;
 
 use crate::clock::{Clock, later};
 use crate::descriptor::{Context, OperationError, SharedContext};
@@ -35,29 +34,35 @@ use crate::walk::{Answer, Call, Conflicts};
 #[derive(Clone)]
 pub(crate) struct Surroundings {
     pub(crate) seq: u64,
-    pub(crate) attempt: u32,
     pub(crate) registry: Arc<Registry>,
     pub(crate) indexes: MetadataIndexes,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) cancellation: CancellationToken,
-    pub(crate) timeout: Option<Duration>,
+    /// What operations without a deadline are told.
+    shared: Arc<SharedContext>,
+    timeout: Option<Duration>,
 }
 
 impl Surroundings {
+    pub(crate) fn new(
+        shared: SharedContext,
+        registry: Arc<Registry>,
+        clock: Arc<dyn Clock>,
+        timeout: Option<Duration>,
+    ) -> Self {
+        let (seq, indexes) = (shared.transaction, shared.indexes.clone());
+        Self { seq, registry, indexes, clock, shared: Arc::new(shared), timeout }
+    }
+
     pub(crate) fn context(&self, base: Option<Key>, revert: bool) -> Context {
-        let deadline = self.timeout.map(|timeout| later(self.clock.now(), timeout));
-        let cancellation = match deadline {
-            Some(_) => self.cancellation.child_token(),
-            None => self.cancellation.clone(),
+        let shared = match self.timeout {
+            None => Arc::clone(&self.shared),
+            Some(timeout) => Arc::new(SharedContext {
+                deadline: Some(later(self.clock.now(), timeout)),
+                cancellation: self.shared.cancellation.child_token(),
+                ..SharedContext::clone(&self.shared)
+            }),
         };
-        let shared = SharedContext {
-            transaction: self.seq,
-            attempt: self.attempt,
-            deadline,
-            cancellation,
-            indexes: self.indexes.clone(),
-        };
-        Context { shared: Arc::new(shared), base, revert }
+        Context { shared, base, revert }
     }
 
     /// Runs a job to its end, its deadline or its panic.
@@ -66,24 +71,7 @@ impl Surroundings {
         context: Context,
         job: crate::erased::Job<T>,
     ) -> Result<T, OperationError> {
-        let job = AssertUnwindSafe(job).catch_unwind();
-        let result = match context.deadline() {
-            None => job.await,
-            Some(deadline) => tokio::select! {
-                result = job => result,
-                () = self.clock.sleep_until(deadline) => {
-                    context.cancellation().cancel();
-                    return Err(OperationError::new("timed out; what it did is not known"));
-                }
-            },
-        };
-        result.unwrap_or_else(|panic| {
-            let text = panic
-                .downcast_ref::<&str>()
-                .map(|text| (*text).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(OperationError::permanent(format!("panicked: {}", text.unwrap_or_default())))
-        })
+        run(Arc::clone(&self.clock), context, job).await
     }
 
     fn start(&self, call: Call) -> Running {
@@ -103,9 +91,34 @@ impl Surroundings {
                 }
                 _ => Err(missing()),
             };
-        let surroundings = self.clone();
-        Box::pin(async move { surroundings.run(context, job?).await })
+        let clock = Arc::clone(&self.clock);
+        Box::pin(async move { run(clock, context, job?).await })
     }
+}
+
+async fn run<T>(
+    clock: Arc<dyn Clock>,
+    context: Context,
+    job: crate::erased::Job<T>,
+) -> Result<T, OperationError> {
+    let job = AssertUnwindSafe(job).catch_unwind();
+    let result = match context.deadline() {
+        None => job.await,
+        Some(deadline) => tokio::select! {
+            result = job => result,
+            () = clock.sleep_until(deadline) => {
+                context.cancellation().cancel();
+                return Err(OperationError::new("timed out; what it did is not known"));
+            }
+        },
+    };
+    result.unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned());
+        Err(OperationError::permanent(format!("panicked: {}", text.unwrap_or_default())))
+    })
 }
 
 /// A call under way, with its ticket.

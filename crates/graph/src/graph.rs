@@ -13,6 +13,7 @@
 //! Always holds: the sources of a slot are exactly the nodes with an edge to it, a witness included;
 //! an unmet any-of edge waits under each of its prefixes, a met one under none.
 
+mod circles;
 mod edges;
 mod ready;
 
@@ -20,6 +21,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
+pub(crate) use self::circles::Circles;
 use crate::descriptor::{AnyOf, UserLabels};
 use crate::hash::HashMap;
 use crate::key::{Key, KeyId, KeySet};
@@ -120,8 +122,19 @@ struct Slot {
     sources: KeySet<KeyId>,
     /// The epoch in which the node was last noted as touched.
     touched: u32,
-    /// The version at which the node was found to be blocked from outside.
-    blocked: u64,
+    /// What the last look at readiness found here.
+    verdict: Verdict,
+}
+
+/// What a look at readiness found out about a key. It holds while the version lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Verdict {
+    #[default]
+    Unknown,
+    /// The node waits, near or far, for something missing.
+    Blocked(u64),
+    /// The key is what is missing.
+    Missing(u64),
 }
 
 enum Undo {
@@ -154,7 +167,7 @@ pub(crate) struct Graph {
     hollow: Vec<KeyId>,
     epoch: u32,
     touched: Vec<KeyId>,
-    /// Grows with everything readiness depends on.
+    /// Grows when something changes that a verdict rests on.
     version: u64,
     trial: Option<Trial>,
 }
@@ -243,23 +256,50 @@ impl Graph {
             .filter_map(|(key, id)| Some((key, *id, self.node(*id)?)))
     }
 
-    /// Makes room for keys that are about to come.
-    pub(crate) fn reserve(&mut self, keys: usize) {
-        self.ids.reserve(keys);
-        self.slots.reserve(keys.saturating_sub(self.free.len()));
-    }
-
     /// The slot of a key, made if there is none.
     pub(crate) fn intern(&mut self, key: &Key) -> KeyId {
         if let Some(id) = self.id(key) {
             return id;
         }
+        let id = self.give(key);
+        self.index.insert(key.clone(), id);
+        id
+    }
+
+    /// The slots of many keys. In key order this is much cheaper than one after the other.
+    pub(crate) fn intern_all<'a>(
+        &mut self,
+        keys: impl ExactSizeIterator<Item = &'a Key>,
+    ) -> Vec<KeyId> {
+        self.ids.reserve(keys.len());
+        self.slots.reserve(keys.len().saturating_sub(self.free.len()));
+        let mut new = Vec::new();
+        let ids = keys
+            .map(|key| {
+                self.id(key).unwrap_or_else(|| {
+                    let id = self.give(key);
+                    new.push((key.clone(), id));
+                    id
+                })
+            })
+            .collect();
+        // Few keys are looked up one by one; many are merged with what is there.
+        if new.len() > self.index.len() / 8 {
+            self.index.append(&mut new.into_iter().collect());
+        } else {
+            self.index.extend(new);
+        }
+        ids
+    }
+
+    /// A slot for a key that has none.
+    fn give(&mut self, key: &Key) -> KeyId {
         let slot = Slot {
             key: key.clone(),
             node: None,
             sources: KeySet::new(),
             touched: u32::MAX,
-            blocked: u64::MAX,
+            verdict: Verdict::Unknown,
         };
         let id = match self.free.pop() {
             Some(id) => {
@@ -274,7 +314,6 @@ impl Graph {
             }
         };
         self.ids.insert(key.clone(), id);
-        self.index.insert(key.clone(), id);
         self.hollow.push(id);
         id
     }
@@ -285,9 +324,19 @@ impl Graph {
         let slot = &mut self.slots[id.index()];
         if slot.node.is_none() {
             self.count += 1;
-            self.version += 1;
         }
         Arc::make_mut(slot.node.get_or_insert_default())
+    }
+
+    /// To be called when a key changes in a way that readiness depends on: what was found out
+    /// stays known unless it was found out by way of this key.
+    pub(crate) fn unsettle(&mut self, id: KeyId) {
+        match self.slots[id.index()].verdict {
+            Verdict::Blocked(version) | Verdict::Missing(version) if version == self.version => {
+                self.version += 1;
+            }
+            _ => {}
+        }
     }
 
     /// Takes the node out of the graph. Whatever depends on the key still does.
@@ -301,7 +350,7 @@ impl Graph {
         self.slots[id.index()].node = None;
         self.count -= 1;
         self.hollow.push(id);
-        self.version += 1;
+        self.unsettle(id);
     }
 
     fn touch(&mut self, id: KeyId) {

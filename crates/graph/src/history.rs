@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::clock::{earlier, later};
 use crate::graph::{EdgeTarget, Graph, Node};
+use crate::hash::HashMap;
 use crate::key::{Key, KeyId};
 use crate::record::TransactionRecord;
 use crate::registry::Registry;
@@ -153,7 +154,7 @@ pub(crate) struct History {
     start: Timestamp,
     transactions: VecDeque<(Arc<TransactionRecord>, usize)>,
     bytes: usize,
-    revisions: BTreeMap<Key, Vec<Revision>>,
+    revisions: HashMap<Key, Vec<Revision>>,
     count: usize,
     trimmed: Timestamp,
 }
@@ -165,7 +166,7 @@ impl History {
             start,
             transactions: VecDeque::new(),
             bytes: 0,
-            revisions: BTreeMap::new(),
+            revisions: HashMap::default(),
             count: 0,
             trimmed: start,
         }
@@ -175,15 +176,24 @@ impl History {
         self.limits.enabled
     }
 
+    /// Shows a transaction that has begun, until it is over.
+    pub(crate) fn begin(&mut self, record: Arc<TransactionRecord>) {
+        if self.limits.enabled {
+            self.transactions.push_back((record, 0));
+        }
+    }
+
+    /// Lets go of a transaction that is over, so that it can be completed and remembered.
+    pub(crate) fn end(&mut self, seq: u64) {
+        if self.transactions.back().is_some_and(|(last, _)| last.pre_record && last.seq == seq) {
+            self.transactions.pop_back();
+        }
+    }
+
     /// Remembers a transaction.
     pub(crate) fn add(&mut self, record: Arc<TransactionRecord>, now: Timestamp) {
         if !self.limits.enabled {
             return;
-        }
-        if self.transactions.back().is_some_and(|(last, _)| last.seq == record.seq)
-            && let Some((_, weight)) = self.transactions.pop_back()
-        {
-            self.bytes -= weight;
         }
         let weight = record.weight();
         self.bytes += weight;
@@ -202,7 +212,9 @@ impl History {
             if node.is_none() && !self.revisions.contains_key(key) {
                 continue;
             }
-            let revisions = self.revisions.entry(key.clone()).or_default();
+            // Most values are made once and then stay as they are.
+            let revisions =
+                self.revisions.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1));
             if let Some(last) = revisions.last_mut()
                 && last.until.is_none()
             {
@@ -290,15 +302,18 @@ impl History {
         self.timeline(key).iter().rev().find(|revision| revision.covers(moment))
     }
 
-    /// Every value as it was at a moment.
+    /// Every value as it was at a moment, in key order.
     pub(crate) fn snapshot(&self, moment: Timestamp) -> impl Iterator<Item = (&Key, &Revision)> {
-        self.revisions.iter().filter_map(move |(key, revisions)| {
-            revisions
-                .iter()
-                .rev()
-                .find(|revision| revision.covers(moment))
-                .map(|found| (key, found))
-        })
+        let mut found: Vec<(&Key, &Revision)> = self
+            .revisions
+            .iter()
+            .filter_map(|(key, revisions)| {
+                let covers = |revision: &&Revision| revision.covers(moment);
+                Some((key, revisions.iter().rev().find(covers)?))
+            })
+            .collect();
+        found.sort_unstable_by_key(|(key, _)| *key);
+        found.into_iter()
     }
 
     /// Where a value came from when it was last seen.

@@ -76,6 +76,15 @@ pub(crate) fn colours(figure: &Figure) -> (&'static str, &'static str, &'static 
     }
 }
 
+/// The name of this machine, as far as it is told.
+fn host() -> String {
+    let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match told.trim() {
+        "" => "unknown host".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
 #[derive(Default)]
 struct Sketch {
     figures: Vec<Figure>,
@@ -117,7 +126,7 @@ impl Sketch {
     }
 
     fn finish(self, title: String, at: Timestamp) -> Picture {
-        let footer = format!("{at} - pid {}", std::process::id());
+        let footer = format!("{at} - {} - pid {}", host(), std::process::id());
         Picture { title, footer, at, figures: self.figures, arrows: self.arrows }
     }
 }

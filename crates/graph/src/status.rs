@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use crate::descriptor::UserLabels;
-use crate::graph::Graph;
+use crate::graph::{Circles, Graph};
 use crate::key::{Key, KeyId};
 use crate::state::{Operation, ValueState};
 
@@ -46,8 +46,9 @@ pub struct ValueStatus {
     pub derived: Vec<ValueStatus>,
 }
 
-/// The status of a value, its derived values included.
-pub(crate) fn status(graph: &Graph, id: KeyId) -> ValueStatus {
+/// The status of a value, its derived values included. `circles` is shared by all that are asked
+/// about at one moment.
+pub(crate) fn status(graph: &Graph, id: KeyId, circles: &mut Circles) -> ValueStatus {
     let key = graph.key(id).clone();
     let Some(node) = graph.node(id) else {
         return ValueStatus {
@@ -73,14 +74,14 @@ pub(crate) fn status(graph: &Graph, id: KeyId) -> ValueStatus {
         last_operation: if node.is_obtained() { Operation::Undefined } else { node.last.operation },
         error: node.error.as_ref().map(|error| error.message.clone()),
         details,
-        cycle: graph.blocking_circle(id).unwrap_or_default(),
+        cycle: circles.of(graph, id),
         uncertain: node.uncertain,
         labels: node.labels.as_deref().cloned().unwrap_or_default(),
         derived: node
             .derived
             .iter()
             .filter(|derived| graph.node(**derived).is_some())
-            .map(|derived| status(graph, *derived))
+            .map(|derived| status(graph, *derived, circles))
             .collect(),
     }
 }
@@ -181,10 +182,11 @@ impl Watchers {
         if queues.is_empty() {
             return;
         }
+        let mut circles = Circles::default();
         for id in bases() {
             let mut told: Option<Arc<ValueStatus>> = None;
             for queue in queues.iter().filter(|queue| (queue.filter)(graph.key(id))) {
-                let status = told.get_or_insert_with(|| Arc::new(status(graph, id)));
+                let status = told.get_or_insert_with(|| Arc::new(status(graph, id, &mut circles)));
                 let mut events = queue.events.lock().unwrap_or_else(PoisonError::into_inner);
                 if events.1 == 0 && events.0.len() < queue.capacity {
                     events.0.push_back(Arc::clone(status));

@@ -12,22 +12,26 @@
 //! Always holds: a value is created after everything it depends on and deleted before it; a key is
 //! never applied while it is already being applied further up the stack.
 //!
-//! Enter at [`Walk::new`]; [`create`], [`update`] and [`delete`] hold the three flows, [`early`] the
-//! cases where a change further down the list is better made now, [`failure`] what a failure means.
+//! Enter at [`Walk::new`]; [`items`] is the list that is worked off, [`create`], [`update`] and
+//! [`delete`] hold the three flows, [`early`] the cases where a change further down the list is better
+//! made now, [`failure`] what a failure means.
 
 mod create;
 mod delete;
 mod early;
 mod failure;
+mod items;
 mod log;
 mod update;
 
 use std::sync::Arc;
 
+use self::items::Previous;
+pub(crate) use self::items::{Item, List};
 pub(crate) use self::log::{Conflicts, OperationLog};
-use crate::descriptor::{OperationError, UserLabels};
+use crate::descriptor::OperationError;
 use crate::graph::{Failure, Graph};
-use crate::hash::{HashMap, HashSet};
+use crate::hash::HashSet;
 use crate::journal::PlannedPart;
 use crate::key::{Key, KeyId};
 use crate::metadata::MetadataIndexes;
@@ -63,16 +67,6 @@ pub(crate) enum Step {
     Refresh(HashSet<KeyId>),
     /// Nothing: it is over.
     Done,
-}
-
-/// A value of the transaction.
-#[derive(Debug, Clone)]
-pub(crate) struct Item {
-    pub(crate) id: KeyId,
-    pub(crate) value: Option<Value>,
-    pub(crate) labels: Option<Arc<UserLabels>>,
-    pub(crate) metadata: Option<Metadata>,
-    pub(crate) origin: Origin,
 }
 
 /// What the walk must know about its transaction.
@@ -166,19 +160,6 @@ enum Flow {
     Return(Outcome),
 }
 
-/// What a value was before the transaction, for taking it back.
-#[derive(Debug, Clone)]
-struct Previous {
-    id: KeyId,
-    requested: Option<Value>,
-    labels: Option<Arc<UserLabels>>,
-    retry: Option<Retry>,
-    /// The value was there although nobody wanted it any more.
-    leftover: Option<Value>,
-    /// The value was the south's own.
-    obtained: Option<(Option<Value>, Option<Metadata>)>,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Forward,
@@ -190,9 +171,9 @@ enum Phase {
 #[derive(Clone)]
 pub(crate) struct Walk {
     settings: Settings,
-    items: Vec<Item>,
-    /// Where in `items` a key stands, and whether it was reached.
-    todo: HashMap<KeyId, (usize, bool)>,
+    list: Arc<List>,
+    /// Which of the list were reached.
+    done: Vec<bool>,
     undone: usize,
     next: usize,
     stack: Vec<(Frame, Option<KeyId>)>,
@@ -227,18 +208,14 @@ pub(crate) struct Walked {
 }
 
 impl Walk {
-    /// A walk over the items. Items come in key order; here they are put into the order that
-    /// needs the fewest operations: what goes, what is re-created, what comes, what changes.
-    pub(crate) fn new(graph: &Graph, settings: Settings, mut items: Vec<Item>) -> Self {
-        items.sort_by_cached_key(|item| urgency(graph, &settings.registry, item));
-        let todo: HashMap<_, _> =
-            items.iter().enumerate().map(|(position, item)| (item.id, (position, false))).collect();
-        let room = items.len();
+    /// A walk over a list of items.
+    pub(crate) fn new(settings: Settings, list: Arc<List>) -> Self {
+        let room = list.len();
         Self {
             settings,
+            list,
+            done: vec![false; room],
             undone: room,
-            items,
-            todo,
             next: 0,
             stack: Vec::new(),
             branch: HashSet::default(),
@@ -354,119 +331,6 @@ impl Walk {
                 let owner = self.branch.insert(id).then_some(id);
                 self.stack.push((frame, owner));
                 self.input = Input::Start;
-            }
-        }
-    }
-
-    fn next_item(&mut self, graph: &mut Graph) -> Option<Result<Applied, Step>> {
-        match self.phase {
-            Phase::Forward => {
-                while let Some(item) = self.items.get(self.next) {
-                    self.next += 1;
-                    let id = item.id;
-                    if let Some(item) = self.reach(graph, id) {
-                        return Some(Ok(self.apply_item(graph, item)));
-                    }
-                }
-                None
-            }
-            Phase::Stopped => {
-                self.phase = Phase::Revert;
-                self.undone = 0;
-                let dependents = self.failed.iter().map(|(base, _)| *base);
-                self.mend = dependents.filter(|base| !self.todo.contains_key(base)).collect();
-                Some(Err(Step::Refresh(self.failed.iter().map(|(base, _)| *base).collect())))
-            }
-            Phase::Revert => {
-                while let Some(id) = self.mend.pop() {
-                    if let Some(applied) = self.mend_dependent(graph, id) {
-                        return Some(Ok(applied));
-                    }
-                }
-                let previous = self.reached.pop()?;
-                Some(Ok(self.take_back(graph, previous)))
-            }
-        }
-    }
-
-    /// The item of a key that was not reached yet; from now on it is.
-    fn reach(&mut self, graph: &Graph, id: KeyId) -> Option<Item> {
-        let (position, reached) = self.todo.get_mut(&id)?;
-        if std::mem::replace(reached, true) || self.undone == 0 {
-            return None;
-        }
-        self.undone -= 1;
-        let taken = Item { id, value: None, labels: None, metadata: None, origin: Origin::Unknown };
-        let item = std::mem::replace(&mut self.items[*position], taken);
-        if self.settings.reverts && !self.plans() {
-            let node = graph.node(id);
-            let obtained = node.filter(|node| node.is_obtained());
-            self.reached.push(Previous {
-                id,
-                requested: node.and_then(|node| node.last.requested.clone()),
-                labels: node.and_then(|node| node.labels.clone()),
-                retry: node.and_then(|node| node.last.retry),
-                leftover: node
-                    .filter(|node| node.available && node.last.requested.is_none())
-                    .and_then(|node| node.value.clone()),
-                obtained: obtained.map(|node| (node.value.clone(), node.metadata.clone())),
-            });
-        }
-        Some(item)
-    }
-
-    /// The item of a key that is still to come.
-    fn coming(&self, id: KeyId) -> Option<&Item> {
-        if self.undone == 0 {
-            return None;
-        }
-        self.todo
-            .get(&id)
-            .filter(|(_, reached)| !reached)
-            .map(|(position, _)| &self.items[*position])
-    }
-
-    fn apply_item(&mut self, graph: &mut Graph, item: Item) -> Applied {
-        let Item { id, value, labels, metadata, origin } = item;
-        let how = How::base(origin, false);
-        if origin == Origin::South && value.is_some() {
-            let applied = self.apply(graph, id, value, how);
-            if graph.node(id).is_some() {
-                self.set_metadata(graph, id, metadata);
-            }
-            return applied;
-        }
-        if let (Some(labels), Some(_)) = (labels, &value) {
-            graph.write(id).labels = Some(labels);
-        }
-        self.apply(graph, id, value, how)
-    }
-
-    fn take_back(&mut self, graph: &mut Graph, previous: Previous) -> Applied {
-        let Previous { id, requested, labels, retry, leftover, obtained } = previous;
-        if let Some(node) = graph.node(id) {
-            let retry = self.settings.retry.or(retry);
-            let same = node.last.retry == retry && node.labels == labels;
-            if !same {
-                let node = graph.write(id);
-                node.labels = labels;
-                node.last.retry = retry;
-            }
-        }
-        match obtained {
-            // Back into the hands of the south: restored as ours, then let go.
-            Some((value, _)) => {
-                let how = How::base(Origin::Unknown, true);
-                self.apply(graph, id, value, how)
-            }
-            None => {
-                let how = How::base(Origin::North, true);
-                if leftover.is_none() {
-                    return self.apply(graph, id, requested, how);
-                }
-                let applied = self.apply(graph, id, leftover, how);
-                graph.write(id).last.requested = None;
-                applied
             }
         }
     }
@@ -612,25 +476,4 @@ impl Frame {
             Self::Recreate(frame) => frame.id,
         }
     }
-}
-
-/// The place of an item in the order of work: smaller comes first.
-fn urgency(graph: &Graph, registry: &Registry, item: &Item) -> (bool, u8) {
-    let Some(node) = graph.node(item.id) else {
-        return (true, if item.value.is_none() { 0 } else { 2 });
-    };
-    let class = match (&item.value, &node.value) {
-        (None, _) => 0,
-        (Some(_), None) => 2,
-        (Some(_), Some(_)) if !node.available => 2,
-        (Some(new), Some(old)) => {
-            let recreated = node.descriptor.is_some_and(|id| {
-                let descriptor = registry.get(id);
-                !descriptor.abilities().update
-                    || descriptor.recreate(graph.key(item.id), old, new, node.metadata.as_ref())
-            });
-            if recreated { 1 } else { 3 }
-        }
-    };
-    (!node.uncertain, class)
 }

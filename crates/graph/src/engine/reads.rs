@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::{Engine, Error};
 use crate::descriptor::{Context, SharedContext};
+use crate::graph::Circles;
 use crate::history::{FlagStats, RevisionView};
 use crate::key::Key;
 use crate::picture::Picture;
@@ -64,7 +65,7 @@ impl Engine {
     pub fn status(&self, key: &str) -> ValueStatus {
         let shared = self.lock();
         match shared.graph.find(key) {
-            Some((id, _)) => status(&shared.graph, id),
+            Some((id, _)) => status(&shared.graph, id, &mut Circles::default()),
             None => ValueStatus {
                 key: Key::from(key),
                 state: ValueState::Nonexistent,
@@ -84,7 +85,8 @@ impl Engine {
         let shared = self.lock();
         let bases =
             shared.graph.nodes().filter(|(key, _, node)| node.base.is_none() && filter(key));
-        bases.map(|(_, id, _)| status(&shared.graph, id)).collect()
+        let mut circles = Circles::default();
+        bases.map(|(_, id, _)| status(&shared.graph, id, &mut circles)).collect()
     }
 
     /// The state of every value, derived ones included, in key order.

@@ -20,7 +20,7 @@ impl Graph {
         }
         let edges: Arc<[Edge]> = dependencies.into_iter().map(|one| self.attach(id, one)).collect();
         self.write(id).edges = edges;
-        self.version += 1;
+        self.unsettle(id);
     }
 
     fn attach(&mut self, source: KeyId, dependency: Dependency) -> Edge {
@@ -144,14 +144,14 @@ impl Graph {
             return;
         }
         self.write(id).available = available;
-        self.version += 1;
+        self.unsettle(id);
         self.follow(id);
     }
 
     /// To be called when the value of an available node changed: edges may ask something of it.
     pub(crate) fn value_changed(&mut self, id: KeyId) {
         if self.tests > 0 {
-            self.version += 1;
+            self.unsettle(id);
             self.follow(id);
         }
     }

@@ -4,11 +4,11 @@
 //! circle would wait for ever, so a circle counts as one value: it is ready once nothing outside it
 //! is missing. Whether a value that is not plainly ready closes such a circle is decided by walking
 //! along unmet edges; the walk ends at the first thing missing from outside, and remembers which
-//! nodes led there until something changes, so that long chains of waiting values stay cheap.
+//! nodes led there until one of them changes, so that long chains of waiting values stay cheap.
 
-use super::{Edge, EdgeTarget, Graph};
+use super::{Edge, EdgeTarget, Graph, Verdict};
 use crate::hash::{HashMap, HashSet};
-use crate::key::{Key, KeyId};
+use crate::key::KeyId;
 use crate::state::ValueState;
 
 impl Graph {
@@ -43,7 +43,7 @@ impl Graph {
         }
         if self.state(id) != ValueState::Pending {
             // It waits from now on: what was blocked by its absence may not be any more.
-            self.version += 1;
+            self.unsettle(id);
         }
         if self.is_blocked(id) {
             return false;
@@ -74,7 +74,7 @@ impl Graph {
     }
 
     /// What might satisfy an unmet edge from inside a circle.
-    fn candidates(&self, edge: &Edge, start: KeyId) -> Vec<KeyId> {
+    pub(super) fn candidates(&self, edge: &Edge, start: KeyId) -> Vec<KeyId> {
         let fits = |id: KeyId| {
             self.is_candidate(id, start)
                 && self.node(id).is_some_and(|node| {
@@ -115,10 +115,13 @@ impl Graph {
             if self.is_met(edge) || target == start {
                 continue;
             }
-            let known = self.slots[target.index()].blocked == version;
+            let known = self.slots[target.index()].verdict == Verdict::Blocked(version);
             if known || self.candidates(edge, start).is_empty() {
+                if !known {
+                    self.slots[target.index()].verdict = Verdict::Missing(version);
+                }
                 for (member, _) in path {
-                    self.slots[member.index()].blocked = version;
+                    self.slots[member.index()].verdict = Verdict::Blocked(version);
                 }
                 return true;
             }
@@ -153,17 +156,5 @@ impl Graph {
             }
         }
         circle
-    }
-
-    /// The circle a waiting value is part of, in key order; none if it is in none.
-    pub(crate) fn blocking_circle(&self, id: KeyId) -> Option<Vec<Key>> {
-        if self.state(id) != ValueState::Pending {
-            return None;
-        }
-        let circle = self.circle(id, id);
-        let mut keys: Vec<Key> =
-            circle.into_iter().map(|member| self.key(member).clone()).collect();
-        keys.sort_unstable();
-        Some(keys).filter(|keys| !keys.is_empty())
     }
 }

@@ -67,6 +67,77 @@ fn changes_outside_a_trial_stay_and_are_noted_once() {
 }
 
 #[test]
+fn changes_of_one_node_made_one_after_the_other_all_stay() {
+    let mut graph = Graph::default();
+    let a = configured(&mut graph, "a");
+    graph.take_touched();
+    graph.write(a).uncertain = true;
+    graph.take_touched();
+    graph.begin_trial();
+    graph.write(a).uncertain = false;
+    graph.end_trial();
+    let failure = Failure {
+        operation: Operation::Update,
+        message: "no".to_owned(),
+        retriable: true,
+        fields: Vec::new(),
+    };
+    graph.write(a).error = Some(Arc::new(failure));
+    graph.take_touched();
+    graph.write(a).last.transaction = 7;
+    let node = graph.node(a).unwrap();
+    assert!(node.uncertain && node.error.is_some() && node.last.transaction == 7);
+    assert_eq!(node.state, ValueState::Configured);
+}
+
+#[test]
+fn nodes_are_selected_by_prefix_and_by_marks() {
+    let mut graph = Graph::default();
+    let [a1, a2, _, b1] = ["A/1", "A/2", "A/3", "B/1"].map(|key| configured(&mut graph, key));
+    let pending = node(&mut graph, "B/2", ValueState::Pending);
+    graph.write(a1).base = Some(b1);
+    graph.write(a2).uncertain = true;
+    let select = |graph: &Graph, prefix: &str, marks: &dyn Fn(&Node) -> bool| {
+        listed(graph.with_prefix(prefix).filter(|(_, _, node)| marks(node)))
+    };
+    assert_eq!(select(&graph, "A/", &|node| node.base.is_some()), ["A/1"]);
+    assert_eq!(select(&graph, "A/", &|node| node.base.is_none()), ["A/2", "A/3"]);
+    assert_eq!(select(&graph, "", &|node| !node.available), ["B/2"]);
+    assert_eq!(
+        select(&graph, "", &|node| node.available && !node.uncertain && node.base.is_none()),
+        ["A/3", "B/1"]
+    );
+    graph.write(a1).base = None;
+    graph.write(a2).uncertain = false;
+    graph.write(pending).state = ValueState::Configured;
+    graph.set_available(pending, true);
+    assert!(select(&graph, "", &|node| !node.available || node.uncertain).is_empty());
+    assert_eq!(select(&graph, "A/", &|node| node.base.is_none()), ["A/1", "A/2", "A/3"]);
+    assert_eq!(select(&graph, "B/", &|node| node.available), ["B/1", "B/2"]);
+}
+
+#[test]
+fn edges_changed_in_a_trial_come_back() {
+    let mut graph = Graph::default();
+    let [a, b, c] = ["a", "b", "c"].map(|key| configured(&mut graph, key));
+    graph
+        .set_edges(a, vec![Dependency::on("b"), Dependency::any_of("any", AnyOf::prefixes(["c"]))]);
+    graph.begin_trial();
+    graph.set_edges(a, vec![Dependency::on("c")]);
+    graph.set_edges(b, vec![Dependency::on("a"), Dependency::on("d")]);
+    assert_eq!(keys(&graph, &graph.sources(c)), ["a"]);
+    assert!(graph.sources(b).is_empty());
+    graph.remove(c);
+    assert_eq!(graph.unmet(a), ["c"]);
+    graph.end_trial();
+    assert_eq!(keys(&graph, &graph.sources(b)), ["a"]);
+    assert_eq!(keys(&graph, &graph.sources(c)), ["a"]);
+    assert!(graph.sources(a).is_empty() && graph.unmet(a).is_empty());
+    graph.sweep();
+    assert!(graph.id("d").is_none());
+}
+
+#[test]
 fn sources_mirror_targets_however_often_they_are_redefined() {
     let mut graph = Graph::default();
     let [a1, a2, a3, b1] = ["A1", "A2", "A3", "B1"].map(|key| configured(&mut graph, key));
@@ -174,14 +245,77 @@ fn a_circle_is_ready_when_nothing_outside_it_is_missing() {
     graph.set_edges(b, vec![Dependency::on("c")]);
     graph.set_edges(c, vec![Dependency::on("a"), Dependency::on("outside")]);
     assert!(!graph.is_ready(a) && !graph.is_ready(b) && !graph.is_ready(c));
-    let names = |circle: Vec<Key>| circle.iter().map(Key::to_string).collect::<Vec<_>>();
-    assert_eq!(graph.blocking_circle(a).map(names), Some(vec!["a".into(), "b".into(), "c".into()]));
+    assert_eq!(circle(&graph, a), ["a", "b", "c"]);
     configured(&mut graph, "outside");
     assert!(graph.is_ready(a) && graph.is_ready(b) && graph.is_ready(c));
     let d = node(&mut graph, "d", ValueState::Pending);
     graph.set_edges(d, vec![Dependency::on("a")]);
     assert!(!graph.is_ready(d), "leading to a circle is not being in it");
-    assert_eq!(graph.blocking_circle(d), None);
+    assert!(circle(&graph, d).is_empty());
+}
+
+fn circle(graph: &Graph, id: KeyId) -> Vec<String> {
+    Circles::default().of(graph, id).iter().map(Key::to_string).collect()
+}
+
+#[test]
+fn circles_are_named_however_they_are_reached() {
+    let mut graph = Graph::default();
+    let ids = ["a", "b", "c", "d", "e", "f", "g", "h"]
+        .map(|key| node(&mut graph, key, ValueState::Pending));
+    for (id, needs) in ids.into_iter().zip([
+        &["b"][..],
+        &["c", "d"],
+        &["a"],
+        &["e", "outside"],
+        &["d"],
+        &["f", "outside"],
+        &["outside"],
+        &[],
+    ]) {
+        graph.set_edges(id, needs.iter().copied().map(Dependency::on).collect());
+    }
+    graph.set_edges(ids[7], vec![Dependency::any_of("any", AnyOf::prefixes(["f", "h"]))]);
+    let expected = ["a b c", "a b c", "a b c", "d e", "d e", "f", "", "h"];
+    for backwards in [false, true] {
+        let mut circles = Circles::default();
+        let mut order: Vec<_> = ids.into_iter().zip(expected).collect();
+        if backwards {
+            order.reverse();
+        }
+        for (id, expected) in order {
+            let found: Vec<_> = circles.of(&graph, id).iter().map(Key::to_string).collect();
+            assert_eq!(found.join(" "), expected, "{}", graph.key(id));
+        }
+    }
+    configured(&mut graph, "outside");
+    assert_eq!(circle(&graph, ids[0]), ["a", "b", "c"], "until it is woken");
+    assert!(circle(&graph, graph.id("outside").unwrap()).is_empty());
+}
+
+#[test]
+fn what_is_known_of_waiting_values_outlives_changes_elsewhere() {
+    let mut graph = Graph::default();
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|key| node(&mut graph, key, ValueState::Pending));
+    graph.set_edges(a, vec![Dependency::on("missing")]);
+    graph.set_edges(b, vec![Dependency::on("a")]);
+    graph.set_edges(c, vec![Dependency::on("b")]);
+    graph.set_edges(d, vec![Dependency::on("c")]);
+    assert!(!graph.is_ready(c));
+    let version = graph.version;
+    // What waits for it, and what has nothing to do with it, may change as it likes.
+    graph.set_edges(d, vec![Dependency::on("c"), Dependency::on("b")]);
+    let elsewhere = configured(&mut graph, "elsewhere");
+    graph.remove(elsewhere);
+    assert_eq!(graph.version, version);
+    // What it waits for may not: the last thing missing is now part of the circle.
+    let missing = node(&mut graph, "missing", ValueState::Nonexistent);
+    graph.set_edges(missing, vec![Dependency::on("c")]);
+    assert!(graph.is_ready(missing));
+    graph.write(missing).state = ValueState::Pending;
+    assert!(graph.is_ready(c) && graph.is_ready(a));
+    graph.set_edges(b, vec![Dependency::on("a"), Dependency::on("other")]);
+    assert!(!graph.is_ready(c) && !graph.is_ready(missing));
 }
 
 #[test]

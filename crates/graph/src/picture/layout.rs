@@ -3,7 +3,8 @@
 //! Columns from left to right: a value stands right of what it depends on and of what it is derived
 //! from. Each descriptor has a band of its own from top to bottom, in which its values share
 //! columns; inside a band and column, values are put near what they are connected with. A column
-//! that would grow too tall is folded.
+//! that would grow too tall is folded; how tall that is, is chosen so that the whole fits a screen
+//! best.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,7 +15,10 @@ pub(super) const ROW: f64 = 36.0;
 const GAP: f64 = 90.0;
 const FOLD_GAP: f64 = 16.0;
 const LETTER: f64 = 7.2;
-const TALLEST: usize = 24;
+/// Where columns may be folded.
+const FOLDS: [usize; 5] = [24, 16, 12, 8, 48];
+/// The width of a screen, for its height.
+const SCREEN: f64 = 1.6;
 
 /// A box on the paper.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -57,20 +61,37 @@ pub(super) fn layout(picture: &Picture) -> Layout {
     let ranks = ranks(picture);
     let bands = bands(picture);
     let order = order(picture, &ranks, &bands);
-    let mut cells: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
+    let mut cells: Cells = BTreeMap::new();
     for index in order {
         cells.entry((bands[index].0, ranks[index])).or_default().push(index);
     }
+    let names: BTreeMap<usize, &str> =
+        bands.iter().map(|(number, name)| (*number, *name)).collect();
+    let tried = FOLDS.map(|fold| arrange(picture, &cells, &names, fold));
+    let far = |layout: &Layout| (layout.width / SCREEN).max(layout.height);
+    tried.into_iter().min_by(|a, b| far(a).total_cmp(&far(b))).unwrap_or_default()
+}
+
+/// The figures of each band and column, from top to bottom.
+type Cells = BTreeMap<(usize, usize), Vec<usize>>;
+
+/// Puts everything in its place, with columns folded at `tallest`.
+fn arrange(
+    picture: &Picture,
+    cells: &Cells,
+    names: &BTreeMap<usize, &str>,
+    tallest: usize,
+) -> Layout {
     let widths: Vec<f64> = picture
         .figures
         .iter()
         .map(|one| shown(&one.label).chars().count() as f64 * LETTER + 18.0)
         .collect();
-    let columns = ranks.iter().copied().max().map_or(0, |last| last + 1);
+    let columns = cells.keys().map(|(_, rank)| rank + 1).max().unwrap_or(0);
     // How wide a column is: as its widest cell, folded.
     let mut column_width = vec![0.0_f64; columns];
-    for ((_, rank), members) in &cells {
-        column_width[*rank] = column_width[*rank].max(cell_width(members, &widths));
+    for ((_, rank), members) in cells {
+        column_width[*rank] = column_width[*rank].max(cell_width(members, &widths, tallest));
     }
     let mut left = vec![0.0; columns];
     let mut x = 40.0;
@@ -81,15 +102,13 @@ pub(super) fn layout(picture: &Picture) -> Layout {
     let mut result =
         Layout { places: vec![Place::default(); picture.figures.len()], ..Layout::default() };
     let mut y = 70.0;
-    let names: BTreeMap<usize, &str> =
-        bands.iter().map(|(number, name)| (*number, *name)).collect();
-    for (number, name) in names {
+    for (number, name) in names.iter().map(|(number, name)| (*number, *name)) {
         let top = y + 34.0;
         let mut bottom = top;
         let (mut first, mut last) = (f64::MAX, 0.0_f64);
         for ((_, rank), members) in cells.range((number, 0)..(number + 1, 0)) {
             let mut fold_left = left[*rank];
-            for fold in members.chunks(TALLEST) {
+            for fold in members.chunks(tallest) {
                 let width = fold.iter().map(|index| widths[*index]).fold(0.0, f64::max);
                 for (row, index) in fold.iter().enumerate() {
                     let place =
@@ -116,8 +135,8 @@ pub(super) fn layout(picture: &Picture) -> Layout {
     result
 }
 
-fn cell_width(members: &[usize], widths: &[f64]) -> f64 {
-    let folds = members.chunks(TALLEST);
+fn cell_width(members: &[usize], widths: &[f64], tallest: usize) -> f64 {
+    let folds = members.chunks(tallest);
     folds.map(|fold| fold.iter().map(|index| widths[*index]).fold(0.0, f64::max) + FOLD_GAP).sum()
 }
 

@@ -5,19 +5,7 @@ use std::fmt::Write;
 use super::layout::{BOX_HEIGHT, Layout, Place, layout, shown};
 use super::{ArrowKind, Picture, colours};
 
-const SCRIPT: &str = "\
-(function(){var s=document.documentElement,v=s.getAttribute('viewBox').split(' ').map(Number),d=null,m=false;\
-function put(){s.setAttribute('viewBox',v.join(' '))}\
-function at(e){var r=s.getBoundingClientRect(),k=Math.max(v[2]/r.width,v[3]/r.height);\
-return[v[0]+v[2]/2+(e.clientX-r.left-r.width/2)*k,v[1]+v[3]/2+(e.clientY-r.top-r.height/2)*k,k]}\
-s.addEventListener('wheel',function(e){e.preventDefault();var p=at(e),f=Math.pow(1.0015,e.deltaY);\
-v=[p[0]-(p[0]-v[0])*f,p[1]-(p[1]-v[1])*f,v[2]*f,v[3]*f];put()},{passive:false});\
-s.addEventListener('mousedown',function(e){d=[e.clientX,e.clientY];m=false});\
-s.addEventListener('mousemove',function(e){if(!d)return;var k=at(e)[2];\
-if(Math.abs(e.clientX-d[0])+Math.abs(e.clientY-d[1])>3)m=true;\
-v[0]-=(e.clientX-d[0])*k;v[1]-=(e.clientY-d[1])*k;d=[e.clientX,e.clientY];put()});\
-s.addEventListener('mouseup',function(){d=null});\
-s.addEventListener('click',function(e){if(m){e.preventDefault();e.stopPropagation()}},true);})();";
+const SCRIPT: &str = include_str!("view.js");
 
 impl Picture {
     /// The picture as SVG.
@@ -29,12 +17,13 @@ impl Picture {
             out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
              width=\"100%\" height=\"100%\" preserveAspectRatio=\"xMidYMid meet\" \
+             style=\"touch-action:none;user-select:none\" \
              font-family=\"DejaVu Sans Mono, Menlo, Consolas, monospace\" font-size=\"12\">"
         );
         out.push_str(
             "<defs>\
              <marker id=\"met\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto-start-reverse\"><path d=\"M0 0L10 5L0 10z\" fill=\"Black\"/></marker>\
-             <marker id=\"unmet\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto-start-reverse\"><path d=\"M0 0L10 5L0 10z\" fill=\"Red\"/></marker>\
+             <marker id=\"unmet\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"5\" markerHeight=\"5\" orient=\"auto-start-reverse\"><path d=\"M0 0L10 5L0 10z\" fill=\"Red\"/></marker>\
              <marker id=\"derives\" viewBox=\"0 0 10 10\" refX=\"10\" refY=\"5\" markerWidth=\"8\" markerHeight=\"8\" orient=\"auto-start-reverse\"><path d=\"M10 1L1 5L10 9z\" fill=\"White\" stroke=\"#8B7D6B\"/></marker>\
              </defs>\n",
         );
@@ -62,34 +51,47 @@ impl Picture {
         out
     }
 
+    /// What is unmet is why something waits: it lies on top of the rest, and its lines are as thick
+    /// on the screen however far away the picture is.
     fn draw_arrows(&self, out: &mut String, layout: &Layout) {
-        for arrow in &self.arrows {
-            let (from, to) = (layout.places[arrow.from], layout.places[arrow.to]);
-            let (colour, marker) = match arrow.kind {
-                ArrowKind::Met => ("Black", "met"),
-                ArrowKind::Unmet => ("Red", "unmet"),
-                ArrowKind::Derives => ("#8B7D6B", "derives"),
+        for kind in [ArrowKind::Derives, ArrowKind::Met, ArrowKind::Unmet] {
+            let style = match kind {
+                ArrowKind::Met => {
+                    "stroke=\"Black\" stroke-opacity=\"0.45\" marker-end=\"url(#met)\""
+                }
+                ArrowKind::Unmet => {
+                    "stroke=\"Red\" stroke-width=\"2\" vector-effect=\"non-scaling-stroke\" \
+                     marker-end=\"url(#unmet)\""
+                }
+                ArrowKind::Derives => {
+                    "stroke=\"#8B7D6B\" stroke-opacity=\"0.75\" marker-end=\"url(#derives)\""
+                }
             };
-            let _ = writeln!(
-                out,
-                "<path d=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-opacity=\"0.75\" marker-end=\"url(#{marker})\"/>",
-                curve(from, to)
-            );
+            for arrow in self.arrows.iter().filter(|arrow| arrow.kind == kind) {
+                let (from, to) = (layout.places[arrow.from], layout.places[arrow.to]);
+                let _ = writeln!(out, "<path d=\"{}\" fill=\"none\" {style}/>", curve(from, to));
+            }
         }
     }
 
     fn draw_figure(&self, out: &mut String, index: usize, place: Place) {
         let figure = &self.figures[index];
         let (fill, border, text, dashed) = colours(figure);
-        let (border, stroke) = if figure.touched { ("Gold", 3) } else { (border, 1) };
+        let (border, stroke) = match (figure.touched, figure.placeholder) {
+            (true, _) => ("Gold", 3),
+            (false, true) => (border, 2),
+            (false, false) => (border, 1),
+        };
         let dash = if dashed { " stroke-dasharray=\"5 3\"" } else { "" };
+        let stays = figure.touched || figure.placeholder;
+        let thick = if stays { " vector-effect=\"non-scaling-stroke\"" } else { "" };
         let round = if figure.derived { 9 } else { 0 };
         let tooltip = format!("[{}] {}\n{}", figure.state, figure.key, figure.value);
         let _ = writeln!(
             out,
             "<a href=\"{}\"><title>{}</title>\
              <rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{BOX_HEIGHT}\" rx=\"{round}\" fill=\"{fill}\" \
-             stroke=\"{border}\" stroke-width=\"{stroke}\"{dash}/>\
+             stroke=\"{border}\" stroke-width=\"{stroke}\"{dash}{thick}/>\
              <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"{text}\">{}</text></a>",
             escaped(&self.timeline_link(&figure.key)),
             escaped(&tooltip),
@@ -143,6 +145,77 @@ fn curve(from: Place, to: Place) -> String {
     )
 }
 
+/// Text as XML takes it. Some characters have no place in XML at all.
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\n' | '\t' => out.push(letter),
+            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            _ if letter.is_control() => out.push('\u{fffd}'),
+            _ => out.push(letter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::super::{Arrow, Figure};
+    use super::*;
+    use crate::state::ValueState;
+
+    fn figure(key: &str, placeholder: bool) -> Figure {
+        Figure {
+            key: key.to_owned(),
+            label: key.to_owned(),
+            cluster: if placeholder { String::new() } else { "d1".to_owned() },
+            state: if placeholder { ValueState::Nonexistent } else { ValueState::Pending },
+            derived: false,
+            value: String::new(),
+            touched: false,
+            placeholder,
+        }
+    }
+
+    fn picture(figures: Vec<Figure>, arrows: Vec<Arrow>) -> Picture {
+        let (title, footer) = ("title".to_owned(), "footer".to_owned());
+        Picture { title, footer, at: Timestamp::UNIX_EPOCH, figures, arrows }
+    }
+
+    #[test]
+    fn whatever_a_key_holds_the_picture_is_well_formed() {
+        let nasty = "a<b>&\"c\"\u{1}\u{7f}\u{ffff}]]>";
+        let svg = picture(vec![figure(nasty, false)], vec![]).svg();
+        assert!(
+            svg.contains("a&lt;b&gt;&amp;&quot;c&quot;\u{fffd}\u{fffd}\u{fffd}]]&gt;"),
+            "{svg}"
+        );
+        assert_eq!(svg.matches("]]>").count(), 1, "the script ends where it should");
+    }
+
+    #[test]
+    fn what_is_unmet_is_drawn_over_what_is_met_and_stays_visible_from_afar() {
+        let figures = vec![figure("a", false), figure("b", false), figure("c", true)];
+        let arrow = |from, to, kind| Arrow { from, to, kind };
+        let arrows = vec![
+            arrow(0, 2, ArrowKind::Unmet),
+            arrow(0, 1, ArrowKind::Met),
+            arrow(1, 0, ArrowKind::Derives),
+        ];
+        let svg = picture(figures, arrows).svg();
+        let (_, drawn) = svg.split_once("</defs>").unwrap();
+        let place = |text: &str| drawn.find(text).unwrap();
+        assert!(place("url(#derives)") < place("url(#met)"));
+        assert!(place("url(#met)") < place("url(#unmet)"));
+        let red: Vec<_> = drawn.lines().filter(|line| line.contains("\"Red\"")).collect();
+        assert_eq!(red.len(), 2, "an arrow and what it misses");
+        assert!(red.iter().all(|line| line.contains("non-scaling-stroke")), "{red:?}");
+    }
 }

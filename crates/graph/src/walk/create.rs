@@ -345,6 +345,7 @@ impl Walk {
     /// What follows from a value, in key order; written down in its node.
     pub(super) fn derive(&mut self, graph: &mut Graph, id: KeyId) -> Vec<Child> {
         let list = self.derived_of(graph, id);
+        self.log.reserve(list.len());
         let ids: Arc<[KeyId]> = list.iter().map(|child| child.id).collect();
         if graph.node(id).is_some_and(|node| node.derived != ids) {
             graph.write(id).derived = ids;
@@ -365,9 +366,10 @@ impl Walk {
         derived.sort_by(|a, b| a.key.cmp(&b.key));
         derived.dedup_by(|a, b| a.key == b.key);
         let mut list = Vec::with_capacity(derived.len());
-        graph.reserve(derived.len());
-        for Derived { key: derived_key, value, property } in derived {
-            let derived_id = graph.intern(&derived_key);
+        let ids = graph.intern_all(derived.iter().map(|one| &one.key));
+        for (Derived { key: derived_key, value, property }, derived_id) in
+            derived.into_iter().zip(ids)
+        {
             let taken = graph.node(derived_id).is_some_and(|node| node.base != Some(id));
             if taken {
                 self.warnings

@@ -238,6 +238,7 @@ impl Walk {
             Kind::Wait | Kind::Unready { .. } => ValueState::Pending,
         };
         graph.set_available(frame.id, false);
+        graph.unsettle(frame.id);
     }
 
     /// Whether a value that is there can no longer be.

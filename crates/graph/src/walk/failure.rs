@@ -46,7 +46,7 @@ impl Walk {
 
     /// Whether an error on this value is the transaction's own.
     pub(super) fn counts(&self, graph: &Graph, id: KeyId) -> bool {
-        self.todo.get(&graph.base_of(id)).is_some_and(|(_, reached)| *reached)
+        self.list.place(graph.base_of(id)).is_some_and(|place| self.done[place])
     }
 
     /// Stops the transaction, if it is one that is taken back on failure.
@@ -75,7 +75,7 @@ impl Walk {
             let descriptor = graph.node(id).and_then(|node| node.descriptor);
             descriptor.is_none_or(|id| self.settings.registry.get(id).is_retriable(error))
         });
-        let attempt = if self.todo.contains_key(&base) { self.settings.attempt + 1 } else { 1 };
+        let attempt = if self.list.place(base).is_some() { self.settings.attempt + 1 } else { 1 };
         let given_up = self.settings.reverts && counts && !how.revert;
         let retry = graph.node(id).and_then(|node| node.last.retry).filter(|_| !given_up);
         let retrying = is_retriable && retry.is_some_and(|retry| retry.delay(attempt).is_some());

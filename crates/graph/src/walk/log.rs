@@ -12,7 +12,7 @@ use crate::state::{Operation, ValueState};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OperationLog {
     operations: Vec<Option<OperationRecord>>,
-    last: HashMap<KeyId, usize>,
+    last: HashMap<KeyId, u32>,
 }
 
 impl OperationLog {
@@ -22,13 +22,20 @@ impl OperationLog {
         Self { operations: Vec::with_capacity(room), last }
     }
 
+    /// Makes room for this many more operations.
+    pub(super) fn reserve(&mut self, operations: usize) {
+        self.operations.reserve(operations);
+        self.last.reserve(operations);
+    }
+
     /// Whether there is an operation on the value.
     pub(super) fn mentions(&self, id: KeyId) -> bool {
         self.last.contains_key(&id)
     }
 
     pub(super) fn push(&mut self, id: KeyId, mut record: OperationRecord) {
-        if let Some(slot) = self.last.get(&id).and_then(|at| self.operations.get_mut(*at)) {
+        if let Some(slot) = self.last.get(&id).and_then(|at| self.operations.get_mut(*at as usize))
+        {
             match slot {
                 Some(last)
                     if last.operation == Operation::Create
@@ -51,7 +58,11 @@ impl OperationLog {
                 _ => {}
             }
         }
-        self.last.insert(id, self.operations.len());
+        let place = u32::try_from(self.operations.len());
+        self.last.insert(
+            id,
+            place.expect("a transaction has fewer than four thousand million operations"),
+        );
         self.operations.push(Some(record));
     }
 

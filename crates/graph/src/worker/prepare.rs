@@ -209,14 +209,12 @@ fn north_items(
     values: &BTreeMap<Key, Wanted>,
     resync: Resync,
 ) -> (Vec<Item>, Vec<InputValue>) {
-    let item = |graph: &mut Graph, key: &Key, wanted: &Wanted| {
-        let id = graph.intern(key);
+    let item = |((key, wanted), id): ((&Key, &Wanted), KeyId)| {
         north(registry, key, id, wanted.value.clone(), wanted.labels.clone())
     };
     if resync == Resync::NotResync {
-        graph.reserve(values.len());
-        let items: Vec<Item> =
-            values.iter().map(|(key, wanted)| item(graph, key, wanted)).collect();
+        let ids = graph.intern_all(values.keys());
+        let items: Vec<Item> = values.iter().zip(ids).map(item).collect();
         let inputs = inputs(graph, &items);
         return (items, inputs);
     }
@@ -244,7 +242,9 @@ fn north_items(
         wanted.push((key.clone(), wish));
     }
     wanted.extend(values.map(|(key, wish)| (key.clone(), wish.clone())));
-    let items: Vec<Item> = wanted.iter().map(|(key, wish)| item(graph, key, wish)).collect();
+    let ids = graph.intern_all(wanted.iter().map(|(key, _)| key));
+    let items: Vec<Item> =
+        wanted.iter().map(|(key, wish)| (key, wish)).zip(ids).map(item).collect();
     if resync == Resync::DownstreamResync {
         return (items, Vec::new());
     }

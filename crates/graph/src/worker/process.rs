@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Service;
 use super::prepare::items;
+use crate::descriptor::SharedContext;
 use crate::engine::{Error, Shared};
 use crate::execute::{Executor, Stray, Surroundings};
 use crate::graph::Graph;
@@ -18,7 +19,7 @@ use crate::registry::Registry;
 use crate::state::{Operation, ValueState};
 use crate::transaction::{Notification, Resync, Retry, Transaction, TransactionType, Wanted};
 use crate::value::{Metadata, Value};
-use crate::walk::{Item, Settings, Step, Walk, Walked};
+use crate::walk::{List, Settings, Step, Walk, Walked};
 
 /// Where the values of a transaction come from.
 pub(super) enum Source {
@@ -79,15 +80,15 @@ impl Work {
 
 impl Service {
     pub(super) fn surroundings(&self, work: &Work, seq: u64) -> Surroundings {
-        Surroundings {
-            seq,
+        let shared = SharedContext {
+            transaction: seq,
             attempt: work.attempt,
-            registry: Arc::clone(&self.inside.lock().registry),
-            indexes: self.inside.indexes.clone(),
-            clock: Arc::clone(&self.inside.clock),
+            deadline: None,
             cancellation: self.stopping.clone(),
-            timeout: work.timeout,
-        }
+            indexes: self.inside.indexes.clone(),
+        };
+        let registry = Arc::clone(&self.inside.lock().registry);
+        Surroundings::new(shared, registry, Arc::clone(&self.inside.clock), work.timeout)
     }
 
     fn settings(&self, work: &Work, surroundings: &Surroundings, executing: bool) -> Settings {
@@ -133,7 +134,8 @@ impl Service {
         }
         let (items, _) = items(&mut shared, &work);
         let settings = self.settings(&work, &surroundings, false);
-        let walked = simulate(&mut shared.graph, settings, items, false);
+        let list = List::new(&shared.graph, &surroundings.registry, items);
+        let walked = simulate(&mut shared.graph, settings, list, false);
         shared.graph.end_trial();
         shared.graph.sweep();
         walked.operations
@@ -169,17 +171,18 @@ impl Service {
         if work.resync.refreshes() {
             self.refresh_all(&surroundings, &work, &mut findings).await;
         }
-        let (items, plan, values) = {
+        let (list, plan, values) = {
             let mut shared = self.inside.lock();
             let (items, values) = items(&mut shared, &work);
             let settings = self.settings(&work, &surroundings, false);
             let graph = &mut shared.graph;
+            let list = List::new(graph, &surroundings.registry, items);
             graph.begin_trial();
-            let plan = simulate(graph, settings, items.clone(), self.conduct.parallel > 1);
+            let plan = simulate(graph, settings, Arc::clone(&list), self.conduct.parallel > 1);
             graph.end_trial();
-            (items, plan, values)
+            (list, plan, values)
         };
-        let mut record = TransactionRecord {
+        let record = Arc::new(TransactionRecord {
             pre_record: true,
             seq,
             kind: work.kind,
@@ -196,30 +199,33 @@ impl Service {
             reverted: false,
             ahead: Vec::new(),
             warnings: Vec::new(),
-        };
+        });
         self.announce(&work, &record, plan.parts)?;
         let foreseen = plan.conflicts.filter(|_| {
             let mut planned = record.planned.iter();
             planned.all(|operation| is_implemented(&surroundings.registry, operation))
         });
-        let walked = self.execute(&work, &surroundings, items, foreseen, &mut findings).await;
-        let walked = self.settle(&work, &surroundings, walked, &mut findings, &mut record).await;
-        record.pre_record = false;
-        record.executed = walked.operations;
-        record.errors = walked.errors;
-        record.reverted = walked.reverted;
-        record.warnings = walked.warnings;
-        record.warnings.append(&mut findings.warnings);
-        record.ahead = std::mem::take(&mut findings.ahead);
-        record.stop = self.now();
-        self.conclude(record, walked.failed, findings.touched)
+        let walked = self.execute(&work, &surroundings, list, foreseen, &mut findings).await;
+        let walked = self.settle(&work, &surroundings, walked, &mut findings).await;
+        let stop = self.now();
+        let complete = move |record: &mut TransactionRecord| {
+            record.pre_record = false;
+            record.executed = walked.operations;
+            record.errors = walked.errors;
+            record.reverted = walked.reverted;
+            record.warnings = walked.warnings;
+            record.warnings.append(&mut findings.warnings);
+            record.ahead = findings.ahead;
+            record.stop = stop;
+        };
+        self.conclude(record, complete, walked.failed, findings.touched)
     }
 
     /// Writes down what is about to be done, before it is.
     fn announce(
         &mut self,
         work: &Work,
-        record: &TransactionRecord,
+        record: &Arc<TransactionRecord>,
         parts: Vec<PlannedPart>,
     ) -> Result<(), Error> {
         if let Some(log) = &mut self.log {
@@ -227,8 +233,8 @@ impl Service {
         }
         {
             let mut shared = self.inside.lock();
-            if shared.history.is_enabled() && !record.planned.is_empty() {
-                shared.history.add(Arc::new(record.clone()), record.start);
+            if !record.planned.is_empty() {
+                shared.history.begin(Arc::clone(record));
             }
         }
         if self.journal.is_some() && !record.planned.is_empty() {
@@ -245,7 +251,7 @@ impl Service {
         &mut self,
         work: &Work,
         surroundings: &Surroundings,
-        items: Vec<Item>,
+        list: Arc<List>,
         conflicts: Option<crate::walk::Conflicts>,
         findings: &mut Findings,
     ) -> Walked {
@@ -253,7 +259,7 @@ impl Service {
         // A value that will be refused changes the course of the walk: then nothing runs ahead.
         let acceptable = conflicts.is_none() || {
             let graph = &self.inside.lock().graph;
-            items.iter().all(|item| {
+            list.items().iter().all(|item| {
                 let key = graph.key(item.id);
                 let descriptor = surroundings.registry.for_key(key).zip(item.value.as_ref());
                 descriptor.is_none_or(|(id, value)| {
@@ -261,7 +267,7 @@ impl Service {
                 })
             })
         };
-        let mut walk = Walk::new(&self.inside.lock().graph, settings, items);
+        let mut walk = Walk::new(settings, list);
         let conflicts = conflicts.filter(|_| acceptable);
         if conflicts.is_some() {
             walk = walk.with_conflicts();
@@ -462,8 +468,8 @@ fn wish(work: &Work, input: &InputValue) -> Option<(Key, Option<Desired>)> {
 }
 
 /// Walks the graph as if every operation succeeded.
-fn simulate(graph: &mut Graph, settings: Settings, items: Vec<Item>, conflicts: bool) -> Walked {
-    let mut walk = Walk::new(graph, settings, items);
+fn simulate(graph: &mut Graph, settings: Settings, list: Arc<List>, conflicts: bool) -> Walked {
+    let mut walk = Walk::new(settings, list);
     if conflicts {
         walk = walk.with_conflicts();
     }

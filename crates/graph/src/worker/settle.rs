@@ -26,7 +26,6 @@ impl Service {
         surroundings: &Surroundings,
         mut walked: Walked,
         findings: &mut Findings,
-        record: &mut TransactionRecord,
     ) -> Walked {
         let failed = failed_bases(&self.inside.lock().graph, &walked);
         if !failed.is_empty() {
@@ -36,17 +35,11 @@ impl Service {
             let problems = self.verify(surroundings, &walked).await;
             walked.errors.extend(problems);
         }
-        self.plan_retries(work, surroundings, &walked, record.seq);
+        self.plan_retries(work, surroundings, &walked);
         walked
     }
 
-    fn plan_retries(
-        &mut self,
-        work: &Work,
-        surroundings: &Surroundings,
-        walked: &Walked,
-        seq: u64,
-    ) {
+    fn plan_retries(&mut self, work: &Work, surroundings: &Surroundings, walked: &Walked) {
         let mut groups: BTreeMap<(std::time::Duration, u32), BTreeSet<Key>> = BTreeMap::new();
         {
             let graph = &self.inside.lock().graph;
@@ -64,7 +57,7 @@ impl Service {
                 groups.entry((delay, *attempt)).or_default().insert(graph.key(*base).clone());
             }
         }
-        let now = surroundings.clock.now();
+        let (now, seq) = (surroundings.clock.now(), surroundings.seq);
         for ((delay, attempt), keys) in groups {
             self.retries.push(ScheduledRetry {
                 due: later(now, delay),
@@ -127,15 +120,21 @@ impl Service {
     /// Writes everything down and tells everyone.
     pub(super) fn conclude(
         &mut self,
-        record: TransactionRecord,
+        begun: Arc<TransactionRecord>,
+        complete: impl FnOnce(&mut TransactionRecord),
         failed: Vec<(KeyId, u32)>,
         earlier: Vec<KeyId>,
     ) -> Result<Arc<TransactionRecord>, Error> {
-        let record = Arc::new(record);
         let (mut changes, mut parts) = (Vec::new(), Vec::new());
+        let record;
         {
             let mut guard = self.inside.lock();
             let Shared { graph, history, stats, next_retry, registry, .. } = &mut *guard;
+            history.end(begun.seq);
+            // Copied only if somebody is reading it right now.
+            let mut completed = Arc::unwrap_or_clone(begun);
+            complete(&mut completed);
+            record = Arc::new(completed);
             let mut touched = graph.take_touched();
             touched.extend(earlier);
             self.inside.watchers.tell(graph, || {

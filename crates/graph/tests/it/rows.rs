@@ -21,6 +21,24 @@ async fn dumped(engine: &Engine, descriptor: &str, view: View) -> String {
 }
 
 #[tokio::test]
+async fn g2_nothing_is_seen_until_it_is_done_and_then_once() {
+    let played = played("s02_s06_update.yaml", 0).await;
+    let engine = &played.engine;
+    let one = mainstay_graph::Transaction::new()
+        .set("/prefixA/base-value1", serde_json::json!({"items": ["item1"]}));
+    assert_eq!(engine.plan(one.clone()).await.unwrap().len(), 2);
+    assert!(engine.states().is_empty() && engine.metadata().is_empty());
+    assert!(engine.timeline("/prefixA/base-value1", None).is_empty());
+    engine.commit(one).await.unwrap();
+    let timeline = engine.timeline("/prefixA/base-value1", None);
+    assert_eq!(timeline.len(), 1);
+    assert_eq!((timeline[0].until, timeline[0].state), (None, ValueState::Configured));
+    let metadata: Vec<_> = engine.metadata().iter().map(|(key, _)| key.to_string()).collect();
+    assert_eq!(metadata, ["/prefixA/base-value1"]);
+    played.stop().await;
+}
+
+#[tokio::test]
 async fn s3_all_views_agree_when_everything_is_applied() {
     let played = played("s02_s06_update.yaml", 1).await;
     for (name, prefix) in [("d1", "/prefixA/"), ("d2", "/prefixB/"), ("d3", "/prefixC/")] {

@@ -64,9 +64,16 @@ async fn the_queue_is_bounded_and_a_barrier_waits_for_all_of_it() {
     assert_eq!(running.engine.stats().dropped, 2);
     let engine = running.engine.clone();
     let barrier = tokio::spawn(async move { engine.barrier().await });
+    let last = Arc::new(Notify::new());
+    south.with(|south| south.held.insert("thing/b".into(), Arc::clone(&last)));
     gate.notify_one();
-    barrier.await.unwrap().unwrap();
+    until(|| south.with(|south| south.running.contains("thing/b"))).await;
+    // The transaction that was under way is over; what was queued behind it is not.
+    assert_eq!(running.engine.status("thing/slow").state, ValueState::Configured);
     assert_eq!(running.engine.status("thing/seen").state, ValueState::Obtained);
+    assert!(!barrier.is_finished());
+    last.notify_one();
+    barrier.await.unwrap().unwrap();
     assert_eq!(running.engine.status("thing/b").state, ValueState::Configured);
     running.stop().await;
 }

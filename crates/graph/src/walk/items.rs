@@ -1,0 +1,215 @@
+//! The list of the transaction: in which order its values are applied, which of them were reached,
+//! and what has to be put back when the transaction is taken back.
+
+use std::sync::Arc;
+
+use super::{Applied, How, Phase, Step, Walk};
+use crate::descriptor::UserLabels;
+use crate::graph::{Graph, Node};
+use crate::hash::HashMap;
+use crate::key::KeyId;
+use crate::registry::Registry;
+use crate::state::Origin;
+use crate::transaction::Retry;
+use crate::value::{Metadata, Value};
+
+/// A value of the transaction.
+#[derive(Debug, Clone)]
+pub(crate) struct Item {
+    pub(crate) id: KeyId,
+    pub(crate) value: Option<Value>,
+    pub(crate) labels: Option<Arc<UserLabels>>,
+    pub(crate) metadata: Option<Metadata>,
+    pub(crate) origin: Origin,
+}
+
+/// The values of a transaction in the order of work. Plan and execution share it.
+#[derive(Debug)]
+pub(crate) struct List {
+    items: Vec<Item>,
+    places: HashMap<KeyId, u32>,
+}
+
+impl List {
+    /// Items come in key order; here they are put into the order that needs the fewest operations:
+    /// what goes, what is re-created, what comes, what changes.
+    pub(crate) fn new(graph: &Graph, registry: &Registry, mut items: Vec<Item>) -> Arc<Self> {
+        items.sort_by_cached_key(|item| urgency(graph, registry, item));
+        let places = items.iter().zip(0..).map(|(item, place)| (item.id, place)).collect();
+        Arc::new(Self { items, places })
+    }
+
+    pub(crate) fn items(&self) -> &[Item] {
+        &self.items
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Where a key stands.
+    pub(super) fn place(&self, id: KeyId) -> Option<usize> {
+        self.places.get(&id).map(|place| *place as usize)
+    }
+}
+
+/// What a value was before the transaction, for taking it back; nothing if it was not known.
+#[derive(Debug, Clone)]
+pub(super) struct Previous {
+    id: KeyId,
+    known: Option<Box<Known>>,
+}
+
+#[derive(Debug, Clone)]
+struct Known {
+    requested: Option<Value>,
+    labels: Option<Arc<UserLabels>>,
+    retry: Option<Retry>,
+    /// The value was there although nobody wanted it any more.
+    leftover: Option<Value>,
+    /// The value was the south's own.
+    obtained: Option<Option<Value>>,
+}
+
+impl Known {
+    fn new(node: &Node) -> Self {
+        let leftover = node.available && node.last.requested.is_none();
+        Self {
+            requested: node.last.requested.clone(),
+            labels: node.labels.clone(),
+            retry: node.last.retry,
+            leftover: node.value.clone().filter(|_| leftover),
+            obtained: node.is_obtained().then(|| node.value.clone()),
+        }
+    }
+}
+
+impl Walk {
+    pub(super) fn next_item(&mut self, graph: &mut Graph) -> Option<Result<Applied, Step>> {
+        match self.phase {
+            Phase::Forward => {
+                while let Some(item) = self.list.items.get(self.next) {
+                    self.next += 1;
+                    let id = item.id;
+                    if let Some(item) = self.reach(graph, id) {
+                        return Some(Ok(self.apply_item(graph, item)));
+                    }
+                }
+                None
+            }
+            Phase::Stopped => {
+                self.phase = Phase::Revert;
+                self.undone = 0;
+                let dependents = self.failed.iter().map(|(base, _)| *base);
+                self.mend = dependents.filter(|base| self.list.place(*base).is_none()).collect();
+                Some(Err(Step::Refresh(self.failed.iter().map(|(base, _)| *base).collect())))
+            }
+            Phase::Revert => {
+                while let Some(id) = self.mend.pop() {
+                    if let Some(applied) = self.mend_dependent(graph, id) {
+                        return Some(Ok(applied));
+                    }
+                }
+                let previous = self.reached.pop()?;
+                Some(Ok(self.take_back(graph, previous)))
+            }
+        }
+    }
+
+    /// The item of a key that was not reached yet; from now on it is.
+    pub(super) fn reach(&mut self, graph: &Graph, id: KeyId) -> Option<Item> {
+        let place = self.list.place(id)?;
+        if std::mem::replace(&mut self.done[place], true) || self.undone == 0 {
+            return None;
+        }
+        self.undone -= 1;
+        let item = self.list.items[place].clone();
+        if self.settings.reverts && !self.plans() {
+            let known = graph.node(id).map(|node| Box::new(Known::new(node)));
+            self.reached.push(Previous { id, known });
+        }
+        Some(item)
+    }
+
+    /// The item of a key that is still to come.
+    pub(super) fn coming(&self, id: KeyId) -> Option<&Item> {
+        if self.undone == 0 {
+            return None;
+        }
+        let place = self.list.place(id).filter(|place| !self.done[*place])?;
+        self.list.items.get(place)
+    }
+
+    pub(super) fn apply_item(&mut self, graph: &mut Graph, item: Item) -> Applied {
+        let Item { id, value, labels, metadata, origin } = item;
+        let how = How::base(origin, false);
+        if origin == Origin::South && value.is_some() {
+            let applied = self.apply(graph, id, value, how);
+            if graph.node(id).is_some() {
+                self.set_metadata(graph, id, metadata);
+            }
+            return applied;
+        }
+        if let (Some(labels), Some(_)) = (labels, &value) {
+            graph.write(id).labels = Some(labels);
+        }
+        self.apply(graph, id, value, how)
+    }
+
+    fn take_back(&mut self, graph: &mut Graph, previous: Previous) -> Applied {
+        let Previous { id, known } = previous;
+        let (requested, labels, retry, leftover, obtained) = match known {
+            Some(known) => {
+                let Known { requested, labels, retry, leftover, obtained } = *known;
+                (requested, labels, retry, leftover, obtained)
+            }
+            None => (None, None, None, None, None),
+        };
+        if let Some(node) = graph.node(id) {
+            let retry = self.settings.retry.or(retry);
+            let same = node.last.retry == retry && node.labels == labels;
+            if !same {
+                let node = graph.write(id);
+                node.labels = labels;
+                node.last.retry = retry;
+            }
+        }
+        match obtained {
+            // Back into the hands of the south: restored as ours, then let go.
+            Some(value) => {
+                let how = How::base(Origin::Unknown, true);
+                self.apply(graph, id, value, how)
+            }
+            None => {
+                let how = How::base(Origin::North, true);
+                if leftover.is_none() {
+                    return self.apply(graph, id, requested, how);
+                }
+                let applied = self.apply(graph, id, leftover, how);
+                graph.write(id).last.requested = None;
+                applied
+            }
+        }
+    }
+}
+
+/// The place of an item in the order of work: smaller comes first.
+fn urgency(graph: &Graph, registry: &Registry, item: &Item) -> (bool, u8) {
+    let Some(node) = graph.node(item.id) else {
+        return (true, if item.value.is_none() { 0 } else { 2 });
+    };
+    let class = match (&item.value, &node.value) {
+        (None, _) => 0,
+        (Some(_), None) => 2,
+        (Some(_), Some(_)) if !node.available => 2,
+        (Some(new), Some(old)) => {
+            let recreated = node.descriptor.is_some_and(|id| {
+                let descriptor = registry.get(id);
+                !descriptor.abilities().update
+                    || descriptor.recreate(graph.key(item.id), old, new, node.metadata.as_ref())
+            });
+            if recreated { 1 } else { 3 }
+        }
+    };
+    (!node.uncertain, class)
+}
