@@ -1,8 +1,7 @@
 //! The recorded cases: what each says is there, and where it says each replica must come to be.
 
-use std::time::SystemTime;
-
-use jiff::Timestamp;
+use mainstay_store::clock::{Clock as _, SystemClock};
+use mainstay_store::meta::Time;
 use serde_json::{Value, json};
 
 use crate::fake::{Answers, Mode};
@@ -44,8 +43,7 @@ pub(crate) fn node(name: &str, zone: &str, ready: bool, agent: bool, cordoned: b
 
 /// Now, as it is written into objects.
 fn now() -> String {
-    let now = Timestamp::try_from(SystemTime::now()).unwrap();
-    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    Time::new(SystemClock::new().now()).to_string()
 }
 
 fn guarantees(diskful: u64) -> (u8, u8) {
