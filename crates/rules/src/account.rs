@@ -41,10 +41,11 @@ pub fn add_root(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     }
 }
 
+pub(crate) const EXISTS: &str = "SELECT 1 FROM accounts WHERE account = ?1 AND deleted_at IS NULL";
+
 /// Fails unless the account exists.
 pub fn check_exists(tx: &mut Tx<'_>, account: &str) -> Result<()> {
-    let sql = "SELECT 1 FROM accounts WHERE account = ?1 AND deleted_at IS NULL";
-    if tx.first(sql, values![account])?.is_none() {
+    if tx.first(EXISTS, values![account])?.is_none() {
         let shown: String = account.chars().take(60).collect();
         return Err(refuse(
             Class::AccountNotFound,
@@ -209,14 +210,23 @@ pub fn global_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<(Usage, BTreeS
     Ok(found)
 }
 
+const ALLOWED: &str = "SELECT u.rse_id, u.bytes, l.bytes,
+    (SELECT 1 FROM account_attr_map m WHERE m.account = a.account AND m.key = 'admin')
+    FROM accounts a LEFT JOIN account_usage u ON (u.account = a.account)
+    LEFT JOIN account_limits l ON (l.account = a.account AND l.rse_id = u.rse_id) WHERE a.account = ?1";
+
+const ALLOWED_OVER: &str =
+    "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1";
+
+/// Says that [`allowance`] will be asked for.
+pub(crate) fn allowance_ahead(tx: &mut Tx<'_>, account: &str) -> Result<()> {
+    tx.ahead(ALLOWED, values![account])?;
+    tx.ahead(ALLOWED_OVER, values![account])
+}
+
 /// What the account has left, `ledger` included, which notes what that rests on.
 pub(crate) fn allowance(tx: &mut Tx<'_>, account: &str, ledger: &mut Ledger) -> Result<Allowance> {
-    let rows = tx.query(
-        "SELECT u.rse_id, u.bytes, l.bytes, (SELECT 1 FROM account_attr_map m WHERE m.account = a.account AND m.key = 'admin')
-         FROM accounts a LEFT JOIN account_usage u ON (u.account = a.account)
-         LEFT JOIN account_limits l ON (l.account = a.account AND l.rse_id = u.rse_id) WHERE a.account = ?1",
-        values![account],
-    )?;
+    let rows = tx.query(ALLOWED, values![account])?;
     if rows.first().is_some_and(|row| row.flag(3)) {
         return Ok(Allowance { unlimited: true, ..Allowance::default() });
     }
@@ -233,8 +243,7 @@ pub(crate) fn allowance(tx: &mut Tx<'_>, account: &str, ledger: &mut Ledger) -> 
         local.insert(rse, (limit >= 0).then(|| limit - used - ledger.used(account, rse)));
     }
     let mut global = Vec::new();
-    let sql = "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1";
-    let rows = tx.query(sql, values![account])?;
+    let rows = tx.query(ALLOWED_OVER, values![account])?;
     if !rows.is_empty() {
         let rses = tx.rses()?;
         for row in rows {

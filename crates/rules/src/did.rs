@@ -63,20 +63,35 @@ pub fn get(tx: &mut Tx<'_>, did: &Did) -> Result<DidRecord> {
     find(tx, did)?.ok_or_else(|| not_found(did))
 }
 
+fn by_name_sql() -> String {
+    format!("SELECT {COLUMNS} FROM dids WHERE scope = ?1 AND name = ?2")
+}
+
+fn by_id_sql(held: bool) -> String {
+    format!("SELECT {COLUMNS} FROM dids WHERE id = ?1{}", if held { " LOCK ROWS" } else { "" })
+}
+
 pub(crate) fn find(tx: &mut Tx<'_>, did: &Did) -> Result<Option<DidRecord>> {
-    let sql = format!("SELECT {COLUMNS} FROM dids WHERE scope = ?1 AND name = ?2");
-    Ok(tx.first(&sql, values![&did.scope, &did.name])?.as_ref().map(from_row))
+    Ok(tx.first(&by_name_sql(), values![&did.scope, &did.name])?.as_ref().map(from_row))
+}
+
+/// Says that [`find`] will be asked for.
+pub(crate) fn find_ahead(tx: &mut Tx<'_>, did: &Did) -> Result<()> {
+    tx.ahead(&by_name_sql(), values![&did.scope, &did.name])
 }
 
 pub(crate) fn by_id(tx: &mut Tx<'_>, id: i64) -> Result<Option<DidRecord>> {
-    let sql = format!("SELECT {COLUMNS} FROM dids WHERE id = ?1");
-    Ok(tx.first(&sql, values![id])?.as_ref().map(from_row))
+    Ok(tx.first(&by_id_sql(false), values![id])?.as_ref().map(from_row))
 }
 
 /// The same; the row is held.
 pub(crate) fn by_id_held(tx: &mut Tx<'_>, id: i64) -> Result<Option<DidRecord>> {
-    let sql = format!("SELECT {COLUMNS} FROM dids WHERE id = ?1 LOCK ROWS");
-    Ok(tx.first(&sql, values![id])?.as_ref().map(from_row))
+    Ok(tx.first(&by_id_sql(true), values![id])?.as_ref().map(from_row))
+}
+
+/// Says that [`by_id`] or [`by_id_held`] will be asked for.
+pub(crate) fn by_id_ahead(tx: &mut Tx<'_>, id: i64, held: bool) -> Result<()> {
+    tx.ahead(&by_id_sql(held), values![id])
 }
 
 /// A collection to create.

@@ -181,6 +181,11 @@ pub(crate) trait Engine: Send {
     /// Runs a statement whose outcome nobody asks for, at the latest before the next one or the
     /// commit; what goes wrong is said there.
     fn later(&mut self, sql: &str, params: &[Value]) -> Result<()>;
+    /// Says that this will be queried soon. It may be sent along with other statements, in the order
+    /// of asking; its answer is then that of the moment it was sent.
+    fn ahead(&mut self, _sql: &str, _params: &[Value]) -> Result<()> {
+        Ok(())
+    }
     /// Runs several statements without parameters.
     fn batch(&mut self, sql: &str) -> Result<()>;
     /// Puts rows into a work table, in the way that is quickest here.

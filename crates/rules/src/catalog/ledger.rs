@@ -5,8 +5,9 @@
 //! then takes the counters, in order. If an account used more meanwhile, and the choice no longer
 //! fits its quota, the transaction starts over ([`Error::Moved`]): no quota is ever exceeded.
 //!
-//! Rows that do not exist yet come first, before any row that does is held: so nobody who holds
-//! a counter waits for one that is only being made, and the order stays one.
+//! An RSE has its counter from its first moment. Rows of accounts that do not exist yet come first,
+//! before any row that does is held: so nobody who holds a counter waits for one that is only being
+//! made, and the order stays one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,19 +108,12 @@ impl Ledger {
         let accounts: Vec<String> = self.usage.keys().map(|key| key.0.clone()).collect();
         let on: Vec<i64> = self.usage.keys().map(|key| key.1).collect();
         let rses: Vec<i64> = self.rses.keys().copied().collect();
-        if !on.is_empty() {
+        if !self.usage.keys().all(|(account, rse)| self.was_there(account, *rse)) {
             tx.later(
                 "INSERT INTO account_usage (account, rse_id, files, bytes) SELECT v.account, v.rse, 0, 0
                  FROM unnest(?1::text[], ?2::bigint[]) AS v(account, rse) ORDER BY v.account COLLATE \"C\", v.rse
                  ON CONFLICT (account, rse_id) DO NOTHING",
                 values![accounts.clone(), on.clone()],
-            )?;
-        }
-        if !rses.is_empty() {
-            tx.later(
-                "INSERT INTO rse_usage (rse_id, source, used, files, updated_at) SELECT v.rse, ?2, 0, 0, ?3
-                 FROM unnest(?1::bigint[]) AS v(rse) ORDER BY v.rse ON CONFLICT (rse_id, source) DO NOTHING",
-                values![rses.clone(), OWN_COUNT, now],
             )?;
         }
         self.check_quotas(tx, &accounts, &on)?;
@@ -146,6 +140,11 @@ impl Ledger {
             )?;
         }
         Ok(())
+    }
+
+    /// Whether a counter was seen, and so need not be made.
+    fn was_there(&self, account: &str, rse: i64) -> bool {
+        self.seen.get(account).is_some_and(|seen| seen.used.contains_key(&rse))
     }
 
     /// Holds the counters that choices rest on, and fails when they no longer fit.

@@ -107,6 +107,8 @@ enum Backend {
 /// The RSEs, and at which version they were read.
 type Known = (i64, Arc<Vec<Rse>>);
 
+const RSES_VERSION: &str = "SELECT value FROM versions WHERE name = 'rses'";
+
 /// One transaction.
 #[derive(Debug)]
 pub struct Tx<'a> {
@@ -170,6 +172,11 @@ impl Tx<'_> {
         self.engine.later(sql, params)
     }
 
+    /// Says that this will be queried soon, so that it takes no round trip of its own.
+    pub(crate) fn ahead(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        self.engine.ahead(sql, params)
+    }
+
     pub(crate) fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
         if columns.first().is_some_and(|(_, column)| column.len() > 0) {
             self.statements += 1;
@@ -187,7 +194,7 @@ impl Tx<'_> {
         if let Some((_, rses)) = &self.rses {
             return Ok(Arc::clone(rses));
         }
-        let version = self.number("SELECT value FROM versions WHERE name = 'rses'", &[])?;
+        let version = self.number(RSES_VERSION, &[])?;
         let held = open_lock(self.shared).clone();
         let rses = match held {
             Some((known, rses)) if known == version => rses,
@@ -195,6 +202,11 @@ impl Tx<'_> {
         };
         self.rses = Some((version, Arc::clone(&rses)));
         Ok(rses)
+    }
+
+    /// Says that the RSEs will be asked for.
+    pub(crate) fn rses_ahead(&mut self) -> Result<()> {
+        if self.rses.is_none() { self.ahead(RSES_VERSION, &[]) } else { Ok(()) }
     }
 
     /// RSEs changed: everybody reads them anew.

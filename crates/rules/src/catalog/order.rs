@@ -20,32 +20,42 @@ pub struct Tree {
     pub down: BTreeMap<i64, DidType>,
 }
 
+const UP: &str = "WITH RECURSIVE up(id) AS (SELECT parent FROM contents WHERE child IN ARRAY(?1)
+    UNION SELECT c.parent FROM up JOIN contents c ON c.child = up.id) SELECT id FROM up";
+
+const DOWN: &str = "WITH RECURSIVE down(id, did_type) AS (
+    SELECT id, did_type FROM dids WHERE id IN ARRAY(?1) AND did_type <> 'F'
+    UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id
+    WHERE down.did_type = 'C') SELECT id, did_type FROM down";
+
+const HOLD: &str = "SELECT id FROM dids WHERE id IN ARRAY(?1) ORDER BY id LOCK ROWS";
+
 /// The collections above `roots`, with them.
 pub fn ancestors(tx: &mut Tx<'_>, roots: &[i64]) -> Result<BTreeSet<i64>> {
     let mut found: BTreeSet<i64> = roots.iter().copied().collect();
-    let rows = tx.query(
-        "WITH RECURSIVE up(id) AS (SELECT parent FROM contents WHERE child IN ARRAY(?1)
-         UNION SELECT c.parent FROM up JOIN contents c ON c.child = up.id) SELECT id FROM up",
-        values![roots.to_vec()],
-    )?;
+    let rows = tx.query(UP, values![roots.to_vec()])?;
     found.extend(rows.iter().map(|row| row.int(0)));
     Ok(found)
 }
 
 /// The collections below `roots`, with them. Only containers are descended.
 pub fn collections(tx: &mut Tx<'_>, roots: &[i64]) -> Result<BTreeMap<i64, DidType>> {
-    let rows = tx.query(
-        "WITH RECURSIVE down(id, did_type) AS (
-            SELECT id, did_type FROM dids WHERE id IN ARRAY(?1) AND did_type <> 'F'
-            UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id
-            WHERE down.did_type = 'C') SELECT id, did_type FROM down",
-        values![roots.to_vec()],
-    )?;
+    let rows = tx.query(DOWN, values![roots.to_vec()])?;
     Ok(rows.iter().filter_map(|row| Some((row.int(0), DidType::read(row.text(1))?))).collect())
 }
 
 /// Locks what is above the collections `up` and below the collections `down`, with them.
 pub fn lock_tree(tx: &mut Tx<'_>, up: &[i64], down: &[i64]) -> Result<Tree> {
+    lock_tree_and(tx, up, down, |_, _| Ok(()))
+}
+
+/// The same; `next` may say what will be asked once the tree is held.
+pub(crate) fn lock_tree_and(
+    tx: &mut Tx<'_>,
+    up: &[i64],
+    down: &[i64],
+    next: impl FnOnce(&mut Tx<'_>, &Tree) -> Result<()>,
+) -> Result<Tree> {
     let read = |tx: &mut Tx<'_>| -> Result<Tree> {
         Ok(Tree {
             up: if up.is_empty() { BTreeSet::new() } else { ancestors(tx, up)? },
@@ -58,6 +68,16 @@ pub fn lock_tree(tx: &mut Tx<'_>, up: &[i64], down: &[i64]) -> Result<Tree> {
     }
     let mut all: BTreeSet<i64> = tree.up.clone();
     all.extend(tree.down.keys());
+    if !all.is_empty() && !tx.unlocked_dids {
+        tx.ahead(HOLD, values![all.iter().copied().collect::<Vec<i64>>()])?;
+        if !up.is_empty() {
+            tx.ahead(UP, values![up.to_vec()])?;
+        }
+        if !down.is_empty() {
+            tx.ahead(DOWN, values![down.to_vec()])?;
+        }
+        next(tx, &tree)?;
+    }
     lock_dids(tx, &all)?;
     if !tx.unlocked_dids && read(tx)? != tree {
         return Err(Error::Moved);
@@ -67,11 +87,11 @@ pub fn lock_tree(tx: &mut Tx<'_>, up: &[i64], down: &[i64]) -> Result<Tree> {
 
 /// Locks collections by number.
 pub fn lock_dids(tx: &mut Tx<'_>, ids: &BTreeSet<i64>) -> Result<()> {
-    if !tx.is_postgres() || tx.unlocked_dids {
+    if ids.is_empty() || !tx.is_postgres() || tx.unlocked_dids {
         return Ok(());
     }
     let ids: Vec<i64> = ids.iter().copied().collect();
-    tx.query("SELECT id FROM dids WHERE id IN ARRAY(?1) ORDER BY id LOCK ROWS", values![ids])?;
+    tx.query(HOLD, values![ids])?;
     Ok(())
 }
 
@@ -93,7 +113,7 @@ pub fn lock_rules(tx: &mut Tx<'_>, ids: &BTreeSet<i64>) -> Result<Vec<Rule>> {
 /// Locks the files in `w_files`.
 pub fn lock_files(tx: &mut Tx<'_>) -> Result<()> {
     if tx.is_postgres() {
-        tx.query(
+        tx.later(
             // One look-up for each file in order, whatever the planner believes about either table.
             "SELECT COUNT(*) FROM (SELECT did FROM w_files ORDER BY did) AS w
              CROSS JOIN LATERAL (SELECT id FROM dids WHERE id = w.did LOCK ROWS) AS held",

@@ -35,13 +35,29 @@ pub(crate) struct Postgres {
     /// What begins the transaction, until it is sent.
     begin: Option<&'static str>,
     /// Statements whose outcome nobody asked for, until they are sent.
-    waiting: Vec<(Statement, Vec<Value>)>,
+    waiting: Vec<Waiting>,
+    /// Queries that are about to be asked, and their answers once they were sent.
+    ahead: Vec<Ahead>,
     /// The transaction's number, by which its fate can be asked after a lost connection.
     transaction: Option<String>,
     /// Transactions since plans were last made.
     transactions: u32,
     // Dropped last: it drives the connection that the client above speaks through.
     runtime: Option<Runtime>,
+}
+
+struct Waiting {
+    statement: Statement,
+    params: Vec<Value>,
+    /// The work table it puts rows into.
+    table: Option<String>,
+}
+
+struct Ahead {
+    sql: String,
+    params: Vec<Value>,
+    statement: Statement,
+    rows: Option<Vec<Row>>,
 }
 
 impl Drop for Postgres {
@@ -136,6 +152,10 @@ fn rewrite(sql: &str) -> String {
         .replace("LOCK ROWS", "FOR UPDATE")
 }
 
+fn read(row: &tokio_postgres::Row) -> Result<Row> {
+    (0..row.len()).map(|column| value(row, column)).collect::<Result<_>>().map(Row)
+}
+
 fn value(row: &tokio_postgres::Row, column: usize) -> Result<Value> {
     let ty = row.columns()[column].type_();
     let read = match *ty {
@@ -169,6 +189,7 @@ impl Postgres {
             dirty: HashMap::new(),
             begin: None,
             waiting: Vec::new(),
+            ahead: Vec::new(),
             transaction: None,
             transactions: 0,
             runtime: Some(runtime),
@@ -239,9 +260,9 @@ fn with_statement(error: Error, sql: &str) -> Error {
 async fn send<T>(
     client: &Client,
     begin: Option<&'static str>,
-    waiting: &[(Statement, Vec<Value>)],
+    waiting: &[Waiting],
     last: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
-) -> Result<(Option<String>, T)> {
+) -> Result<(Option<String>, Vec<u64>, T)> {
     let begun = async {
         match begin {
             Some(sql) => client.simple_query(sql).await,
@@ -249,7 +270,7 @@ async fn send<T>(
         }
     };
     let along = join_all(
-        waiting.iter().map(|(statement, params)| client.execute_raw(statement, params.as_slice())),
+        waiting.iter().map(|one| client.execute_raw(&one.statement, one.params.as_slice())),
     );
     // Each is sent when it is first polled, which is in this order.
     let (begun, along, last) = futures_util::join!(begun, along, last);
@@ -259,10 +280,9 @@ async fn send<T>(
             transaction = row.get(0).map(str::to_owned);
         }
     }
-    for done in along {
-        done.map_err(|error| failed(&error))?;
-    }
-    Ok((transaction, last.map_err(|error| failed(&error))?))
+    let changed = along.into_iter().collect::<std::result::Result<Vec<u64>, _>>();
+    let changed = changed.map_err(|error| failed(&error))?;
+    Ok((transaction, changed, last.map_err(|error| failed(&error))?))
 }
 
 impl Postgres {
@@ -273,31 +293,60 @@ impl Postgres {
     ) -> Result<T> {
         let (begin, waiting) = (self.begin.take(), std::mem::take(&mut self.waiting));
         let client = &self.client;
-        let (transaction, done) =
+        let (transaction, changed, done) =
             self.runtime().block_on(send(client, begin, &waiting, last(client)))?;
+        for (one, changed) in waiting.iter().zip(changed) {
+            if let Some(table) = &one.table {
+                self.put(table, changed);
+            }
+        }
         if begin.is_some() {
             self.transaction = transaction;
         }
         Ok(done)
     }
 
-    fn wrote(&mut self, sql: &str, changed: u64) {
-        let mut words = sql.split_whitespace();
-        let table = match words.next() {
-            Some("INSERT") => words.nth(1),
-            Some("UPDATE") => words.next(),
-            _ => None,
-        };
-        if let Some(table) = table.filter(|table| table.starts_with("w_")) {
-            self.put(table, changed);
+    /// Sends the queries that are about to be asked, in order and together.
+    fn ask_ahead(&mut self) -> Result<()> {
+        let asked: Vec<(Statement, Vec<Value>)> = self
+            .ahead
+            .iter()
+            .filter(|ahead| ahead.rows.is_none())
+            .map(|ahead| (ahead.statement.clone(), ahead.params.clone()))
+            .collect();
+        let answers = self.flush(async |client| {
+            let answer = async |(statement, params): &(Statement, Vec<Value>)| {
+                let rows = client.query_raw(statement, params.as_slice()).await?;
+                rows.try_collect::<Vec<tokio_postgres::Row>>().await
+            };
+            let answers = join_all(asked.iter().map(answer)).await;
+            answers.into_iter().collect::<std::result::Result<Vec<_>, _>>()
+        })?;
+        let open = self.ahead.iter_mut().filter(|ahead| ahead.rows.is_none());
+        for (ahead, answer) in open.zip(answers) {
+            ahead.rows = Some(answer.iter().map(read).collect::<Result<_>>()?);
         }
+        Ok(())
     }
+
+}
+
+/// The work table a statement puts rows into.
+fn work_table(sql: &str) -> Option<&str> {
+    let mut words = sql.split_whitespace();
+    let table = match words.next() {
+        Some("INSERT") => words.nth(1),
+        Some("UPDATE") => words.next(),
+        _ => None,
+    };
+    table.filter(|table| table.starts_with("w_"))
 }
 
 impl Engine for Postgres {
     fn begin(&mut self, mode: Mode) -> Result<()> {
         self.transaction = None;
         self.waiting.clear();
+        self.ahead.clear();
         self.transactions += 1;
         if self.transactions > PLANS_LAST {
             self.transactions = 0;
@@ -343,6 +392,14 @@ impl Engine for Postgres {
         params: &[Value],
         each: &mut dyn FnMut(Row) -> Result<()>,
     ) -> Result<()> {
+        let asked = self.ahead.iter().position(|one| one.sql == sql && one.params == params);
+        if let Some(at) = asked {
+            if self.ahead[at].rows.is_none() {
+                self.ask_ahead().map_err(|error| with_statement(error, sql))?;
+            }
+            let rows = self.ahead.remove(at).rows.unwrap_or_default();
+            return rows.into_iter().try_for_each(each);
+        }
         let statement = self.statement(sql)?;
         let rows = self
             .flush(async |client| client.query_raw(&statement, params).await)
@@ -352,8 +409,7 @@ impl Engine for Postgres {
             while let Some(row) =
                 rows.try_next().await.map_err(|error| with_statement(failed(&error), sql))?
             {
-                let values = (0..row.len()).map(|column| value(&row, column));
-                each(Row(values.collect::<Result<_>>()?))?;
+                each(read(&row)?)?;
             }
             Ok(())
         })
@@ -364,7 +420,9 @@ impl Engine for Postgres {
         let changed = self
             .flush(async |client| client.execute_raw(&statement, params).await)
             .map_err(|error| with_statement(error, sql))?;
-        self.wrote(sql, changed);
+        if let Some(table) = work_table(sql) {
+            self.put(table, changed);
+        }
         Ok(changed)
     }
 
@@ -373,7 +431,15 @@ impl Engine for Postgres {
             return self.execute(sql, params).map(drop);
         }
         let statement = self.statement(sql)?;
-        self.waiting.push((statement, params.to_vec()));
+        let table = work_table(sql).map(str::to_owned);
+        self.waiting.push(Waiting { statement, params: params.to_vec(), table });
+        Ok(())
+    }
+
+    fn ahead(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        let statement = self.statement(sql)?;
+        let (sql, params) = (sql.to_owned(), params.to_vec());
+        self.ahead.push(Ahead { sql, params, statement, rows: None });
         Ok(())
     }
 

@@ -1,15 +1,18 @@
 //! Adding a rule: `add_replication_rule`.
 
+use std::collections::BTreeMap;
+
 use rand::{Rng, RngExt};
 
 use crate::api::{Counts, DidRecord, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
 use crate::catalog::engine::values;
 use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{lock_files, lock_tree};
+use crate::catalog::order::{Tree, lock_files, lock_tree_and};
 use crate::catalog::{Daemon, Tx};
 use crate::error::{Class, Result, refuse};
 use crate::rule::place::{self, Earlier};
 use crate::rule::{Settings, message, state};
+use crate::{account, did};
 
 /// Creates one rule for each data identifier, all or none, and returns their identities. Locks,
 /// replicas and transfers follow at once, unless the rule is large, delayed or waits for approval.
@@ -21,21 +24,29 @@ pub fn add_replication_rule(
     now: Micros,
 ) -> Result<Vec<String>> {
     new.check()?;
-    crate::account::check_exists(tx, &new.account)?;
+    tx.ahead(account::EXISTS, values![&new.account])?;
+    tx.rses_ahead()?;
+    for did in &new.dids {
+        did::find_ahead(tx, did)?;
+    }
+    account::check_exists(tx, &new.account)?;
     let locked = check_targets(tx, new)?;
     if let Some(text) = &new.source_replica_expression {
         place::sources(tx, text)?;
     }
     let mut dids = Vec::with_capacity(new.dids.len());
     for did in &new.dids {
-        let found = crate::did::find(tx, did)?;
+        let found = did::find(tx, did)?;
         dids.push(found.ok_or_else(|| {
             refuse(Class::DataIdentifierNotFound, format!("Data identifier {did} is not valid."))
         })?);
     }
     let roots: Vec<i64> =
         dids.iter().filter(|did| did.did_type != DidType::File).map(|did| did.id).collect();
-    let tree = lock_tree(tx, &[], &roots)?;
+    let tree = lock_tree_and(tx, &[], &roots, |tx, tree| ask_ahead(tx, new, &dids, tree, settings))?;
+    if roots.is_empty() {
+        ask_ahead(tx, new, &dids, &tree, settings)?;
+    }
     let mut later = Vec::with_capacity(dids.len());
     for did in &dids {
         later.push(is_later(tx, new, did, settings)?);
@@ -49,25 +60,48 @@ pub fn add_replication_rule(
     for (did, later) in dids.iter().zip(later) {
         // What is closed or approved depends on the row that is held now.
         let found = match did.did_type {
-            DidType::File => crate::did::by_id_held(tx, did.id)?,
-            _ => crate::did::by_id(tx, did.id)?,
+            DidType::File => did::by_id_held(tx, did.id)?,
+            _ => did::by_id(tx, did.id)?,
         };
         let Some(did) = found else { return Err(crate::error::Error::Moved) };
-        let datasets = |kind: DidType| kind == DidType::Dataset;
-        let below: Vec<i64> = if whole {
-            tree.down.iter().filter(|(_, kind)| datasets(**kind)).map(|(id, _)| *id).collect()
+        let below = if whole {
+            datasets(&tree.down)
         } else {
-            crate::catalog::order::collections(tx, &[did.id])?
-                .into_iter()
-                .filter(|(_, kind)| datasets(*kind))
-                .map(|(id, _)| id)
-                .collect()
+            datasets(&crate::catalog::order::collections(tx, &[did.id])?)
         };
         let work = Work { new, did: &did, locked, later, below: &below };
         made.push(add_one(tx, &work, &mut ledger, rng, now)?);
     }
     ledger.write(tx, now)?;
     Ok(made)
+}
+
+/// Says what will be asked once the tree is held; a single rule's is sent along with holding it.
+fn ask_ahead(
+    tx: &mut Tx<'_>,
+    new: &NewRule,
+    dids: &[DidRecord],
+    tree: &Tree,
+    settings: &Settings,
+) -> Result<()> {
+    let [did] = dids else { return Ok(()) };
+    if did.did_type != DidType::File && !is_later_anyway(new, did) {
+        tx.ahead(COUNT_FILES, values![did.id, most_files(new, settings)])?;
+    }
+    did::by_id_ahead(tx, did.id, did.did_type == DidType::File)?;
+    if new.ask_approval {
+        return Ok(());
+    }
+    account::allowance_ahead(tx, &new.account)?;
+    if did.did_type != DidType::File && did.bytes.is_none_or(|bytes| bytes > 0) {
+        tx.ahead(HAS_BYTES, values![datasets(&tree.down)])?;
+    }
+    Ok(())
+}
+
+/// The datasets among collections.
+fn datasets(collections: &BTreeMap<i64, DidType>) -> Vec<i64> {
+    collections.iter().filter(|(_, kind)| **kind == DidType::Dataset).map(|(id, _)| *id).collect()
 }
 
 /// What one rule is made from.
@@ -106,26 +140,32 @@ fn check_targets(tx: &mut Tx<'_>, new: &NewRule) -> Result<bool> {
     Ok(new.locked || (new.lifetime.is_none() && targets.iter().any(|rse| rse.rse_type == "TAPE")))
 }
 
+/// Counts the files below a collection, up to a number.
+const COUNT_FILES: &str = "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
+    UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C')
+    SELECT COUNT(*) FROM (SELECT 1 FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'D'
+    LIMIT ?2) AS counted";
+
+const HAS_BYTES: &str = "SELECT 1 FROM contents WHERE parent IN ARRAY(?1) AND bytes > 0 LIMIT 1";
+
+/// From how many files on a rule is large.
+fn most_files(new: &NewRule, settings: &Settings) -> i64 {
+    (settings.bulk + new.copies - 1) / new.copies
+}
+
+/// Whether the rule is left to others however large it is.
+fn is_later_anyway(new: &NewRule, did: &DidRecord) -> bool {
+    let split = new.split_container && did.did_type == DidType::Container;
+    new.asynchronous || new.ask_approval || new.delay_injection.is_some() || split
+}
+
 /// Whether the rule is left to the injector, or to somebody's approval.
 fn is_later(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord, settings: &Settings) -> Result<bool> {
-    if new.asynchronous || new.ask_approval || new.delay_injection.is_some() {
-        return Ok(true);
+    if is_later_anyway(new, did) || did.did_type == DidType::File {
+        return Ok(is_later_anyway(new, did));
     }
-    if did.did_type == DidType::File {
-        return Ok(false);
-    }
-    if new.split_container && did.did_type == DidType::Container {
-        return Ok(true);
-    }
-    let most = (settings.bulk + new.copies - 1) / new.copies;
-    let files = tx.number(
-        "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-         UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C')
-         SELECT COUNT(*) FROM (SELECT 1 FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'D'
-         LIMIT ?2) AS counted",
-        values![did.id, most],
-    )?;
-    Ok(files >= most)
+    let most = most_files(new, settings);
+    Ok(tx.number(COUNT_FILES, values![did.id, most])? >= most)
 }
 
 /// Holds the files of all rules that are applied now, in one go and so in order.
@@ -202,8 +242,7 @@ fn has_bytes(tx: &mut Tx<'_>, work: &Work<'_>) -> Result<bool> {
     if work.did.did_type == DidType::File {
         return Ok(work.did.bytes.unwrap_or(0) > 0);
     }
-    let sql = "SELECT 1 FROM contents WHERE parent IN ARRAY(?1) AND bytes > 0 LIMIT 1";
-    Ok(tx.first(sql, values![work.below.to_vec()])?.is_some())
+    Ok(tx.first(HAS_BYTES, values![work.below.to_vec()])?.is_some())
 }
 
 fn write_state(tx: &mut Tx<'_>, id: i64, state: RuleState) -> Result<()> {
@@ -226,13 +265,18 @@ fn is_auto_approved(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord) -> Result<b
     Ok(below(bytes, did.bytes) && below(files, did.length))
 }
 
-/// Puts the files of a rule on a collection into `w_files`, each with its group, and its datasets
-/// into `w_sets`.
+/// Puts the files of a rule on a collection into `w_files`, each with its group, and its datasets,
+/// if there are several, into `w_sets`.
 fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec<i64>> {
     tx.clear(&["w_files"])?;
+    if let [only] = datasets {
+        let sql = "INSERT INTO w_files (did, dataset, bytes) SELECT child, 0, bytes FROM contents WHERE parent = ?1 ORDER BY child";
+        tx.later(sql, values![*only])?;
+        return Ok(vec![*only]);
+    }
     let sets = place::load_sets(tx, datasets.iter().copied())?;
     let all = rule.grouping == Grouping::All;
-    tx.execute(
+    tx.later(
         "INSERT INTO w_files (did, dataset, bytes) SELECT c.child, CASE WHEN ?1 = 1 THEN 0 ELSE MIN(s.ord) END, MIN(c.bytes)
          FROM w_sets s CROSS JOIN contents c ON (c.parent = s.id) GROUP BY c.child ORDER BY c.child",
         values![all],

@@ -156,6 +156,10 @@ fn choose_groups(
     let copies = usize::try_from(rule.copies).unwrap_or(usize::MAX);
     let mut sizes: BTreeMap<i64, i64> = (0..sets.len()).map(|set| (group(rule, set), 0)).collect();
     let sql = "SELECT dataset, CAST(SUM(bytes) AS BIGINT) FROM w_files GROUP BY dataset";
+    if earlier == Earlier::None {
+        tx.ahead(sql, &[])?;
+        tx.ahead(&coverage_sql(earlier), &[])?;
+    }
     for row in tx.query(sql, &[])? {
         sizes.insert(row.int(0), row.int(1));
     }
@@ -163,7 +167,7 @@ fn choose_groups(
         if earlier == Earlier::None { BTreeMap::new() } else { former(tx, rule, sets, earlier)? };
     let mut coverage: BTreeMap<i64, Vec<(i64, i64)>> = BTreeMap::new();
     if sizes.keys().any(|group| !former.contains_key(group)) {
-        for row in coverage_rows(tx, earlier)? {
+        for row in tx.query(&coverage_sql(earlier), &[])? {
             coverage.entry(row.int(0)).or_default().push((row.int(1), row.int(2)));
         }
     }
@@ -200,14 +204,13 @@ fn keep(plan: &mut Plan<'_>, rses: &[i64], size: i64) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn coverage_rows(tx: &mut Tx<'_>, earlier: Earlier) -> Result<Vec<Row>> {
+fn coverage_sql(earlier: Earlier) -> String {
     // At creation whatever is or will be there counts; later only what can be relied upon.
     let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
-    let sql = format!(
+    format!(
         "SELECT w.dataset, p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM w_files w CROSS JOIN replicas p ON (p.did_id = w.did)
          WHERE p.state {states} GROUP BY w.dataset, p.rse_id"
-    );
-    tx.query(&sql, &[])
+    )
 }
 
 /// Where the rule has put the files of each group before, oldest choice first.
