@@ -79,7 +79,14 @@ const NEEDS: &[Need] = &[
         why: "list, watch and patch with PyPI's client",
         there: || runs(&python().display().to_string(), &["-c", "import kubernetes"]),
         packages: &[],
-        after: install_python_client,
+        after: || install_python_client("kubernetes"),
+    },
+    Need {
+        name: "python rucio client",
+        why: "every resource of the rule engine with Rucio's own client",
+        there: || runs(&python().display().to_string(), &["-c", "import rucio.client"]),
+        packages: &[],
+        after: || install_python_client("rucio-clients==41.5.1"),
     },
 ];
 
@@ -146,13 +153,13 @@ pub(crate) fn python() -> PathBuf {
     cache().join("python/bin/python")
 }
 
-fn install_python_client() -> Result<()> {
+fn install_python_client(package: &str) -> Result<()> {
     let folder = cache().join("python");
     let interpreter = python().display().to_string();
     if !runs(&interpreter, &["-m", "pip", "--version"]) {
         run_to_end(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
     }
-    run_to_end(Command::new(interpreter).args(["-m", "pip", "install", "--quiet", "kubernetes"]))
+    run_to_end(Command::new(interpreter).args(["-m", "pip", "install", "--quiet", package]))
 }
 
 fn on_path(program: &str) -> bool {

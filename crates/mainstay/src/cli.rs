@@ -16,6 +16,7 @@ use crate::command::rules::Rules;
 use crate::command::serve::Serve;
 use crate::command::store::Store;
 use crate::command::token::Token;
+use crate::command::transfer_worker::TransferWorker;
 use crate::command::up::Up;
 use crate::command::version::Version;
 use crate::command::wait::Wait;
@@ -53,6 +54,7 @@ pub(crate) enum Command {
     Explain(Box<Explain>),
     Capacity(Box<Capacity>),
     Rules(Box<Rules>),
+    TransferWorker(Box<TransferWorker>),
     Token(Box<Token>),
     Backup(Box<Backup>),
     Restore(Box<Restore>),

@@ -17,6 +17,7 @@ mod manifest;
 mod output;
 mod ownership;
 mod paths;
+mod rules_login;
 mod select;
 
 use std::process::ExitCode;
@@ -62,6 +63,7 @@ async fn run(command: Command) -> Result<u8, Error> {
         Command::Explain(command) => command.run().await,
         Command::Capacity(command) => command.run().await,
         Command::Rules(command) => command.run().await,
+        Command::TransferWorker(command) => command.run().await,
         Command::Token(command) => command.run().await,
         Command::Backup(command) => command.run().await,
         Command::Restore(command) => command.run().await,

@@ -86,6 +86,62 @@ pub fn set_attribute(
     Ok(())
 }
 
+/// Removes an attribute of an account.
+pub fn delete_attribute(tx: &mut Tx<'_>, account: &str, key: &str) -> Result<()> {
+    check_exists(tx, account)?;
+    let sql = "DELETE FROM account_attr_map WHERE account = ?1 AND key = ?2";
+    if tx.execute(sql, values![account, key])? == 0 {
+        return Err(refuse(Class::KeyNotFound, format!("Account {account} has no {key:.60}")));
+    }
+    Ok(())
+}
+
+/// Changes an account's `status`, `email` or `account_type`.
+pub fn update(
+    tx: &mut Tx<'_>,
+    account: &str,
+    key: &str,
+    value: Option<&str>,
+    now: Micros,
+) -> Result<()> {
+    check_exists(tx, account)?;
+    let sql = match (key, value) {
+        ("status", Some("ACTIVE" | "SUSPENDED")) => {
+            "UPDATE accounts SET status = ?2, suspended_at = CASE WHEN ?2 = 'SUSPENDED' THEN CAST(?3 AS BIGINT) END, updated_at = CAST(?3 AS BIGINT) WHERE account = ?1"
+        }
+        ("email", _) => "UPDATE accounts SET email = ?2, updated_at = ?3 WHERE account = ?1",
+        ("account_type", Some("USER" | "GROUP" | "SERVICE")) => {
+            "UPDATE accounts SET account_type = ?2, updated_at = ?3 WHERE account = ?1"
+        }
+        _ => {
+            let message = format!("{key:.40} cannot be set to that");
+            return Err(refuse(Class::InputValidationError, message));
+        }
+    };
+    tx.execute(sql, values![account, value, now]).map(drop)
+}
+
+/// Deletes an account; what it owns stays, and its tokens are worth nothing from now on.
+pub fn delete(tx: &mut Tx<'_>, account: &str, now: Micros) -> Result<()> {
+    check_exists(tx, account)?;
+    if account == "root" {
+        return Err(refuse(Class::AccessDenied, "The account root stays"));
+    }
+    let sql = "UPDATE accounts SET status = 'DELETED', deleted_at = ?2, updated_at = ?2 WHERE account = ?1";
+    tx.execute(sql, values![account, now])?;
+    tx.execute("DELETE FROM tokens WHERE account = ?1", values![account]).map(drop)
+}
+
+/// Gives a scope to another account.
+pub fn give_scope(tx: &mut Tx<'_>, scope: &str, account: &str) -> Result<()> {
+    check_exists(tx, account)?;
+    let sql = "UPDATE scopes SET account = ?2 WHERE scope = ?1";
+    if tx.execute(sql, values![scope, account])? == 0 {
+        return Err(refuse(Class::ScopeNotFound, format!("Scope '{scope:.40}' not found!")));
+    }
+    Ok(())
+}
+
 /// Sets a local limit; −1 means infinite, none removes it.
 pub fn set_local_limit(
     tx: &mut Tx<'_>,

@@ -199,11 +199,13 @@ impl Did {
         let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"/.-_".contains(&byte);
         let well = first.is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'/')
             && self.name.len() <= 250
-            && self.name.bytes().all(legal);
+            && self.name.bytes().all(legal)
+            && !self.name.split('/').any(|part| part == "." || part == "..");
         if well {
             Ok(())
         } else {
-            Err(malformed("name", &self.name, "^[A-Za-z0-9/][A-Za-z0-9/._-]*$ of at most 250"))
+            let right = "^[A-Za-z0-9/][A-Za-z0-9/._-]*$ of at most 250, without parts . and ..";
+            Err(malformed("name", &self.name, right))
         }
     }
 }
@@ -543,6 +545,10 @@ mod tests {
             ("user.alice", "ds1", true),
             ("user.alice", "/a/b.c_d-e", true),
             ("user.alice", "../x", false),
+            ("user.alice", "a/../x", false),
+            ("user.alice", "a/./x", false),
+            ("user.alice", "a/..", false),
+            ("user.alice", "a..b", true),
             ("user alice", "x", false),
             ("", "x", false),
             ("s", "", false),

@@ -3,7 +3,12 @@
 //! Attaching and detaching hold the row of the parent, flag what changed and queue the parent for
 //! the judge; locks follow when the evaluator has seen it.
 
+mod metadata;
+
 use std::collections::BTreeSet;
+
+pub(crate) use metadata::{below, children, meta_of, metadata, search_sql, top_sql};
+pub use metadata::{delete_metadata, set_metadata};
 
 use crate::api::{Did, DidRecord, DidType, Micros, SECOND};
 use crate::catalog::engine::values;
@@ -34,7 +39,7 @@ const COLUMNS: &str =
     "id, scope, name, did_type, account, is_open, monotonic, availability, bytes, length, md5,
     adler32, expired_at, closed_at, created_at, updated_at";
 
-fn from_row(row: &Row) -> DidRecord {
+pub(crate) fn from_row(row: &Row) -> DidRecord {
     DidRecord {
         id: row.int(0),
         did: Did::new(row.text(1), row.text(2)),
@@ -340,8 +345,8 @@ fn detach_loaded(tx: &mut Tx<'_>, found: &DidRecord, now: Micros) -> Result<()> 
 pub fn size(tx: &mut Tx<'_>, id: i64) -> Result<(i64, i64)> {
     let row = tx.first(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-         UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C')
-         SELECT COUNT(*), CAST(COALESCE(SUM(c.bytes), 0) AS BIGINT) FROM down JOIN contents c ON c.parent = down.id
+         UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
+         SELECT COUNT(*), CAST(COALESCE(SUM(c.bytes), 0) AS BIGINT) FROM down CROSS JOIN contents c ON (c.parent = down.id)
          WHERE down.did_type = 'D'",
         values![id],
     )?;
@@ -455,8 +460,8 @@ pub fn list_files(
     }
     tx.for_each(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-         UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C')
-         SELECT d.scope, d.name, d.did_type, d.bytes, d.adler32, d.md5 FROM down JOIN contents c ON c.parent = down.id
+         UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
+         SELECT d.scope, d.name, d.did_type, d.bytes, d.adler32, d.md5 FROM down CROSS JOIN contents c ON (c.parent = down.id)
          JOIN dids d ON d.id = c.child WHERE down.did_type = 'D' ORDER BY down.id, d.id",
         values![found.id],
         &mut |row| each(listed(&row)),

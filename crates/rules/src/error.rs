@@ -13,6 +13,7 @@ pub enum Class {
     AccessDenied,
     AccountNotFound,
     CannotAuthenticate,
+    DIDFilterSyntaxError,
     DataIdentifierAlreadyExists,
     DataIdentifierNotFound,
     Duplicate,
@@ -20,27 +21,36 @@ pub enum Class {
     DuplicateRule,
     FileAlreadyExists,
     FileConsistencyMismatch,
+    IdentityError,
     InputValidationError,
     InsufficientAccountLimit,
     InsufficientTargetRSEs,
+    InvalidMetadata,
     InvalidObject,
+    InvalidPath,
     InvalidRSEExpression,
     InvalidReplicationRule,
     InvalidRuleWeight,
     InvalidSourceReplicaExpression,
     InvalidValueForKey,
+    KeyNotFound,
     LockNotFound,
     ManualRuleApprovalBlocked,
+    NoDistance,
+    RSEAttributeNotFound,
     RSENotFound,
     RSEOperationNotSupported,
     RSEOverQuota,
+    RSEProtocolNotSupported,
     RSEWriteBlocked,
     ReplicaIsLocked,
     ReplicaNotFound,
+    RequestNotFound,
     RuleNotFound,
     RuleReplaceFailed,
     ScopeNotFound,
     StagingAreaRuleRequiresLifetime,
+    UnsupportedMetadataPlugin,
     UnsupportedOperation,
     UnsupportedStatus,
 }
@@ -60,12 +70,23 @@ impl Class {
             Self::AccessDenied => 403,
             Self::AccountNotFound
             | Self::DataIdentifierNotFound
+            | Self::KeyNotFound
             | Self::LockNotFound
+            | Self::NoDistance
+            | Self::RSEAttributeNotFound
+            | Self::RSEProtocolNotSupported
+            | Self::RequestNotFound
+            | Self::IdentityError
             | Self::RSENotFound
             | Self::ReplicaNotFound
             | Self::RuleNotFound
             | Self::ScopeNotFound => 404,
-            Self::InputValidationError | Self::InvalidValueForKey => 400,
+            Self::DIDFilterSyntaxError
+            | Self::InputValidationError
+            | Self::InvalidMetadata
+            | Self::InvalidPath
+            | Self::InvalidValueForKey
+            | Self::UnsupportedMetadataPlugin => 400,
             Self::FileConsistencyMismatch => 412,
             _ => 409,
         }

@@ -39,6 +39,8 @@ pub struct Rse {
     pub attributes: BTreeMap<String, String>,
     /// Limits such as `MaxSpaceAvailable`.
     pub limits: BTreeMap<String, i64>,
+    /// How its files are reached.
+    pub protocols: Vec<crate::protocol::Protocol>,
     /// When it was created and changed, in microseconds.
     pub times: (i64, i64),
 }

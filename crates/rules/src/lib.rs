@@ -21,13 +21,16 @@ pub mod did;
 pub mod error;
 pub mod explain;
 pub mod expression;
+pub mod identity;
 pub mod judge;
+pub mod protocol;
 pub mod reap;
 pub mod replica;
 pub mod rest;
 pub mod rse;
 pub mod rule;
 pub mod select;
+pub mod transfers;
 
 pub use catalog::{Catalog, Tx};
 pub use error::{Class, Error, Refusal, Result};

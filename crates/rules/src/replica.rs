@@ -12,6 +12,7 @@ use crate::catalog::order::{lock_dids, lock_files, lock_rules};
 use crate::catalog::{Column, Row, Tx};
 use crate::did;
 use crate::error::{Class, Error, Result, refuse};
+use crate::expression::Rse;
 use crate::rule::message;
 
 /// When a replica without locks may be deleted on an RSE: at once, later, or not by itself.
@@ -118,6 +119,11 @@ fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
             })
         };
         let state = file.state.as_deref().is_none_or(|state| ["A", "U", "C", "T"].contains(&state));
+        if let Some(path) = &file.path
+            && !crate::protocol::stays_below(path)
+        {
+            return Err(crate::protocol::leaves(path));
+        }
         if file.bytes < 0 || !hex(&file.adler32, 8) || !hex(&file.md5, 32) || !state {
             let message =
                 format!("The size, a checksum or the state of '{}' is not valid", file.did);
@@ -247,6 +253,35 @@ pub fn set_tombstone(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Res
     }
 }
 
+/// Dooms a replica without locks: the reaper removes its file and the catalog forgets it.
+pub fn doom(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Result<()> {
+    set_tombstone(tx, file, rse, now)?;
+    let (id, rse_id) = unit(tx, file, rse)?;
+    let sql = "UPDATE replicas SET state = 'B', updated_at = ?3 WHERE did_id = ?1 AND rse_id = ?2";
+    tx.execute(sql, values![id, rse_id, now]).map(drop)
+}
+
+/// The file whose replica is at this path of an RSE.
+pub fn at_path(tx: &mut Tx<'_>, rse: &Rse, path: &str) -> Result<Option<Did>> {
+    if !rse.deterministic {
+        let sql = "SELECT d.scope, d.name FROM replicas p JOIN dids d ON d.id = p.did_id WHERE p.rse_id = ?1 AND p.path = ?2";
+        let row = tx.first(sql, values![rse.id, path])?;
+        return Ok(row.map(|row| Did::new(row.text(0), row.text(1))));
+    }
+    // scope/xx/yy/name, where a scope of people may have any number of parts.
+    let parts: Vec<&str> = path.split('/').collect();
+    for at in 1..parts.len().saturating_sub(2) {
+        let name = parts[at + 2..].join("/");
+        for scope in [parts[..at].join("."), parts[..at].join("/")] {
+            let did = Did::new(scope, name.as_str());
+            if crate::protocol::hashed_path(&did) == path && did::find(tx, &did)?.is_some() {
+                return Ok(Some(did));
+            }
+        }
+    }
+    Ok(None)
+}
+
 /// A replica was used: a tombstone that is set, but not at once, moves to that moment.
 pub fn touch(tx: &mut Tx<'_>, file: &Did, rse: &str, at: Micros) -> Result<()> {
     let (id, rse_id) = unit(tx, file, rse)?;
@@ -264,8 +299,8 @@ pub fn coverage(tx: &mut Tx<'_>, collection: &Did) -> Result<BTreeMap<String, i6
     let id = did::get(tx, collection)?.id;
     let rows = tx.query(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-         UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C'),
-         files(id) AS (SELECT DISTINCT c.child FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'D')
+         UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C'),
+         files(id) AS (SELECT DISTINCT c.child FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D')
          SELECT r.rse, CAST(SUM(p.bytes) AS BIGINT) FROM files JOIN replicas p ON p.did_id = files.id
          JOIN rses r ON r.id = p.rse_id WHERE p.state <> 'B' GROUP BY r.rse",
         values![id],
@@ -290,8 +325,8 @@ pub struct Held {
 pub fn held_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<Held>> {
     let rows = tx.query(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-         UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C'),
-         files(id) AS (SELECT c.child FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'D')
+         UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C'),
+         files(id) AS (SELECT c.child FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D')
          SELECT p.rse_id, CAST(SUM(CASE WHEN p.state IN ('A', 'T') THEN 1 ELSE 0 END) AS BIGINT),
          CAST(SUM(CASE WHEN p.state IN ('A', 'T') THEN p.bytes ELSE 0 END) AS BIGINT), MIN(p.created_at), MAX(p.updated_at),
          MAX(p.accessed_at) FROM files JOIN replicas p ON p.did_id = files.id WHERE p.state <> 'B' GROUP BY p.rse_id ORDER BY p.rse_id",
@@ -376,6 +411,7 @@ fn declare_locked_bad(
          ON CONFLICT (did_id, dest_rse_id, request_type) DO NOTHING",
         values![id, rse_id, now],
     )?;
+    tx.wake_workers();
     for rule in rules {
         let sql = "SELECT state FROM locks WHERE rule_id = ?1 AND did_id = ?2 AND rse_id = ?3";
         let Some(lock) = tx.first(sql, values![rule.id, id, rse_id])? else { continue };

@@ -55,6 +55,11 @@ pub(crate) fn load(tx: &mut Tx<'_>) -> Result<Vec<Rse>> {
             rses[at].limits.insert(row.text(1).to_owned(), row.int(2));
         }
     }
+    for (id, protocol) in crate::protocol::load(tx)? {
+        if let Ok(at) = rses.binary_search_by_key(&id, |rse| rse.id) {
+            rses[at].protocols.push(protocol);
+        }
+    }
     Ok(rses)
 }
 
@@ -198,6 +203,41 @@ pub fn set_limit(tx: &mut Tx<'_>, name: &str, limit: &str, value: i64) -> Result
         values![id, limit, value],
     )?;
     tx.rses_changed()
+}
+
+/// Removes a limit.
+pub fn delete_limit(tx: &mut Tx<'_>, name: &str, limit: &str) -> Result<()> {
+    let id = by_name(tx, name)?.id;
+    tx.execute("DELETE FROM rse_limits WHERE rse_id = ?1 AND name = ?2", values![id, limit])?;
+    tx.rses_changed()
+}
+
+/// How far it is from one RSE to another; none where nobody said.
+pub fn distance(tx: &mut Tx<'_>, from: &str, to: &str) -> Result<Option<i64>> {
+    let (from, to) = (by_name(tx, from)?.id, by_name(tx, to)?.id);
+    let sql = "SELECT distance FROM distances WHERE src_rse_id = ?1 AND dest_rse_id = ?2";
+    Ok(tx.first(sql, values![from, to])?.map(|row| row.int(0)))
+}
+
+/// Says how far it is from one RSE to another.
+pub fn set_distance(tx: &mut Tx<'_>, from: &str, to: &str, distance: i64) -> Result<()> {
+    if distance < 0 {
+        return Err(refuse(Class::InvalidObject, "A distance is not negative"));
+    }
+    let (from, to) = (by_name(tx, from)?.id, by_name(tx, to)?.id);
+    tx.execute(
+        "INSERT INTO distances (src_rse_id, dest_rse_id, distance) VALUES (?1, ?2, ?3)
+         ON CONFLICT (src_rse_id, dest_rse_id) DO UPDATE SET distance = excluded.distance",
+        values![from, to, distance],
+    )
+    .map(drop)
+}
+
+/// Forgets how far it is from one RSE to another.
+pub fn delete_distance(tx: &mut Tx<'_>, from: &str, to: &str) -> Result<()> {
+    let (from, to) = (by_name(tx, from)?.id, by_name(tx, to)?.id);
+    let sql = "DELETE FROM distances WHERE src_rse_id = ?1 AND dest_rse_id = ?2";
+    tx.execute(sql, values![from, to]).map(drop)
 }
 
 /// What one source says about an RSE.

@@ -32,6 +32,10 @@ pub struct Options {
     /// known. The [`crate::User`] is among the request's extensions. What they do not know either
     /// is answered with a `Status`.
     pub routes: Option<axum::Router>,
+    /// Where those further dialects begin that know users of their own, such as `/rucio`: there a
+    /// request is handed over also when this server does not know who asks, without a
+    /// [`crate::User`].
+    pub own_users: Vec<&'static str>,
     /// Counters of others, shown under `/metrics` with the server's own.
     pub metrics: prometheus_client::registry::Registry,
 }
@@ -55,6 +59,7 @@ impl Options {
             plain_http: false,
             limits: Limits::default(),
             routes: None,
+            own_users: Vec::new(),
             metrics: prometheus_client::registry::Registry::default(),
         }
     }

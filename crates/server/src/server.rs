@@ -196,7 +196,9 @@ impl Server {
     }
 
     async fn start_on(options: Options, objects: Arc<dyn Objects>) -> Result<Running, Error> {
-        let Options { data_dir, registry, clock, plain_http, mut limits, routes, .. } = options;
+        let Options {
+            data_dir, registry, clock, plain_http, mut limits, routes, own_users, ..
+        } = options;
         let in_dir = |name: &str| data_dir.join(name);
         let authority = Arc::new(Authority::load_or_create(&*objects, clock.now()).await?);
         let unbound = |source| Error::Listen { address: options.listen, source };
@@ -261,6 +263,7 @@ impl Server {
             watches: Gate::new(limits.watches),
             documents: Documents::new(resources.registry(), address),
             routes: routes.map(|routes| routes.fallback(service::nowhere)),
+            own_users,
             stop: rest,
             ready: AtomicBool::new(true),
             count: AtomicU64::new(0),

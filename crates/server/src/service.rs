@@ -25,7 +25,7 @@ use crate::connection::Connections;
 use crate::cursor::Seal;
 use crate::discovery::serves_delete_collection;
 use crate::encoding;
-use crate::gate::Gate;
+use crate::gate::{Gate, Inside};
 use crate::identity::{self, Attempt, Role, User, Verb, Verdict};
 use crate::impersonate;
 use crate::list::{self, Snapshots};
@@ -58,6 +58,7 @@ pub(crate) struct App {
     pub(crate) watches: Gate,
     pub(crate) documents: crate::documents::Documents,
     pub(crate) routes: Option<axum::Router>,
+    pub(crate) own_users: Vec<&'static str>,
     /// Told when watches shall end.
     pub(crate) stop: CancellationToken,
     pub(crate) ready: AtomicBool,
@@ -166,7 +167,15 @@ impl App {
             asked.verb = "get";
             return reply;
         }
-        let user = self.authenticate(peer, &parts)?;
+        let user = match self.authenticate(peer, &parts) {
+            Ok(user) => user,
+            Err(_) if self.has_own_users(parts.uri.path()) => {
+                let inside = self.requests.enter()?;
+                asked.verb = method_verb(&parts.method);
+                return self.routed(parts, body, inside, asked).await;
+            }
+            Err(error) => return Err(error),
+        };
         asked.user = Some(user.clone());
         let user = match impersonate::named(&parts.headers)? {
             None => user,
@@ -205,6 +214,13 @@ impl App {
             None => peer.certified.clone(),
         };
         known.ok_or_else(|| Error::new(Reason::Unauthorized, "Unauthorized"))
+    }
+
+    /// Whether a path belongs to a dialect that knows users of its own.
+    fn has_own_users(&self, path: &str) -> bool {
+        self.own_users.iter().any(|start| {
+            path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
     }
 
     /// Paths that anybody may read.
@@ -358,10 +374,21 @@ impl App {
             read_only(&parts.method)?;
             return reply;
         }
+        parts.extensions.insert(user.clone());
+        self.routed(parts, body, inside, asked).await
+    }
+
+    /// Hands a request over to a further dialect.
+    async fn routed(
+        &self,
+        parts: Parts,
+        body: Incoming,
+        inside: Inside,
+        asked: &mut Asked,
+    ) -> Result<Reply, Error> {
         let Some(routes) = self.routes.clone() else {
             return Err(no_such_resource());
         };
-        parts.extensions.insert(user.clone());
         asked.lasting = true;
         let request = Request::from_parts(parts, axum::body::Body::new(body));
         let reply = routes.oneshot(request).await;

@@ -15,6 +15,7 @@ pub(crate) mod rules;
 pub(crate) mod serve;
 pub(crate) mod store;
 pub(crate) mod token;
+pub(crate) mod transfer_worker;
 pub(crate) mod up;
 pub(crate) mod version;
 pub(crate) mod wait;

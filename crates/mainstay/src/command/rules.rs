@@ -80,7 +80,7 @@ pub(crate) async fn open(address: &str) -> Result<Catalog, Error> {
 }
 
 /// A server known by its kubeconfig.
-struct Server(Client);
+pub(crate) struct Server(pub(crate) Client);
 
 impl Remote for Server {
     fn send<'a>(

@@ -12,8 +12,9 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use clap::Args;
-use mainstay_rules::judge::{Judge, Machine, Unmanaged};
-use mainstay_rules::{Catalog, Settings, rest};
+use mainstay_rules::judge::{Judge, Machine, Managed};
+use mainstay_rules::transfers::worker::{LEASE, Own, Worker};
+use mainstay_rules::{Settings, rest};
 use mainstay_server::clock::SystemClock;
 use mainstay_server::registry::{Registry, builtin};
 use mainstay_server::{Location, Options, Role, Running, Server, User};
@@ -27,7 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::client::kubeconfig::Trust;
 use crate::client::tls;
 use crate::error::Error;
-use crate::paths;
+use crate::{paths, rules_login};
 
 /// Where a server listens when nobody says otherwise.
 pub(crate) const DEFAULT_LISTEN: SocketAddr =
@@ -35,6 +36,9 @@ pub(crate) const DEFAULT_LISTEN: SocketAddr =
 
 /// What the server says on stderr once it answers requests; the address follows.
 pub(crate) const READY: &str = "mainstay is ready at";
+
+/// How many files a server moves at once when nobody says otherwise.
+const MOVED_AT_ONCE: u32 = 4;
 
 /// The parts a server can be restricted to with `--only`.
 const PARTS: [&str; 3] = ["api", "volumes", "rules"];
@@ -53,8 +57,8 @@ The configuration file is TOML with the names of the flags:
   connections = 4096
   in-flight = 512
 
-The first start makes a certificate authority and writes DIR/kubeconfig (for the administrator)
-and DIR/ca.crt. The server is ready when /readyz answers 200. SIGTERM and SIGINT end it in order.")]
+The first start makes a certificate authority and writes DIR/kubeconfig (for the administrator),
+DIR/ca.crt and DIR/rucio.cfg (for Rucio's own client). The server is ready when /readyz answers 200. SIGTERM and SIGINT end it in order.")]
 pub(crate) struct Serve {
     /// Where the server keeps its files; made if it is not there
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
@@ -81,7 +85,7 @@ pub(crate) struct Serve {
     /// those of this machine]
     #[arg(long, value_name = "FILE")]
     extender_ca: Option<PathBuf>,
-    /// Workers that move files. No part of this version moves files yet
+    /// How many files this server moves at once; 0 leaves them to others [default: 4]
     #[arg(long, value_name = "N")]
     transfer_workers: Option<u32>,
     /// Serve without TLS; only on a loopback address
@@ -173,6 +177,10 @@ impl Serve {
             extender_ca: self.extender_ca.clone().or_else(|| file.extender_ca.clone()),
             rules: wanted("rules"),
             catalog: self.catalog.clone().or_else(|| file.catalog.clone()),
+            transfer_workers: self
+                .transfer_workers
+                .or(file.transfer_workers)
+                .unwrap_or(MOVED_AT_ONCE),
         };
         let options = self.options(file)?;
         let (running, engines) = start(options, parts).await?;
@@ -187,10 +195,6 @@ impl Serve {
             return Err(Error::usage("say where to keep data: --data-dir DIR"));
         };
         check_parts(self.only.as_deref().or(file.only.as_deref()))?;
-        if self.transfer_workers.is_some() || file.transfer_workers.is_some() {
-            let flag = "--transfer-workers";
-            anstream::eprintln!("warning: {flag} has no effect: no part of this version uses it");
-        }
         let listen = self.listen.or(file.listen).unwrap_or(DEFAULT_LISTEN);
         let mut options = options(listen, data_dir)?;
         if let Some(store) = self.store.as_ref().or(file.store.as_ref()) {
@@ -252,12 +256,20 @@ pub(crate) struct Parts {
     extender_ca: Option<PathBuf>,
     rules: bool,
     catalog: Option<String>,
+    transfer_workers: u32,
 }
 
 impl Parts {
     /// All of them, with nothing from outside.
     pub(crate) fn all() -> Self {
-        Self { volumes: true, extender_url: None, extender_ca: None, rules: true, catalog: None }
+        Self {
+            volumes: true,
+            extender_url: None,
+            extender_ca: None,
+            rules: true,
+            catalog: None,
+            transfer_workers: MOVED_AT_ONCE,
+        }
     }
 }
 
@@ -292,10 +304,14 @@ impl Parts {
 pub(crate) struct Engines {
     volumes: Option<Volumes>,
     rules: Option<Judge>,
+    transfers: Option<Worker>,
 }
 
 impl Engines {
     async fn shut_down(self) {
+        if let Some(transfers) = self.transfers {
+            transfers.stop().await;
+        }
         if let Some(judge) = self.rules {
             judge.stop().await;
         }
@@ -318,14 +334,23 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
     let catalog = match parts.rules {
         false => None,
         true => {
-            let (catalog, surface) = rules(&options.data_dir, parts.catalog.as_deref()).await?;
+            let service = rules(&options.data_dir, parts.catalog.as_deref()).await?;
+            let surface = rest::mounted(super::rules::SURFACE, service.clone(), caller);
             let routes = options.routes.take().unwrap_or_default();
             options.routes = Some(routes.merge(surface));
-            Some(catalog)
+            options.own_users.push(super::rules::SURFACE);
+            Some(service)
         }
     };
+    let (data_dir, plain) = (options.data_dir.clone(), options.plain_http);
     let running = Server::start(options).await?;
-    let mut engines = Engines { volumes: None, rules: None };
+    if let Some(service) = &catalog {
+        let authority =
+            std::path::absolute(data_dir.join("ca.crt")).map_err(Error::io("no folder"))?;
+        let authority = (!plain).then_some(authority.as_path());
+        rules_login::write(service, &data_dir, running.url(), authority).await?;
+    }
+    let mut engines = Engines { volumes: None, rules: None, transfers: None };
     if parts.volumes {
         let resources = running.resources();
         let address = running.local_addr().to_string();
@@ -336,9 +361,19 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         let _ = ledger.set(Ledger::new(volumes.reserve().clone(), resources.clone()));
         engines.volumes = Some(volumes);
     }
-    engines.rules = catalog.map(|catalog| {
-        Judge::start(catalog, Settings::default(), Arc::new(Machine), Arc::new(Unmanaged))
-    });
+    if let Some(service) = catalog {
+        let own = Own {
+            catalog: service.catalog.clone(),
+            settings: service.settings.clone(),
+            around: Arc::clone(&service.around),
+            worker: format!("server-{}", service.catalog.origin()),
+            lease: LEASE,
+        };
+        let most = usize::try_from(parts.transfer_workers).unwrap_or(usize::MAX);
+        engines.transfers = Some(Worker::start(Arc::new(own), most));
+        let rest::Service { catalog, settings, around } = service;
+        engines.rules = Some(Judge::start(catalog, settings, around, Arc::new(Managed)));
+    }
     Ok((running, engines))
 }
 
@@ -353,8 +388,8 @@ async fn may_reserve(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// The catalog of the rule engine, and its surface for the users of a server.
-async fn rules(data_dir: &Path, address: Option<&str>) -> Result<(Catalog, axum::Router), Error> {
+/// The rule engine on its catalog.
+async fn rules(data_dir: &Path, address: Option<&str>) -> Result<rest::Service, Error> {
     let address = match address {
         Some(address) => address.to_owned(),
         None => {
@@ -364,12 +399,7 @@ async fn rules(data_dir: &Path, address: Option<&str>) -> Result<(Catalog, axum:
         }
     };
     let catalog = super::rules::open(&address).await?;
-    let service = rest::Service {
-        catalog: catalog.clone(),
-        settings: Settings::default(),
-        around: Arc::new(Machine),
-    };
-    Ok((catalog, rest::mounted(super::rules::SURFACE, service, caller)))
+    Ok(rest::Service { catalog, settings: Settings::default(), around: Arc::new(Machine) })
 }
 
 /// Whom a user of the server is to the rule engine. An administrator is `root`, or whom the request

@@ -94,6 +94,8 @@ struct Inner {
     /// Daemons others should hear of, as bits, and who tells them.
     rung: AtomicU8,
     bell: Notify,
+    /// Rung when there may be files to move.
+    moves: Notify,
     retries: AtomicU64,
     deadlocks: AtomicU64,
     statements: AtomicU64,
@@ -116,6 +118,7 @@ pub struct Tx<'a> {
     rses: Option<Known>,
     shared: &'a Mutex<Option<Known>>,
     wakes: Vec<Daemon>,
+    moves: bool,
     statements: u64,
     unlocked_dids: bool,
 }
@@ -124,6 +127,7 @@ pub struct Tx<'a> {
 struct After {
     rses: Option<Known>,
     wakes: Vec<Daemon>,
+    moves: bool,
     statements: u64,
 }
 
@@ -222,6 +226,11 @@ impl Tx<'_> {
         }
     }
 
+    /// Wakes the workers of this process once this transaction is committed.
+    pub(crate) fn wake_workers(&mut self) {
+        self.moves = true;
+    }
+
     /// Whether rows are locked one by one here.
     #[must_use]
     pub fn is_postgres(&self) -> bool {
@@ -274,6 +283,7 @@ impl Catalog {
             origin: format!("{:016x}", rand::random::<u64>()),
             rung: AtomicU8::new(0),
             bell: Notify::new(),
+            moves: Notify::new(),
             retries: AtomicU64::new(0),
             deadlocks: AtomicU64::new(0),
             statements: AtomicU64::new(0),
@@ -311,6 +321,11 @@ impl Catalog {
     /// Completes when a daemon may have new work.
     pub async fn woken(&self, daemon: Daemon) {
         self.inner.wakes[daemon as usize].notified().await;
+    }
+
+    /// Completes when there may be files to move.
+    pub async fn transfers_woken(&self) {
+        self.inner.moves.notified().await;
     }
 
     /// Runs `work` in one transaction that may write, again and whole when it must be.
@@ -396,11 +411,13 @@ impl Catalog {
             rses: None,
             shared: &self.inner.rses,
             wakes: Vec::new(),
+            moves: false,
             statements: 0,
             unlocked_dids: false,
         };
         let value = work(&mut tx)?;
-        Ok((value, After { rses: tx.rses, wakes: tx.wakes, statements: tx.statements }))
+        let Tx { rses, wakes, moves, statements, .. } = tx;
+        Ok((value, After { rses, wakes, moves, statements }))
     }
 
     /// What a committed transaction has read is known to all, and daemons see to what it left.
@@ -412,6 +429,9 @@ impl Catalog {
             }
         }
         self.inner.statements.fetch_add(after.statements, Ordering::Relaxed);
+        if after.moves {
+            self.inner.moves.notify_one();
+        }
         self.wake(&after.wakes);
     }
 

@@ -21,11 +21,11 @@ pub struct Tree {
 }
 
 const UP: &str = "WITH RECURSIVE up(id) AS (SELECT parent FROM contents WHERE child IN ARRAY(?1)
-    UNION SELECT c.parent FROM up JOIN contents c ON c.child = up.id) SELECT id FROM up";
+    UNION SELECT c.parent FROM up CROSS JOIN contents c ON (c.child = up.id)) SELECT id FROM up";
 
 const DOWN: &str = "WITH RECURSIVE down(id, did_type) AS (
     SELECT id, did_type FROM dids WHERE id IN ARRAY(?1) AND did_type <> 'F'
-    UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id
+    UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id)
     WHERE down.did_type = 'C') SELECT id, did_type FROM down";
 
 const HOLD: &str = "SELECT id FROM dids WHERE id IN ARRAY(?1) ORDER BY id LOCK ROWS";

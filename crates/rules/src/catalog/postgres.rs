@@ -328,7 +328,6 @@ impl Postgres {
         }
         Ok(())
     }
-
 }
 
 /// The work table a statement puts rows into.

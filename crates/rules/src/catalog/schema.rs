@@ -118,6 +118,28 @@ const MIGRATIONS: &[&str] = &[
     DROP INDEX rules_key;
     CREATE UNIQUE INDEX rules_key ON rules (did_id, account, rse_expression, copies) WHERE soft_deleted = 0;
     CREATE INDEX rules_did ON rules (did_id)",
+    // 3: who may log in, how storage is reached, and who is moving which file
+    "CREATE TABLE identities (identity TEXT NOT NULL, identity_type TEXT NOT NULL, password TEXT, email TEXT,
+        created_at BIGINT NOT NULL, PRIMARY KEY (identity, identity_type)) CLUSTERED;
+    CREATE TABLE account_map (identity TEXT NOT NULL, identity_type TEXT NOT NULL, account TEXT NOT NULL,
+        is_default BIGINT NOT NULL, created_at BIGINT NOT NULL, PRIMARY KEY (identity, identity_type, account)) CLUSTERED;
+    CREATE INDEX account_map_account ON account_map (account);
+    CREATE TABLE tokens (token_hash TEXT PRIMARY KEY, account TEXT NOT NULL, identity TEXT NOT NULL,
+        expired_at BIGINT NOT NULL) CLUSTERED;
+    CREATE INDEX tokens_expired ON tokens (expired_at);
+    CREATE TABLE rse_protocols (rse_id BIGINT NOT NULL, scheme TEXT NOT NULL, hostname TEXT NOT NULL, port BIGINT NOT NULL,
+        prefix TEXT NOT NULL, impl TEXT NOT NULL, domains TEXT NOT NULL, extended_attributes TEXT,
+        PRIMARY KEY (rse_id, scheme, hostname, port)) CLUSTERED;
+    CREATE TABLE distances (src_rse_id BIGINT NOT NULL, dest_rse_id BIGINT NOT NULL, distance BIGINT NOT NULL,
+        PRIMARY KEY (src_rse_id, dest_rse_id)) CLUSTERED;
+    CREATE TABLE transfer_limits (rse_expression TEXT NOT NULL, activity TEXT NOT NULL, direction TEXT NOT NULL,
+        max_transfers BIGINT NOT NULL, PRIMARY KEY (rse_expression, activity, direction)) CLUSTERED;
+    ALTER TABLE requests ADD COLUMN worker TEXT;
+    ALTER TABLE requests ADD COLUMN lease_until BIGINT;
+    ALTER TABLE requests ADD COLUMN attempt BIGINT NOT NULL DEFAULT 0;
+    ALTER TABLE requests ADD COLUMN not_before BIGINT NOT NULL DEFAULT 0;
+    ALTER TABLE requests ADD COLUMN moved BIGINT NOT NULL DEFAULT 0;
+    CREATE INDEX requests_queued ON requests (activity, priority DESC, id) WHERE state = 'Q'",
 ];
 
 /// Tables of one connection that hold what a transaction works on.

@@ -1,5 +1,7 @@
 //! The words of `mainstay rules`, each defined once: parsing and help come from here.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 /// Replication rules: which copies of which files must exist.
@@ -99,6 +101,16 @@ pub enum Command {
     /// Replicas.
     #[command(subcommand)]
     Replica(ReplicaCommand),
+    /// Put files on an RSE and register them; they are reached from this machine.
+    Upload(Upload),
+    /// Fetch a file, or the files of a collection, and compare their checksums.
+    Download(Download),
+    /// Show what is moving, at which rate, and why something waits.
+    Transfers {
+        /// How many of each at most.
+        #[arg(long, default_value_t = 100)]
+        most: u32,
+    },
     /// Tell what became of a transfer.
     #[command(subcommand)]
     Transfer(TransferCommand),
@@ -110,6 +122,38 @@ pub enum Command {
         #[arg(long)]
         repair: bool,
     },
+}
+
+/// What is put where.
+#[derive(Clone, Debug, Args)]
+pub struct Upload {
+    /// The RSE.
+    pub rse: String,
+    /// The scope the files are named in.
+    #[arg(long)]
+    pub scope: String,
+    /// Another name for a single file.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Attach them to this dataset, `scope:name`.
+    #[arg(long)]
+    pub dataset: Option<String>,
+    /// The files.
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+}
+
+/// What is fetched.
+#[derive(Clone, Debug, Args)]
+pub struct Download {
+    /// The file, dataset or container, `scope:name`.
+    pub did: String,
+    /// The folder to put it into; each scope has one of its own there.
+    #[arg(long, default_value = ".")]
+    pub into: PathBuf,
+    /// Only from RSEs of this expression.
+    #[arg(short, long)]
+    pub expression: Option<String>,
 }
 
 /// What a new rule says.
@@ -233,6 +277,39 @@ pub enum RseCommand {
         rse: String,
         /// What is open: `read=BOOL`, `write=BOOL`, `delete=BOOL`.
         flags: Vec<String>,
+    },
+    /// Say how its files are reached: `file:///FOLDER`, or scheme://host:port/prefix.
+    Protocol {
+        /// The RSE.
+        rse: String,
+        /// Where its files begin.
+        url: String,
+        /// Take this protocol away instead.
+        #[arg(long)]
+        remove: bool,
+    },
+    /// Say how far it is from one RSE to another: the nearest source is taken.
+    Distance {
+        /// From here.
+        from: String,
+        /// To here.
+        to: String,
+        /// How far.
+        distance: i64,
+    },
+    /// Limit how many transfers run to the RSEs of an expression at once; -1 takes the limit away.
+    #[command(allow_negative_numbers = true)]
+    Transfers {
+        /// The RSE expression.
+        expression: String,
+        /// How many at once.
+        most: i64,
+        /// Limit what is read from there instead.
+        #[arg(long)]
+        from: bool,
+        /// Only transfers for this activity.
+        #[arg(long)]
+        activity: Option<String>,
     },
     /// Report what the storage has free.
     Usage {

@@ -6,6 +6,7 @@
 
 mod command;
 mod data;
+mod files;
 mod sites;
 mod table;
 
@@ -15,8 +16,8 @@ use axum::body::Body;
 use axum::http::Request;
 use clap::ValueEnum;
 pub use command::{
-    AccountCommand, Add, Command, DidCommand, JudgeArgs, List, QuotaCommand, ReplicaCommand,
-    RseCommand, TransferCommand,
+    AccountCommand, Add, Command, DidCommand, Download, JudgeArgs, List, QuotaCommand,
+    ReplicaCommand, RseCommand, TransferCommand, Upload,
 };
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, LocalBoxFuture};
@@ -235,6 +236,9 @@ async fn carry_out(
         Command::Quota(command) => cli.quota(command).await,
         Command::Did(command) => cli.did(command).await,
         Command::Replica(command) => cli.replica(command).await,
+        Command::Upload(upload) => cli.upload(upload).await,
+        Command::Download(download) => cli.download(download).await,
+        Command::Transfers { most } => cli.transfers(most).await,
         Command::Transfer(command) => cli.transfer(command).await,
         Command::Judge(args) => {
             if !args.once {

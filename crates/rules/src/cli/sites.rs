@@ -60,6 +60,33 @@ impl Cli<'_> {
                 }
                 self.done("PUT", &format!("/rses/{}", part(&rse)), Some(Value::Object(body))).await
             }
+            RseCommand::Protocol { rse, url, remove } => {
+                let wrong = || Error::Usage(format!("{url:?} should be scheme://host:port/prefix"));
+                let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
+                let (host, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+                let (host, port) = host.split_once(':').unwrap_or((host, "0"));
+                let port: i64 = port.parse().map_err(|_| wrong())?;
+                let path = format!("/rses/{}/protocols/{}", part(&rse), part(scheme));
+                if remove {
+                    let host = if host.is_empty() { "localhost" } else { host };
+                    let path = format!("{path}/{}/{port}", part(host));
+                    return self.done("DELETE", &path, None).await;
+                }
+                let body = json!({"hostname": host, "port": port, "prefix": prefix});
+                self.done("POST", &path, Some(body)).await
+            }
+            RseCommand::Distance { from, to, distance } => {
+                let path = format!("/rses/{}/distances/{}", part(&from), part(&to));
+                self.done("POST", &path, Some(json!({"distance": distance}))).await
+            }
+            RseCommand::Transfers { expression, most, from, activity } => {
+                let direction = if from { "SOURCE" } else { "DESTINATION" };
+                let body = json!({
+                    "rse_expression": expression, "direction": direction, "activity": activity, "max_transfers": most,
+                });
+                let method = if most < 0 { "DELETE" } else { "PUT" };
+                self.done(method, "/requests/transfer_limits", Some(body)).await
+            }
             RseCommand::Usage { rse, used, free } => {
                 let body = json!({"source": "storage", "used": used, "free": free});
                 self.done("PUT", &format!("/rses/{}/usage", part(&rse)), Some(body)).await

@@ -17,11 +17,14 @@ use crate::api::{Micros, RequestState, SECOND};
 use crate::catalog::engine::values;
 use crate::catalog::{Catalog, Daemon, Tx};
 use crate::error::Result;
+use crate::expression::Rse;
+use crate::protocol;
 use crate::reap;
 use crate::rule::delete::Deleted;
 use crate::rule::evaluate::{Evaluated, evaluate_attach, evaluate_detach};
 use crate::rule::inject::Injected;
 use crate::rule::{Settings, delete, inject, repair, transfer};
+use crate::transfers::store::Folder;
 
 /// Time and chance, as a shell provides them.
 pub trait Surroundings: Send + Sync + std::fmt::Debug {
@@ -52,16 +55,23 @@ impl Surroundings for Machine {
 /// Removes replicas from storage for the reaper.
 pub trait Storage: Send + Sync + std::fmt::Debug {
     /// Removes one file; an error keeps the replica marked, to be tried again.
-    fn remove(&self, doomed: &reap::Doomed) -> std::result::Result<(), String>;
+    fn remove(&self, rse: &Rse, doomed: &reap::Doomed) -> std::result::Result<(), String>;
 }
 
-/// Storage that others look after: the catalog forgets, nothing is touched.
+/// Storage that is reached through the protocols of RSEs. Where an RSE has none, others look after
+/// its files.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Unmanaged;
+pub struct Managed;
 
-impl Storage for Unmanaged {
-    fn remove(&self, _: &reap::Doomed) -> std::result::Result<(), String> {
-        Ok(())
+impl Storage for Managed {
+    fn remove(&self, rse: &Rse, doomed: &reap::Doomed) -> std::result::Result<(), String> {
+        let Some(protocol) = protocol::best(rse, "wan", "delete") else { return Ok(()) };
+        // Nobody ever said where it is: nobody has put it there.
+        let Ok(path) = protocol::path(rse, &doomed.did, doomed.path.as_deref()) else {
+            return Ok(());
+        };
+        let folder = Folder::open(protocol).map_err(|error| error.to_string())?;
+        folder.remove(&path).map_err(|error| error.to_string())
     }
 }
 
@@ -82,7 +92,7 @@ impl Pass {
     /// A pass over everything at `now`.
     #[must_use]
     pub fn new(now: Micros, seed: u64) -> Self {
-        Self { now, seed, shard: (0, 1), storage: Arc::new(Unmanaged) }
+        Self { now, seed, shard: (0, 1), storage: Arc::new(Managed) }
     }
 }
 
@@ -266,7 +276,10 @@ fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done>
     let (again, over): (Vec<_>, Vec<_>) =
         ill.into_iter().partition(|ended| transfer::is_retried(ended, settings));
     if !again.is_empty() {
-        count(catalog.write_blocking(|tx| transfer::requeue(tx, &again, now)), again.len());
+        count(
+            catalog.write_blocking(|tx| transfer::requeue(tx, &again, settings, now)),
+            again.len(),
+        );
     }
     for ended in over {
         let error = ended.error.clone().unwrap_or_else(|| ended.state.name().to_owned());
@@ -295,7 +308,7 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         let full = doomed.len() >= 1_000;
         let mut removed = Vec::with_capacity(doomed.len());
         for doomed in &doomed {
-            match pass.storage.remove(doomed) {
+            match pass.storage.remove(rse, doomed) {
                 Ok(()) => removed.push(doomed.file),
                 Err(error) => {
                     tracing::warn!(%error, file = %doomed.did, rse = rse.name, "not deleted");

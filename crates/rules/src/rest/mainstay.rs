@@ -6,12 +6,13 @@ use rand::rngs::SmallRng;
 use serde_json::{Value, json};
 
 use super::{Call, Reply, no_such_path};
-use crate::api::{Did, RequestState};
+use crate::api::{Did, RequestState, SECOND};
 use crate::catalog::Daemon;
 use crate::error::{Class, Result, refuse};
 use crate::expression::{Expression, Operator};
 use crate::judge::Pass;
 use crate::rule::{read, repair, transfer, update};
+use crate::transfers::{Held, Outcome, queue};
 
 /// The daemon of this name.
 pub(super) fn daemon(name: &str) -> Option<Daemon> {
@@ -36,6 +37,10 @@ pub(super) async fn dispatch(call: &Call, path: &[String]) -> Result<Reply> {
         (&Method::GET, ["check"]) => check(call).await,
         (&Method::POST, ["check", "repair"]) => mend(call).await,
         (&Method::POST, ["transfers"]) => report(call).await,
+        (&Method::GET, ["transfers"]) => moving(call).await,
+        (&Method::POST, ["transfers", "take"]) => take(call).await,
+        (&Method::POST, ["transfers", "renew"]) => renew(call).await,
+        (&Method::POST, ["transfers", "finish"]) => finish(call).await,
         _ => Err(no_such_path()),
     }
 }
@@ -150,4 +155,78 @@ async fn report(call: &Call) -> Result<Reply> {
         })
         .await?;
     Ok(Reply::Json(json!({"found": found})))
+}
+
+/// The worker that calls, and how long it wants to keep what it has.
+fn worker(call: &Call) -> Result<(String, i64)> {
+    call.privileged("move files")?;
+    let worker = call.text("worker")?;
+    if worker.is_empty() || worker.len() > 100 {
+        return Err(refuse(Class::InvalidObject, "worker is a name of at most 100 letters"));
+    }
+    let lease = call.body.get("lease").and_then(Value::as_i64).unwrap_or(60);
+    if !(1..=86_400).contains(&lease) {
+        return Err(refuse(Class::InvalidObject, "lease is 1 to 86400 seconds"));
+    }
+    Ok((worker, lease * SECOND))
+}
+
+fn list<T: serde::de::DeserializeOwned>(call: &Call, key: &str) -> Result<Vec<T>> {
+    serde_json::from_value(call.field(key)?.clone()).map_err(|error| {
+        refuse(Class::InvalidObject, format!("{key} is not as it should be: {error}"))
+    })
+}
+
+/// A transfer tool takes requests, for as long as its lease.
+async fn take(call: &Call) -> Result<Reply> {
+    let (worker, lease) = worker(call)?;
+    let most = call.body.get("most").and_then(Value::as_u64).unwrap_or(1).min(1_000);
+    let (settings, now) = (call.service.settings.clone(), call.now());
+    let most = usize::try_from(most).unwrap_or(1);
+    let jobs = call.write(move |tx| queue::take(tx, &worker, most, lease, &settings, now)).await?;
+    let shown = jobs.iter().map(|job| {
+        let mut value = json!(job);
+        value["source"]["pfn"] = json!(job.source.protocol.name(&job.source.path));
+        value["destination"]["pfn"] = json!(job.destination.protocol.name(&job.destination.path));
+        value
+    });
+    Ok(Reply::Json(json!({"jobs": shown.collect::<Vec<_>>()})))
+}
+
+async fn renew(call: &Call) -> Result<Reply> {
+    let (worker, lease) = worker(call)?;
+    let held: Vec<Held> = list(call, "held")?;
+    let now = call.now();
+    let lost = call.write(move |tx| queue::renew(tx, &worker, &held, lease, now)).await?;
+    Ok(Reply::Json(json!({"lost": lost})))
+}
+
+async fn finish(call: &Call) -> Result<Reply> {
+    let (worker, _) = worker(call)?;
+    let outcomes: Vec<Outcome> = list(call, "outcomes")?;
+    let (catalog, now) = (call.service.catalog.clone(), call.now());
+    let unwanted =
+        tokio::task::spawn_blocking(move || queue::finish_each(&catalog, &worker, &outcomes, now))
+            .await
+            .map_err(|error| crate::error::Error::Database(error.to_string()))??;
+    Ok(Reply::Json(json!({"unwanted": unwanted})))
+}
+
+/// What is moving, at which rate, and why something waits.
+async fn moving(call: &Call) -> Result<Reply> {
+    let most = call.arg("most").and_then(|text| text.parse().ok()).unwrap_or(100);
+    let (settings, now) = (call.service.settings.clone(), call.now());
+    let (moving, waiting) = call.read(move |tx| queue::show(tx, most, &settings, now)).await?;
+    let shown = |one: &queue::Shown| {
+        let took = one.since.map(|since| now.saturating_sub(since));
+        let rate =
+            took.filter(|took| *took > 0).map(|took| one.moved.saturating_mul(SECOND) / took);
+        json!({
+            "scope": one.did.scope, "name": one.did.name, "source": one.source, "destination": one.destination,
+            "bytes": one.bytes, "moved": one.moved, "bytes_per_second": rate, "activity": one.activity,
+            "worker": one.worker, "why": one.why,
+        })
+    };
+    let all = |list: &[queue::Shown]| list.iter().map(shown).collect::<Vec<_>>();
+    Ok(Reply::Json(json!({"moving": all(&moving), "waiting": all(&waiting)})))
 }

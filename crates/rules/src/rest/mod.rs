@@ -1,13 +1,21 @@
 //! The HTTP surface: paths and shapes of Rucio's REST, plus `/mainstay/…` for what is ours alone.
 //!
-//! [`router`] serves it below wherever it is mounted. Who calls is the server's business: it puts
-//! a [`Caller`] into the request's extensions, and a request without one is not authenticated.
+//! [`router`] serves it below wherever it is mounted. Whom the server knows already it puts as a
+//! [`Caller`] into the request's extensions; all others show a token they were given for their
+//! password ([`auth`]).
 //! Names may hold encoded slashes and look like verbs, so paths are read here and not by patterns.
 //! Lists are streamed row by row as the database yields them.
 
-mod catalog;
+mod accounts;
+pub mod auth;
+mod dids;
+mod listing;
 mod mainstay;
+mod meta;
+mod replicas;
+mod requests;
 mod rules;
+pub(crate) mod search;
 mod show;
 mod sites;
 mod stream;
@@ -84,6 +92,8 @@ struct Call {
     path: Vec<String>,
     query: Vec<(String, String)>,
     body: Value,
+    /// Whether the answer is to be a metalink document.
+    metalink: bool,
     caller: Caller,
 }
 
@@ -94,8 +104,14 @@ enum Reply {
     Json(Value),
     /// One JSON document a line.
     Lines(Lines),
+    /// A metalink document, line by line.
+    Metalink(Lines),
     /// 201 with this text.
     Created(String),
+    /// 201 with a document.
+    CreatedJson(Value),
+    /// 303: look there.
+    Elsewhere(String),
     Done,
     /// A document that is JSON but for the word Infinity.
     Text(String),
@@ -103,6 +119,18 @@ enum Reply {
 
 async fn answer(service: Service, request: Request) -> Response {
     let listing = request.uri().path().starts_with("/rses");
+    let path: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
+    match path.as_slice() {
+        ["auth", rest @ ..] => {
+            let answered = auth::dispatch(&service, request.method(), rest, request.headers());
+            return answered.await.unwrap_or_else(|error| failure(&error, false));
+        }
+        // What clients tell about their downloads is taken and not kept.
+        ["traces"] if request.method() == Method::POST => {
+            return with_type(StatusCode::CREATED, TEXT, "Created".into());
+        }
+        _ => {}
+    }
     match call(service, request).await {
         Ok((call, service)) => match dispatch(call).await {
             Ok(reply) => render(service, reply).await,
@@ -117,18 +145,16 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
     let path: Vec<String> =
         parts.uri.path().split('/').filter(|part| !part.is_empty()).map(decode).collect();
     let query = parts.uri.query().map(pairs).unwrap_or_default();
-    let caller = parts.extensions.get::<Caller>().cloned();
     let open = path.len() == 1 && path[0] == "ping";
-    let caller = match caller {
-        Some(caller) => caller,
+    let caller = match parts.extensions.get::<Caller>() {
+        Some(caller) => caller.clone(),
         None if open => Caller { account: String::new(), privileged: false, read_only: true },
-        None => {
-            return Err(refuse(
-                Class::CannotAuthenticate,
-                "Cannot authenticate with given credentials",
-            ));
-        }
+        None => auth::bearer(&service, &parts.headers).await?,
     };
+    let accepts = parts.headers.get_all(header::ACCEPT);
+    let metalink = accepts
+        .iter()
+        .any(|value| value.to_str().is_ok_and(|text| text.contains("application/metalink4+xml")));
     let bytes = to_bytes(body, LARGEST_BODY)
         .await
         .map_err(|_| refuse(Class::InvalidObject, "The body is too large or was cut short"))?;
@@ -139,7 +165,8 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
             refuse(Class::InvalidObject, format!("The body is not JSON: {error}"))
         })?
     };
-    let call = Call { service: service.clone(), method: parts.method, path, query, body, caller };
+    let (service, method) = (service.clone(), parts.method);
+    let call = Call { service: service.clone(), method, path, query, body, metalink, caller };
     Ok((call, service))
 }
 
@@ -236,13 +263,17 @@ async fn dispatch(call: Call) -> Result<Reply> {
         let message = format!("Account {} may only look", call.caller.account);
         return Err(refuse(Class::AccessDenied, message));
     }
+    let parts: Vec<&str> = path.iter().map(String::as_str).collect();
     match first.as_str() {
         "ping" => Ok(Reply::Json(serde_json::json!({"version": "41.5.1"}))),
         "rules" => rules::dispatch(&call, &path[1..]).await,
         "locks" => rules::locks(&call, &path[1..]).await,
-        "dids" | "replicas" | "rses" | "accounts" | "scopes" | "requests" => {
-            catalog::dispatch(&call, &path).await
-        }
+        "dids" => dids::dids_at(&call, &parts[1..]).await,
+        "replicas" => replicas::replicas_at(&call, &parts[1..]).await,
+        "requests" => requests::requests_at(&call, &parts[1..]).await,
+        "rses" => sites::rses_at(&call, &parts[1..]).await,
+        "accounts" => accounts::accounts_at(&call, &parts[1..]).await,
+        "scopes" => accounts::scopes_at(&call, &parts[1..]).await,
         "subscriptions" if call.method == Method::GET => Ok(Reply::Lines(Box::new(|_, _| Ok(())))),
         "mainstay" => mainstay::dispatch(&call, &path[1..]).await,
         _ => Err(no_such_path()),
@@ -253,8 +284,24 @@ async fn dispatch(call: Call) -> Result<Reply> {
 fn reads(method: &Method, path: &[String]) -> bool {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     matches!(*method, Method::GET | Method::HEAD)
-        || matches!(path.as_slice(), ["replicas", "list"] | ["locks", "bulk_locks_for_dids"])
+        || matches!(
+            path.as_slice(),
+            ["replicas", "list" | "dids" | "datasets_bulk"]
+                | ["locks", "bulk_locks_for_dids"]
+                | ["dids", "bulkmeta" | "bulkfiles"]
+        )
 }
+
+/// A refusal of a body that is not as it should be.
+fn wrong(what: &str) -> Error {
+    refuse(Class::InvalidObject, what)
+}
+
+fn created() -> Reply {
+    Reply::Created("Created".to_owned())
+}
+
+const TEXT: &str = "text/html; charset=utf-8";
 
 fn no_such_path() -> Error {
     refuse(Class::UnsupportedOperation, "There is nothing at this path for this method")
@@ -273,14 +320,27 @@ async fn render(service: Service, reply: Reply) -> Response {
             with_type(StatusCode::OK, "application/json", value.to_string().into())
         }
         Reply::Text(text) => with_type(StatusCode::OK, "application/json", text.into()),
-        Reply::Created(text) => {
-            with_type(StatusCode::CREATED, "text/html; charset=utf-8", text.into())
+        Reply::Created(text) => with_type(StatusCode::CREATED, TEXT, text.into()),
+        Reply::CreatedJson(value) => {
+            with_type(StatusCode::CREATED, "application/json", value.to_string().into())
         }
-        Reply::Done => with_type(StatusCode::OK, "text/html; charset=utf-8", Body::empty()),
-        Reply::Lines(lines) => match stream::body(service.catalog, lines).await {
-            Ok(body) => with_type(StatusCode::OK, "application/x-json-stream", body),
-            Err(error) => failure(&error, false),
-        },
+        Reply::Elsewhere(place) => {
+            let mut answer = with_type(StatusCode::SEE_OTHER, TEXT, Body::empty());
+            if let Ok(place) = HeaderValue::from_str(&place) {
+                answer.headers_mut().insert(header::LOCATION, place);
+            }
+            answer
+        }
+        Reply::Done => with_type(StatusCode::OK, TEXT, Body::empty()),
+        Reply::Lines(lines) => streamed(service, lines, "application/x-json-stream").await,
+        Reply::Metalink(lines) => streamed(service, lines, "application/metalink4+xml").await,
+    }
+}
+
+async fn streamed(service: Service, lines: Lines, kind: &'static str) -> Response {
+    match stream::body(service.catalog, lines).await {
+        Ok(body) => with_type(StatusCode::OK, kind, body),
+        Err(error) => failure(&error, false),
     }
 }
 

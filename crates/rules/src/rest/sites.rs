@@ -1,19 +1,18 @@
-//! `/rses`, `/accounts`, `/scopes`, and what of a dataset is on which RSE.
+//! `/rses`: storage elements, how they are reached, and what of a dataset is on which of them.
 
 use axum::http::Method;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Map, Value, json};
 
-use super::catalog::{created, wrong};
-use super::rules::{stream, whole};
-use super::{Call, Reply, no_such_path, show};
+use super::rules::whole;
+use super::{Call, Reply, created, no_such_path, show, wrong};
 use crate::api::{Did, ReplicaState, show_time};
-use crate::catalog::engine::values;
-use crate::error::Result;
+use crate::catalog::Tx;
+use crate::error::{Class, Result, refuse};
+use crate::protocol::{self, Protocol, Which};
+use crate::rse;
 use crate::rse::RseSettings;
-use crate::rule::read::Filter;
-use crate::{account, rse};
 
 fn settings(body: &Map<String, Value>, mut settings: RseSettings) -> Result<RseSettings> {
     for (key, value) in body {
@@ -124,6 +123,146 @@ pub(super) async fn rses_at(call: &Call, parts: &[&str]) -> Result<Reply> {
             call.write(move |tx| rse::set_limit(tx, &owned[0], &name, value)).await?;
             Ok(Reply::Done)
         }
+        (&Method::DELETE, [_, "limits"]) => {
+            let name = call.text("name")?;
+            call.write(move |tx| rse::delete_limit(tx, &owned[0], &name)).await?;
+            Ok(Reply::Done)
+        }
+        // Nobody has kept any.
+        (&Method::GET, [_, "usage", "history"]) => {
+            call.read(move |tx| rse::by_name(tx, &owned[0])).await?;
+            Ok(whole(Vec::new()))
+        }
+        (_, [_, "protocols", rest @ ..]) => protocols_at(call, &owned[0], rest).await,
+        (&Method::GET, [_, "lfns2pfns"]) => physical_names(call, owned).await,
+        (_, [_, "distances", _]) => distances_at(call, owned).await,
+        _ => Err(no_such_path()),
+    }
+}
+
+fn which(rest: &[&str]) -> Result<Which> {
+    let port = rest.get(2).map(|text| text.parse::<i64>());
+    let port = port.transpose().map_err(|_| wrong("a port is a number"))?;
+    Ok(Which {
+        scheme: rest.first().copied().unwrap_or_default().to_owned(),
+        hostname: rest.get(1).map(|text| (*text).to_owned()),
+        port,
+    })
+}
+
+async fn protocols_at(call: &Call, name: &str, rest: &[&str]) -> Result<Reply> {
+    let name = name.to_owned();
+    match (&call.method, rest) {
+        (&Method::GET, []) => {
+            let found = call.read(move |tx| rse::by_name(tx, &name)).await?;
+            Ok(Reply::Json(show::rse_whole(&found)))
+        }
+        (&Method::GET, [scheme]) => {
+            let scheme = (*scheme).to_owned();
+            let mut found = call.read(move |tx| rse::by_name(tx, &name)).await?;
+            found.protocols.retain(|protocol| protocol.scheme == scheme);
+            if found.protocols.is_empty() {
+                let message = format!("RSE '{}' has no protocol '{scheme:.40}'", found.name);
+                return Err(refuse(Class::RSEProtocolNotSupported, message));
+            }
+            Ok(Reply::Json(show::rse_whole(&found)))
+        }
+        (&Method::POST, [scheme]) => {
+            let new = Protocol::read(scheme, call.object()?)?;
+            call.write(move |tx| protocol::add(tx, &name, &new)).await?;
+            Ok(created())
+        }
+        (&Method::PUT, [_, ..]) => {
+            let (which, body) = (which(rest)?, call.object()?.clone());
+            call.write(move |tx| protocol::update(tx, &name, &which, &body)).await?;
+            Ok(Reply::Done)
+        }
+        (&Method::DELETE, [_, ..]) => {
+            let which = which(rest)?;
+            call.write(move |tx| protocol::delete(tx, &name, &which)).await?;
+            Ok(Reply::Done)
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+/// The physical names that logical ones have, or would have, on an RSE.
+async fn physical_names(call: &Call, owned: Vec<String>) -> Result<Reply> {
+    let lfns = call.query.iter().filter(|(key, _)| key == "lfn").map(|(_, value)| value.clone());
+    let lfns: Vec<String> = lfns.collect();
+    let scheme = call.arg("scheme").map(str::to_owned);
+    let domain = call.arg("domain").unwrap_or("wan").to_owned();
+    let operation = call.arg("operation").unwrap_or("write").to_owned();
+    let named = call
+        .read(move |tx| {
+            let found = rse::by_name(tx, &owned[0])?;
+            let protocol = match &scheme {
+                None => protocol::best(&found, &domain, &operation),
+                Some(scheme) => found.protocols.iter().find(|one| one.scheme == *scheme),
+            };
+            let protocol = protocol.ok_or_else(|| {
+                let message = format!("RSE '{}' has no protocol for that", found.name);
+                refuse(Class::RSEProtocolNotSupported, message)
+            })?;
+            let mut named = Map::new();
+            for lfn in &lfns {
+                let did = Did::parse(lfn).ok_or_else(|| wrong("lfn is scope:name"))?;
+                let path = protocol::path(&found, &did, None)?;
+                named.insert(lfn.clone(), json!(protocol.name(&path)));
+            }
+            Ok(named)
+        })
+        .await?;
+    Ok(Reply::Json(Value::Object(named)))
+}
+
+async fn distances_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
+    let (from, to) = (owned[0].clone(), owned[2].clone());
+    let both = matches!(call.arg("bidirectional"), Some("True" | "true" | "1"))
+        || call.body.get("bidirectional").and_then(Value::as_bool).unwrap_or(false);
+    let far = || call.body.get("distance").and_then(Value::as_i64);
+    let set = move |tx: &mut Tx<'_>, distance: i64| {
+        rse::set_distance(tx, &from, &to, distance)?;
+        if both { rse::set_distance(tx, &to, &from, distance) } else { Ok(()) }
+    };
+    match call.method {
+        Method::GET => {
+            let lines = call
+                .read(move |tx| {
+                    let found = rse::distance(tx, &owned[0], &owned[2])?;
+                    let (from, to) = (rse::by_name(tx, &owned[0])?, rse::by_name(tx, &owned[2])?);
+                    Ok(found.map(|distance| json!([{
+                        "src_rse_id": from.uuid, "dest_rse_id": to.uuid, "distance": distance, "ranking": distance,
+                    }])))
+                })
+                .await?;
+            Ok(Reply::Json(lines.unwrap_or_else(|| json!([]))))
+        }
+        Method::POST => {
+            let distance = far().unwrap_or(1);
+            call.write(move |tx| set(tx, distance)).await?;
+            Ok(created())
+        }
+        Method::PUT => {
+            let distance = far().ok_or_else(|| wrong("distance is a whole number"))?;
+            call.write(move |tx| match rse::distance(tx, &owned[0], &owned[2])? {
+                Some(_) => set(tx, distance),
+                None => {
+                    let message = format!("Nobody said how far {} is from {}", owned[2], owned[0]);
+                    Err(refuse(Class::NoDistance, message))
+                }
+            })
+            .await?;
+            Ok(Reply::Done)
+        }
+        Method::DELETE => {
+            call.write(move |tx| {
+                rse::delete_distance(tx, &owned[0], &owned[2])?;
+                if both { rse::delete_distance(tx, &owned[2], &owned[0]) } else { Ok(()) }
+            })
+            .await?;
+            Ok(Reply::Done)
+        }
         _ => Err(no_such_path()),
     }
 }
@@ -147,29 +286,53 @@ async fn list_rses(call: &Call) -> Result<Reply> {
 }
 
 /// How much of a dataset each RSE holds.
-pub(super) async fn dataset_replicas(call: &Call, name: Did) -> Result<Reply> {
+pub(super) async fn dataset_replicas(call: &Call, names: Vec<Did>) -> Result<Reply> {
+    dataset_replicas_on(call, names, None).await
+}
+
+/// The same, of one RSE if it is named.
+pub(super) async fn dataset_replicas_on(
+    call: &Call,
+    names: Vec<Did>,
+    on: Option<String>,
+) -> Result<Reply> {
     let lines = call
         .read(move |tx| {
-            let found = crate::did::get(tx, &name)?;
-            let (length, bytes) = crate::did::size(tx, found.id)?;
-            let rses = tx.rses()?;
             let mut lines = Vec::new();
-            for held in crate::replica::held_by_rse(tx, found.id)? {
-                let Some(rse) = rses.iter().find(|rse| rse.id == held.rse_id) else { continue };
-                let whole = held.files == length;
-                let state = if whole { ReplicaState::Available } else { ReplicaState::Unavailable };
-                let value = json!({
-                    "scope": name.scope, "name": name.name, "rse": rse.name, "rse_id": rse.uuid,
-                    "length": length, "bytes": bytes, "available_length": held.files, "available_bytes": held.bytes,
-                    "state": state, "created_at": show_time(held.first), "updated_at": show_time(held.last),
-                    "accessed_at": show::time(held.accessed),
-                });
-                lines.push(value.to_string());
+            for name in &names {
+                dataset_replica_lines(tx, name, on.as_deref(), &mut lines)?;
             }
             Ok(lines)
         })
         .await?;
     Ok(whole(lines))
+}
+
+fn dataset_replica_lines(
+    tx: &mut Tx<'_>,
+    name: &Did,
+    on: Option<&str>,
+    lines: &mut Vec<String>,
+) -> Result<()> {
+    let found = crate::did::get(tx, name)?;
+    let (length, bytes) = crate::did::size(tx, found.id)?;
+    let rses = tx.rses()?;
+    for held in crate::replica::held_by_rse(tx, found.id)? {
+        let Some(rse) = rses.iter().find(|rse| rse.id == held.rse_id) else { continue };
+        if on.is_some_and(|on| on != rse.name) {
+            continue;
+        }
+        let whole = held.files == length;
+        let state = if whole { ReplicaState::Available } else { ReplicaState::Unavailable };
+        let value = json!({
+            "scope": name.scope, "name": name.name, "rse": rse.name, "rse_id": rse.uuid,
+            "length": length, "bytes": bytes, "available_length": held.files, "available_bytes": held.bytes,
+            "state": state, "created_at": show_time(held.first), "updated_at": show_time(held.last),
+            "accessed_at": show::time(held.accessed),
+        });
+        lines.push(value.to_string());
+    }
+    Ok(())
 }
 
 async fn rse_usage(call: &Call, owned: Vec<String>) -> Result<Reply> {
@@ -189,203 +352,4 @@ async fn rse_usage(call: &Call, owned: Vec<String>) -> Result<Reply> {
         })
         .await?;
     Ok(whole(lines))
-}
-
-pub(super) async fn scopes(call: &Call, account: Option<String>) -> Result<Reply> {
-    let found = call
-        .read(move |tx| {
-            let rows = tx.query("SELECT scope, account FROM scopes ORDER BY scope", &[])?;
-            let taken = rows
-                .iter()
-                .filter(|row| account.as_deref().is_none_or(|account| account == row.text(1)));
-            Ok(taken.map(|row| row.text(0).to_owned()).collect::<Vec<_>>())
-        })
-        .await?;
-    Ok(Reply::Json(json!(found)))
-}
-
-fn iso(at: Option<i64>) -> Value {
-    at.and_then(|at| jiff::Timestamp::from_microsecond(at).ok())
-        .map_or(Value::Null, |at| Value::String(at.strftime("%Y-%m-%dT%H:%M:%S").to_string()))
-}
-
-pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
-    let now = call.now();
-    let owned: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
-    if call.method != Method::GET {
-        call.privileged("change accounts")?;
-    }
-    match (&call.method, parts) {
-        (&Method::GET, []) => {
-            let lines = call
-                .read(|tx| {
-                    let rows = tx.query("SELECT account, account_type, email FROM accounts WHERE deleted_at IS NULL ORDER BY account", &[])?;
-                    let shown = rows.iter().map(|row| {
-                        json!({"account": row.text(0), "type": row.text(1), "email": row.opt_text(2)}).to_string()
-                    });
-                    Ok(shown.collect())
-                })
-                .await?;
-            Ok(whole(lines))
-        }
-        (&Method::GET, [_]) => get_account(call, owned).await,
-        (&Method::POST, [_]) => {
-            let kind = call.text("type")?;
-            let email = call.body.get("email").and_then(Value::as_str).map(str::to_owned);
-            call.write(move |tx| account::add(tx, &owned[0], &kind, email.as_deref(), now)).await?;
-            Ok(created())
-        }
-        (&Method::GET, [_, "rules"]) => {
-            Ok(stream(Filter { account: Some(owned[0].clone()), ..Filter::default() }))
-        }
-        (&Method::GET, [_, "scopes"]) => scopes(call, Some(owned[0].clone())).await,
-        (&Method::POST, [_, "scopes", _]) => {
-            call.write(move |tx| account::add_scope(tx, &owned[2], &owned[0], now)).await?;
-            Ok(created())
-        }
-        (&Method::GET, [_, "attr"]) => {
-            let found = call
-                .read(move |tx| {
-                    let rows = tx.query(
-                        "SELECT key, value FROM account_attr_map WHERE account = ?1 ORDER BY key",
-                        values![&owned[0]],
-                    )?;
-                    Ok(rows
-                        .iter()
-                        .map(|row| json!({"key": row.text(0), "value": row.text(1)}))
-                        .collect::<Vec<_>>())
-                })
-                .await?;
-            Ok(Reply::Json(json!(found)))
-        }
-        (&Method::POST, [_, "attr", _]) => {
-            let value = match call.field("value")? {
-                Value::String(text) => text.clone(),
-                value => value.to_string(),
-            };
-            call.write(move |tx| account::set_attribute(tx, &owned[0], &owned[2], &value, now))
-                .await?;
-            Ok(created())
-        }
-        (method, [_, what @ ("limits" | "usage"), which @ ("local" | "global"), rest @ ..]) => {
-            limits_at(
-                call,
-                method,
-                &owned[0],
-                what,
-                *which == "global",
-                rest.first().map(|part| (*part).to_owned()),
-            )
-            .await
-        }
-        _ => Err(no_such_path()),
-    }
-}
-
-async fn get_account(call: &Call, owned: Vec<String>) -> Result<Reply> {
-    let value = call
-        .read(move |tx| {
-            account::check_exists(tx, &owned[0])?;
-            let sql = "SELECT account, account_type, status, email, created_at, updated_at, suspended_at FROM accounts WHERE account = ?1";
-            let row = tx.first(sql, values![&owned[0]])?;
-            Ok(row.map_or(Value::Null, |row| {
-                json!({
-                    "account": row.text(0), "account_type": row.text(1), "status": row.text(2), "email": row.opt_text(3),
-                    "created_at": iso(row.opt_int(4)), "updated_at": iso(row.opt_int(5)), "suspended_at": iso(row.opt_int(6)),
-                    "deleted_at": null,
-                })
-            }))
-        })
-        .await?;
-    Ok(Reply::Json(value))
-}
-
-async fn limits_at(
-    call: &Call,
-    method: &Method,
-    owner: &str,
-    what: &str,
-    global: bool,
-    on: Option<String>,
-) -> Result<Reply> {
-    let owner = owner.to_owned();
-    match (method, what, on) {
-        (&Method::POST, "limits", Some(on)) => {
-            let bytes = match call.field("bytes")? {
-                Value::Null => -1,
-                value => value.as_i64().ok_or_else(|| wrong("bytes is a whole number"))?,
-            };
-            call.write(move |tx| match global {
-                true => account::set_global_limit(tx, &owner, &on, Some(bytes)),
-                false => account::set_local_limit(tx, &owner, &on, Some(bytes)),
-            })
-            .await?;
-            Ok(created())
-        }
-        (&Method::DELETE, "limits", Some(on)) => {
-            call.write(move |tx| match global {
-                true => account::set_global_limit(tx, &owner, &on, None),
-                false => account::set_local_limit(tx, &owner, &on, None),
-            })
-            .await?;
-            Ok(Reply::Done)
-        }
-        (&Method::GET, what, on) => {
-            let usage = what == "usage";
-            show_limits(call, owner, usage, global, on).await
-        }
-        _ => Err(no_such_path()),
-    }
-}
-
-async fn show_limits(
-    call: &Call,
-    owner: String,
-    usage: bool,
-    global: bool,
-    on: Option<String>,
-) -> Result<Reply> {
-    let lines = call
-        .read(move |tx| {
-            let rses = tx.rses()?;
-            let uuid = |id: i64| rses.iter().find(|rse| rse.id == id).map_or("", |rse| rse.uuid.as_str());
-            let mut lines = Vec::new();
-            let wanted = |name: &str| on.as_deref().is_none_or(|on| on == name);
-            if global {
-                for (one, set) in account::global_usage(tx, &owner)?.iter().filter(|one| wanted(&one.0.on)) {
-                    if usage {
-                        lines.push(show::usage(one, None));
-                        continue;
-                    }
-                    let names: Vec<&str> = rses.iter().filter(|rse| set.contains(&rse.id)).map(|rse| rse.name.as_str()).collect();
-                    let ids: Vec<&str> = set.iter().map(|id| uuid(*id)).collect();
-                    let key = Value::String(one.on.clone());
-                    lines.push(match &on {
-                        Some(_) => format!("{key}: {}", show::bound(one.limit)),
-                        None => format!(
-                            "{key}: {{\"resolved_rses\": {}, \"resolved_rse_ids\": {}, \"limit\": {}}}",
-                            json!(names), json!(ids), show::bound(one.limit)
-                        ),
-                    });
-                }
-                return Ok(lines);
-            }
-            let found = account::local_usage(tx, &owner)?;
-            for one in found.iter().filter(|one| wanted(&one.on) && (usage || one.limit.is_some())) {
-                lines.push(match usage {
-                    true => show::usage(one, one.rse_id.map(uuid)),
-                    false => format!("{}: {}", Value::String(one.on.clone()), show::bound(one.limit)),
-                });
-            }
-            if let (Some(on), false, true) = (&on, usage, lines.is_empty()) {
-                rse::by_name(tx, on)?;
-                lines.push(format!("{}: null", Value::String(on.clone())));
-            }
-            Ok(lines)
-        })
-        .await?;
-    Ok(match usage {
-        true => whole(lines),
-        false => Reply::Text(format!("{{{}}}", lines.join(", "))),
-    })
 }

@@ -7,8 +7,8 @@ use rand::{Rng, RngExt};
 use crate::api::{Counts, DidRecord, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
 use crate::catalog::engine::values;
 use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{Tree, lock_files, lock_tree_and};
-use crate::catalog::{Daemon, Tx};
+use crate::catalog::order::{Tree, lock_files, lock_tree, lock_tree_and};
+use crate::catalog::{Daemon, Tx, Value};
 use crate::error::{Class, Result, refuse};
 use crate::rule::place::{self, Earlier};
 use crate::rule::{Settings, message, state};
@@ -41,11 +41,21 @@ pub fn add_replication_rule(
             refuse(Class::DataIdentifierNotFound, format!("Data identifier {did} is not valid."))
         })?);
     }
+    let tree;
     let roots: Vec<i64> =
         dids.iter().filter(|did| did.did_type != DidType::File).map(|did| did.id).collect();
-    let tree = lock_tree_and(tx, &[], &roots, |tx, tree| ask_ahead(tx, new, &dids, tree, settings))?;
-    if roots.is_empty() {
-        ask_ahead(tx, new, &dids, &tree, settings)?;
+    let uuids: Vec<String> = dids
+        .iter()
+        .map(|_| uuid::Builder::from_random_bytes(rng.random()).into_uuid().simple().to_string())
+        .collect();
+    if let ([did], [uuid]) = (dids.as_slice(), uuids.as_slice()) {
+        let only = Only { new, did, settings, row: row(new, did, locked, uuid, now) };
+        tree = lock_tree_and(tx, &[], &roots, |tx, tree| only.ask_ahead(tx, tree))?;
+        if roots.is_empty() {
+            only.ask_ahead(tx, &tree)?;
+        }
+    } else {
+        tree = lock_tree(tx, &[], &roots)?;
     }
     let mut later = Vec::with_capacity(dids.len());
     for did in &dids {
@@ -57,7 +67,7 @@ pub fn add_replication_rule(
     }
     let mut ledger = Ledger::default();
     let mut made = Vec::with_capacity(dids.len());
-    for (did, later) in dids.iter().zip(later) {
+    for ((did, uuid), later) in dids.iter().zip(uuids).zip(later) {
         // What is closed or approved depends on the row that is held now.
         let found = match did.did_type {
             DidType::File => did::by_id_held(tx, did.id)?,
@@ -69,34 +79,43 @@ pub fn add_replication_rule(
         } else {
             datasets(&crate::catalog::order::collections(tx, &[did.id])?)
         };
-        let work = Work { new, did: &did, locked, later, below: &below };
+        let work = Work { new, did: &did, uuid, locked, later, below: &below };
         made.push(add_one(tx, &work, &mut ledger, rng, now)?);
     }
     ledger.write(tx, now)?;
     Ok(made)
 }
 
-/// Says what will be asked once the tree is held; a single rule's is sent along with holding it.
-fn ask_ahead(
-    tx: &mut Tx<'_>,
-    new: &NewRule,
-    dids: &[DidRecord],
-    tree: &Tree,
-    settings: &Settings,
-) -> Result<()> {
-    let [did] = dids else { return Ok(()) };
-    if did.did_type != DidType::File && !is_later_anyway(new, did) {
-        tx.ahead(COUNT_FILES, values![did.id, most_files(new, settings)])?;
+/// A single rule, most of whose questions are known before its tree is held.
+struct Only<'a> {
+    new: &'a NewRule,
+    did: &'a DidRecord,
+    settings: &'a Settings,
+    row: Vec<Value>,
+}
+
+impl Only<'_> {
+    /// Says what will be asked once the tree is held: it is sent along with holding it.
+    fn ask_ahead(&self, tx: &mut Tx<'_>, tree: &Tree) -> Result<()> {
+        let Self { new, did, settings, row } = self;
+        let file = did.did_type == DidType::File;
+        if !file && !is_later_anyway(new, did) {
+            tx.ahead(COUNT_FILES, values![did.id, most_files(new, settings)])?;
+        }
+        did::by_id_ahead(tx, did.id, file)?;
+        tx.ahead(INSERT, row)?;
+        if new.ask_approval {
+            return Ok(());
+        }
+        account::allowance_ahead(tx, &new.account)?;
+        if file {
+            return place::alone_ahead(tx, did.id);
+        }
+        if did.bytes.is_none_or(|bytes| bytes > 0) {
+            tx.ahead(HAS_BYTES, values![datasets(&tree.down)])?;
+        }
+        Ok(())
     }
-    did::by_id_ahead(tx, did.id, did.did_type == DidType::File)?;
-    if new.ask_approval {
-        return Ok(());
-    }
-    account::allowance_ahead(tx, &new.account)?;
-    if did.did_type != DidType::File && did.bytes.is_none_or(|bytes| bytes > 0) {
-        tx.ahead(HAS_BYTES, values![datasets(&tree.down)])?;
-    }
-    Ok(())
 }
 
 /// The datasets among collections.
@@ -108,6 +127,7 @@ fn datasets(collections: &BTreeMap<i64, DidType>) -> Vec<i64> {
 struct Work<'a> {
     new: &'a NewRule,
     did: &'a DidRecord,
+    uuid: String,
     locked: bool,
     later: bool,
     below: &'a [i64],
@@ -142,8 +162,8 @@ fn check_targets(tx: &mut Tx<'_>, new: &NewRule) -> Result<bool> {
 
 /// Counts the files below a collection, up to a number.
 const COUNT_FILES: &str = "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-    UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C')
-    SELECT COUNT(*) FROM (SELECT 1 FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'D'
+    UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
+    SELECT COUNT(*) FROM (SELECT 1 FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D'
     LIMIT ?2) AS counted";
 
 const HAS_BYTES: &str = "SELECT 1 FROM contents WHERE parent IN ARRAY(?1) AND bytes > 0 LIMIT 1";
@@ -179,7 +199,7 @@ fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()>
     tx.execute(
         "INSERT INTO w_files (did) WITH RECURSIVE down(id, did_type) AS (
          SELECT id, did_type FROM dids WHERE id IN ARRAY(?1) UNION SELECT c.child, c.child_type FROM down
-         JOIN contents c ON c.parent = down.id WHERE down.did_type <> 'F') SELECT id FROM down WHERE did_type = 'F'",
+         CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type <> 'F') SELECT id FROM down WHERE did_type = 'F'",
         values![now],
     )?;
     lock_files(tx)
@@ -193,8 +213,7 @@ fn add_one(
     now: Micros,
 ) -> Result<String> {
     let Work { new, did, .. } = work;
-    let uuid = uuid::Builder::from_random_bytes(rng.random()).into_uuid().simple().to_string();
-    let rule = insert(tx, work, uuid, now)?;
+    let rule = insert(tx, work, now)?;
     let (id, uuid) = (rule.id, rule.uuid.clone());
     if new.ask_approval {
         let state = if is_auto_approved(tx, new, did)? {
@@ -284,45 +303,54 @@ fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec<i64>> {
     Ok(sets)
 }
 
-fn insert(tx: &mut Tx<'_>, work: &Work<'_>, uuid: String, now: Micros) -> Result<Rule> {
-    let Work { new, did, .. } = work;
-    let created = new
-        .delay_injection
-        .map_or(now, |seconds| now.saturating_add(seconds.saturating_mul(SECOND)));
-    let expires = new.lifetime.map(|seconds| now.saturating_add(seconds.saturating_mul(SECOND)));
-    let rows = tx.query(
-        "INSERT INTO rules (uuid, account, did_id, did_type, copies, rse_expression, weight, source_replica_expression,
-         grouping, state, expires_at, eol_at, locked, activity, priority, comments, meta, notification, purge_replicas,
-         ignore_availability, ignore_account_limit, split_container, subscription_id, created_at, updated_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 'R', ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24)
-         ON CONFLICT (did_id, account, rse_expression, copies) WHERE soft_deleted = 0 DO NOTHING RETURNING id",
-        values![
-            &uuid,
-            &new.account,
-            did.id,
-            did.did_type.letter(),
-            new.copies,
-            &new.rse_expression,
-            new.weight.clone(),
-            new.source_replica_expression.clone(),
-            new.grouping.letter(),
-            expires,
-            new.eol_at,
-            work.locked,
-            &new.activity,
-            new.priority,
-            new.comment.clone(),
-            new.meta.clone(),
-            new.notify.letter(),
-            new.purge_replicas,
-            new.ignore_availability,
-            new.ignore_account_limit,
-            new.split_container,
-            new.subscription_id.clone(),
-            created,
-            now
-        ],
-    )?;
+const INSERT: &str = "INSERT INTO rules (uuid, account, did_id, did_type, copies, rse_expression, weight, source_replica_expression,
+    grouping, state, expires_at, eol_at, locked, activity, priority, comments, meta, notification, purge_replicas,
+    ignore_availability, ignore_account_limit, split_container, subscription_id, created_at, updated_at)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 'R', ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24)
+    ON CONFLICT (did_id, account, rse_expression, copies) WHERE soft_deleted = 0 DO NOTHING RETURNING id";
+
+/// When a rule counts as created, and when it expires.
+fn times(new: &NewRule, now: Micros) -> (Micros, Option<Micros>) {
+    let after = |seconds: i64| now.saturating_add(seconds.saturating_mul(SECOND));
+    (new.delay_injection.map_or(now, after), new.lifetime.map(after))
+}
+
+/// A new rule as [`INSERT`] takes it.
+fn row(new: &NewRule, did: &DidRecord, locked: bool, uuid: &str, now: Micros) -> Vec<Value> {
+    let (created, expires) = times(new, now);
+    values![
+        uuid,
+        &new.account,
+        did.id,
+        did.did_type.letter(),
+        new.copies,
+        &new.rse_expression,
+        new.weight.clone(),
+        new.source_replica_expression.clone(),
+        new.grouping.letter(),
+        expires,
+        new.eol_at,
+        locked,
+        &new.activity,
+        new.priority,
+        new.comment.clone(),
+        new.meta.clone(),
+        new.notify.letter(),
+        new.purge_replicas,
+        new.ignore_availability,
+        new.ignore_account_limit,
+        new.split_container,
+        new.subscription_id.clone(),
+        created,
+        now
+    ]
+    .to_vec()
+}
+
+fn insert(tx: &mut Tx<'_>, work: &Work<'_>, now: Micros) -> Result<Rule> {
+    let Work { new, did, uuid, .. } = work;
+    let (created, expires) = times(new, now);
+    let rows = tx.query(INSERT, &row(new, did, work.locked, uuid, now))?;
     let Some(row) = rows.first() else {
         let message = format!(
             "A rule of {} for '{}' with {} copies on '{}' already exists",
@@ -332,7 +360,7 @@ fn insert(tx: &mut Tx<'_>, work: &Work<'_>, uuid: String, now: Micros) -> Result
     };
     Ok(Rule {
         id: row.int(0),
-        uuid,
+        uuid: uuid.clone(),
         account: new.account.clone(),
         did_id: did.id,
         did: did.did.clone(),

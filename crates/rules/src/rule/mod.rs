@@ -19,6 +19,8 @@ pub mod transfer;
 pub(crate) mod unlock;
 pub mod update;
 
+use std::collections::BTreeMap;
+
 use crate::api::{Micros, SECOND};
 
 /// Numbers that steer rules and the judge.
@@ -38,6 +40,13 @@ pub struct Settings {
     pub soft_delete: Micros,
     /// How often a failed transfer is queued again.
     pub transfer_retries: i64,
+    /// How long a failed transfer waits at first; later ones wait for the square of their number
+    /// times as long.
+    pub transfer_backoff: Micros,
+    /// How many transfers run from one RSE to another at once.
+    pub link_transfers: i64,
+    /// How much of the transfers each activity may claim, 1 unless it says otherwise.
+    pub activity_shares: BTreeMap<String, u32>,
     /// The reaper stops while so many data identifiers wait for the evaluator.
     pub reaper_backlog: i64,
 }
@@ -53,6 +62,12 @@ impl Default for Settings {
             retry_delays: vec![2 * hour, 4 * hour, 6 * hour, 8 * hour],
             soft_delete: hour,
             transfer_retries: 3,
+            transfer_backoff: 15 * SECOND,
+            link_transfers: 100,
+            activity_shares: BTreeMap::from([
+                ("Express".to_owned(), 4),
+                ("Recovery".to_owned(), 2),
+            ]),
             reaper_backlog: 1_000,
         }
     }

@@ -322,6 +322,15 @@ fn lock_datasets(
 /// A file, its size, and where it is already with how many bytes.
 type Covered = (i64, i64, Vec<(i64, i64)>);
 
+/// Where a file is, of which a new rule cannot hold anything yet.
+const ALONE: &str = "SELECT w.id, w.bytes, p.rse_id, NULL FROM dids w
+    LEFT JOIN replicas p ON (p.did_id = w.id AND p.state <> 'B') WHERE w.id = ?1";
+
+/// Says that a new rule on one file will be placed.
+pub(crate) fn alone_ahead(tx: &mut Tx<'_>, file: i64) -> Result<()> {
+    tx.ahead(ALONE, values![file])
+}
+
 /// Chooses for each file in `w_files` by itself, or for the file the rule is for; locks the rule
 /// already has on it count.
 fn choose_files(
@@ -331,21 +340,25 @@ fn choose_files(
     rng: &mut dyn Rng,
 ) -> Result<Vec<(i64, i64, i64)>> {
     let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
-    let alone = plan.rule.did_type == DidType::File;
-    let (from, end) = if alone {
-        ("dids w", "WHERE w.id = ?2")
-    } else {
-        ("(SELECT did AS id, bytes FROM w_files) AS w", "ORDER BY w.id")
+    let locks = "LEFT JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.id AND l.rse_id = p.rse_id)";
+    let (rule, file) = (plan.rule.id, plan.rule.did_id);
+    let (sql, params) = match (plan.rule.did_type, earlier) {
+        (DidType::File, Earlier::None) => (ALONE.to_owned(), values![file].to_vec()),
+        (DidType::File, _) => (
+            format!(
+                "SELECT w.id, w.bytes, p.rse_id, l.rse_id FROM dids w
+                 LEFT JOIN replicas p ON (p.did_id = w.id AND p.state {states}) {locks} WHERE w.id = ?2"
+            ),
+            values![rule, file].to_vec(),
+        ),
+        _ => (
+            format!(
+                "SELECT w.id, w.bytes, p.rse_id, l.rse_id FROM (SELECT did AS id, bytes FROM w_files) AS w
+                 LEFT JOIN replicas p ON (p.did_id = w.id AND p.state {states}) {locks} ORDER BY w.id"
+            ),
+            values![rule].to_vec(),
+        ),
     };
-    let sql = format!(
-        "SELECT w.id, w.bytes, p.rse_id, l.rse_id FROM {from}
-         LEFT JOIN replicas p ON (p.did_id = w.id AND p.state {states})
-         LEFT JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.id AND l.rse_id = p.rse_id) {end}"
-    );
-    let mut params = values![plan.rule.id].to_vec();
-    if alone {
-        params.push(plan.rule.did_id.into());
-    }
     let mut files: Vec<Covered> = Vec::new();
     let mut locked: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
     tx.for_each(&sql, &params, &mut |row| {
@@ -471,6 +484,9 @@ pub(crate) fn write_units(
         counts.add(LockState::read(row.text(1)).unwrap_or(LockState::Stuck), row.int(2));
         ledger.use_more(&plan.rule.account, rse, row.int(2), row.int(3));
         ledger.hold_more(rse, row.int(4), row.int(5));
+    }
+    if sums.iter().any(|row| row.int(6) > 0) {
+        tx.wake_workers();
     }
     Ok(counts)
 }

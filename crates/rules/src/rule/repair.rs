@@ -353,6 +353,7 @@ impl Repair<'_> {
              ORDER BY did, rse ON CONFLICT (did_id, dest_rse_id, request_type) DO NOTHING",
             values![self.rule.id, &self.rule.activity, self.rule.priority, now],
         )?;
+        tx.wake_workers();
         Ok(())
     }
 

@@ -256,17 +256,23 @@ pub(crate) fn is_retried(ended: &Ended, settings: &Settings) -> bool {
     !hopeless && ended.state != RequestState::Done && ended.retries < settings.transfer_retries
 }
 
-/// Queues failed requests again.
-pub(crate) fn requeue(tx: &mut Tx<'_>, requests: &[Ended], now: Micros) -> Result<()> {
+/// Queues failed requests again, to be tried ever later.
+pub(crate) fn requeue(
+    tx: &mut Tx<'_>,
+    requests: &[Ended],
+    settings: &Settings,
+    now: Micros,
+) -> Result<()> {
     let ids: Vec<i64> = requests.iter().map(|ended| ended.id).collect();
     let files: BTreeSet<i64> = requests.iter().map(|ended| ended.unit.0).collect();
     tx.clear(&["w_files"])?;
     tx.load("w_files", &[("did", Column::ints(files))])?;
     lock_files(tx)?;
     tx.execute(
-        "UPDATE requests SET state = 'Q', retry_count = COALESCE(retry_count, 0) + 1, updated_at = ?2
+        "UPDATE requests SET state = 'Q', retry_count = COALESCE(retry_count, 0) + 1, updated_at = ?2, worker = NULL,
+         lease_until = NULL, not_before = ?2 + ?3 * (COALESCE(retry_count, 0) + 1) * (COALESCE(retry_count, 0) + 1)
          WHERE id IN ARRAY(?1) AND state IN ('F', 'L', 'A', 'M')",
-        values![ids, now],
+        values![ids, now, settings.transfer_backoff],
     )?;
     Ok(())
 }

@@ -9,6 +9,7 @@ mod defects;
 mod judge;
 mod large;
 mod laws;
+mod moving;
 mod surface;
 mod tls;
 mod world;

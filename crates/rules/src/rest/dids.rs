@@ -1,6 +1,4 @@
-//! `/dids`, `/replicas` and `/requests`.
-
-use std::collections::BTreeMap;
+//! `/dids`: data identifiers, what is in them, and who may change them.
 
 use axum::http::Method;
 use rand::SeedableRng;
@@ -8,46 +6,15 @@ use rand::rngs::SmallRng;
 use serde_json::{Map, Value, json};
 
 use super::rules::{dids, new_rule, stream, whole};
-use super::{Call, Reply, no_such_path, show, sites};
-use crate::api::{Did, DidRecord, DidType, NewFile, ReplicaState, RequestState, show_time};
+use super::{Call, Reply, created, meta, no_such_path, search, show, wrong};
+use crate::api::{Did, DidRecord, DidType, NewFile};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
 use crate::did::{Child, NewDid};
 use crate::error::{Class, Result, refuse};
 use crate::rule::read::Filter;
-use crate::rule::{add, read, transfer};
+use crate::rule::{add, read};
 use crate::{did, replica};
-
-pub(super) async fn dispatch(call: &Call, path: &[String]) -> Result<Reply> {
-    let parts: Vec<&str> = path.iter().map(String::as_str).collect();
-    let (method, rest) = (&call.method, &parts[1..]);
-    match (parts[0], method, rest) {
-        ("dids", ..) => dids_at(call, rest).await,
-        ("replicas", &Method::POST, []) => add_replicas(call).await,
-        ("replicas", &Method::PUT, []) => update_replicas(call).await,
-        ("replicas", &Method::POST, ["list"]) => list_replicas(call),
-        ("replicas", &Method::POST, ["tombstone"]) => tombstones(call).await,
-        ("replicas", &Method::POST, ["bad"]) => bad(call).await,
-        ("replicas", &Method::GET, [scope, name @ .., "datasets"]) => {
-            sites::dataset_replicas(call, Did::new(*scope, name.join("/"))).await
-        }
-        ("requests", &Method::GET, [scope, name @ .., rse]) => {
-            request(call, Did::new(*scope, name.join("/")), rse).await
-        }
-        ("rses", ..) => sites::rses_at(call, rest).await,
-        ("accounts", ..) => sites::accounts_at(call, rest).await,
-        ("scopes", &Method::GET, []) => sites::scopes(call, None).await,
-        _ => Err(no_such_path()),
-    }
-}
-
-pub(super) fn wrong(what: &str) -> crate::error::Error {
-    refuse(Class::InvalidObject, what)
-}
-
-pub(super) fn created() -> Reply {
-    Reply::Created("Created".to_owned())
-}
 
 const DID_VERBS: &[&str] =
     &["dids", "files", "status", "rules", "associated_rules", "parents", "meta", "coverage"];
@@ -62,11 +29,95 @@ fn split<'a>(parts: &[&'a str]) -> Option<(Did, Option<&'a str>)> {
     Some((Did::new(*scope, rest.join("/")), None))
 }
 
-async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
-    match (&call.method, parts) {
-        (&Method::POST, ["attachments"]) => return attachments(call).await,
-        (&Method::POST, []) => return add_many(call).await,
-        _ => {}
+/// What is asked of many at once, or of a whole scope.
+async fn many_at(call: &Call, parts: &[&str]) -> Option<Result<Reply>> {
+    Some(match (&call.method, parts) {
+        (&Method::POST, ["attachments"]) => attachments(call).await,
+        (&Method::POST, []) => add_many(call).await,
+        (&Method::POST, ["bulkmeta"]) => meta::bulk(call).await,
+        (&Method::POST, ["bulkdidsmeta"]) => meta::set_bulk(call).await,
+        (&Method::POST, ["bulkfiles"]) => bulk_files(call),
+        (&Method::GET, [scope]) => scope_list(call, scope),
+        (&Method::GET, [scope, "dids", "search"]) => search::search(call, scope),
+        (&Method::GET, [scope, name @ .., "dids", "history"]) if !name.is_empty() => {
+            history(Did::new(*scope, name.join("/")))
+        }
+        (&Method::POST, [scope, name @ .., "meta", key]) if !name.is_empty() => {
+            meta::at(call, Did::new(*scope, name.join("/")), Some(key)).await
+        }
+        _ => return None,
+    })
+}
+
+/// The files below many data identifiers, each with where it was found.
+fn bulk_files(call: &Call) -> Result<Reply> {
+    let names = dids(call.body.get("dids"))?;
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        for name in &names {
+            did::list_files(tx, name, &mut |child| {
+                let value = json!({
+                    "parent_scope": name.scope, "parent_name": name.name, "scope": child.did.scope,
+                    "name": child.did.name, "bytes": child.bytes, "adler32": child.adler32, "guid": null, "events": null,
+                });
+                line(value.to_string())
+            })?;
+        }
+        Ok(())
+    })))
+}
+
+/// What is at the top of a scope, or below one of its names.
+fn scope_list(call: &Call, scope: &str) -> Result<Reply> {
+    let (scope, name) = (scope.to_owned(), call.arg("name").map(str::to_owned));
+    let recursive = matches!(call.arg("recursive"), Some("True" | "true" | "1"));
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        if tx.first("SELECT 1 FROM scopes WHERE scope = ?1", values![&scope])?.is_none() {
+            return Err(refuse(Class::ScopeNotFound, format!("Scope '{scope:.40}' not found!")));
+        }
+        let mut show = |found: &DidRecord, parent: Value, level: i64| {
+            let value = json!({
+                "scope": found.did.scope, "name": found.did.name, "type": found.did_type, "parent": parent,
+                "level": level, "bytes": found.bytes,
+            });
+            line(value.to_string())
+        };
+        let Some(name) = &name else {
+            let sql = did::top_sql();
+            return tx.for_each(&sql, values![&scope], &mut |row| {
+                show(&did::from_row(&row), Value::Null, 0)
+            });
+        };
+        let top = did::get(tx, &Did::new(scope.clone(), name.clone()))?;
+        show(&top, Value::Null, 0)?;
+        let parent = json!({"scope": scope, "name": name});
+        if recursive {
+            return did::below(tx, &[top.id], &mut |found| show(&found, parent.clone(), 1));
+        }
+        did::children(tx, top.id, &mut |found| show(&found, parent.clone(), 1))
+    })))
+}
+
+/// What was in a collection and is no longer.
+fn history(name: Did) -> Result<Reply> {
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        let id = did::get(tx, &name)?.id;
+        let sql = "SELECT d.scope, d.name, d.did_type, h.bytes, h.created_at, h.deleted_at FROM contents_history h
+            JOIN dids d ON d.id = h.child WHERE h.parent = ?1 ORDER BY h.deleted_at, d.scope, d.name";
+        tx.for_each(sql, values![id], &mut |row| {
+            let value = json!({
+                "scope": row.text(0), "name": row.text(1), "type": DidType::read(row.text(2)), "bytes": row.opt_int(3),
+                "did_created_at": show::time(row.opt_int(4)), "created_at": show::time(row.opt_int(4)),
+                "updated_at": show::time(row.opt_int(5)), "deleted_at": show::time(row.opt_int(5)),
+                "adler32": null, "md5": null,
+            });
+            line(value.to_string())
+        })
+    })))
+}
+
+pub(super) async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
+    if let Some(answer) = many_at(call, parts).await {
+        return answer;
     }
     let Some((name, verb)) = split(parts) else { return Err(no_such_path()) };
     match (&call.method, verb) {
@@ -117,10 +168,7 @@ async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
                 .await?;
             Ok(whole(lines))
         }
-        (&Method::GET, Some("meta")) => {
-            let value = call.read(move |tx| Ok(show::meta(&did::get(tx, &name)?))).await?;
-            Ok(Reply::Json(value))
-        }
+        (_, Some("meta")) => meta::at(call, name, None).await,
         (&Method::GET, Some("coverage")) => {
             let found = call.read(move |tx| replica::coverage(tx, &name)).await?;
             Ok(Reply::Json(json!(found)))
@@ -130,7 +178,7 @@ async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
 }
 
 /// Fails unless the caller owns the scope or may do everything.
-async fn own_scope(call: &Call, scope: &str, what: &str) -> Result<()> {
+pub(super) async fn own_scope(call: &Call, scope: &str, what: &str) -> Result<()> {
     if call.caller.privileged {
         return Ok(());
     }
@@ -360,173 +408,6 @@ async fn get_did(call: &Call, name: Did) -> Result<Reply> {
                 None
             };
             Ok(show_did(&found, size))
-        })
-        .await?;
-    Ok(Reply::Json(value))
-}
-
-async fn add_replicas(call: &Call) -> Result<Reply> {
-    let rse = call.text("rse")?;
-    let list = call.field("files")?.as_array().cloned().ok_or_else(|| wrong("files is a list"))?;
-    let mut files = Vec::with_capacity(list.len());
-    for value in list {
-        let file: NewFile = serde_json::from_value(value)
-            .map_err(|error| wrong(&format!("a file is not as it should be: {error}")))?;
-        files.push(file);
-    }
-    for scope in
-        files.iter().map(|file| file.did.scope.as_str()).collect::<std::collections::BTreeSet<_>>()
-    {
-        own_scope(call, scope, "register files in this scope").await?;
-    }
-    let (account, now) = (call.caller.account.clone(), call.now());
-    call.write(move |tx| replica::add_replicas(tx, &rse, &files, &account, now)).await?;
-    Ok(created())
-}
-
-/// `A`: the copies are there; `U`: they could not be made.
-async fn update_replicas(call: &Call) -> Result<Reply> {
-    call.privileged("update replicas")?;
-    let rse = call.text("rse")?;
-    let names = dids(call.body.get("files"))?;
-    let rows = call.field("files")?.as_array().cloned().unwrap_or_default();
-    let mut well = Vec::new();
-    let mut ill: BTreeMap<String, Vec<Did>> = BTreeMap::new();
-    for (name, row) in names.into_iter().zip(rows) {
-        let state = row.get("state").and_then(Value::as_str).and_then(ReplicaState::read);
-        match state {
-            Some(ReplicaState::Available) => well.push(name),
-            Some(ReplicaState::Unavailable) => {
-                let error = row
-                    .get("error_message")
-                    .and_then(Value::as_str)
-                    .unwrap_or("The transfer failed");
-                ill.entry(error.to_owned()).or_default().push(name);
-            }
-            _ => return Err(wrong("state is A or U")),
-        }
-    }
-    let now = call.now();
-    let units = |tx: &mut Tx<'_>, rse: &str, names: &[Did]| -> Result<Vec<(i64, i64)>> {
-        names.iter().map(|name| replica::unit(tx, name, rse)).collect()
-    };
-    let at = rse.clone();
-    call.write(move |tx| {
-        let units = units(tx, &at, &well)?;
-        transfer::successful_transfer(tx, &units, now)
-    })
-    .await?;
-    for (error, names) in ill {
-        let at = rse.clone();
-        call.write(move |tx| {
-            let units = units(tx, &at, &names)?;
-            transfer::failed_transfer(tx, &units, &error, None, now)
-        })
-        .await?;
-    }
-    Ok(Reply::Done)
-}
-
-fn list_replicas(call: &Call) -> Result<Reply> {
-    let names = dids(call.body.get("dids"))?;
-    let all = call.body.get("all_states").and_then(Value::as_bool).unwrap_or(false);
-    Ok(Reply::Lines(Box::new(move |tx, line| {
-        for name in &names {
-            let root = did::get(tx, name)?.id;
-            list_replicas_below(tx, root, all, line)?;
-        }
-        Ok(())
-    })))
-}
-
-fn list_replicas_below(
-    tx: &mut Tx<'_>,
-    root: i64,
-    all: bool,
-    line: &mut dyn FnMut(String) -> Result<()>,
-) -> Result<()> {
-    let mut file: Option<(i64, Value)> = None;
-    let finish = |file: Option<(i64, Value)>, line: &mut dyn FnMut(String) -> Result<()>| match file
-    {
-        Some((_, value)) => line(value.to_string()),
-        None => Ok(()),
-    };
-    let sql = "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-        UNION SELECT c.child, c.child_type FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'C'),
-        files(id) AS (SELECT c.child FROM down JOIN contents c ON c.parent = down.id WHERE down.did_type = 'D'
-        UNION SELECT id FROM down WHERE did_type = 'F')
-        SELECT d.id, d.scope, d.name, d.bytes, d.md5, d.adler32, r.uuid, r.rse, p.state FROM files f JOIN dids d ON d.id = f.id
-        LEFT JOIN replicas p ON p.did_id = d.id AND (?2 = 1 OR p.state = 'A') LEFT JOIN rses r ON r.id = p.rse_id ORDER BY d.id";
-    tx.for_each(sql, values![root, all], &mut |row| {
-        if file.as_ref().is_none_or(|file| file.0 != row.int(0)) {
-            finish(file.take(), line)?;
-            let value = json!({
-                "scope": row.text(1), "name": row.text(2), "bytes": row.opt_int(3), "md5": row.opt_text(4),
-                "adler32": row.opt_text(5), "pfns": {}, "rses": {}, "states": {},
-            });
-            file = Some((row.int(0), value));
-        }
-        if let (Some((_, value)), Some(rse)) = (&mut file, row.opt_text(7)) {
-            value["rses"][row.text(6)] = json!([]);
-            value["states"][rse.as_str()] = json!(ReplicaState::read(row.text(8)));
-        }
-        Ok(())
-    })?;
-    finish(file, line)
-}
-
-async fn tombstones(call: &Call) -> Result<Reply> {
-    call.privileged("set tombstones")?;
-    let list =
-        call.field("replicas")?.as_array().cloned().ok_or_else(|| wrong("replicas is a list"))?;
-    let now = call.now();
-    for entry in list {
-        let part = |key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
-        let (Some(scope), Some(name), Some(rse)) = (part("scope"), part("name"), part("rse"))
-        else {
-            return Err(wrong("each replica has a scope, a name and an rse"));
-        };
-        let name = Did::new(scope, name);
-        call.write(move |tx| replica::set_tombstone(tx, &name, &rse, now)).await?;
-    }
-    Ok(created())
-}
-
-async fn bad(call: &Call) -> Result<Reply> {
-    call.privileged("declare replicas bad")?;
-    let list =
-        call.field("replicas")?.as_array().cloned().ok_or_else(|| wrong("replicas is a list"))?;
-    let reason = call.text("reason").unwrap_or_default();
-    let (account, now) = (call.caller.account.clone(), call.now());
-    for entry in list {
-        let part = |key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
-        let (Some(scope), Some(name), Some(rse)) = (part("scope"), part("name"), part("rse"))
-        else {
-            return Err(wrong("each replica has a scope, a name and an rse"));
-        };
-        let (name, reason, account) = (Did::new(scope, name), reason.clone(), account.clone());
-        call.write(move |tx| replica::declare_bad(tx, &name, &rse, &reason, &account, now)).await?;
-    }
-    Ok(created())
-}
-
-async fn request(call: &Call, name: Did, rse: &str) -> Result<Reply> {
-    let rse = rse.to_owned();
-    let value = call
-        .read(move |tx| {
-            let (file, at) = replica::unit(tx, &name, &rse)?;
-            let sql = "SELECT q.id, q.request_type, q.state, q.activity, q.priority, q.retry_count, q.err_msg, q.requested_at, u.uuid, q.bytes
-                FROM requests q LEFT JOIN rules u ON u.id = q.rule_id WHERE q.did_id = ?1 AND q.dest_rse_id = ?2 ORDER BY q.id DESC LIMIT 1";
-            let row = tx.first(sql, values![file, at])?.ok_or_else(|| {
-                refuse(Class::ReplicaNotFound, format!("No request found for {name} at RSE {rse}"))
-            })?;
-            Ok(json!({
-                "id": format!("{:032x}", row.int(0)),
-                "request_type": if row.text(1) == "S" { "STAGEIN" } else { "TRANSFER" },
-                "scope": name.scope, "name": name.name, "dest_rse": rse, "state": RequestState::read(row.text(2)),
-                "activity": row.text(3), "priority": row.int(4), "retry_count": row.int(5), "err_msg": row.opt_text(6),
-                "requested_at": show_time(row.int(7)), "rule_id": row.opt_text(8), "bytes": row.int(9),
-            }))
         })
         .await?;
     Ok(Reply::Json(value))

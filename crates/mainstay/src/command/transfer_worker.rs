@@ -1,0 +1,79 @@
+//! `mainstay transfer-worker`: a process of its own that moves files for a server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use mainstay_rules::Settings;
+use mainstay_rules::judge::{Machine, Surroundings};
+use mainstay_rules::transfers::afar::Afar;
+use mainstay_rules::transfers::worker::{Own, Queue, Worker};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::rules::{Server, open};
+use super::serve::Log;
+use crate::connect::Connect;
+use crate::duration;
+use crate::error::Error;
+
+/// Move files for a server, in a process of its own
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  mainstay transfer-worker --server https://mainstay:7443 --token TOKEN
+  mainstay transfer-worker --files 16 --name rack-7
+  mainstay transfer-worker --catalog postgres://mainstay@db/catalog
+
+It must reach the storage of both ends by the RSEs' protocols, and log in as an administrator.
+Several may run, anywhere. SIGTERM and SIGINT end it: what is under way is given up and waits for
+others. `mainstay serve --transfer-workers 0` leaves all files to such workers.")]
+pub(crate) struct TransferWorker {
+    /// How many files are moved at once
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    files: usize,
+    /// How long files stay its own when it is not heard of any more; at least a second
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration::parse)]
+    lease: Duration,
+    /// What it is called among workers [default: worker- and its process]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Work on this catalog directly instead of asking a server: a file, or postgres://…
+    #[arg(long, value_name = "URL")]
+    catalog: Option<String>,
+    #[command(flatten)]
+    connect: Connect,
+    #[command(flatten)]
+    log: Log,
+}
+
+impl TransferWorker {
+    pub(crate) async fn run(&self) -> Result<u8, Error> {
+        self.log.start()?;
+        let name = self.name.clone().unwrap_or_else(|| {
+            format!("worker-{}-{:08x}", std::process::id(), Machine.seed() >> 32)
+        });
+        let queue: Arc<dyn Queue> = match &self.catalog {
+            Some(address) => Arc::new(Own {
+                catalog: open(address).await?,
+                settings: Settings::default(),
+                around: Arc::new(Machine),
+                worker: name.clone(),
+                lease: self.lease,
+            }),
+            None => {
+                let remote = Arc::new(Server(self.connect.client()?));
+                Arc::new(Afar { remote, worker: name.clone(), lease: self.lease })
+            }
+        };
+        let failed = || Error::io("cannot listen for signals");
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
+        let worker = Worker::start(queue, self.files);
+        anstream::eprintln!("{name} moves files");
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        worker.stop().await;
+        Ok(0)
+    }
+}

@@ -1,0 +1,365 @@
+"""The stock client of Rucio against a Mainstay server, with the rucio.cfg that the server wrote.
+
+RUCIO_CONFIG names that file. FOLDER is where storage may be made. Every resource is led through its
+whole life, errors included; the last line says that all is well.
+"""
+
+import getpass
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timedelta
+
+from rucio.client.client import Client
+from rucio.common import exception
+from rucio.common.exception import (
+    AccessDenied, AccountNotFound, CannotAuthenticate, DataIdentifierAlreadyExists, DataIdentifierNotFound,
+    Duplicate, DuplicateContent, DuplicateRule, FileAlreadyExists, InputValidationError, InsufficientAccountLimit,
+    InvalidObject, InvalidPath, InvalidRSEExpression, InvalidSourceReplicaExpression, ReplicaIsLocked,
+    ReplicaNotFound, RequestNotFound, RSENotFound, RSEProtocolNotSupported, RuleNotFound, RuleReplaceFailed,
+    ScopeNotFound, UnsupportedOperation,
+)
+
+FOLDER = os.environ["FOLDER"]
+BIN = os.path.dirname(sys.executable)
+
+
+def refused(kind, call, *arguments, **named):
+    """The call must raise exactly this exception; gives its text."""
+    try:
+        found = call(*arguments, **named)
+        if hasattr(found, "__next__"):
+            list(found)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{call} {arguments} {named} was not refused with {kind.__name__}")
+
+
+def forget_tokens():
+    """The client keeps its tokens below the folder for temporary files."""
+    shutil.rmtree(os.path.join(tempfile.gettempdir(), getpass.getuser()), ignore_errors=True)
+
+
+def rucio(*words, code=0):
+    """Runs the command; gives what it said."""
+    done = subprocess.run([os.path.join(BIN, "rucio"), *words], capture_output=True, text=True)
+    assert (done.returncode == 0) == (code == 0), (words, done.returncode, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def accounts(c):
+    assert c.ping() == {"version": "41.5.1"}
+    who = c.whoami()
+    assert who["account"] == "root" and isinstance(who["created_at"], (str, datetime)), who
+    c.add_account("alice", "USER", "a@example.org")
+    refused(Duplicate, c.add_account, "alice", "USER", "a@example.org")
+    refused(AccountNotFound, c.get_account, "nobody")
+    refused(InvalidObject, c.add_account, "robert'); DROP TABLE accounts;--", "USER", "x")
+    assert c.get_account("alice")["email"] == "a@example.org"
+    c.update_account("alice", "email", "b@example.org")
+    assert c.get_account("alice")["email"] == "b@example.org"
+    refused(InputValidationError, c.update_account, "alice", "colour", "red")
+    assert {one["account"] for one in c.list_accounts()} == {"root", "alice"}
+    assert [one["account"] for one in c.list_accounts(account_type="USER")] == ["alice"]
+    c.add_identity("alice", "alice", "USERPASS", "a@example.org", password="a long word", default=True)
+    refused(Duplicate, c.add_identity, "alice", "alice", "USERPASS", "a@example.org", password="other")
+    assert [one["identity"] for one in c.list_identities("alice")] == ["alice"]
+    c.add_account_attribute("alice", "country", "ch")
+    assert list(c.list_account_attributes("alice"))[0] == [{"key": "country", "value": "ch"}]
+    c.delete_account_attribute("alice", "country")
+    assert list(c.list_account_attributes("alice"))[0] == []
+    refused(ScopeNotFound, c.list_scopes_for_account, "alice")
+    c.add_scope("alice", "user.alice")
+    refused(Duplicate, c.add_scope, "alice", "user.alice")
+    assert c.list_scopes_for_account("alice") == ["user.alice"] and "user.alice" in c.list_scopes()
+    assert {"scope": "user.alice", "account": "alice"} in list(c.list_scope_owners())
+    c.add_account("temp", "SERVICE", "t@example.org")
+    c.update_account("temp", "status", "SUSPENDED")
+    assert c.get_account("temp")["status"] == "SUSPENDED"
+    c.delete_account("temp")
+    refused(AccountNotFound, c.get_account, "temp")
+
+
+def sites(c):
+    for name in ["SITE-A", "SITE-B", "SITE-C"]:
+        c.add_rse(name, deterministic=True)
+    refused(Duplicate, c.add_rse, "SITE-A")
+    refused(InvalidObject, c.add_rse, "lower case")
+    refused(RSENotFound, c.get_rse, "NOWHERE")
+    c.add_rse_attribute("SITE-A", "tier", 1)
+    c.add_rse_attribute("SITE-B", "tier", 1)
+    c.add_rse_attribute("SITE-C", "tier", 2)
+    assert c.list_rse_attributes("SITE-A") == {"SITE-A": True, "tier": "1"} or c.list_rse_attributes("SITE-A")["tier"] in (1, "1")
+    c.add_rse_attribute("SITE-C", "gone", "soon")
+    c.delete_rse_attribute("SITE-C", "gone")
+    assert "gone" not in c.list_rse_attributes("SITE-C")
+    assert [one["rse"] for one in c.list_rses("tier=1")] == ["SITE-A", "SITE-B"]
+    assert {one["rse"] for one in c.list_rses()} == {"SITE-A", "SITE-B", "SITE-C"}
+    refused(InvalidRSEExpression, c.list_rses, "tier=7")
+    refused(InvalidRSEExpression, c.list_rses, "(tier=1")
+    c.update_rse("SITE-C", {"availability_write": False})
+    assert c.get_rse("SITE-C")["availability_write"] is False
+    c.update_rse("SITE-C", {"availability_write": True})
+    for name in ["SITE-A", "SITE-B"]:
+        prefix = os.path.join(FOLDER, name.lower())
+        os.makedirs(prefix, exist_ok=True)
+        everything = {"read": 1, "write": 1, "delete": 1}
+        domains = {"lan": everything, "wan": {**everything, "third_party_copy_read": 1, "third_party_copy_write": 1}}
+        c.add_protocol(name, {
+            "scheme": "file", "hostname": "localhost", "port": 0, "prefix": prefix,
+            "impl": "rucio.rse.protocols.posix.Default", "domains": domains, "extended_attributes": None,
+        })
+    refused(Duplicate, c.add_protocol, "SITE-A", {"scheme": "file", "hostname": "localhost", "port": 0, "prefix": "/x"})
+    assert c.get_protocols("SITE-A")["protocols"][0]["scheme"] == "file" if isinstance(c.get_protocols("SITE-A"), dict) \
+        else c.get_protocols("SITE-A")
+    refused(RSEProtocolNotSupported, c.get_protocols, "SITE-A", scheme="gsiftp")
+    c.add_protocol("SITE-C", {"scheme": "davs", "hostname": "dav.example.org", "port": 443, "prefix": "/c/"})
+    c.update_protocols("SITE-C", scheme="davs", data={"prefix": "/d/"}, hostname="dav.example.org", port=443)
+    assert c.get_rse("SITE-C")["protocols"][0]["prefix"] == "/d/"
+    named = c.lfns2pfns("SITE-C", ["user.alice:f0"], operation="read")
+    assert named["user.alice:f0"].startswith("davs://dav.example.org:443/d/user/alice/"), named
+    c.delete_protocols("SITE-C", scheme="davs", hostname="dav.example.org", port=443)
+    assert c.get_rse("SITE-C")["protocols"] == []
+    c.set_rse_limits("SITE-C", "MinFreeSpace", 10)
+    assert c.get_rse_limits("SITE-C") == {"MinFreeSpace": 10} or next(c.get_rse_limits("SITE-C")) == {"MinFreeSpace": 10}
+    c.delete_rse_limits("SITE-C", "MinFreeSpace")
+    c.set_rse_usage("SITE-C", "storage", used=5, free=95)
+    assert any(one["source"] == "storage" and one["total"] == 100 for one in c.get_rse_usage("SITE-C"))
+    c.add_distance("SITE-A", "SITE-B", {"distance": 3})
+    assert c.get_distance("SITE-A", "SITE-B")
+    c.update_distance("SITE-A", "SITE-B", {"distance": 2})
+    c.delete_distance("SITE-A", "SITE-B")
+    c.add_rse("SITE-D")
+    c.delete_rse("SITE-D")
+    refused(RSENotFound, c.get_rse, "SITE-D")
+
+
+def quotas(c):
+    refused(RSENotFound, c.set_local_account_limit, "alice", "NOWHERE", 5)
+    c.set_local_account_limit("alice", "SITE-A", 10_000_000_000)
+    c.set_local_account_limit("alice", "SITE-B", -1)
+    c.set_global_account_limit("alice", "tier=1", 20_000_000_000)
+    assert c.get_local_account_limits("alice") == {"SITE-A": 10_000_000_000, "SITE-B": float("inf")}
+    assert c.get_local_account_limit("alice", "SITE-A") == {"SITE-A": 10_000_000_000}
+    assert c.get_global_account_limits("alice")["tier=1"]["limit"] == 20_000_000_000
+    assert c.get_global_account_limit("alice", "tier=1") == {"tier=1": 20_000_000_000}
+    usage = {one["rse"]: one for one in c.get_local_account_usage("alice")}
+    assert usage["SITE-B"]["bytes_remaining"] == float("inf") and usage["SITE-A"]["bytes"] == 0
+    assert [one["rse_expression"] for one in c.get_global_account_usage("alice")] == ["tier=1"]
+    c.set_local_account_limit("alice", "SITE-C", 1)
+    c.delete_local_account_limit("alice", "SITE-C")
+    assert "SITE-C" not in c.get_local_account_limits("alice")
+
+
+def names(c):
+    c.add_dataset("user.alice", "ds1", statuses={"monotonic": False})
+    c.add_container("user.alice", "c1")
+    refused(DataIdentifierAlreadyExists, c.add_dataset, "user.alice", "ds1")
+    refused(ScopeNotFound, c.add_dataset, "nowhere", "ds1")
+    for bad in ["a/../../b", "../x", "x/..", "semi;colon", "a' OR '1'='1", ""]:
+        refused(exception.RucioException, c.add_dataset, "user.alice", bad)
+    refused(DataIdentifierNotFound, c.get_did, "user.alice", "nothing")
+    files = [{"scope": "user.alice", "name": f"f{at}", "bytes": 1000 + at, "adler32": "0cc737eb"} for at in range(3)]
+    c.add_replicas("SITE-A", files)
+    refused(Duplicate, c.add_replicas, "SITE-A", files)
+    refused(InvalidPath, c.add_replicas, "SITE-A",
+            [{**files[0], "name": "escape", "pfn": f"file://localhost:0{FOLDER}/site-a/../../etc/passwd"}])
+    named = [{"scope": one["scope"], "name": one["name"]} for one in files]
+    c.attach_dids("user.alice", "ds1", named)
+    refused(FileAlreadyExists, c.attach_dids, "user.alice", "ds1", named[:1])
+    refused(DataIdentifierNotFound, c.attach_dids, "user.alice", "ds1", [{"scope": "user.alice", "name": "nosuch"}])
+    refused(UnsupportedOperation, c.attach_dids, "user.alice", "c1", named[:1])
+    c.attach_dids("user.alice", "c1", [{"scope": "user.alice", "name": "ds1"}])
+    refused(DuplicateContent, c.attach_dids, "user.alice", "c1", [{"scope": "user.alice", "name": "ds1"}])
+    refused(UnsupportedOperation, c.attach_dids, "user.alice", "c1", [{"scope": "user.alice", "name": "c1"}])
+    assert [one["name"] for one in c.list_content("user.alice", "c1")] == ["ds1"]
+    assert [one["name"] for one in c.list_files("user.alice", "c1")] == ["f0", "f1", "f2"]
+    assert next(iter(c.list_files("user.alice", "ds1", long=True)))["lumiblocknr"] is None
+    assert len(list(c.bulk_list_files([{"scope": "user.alice", "name": "ds1"}]))) == 3
+    assert c.get_did("user.alice", "c1", dynamic_depth="FILE")["length"] == 3
+    assert c.get_did("user.alice", "f0")["bytes"] == 1000
+    assert [one["name"] for one in c.list_parent_dids("user.alice", "f0")] == ["ds1"]
+    assert sorted(c.list_dids("user.alice", [{"name": "*"}], did_type="all")) == ["c1", "ds1", "f0", "f1", "f2"]
+    assert list(c.list_dids("user.alice", [{"name": "ds*"}])) == ["ds1"]
+    assert next(iter(c.list_dids("user.alice", {"name": "f1"}, did_type="file", long=True)))["bytes"] == 1001
+    assert list(c.list_dids("user.alice", [{"bytes.gt": 1001}], did_type="file")) == ["f2"]
+    c.set_metadata("user.alice", "ds1", "colour", "red")
+    c.set_metadata_bulk("user.alice", "ds1", {"year": 2026, "project": "x"})
+    assert c.get_metadata("user.alice", "ds1", plugin="JSON") == {"colour": "red", "year": 2026}
+    assert c.get_metadata("user.alice", "ds1")["project"] == "x"
+    assert list(c.list_dids("user.alice", [{"colour": "r*", "year.gte": 2026}])) == ["ds1"]
+    assert list(c.get_metadata_bulk([{"scope": "user.alice", "name": "ds1"}]))[0]["name"] == "ds1"
+    c.delete_metadata("user.alice", "ds1", "colour")
+    refused(exception.KeyNotFound, c.delete_metadata, "user.alice", "ds1", "colour")
+    assert {one["name"] for one in c.scope_list("user.alice")} >= {"c1"}
+    c.add_dids([{"scope": "user.alice", "name": "ds2", "type": "DATASET"}, {"scope": "user.alice", "name": "ds3", "type": "DATASET"}])
+    c.attach_dids_to_dids([{"scope": "user.alice", "name": "ds2", "dids": named}], ignore_duplicate=True)
+    c.attach_dids_to_dids([{"scope": "user.alice", "name": "ds2", "dids": named}], ignore_duplicate=True)
+    c.detach_dids("user.alice", "ds2", named[:1])
+    assert len(list(c.list_content("user.alice", "ds2"))) == 2
+    assert len(list(c.list_content_history("user.alice", "ds2"))) == 1
+    c.close("user.alice", "ds2")
+    refused(UnsupportedOperation, c.close, "user.alice", "ds2")
+    refused(UnsupportedOperation, c.attach_dids, "user.alice", "ds2", named[:1])
+    assert c.get_did("user.alice", "ds2")["open"] is False and c.get_did("user.alice", "ds2")["length"] == 2
+    c.add_dataset("user.alice", "files")
+    assert c.get_did("user.alice", "files")["type"] == "DATASET"
+
+
+def replicas(c):
+    found = list(c.list_replicas([{"scope": "user.alice", "name": "ds1"}]))
+    assert [one["name"] for one in found] == ["f0", "f1", "f2"]
+    assert found[0]["states"] == {"SITE-A": "AVAILABLE"}
+    physical = list(found[0]["pfns"])[0]
+    assert physical.startswith(f"file://localhost:0{FOLDER}/site-a/user/alice/"), physical
+    assert found[0]["rses"] == {"SITE-A": [physical]}
+    assert list(c.list_replicas([{"scope": "user.alice", "name": "f0"}], schemes=["root"]))[0]["pfns"] == {}
+    assert list(c.list_replicas([{"scope": "user.alice", "name": "f0"}], rse_expression="SITE-B"))[0]["states"] == {}
+    assert list(c.get_did_from_pfns([physical])) == [{physical: {"scope": "user.alice", "name": "f0"}}]
+    assert "<metalink" in c.list_replicas([{"scope": "user.alice", "name": "ds1"}], metalink=True)
+    one = {"scope": "user.alice", "name": "loose", "bytes": 7, "adler32": "00000001"}
+    c.add_replicas("SITE-B", [one])
+    refused(ReplicaNotFound, c.set_tombstone, [{"scope": "user.alice", "name": "loose", "rse": "SITE-C"}])
+    c.set_tombstone([{"scope": "user.alice", "name": "loose", "rse": "SITE-B"}])
+    c.add_replicas("SITE-C", [{**one, "name": "doomed"}])
+    c.delete_replicas("SITE-C", [{"scope": "user.alice", "name": "doomed"}])
+    left = list(c.list_replicas([{"scope": "user.alice", "name": "doomed"}])) if "doomed" in list(
+        c.list_dids("user.alice", {"name": "doomed"}, did_type="file")) else []
+    assert all(not one["states"] for one in left), left
+    assert list(c.list_dataset_replicas("user.alice", "ds1"))[0]["available_length"] == 3
+    assert list(c.list_dataset_replicas_bulk([{"scope": "user.alice", "name": "ds1"}]))[0]["rse"] == "SITE-A"
+
+
+def rules(c):
+    did = [{"scope": "user.alice", "name": "ds1"}]
+    (rule,) = c.add_replication_rule(did, 2, "tier=1", account="alice", comment="two copies", meta={"a": 1})
+    refused(DuplicateRule, c.add_replication_rule, did, 2, "tier=1", account="alice")
+    refused(InsufficientAccountLimit, c.add_replication_rule, did, 1, "SITE-C", account="alice")
+    refused(exception.InsufficientTargetRSEs, c.add_replication_rule, did, 9, "tier=1", account="alice")
+    refused(InvalidRSEExpression, c.add_replication_rule, did, 1, "tier=9", account="alice")
+    refused(InvalidRSEExpression, c.add_replication_rule, did, 1, "(" * 3000, account="alice")
+    refused(InvalidSourceReplicaExpression, c.add_replication_rule, did, 1, "SITE-B", account="alice", source_replica_expression="NOPE")
+    refused(exception.InvalidValueForKey, c.add_replication_rule, did, 0, "tier=1", account="alice")
+    refused(InvalidObject, c.add_replication_rule, did, 1, "tier=1", account="alice", activity="sleeping")
+    refused(DataIdentifierNotFound, c.add_replication_rule, [{"scope": "user.alice", "name": "no"}], 1, "tier=1", account="alice")
+    found = c.get_replication_rule(rule)
+    assert (found["state"], found["locks_ok_cnt"], found["locks_replicating_cnt"]) == ("REPLICATING", 3, 3), found
+    assert found["meta"] == '{"a":1}' or found["meta"] == '{"a": 1}', found["meta"]
+    assert isinstance(found["created_at"], datetime)
+    refused(RuleNotFound, c.get_replication_rule, "0" * 32)
+    refused(RuleNotFound, c.get_replication_rule, "xyz")
+    assert [one["id"] for one in c.list_replication_rules({"account": "alice", "scope": "user.*"})] == [rule]
+    assert list(c.list_replication_rules({"state": "S"})) == []
+    assert [one["id"] for one in c.list_did_rules("user.alice", "ds1")] == [rule]
+    assert [one["id"] for one in c.list_associated_rules_for_file("user.alice", "f0")] == [rule]
+    assert [one["id"] for one in c.list_account_rules("alice")] == [rule]
+    assert len(list(c.list_replica_locks(rule))) == 6
+    assert {one["rse"] for one in c.get_dataset_locks("user.alice", "ds1")} == {"SITE-A", "SITE-B"}
+    assert [one["rule_id"] for one in c.get_dataset_locks_by_rse("SITE-A")] == [rule]
+    assert len(list(c.get_locks_for_dids([{"scope": "user.alice", "name": "c1", "type": "container"}]))) == 2
+    assert list(c.list_replication_rule_full_history("user.alice", "ds1"))[0]["rule_id"] == rule
+    c.update_replication_rule(rule, {"lifetime": 3600, "comment": "hi", "priority": 4})
+    assert c.get_replication_rule(rule)["expires_at"] > datetime.utcnow() + timedelta(minutes=50)
+    refused(InputValidationError, c.update_replication_rule, rule, {"foo": 1})
+    c.update_replication_rule(rule, {"lifetime": None})
+    refused(ReplicaIsLocked, c.set_tombstone, [{"scope": "user.alice", "name": "f0", "rse": "SITE-A"}])
+    refused(RuleReplaceFailed, c.reduce_replication_rule, rule, 1)
+    request = c.list_request_by_did("f0", "SITE-B", scope="user.alice")
+    assert request["state"] in ("QUEUED", "SUBMITTED") if isinstance(request, dict) else request
+    refused(RequestNotFound, lambda: next(c.list_request_by_did("f0", "SITE-C", scope="user.alice"))
+            if hasattr(c.list_request_by_did("f0", "SITE-C", scope="user.alice"), "__next__") else None)
+    files = [{"scope": "user.alice", "name": f"f{at}", "state": "A"} for at in range(3)]
+    c.update_replicas_states("SITE-B", files)
+    assert c.get_replication_rule(rule)["state"] == "OK"
+    assert c.examine_replication_rule(rule)["transfers"] == []
+    one = c.reduce_replication_rule(rule, 1, exclude_expression="SITE-A")
+    refused(RuleNotFound, c.get_replication_rule, rule)
+    assert c.get_replication_rule(one)["state"] == "OK"
+    moved = c.move_replication_rule(one, "SITE-A", override={})
+    assert c.get_replication_rule(moved)["rse_expression"] == "SITE-A"
+    refused(UnsupportedOperation, c.move_replication_rule, moved, "SITE-B", override={"zzz": 1})
+    (asked,) = c.add_replication_rule(did, 1, "SITE-C", account="alice", ask_approval=True)
+    assert c.get_replication_rule(asked)["state"] == "WAITING_APPROVAL"
+    c.approve_replication_rule(asked)
+    (denied,) = c.add_replication_rule([{"scope": "user.alice", "name": "ds2"}], 1, "SITE-C", account="alice", ask_approval=True)
+    c.deny_replication_rule(denied, reason="no")
+    refused(RuleNotFound, c.get_replication_rule, denied)
+    (locked,) = c.add_replication_rule([{"scope": "user.alice", "name": "ds2"}], 1, "SITE-A", account="alice", locked=True)
+    refused(UnsupportedOperation, c.delete_replication_rule, locked)
+    c.update_replication_rule(locked, {"locked": False})
+    c.delete_replication_rule(locked)
+    assert c.get_replication_rule(locked)["expires_at"] is not None
+    assert list(c.list_subscriptions(account="root")) == []
+    assert list(c.get_local_account_usage("alice", "SITE-A"))[0]["files"] >= 3
+    return moved
+
+
+def trust(c):
+    alice = Client(account="alice", auth_type="userpass", creds={"username": "alice", "password": "a long word"})
+    assert alice.whoami()["account"] == "alice"
+    refused(AccessDenied, alice.add_account, "eve", "USER", "e@example.org")
+    refused(AccessDenied, alice.add_rse, "SITE-E")
+    refused(AccessDenied, alice.set_local_account_limit, "alice", "SITE-A", 1)
+    refused(AccessDenied, alice.add_replication_rule, [{"scope": "user.alice", "name": "ds3"}], 1, "SITE-A", account="root")
+    c.add_scope("root", "ops")
+    refused(AccessDenied, alice.add_dataset, "ops", "x")
+    alice.add_dataset("user.alice", "own")
+    (own,) = alice.add_replication_rule([{"scope": "user.alice", "name": "own"}], 1, "SITE-A")
+    assert alice.get_replication_rule(own)["account"] == "alice"
+    alice.update_replication_rule(own, {"comment": "mine"})
+    alice.delete_replication_rule(own)
+    for account, password in [("alice", "wrong"), ("root", "a long word")]:
+        forget_tokens()
+        refused(CannotAuthenticate, Client, account=account, auth_type="userpass",
+                creds={"username": "alice", "password": password})
+    forged = Client(account="alice", auth_type="userpass", creds={"username": "alice", "password": "a long word"})
+    forged.auth_token = "root-root-unknown-" + "0" * 64
+    forged.headers["X-Rucio-Auth-Token"] = forged.auth_token
+    # A token nobody gave is worth nothing: the client logs in again, as who it is.
+    assert forged.whoami()["account"] == "alice"
+    c.del_identity("alice", "alice", "USERPASS")
+    refused(CannotAuthenticate, forged.whoami)
+
+
+def command(c):
+    assert "41.5.1" in rucio("ping")
+    assert "root" in rucio("whoami")
+    assert "SITE-A" in rucio("rse", "list")
+    assert "user.alice:ds1" in rucio("did", "list", "user.alice:ds*")
+    assert "ds1" in rucio("did", "show", "user.alice:ds1")
+    assert "f0" in rucio("did", "content", "list", "user.alice:ds1")
+    assert "project" in rucio("did", "metadata", "list", "user.alice:ds1")
+    assert "SITE-A" in rucio("replica", "list", "file", "user.alice:ds1")
+    listed = rucio("rule", "list", "--did", "user.alice:ds1")
+    assert "SITE-A" in listed, listed
+    rucio("did", "show", "user.alice:nothing", code=1)
+    rucio("rule", "show", "0" * 32, code=1)
+
+
+def files(c):
+    """Upload and download with the client's own protocols, through the physical names we give."""
+    path = os.path.join(FOLDER, "letter.txt")
+    with open(path, "w") as file:
+        file.write("dear reader\n" * 1000)
+    c.set_local_account_limit("root", "SITE-A", -1)
+    rucio("upload", "--rse", "SITE-A", "--scope", "user.alice", path)
+    (found,) = c.list_replicas([{"scope": "user.alice", "name": "letter.txt"}])
+    assert found["bytes"] == 12000 and found["states"] == {"SITE-A": "AVAILABLE"}, found
+    assert os.path.exists(list(found["pfns"])[0].split(":0", 1)[1])
+    into = os.path.join(FOLDER, "in")
+    rucio("download", "--dir", into, "user.alice:letter.txt")
+    with open(os.path.join(into, "user.alice", "letter.txt")) as file:
+        assert file.read() == "dear reader\n" * 1000
+
+
+def main():
+    c = Client()
+    for part in [accounts, sites, quotas, names, replicas, rules, command, files, trust]:
+        part(c)
+        print(part.__name__, "is well", flush=True)
+    print("all is well")
+
+
+main()

@@ -1,0 +1,125 @@
+//! What people say about data identifiers, and finding them by it.
+
+use serde_json::{Map, Value};
+
+use super::{COLUMNS, from_row, get};
+use crate::api::{Did, DidRecord, Micros};
+use crate::catalog::engine::values;
+use crate::catalog::{Row, Tx};
+use crate::error::{Class, Result, refuse};
+
+/// The most that is kept with one data identifier, in bytes of JSON.
+const MOST: usize = 64 << 10;
+
+/// The metadata of a data identifier.
+pub(crate) fn metadata(tx: &mut Tx<'_>, id: i64) -> Result<Map<String, Value>> {
+    let row = tx.first("SELECT meta FROM dids WHERE id = ?1", values![id])?;
+    Ok(row.map(|row| parsed(row.text(0))).unwrap_or_default())
+}
+
+fn parsed(text: &str) -> Map<String, Value> {
+    serde_json::from_str(text).unwrap_or_default()
+}
+
+/// Sets keys; `lifetime` (seconds) moves the moment of expiry instead.
+pub fn set_metadata(
+    tx: &mut Tx<'_>,
+    did: &Did,
+    meta: &Map<String, Value>,
+    now: Micros,
+) -> Result<()> {
+    if let Some(lifetime) = meta.get("lifetime") {
+        let seconds = match lifetime {
+            Value::Null => None,
+            value => Some(value.as_i64().ok_or_else(|| {
+                refuse(Class::InvalidMetadata, "A lifetime is a whole number of seconds")
+            })?),
+        };
+        super::set_lifetime(tx, did, seconds, now)?;
+    }
+    change(tx, did, now, |held| {
+        for (key, value) in meta.iter().filter(|(key, _)| *key != "lifetime") {
+            if key.is_empty() || key.len() > 255 {
+                return Err(refuse(Class::InvalidMetadata, "A key has 1 to 255 letters"));
+            }
+            held.insert(key.clone(), value.clone());
+        }
+        Ok(())
+    })
+}
+
+/// Removes a key.
+pub fn delete_metadata(tx: &mut Tx<'_>, did: &Did, key: &str, now: Micros) -> Result<()> {
+    change(tx, did, now, |held| match held.remove(key) {
+        Some(_) => Ok(()),
+        None => Err(refuse(Class::KeyNotFound, format!("{did} has no metadata {key:.60}"))),
+    })
+}
+
+fn change(
+    tx: &mut Tx<'_>,
+    did: &Did,
+    now: Micros,
+    how: impl FnOnce(&mut Map<String, Value>) -> Result<()>,
+) -> Result<()> {
+    let id = get(tx, did)?.id;
+    let row = tx.first("SELECT meta FROM dids WHERE id = ?1 LOCK ROWS", values![id])?;
+    let mut held = row.map(|row| parsed(row.text(0))).unwrap_or_default();
+    how(&mut held)?;
+    let text = Value::Object(held).to_string();
+    if text.len() > MOST {
+        let message = format!("{did} would have more than {MOST} bytes of metadata");
+        return Err(refuse(Class::InvalidMetadata, message));
+    }
+    let sql = "UPDATE dids SET meta = ?2, updated_at = ?3 WHERE id = ?1";
+    tx.execute(sql, values![id, text, now]).map(drop)
+}
+
+/// The question for data identifiers of a scope whose names begin alike; `types` are letters in
+/// quotes. Their metadata is the last column.
+pub(crate) fn search_sql(types: &str) -> String {
+    format!(
+        "SELECT {COLUMNS}, meta FROM dids WHERE scope = ?1 AND name >= ?2 AND name < ?3 AND did_type IN ({types})
+         ORDER BY name"
+    )
+}
+
+/// The metadata in a row of [`search_sql`].
+pub(crate) fn meta_of(row: &Row) -> Map<String, Value> {
+    parsed(row.text(row.0.len() - 1))
+}
+
+/// The question for what is in a scope and in no collection.
+pub(crate) fn top_sql() -> String {
+    format!(
+        "SELECT {COLUMNS} FROM dids WHERE scope = ?1 AND NOT EXISTS (SELECT 1 FROM contents c WHERE c.child = dids.id)
+         ORDER BY name"
+    )
+}
+
+/// What is directly in a collection.
+pub(crate) fn children(
+    tx: &mut Tx<'_>,
+    id: i64,
+    each: &mut dyn FnMut(DidRecord) -> Result<()>,
+) -> Result<()> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM dids WHERE id IN (SELECT child FROM contents WHERE parent = ?1)
+         ORDER BY scope, name"
+    );
+    tx.for_each(&sql, values![id], &mut |row| each(from_row(&row)))
+}
+
+/// Everything below some collections, once each.
+pub(crate) fn below(
+    tx: &mut Tx<'_>,
+    roots: &[i64],
+    each: &mut dyn FnMut(DidRecord) -> Result<()>,
+) -> Result<()> {
+    let sql = format!(
+        "WITH RECURSIVE down(id) AS (SELECT child FROM contents WHERE parent IN ARRAY(?1)
+         UNION SELECT c.child FROM down CROSS JOIN contents c ON (c.parent = down.id))
+         SELECT {COLUMNS} FROM dids WHERE id IN (SELECT id FROM down) ORDER BY scope, name"
+    );
+    tx.for_each(&sql, values![roots.to_vec()], &mut |row| each(from_row(&row)))
+}

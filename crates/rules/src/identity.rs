@@ -1,0 +1,215 @@
+//! Who may act as which account: identities with passwords, and the tokens they are given.
+//!
+//! Passwords are kept as argon2 hashes, tokens as SHA-256: neither can be read back from the
+//! catalog. A password is judged outside any transaction, because that takes long on purpose.
+
+use argon2::{Argon2, PasswordHash, PasswordHasher, PasswordVerifier};
+use sha2::{Digest, Sha256};
+
+use crate::account::check_exists;
+use crate::api::{Micros, SECOND};
+use crate::catalog::Tx;
+use crate::catalog::engine::values;
+use crate::error::{Class, Result, refuse};
+
+/// How long a token lives.
+pub const TOKEN_LIFE: Micros = 3_600 * SECOND;
+
+/// Kinds of identities there are; only the first can log in here.
+const KINDS: [&str; 6] = ["USERPASS", "X509", "GSS", "SSH", "SAML", "OIDC"];
+
+/// An identity of an account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of an identity")]
+pub struct Identity {
+    pub identity: String,
+    pub kind: String,
+    pub email: Option<String>,
+}
+
+/// The hash under which a password is kept.
+pub fn hash_password(password: &str) -> Result<String> {
+    let hashed = Argon2::default().hash_password(password.as_bytes());
+    hashed.map(|hash| hash.to_string()).map_err(|error| {
+        refuse(Class::InvalidObject, format!("The password cannot be taken: {error}"))
+    })
+}
+
+/// Whether this is the password that was hashed.
+#[must_use]
+pub fn is_password(password: &str, hash: &str) -> bool {
+    PasswordHash::new(hash)
+        .is_ok_and(|hash| Argon2::default().verify_password(password.as_bytes(), &hash).is_ok())
+}
+
+/// What is kept of a token.
+#[must_use]
+pub fn hash_token(token: &str) -> String {
+    Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Lets an identity act as an account. `hash` is that of its password; an identity that is known
+/// keeps the one it has.
+pub fn add(
+    tx: &mut Tx<'_>,
+    account: &str,
+    new: &Identity,
+    hash: Option<&str>,
+    default: bool,
+    now: Micros,
+) -> Result<()> {
+    check_exists(tx, account)?;
+    if new.identity.is_empty() || new.identity.len() > 2048 || !KINDS.contains(&new.kind.as_str()) {
+        let message = format!("An identity has a name, and a type: one of {}", KINDS.join(", "));
+        return Err(refuse(Class::InvalidObject, message));
+    }
+    let known = "SELECT password FROM identities WHERE identity = ?1 AND identity_type = ?2";
+    let known = tx.first(known, values![&new.identity, &new.kind])?;
+    if known.is_none() {
+        if new.kind == "USERPASS" && hash.is_none() {
+            return Err(refuse(
+                Class::InvalidObject,
+                "An identity of type USERPASS has a password",
+            ));
+        }
+        tx.execute(
+            "INSERT INTO identities (identity, identity_type, password, email, created_at) VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (identity, identity_type) DO NOTHING",
+            values![&new.identity, &new.kind, hash, new.email.clone(), now],
+        )?;
+    }
+    let added = tx.execute(
+        "INSERT INTO account_map (identity, identity_type, account, is_default, created_at) VALUES (?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT (identity, identity_type, account) DO NOTHING",
+        values![&new.identity, &new.kind, account, default, now],
+    )?;
+    if added == 0 {
+        let message = format!("Identity pair '{}',{} already exists!", new.identity, new.kind);
+        return Err(refuse(Class::Duplicate, message));
+    }
+    Ok(())
+}
+
+/// Takes an identity from an account; one without any account is forgotten.
+pub fn remove(tx: &mut Tx<'_>, account: &str, identity: &str, kind: &str) -> Result<()> {
+    let gone = tx.execute(
+        "DELETE FROM account_map WHERE identity = ?1 AND identity_type = ?2 AND account = ?3",
+        values![identity, kind, account],
+    )?;
+    if gone == 0 {
+        let message = format!("('{identity}','{kind}','{account}') does not exist");
+        return Err(refuse(Class::IdentityError, message));
+    }
+    tx.execute(
+        "DELETE FROM tokens WHERE identity = ?1 AND account = ?2",
+        values![identity, account],
+    )?;
+    tx.execute(
+        "DELETE FROM identities WHERE identity = ?1 AND identity_type = ?2 AND NOT EXISTS (SELECT 1 FROM account_map m
+         WHERE m.identity = identities.identity AND m.identity_type = identities.identity_type)",
+        values![identity, kind],
+    )?;
+    Ok(())
+}
+
+/// The identities of an account.
+pub fn list(tx: &mut Tx<'_>, account: &str) -> Result<Vec<Identity>> {
+    check_exists(tx, account)?;
+    let rows = tx.query(
+        "SELECT i.identity, i.identity_type, i.email FROM account_map m JOIN identities i ON i.identity = m.identity
+         AND i.identity_type = m.identity_type WHERE m.account = ?1 ORDER BY i.identity, i.identity_type",
+        values![account],
+    )?;
+    let identity = |row: &crate::catalog::Row| Identity {
+        identity: row.text(0).to_owned(),
+        kind: row.text(1).to_owned(),
+        email: row.opt_text(2),
+    };
+    Ok(rows.iter().map(identity).collect())
+}
+
+/// The accounts an identity may act as, its default first.
+pub fn accounts(tx: &mut Tx<'_>, identity: &str, kind: &str) -> Result<Vec<String>> {
+    let rows = tx.query(
+        "SELECT account FROM account_map WHERE identity = ?1 AND identity_type = ?2 ORDER BY is_default DESC, account",
+        values![identity, kind],
+    )?;
+    Ok(rows.iter().map(|row| row.text(0).to_owned()).collect())
+}
+
+/// The password hash of a user that may act as `account`, or as its default account without one;
+/// and which account that is.
+pub fn login(
+    tx: &mut Tx<'_>,
+    user: &str,
+    account: Option<&str>,
+) -> Result<Option<(String, String)>> {
+    let row = tx.first(
+        "SELECT i.password, m.account FROM identities i JOIN account_map m ON m.identity = i.identity
+         AND m.identity_type = i.identity_type JOIN accounts a ON a.account = m.account
+         WHERE i.identity = ?1 AND i.identity_type = 'USERPASS' AND i.password IS NOT NULL AND a.deleted_at IS NULL
+         AND a.status = 'ACTIVE' AND (?2 = '' OR m.account = ?2) ORDER BY m.is_default DESC, m.account LIMIT 1",
+        values![user, account.unwrap_or("")],
+    )?;
+    Ok(row.map(|row| (row.text(0).to_owned(), row.text(1).to_owned())))
+}
+
+/// Keeps a token, by its hash, and forgets those that have expired.
+pub fn add_token(
+    tx: &mut Tx<'_>,
+    hash: &str,
+    account: &str,
+    identity: &str,
+    now: Micros,
+) -> Result<Micros> {
+    let until = now.saturating_add(TOKEN_LIFE);
+    tx.execute("DELETE FROM tokens WHERE expired_at < ?1", values![now])?;
+    tx.execute(
+        "INSERT INTO tokens (token_hash, account, identity, expired_at) VALUES (?1, ?2, ?3, ?4)",
+        values![hash, account, identity, until],
+    )?;
+    Ok(until)
+}
+
+/// A token that is valid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// As whom its bearer acts.
+    pub account: String,
+    /// Who its bearer is.
+    pub identity: String,
+    /// Whether the account may do everything.
+    pub privileged: bool,
+    /// Until when it is valid.
+    pub expires: Micros,
+}
+
+/// The token of this hash, if it is valid.
+pub fn token(tx: &mut Tx<'_>, hash: &str, now: Micros) -> Result<Option<Token>> {
+    let row = tx.first(
+        "SELECT t.account, t.identity, t.expired_at, (SELECT 1 FROM account_attr_map m WHERE m.account = t.account AND m.key = 'admin')
+         FROM tokens t JOIN accounts a ON a.account = t.account WHERE t.token_hash = ?1 AND t.expired_at >= ?2
+         AND a.deleted_at IS NULL AND a.status = 'ACTIVE'",
+        values![hash, now],
+    )?;
+    Ok(row.map(|row| Token {
+        account: row.text(0).to_owned(),
+        identity: row.text(1).to_owned(),
+        privileged: row.text(0) == "root" || row.flag(3),
+        expires: row.int(2),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_known_by_its_hash_and_no_other_is() {
+        let hash = hash_password("a word").unwrap();
+        assert!(hash.starts_with("$argon2id$"), "{hash}");
+        assert!(is_password("a word", &hash));
+        assert!(!is_password("another", &hash));
+        assert!(!is_password("a word", "not a hash"));
+    }
+}

@@ -1,0 +1,348 @@
+//! How the files of an RSE are reached: its protocols, and the physical names of its replicas.
+//!
+//! A physical name is `scheme://host:port/prefix/path`. The path follows from the logical name by
+//! a hash that spreads files over folders, or was said when the replica was registered. No path
+//! ever leaves the prefix: parts that are empty, `.` or `..` are refused wherever one comes in.
+
+use md5::{Digest, Md5};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::api::Did;
+use crate::catalog::engine::values;
+use crate::catalog::{Row, Tx};
+use crate::error::{Class, Error, Result, refuse};
+use crate::expression::Rse;
+
+/// One way to the files of an RSE.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Protocol {
+    /// `file`, `s3`, `davs`, …
+    pub scheme: String,
+    /// The host, `localhost` where none was said.
+    pub hostname: String,
+    /// The port, 0 where none was said.
+    pub port: i64,
+    /// Where the RSE's files begin.
+    pub prefix: String,
+    /// The class a client loads for it.
+    pub implementation: String,
+    /// What it may be used for: domain → operation → rank, 0 or nothing for never.
+    pub domains: Value,
+    /// Whatever else it needs.
+    pub extended: Value,
+}
+
+/// Whether a path stays where it is put: parts without meaning, and none that lead up.
+#[must_use]
+pub fn stays_below(path: &str) -> bool {
+    !path.is_empty()
+        && !path.contains(['\\', '\0'])
+        && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+}
+
+/// The path of a file below the prefix, from its logical name.
+#[must_use]
+pub fn hashed_path(did: &Did) -> String {
+    let digest = Md5::digest(format!("{}:{}", did.scope, did.name).as_bytes());
+    let people = did.scope.starts_with("user") || did.scope.starts_with("group");
+    let scope = if people { did.scope.replace('.', "/") } else { did.scope.clone() };
+    format!("{scope}/{:02x}/{:02x}/{}", digest[0], digest[1], did.name.trim_start_matches('/'))
+}
+
+impl Protocol {
+    /// Reads a protocol as clients write it.
+    pub fn read(scheme: &str, body: &Map<String, Value>) -> Result<Self> {
+        let wrong = |what: &str| refuse(Class::InvalidObject, format!("A protocol's {what}"));
+        let text = |key: &str, otherwise: &str| match body.get(key) {
+            None | Some(Value::Null) => Ok(otherwise.to_owned()),
+            Some(Value::String(text)) if text.len() <= 1024 => Ok(text.clone()),
+            Some(_) => Err(wrong(&format!("{key} is a text of at most 1024 letters"))),
+        };
+        let port = match body.get("port") {
+            None | Some(Value::Null) => 0,
+            Some(value) => value
+                .as_i64()
+                .or_else(|| value.as_str().and_then(|text| text.parse().ok()))
+                .filter(|port| (0..=65_535).contains(port))
+                .ok_or_else(|| wrong("port is a number up to 65535"))?,
+        };
+        let legal = |letter: char| letter.is_ascii_alphanumeric() || "+-.".contains(letter);
+        if scheme.is_empty() || scheme.len() > 32 || !scheme.chars().all(legal) {
+            return Err(wrong("scheme is a short word such as file, s3 or davs"));
+        }
+        let prefix = text("prefix", "")?;
+        if prefix.split('/').any(|part| part == "..") || prefix.contains(['\\', '\0']) {
+            return Err(wrong("prefix has no part that leads up"));
+        }
+        let all = json!({"read": 1, "write": 1, "delete": 1});
+        let domains = match body.get("domains") {
+            None | Some(Value::Null) => json!({"lan": all, "wan": all}),
+            Some(value @ Value::Object(_)) => value.clone(),
+            Some(_) => return Err(wrong("domains say which operations are ranked how")),
+        };
+        let host = text("hostname", "")?;
+        Ok(Self {
+            scheme: scheme.to_owned(),
+            hostname: if host.is_empty() { "localhost".to_owned() } else { host },
+            port,
+            prefix,
+            implementation: text("impl", "rucio.rse.protocols.posix.Default")?,
+            domains,
+            extended: body.get("extended_attributes").cloned().unwrap_or(Value::Null),
+        })
+    }
+
+    fn from_row(row: &Row) -> Self {
+        let parsed = |text: Option<String>| {
+            text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null)
+        };
+        Self {
+            scheme: row.text(1).to_owned(),
+            hostname: row.text(2).to_owned(),
+            port: row.int(3),
+            prefix: row.text(4).to_owned(),
+            implementation: row.text(5).to_owned(),
+            domains: parsed(row.opt_text(6)),
+            extended: parsed(row.opt_text(7)),
+        }
+    }
+
+    /// The protocol as clients read it.
+    #[must_use]
+    pub fn show(&self) -> Value {
+        json!({
+            "scheme": self.scheme, "hostname": self.hostname, "port": self.port, "prefix": self.prefix,
+            "impl": self.implementation, "domains": self.domains, "extended_attributes": self.extended,
+        })
+    }
+
+    /// How an operation ranks within a domain; none means that it cannot be done this way.
+    #[must_use]
+    pub fn rank(&self, domain: &str, operation: &str) -> Option<i64> {
+        let rank = self.domains.get(domain)?.get(operation)?.as_i64()?;
+        (rank > 0).then_some(rank)
+    }
+
+    /// What stands before the path in a physical name, with a slash at its end.
+    #[must_use]
+    pub fn base(&self) -> String {
+        let slash = if self.prefix.starts_with('/') { "" } else { "/" };
+        let end = if self.prefix.ends_with('/') { "" } else { "/" };
+        let (scheme, host, port) = (&self.scheme, &self.hostname, self.port);
+        format!("{scheme}://{host}:{port}{slash}{}{end}", self.prefix)
+    }
+
+    /// The physical name of a path below the prefix.
+    #[must_use]
+    pub fn name(&self, path: &str) -> String {
+        format!("{}{}", self.base(), path.trim_start_matches('/'))
+    }
+
+    /// The path below the prefix of a physical name, if it is one of this protocol.
+    #[must_use]
+    pub fn path_of(&self, name: &str) -> Option<String> {
+        let (scheme, rest) = name.split_once("://")?;
+        let (host, path) = rest.split_at(rest.find('/')?);
+        let (host, port) = host.split_once(':').unwrap_or((host, "0"));
+        let same_host = self.hostname == host || (host.is_empty() && self.hostname == "localhost");
+        if scheme != self.scheme || !same_host || port.parse() != Ok(self.port) {
+            return None;
+        }
+        let single = |text: &str| {
+            let parts: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
+            parts.join("/")
+        };
+        let (path, prefix) = (single(path), single(&self.prefix));
+        let below = if prefix.is_empty() {
+            path
+        } else {
+            path.strip_prefix(&prefix)?.strip_prefix('/')?.to_owned()
+        };
+        stays_below(&below).then_some(below)
+    }
+}
+
+/// The path of a replica below the prefix: what was said at its registration, else what follows
+/// from its name.
+pub fn path(rse: &Rse, did: &Did, said: Option<&str>) -> Result<String> {
+    let path = match said {
+        Some(path) => path.trim_start_matches('/').to_owned(),
+        None if rse.deterministic => hashed_path(did),
+        None => {
+            let message =
+                format!("Nobody said where {did} is on {}, whose names are free", rse.name);
+            return Err(refuse(Class::ReplicaNotFound, message));
+        }
+    };
+    if stays_below(&path) { Ok(path) } else { Err(leaves(&path)) }
+}
+
+pub(crate) fn leaves(path: &str) -> Error {
+    refuse(Class::InvalidPath, format!("The path {path:.200} leaves the RSE's folder"))
+}
+
+/// Adds a protocol to an RSE.
+pub fn add(tx: &mut Tx<'_>, rse: &str, new: &Protocol) -> Result<()> {
+    let id = crate::rse::by_name(tx, rse)?.id;
+    let added = tx.execute(
+        "INSERT INTO rse_protocols (rse_id, scheme, hostname, port, prefix, impl, domains, extended_attributes)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (rse_id, scheme, hostname, port) DO NOTHING",
+        values![
+            id,
+            &new.scheme,
+            &new.hostname,
+            new.port,
+            &new.prefix,
+            &new.implementation,
+            new.domains.to_string(),
+            (!new.extended.is_null()).then(|| new.extended.to_string())
+        ],
+    )?;
+    if added == 0 {
+        let message = format!(
+            "Protocol '{}' on {}:{} already registered for {rse}",
+            new.scheme, new.hostname, new.port
+        );
+        return Err(refuse(Class::Duplicate, message));
+    }
+    tx.rses_changed()
+}
+
+/// Which protocols are meant: all of a scheme, or one on a host, or on a port of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the parts of an address")]
+pub struct Which {
+    pub scheme: String,
+    pub hostname: Option<String>,
+    pub port: Option<i64>,
+}
+
+impl Which {
+    fn takes(&self, protocol: &Protocol) -> bool {
+        protocol.scheme == self.scheme
+            && self.hostname.as_ref().is_none_or(|host| *host == protocol.hostname)
+            && self.port.is_none_or(|port| port == protocol.port)
+    }
+}
+
+fn unsupported(rse: &str, which: &Which) -> Error {
+    let message = format!("RSE '{rse}' has no protocol '{}' like that", which.scheme);
+    refuse(Class::RSEProtocolNotSupported, message)
+}
+
+/// Removes protocols from an RSE.
+pub fn delete(tx: &mut Tx<'_>, rse: &str, which: &Which) -> Result<()> {
+    let found = crate::rse::by_name(tx, rse)?;
+    let mut gone = 0;
+    for protocol in found.protocols.iter().filter(|protocol| which.takes(protocol)) {
+        gone += tx.execute(
+            "DELETE FROM rse_protocols WHERE rse_id = ?1 AND scheme = ?2 AND hostname = ?3 AND port = ?4",
+            values![found.id, &protocol.scheme, &protocol.hostname, protocol.port],
+        )?;
+    }
+    if gone == 0 { Err(unsupported(rse, which)) } else { tx.rses_changed() }
+}
+
+/// Changes protocols of an RSE: what `changes` does not name stays.
+pub fn update(
+    tx: &mut Tx<'_>,
+    rse: &str,
+    which: &Which,
+    changes: &Map<String, Value>,
+) -> Result<()> {
+    let found = crate::rse::by_name(tx, rse)?;
+    let old: Vec<&Protocol> = found.protocols.iter().filter(|one| which.takes(one)).collect();
+    if old.is_empty() {
+        return Err(unsupported(rse, which));
+    }
+    for protocol in old {
+        let Value::Object(mut body) = protocol.show() else { continue };
+        body.extend(changes.clone());
+        let scheme = body.get("scheme").and_then(Value::as_str).unwrap_or("").to_owned();
+        let new = Protocol::read(&scheme, &body)?;
+        let this = Which {
+            scheme: protocol.scheme.clone(),
+            hostname: Some(protocol.hostname.clone()),
+            port: Some(protocol.port),
+        };
+        delete(tx, rse, &this)?;
+        add(tx, rse, &new)?;
+    }
+    Ok(())
+}
+
+/// Reads the protocols of all RSEs, by RSE.
+pub(crate) fn load(tx: &mut Tx<'_>) -> Result<Vec<(i64, Protocol)>> {
+    let rows = tx.query(
+        "SELECT rse_id, scheme, hostname, port, prefix, impl, domains, extended_attributes FROM rse_protocols
+         ORDER BY rse_id, scheme, hostname, port",
+        &[],
+    )?;
+    Ok(rows.iter().map(|row| (row.int(0), Protocol::from_row(row))).collect())
+}
+
+/// The protocol of an RSE that ranks best for an operation.
+#[must_use]
+pub fn best<'a>(rse: &'a Rse, domain: &str, operation: &str) -> Option<&'a Protocol> {
+    let ranked = rse.protocols.iter().filter_map(|one| Some((one.rank(domain, operation)?, one)));
+    ranked.min_by_key(|(rank, _)| *rank).map(|(_, protocol)| protocol)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(prefix: &str) -> Protocol {
+        let Value::Object(body) = json!({"prefix": prefix}) else { unreachable!() };
+        Protocol::read("file", &body).unwrap()
+    }
+
+    #[test]
+    fn a_name_becomes_the_path_every_client_expects() {
+        for (scope, name, path) in [
+            ("user.alice", "f0", "user/alice/c0/c8/f0"),
+            ("data17", "a/b.root", "data17/34/c4/a/b.root"),
+        ] {
+            assert_eq!(hashed_path(&Did::new(scope, name)), path);
+        }
+    }
+
+    #[test]
+    fn no_path_leaves_the_folder() {
+        for (path, stays) in [
+            ("a/b", true),
+            ("a", true),
+            ("", false),
+            ("/a", false),
+            ("a//b", false),
+            ("../a", false),
+            ("a/../b", false),
+            ("a/..", false),
+            ("./a", false),
+            ("a\\..\\b", false),
+            ("a..b/c", true),
+        ] {
+            assert_eq!(stays_below(path), stays, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_physical_name_is_read_back_only_where_it_belongs() {
+        let protocol = folder("/data/rse1");
+        assert_eq!(protocol.name("a/b"), "file://localhost:0/data/rse1/a/b");
+        for (name, path) in [
+            ("file://localhost:0/data/rse1/a/b", Some("a/b")),
+            ("file:///data/rse1//a/b", Some("a/b")),
+            ("file://localhost/data/rse1/a", Some("a")),
+            ("file://localhost/data/rse10/a", None),
+            ("file://localhost/data/rse1/../rse2/a", None),
+            ("file://localhost/data/rse1/", None),
+            ("file://elsewhere/data/rse1/a", None),
+            ("s3://localhost/data/rse1/a", None),
+            ("nothing", None),
+        ] {
+            assert_eq!(protocol.path_of(name).as_deref(), path, "{name}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! `/dids/…/meta`: what is known about data identifiers besides the catalog's own columns.
+//!
+//! One object of keys and values is kept with each. Keys that are columns elsewhere are shown
+//! among the columns, all others as JSON metadata.
+
+use axum::http::Method;
+use serde_json::{Map, Value, json};
+
+use super::dids::own_scope;
+use super::rules::whole;
+use super::{Call, Reply, created, no_such_path, show, wrong};
+use crate::api::Did;
+use crate::catalog::Tx;
+use crate::did;
+use crate::error::{Class, Result, refuse};
+
+/// Which half of the metadata is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Half {
+    Columns,
+    Json,
+    Both,
+}
+
+fn half(text: Option<&str>) -> Result<Half> {
+    match text.map(str::to_ascii_uppercase).as_deref() {
+        None | Some("DID_COLUMN") => Ok(Half::Columns),
+        Some("JSON") => Ok(Half::Json),
+        Some("ALL") => Ok(Half::Both),
+        Some(_) => {
+            let message = "The metadata plugins are DID_COLUMN, JSON and ALL";
+            Err(refuse(Class::UnsupportedMetadataPlugin, message))
+        }
+    }
+}
+
+fn read(tx: &mut Tx<'_>, name: &Did, half: Half) -> Result<Map<String, Value>> {
+    let found = did::get(tx, name)?;
+    let own = did::metadata(tx, found.id)?;
+    let Value::Object(mut columns) = show::meta(&found) else { return Ok(Map::new()) };
+    let (known, free): (Map<_, _>, Map<_, _>) =
+        own.into_iter().partition(|(key, _)| columns.contains_key(key));
+    if half == Half::Json {
+        return Ok(free);
+    }
+    columns.extend(known);
+    if half == Half::Both {
+        columns.extend(free);
+    }
+    Ok(columns)
+}
+
+pub(super) async fn at(call: &Call, name: Did, key: Option<&str>) -> Result<Reply> {
+    match (&call.method, key) {
+        (&Method::GET, None) => {
+            let half = half(call.arg("plugin"))?;
+            let value = call.read(move |tx| read(tx, &name, half)).await?;
+            Ok(Reply::Json(Value::Object(value)))
+        }
+        (&Method::POST, Some(key)) => {
+            let meta = Map::from_iter([(key.to_owned(), call.field("value")?.clone())]);
+            set(call, name, meta).await
+        }
+        (&Method::POST, None) => {
+            let meta = call.field("meta")?.as_object().cloned();
+            set(call, name, meta.ok_or_else(|| wrong("meta is an object"))?).await
+        }
+        (&Method::DELETE, None) => {
+            own_scope(call, &name.scope, "change metadata in this scope").await?;
+            let key = call.arg("key").ok_or_else(|| wrong("say which key"))?.to_owned();
+            let now = call.now();
+            call.write(move |tx| did::delete_metadata(tx, &name, &key, now)).await?;
+            Ok(Reply::Done)
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+async fn set(call: &Call, name: Did, meta: Map<String, Value>) -> Result<Reply> {
+    own_scope(call, &name.scope, "change metadata in this scope").await?;
+    let now = call.now();
+    call.write(move |tx| did::set_metadata(tx, &name, &meta, now)).await?;
+    Ok(created())
+}
+
+/// `bulkmeta`: the metadata of many.
+pub(super) async fn bulk(call: &Call) -> Result<Reply> {
+    let names = super::rules::dids(call.body.get("dids"))?;
+    let half = half(call.body.get("plugin").and_then(Value::as_str))?;
+    let lines = call
+        .read(move |tx| {
+            let mut lines = Vec::with_capacity(names.len());
+            for name in &names {
+                match read(tx, name, half) {
+                    Ok(mut found) => {
+                        found.insert("scope".to_owned(), json!(name.scope));
+                        found.insert("name".to_owned(), json!(name.name));
+                        lines.push(Value::Object(found).to_string());
+                    }
+                    // What is not there is left out.
+                    Err(error) if error.class() == Some(Class::DataIdentifierNotFound) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(lines)
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+/// `bulkdidsmeta`: sets the metadata of many, all or none.
+pub(super) async fn set_bulk(call: &Call) -> Result<Reply> {
+    let list = call.field("dids")?.as_array().cloned().ok_or_else(|| wrong("dids is a list"))?;
+    let mut all = Vec::with_capacity(list.len());
+    for entry in &list {
+        let part = |key: &str| entry.get(key).and_then(Value::as_str);
+        let meta = entry.get("meta").and_then(Value::as_object).cloned();
+        let (Some(scope), Some(name), Some(meta)) = (part("scope"), part("name"), meta) else {
+            return Err(wrong("each has a scope, a name and a meta"));
+        };
+        own_scope(call, scope, "change metadata in this scope").await?;
+        all.push((Did::new(scope, name), meta));
+    }
+    let now = call.now();
+    call.write(move |tx| {
+        all.iter().try_for_each(|(name, meta)| did::set_metadata(tx, name, meta, now))
+    })
+    .await?;
+    Ok(created())
+}

@@ -1,0 +1,294 @@
+//! `/replicas`: which file is where, under which name, and when it may go.
+
+use std::collections::BTreeMap;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::dids::own_scope;
+use super::rules::{dids, whole};
+use super::{Call, Reply, created, listing, no_such_path, show, sites, wrong};
+use crate::api::{Did, NewFile, ReplicaState};
+use crate::catalog::Tx;
+use crate::catalog::engine::values;
+use crate::error::{Class, Error, Result, refuse};
+use crate::expression::Rse;
+use crate::rule::transfer;
+use crate::{protocol, replica};
+
+pub(super) async fn replicas_at(call: &Call, parts: &[&str]) -> Result<Reply> {
+    match (&call.method, parts) {
+        (&Method::POST, []) => add_replicas(call).await,
+        (&Method::PUT, []) => update_replicas(call).await,
+        (&Method::DELETE, []) => delete_replicas(call).await,
+        (&Method::POST, ["list"]) => listing::list(call),
+        (&Method::POST, ["tombstone"]) => tombstones(call).await,
+        (&Method::POST, ["bad"]) => bad(call).await,
+        (&Method::POST, ["bad", "dids"]) => bad_dids(call).await,
+        (&Method::GET, ["bad", "states"]) => Ok(bad_states()),
+        (&Method::POST, ["dids"]) => dids_of(call).await,
+        // Nobody is under suspicion here: a replica is good or bad.
+        (&Method::GET, ["suspicious"]) => Ok(whole(Vec::new())),
+        (&Method::POST, ["datasets_bulk"]) => {
+            let names = dids(call.body.get("dids"))?;
+            sites::dataset_replicas(call, names).await
+        }
+        (&Method::GET, ["rse", rse]) => datasets_on(call, rse).await,
+        (&Method::GET, [scope, name @ .., "datasets" | "datasets_vp"]) => {
+            sites::dataset_replicas(call, vec![Did::new(*scope, name.join("/"))]).await
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+async fn add_replicas(call: &Call) -> Result<Reply> {
+    let rse = call.text("rse")?;
+    let list = call.field("files")?.as_array().cloned().ok_or_else(|| wrong("files is a list"))?;
+    let mut files = Vec::with_capacity(list.len());
+    let mut named = Vec::new();
+    for value in list {
+        let physical = value.get("pfn").and_then(Value::as_str).map(str::to_owned);
+        let file: NewFile = serde_json::from_value(value)
+            .map_err(|error| wrong(&format!("a file is not as it should be: {error}")))?;
+        named.extend(physical.map(|name| (files.len(), name)));
+        files.push(file);
+    }
+    let at = rse.clone();
+    let found = call.read(move |tx| crate::rse::by_name(tx, &at)).await?;
+    for (at, name) in named {
+        files[at].path = said_path(&found, &files[at].did, &name)?;
+    }
+    for scope in
+        files.iter().map(|file| file.did.scope.as_str()).collect::<std::collections::BTreeSet<_>>()
+    {
+        own_scope(call, scope, "register files in this scope").await?;
+    }
+    let (account, now) = (call.caller.account.clone(), call.now());
+    call.write(move |tx| replica::add_replicas(tx, &rse, &files, &account, now)).await?;
+    Ok(created())
+}
+
+/// The path that a physical name says, where it does not follow from the logical one.
+fn said_path(rse: &Rse, did: &Did, name: &str) -> Result<Option<String>> {
+    let known = rse.protocols.iter().find_map(|protocol| protocol.path_of(name));
+    let path = match known {
+        Some(path) => path,
+        None if rse.protocols.is_empty() && !name.contains("..") => {
+            // Nobody has said yet how the RSE is reached: what was said is kept as it is.
+            let path = name
+                .split_once("://")
+                .map_or(name, |(_, rest)| rest.split_once('/').map_or("", |(_, path)| path));
+            path.trim_matches('/').to_owned()
+        }
+        None => {
+            let message = format!("{name:.200} is not a physical name of RSE {}", rse.name);
+            return Err(refuse(Class::InvalidPath, message));
+        }
+    };
+    if !protocol::stays_below(&path) {
+        return Err(protocol::leaves(&path));
+    }
+    if !rse.deterministic {
+        return Ok(Some(path));
+    }
+    if !rse.protocols.is_empty() && path != protocol::hashed_path(did) {
+        let message = format!("On {} the name of {did} follows from its hash", rse.name);
+        return Err(refuse(Class::InvalidPath, message));
+    }
+    Ok(None)
+}
+
+/// What is not locked is deleted: the reaper removes the files, and then the catalog forgets them.
+async fn delete_replicas(call: &Call) -> Result<Reply> {
+    call.privileged("delete replicas")?;
+    let (rse, names, now) = (call.text("rse")?, dids(call.body.get("files"))?, call.now());
+    call.write(move |tx| names.iter().try_for_each(|name| replica::doom(tx, name, &rse, now)))
+        .await?;
+    Ok(Reply::Done)
+}
+
+/// `A`: the copies are there; `U`: they could not be made.
+async fn update_replicas(call: &Call) -> Result<Reply> {
+    call.privileged("update replicas")?;
+    let rse = call.text("rse")?;
+    let names = dids(call.body.get("files"))?;
+    let rows = call.field("files")?.as_array().cloned().unwrap_or_default();
+    let mut well = Vec::new();
+    let mut ill: BTreeMap<String, Vec<Did>> = BTreeMap::new();
+    for (name, row) in names.into_iter().zip(rows) {
+        let state = row.get("state").and_then(Value::as_str).and_then(ReplicaState::read);
+        match state {
+            Some(ReplicaState::Available) => well.push(name),
+            Some(ReplicaState::Unavailable) => {
+                let error = row
+                    .get("error_message")
+                    .and_then(Value::as_str)
+                    .unwrap_or("The transfer failed");
+                ill.entry(error.to_owned()).or_default().push(name);
+            }
+            _ => return Err(wrong("state is A or U")),
+        }
+    }
+    let now = call.now();
+    let units = |tx: &mut Tx<'_>, rse: &str, names: &[Did]| -> Result<Vec<(i64, i64)>> {
+        names.iter().map(|name| replica::unit(tx, name, rse)).collect()
+    };
+    let at = rse.clone();
+    call.write(move |tx| {
+        let units = units(tx, &at, &well)?;
+        transfer::successful_transfer(tx, &units, now)
+    })
+    .await?;
+    for (error, names) in ill {
+        let at = rse.clone();
+        call.write(move |tx| {
+            let units = units(tx, &at, &names)?;
+            transfer::failed_transfer(tx, &units, &error, None, now)
+        })
+        .await?;
+    }
+    Ok(Reply::Done)
+}
+
+async fn tombstones(call: &Call) -> Result<Reply> {
+    call.privileged("set tombstones")?;
+    let list =
+        call.field("replicas")?.as_array().cloned().ok_or_else(|| wrong("replicas is a list"))?;
+    let now = call.now();
+    for entry in list {
+        let part = |key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
+        let (Some(scope), Some(name), Some(rse)) = (part("scope"), part("name"), part("rse"))
+        else {
+            return Err(wrong("each replica has a scope, a name and an rse"));
+        };
+        let name = Did::new(scope, name);
+        call.write(move |tx| replica::set_tombstone(tx, &name, &rse, now)).await?;
+    }
+    Ok(created())
+}
+
+/// A replica as clients name it: by its parts, or by its physical name.
+fn meant(rses: &[Rse], entry: &Value) -> Option<(Did, String)> {
+    let part = |key: &str| entry.get(key).and_then(Value::as_str);
+    if let (Some(scope), Some(name)) = (part("scope"), part("name")) {
+        let rse = part("rse").map(str::to_owned).or_else(|| {
+            let uuid = part("rse_id")?;
+            rses.iter().find(|rse| rse.uuid == uuid).map(|rse| rse.name.clone())
+        })?;
+        return Some((Did::new(scope, name), rse));
+    }
+    None
+}
+
+async fn bad(call: &Call) -> Result<Reply> {
+    call.privileged("declare replicas bad")?;
+    let list = call
+        .field("replicas")
+        .or_else(|_| call.field("pfns"))?
+        .as_array()
+        .cloned()
+        .ok_or_else(|| wrong("replicas is a list"))?;
+    let reason = call.text("reason").unwrap_or_default();
+    let (account, now) = (call.caller.account.clone(), call.now());
+    let mut unknown: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for entry in list {
+        let (reason, account) = (reason.clone(), account.clone());
+        let missed = call
+            .write(move |tx| {
+                let rses = tx.rses()?;
+                let found = match &entry {
+                    Value::String(name) => named(tx, &rses, name)?,
+                    entry => meant(&rses, entry),
+                };
+                let Some((did, rse)) = found else {
+                    return Ok(Some(("Unknown".to_owned(), entry.to_string())));
+                };
+                match replica::declare_bad(tx, &did, &rse, &reason, &account, now) {
+                    Ok(()) => Ok(None),
+                    Err(Error::Refused(refusal)) if refusal.class == Class::ReplicaNotFound => {
+                        Ok(Some((rse, format!("{did} Unknown replica"))))
+                    }
+                    Err(error) => Err(error),
+                }
+            })
+            .await?;
+        if let Some((rse, what)) = missed {
+            unknown.entry(rse).or_default().push(what);
+        }
+    }
+    Ok(Reply::CreatedJson(json!(unknown)))
+}
+
+async fn bad_dids(call: &Call) -> Result<Reply> {
+    call.privileged("declare replicas bad")?;
+    let (rse, names) = (call.text("rse")?, dids(call.body.get("dids"))?);
+    let reason = call.text("reason").unwrap_or_default();
+    let (account, now) = (call.caller.account.clone(), call.now());
+    call.write(move |tx| {
+        names
+            .iter()
+            .try_for_each(|name| replica::declare_bad(tx, name, &rse, &reason, &account, now))
+    })
+    .await?;
+    Ok(Reply::CreatedJson(json!({})))
+}
+
+fn bad_states() -> Reply {
+    Reply::Lines(Box::new(|tx, line| {
+        let sql = "SELECT d.scope, d.name, r.rse, r.uuid, b.reason, b.account, b.created_at FROM bad_replicas b
+            JOIN dids d ON d.id = b.did_id JOIN rses r ON r.id = b.rse_id ORDER BY b.id";
+        tx.for_each(sql, &[], &mut |row| {
+            let at = show::time(row.opt_int(6));
+            let value = json!({
+                "scope": row.text(0), "name": row.text(1), "rse": row.text(2), "rse_id": row.text(3), "state": "BAD",
+                "reason": row.opt_text(4), "account": row.opt_text(5), "created_at": at, "updated_at": at,
+            });
+            line(value.to_string())
+        })
+    }))
+}
+
+/// The replica a physical name means.
+fn named(tx: &mut Tx<'_>, rses: &[Rse], name: &str) -> Result<Option<(Did, String)>> {
+    for rse in rses {
+        let Some(path) = rse.protocols.iter().find_map(|one| one.path_of(name)) else { continue };
+        if let Some(did) = replica::at_path(tx, rse, &path)? {
+            return Ok(Some((did, rse.name.clone())));
+        }
+    }
+    Ok(None)
+}
+
+/// Which files some physical names belong to.
+async fn dids_of(call: &Call) -> Result<Reply> {
+    let names = call.field("pfns")?.as_array().cloned().ok_or_else(|| wrong("pfns is a list"))?;
+    let lines = call
+        .read(move |tx| {
+            let rses = tx.rses()?;
+            let mut lines = Vec::new();
+            for name in names.iter().filter_map(Value::as_str) {
+                if let Some((did, _)) = named(tx, &rses, name)? {
+                    lines.push(json!({name: {"scope": did.scope, "name": did.name}}).to_string());
+                }
+            }
+            Ok(lines)
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+/// The datasets of which something is on an RSE.
+async fn datasets_on(call: &Call, rse: &str) -> Result<Reply> {
+    let rse = rse.to_owned();
+    let names = call
+        .read(move |tx| {
+            let id = crate::rse::by_name(tx, &rse)?.id;
+            let sql = "SELECT DISTINCT d.scope, d.name FROM dataset_locks k JOIN dids d ON d.id = k.did_id
+                WHERE k.rse_id = ?1 ORDER BY d.scope, d.name";
+            let rows = tx.query(sql, values![id])?;
+            Ok((rse.clone(), rows.iter().map(|row| Did::new(row.text(0), row.text(1))).collect()))
+        })
+        .await?;
+    let (rse, names): (String, Vec<Did>) = names;
+    sites::dataset_replicas_on(call, names, Some(rse)).await
+}

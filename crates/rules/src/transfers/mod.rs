@@ -1,0 +1,97 @@
+//! Transfers: who moves which file from where, and how it is known to have arrived.
+//!
+//! Requests wait in the catalog. A worker takes some of them with a lease ([`queue`]): which ones
+//! is decided by shares of activities, priorities and limits, and from where by distance and load
+//! ([`choose`], pure). It moves each file ([`copy`]) through the protocols of the two RSEs
+//! ([`store`]) to a temporary name, reads back what arrived, compares checksums and only then gives
+//! the file its name. A worker that dies loses its leases, and whoever takes them next finds
+//! what is there already. [`worker`] runs in the server or as a process of its own, with the
+//! catalog or with a server behind it.
+
+pub mod afar;
+pub mod choose;
+pub mod copy;
+pub mod queue;
+pub mod store;
+pub mod worker;
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::Did;
+use crate::protocol::Protocol;
+
+/// One end of a transfer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    /// The RSE.
+    pub rse: String,
+    /// How it is reached.
+    pub protocol: Protocol,
+    /// Where the file is below the protocol's prefix.
+    pub path: String,
+}
+
+/// A file to move, as a worker is given it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// The request.
+    pub request: i64,
+    /// Which attempt at the request this is: what is reported on an earlier one counts for nothing.
+    pub attempt: i64,
+    /// The file.
+    pub did: Did,
+    /// Its size.
+    pub bytes: i64,
+    /// Its Adler-32 checksum, if known.
+    pub adler32: Option<String>,
+    /// Its MD5 checksum, if known.
+    pub md5: Option<String>,
+    /// Where it is.
+    pub source: End,
+    /// Where it goes.
+    pub destination: End,
+}
+
+/// What became of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The request.
+    pub request: i64,
+    /// The attempt.
+    pub attempt: i64,
+    /// The file.
+    pub did: Did,
+    /// The RSE it was for.
+    pub rse: String,
+    /// Why it failed, if it did.
+    pub error: Option<String>,
+    /// It was only given up, and waits for others.
+    #[serde(default)]
+    pub given_up: bool,
+}
+
+impl Outcome {
+    /// What became of this job.
+    #[must_use]
+    pub fn of(job: &Job, error: Option<String>) -> Self {
+        Self {
+            request: job.request,
+            attempt: job.attempt,
+            did: job.did.clone(),
+            rse: job.destination.rse.clone(),
+            error,
+            given_up: false,
+        }
+    }
+}
+
+/// What a worker still has: the request, the attempt, and the bytes moved so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// The request.
+    pub request: i64,
+    /// The attempt.
+    pub attempt: i64,
+    /// Bytes moved so far.
+    pub moved: i64,
+}

@@ -1,0 +1,557 @@
+//! The queue of requests: taking some with a lease, keeping them, and saying what became of them.
+//!
+//! Whoever changes a request holds the row of its file, like everybody else. A lease that is not
+//! renewed runs out, and the request waits again; what its former holder says after that is not
+//! believed, except that a file which is there is there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::choose::{self, Limit, Limits, Load, Source};
+use super::{End, Held, Job, Outcome, store};
+use crate::api::{Did, Micros};
+use crate::catalog::engine::values;
+use crate::catalog::order::lock_files;
+use crate::catalog::{Column, Daemon, Row, Tx};
+use crate::error::{Class, Error, Result};
+use crate::expression::{Expression, Rse};
+use crate::protocol;
+use crate::rule::{Settings, transfer};
+
+/// A request that waits.
+#[derive(Clone, Debug)]
+struct Waiting {
+    id: i64,
+    file: i64,
+    destination: i64,
+    bytes: i64,
+    activity: String,
+    retries: i64,
+    last_source: Option<i64>,
+    not_before: Micros,
+    did: Did,
+    adler32: Option<String>,
+    md5: Option<String>,
+    from: Option<String>,
+    path: Option<String>,
+}
+
+const WAITING: &str = "SELECT q.id, q.did_id, q.dest_rse_id, q.bytes, q.activity, q.retry_count, q.source_rse_id, q.not_before,
+    d.scope, d.name, d.adler32, d.md5, u.source_replica_expression, p.path FROM requests q JOIN dids d ON d.id = q.did_id
+    LEFT JOIN rules u ON u.id = q.rule_id LEFT JOIN replicas p ON p.did_id = q.did_id AND p.rse_id = q.dest_rse_id";
+
+fn waiting(row: &Row) -> Waiting {
+    Waiting {
+        id: row.int(0),
+        file: row.int(1),
+        destination: row.int(2),
+        bytes: row.int(3),
+        activity: row.text(4).to_owned(),
+        retries: row.int(5),
+        last_source: row.opt_int(6),
+        not_before: row.int(7),
+        did: Did::new(row.text(8), row.text(9)),
+        adler32: row.opt_text(10),
+        md5: row.opt_text(11),
+        from: row.opt_text(12),
+        path: row.opt_text(13),
+    }
+}
+
+/// What a decision about requests rests on.
+struct World<'a> {
+    rses: &'a [Rse],
+    distances: BTreeMap<(i64, i64), i64>,
+    limits: Limits,
+    load: Load,
+    /// File → available replicas: RSE and path.
+    replicas: BTreeMap<i64, Vec<(i64, Option<String>)>>,
+}
+
+/// What is to be done with a request.
+enum Verdict {
+    /// It is copied from this RSE, where it has this path.
+    Go(i64, Option<String>),
+    /// It waits, for this reason.
+    Wait(String),
+    /// There is nothing to copy from.
+    NoSources,
+}
+
+/// Whether workers can write to an RSE.
+fn is_written(rse: &Rse) -> bool {
+    protocol::best(rse, "wan", "write").is_some_and(store::is_known)
+}
+
+/// Whether workers can read from an RSE.
+fn is_read(rse: &Rse) -> bool {
+    protocol::best(rse, "wan", "read").is_some_and(store::is_known)
+}
+
+impl<'a> World<'a> {
+    fn read(tx: &mut Tx<'_>, rses: &'a [Rse], settings: &Settings) -> Result<Self> {
+        let rows = tx.query("SELECT src_rse_id, dest_rse_id, distance FROM distances", &[])?;
+        let distances = rows.iter().map(|row| ((row.int(0), row.int(1)), row.int(2))).collect();
+        let mut limits = Limits { rses: Vec::new(), link: settings.link_transfers };
+        let sql = "SELECT rse_expression, activity, direction, max_transfers FROM transfer_limits
+            ORDER BY rse_expression, activity, direction";
+        for row in tx.query(sql, &[])? {
+            let found = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(rses));
+            // A limit whose expression matches nothing any more limits nothing.
+            let Ok(found) = found else { continue };
+            limits.rses.push(Limit {
+                name: row.text(0).to_owned(),
+                rses: found,
+                activity: row.text(1).to_owned(),
+                reads: row.text(2) == "SOURCE",
+                most: row.int(3),
+            });
+        }
+        let mut load = Load::default();
+        let sql =
+            "SELECT source_rse_id, dest_rse_id, activity, COUNT(*) FROM requests WHERE state = 'S'
+            GROUP BY source_rse_id, dest_rse_id, activity";
+        for row in tx.query(sql, &[])? {
+            load.add(row.int(0), row.int(1), row.text(2), row.int(3));
+        }
+        Ok(Self { rses, distances, limits, load, replicas: BTreeMap::new() })
+    }
+
+    fn read_replicas(&mut self, tx: &mut Tx<'_>, files: Vec<i64>) -> Result<()> {
+        let sql =
+            "SELECT did_id, rse_id, path FROM replicas WHERE did_id IN ARRAY(?1) AND state = 'A'";
+        for row in tx.query(sql, values![files])? {
+            let replicas = self.replicas.entry(row.int(0)).or_default();
+            replicas.push((row.int(1), row.opt_text(2)));
+        }
+        Ok(())
+    }
+
+    fn rse(&self, id: i64) -> Option<&'a Rse> {
+        self.rses.iter().find(|rse| rse.id == id)
+    }
+
+    fn judge(&self, request: &Waiting, now: Micros) -> Verdict {
+        let wait = |why: String| Verdict::Wait(why);
+        let Some(to) = self.rse(request.destination) else {
+            return wait("its RSE is gone".to_owned());
+        };
+        if request.not_before > now {
+            let left = (request.not_before - now) / crate::api::SECOND + 1;
+            return wait(format!("it failed and is tried again in {left} s"));
+        }
+        if !is_written(to) {
+            return wait(format!("{} has no protocol that a worker can write by", to.name));
+        }
+        if !to.write {
+            return wait(format!("{} is closed for writing", to.name));
+        }
+        let all = self.replicas.get(&request.file).map_or(&[][..], Vec::as_slice);
+        let all: Vec<_> = all.iter().filter(|one| one.0 != to.id).collect();
+        if all.is_empty() {
+            return Verdict::NoSources;
+        }
+        let within = request.from.as_deref().map(|text| {
+            Expression::parse(text).and_then(|parsed| parsed.resolve(self.rses)).unwrap_or_default()
+        });
+        let sources: Vec<Source> = all
+            .iter()
+            .filter(|one| within.as_ref().is_none_or(|within| within.contains(&one.0)))
+            .filter_map(|one| self.rse(one.0))
+            .filter(|rse| rse.read && is_read(rse))
+            .map(|rse| Source {
+                rse: rse.id,
+                distance: self.distances.get(&(rse.id, to.id)).copied(),
+                tape: rse.rse_type == "TAPE",
+                busy: self.load.from(rse.id),
+                failed: request.retries > 0 && request.last_source == Some(rse.id),
+            })
+            .collect();
+        let Some(best) = choose::source(&sources) else {
+            let names: Vec<&str> =
+                all.iter().filter_map(|one| self.rse(one.0)).map(|rse| rse.name.as_str()).collect();
+            return wait(format!("no worker can read it from {}", names.join(", ")));
+        };
+        match self.limits.refuses(&self.load, best.rse, to.id, &request.activity) {
+            Some(why) => wait(why),
+            None => {
+                let path = all.iter().find(|one| one.0 == best.rse).and_then(|one| one.1.clone());
+                Verdict::Go(best.rse, path)
+            }
+        }
+    }
+
+    fn job(&self, request: &Waiting, from: i64, path: Option<&str>) -> Option<Job> {
+        let (from, to) = (self.rse(from)?, self.rse(request.destination)?);
+        let (read, written) =
+            (protocol::best(from, "wan", "read")?, protocol::best(to, "wan", "write")?);
+        let source = protocol::path(from, &request.did, path).ok()?;
+        let destination = match &request.path {
+            Some(path) => path.trim_start_matches('/').to_owned(),
+            None => protocol::hashed_path(&request.did),
+        };
+        if !protocol::stays_below(&destination) {
+            return None;
+        }
+        Some(Job {
+            request: request.id,
+            attempt: 0,
+            did: request.did.clone(),
+            bytes: request.bytes,
+            adler32: request.adler32.clone(),
+            md5: request.md5.clone(),
+            source: End { rse: from.name.clone(), protocol: read.clone(), path: source },
+            destination: End { rse: to.name.clone(), protocol: written.clone(), path: destination },
+        })
+    }
+}
+
+fn hold(tx: &mut Tx<'_>, files: impl IntoIterator<Item = i64>) -> Result<()> {
+    let files: BTreeSet<i64> = files.into_iter().collect();
+    tx.clear(&["w_files"])?;
+    tx.load("w_files", &[("did", Column::ints(files))])?;
+    lock_files(tx)
+}
+
+/// Requests whose lease has run out wait again.
+fn reclaim(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
+    let sql = "SELECT id, did_id FROM requests WHERE state = 'S' AND lease_until < ?1 ORDER BY id LIMIT 1000";
+    let rows = tx.query(sql, values![now])?;
+    if rows.is_empty() {
+        return Ok(());
+    }
+    hold(tx, rows.iter().map(|row| row.int(1)))?;
+    let ids: Vec<i64> = rows.iter().map(|row| row.int(0)).collect();
+    tx.execute(
+        "UPDATE requests SET state = 'Q', worker = NULL, lease_until = NULL, moved = 0, updated_at = ?2
+         WHERE id IN ARRAY(?1) AND state = 'S' AND lease_until < ?2",
+        values![ids, now],
+    )
+    .map(drop)
+}
+
+/// The activities of requests that wait.
+fn activities(tx: &mut Tx<'_>) -> Result<Vec<String>> {
+    let sql = "WITH RECURSIVE a(activity) AS (SELECT MIN(activity) FROM requests WHERE state = 'Q' UNION ALL
+        SELECT (SELECT MIN(q.activity) FROM requests q WHERE q.state = 'Q' AND q.activity > a.activity) FROM a
+        WHERE a.activity IS NOT NULL) SELECT activity FROM a WHERE activity IS NOT NULL";
+    Ok(tx.query(sql, &[])?.iter().map(|row| row.text(0).to_owned()).collect())
+}
+
+/// Gives a worker up to `most` files to move, for as long as the lease.
+pub fn take(
+    tx: &mut Tx<'_>,
+    worker: &str,
+    most: usize,
+    lease: Micros,
+    settings: &Settings,
+    now: Micros,
+) -> Result<Vec<Job>> {
+    reclaim(tx, now)?;
+    let rses = tx.rses()?;
+    let reached: Vec<i64> =
+        rses.iter().filter(|rse| rse.write && is_written(rse)).map(|rse| rse.id).collect();
+    if reached.is_empty() || most == 0 {
+        return Ok(Vec::new());
+    }
+    // More than are wanted, as some may have to wait.
+    let window = i64::try_from(most * 4 + 100).unwrap_or(i64::MAX);
+    let sql = format!(
+        "{WAITING} WHERE q.state = 'Q' AND q.activity = ?1 AND q.not_before <= ?2 AND q.dest_rse_id IN ARRAY(?3)
+         ORDER BY q.priority DESC, q.id LIMIT ?4"
+    );
+    let mut found: BTreeMap<String, Vec<Waiting>> = BTreeMap::new();
+    for activity in activities(tx)? {
+        let rows = tx.query(&sql, values![&activity, now, reached.clone(), window])?;
+        found.insert(activity, rows.iter().map(waiting).collect());
+    }
+    let mut world = World::read(tx, &rses, settings)?;
+    let files = found.values().flatten().map(|one| one.file).collect();
+    world.read_replicas(tx, files)?;
+    let (jobs, hopeless) = decide(&mut world, &found, most, settings, now);
+    if !hopeless.is_empty() {
+        give_up(tx, &hopeless, now)?;
+    }
+    let jobs = lease_out(tx, jobs, worker, lease, now)?;
+    for job in &jobs {
+        note_path(tx, &rses, job)?;
+    }
+    Ok(jobs)
+}
+
+/// Where names are free, the replica remembers where its file goes.
+fn note_path(tx: &mut Tx<'_>, rses: &[Rse], job: &Job) -> Result<()> {
+    let free = rses.iter().find(|rse| rse.name == job.destination.rse && !rse.deterministic);
+    let Some(rse) = free else { return Ok(()) };
+    tx.execute(
+        "UPDATE replicas SET path = ?3 WHERE rse_id = ?1 AND path IS NULL
+         AND did_id = (SELECT q.did_id FROM requests q WHERE q.id = ?2)",
+        values![rse.id, job.request, &job.destination.path],
+    )
+    .map(drop)
+}
+
+/// A job, the file it is about, and the number of its source.
+type Chosen = (Job, i64, i64);
+
+/// Chooses among requests that wait: what is moved, and what cannot be.
+fn decide(
+    world: &mut World<'_>,
+    found: &BTreeMap<String, Vec<Waiting>>,
+    most: usize,
+    settings: &Settings,
+    now: Micros,
+) -> (Vec<Chosen>, Vec<(i64, i64)>) {
+    let waiting = found.iter().map(|(activity, list)| (activity.clone(), list.len())).collect();
+    let shares = choose::share(most, &waiting, &settings.activity_shares);
+    let (mut jobs, mut hopeless) = (Vec::new(), Vec::new());
+    for (activity, list) in found {
+        let mut left = shares.get(activity).copied().unwrap_or(0);
+        for request in list {
+            if left == 0 {
+                break;
+            }
+            match world.judge(request, now) {
+                Verdict::Go(from, path) => {
+                    let Some(job) = world.job(request, from, path.as_deref()) else { continue };
+                    world.load.add(from, request.destination, activity, 1);
+                    jobs.push((job, request.file, from));
+                    left -= 1;
+                }
+                Verdict::NoSources => hopeless.push((request.id, request.file)),
+                Verdict::Wait(_) => {}
+            }
+        }
+    }
+    (jobs, hopeless)
+}
+
+/// Requests without any source are over; the finisher says so to their rules.
+fn give_up(tx: &mut Tx<'_>, requests: &[(i64, i64)], now: Micros) -> Result<()> {
+    hold(tx, requests.iter().map(|one| one.1))?;
+    let ids: Vec<i64> = requests.iter().map(|one| one.0).collect();
+    tx.execute(
+        "UPDATE requests SET state = 'N', err_msg = 'there is no replica to copy from', updated_at = ?2
+         WHERE id IN ARRAY(?1) AND state = 'Q' AND NOT EXISTS (SELECT 1 FROM replicas p WHERE p.did_id = requests.did_id
+         AND p.rse_id <> requests.dest_rse_id AND p.state = 'A')",
+        values![ids, now],
+    )?;
+    tx.wake(Daemon::Finisher);
+    Ok(())
+}
+
+fn lease_out(
+    tx: &mut Tx<'_>,
+    jobs: Vec<Chosen>,
+    worker: &str,
+    lease: Micros,
+    now: Micros,
+) -> Result<Vec<Job>> {
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    hold(tx, jobs.iter().map(|one| one.1))?;
+    tx.clear(&["w_pairs"])?;
+    tx.load(
+        "w_pairs",
+        &[
+            ("did", Column::ints(jobs.iter().map(|one| one.0.request))),
+            ("rse", Column::ints(jobs.iter().map(|one| one.2))),
+        ],
+    )?;
+    let rows = tx.query(
+        "UPDATE requests SET state = 'S', worker = ?1, lease_until = ?2, attempt = attempt + 1, moved = 0, err_msg = NULL,
+         submitted_at = ?3, updated_at = ?3, source_rse_id = (SELECT w.rse FROM w_pairs w WHERE w.did = requests.id)
+         WHERE id IN (SELECT did FROM w_pairs) AND state = 'Q' RETURNING id, attempt",
+        values![worker, now.saturating_add(lease), now],
+    )?;
+    let ours: BTreeMap<i64, i64> = rows.iter().map(|row| (row.int(0), row.int(1))).collect();
+    let job = |(job, _, _): Chosen| {
+        let attempt = *ours.get(&job.request)?;
+        Some(Job { attempt, ..job })
+    };
+    Ok(jobs.into_iter().filter_map(job).collect())
+}
+
+/// Keeps the leases a worker still has, and notes how far it is. Returns those it has no longer.
+pub fn renew(
+    tx: &mut Tx<'_>,
+    worker: &str,
+    held: &[Held],
+    lease: Micros,
+    now: Micros,
+) -> Result<Vec<i64>> {
+    let ids: Vec<i64> = held.iter().map(|one| one.request).collect();
+    let rows = tx.query(
+        "SELECT id, did_id, attempt FROM requests WHERE id IN ARRAY(?1) AND worker = ?2 AND state = 'S'",
+        values![ids.clone(), worker],
+    )?;
+    hold(tx, rows.iter().map(|row| row.int(1)))?;
+    let moved: BTreeMap<i64, &Held> = held.iter().map(|one| (one.request, one)).collect();
+    let mut kept = BTreeSet::new();
+    for row in &rows {
+        let Some(one) = moved.get(&row.int(0)).filter(|one| one.attempt == row.int(2)) else {
+            continue;
+        };
+        let changed = tx.execute(
+            "UPDATE requests SET lease_until = ?4, moved = ?5, updated_at = ?6 WHERE id = ?1 AND worker = ?2 AND attempt = ?3
+             AND state = 'S'",
+            values![one.request, worker, one.attempt, now.saturating_add(lease), one.moved, now],
+        )?;
+        if changed > 0 {
+            kept.insert(one.request);
+        }
+    }
+    Ok(ids.into_iter().filter(|id| !kept.contains(id)).collect())
+}
+
+/// A worker says what became of its jobs. Returns the requests whose file nobody wants any more:
+/// the worker removes what it has written.
+pub fn finish(
+    tx: &mut Tx<'_>,
+    worker: &str,
+    outcomes: &[Outcome],
+    now: Micros,
+) -> Result<Vec<i64>> {
+    let ids: Vec<i64> = outcomes.iter().map(|one| one.request).collect();
+    let rows = tx.query(
+        "SELECT id, did_id, dest_rse_id, attempt FROM requests WHERE id IN ARRAY(?1) AND worker = ?2 AND state = 'S'",
+        values![ids, worker],
+    )?;
+    let ours: BTreeMap<(i64, i64), (i64, i64)> =
+        rows.iter().map(|row| ((row.int(0), row.int(3)), (row.int(1), row.int(2)))).collect();
+    let mut well = Vec::new();
+    let mut ill = Vec::new();
+    let mut unwanted = Vec::new();
+    for one in outcomes {
+        match (ours.get(&(one.request, one.attempt)), &one.error) {
+            (Some(unit), None) => well.push(*unit),
+            (Some(unit), Some(error)) => ill.push((one, unit.0, error)),
+            (None, None) if !is_wanted(tx, one)? => unwanted.push(one.request),
+            (None, _) => {}
+        }
+    }
+    transfer::successful_transfer(tx, &well, now)?;
+    if !ill.is_empty() {
+        hold(tx, ill.iter().map(|one| one.1))?;
+        for (one, _, error) in ill {
+            let (letter, error) = match one.given_up {
+                true => ("Q", None),
+                false => ("F", Some(crate::decide::clip(error, 255))),
+            };
+            tx.execute(
+                "UPDATE requests SET state = ?4, err_msg = ?5, updated_at = ?6, lease_until = NULL WHERE id = ?1
+                 AND worker = ?2 AND attempt = ?3 AND state = 'S'",
+                values![one.request, worker, one.attempt, letter, error, now],
+            )?;
+        }
+        tx.wake_workers();
+        tx.wake(Daemon::Finisher);
+    }
+    Ok(unwanted)
+}
+
+/// [`finish`], one by one where all at once is refused because of one of them.
+pub fn finish_each(
+    catalog: &crate::catalog::Catalog,
+    worker: &str,
+    outcomes: &[Outcome],
+    now: Micros,
+) -> Result<Vec<i64>> {
+    match catalog.write_blocking(|tx| finish(tx, worker, outcomes, now)) {
+        Err(Error::Refused(refusal)) if refusal.class == Class::ReplicaNotFound => {}
+        other => return other,
+    }
+    let mut unwanted = Vec::new();
+    for one in outcomes {
+        let alone = std::slice::from_ref(one);
+        match catalog.write_blocking(|tx| finish(tx, worker, alone, now)) {
+            Ok(more) => unwanted.extend(more),
+            Err(Error::Refused(_)) => unwanted.push(one.request),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(unwanted)
+}
+
+/// Whether a file that was written belongs where it is, though the request is no longer ours.
+fn is_wanted(tx: &mut Tx<'_>, one: &Outcome) -> Result<bool> {
+    let Some(file) = crate::did::find(tx, &one.did)? else { return Ok(false) };
+    let rses = tx.rses()?;
+    let Some(rse) = rses.iter().find(|rse| rse.name == one.rse) else { return Ok(false) };
+    let sql =
+        "SELECT 1 FROM replicas WHERE did_id = ?1 AND rse_id = ?2 AND state IN ('A', 'C', 'T')";
+    Ok(tx.first(sql, values![file.id, rse.id])?.is_some())
+}
+
+/// A request as people see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields of a request")]
+pub struct Shown {
+    pub did: Did,
+    pub source: Option<String>,
+    pub destination: String,
+    pub bytes: i64,
+    pub moved: i64,
+    pub activity: String,
+    pub worker: Option<String>,
+    /// Since when it runs.
+    pub since: Option<Micros>,
+    /// Why it waits, if it does.
+    pub why: Option<String>,
+    pub error: Option<String>,
+}
+
+/// What is moving, and what waits and why: at most `most` of each.
+pub fn show(
+    tx: &mut Tx<'_>,
+    most: i64,
+    settings: &Settings,
+    now: Micros,
+) -> Result<(Vec<Shown>, Vec<Shown>)> {
+    let rses = tx.rses()?;
+    let name = |id: Option<i64>| {
+        id.and_then(|id| rses.iter().find(|rse| rse.id == id)).map(|rse| rse.name.clone())
+    };
+    let rows = tx.query(
+        "SELECT d.scope, d.name, q.source_rse_id, q.dest_rse_id, q.bytes, q.moved, q.activity, q.worker, q.submitted_at
+         FROM requests q JOIN dids d ON d.id = q.did_id WHERE q.state = 'S' ORDER BY q.submitted_at, q.id LIMIT ?1",
+        values![most],
+    )?;
+    let moving = rows.iter().map(|row| Shown {
+        did: Did::new(row.text(0), row.text(1)),
+        source: name(row.opt_int(2)),
+        destination: name(row.opt_int(3)).unwrap_or_default(),
+        bytes: row.int(4),
+        moved: row.int(5),
+        activity: row.text(6).to_owned(),
+        worker: row.opt_text(7),
+        since: row.opt_int(8),
+        why: None,
+        error: None,
+    });
+    let moving = moving.collect();
+    let sql = format!("{WAITING} WHERE q.state = 'Q' ORDER BY q.priority DESC, q.id LIMIT ?1");
+    let queued: Vec<Waiting> = tx.query(&sql, values![most])?.iter().map(waiting).collect();
+    let mut world = World::read(tx, &rses, settings)?;
+    world.read_replicas(tx, queued.iter().map(|one| one.file).collect())?;
+    let shown = queued.iter().map(|one| {
+        let (source, why) = match world.judge(one, now) {
+            Verdict::Go(from, _) => (name(Some(from)), "it is next for a worker".to_owned()),
+            Verdict::NoSources => (None, "there is no replica to copy from".to_owned()),
+            Verdict::Wait(why) => (None, why),
+        };
+        Shown {
+            did: one.did.clone(),
+            source,
+            destination: name(Some(one.destination)).unwrap_or_default(),
+            bytes: one.bytes,
+            moved: 0,
+            activity: one.activity.clone(),
+            worker: None,
+            since: None,
+            why: Some(why),
+            error: None,
+        }
+    });
+    Ok((moving, shown.collect()))
+}

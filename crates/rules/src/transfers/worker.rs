@@ -1,0 +1,278 @@
+//! A worker: takes files, moves several at once, keeps its leases, tells what became of them.
+//!
+//! It knows the queue only through [`Queue`]: the catalog of its own process, or a server somewhere
+//! else. Told to stop, it gives up what is under way, which then waits for others again.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::copy::{self, copy};
+use super::store::Folder;
+use super::{Held, Job, Outcome, queue};
+use crate::api::Micros;
+use crate::catalog::Catalog;
+use crate::judge::Surroundings;
+use crate::rule::Settings;
+
+/// How long a lease lasts unless it is renewed, or somebody says otherwise. It is renewed four times
+/// as often.
+pub const LEASE: Duration = Duration::from_secs(60);
+
+/// How long a worker without work waits before it asks again, unless it is woken.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How many outcomes are told at once at most.
+const TOLD_TOGETHER: usize = 100;
+
+/// Where a worker's files come from.
+pub trait Queue: Send + Sync {
+    /// Takes up to `most` files.
+    fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>>;
+    /// Keeps what is held; returns the requests that are ours no longer.
+    fn renew(&self, held: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>>;
+    /// Tells what became of some; returns the requests whose file nobody wants.
+    fn finish(&self, outcomes: Vec<Outcome>) -> BoxFuture<'_, Result<Vec<i64>, String>>;
+    /// Completes when there may be more to do.
+    fn woken(&self) -> BoxFuture<'_, ()>;
+    /// How long a lease lasts.
+    fn lease(&self) -> Duration;
+}
+
+/// The queue of a catalog in this process.
+#[derive(Clone, Debug)]
+pub struct Own {
+    /// The catalog.
+    pub catalog: Catalog,
+    /// Numbers that steer transfers.
+    pub settings: Settings,
+    /// Time and chance.
+    pub around: Arc<dyn Surroundings>,
+    /// What the worker calls itself.
+    pub worker: String,
+    /// How long a lease lasts.
+    pub lease: Duration,
+}
+
+impl Own {
+    fn micros(&self) -> Micros {
+        Micros::try_from(self.lease.as_micros()).unwrap_or(Micros::MAX)
+    }
+}
+
+impl Queue for Own {
+    fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
+        async move {
+            let (worker, settings) = (self.worker.clone(), self.settings.clone());
+            let (now, lease) = (self.around.now(), self.micros());
+            let taken = self
+                .catalog
+                .write(move |tx| queue::take(tx, &worker, most, lease, &settings, now))
+                .await;
+            taken.map_err(|error| error.to_string())
+        }
+        .boxed()
+    }
+
+    fn renew(&self, held: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+        async move {
+            let (worker, now, lease) = (self.worker.clone(), self.around.now(), self.micros());
+            let lost =
+                self.catalog.write(move |tx| queue::renew(tx, &worker, &held, lease, now)).await;
+            lost.map_err(|error| error.to_string())
+        }
+        .boxed()
+    }
+
+    fn finish(&self, outcomes: Vec<Outcome>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+        async move {
+            let (catalog, worker) = (self.catalog.clone(), self.worker.clone());
+            let now = self.around.now();
+            let told = tokio::task::spawn_blocking(move || {
+                queue::finish_each(&catalog, &worker, &outcomes, now)
+            });
+            told.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+        }
+        .boxed()
+    }
+
+    fn woken(&self) -> BoxFuture<'_, ()> {
+        self.catalog.transfers_woken().boxed()
+    }
+
+    fn lease(&self) -> Duration {
+        self.lease
+    }
+}
+
+/// A file under way.
+#[derive(Debug)]
+struct Moving {
+    attempt: i64,
+    moved: Arc<AtomicI64>,
+    stop: Arc<AtomicBool>,
+}
+
+/// What is under way, by request.
+type Under = Arc<Mutex<BTreeMap<i64, Moving>>>;
+
+fn locked(under: &Under) -> std::sync::MutexGuard<'_, BTreeMap<i64, Moving>> {
+    under.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A worker that runs.
+#[derive(Debug)]
+pub struct Worker {
+    stop: CancellationToken,
+    running: JoinHandle<()>,
+}
+
+impl Worker {
+    /// Starts to move files, `most` at once.
+    #[must_use]
+    pub fn start(queue: Arc<dyn Queue>, most: usize) -> Self {
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(run(queue, most, stop.clone()));
+        Self { stop, running }
+    }
+
+    /// Gives up what is under way and waits for the end.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        if let Err(error) = self.running.await {
+            tracing::error!(%error, "the transfer worker panicked");
+        }
+    }
+}
+
+/// Moves files until it is told to stop, `most` at once.
+async fn run(queue: Arc<dyn Queue>, most: usize, stop: CancellationToken) {
+    if most == 0 {
+        return;
+    }
+    let under: Under = Arc::default();
+    let (tell, told) = mpsc::channel(TOLD_TOGETHER * 2);
+    let telling = tokio::spawn(tell_outcomes(Arc::clone(&queue), told));
+    let renewing = tokio::spawn(keep_leases(Arc::clone(&queue), Arc::clone(&under), stop.clone()));
+    let mut copies = JoinSet::new();
+    while !stop.is_cancelled() {
+        while copies.try_join_next().is_some() {}
+        // Some are always ready, so that no copy waits for the catalog.
+        let room = (most * 2).saturating_sub(copies.len());
+        let jobs = match room {
+            0 => Vec::new(),
+            room => queue.take(room).await.unwrap_or_else(|error| {
+                tracing::warn!(error, "no files to move could be had");
+                Vec::new()
+            }),
+        };
+        let idle = jobs.is_empty();
+        for job in jobs {
+            copies.spawn(one(job, Arc::clone(&under), tell.clone()));
+        }
+        if !idle {
+            continue;
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            Some(_) = copies.join_next(), if !copies.is_empty() => {}
+            () = queue.woken() => {}
+            () = tokio::time::sleep(PATIENCE) => {}
+        }
+    }
+    for moving in locked(&under).values() {
+        moving.stop.store(true, Ordering::Release);
+    }
+    while copies.join_next().await.is_some() {}
+    drop(tell);
+    for task in [telling, renewing] {
+        if let Err(error) = task.await {
+            tracing::error!(%error, "a part of the transfer worker panicked");
+        }
+    }
+}
+
+/// Moves one file and hands over what became of it.
+async fn one(job: Job, under: Under, tell: mpsc::Sender<(Job, Outcome)>) {
+    let (moved, stop) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));
+    let moving =
+        Moving { attempt: job.attempt, moved: Arc::clone(&moved), stop: Arc::clone(&stop) };
+    locked(&under).insert(job.request, moving);
+    let copied = job.clone();
+    let done = tokio::task::spawn_blocking(move || copy(&copied, &moved, &stop)).await;
+    locked(&under).remove(&job.request);
+    let given_up = matches!(done, Ok(Err(copy::Error::Cancelled)));
+    let error = match done {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(error) => Some(format!("the worker failed: {error}")),
+    };
+    if let Some(error) = &error {
+        tracing::info!(file = %job.did, to = job.destination.rse, error, "a transfer failed");
+    }
+    let outcome = Outcome { given_up, ..Outcome::of(&job, error) };
+    // Nobody listens only when all is over; then the lease runs out.
+    let _ = tell.send((job, outcome)).await;
+}
+
+/// Tells outcomes, as many at once as there are, until there are no more.
+async fn tell_outcomes(queue: Arc<dyn Queue>, mut told: mpsc::Receiver<(Job, Outcome)>) {
+    let mut some = Vec::new();
+    while told.recv_many(&mut some, TOLD_TOGETHER).await > 0 {
+        let outcomes: Vec<Outcome> = some.iter().map(|(_, outcome)| outcome.clone()).collect();
+        let unwanted = match queue.finish(outcomes).await {
+            Ok(unwanted) => unwanted,
+            Err(error) => {
+                // Their leases run out, and whoever takes them next finds the files there.
+                tracing::warn!(error, "what became of transfers could not be told");
+                Vec::new()
+            }
+        };
+        for (job, _) in some.drain(..).filter(|(job, _)| unwanted.contains(&job.request)) {
+            let removed = tokio::task::spawn_blocking(move || {
+                let place = &job.destination;
+                Folder::open(&place.protocol).and_then(|folder| folder.remove(&place.path))
+            });
+            if let Ok(Err(error)) = removed.await {
+                tracing::warn!(%error, "a file that nobody wants could not be removed");
+            }
+        }
+    }
+}
+
+/// Renews leases; a copy whose lease is gone is given up.
+async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(queue.lease() / 4) => {}
+        }
+        let held: Vec<Held> = locked(&under)
+            .iter()
+            .map(|(request, moving)| Held {
+                request: *request,
+                attempt: moving.attempt,
+                moved: moving.moved.load(Ordering::Acquire),
+            })
+            .collect();
+        if held.is_empty() {
+            continue;
+        }
+        match queue.renew(held).await {
+            Ok(lost) => {
+                let under = locked(&under);
+                for moving in lost.iter().filter_map(|request| under.get(request)) {
+                    moving.stop.store(true, Ordering::Release);
+                }
+            }
+            Err(error) => tracing::warn!(error, "leases could not be renewed"),
+        }
+    }
+}
