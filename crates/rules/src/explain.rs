@@ -205,7 +205,12 @@ fn why(
         LockState::Replicating => {
             let request =
                 RequestState::read(row.text(8)).map_or("not asked for", RequestState::name);
-            format!("{here}; the transfer is {request}")
+            match error {
+                None => format!("{here}; the transfer is {request}"),
+                Some(error) => {
+                    format!("{here}; the transfer is {request} after it failed ({error})")
+                }
+            }
         }
         LockState::Stuck => {
             let what = match (

@@ -26,8 +26,10 @@ pub(super) fn value(out: &mut dyn Write, format: Format, value: &Value) -> Resul
     match (format, value) {
         (Format::Json, value) => writeln!(out, "{value:#}"),
         (_, Value::Object(map)) => {
-            let width = map.keys().map(String::len).max().unwrap_or(0);
-            map.iter().try_for_each(|(key, value)| writeln!(out, "{key:<width$}  {}", cell(value)))
+            // What is not known takes no line of its own.
+            let mut known = map.iter().filter(|(_, value)| !cell(value).is_empty());
+            let width = known.clone().map(|(key, _)| key.len()).max().unwrap_or(0);
+            known.try_for_each(|(key, value)| writeln!(out, "{key:<width$}  {}", cell(value)))
         }
         (_, value) => writeln!(out, "{}", cell(value)),
     }

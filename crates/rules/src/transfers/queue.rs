@@ -33,10 +33,11 @@ struct Waiting {
     md5: Option<String>,
     from: Option<String>,
     path: Option<String>,
+    error: Option<String>,
 }
 
 const WAITING: &str = "SELECT q.id, q.did_id, q.dest_rse_id, q.bytes, q.activity, q.retry_count, q.source_rse_id, q.not_before,
-    d.scope, d.name, d.adler32, d.md5, u.source_replica_expression, p.path FROM requests q JOIN dids d ON d.id = q.did_id
+    d.scope, d.name, d.adler32, d.md5, u.source_replica_expression, p.path, q.err_msg FROM requests q JOIN dids d ON d.id = q.did_id
     LEFT JOIN rules u ON u.id = q.rule_id LEFT JOIN replicas p ON p.did_id = q.did_id AND p.rse_id = q.dest_rse_id";
 
 fn waiting(row: &Row) -> Waiting {
@@ -54,6 +55,7 @@ fn waiting(row: &Row) -> Waiting {
         md5: row.opt_text(11),
         from: row.opt_text(12),
         path: row.opt_text(13),
+        error: row.opt_text(14),
     }
 }
 
@@ -137,7 +139,8 @@ impl<'a> World<'a> {
         };
         if request.not_before > now {
             let left = (request.not_before - now) / crate::api::SECOND + 1;
-            return wait(format!("it failed and is tried again in {left} s"));
+            let why = request.error.as_deref().unwrap_or("nobody said why");
+            return wait(format!("it failed ({why}) and is tried again in {left} s"));
         }
         if !is_written(to) {
             return wait(format!("{} has no protocol that a worker can write by", to.name));

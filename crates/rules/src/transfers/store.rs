@@ -25,6 +25,9 @@ pub enum Error {
     /// The file is not there.
     #[error("{0} is not there")]
     Missing(String),
+    /// Another file has this name.
+    #[error("{0} is there already")]
+    There(String),
     /// The storage itself failed.
     #[error("{what}: {source}")]
     Io {
@@ -40,6 +43,7 @@ impl Error {
         let what = what.into();
         move |source| match source.kind() {
             ErrorKind::NotFound => Self::Missing(what),
+            ErrorKind::AlreadyExists => Self::There(what),
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::Full(what),
             _ => Self::Io { what, source },
         }

@@ -180,6 +180,10 @@ fn sources_that_lie_are_tried_elsewhere_and_then_the_rule_says_why_it_is_stuck()
             for _ in 0..=world.settings.transfer_retries {
                 disks.work("w");
                 disks.finish();
+                let (settings, now) = (&world.settings, world.now());
+                for one in world.write(|tx| queue::show(tx, 10, settings, now)).1 {
+                    assert!(one.why.unwrap().contains("at the source A"), "{name}");
+                }
                 world.advance(3600);
             }
             let (state, error) = (world.state(&rule), world.get(&rule).error.unwrap_or_default());
