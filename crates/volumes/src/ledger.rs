@@ -98,6 +98,20 @@ pub struct Reservation {
     pub until: Timestamp,
 }
 
+/// Whose a narrowed reservation is. Two servers may reserve for the same replica in different
+/// places, or in the same: only one of them will place it, but until it has, neither may take back
+/// what the other counts on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Owner {
+    /// A replica, or whatever identifies a reservation.
+    pub holder: String,
+    /// The server that made it.
+    pub writer: String,
+}
+
+/// The narrowed reservations of a group.
+pub type Reservations = BTreeMap<Owner, Reservation>;
+
 /// A reservation and whose it is, as others are told of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
@@ -126,8 +140,9 @@ struct Account {
     placed: BTreeMap<String, (u64, bool)>,
     placed_bytes: u64,
     unreported_bytes: u64,
-    /// Narrow reservations by holder, of holders that are not placed here.
-    narrow: BTreeMap<String, (u64, Timestamp)>,
+    /// Narrow reservations by holder, then by who made them; of holders that are not placed here.
+    narrow: BTreeMap<String, BTreeMap<String, (u64, Timestamp)>>,
+    /// What they hold: of each holder the largest, since it is placed only once.
     narrow_bytes: u64,
     /// None of them ends before this.
     narrow_until: Timestamp,
@@ -135,22 +150,30 @@ struct Account {
     held_bytes: u64,
 }
 
+/// What the reservations of one holder take together.
+fn largest(entries: &BTreeMap<String, (u64, Timestamp)>) -> u64 {
+    entries.values().map(|(bytes, _)| *bytes).max().unwrap_or(0)
+}
+
 impl Account {
-    fn reserve(&mut self, holder: &str, bytes: u64, until: Timestamp) {
-        self.give_back(holder);
+    fn reserve(&mut self, holder: &str, writer: &str, bytes: u64, until: Timestamp) {
         if self.narrow.is_empty() || until < self.narrow_until {
             self.narrow_until = until;
         }
-        self.narrow.insert(holder.to_owned(), (bytes, until));
-        self.narrow_bytes += bytes;
+        let entries = self.narrow.entry(holder.to_owned()).or_default();
+        self.narrow_bytes -= largest(entries);
+        entries.insert(writer.to_owned(), (bytes, until));
+        self.narrow_bytes += largest(entries);
     }
 
-    fn give_back(&mut self, holder: &str) -> bool {
-        let entry = self.narrow.remove(holder);
-        if let Some((bytes, _)) = entry {
-            self.narrow_bytes -= bytes;
+    fn give_back(&mut self, holder: &str, writer: &str) {
+        let Some(entries) = self.narrow.get_mut(holder) else { return };
+        self.narrow_bytes -= largest(entries);
+        entries.remove(writer);
+        self.narrow_bytes += largest(entries);
+        if entries.is_empty() {
+            self.narrow.remove(holder);
         }
-        entry.is_some()
     }
 
     /// Bytes that narrow reservations of others hold now.
@@ -159,12 +182,24 @@ impl Account {
             return 0;
         }
         if self.narrow_until > now {
-            let own = self.narrow.get(holder).map_or(0, |(bytes, _)| *bytes);
-            return self.narrow_bytes - own;
+            return self.narrow_bytes - self.narrow.get(holder).map_or(0, largest);
         }
-        let counts =
-            |(other, (_, until)): &(&String, &(u64, Timestamp))| *other != holder && *until > now;
-        self.narrow.iter().filter(counts).map(|(_, (bytes, _))| *bytes).sum()
+        let live = |entries: &BTreeMap<String, (u64, Timestamp)>| {
+            let live = entries.values().filter(|(_, until)| *until > now);
+            live.map(|(bytes, _)| *bytes).max().unwrap_or(0)
+        };
+        let others = self.narrow.iter().filter(|(other, _)| *other != holder);
+        others.map(|(_, entries)| live(entries)).sum()
+    }
+
+    /// The narrow reservations that have not ended.
+    fn live(&self, now: Timestamp) -> impl Iterator<Item = (&str, &str, u64, Timestamp)> {
+        let all = self.narrow.iter().flat_map(|(holder, entries)| {
+            entries.iter().map(move |(writer, (bytes, until))| {
+                (holder.as_str(), writer.as_str(), *bytes, *until)
+            })
+        });
+        all.filter(move |(_, _, _, until)| *until > now)
     }
 }
 
@@ -195,11 +230,19 @@ pub struct Ledger {
     replicas: BTreeMap<String, Placed>,
     by_volume: BTreeMap<String, BTreeSet<String>>,
     broad: BTreeMap<String, Broad>,
-    /// Where each holder's narrow reservation is.
-    narrowed: BTreeMap<String, Target>,
+    /// Where each holder's narrow reservations are, and who made them.
+    narrowed: BTreeMap<String, BTreeSet<(String, Target)>>,
+    /// Who makes reservations here.
+    writer: String,
 }
 
 impl Ledger {
+    /// An empty one, whose reservations are made by `writer`.
+    #[must_use]
+    pub fn of(writer: &str) -> Self {
+        Self { writer: writer.to_owned(), ..Self::default() }
+    }
+
     /// Takes over what a group reports; `None` when it is gone.
     pub fn set_group(&mut self, name: &str, group: Option<&LVMVolumeGroup>) {
         let mut targets: BTreeSet<Target> = BTreeSet::new();
@@ -269,18 +312,16 @@ impl Ledger {
         let Some(placed) = self.replicas.get(replica) else { return };
         let Size { size, replicated } =
             self.volumes.get(&placed.volume).copied().unwrap_or_default();
-        // What is placed needs no reservation any more.
-        if let Some(target) = self.narrowed.remove(replica)
-            && let Some(account) = self.accounts.get_mut(&target)
-        {
-            account.give_back(replica);
-        }
-        let account = self.accounts.entry(placed.target.clone()).or_default();
+        let (target, volume_size) = (placed.target.clone(), (size, replicated));
+        let reported = placed.reported;
+        // What is placed needs no reservation any more, whoever made it: nobody can place it again.
+        self.forget(replica);
+        let account = self.accounts.entry(target).or_default();
         let extent = account.space.map_or(DEFAULT_EXTENT, |space| space.extent);
-        let bytes = backing_size(size, replicated, extent);
-        account.placed.insert(replica.to_owned(), (bytes, placed.reported));
+        let bytes = backing_size(volume_size.0, volume_size.1, extent);
+        account.placed.insert(replica.to_owned(), (bytes, reported));
         account.placed_bytes += bytes;
-        if !placed.reported {
+        if !reported {
             account.unreported_bytes += bytes;
         }
     }
@@ -297,65 +338,75 @@ impl Ledger {
     }
 
     /// Takes over the narrow reservations of a group, as the store has them.
-    pub fn set_reservations(&mut self, group: &str, entries: &BTreeMap<String, Reservation>) {
+    pub fn set_reservations(&mut self, group: &str, entries: &Reservations) {
         let first = Target::new(group, "");
         let accounts =
             self.accounts.range_mut(first..).take_while(|(target, _)| target.name == group);
-        for (_, account) in accounts {
+        for (target, account) in accounts {
             account.narrow_bytes = 0;
-            for holder in std::mem::take(&mut account.narrow).into_keys() {
-                self.narrowed.remove(&holder);
+            for (holder, entries) in std::mem::take(&mut account.narrow) {
+                let Some(places) = self.narrowed.get_mut(&holder) else { continue };
+                for writer in entries.into_keys() {
+                    places.remove(&(writer, target.clone()));
+                }
+                if places.is_empty() {
+                    self.narrowed.remove(&holder);
+                }
             }
         }
-        for (holder, entry) in entries {
-            self.reserve(holder, &Target::new(group, &entry.thin_pool_name), entry);
+        for (owner, entry) in entries {
+            self.reserve(owner, &Target::new(group, &entry.thin_pool_name), entry);
         }
+    }
+
+    /// Who a reservation made here for a holder belongs to.
+    #[must_use]
+    pub fn owner(&self, holder: &str) -> Owner {
+        Owner { holder: holder.to_owned(), writer: self.writer.clone() }
     }
 
     /// What is placed somewhere needs no reservation there.
-    fn reserve(&mut self, holder: &str, target: &Target, entry: &Reservation) {
+    fn reserve(&mut self, owner: &Owner, target: &Target, entry: &Reservation) {
+        let Owner { holder, writer } = owner;
         let account = self.accounts.entry(target.clone()).or_default();
         if !account.placed.contains_key(holder) {
-            account.reserve(holder, entry.bytes, entry.until);
-            self.narrowed.insert(holder.to_owned(), target.clone());
+            account.reserve(holder, writer, entry.bytes, entry.until);
+            let places = self.narrowed.entry(holder.clone()).or_default();
+            places.insert((writer.clone(), target.clone()));
         }
     }
 
-    /// Takes over what somebody else stored for a group. Reservations made here that the store
-    /// does not have yet are kept as far as there is room beside those it has; the others are
-    /// gone.
-    pub fn merge_reservations(
-        &mut self,
-        group: &str,
-        stored: &BTreeMap<String, Reservation>,
-        now: Timestamp,
-    ) {
-        let mine = self.reservations(group, now);
-        self.set_reservations(group, stored);
-        for (holder, entry) in mine.iter().filter(|(holder, _)| !stored.contains_key(*holder)) {
+    /// Takes over what somebody else stored for a group. Of what was reserved here, that counts
+    /// which the store has already, and the rest as far as there is room beside what it has; what
+    /// does not fit is gone.
+    pub fn merge_reservations(&mut self, group: &str, stored: &Reservations, now: Timestamp) {
+        let mut mine = self.reservations(group, now);
+        mine.retain(|owner, _| owner.writer == self.writer);
+        let mut known = stored.clone();
+        known.retain(|owner, entry| owner.writer != self.writer || mine.get(owner) == Some(entry));
+        self.set_reservations(group, &known);
+        for (owner, entry) in mine.iter().filter(|(owner, _)| !known.contains_key(*owner)) {
             let target = Target::new(group, &entry.thin_pool_name);
-            let claim = Claim { holder: holder.clone(), ..Claim::default() };
+            let claim = Claim { holder: owner.holder.clone(), ..Claim::default() };
             let balance = self.balance(&target, &claim, now);
             if balance.is_some_and(|balance| balance.available >= entry.bytes) {
-                self.reserve(holder, &target, entry);
+                self.reserve(owner, &target, entry);
             }
         }
     }
 
     /// The narrow reservations of a group that still count: not expired, and not placed yet.
     #[must_use]
-    pub fn reservations(&self, group: &str, now: Timestamp) -> BTreeMap<String, Reservation> {
+    pub fn reservations(&self, group: &str, now: Timestamp) -> Reservations {
         let first = Target::new(group, "");
         let accounts = self.accounts.range(first..).take_while(|(target, _)| target.name == group);
         accounts
             .flat_map(|(target, account)| {
-                account.narrow.iter().filter(move |(_, (_, until))| *until > now).map(
-                    |(holder, (bytes, until))| {
-                        let thin_pool_name = target.thin_pool_name.clone();
-                        let entry = Reservation { thin_pool_name, bytes: *bytes, until: *until };
-                        (holder.clone(), entry)
-                    },
-                )
+                account.live(now).map(|(holder, writer, bytes, until)| {
+                    let owner = Owner { holder: holder.to_owned(), writer: writer.to_owned() };
+                    let thin_pool_name = target.thin_pool_name.clone();
+                    (owner, Reservation { thin_pool_name, bytes, until })
+                })
             })
             .collect()
     }
@@ -364,12 +415,11 @@ impl Ledger {
     #[must_use]
     pub fn held(&self, now: Timestamp) -> Vec<Held> {
         let narrow = self.accounts.iter().flat_map(|(target, account)| {
-            let live = account.narrow.iter().filter(move |(_, (_, until))| *until > now);
-            live.map(|(holder, (bytes, until))| Held {
+            account.live(now).map(|(holder, _, bytes, until)| Held {
                 lvg: target.clone(),
-                holder: holder.clone(),
-                bytes: *bytes,
-                until: *until,
+                holder: holder.to_owned(),
+                bytes,
+                until,
             })
         });
         let broad = self.broad.values().filter(|broad| broad.until > now).flat_map(|broad| {
@@ -388,7 +438,7 @@ impl Ledger {
     pub fn hold_for(&mut self, held: &Held) {
         let thin_pool_name = held.lvg.thin_pool_name.clone();
         let entry = Reservation { thin_pool_name, bytes: held.bytes, until: held.until };
-        self.reserve(&held.holder, &held.lvg, &entry);
+        self.reserve(&self.owner(&held.holder), &held.lvg, &entry);
     }
 
     fn extent(&self, target: &Target) -> u64 {
@@ -508,17 +558,23 @@ impl Ledger {
             self.drop_broad(&holder);
         }
         let narrowed = &mut self.narrowed;
-        for account in self.accounts.values_mut().filter(|it| it.narrow_until <= now) {
-            let bytes = &mut account.narrow_bytes;
-            account.narrow.retain(|holder, (reserved, until)| {
-                let counts = *until > now;
-                if !counts {
-                    narrowed.remove(holder);
-                    *bytes -= *reserved;
-                }
-                counts
+        let over = self.accounts.iter_mut().filter(|(_, account)| account.narrow_until <= now);
+        for (target, account) in over {
+            account.narrow.retain(|holder, entries| {
+                entries.retain(|writer, (_, until)| {
+                    let counts = *until > now;
+                    if !counts && let Some(places) = narrowed.get_mut(holder) {
+                        places.remove(&(writer.clone(), target.clone()));
+                        if places.is_empty() {
+                            narrowed.remove(holder);
+                        }
+                    }
+                    counts
+                });
+                !entries.is_empty()
             });
-            let ends = account.narrow.values().map(|(_, until)| *until);
+            account.narrow_bytes = account.narrow.values().map(largest).sum();
+            let ends = account.narrow.values().flat_map(BTreeMap::values).map(|(_, until)| *until);
             account.narrow_until = ends.min().unwrap_or(Timestamp::MAX);
         }
     }
@@ -538,8 +594,9 @@ impl Ledger {
             return if balance.available < bytes { Err(Error::Full) } else { Ok(bytes) };
         }
         let account = self.accounts.get(target).ok_or(Error::Unknown)?;
-        let narrow = account.narrow.get(holder).filter(|(_, until)| *until > now);
-        narrow.map(|(bytes, _)| *bytes).ok_or(Error::Unknown)
+        let narrow = account.narrow.get(holder).into_iter().flat_map(BTreeMap::values);
+        let live = narrow.filter(|(_, until)| *until > now);
+        live.map(|(bytes, _)| *bytes).max().ok_or(Error::Unknown)
     }
 
     /// NarrowReservation: keeps the holder's reservation on one target only, until `until`.
@@ -557,18 +614,33 @@ impl Ledger {
         self.release(holder);
         let thin_pool_name = target.thin_pool_name.clone();
         let entry = Reservation { thin_pool_name, bytes, until };
-        self.reserve(holder, target, &entry);
+        self.reserve(&self.owner(holder), target, &entry);
         Ok(entry)
     }
 
-    /// Gives every reservation of a holder back. Says in which group a narrow one was.
+    /// Gives every reservation back that was made here for a holder. Says in which group a narrow
+    /// one was.
     pub fn release(&mut self, holder: &str) -> Option<String> {
         self.drop_broad(holder);
-        let target = self.narrowed.remove(holder)?;
+        let places = self.narrowed.get_mut(holder)?;
+        let (_, target) = places.extract_if(.., |(writer, _)| *writer == self.writer).next()?;
+        if places.is_empty() {
+            self.narrowed.remove(holder);
+        }
         if let Some(account) = self.accounts.get_mut(&target) {
-            account.give_back(holder);
+            account.give_back(holder, &self.writer);
         }
         Some(target.name)
+    }
+
+    /// Forgets every reservation for a holder, whoever made it: it is placed, or gone.
+    pub fn forget(&mut self, holder: &str) {
+        self.drop_broad(holder);
+        for (writer, target) in self.narrowed.remove(holder).unwrap_or_default() {
+            if let Some(account) = self.accounts.get_mut(&target) {
+                account.give_back(holder, &writer);
+            }
+        }
     }
 
     /// When the first reservation on any of these targets ends, if there is one.
@@ -577,7 +649,8 @@ impl Ledger {
         let narrow = targets
             .iter()
             .filter_map(|target| self.accounts.get(target))
-            .flat_map(|account| account.narrow.values().map(|(_, until)| *until));
+            .flat_map(|account| account.narrow.values().flat_map(BTreeMap::values))
+            .map(|(_, until)| *until);
         let broad = self
             .broad
             .values()

@@ -11,7 +11,9 @@
 //! Whoever finds that somebody else wrote a group's object takes over its entries, then waits
 //! until it has seen all replicas there are, and only then decides which of its own promises still
 //! stand: entries leave the object as soon as their writer saw the replica placed, so the newest
-//! replicas and the newest entries together miss nothing.
+//! replicas and the newest entries together miss nothing. An entry belongs to the server that made
+//! it: another one that reserves for the same replica, here or elsewhere, leaves it alone until it
+//! sees the replica placed, or the entry has ended.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -28,7 +30,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::api::{GROUP, LVMVolumeGroup, ReplicatedVolume, ReplicatedVolumeReplica};
-use crate::ledger::{self, Balance, Claim, Held, Ledger, Placed, Reservation, Size, Target};
+use crate::ledger::{
+    self, Balance, Claim, Held, Ledger, Owner, Placed, Reservation, Reservations, Size, Target,
+};
 use crate::schedule::is_replicated;
 
 /// How often a write is tried again when somebody else was faster.
@@ -51,15 +55,38 @@ pub enum Error {
 /// A group's reservations as they are stored.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Stored {
+    /// Who wrote this last.
     writer: String,
-    reservations: BTreeMap<String, Reservation>,
+    reservations: Vec<Entry>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Entry {
+    #[serde(flatten)]
+    owner: Owner,
+    #[serde(flatten)]
+    reservation: Reservation,
+}
+
+impl Stored {
+    fn of(writer: &str, reservations: &Reservations) -> Self {
+        let entries = reservations.iter().map(|(owner, reservation)| Entry {
+            owner: owner.clone(),
+            reservation: reservation.clone(),
+        });
+        Self { writer: writer.to_owned(), reservations: entries.collect() }
+    }
+
+    fn reservations(self) -> Reservations {
+        self.reservations.into_iter().map(|entry| (entry.owner, entry.reservation)).collect()
+    }
 }
 
 /// What the store has of a group, as far as this process knows.
 #[derive(Debug, Default)]
 struct Known {
     revision: Option<Revision>,
-    entries: BTreeMap<String, Reservation>,
+    entries: Reservations,
 }
 
 /// The copies that feed the ledger.
@@ -116,8 +143,8 @@ impl Reserve {
     #[must_use]
     pub fn new(resources: &Resources, writer: String) -> Arc<Self> {
         Arc::new(Self {
+            ledger: Mutex::new(Ledger::of(&writer)),
             writer,
-            ledger: Mutex::default(),
             groups: Mutex::default(),
             followed: OnceLock::new(),
             objects: resources.objects().clone(),
@@ -153,7 +180,7 @@ impl Reserve {
                     let mut ledger = this.lock();
                     ledger.set_replica(change.key.name(), placed);
                     if change.new.is_none() {
-                        ledger.release(change.key.name());
+                        ledger.forget(change.key.name());
                     }
                 }
             }),
@@ -171,7 +198,7 @@ impl Reserve {
     pub async fn load(&self) -> Result<(), Error> {
         let stored = self.objects.collection(&resource(), At::Latest).await?;
         for record in stored.range(None, None) {
-            let entries = decode(record).reservations;
+            let entries = decode(record).reservations();
             self.lock().set_reservations(record.key().name(), &entries);
         }
         Ok(())
@@ -269,18 +296,19 @@ impl Reserve {
         group: &str,
     ) -> Result<(), Error> {
         let lost = || Error::from(ledger::Error::Full);
+        let owner = self.lock().owner(holder);
         let entries = self.lock().reservations(group, self.clock.now());
-        let promised = entries.get(holder).cloned().ok_or_else(lost)?;
+        let promised = entries.get(&owner).cloned().ok_or_else(lost)?;
         let gate = self.gate(group);
         let mut known = gate.lock().await;
         let mut tries = TRIES;
         loop {
             tries -= 1;
-            if known.entries.get(holder) == Some(&promised) {
+            if known.entries.get(&owner) == Some(&promised) {
                 return Ok(());
             }
             let entries = self.lock().reservations(group, self.clock.now());
-            if entries.get(holder) != Some(&promised) {
+            if entries.get(&owner) != Some(&promised) {
                 return Err(lost());
             }
             self.store(resources, group, &mut known, entries, tries).await?;
@@ -293,16 +321,15 @@ impl Reserve {
     /// If the store fails.
     pub async fn release(&self, resources: &Resources, holder: &str) -> Result<(), Error> {
         let Some(group) = self.lock().release(holder) else { return Ok(()) };
+        let owner = self.lock().owner(holder);
         let gate = self.gate(&group);
         let mut known = gate.lock().await;
         let mut tries = TRIES;
-        while known.revision.is_none() || known.entries.contains_key(holder) {
+        while known.revision.is_none() || known.entries.contains_key(&owner) {
             tries -= 1;
             let mut entries = self.lock().reservations(&group, self.clock.now());
-            entries.remove(holder);
+            entries.remove(&owner);
             self.store(resources, &group, &mut known, entries, tries).await?;
-            // If somebody else wrote meanwhile, the entry came back with theirs.
-            self.lock().release(holder);
         }
         Ok(())
     }
@@ -322,7 +349,7 @@ impl Reserve {
         resources: &Resources,
         group: &str,
         known: &mut Known,
-        entries: BTreeMap<String, Reservation>,
+        entries: Reservations,
         tries: usize,
     ) -> Result<(), Error> {
         let key = Key::new(&resource(), None, group);
@@ -333,7 +360,7 @@ impl Reserve {
             }
             Err(error) if is_race(&error) && tries > 0 => {
                 let record = self.objects.get(&key).await?;
-                let entries = record.as_deref().map(decode).unwrap_or_default().reservations;
+                let entries = record.as_deref().map(decode).unwrap_or_default().reservations();
                 self.catch_up().await?;
                 let now = self.clock.now();
                 self.lock().merge_reservations(group, &entries, now);
@@ -364,9 +391,9 @@ impl Reserve {
         resources: &Resources,
         key: &Key,
         revision: Option<Revision>,
-        reservations: &BTreeMap<String, Reservation>,
+        reservations: &Reservations,
     ) -> Result<Revision, objects::Error> {
-        let stored = Stored { writer: self.writer.clone(), reservations: reservations.clone() };
+        let stored = Stored::of(&self.writer, reservations);
         let mut object = Map::new();
         // Serialising plain data with string keys cannot fail.
         object.insert("spec".to_owned(), serde_json::to_value(stored).unwrap_or(Value::Null));

@@ -136,6 +136,55 @@ async fn only_the_leader_schedules_and_the_next_takes_over_where_it_ended() {
     second.resources.objects().close().await;
 }
 
+/// Six gibibytes for a holder.
+fn claim(holder: &str) -> Claim {
+    let holder = holder.to_owned();
+    Claim { holder, volume: String::new(), size: 6 << 30, replicated: false }
+}
+
+/// Waits until a server knows of the group.
+async fn knows_the_group(cluster: &Cluster) {
+    let views = cluster.volumes.views().clone();
+    cluster
+        .until("the group is known", || async {
+            views.groups.find(None, "vg-a").is_some_and(|it| it.is_ready(""))
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_server_gives_nothing_back_that_another_counts_on() {
+    let clock: Arc<dyn Clock> = SystemClock::new();
+    let objects = store(clock.clone());
+    let server = |name| Cluster::over(resources(objects.clone(), clock.clone()), name, None);
+    let (first, second) = (server("server-a").await, server("server-b").await);
+    first.group("vg-a", "a", "10Gi").await;
+    knows_the_group(&first).await;
+    knows_the_group(&second).await;
+    let target = Target::new("vg-a", "");
+    let minute = std::time::Duration::from_secs(60);
+    // Both want the same replica there; the first has it confirmed and is about to place it.
+    for server in [&first, &second] {
+        let ledger = server.volumes.reserve();
+        assert!(ledger.filter_and_score(&claim("one"), &[&target], minute, false)[0] > 0);
+    }
+    let narrowed = |server: &Cluster, holder: &'static str| {
+        let (ledger, resources) = (server.volumes.reserve().clone(), server.resources.clone());
+        let target = target.clone();
+        async move { ledger.narrow(&resources, holder, &target, minute).await }
+    };
+    narrowed(&first, "one").await.unwrap();
+    // Whether or not the second gets it too: when it gives up, the first one's stays.
+    drop(narrowed(&second, "one").await);
+    second.volumes.reserve().release(&second.resources, "one").await.unwrap();
+    let ledger = second.volumes.reserve();
+    assert_eq!(ledger.filter_and_score(&claim("two"), &[&target], minute, false), [0]);
+    assert!(narrowed(&second, "two").await.is_err());
+    first.volumes.reserve().release(&first.resources, "one").await.unwrap();
+    first.volumes.shutdown().await;
+    second.volumes.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_narrow_reservation_outlives_its_server() {
     let clock: Arc<dyn Clock> = SystemClock::new();
@@ -143,19 +192,8 @@ async fn a_narrow_reservation_outlives_its_server() {
     let first = Cluster::over(resources(objects.clone(), clock.clone()), "server-a", None).await;
     first.group("vg-a", "a", "10Gi").await;
     let target = Target::new("vg-a", "");
-    let claim = |holder: &str| Claim {
-        holder: holder.to_owned(),
-        volume: String::new(),
-        size: 6 << 30,
-        replicated: false,
-    };
     let ledger = first.volumes.reserve().clone();
-    let views = first.volumes.views().clone();
-    first
-        .until("the group is known", || async {
-            views.groups.find(None, "vg-a").is_some_and(|it| it.is_ready(""))
-        })
-        .await;
+    knows_the_group(&first).await;
     let minute = std::time::Duration::from_secs(60);
     let scores = ledger.filter_and_score(&claim("one"), &[&target], minute, false);
     assert!(scores[0] > 0);
