@@ -12,6 +12,7 @@
 //! holder, nor a broad one against its volume's other replicas (they never share a node); what is
 //! promised of a pool never exceeds what it has; whoever asks twice gets the same answer.
 
+mod account;
 mod space;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::api::LVMVolumeGroup;
+use account::{Account, largest};
 pub use space::{DEFAULT_EXTENT, Space, backing_size, percent, space};
 
 /// A volume group, or a thin pool in one.
@@ -131,76 +133,6 @@ struct Broad {
     until: Timestamp,
     /// Where it counts against others.
     held: BTreeSet<Target>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Account {
-    space: Option<Space>,
-    /// Bytes of replicas placed here, and of those not reported yet.
-    placed: BTreeMap<String, (u64, bool)>,
-    placed_bytes: u64,
-    unreported_bytes: u64,
-    /// Narrow reservations by holder, then by who made them; of holders that are not placed here.
-    narrow: BTreeMap<String, BTreeMap<String, (u64, Timestamp)>>,
-    /// What they hold: of each holder the largest, since it is placed only once.
-    narrow_bytes: u64,
-    /// None of them ends before this.
-    narrow_until: Timestamp,
-    /// Bytes of broad reservations.
-    held_bytes: u64,
-}
-
-/// What the reservations of one holder take together.
-fn largest(entries: &BTreeMap<String, (u64, Timestamp)>) -> u64 {
-    entries.values().map(|(bytes, _)| *bytes).max().unwrap_or(0)
-}
-
-impl Account {
-    fn reserve(&mut self, holder: &str, writer: &str, bytes: u64, until: Timestamp) {
-        if self.narrow.is_empty() || until < self.narrow_until {
-            self.narrow_until = until;
-        }
-        let entries = self.narrow.entry(holder.to_owned()).or_default();
-        self.narrow_bytes -= largest(entries);
-        entries.insert(writer.to_owned(), (bytes, until));
-        self.narrow_bytes += largest(entries);
-    }
-
-    fn give_back(&mut self, holder: &str, writer: &str) {
-        let Some(entries) = self.narrow.get_mut(holder) else { return };
-        self.narrow_bytes -= largest(entries);
-        entries.remove(writer);
-        self.narrow_bytes += largest(entries);
-        if entries.is_empty() {
-            self.narrow.remove(holder);
-        }
-    }
-
-    /// Bytes that narrow reservations of others hold now.
-    fn reserved(&self, holder: &str, now: Timestamp) -> u64 {
-        if self.narrow.is_empty() {
-            return 0;
-        }
-        if self.narrow_until > now {
-            return self.narrow_bytes - self.narrow.get(holder).map_or(0, largest);
-        }
-        let live = |entries: &BTreeMap<String, (u64, Timestamp)>| {
-            let live = entries.values().filter(|(_, until)| *until > now);
-            live.map(|(bytes, _)| *bytes).max().unwrap_or(0)
-        };
-        let others = self.narrow.iter().filter(|(other, _)| *other != holder);
-        others.map(|(_, entries)| live(entries)).sum()
-    }
-
-    /// The narrow reservations that have not ended.
-    fn live(&self, now: Timestamp) -> impl Iterator<Item = (&str, &str, u64, Timestamp)> {
-        let all = self.narrow.iter().flat_map(|(holder, entries)| {
-            entries.iter().map(move |(writer, (bytes, until))| {
-                (holder.as_str(), writer.as_str(), *bytes, *until)
-            })
-        });
-        all.filter(move |(_, _, _, until)| *until > now)
-    }
 }
 
 /// What a target can promise, and why.
