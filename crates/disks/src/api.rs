@@ -1,0 +1,296 @@
+//! BlockDevice: a disk of a node, what shall become of it, and how far that got.
+//!
+//! The doc comments of fields are what `kubectl explain` prints. The spec is the user's; the status
+//! is the agent's of that node, and nobody else writes it.
+
+mod convert;
+mod device;
+mod operation;
+mod rules;
+
+use mainstay_store::meta::{Condition, ObjectMeta};
+use mainstay_store::registry::{Column, Kind};
+use mainstay_store::typed;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use device::{Capacity, Details, DeviceStatus, FileSystemStatus, FoundSignature, State};
+pub use operation::{DeviceRef, Failure, FormatRecord, Identity, OperationStatus};
+
+use crate::phase::Phase;
+
+/// The API group of storage.
+pub const GROUP: &str = "storage.mainstay.dev";
+/// Its version.
+pub const VERSION: &str = "v1";
+/// Holds a BlockDevice back until no operation owns its disk.
+pub const FINALIZER: &str = "storage.mainstay.dev/disks";
+/// Tells the node a BlockDevice belongs to.
+pub const NODE_LABEL: &str = "kubernetes.io/hostname";
+/// Tells disks from partitions (of which there are none today).
+pub const TYPE_LABEL: &str = "storage.mainstay.dev/device-type";
+
+/// BlockDevice is a disk of a node. The node's agent finds it and reports it; its spec says what
+/// shall become of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockDevice {
+    /// Standard object's metadata.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What shall become of the disk.
+    pub spec: BlockDeviceSpec,
+    /// How far it got, and what the disk is.
+    #[serde(default)]
+    pub status: BlockDeviceStatus,
+}
+
+/// What shall become of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockDeviceSpec {
+    /// The node that has the disk.
+    pub node_name: String,
+    /// Where the disk was when it was first seen. Where it is now is in the status.
+    pub dev_path: String,
+    /// True makes the disk a pool that volumes can use; false takes it back out of use. Nothing is
+    /// ever erased because of this field alone.
+    #[serde(default, skip_serializing_if = "crate::text::is_false")]
+    pub provision: bool,
+    /// What the disk becomes: a filesystem or an LVM volume group, exactly one. If not set, a
+    /// filesystem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provisioner: Option<Provisioner>,
+    /// About the filesystem on the disk.
+    #[serde(default, skip_serializing_if = "FileSystem::is_default")]
+    pub file_system: FileSystem,
+    /// Words that go with the disk to whatever uses it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub tags: Vec<String>,
+    /// Any new value tries again after a failure. A disk that failed is not touched before.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub retry: String,
+    /// The names of the signatures on the disk whose data may be lost, as status.signatures lists
+    /// them. Erasing needs exactly those that are found, neither more nor fewer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub acknowledge_data_loss: Vec<String>,
+}
+
+/// What a disk becomes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Provisioner {
+    /// A filesystem on the whole disk, mounted under the agent's root; becomes a pool of files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<FilesystemProvisioner>,
+    /// A physical volume and a volume group; becomes an LVM pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lvm: Option<LvmProvisioner>,
+}
+
+/// How a disk becomes a filesystem.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FilesystemProvisioner {
+    /// ext4 or xfs. If not set, ext4.
+    #[serde(default, rename = "type", skip_serializing_if = "String::is_empty")]
+    #[schemars(extend("enum" = ["", "ext4", "xfs"]))]
+    pub kind: String,
+}
+
+/// How a disk becomes a volume group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LvmProvisioner {
+    /// The name of the volume group. It must be new: groups of several disks are not made.
+    pub vg_name: String,
+    /// Further arguments for vgcreate, as --physicalextentsize=8m.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub parameters: Vec<String>,
+}
+
+/// What shall become of the filesystem on a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FileSystem {
+    /// Asks once for the disk to be formatted (or wiped, for LVM). It may stay true: a disk is not
+    /// formatted again because of it.
+    #[serde(default, skip_serializing_if = "crate::text::is_false")]
+    pub force_formatted: bool,
+    /// Any new value, together with forceFormatted, asks for formatting once more.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub format_request: String,
+    /// Says that a corrupted filesystem has been repaired by hand: it is mounted once more.
+    #[serde(default, skip_serializing_if = "crate::text::is_false")]
+    pub repaired: bool,
+    /// The old name of spec.provision; either of them set makes the disk wanted.
+    #[serde(default, skip_serializing_if = "crate::text::is_false")]
+    pub provisioned: bool,
+    /// Has no effect: the mount point follows from the name of the object.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub mount_point: String,
+    /// ext4 or xfs, if spec.provisioner does not say.
+    #[serde(default, rename = "type", skip_serializing_if = "String::is_empty")]
+    #[schemars(extend("enum" = ["", "ext4", "xfs"]))]
+    pub kind: String,
+}
+
+impl FileSystem {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How far a disk got, and what it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockDeviceStatus {
+    /// Whether the disk is there: Active, Inactive or Unknown.
+    #[serde(default)]
+    pub state: State,
+    /// How far it got. The phases that end in -ing are locks: one operation owns the disk.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub provision_phase: String,
+    /// The generation of the spec that was last acted upon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// What the disk is.
+    #[serde(default)]
+    pub device_status: DeviceStatus,
+    /// What was found on the disk that would be lost by formatting it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub signatures: Vec<FoundSignature>,
+    /// The tags that what uses the disk knows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub tags: Vec<String>,
+    /// The operation that owns the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<OperationStatus>,
+    /// The last time it was formatted by us, or adopted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub formatted: Option<FormatRecord>,
+    /// Why it failed, and what was seen then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+    /// Formatted, Mounted, Provisioned, Failed, AutoProvisionDetected, Corrupted, NeedsFormat,
+    /// Duplicate, Refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+typed!(BlockDevice, group: GROUP, version: VERSION, plural: "blockdevices", namespaced: false);
+
+/// What makes a filesystem, as the seed's disks have it, or a volume group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Makes {
+    /// A filesystem of this type.
+    Filesystem(FsType),
+    /// A volume group.
+    Lvm(LvmProvisioner),
+}
+
+/// A filesystem we make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum FsType {
+    /// ext4.
+    #[default]
+    Ext4,
+    /// xfs.
+    Xfs,
+}
+
+impl FsType {
+    /// Its name, as mkfs and mount know it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+        }
+    }
+}
+
+impl BlockDevice {
+    /// Whether it shall be a pool.
+    #[must_use]
+    pub fn wanted(&self) -> bool {
+        self.spec.provision || self.spec.file_system.provisioned
+    }
+
+    /// What it shall become.
+    #[must_use]
+    pub fn makes(&self) -> Makes {
+        let provisioner = self.spec.provisioner.clone().unwrap_or_default();
+        if let Some(lvm) = provisioner.lvm {
+            return Makes::Lvm(lvm);
+        }
+        let named = provisioner.filesystem.unwrap_or_default().kind;
+        let named = if named.is_empty() { &self.spec.file_system.kind } else { &named };
+        Makes::Filesystem(if named == "xfs" { FsType::Xfs } else { FsType::Ext4 })
+    }
+
+    /// How far it got; `None` if the status says something nobody knows.
+    #[must_use]
+    pub fn phase(&self) -> Option<Phase> {
+        match self.status.provision_phase.as_str() {
+            "" => Some(Phase::Unprovisioned),
+            named => Phase::named(named),
+        }
+    }
+
+    /// Whether the format that is asked for was done already.
+    #[must_use]
+    pub fn latched(&self) -> bool {
+        let asked = &self.spec.file_system.format_request;
+        self.status.formatted.as_ref().is_some_and(|done| !done.adopted && done.request == *asked)
+    }
+
+    /// The UUID of the filesystem or physical volume we know to be on it.
+    #[must_use]
+    pub fn recorded_uuid(&self) -> &str {
+        self.status.formatted.as_ref().map_or("", |done| done.uuid.as_str())
+    }
+
+    /// Whether it is on its way out.
+    #[must_use]
+    pub fn is_deleting(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+}
+
+/// The kinds of this crate, described for a registry.
+#[must_use]
+pub fn kinds() -> Vec<Kind> {
+    vec![kind()]
+}
+
+fn kind() -> Kind {
+    Kind::of::<BlockDevice>()
+        .short("bd")
+        .category("storage")
+        .status()
+        .column(Column::string("Node", ".spec.nodeName"))
+        .column(Column::string("Path", ".status.deviceStatus.devPath"))
+        .column(Column::computed("Size", mainstay_store::column::ColumnType::String, rules::size))
+        .column(Column::string("Type", ".status.deviceStatus.details.driveType"))
+        .column(Column::string("Filesystem", ".status.deviceStatus.fileSystem.type"))
+        .column(Column::string("Phase", ".status.provisionPhase"))
+        .column(Column::string("State", ".status.state").wide())
+        .column(Column::string("Serial", ".status.deviceStatus.details.serialNumber").wide())
+        .column(Column::string("Mount", ".status.deviceStatus.fileSystem.mountPoint").wide())
+        .column(Column::age())
+        .selectable("spec.nodeName")
+        .selectable("status.provisionPhase")
+        .default_with(convert::current)
+        .validate(rules::check)
+        .build()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+use super::*;
+use crate::host::{Class, Contents, Partition, Signature};
+
+fn disk() -> Disk {
+    Disk {
+        path: "/dev/sdb".to_owned(),
+        vendor: "ACME ".to_owned(),
+        model: "Disk 3000".to_owned(),
+        bus_path: "pci-0000:00:1f.2-ata-3".to_owned(),
+        drive: Drive::Ssd,
+        size: 100 << 30,
+        ..Disk::default()
+    }
+}
+
+fn part(label: &str, kind: &str) -> Partition {
+    Partition { label: label.to_owned(), kind: kind.to_owned(), ..Partition::default() }
+}
+
+fn config(filters: &str, auto: &str) -> Config {
+    let data = [("filters.yaml", filters), ("autoprovision.yaml", auto)];
+    let data = data.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let (config, errors) = Config::read(&data, &Config::default());
+    assert!(errors.is_empty(), "{errors:?}");
+    config
+}
+
+#[test]
+fn exclusion_looks_at_every_aspect() {
+    let labelled = |label: &str| {
+        let found = Signature {
+            class: Class::Filesystem,
+            name: "ext4".to_owned(),
+            uuid: String::new(),
+            label: label.to_owned(),
+            offset: 0,
+        };
+        Disk { contents: Contents { signatures: vec![found], ..Contents::default() }, ..disk() }
+    };
+    let parts = |parts: &[Partition]| Disk { partitions: parts.to_vec(), ..disk() };
+    let cases: Vec<(&str, Disk, &[&str], bool)> = vec![
+        ("[]", disk(), &[], false),
+        ("[{hostname: '*', excludeDevices: ['/dev/sd[a-c]']}]", disk(), &[], true),
+        ("[{hostname: 'n2', excludeDevices: ['/dev/sd[a-c]']}]", disk(), &[], false),
+        ("[{excludeDevices: ['/dev/sd[a-c]']}]", disk(), &[], false),
+        ("[{hostname: 'n*', vendors: [acme]}]", disk(), &[], true),
+        ("[{hostname: '*', vendors: ['disk 3000']}]", disk(), &[], true),
+        ("[{hostname: '*', vendors: ['ata-3']}]", disk(), &[], true),
+        ("[{hostname: '*', vendors: ['acm']}]", disk(), &[], false),
+        ("[{hostname: '*', models: ['Disk*']}]", disk(), &[], true),
+        ("[{hostname: '*', paths: [/data]}]", disk(), &["/data"], true),
+        ("[{hostname: '*', paths: [/data]}]", disk(), &["/data/x"], false),
+        ("[]", disk(), &["/"], true),
+        ("[{hostname: '*', labels: ['COS_*']}]", labelled("COS_OEM"), &[], true),
+        ("[{hostname: '*', labels: ['COS_*']}]", labelled("DATA"), &[], false),
+        ("[{hostname: '*', labels: ['C*']}]", parts(&[part("C1", ""), part("C2", "")]), &[], true),
+        ("[{hostname: '*', labels: ['C*']}]", parts(&[part("C1", ""), part("D", "")]), &[], false),
+        ("[]", parts(&[part("", ""), part("", BIOS_BOOT)]), &[], true),
+        ("[{hostname: '*', types: [ssd]}]", disk(), &[], true),
+        ("[{hostname: '*', excludeSmallerThan: 200Gi}]", disk(), &[], true),
+        ("[{hostname: '*', excludeLargerThan: 200Gi}]", disk(), &[], false),
+        ("[]", Disk { drive: Drive::Odd, ..disk() }, &[], true),
+        ("[]", Disk { vendor: "Longhorn".to_owned(), ..disk() }, &[], true),
+        ("[{hostname: '*', devices: ['[']}]", disk(), &[], false),
+    ];
+    for (filters, disk, mounts, expected) in cases {
+        let mounts: Vec<_> = mounts.iter().map(|point| (*point).to_owned()).collect();
+        let why = config(filters, "").excludes("n1", &disk, &mounts);
+        assert_eq!(why.is_some(), expected, "{filters} {disk:?}: {why:?}");
+    }
+}
+
+#[test]
+fn auto_provisioning_takes_what_all_its_conditions_name() {
+    let cases = [
+        ("[]", false),
+        ("[{hostname: '*'}]", false),
+        ("[{hostname: '*', devices: ['/dev/sd*']}]", true),
+        ("[{hostname: 'n2', devices: ['/dev/sd*']}]", false),
+        ("[{hostname: '*', devices: ['/dev/sd*'], types: [HDD]}]", false),
+        ("[{hostname: '*', models: ['Disk *'], minSize: 10Gi, maxSize: 200Gi}]", true),
+        ("[{hostname: '*', minSize: 200Gi}]", false),
+        ("[{hostname: '*', devices: ['[']}]", false),
+        ("[{hostname: '*', devices: [/dev/sdb], provisioner: {lvm: {vgName: a}}}]", true),
+    ];
+    for (auto, expected) in cases {
+        assert_eq!(config("", auto).takes("n1", &disk()).is_some(), expected, "{auto}");
+    }
+    let mut paused = config("", "[{hostname: '*', devices: ['*']}]");
+    assert!(paused.takes("n1", &disk()).is_some());
+    paused.paused = true;
+    assert!(paused.takes("n1", &disk()).is_none());
+}
+
+#[test]
+fn what_cannot_be_read_leaves_what_the_agent_was_started_with() {
+    let defaults =
+        config("[{hostname: '*', devices: [/dev/sdx]}]", "[{hostname: '*', devices: [a]}]");
+    let read = |text: &str| {
+        let data = [("filters.yaml".to_owned(), text.to_owned())].into();
+        Config::read(&data, &defaults)
+    };
+    for text in ["", "  \n"] {
+        let (config, errors) = read(text);
+        assert_eq!((config, errors.len()), (defaults.clone(), 0), "{text:?}");
+    }
+    for text in ["- {", "[{hostnames: '*'}]", "7"] {
+        let (config, errors) = read(text);
+        assert_eq!((config, errors.len()), (defaults.clone(), 1), "{text:?}");
+    }
+    assert_eq!(read("[]").0.filters, []);
+    assert_eq!(Config::read(&BTreeMap::new(), &defaults).0, defaults);
+}

@@ -1,0 +1,141 @@
+//! What the table is told: an object, its disk and its mounts, boiled down to [`Facts`]. Pure.
+
+use crate::api::{BlockDevice, Makes, State};
+use crate::host::{Class, Disk, MountLine};
+use crate::phase::{Content, Facts, Input, Mount, Provisioner, Record, Retrigger};
+
+/// What is seen of a disk besides its object.
+#[derive(Clone, Copy, Debug)]
+pub struct Sight<'a> {
+    /// The node that looks.
+    pub node: &'a str,
+    /// The disk, if it is there.
+    pub disk: Option<&'a Disk>,
+    /// Where it shall be mounted.
+    pub point: &'a str,
+    /// The mount table.
+    pub mounts: &'a [MountLine],
+    /// What is known of it where it is used.
+    pub record: Record,
+    /// It is closed for new replicas there.
+    pub closed: bool,
+    /// Nobody holds its lease.
+    pub lease_free: bool,
+}
+
+/// What the table is told, as long as the gate refuses: whoever has asked it sets that.
+#[must_use]
+pub fn facts(device: &BlockDevice, sight: &Sight<'_>) -> Facts {
+    let filesystem = &device.spec.file_system;
+    let corrupted = device.status.device_status.file_system.corrupted;
+    let active = sight.disk.is_some() && device.status.state != State::Inactive;
+    Facts {
+        input: Input::Look,
+        not_ours: device.spec.node_name != sight.node || device.is_deleting(),
+        active,
+        want: device.wanted(),
+        request: requests(device),
+        auto: is_auto(device),
+        gate: false,
+        provisioner: match device.makes() {
+            Makes::Filesystem(_) => Provisioner::Filesystem,
+            Makes::Lvm(_) => Provisioner::Lvm,
+        },
+        content: sight.disk.map_or(Content::Blank, |disk| content(device, disk)),
+        mount: mount(sight.disk, sight.point, sight.mounts),
+        corrupted,
+        repaired: filesystem.repaired,
+        record: sight.record,
+        closed: sight.closed,
+        retrigger: retrigger(device),
+        lease_free: sight.lease_free,
+    }
+}
+
+/// Whether formatting is asked for and not done yet. A disk that was corrupted is formatted again
+/// only if that was asked for after it failed.
+#[must_use]
+pub fn requests(device: &BlockDevice) -> bool {
+    let forced = device.spec.file_system.force_formatted;
+    forced && (!device.latched() || retrigger(device) == Retrigger::Force)
+}
+
+/// Whether auto-provisioning asked for the disk, not a person.
+#[must_use]
+pub fn is_auto(device: &BlockDevice) -> bool {
+    let by_hand = !device.spec.file_system.format_request.is_empty()
+        || !device.spec.acknowledge_data_loss.is_empty();
+    let conditions = &device.status.conditions;
+    !by_hand && mainstay_controller::conditions::is_true(conditions, "AutoProvisionDetected", None)
+}
+
+/// A person's reason to try again: what the spec says now and did not say when it failed.
+#[must_use]
+pub fn retrigger(device: &BlockDevice) -> Retrigger {
+    let Some(failure) = &device.status.failure else { return Retrigger::None };
+    let (spec, filesystem) = (&device.spec, &device.spec.file_system);
+    let corrupted = device.status.device_status.file_system.corrupted;
+    let asks = filesystem.force_formatted
+        && (!failure.force_formatted || filesystem.format_request != failure.format_request);
+    if corrupted && asks {
+        Retrigger::Force
+    } else if corrupted && filesystem.repaired && !failure.repaired {
+        Retrigger::Repaired
+    } else if spec.retry != failure.retry {
+        Retrigger::Retry
+    } else {
+        Retrigger::None
+    }
+}
+
+/// What is on a disk, compared with what its object recorded.
+#[must_use]
+pub fn content(device: &BlockDevice, disk: &Disk) -> Content {
+    let recorded = device.recorded_uuid();
+    let contents = &disk.contents;
+    if let Makes::Lvm(_) = device.makes() {
+        let ours = match (contents.only(), device.status.formatted.is_some()) {
+            (Some(found), _) => {
+                found.class == Class::Lvm && !recorded.is_empty() && found.uuid == recorded
+            }
+            (None, wiped) => contents.is_blank() && wiped && recorded.is_empty(),
+        };
+        if ours {
+            return Content::Ours;
+        }
+    } else if let Some(found) = contents.only()
+        && found.class == Class::Filesystem
+        && matches!(found.name.as_str(), "ext4" | "xfs")
+        && disk.partitions.is_empty()
+    {
+        return match recorded {
+            "" => Content::Adoptable,
+            uuid if uuid == found.uuid => Content::Ours,
+            _ => Content::Foreign,
+        };
+    }
+    if disk.is_partitioned() {
+        Content::Partitioned
+    } else if contents.is_blank() {
+        Content::Blank
+    } else {
+        Content::Other
+    }
+}
+
+/// Where a disk is mounted, compared with where it shall be.
+#[must_use]
+pub fn mount(disk: Option<&Disk>, point: &str, mounts: &[MountLine]) -> Mount {
+    let is_ours = |line: &MountLine| disk.is_some_and(|disk| disk.number == line.number);
+    let here: Vec<_> = mounts.iter().filter(|line| line.point == point).collect();
+    match here.as_slice() {
+        [] if mounts.iter().any(is_ours) => Mount::Elsewhere,
+        [] => Mount::Nowhere,
+        [only] if is_ours(only) => Mount::Right,
+        all if all.iter().any(|line| is_ours(line)) => Mount::Stacked,
+        _ => Mount::WrongSource,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,277 @@
+//! The safety gate: whether anything destructive may begin. Pure.
+//!
+//! Twelve rules, all of which must hold; every refusal names its reason. The gate is asked before
+//! the lock phase is written, and again under the device lease, immediately before the first byte.
+//! `mainstay disks format --dry-run` prints the verdict rule by rule.
+
+use std::fmt;
+
+use crate::host::{Class, Contents};
+
+/// The smallest disk that is worth anything: mkfs.xfs refuses less than 300 MiB.
+pub const XFS_MINIMUM: u64 = 300 << 20;
+/// The smallest disk for ext4 and LVM.
+pub const MINIMUM: u64 = 16 << 20;
+/// The sector sizes that are supported.
+pub const SECTORS: [u64; 2] = [512, 4096];
+
+/// How well a disk is told apart from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resolved {
+    /// It is this one and no other.
+    Single,
+    /// Nothing tells it apart from other disks.
+    Not,
+    /// These other paths claim to be the same.
+    Duplicate(Vec<String>),
+}
+
+/// Everything the gate looks at.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    /// How well it is told apart.
+    pub resolved: Resolved,
+    /// The rule that excludes it, if one does.
+    pub excluded: Option<String>,
+    /// The object names the node this is asked on.
+    pub on_this_node: bool,
+    /// The part of the running system that stands on it, if one does.
+    pub system: Option<String>,
+    /// Where it or a part of it is mounted, in any namespace.
+    pub mounts: Vec<String>,
+    /// What the kernel said when it was opened exclusively; `None` if it could be.
+    pub exclusive: Option<String>,
+    /// What stands on top of it, or is it a part of.
+    pub holders: Vec<String>,
+    /// Loop devices whose backing it is.
+    pub loops: Vec<String>,
+    /// It is one path of several to the same disk.
+    pub multipath_member: bool,
+    /// What is on it.
+    pub contents: Contents,
+    /// The signatures whose loss was acknowledged.
+    pub acknowledged: Vec<String>,
+    /// Auto-provisioning asks, not a person.
+    pub auto: bool,
+    /// It cannot be written.
+    pub read_only: bool,
+    /// How large it is.
+    pub size: u64,
+    /// How large it must be.
+    pub minimum: u64,
+    /// The size of its sectors.
+    pub sector: u64,
+    /// Why its lock cannot be had, if it cannot.
+    pub lock: Option<String>,
+    /// How it differs from the disk that was looked at first, if it does.
+    pub changed: Option<String>,
+    /// The arguments of the commands that would run.
+    pub commands: Vec<Vec<String>>,
+    /// The UUID that the new filesystem would get.
+    pub target_uuid: String,
+    /// Another disk that has that UUID already.
+    pub uuid_taken: Option<String>,
+    /// What is mounted at the disk's mount point, if anything.
+    pub point_taken: Option<String>,
+    /// What did not answer in time.
+    pub silent: Option<String>,
+    /// Why the audit line cannot be written, if it cannot.
+    pub audit: Option<String>,
+}
+
+/// What one rule says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its number, from 1 to 12.
+    pub rule: u8,
+    /// What it asks for.
+    pub asks: &'static str,
+    /// Why it refuses; `None` if it holds.
+    pub refusal: Option<String>,
+}
+
+/// What the gate says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// What every rule says, in order.
+    pub findings: Vec<Finding>,
+}
+
+impl Verdict {
+    /// Whether every rule holds.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        self.findings.iter().all(|finding| finding.refusal.is_none())
+    }
+
+    /// Why it refuses, every rule that does.
+    #[must_use]
+    pub fn reasons(&self) -> String {
+        let refusals = self.findings.iter().filter_map(|finding| {
+            let why = finding.refusal.as_ref()?;
+            Some(format!("rule {}: {why}", finding.rule))
+        });
+        refusals.collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Finding { rule, asks, refusal } in &self.findings {
+            match refusal {
+                None => writeln!(f, "{rule:>2}  pass    {asks}")?,
+                Some(why) => writeln!(f, "{rule:>2}  REFUSE  {asks}: {why}")?,
+            }
+        }
+        let verdict = if self.passes() { "the gate would let it pass" } else { "the gate refuses" };
+        writeln!(f, "{verdict}")
+    }
+}
+
+type Rule = (&'static str, fn(&Scene) -> Option<String>);
+
+/// The rules, in order.
+const RULES: [Rule; 12] = [
+    ("one disk, known for certain, not excluded, on this node, not the system's", known),
+    ("neither it nor a part of it is mounted, in any mount namespace", unmounted),
+    ("nobody uses it: exclusive open, holders, loop devices, multipath, RAID, encryption", unused),
+    ("nothing is on it, or exactly what is on it was acknowledged", blank),
+    ("writable, large enough, sectors of a supported size", fit),
+    ("its lock can be had", lockable),
+    ("it is still the disk that was looked at", unchanged),
+    ("no command is forced", unforced),
+    ("the new UUID is chosen, and nobody has it", unique),
+    ("nothing is mounted at its mount point", free_point),
+    ("every probe answered in time", answered),
+    ("the audit line can be written first", audited),
+];
+
+/// Judges a scene.
+#[must_use]
+pub fn judge(scene: &Scene) -> Verdict {
+    let findings = (1..).zip(RULES).map(|(rule, (asks, check))| {
+        let refusal = check(scene);
+        Finding { rule, asks, refusal }
+    });
+    Verdict { findings: findings.collect() }
+}
+
+fn known(scene: &Scene) -> Option<String> {
+    match &scene.resolved {
+        Resolved::Not => return Some("nothing tells this disk apart from others".to_owned()),
+        Resolved::Duplicate(paths) => {
+            return Some(format!("{} claim to be the same disk", paths.join(" and ")));
+        }
+        Resolved::Single => {}
+    }
+    if let Some(rule) = &scene.excluded {
+        return Some(format!("excluded by {rule}"));
+    }
+    if !scene.on_this_node {
+        return Some("the object belongs to another node".to_owned());
+    }
+    scene.system.as_ref().map(|part| format!("the running system stands on it: {part}"))
+}
+
+fn unmounted(scene: &Scene) -> Option<String> {
+    (!scene.mounts.is_empty()).then(|| format!("mounted: {}", scene.mounts.join(", ")))
+}
+
+fn unused(scene: &Scene) -> Option<String> {
+    if let Some(why) = &scene.exclusive {
+        return Some(format!("in use: {why}"));
+    }
+    if !scene.holders.is_empty() {
+        return Some(format!("held by {}", scene.holders.join(", ")));
+    }
+    if !scene.loops.is_empty() {
+        return Some(format!("backs {}", scene.loops.join(", ")));
+    }
+    scene.multipath_member.then(|| "one of several paths to a disk; use the map".to_owned())
+}
+
+fn blank(scene: &Scene) -> Option<String> {
+    let Contents { signatures, ambiguous, unreadable } = &scene.contents;
+    if let Some(why) = unreadable {
+        return Some(format!("cannot be read: {why}"));
+    }
+    if *ambiguous {
+        return Some("it is ambiguous what it holds; wipe it by hand".to_owned());
+    }
+    let found = scene.contents.names();
+    if found.is_empty() {
+        return None;
+    }
+    let listed = found.join(", ");
+    if scene.auto {
+        let data = signatures.iter().map(|found| found.class).max() > Some(Class::Filesystem);
+        let what = if data { "is in use by something else" } else { "holds data" };
+        return Some(format!(
+            "found {listed}: it {what}; auto-provisioning takes blank disks only"
+        ));
+    }
+    let mut acknowledged = scene.acknowledged.clone();
+    acknowledged.sort();
+    acknowledged.dedup();
+    if acknowledged == found {
+        return None;
+    }
+    let said = if acknowledged.is_empty() { "nothing".to_owned() } else { acknowledged.join(", ") };
+    Some(format!(
+        "found {listed}, acknowledged {said}; to erase it, set spec.acknowledgeDataLoss to exactly [{listed}]"
+    ))
+}
+
+fn fit(scene: &Scene) -> Option<String> {
+    if scene.read_only {
+        return Some("read-only".to_owned());
+    }
+    if scene.size < scene.minimum {
+        let (size, minimum) = (crate::text::size(scene.size), crate::text::size(scene.minimum));
+        return Some(format!("{size} is too small: at least {minimum} are needed"));
+    }
+    let sector = scene.sector;
+    (!SECTORS.contains(&sector)).then(|| format!("sectors of {sector} bytes are not supported"))
+}
+
+fn lockable(scene: &Scene) -> Option<String> {
+    scene.lock.clone()
+}
+
+fn unchanged(scene: &Scene) -> Option<String> {
+    scene.changed.clone()
+}
+
+fn unforced(scene: &Scene) -> Option<String> {
+    const FORCES: [&str; 6] = ["-f", "-F", "-ff", "--force", "-y", "--yes"];
+    let forced = scene
+        .commands
+        .iter()
+        .find(|command| command.iter().any(|word| FORCES.contains(&word.as_str())));
+    forced.map(|command| format!("`{}` is forced", command.join(" ")))
+}
+
+fn unique(scene: &Scene) -> Option<String> {
+    if scene.target_uuid.is_empty() {
+        return Some("no UUID was chosen".to_owned());
+    }
+    scene
+        .uuid_taken
+        .as_ref()
+        .map(|disk| format!("{disk} has the UUID {} already", scene.target_uuid))
+}
+
+fn free_point(scene: &Scene) -> Option<String> {
+    scene.point_taken.as_ref().map(|what| format!("{what} is mounted there"))
+}
+
+fn answered(scene: &Scene) -> Option<String> {
+    scene.silent.as_ref().map(|what| format!("{what} did not answer in time"))
+}
+
+fn audited(scene: &Scene) -> Option<String> {
+    scene.audit.as_ref().map(|why| format!("it cannot: {why}"))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,149 @@
+use super::*;
+use crate::host::{Class, Contents, Signature};
+
+fn disk(path: &str, wwn: &str, serial: &str) -> Disk {
+    Disk {
+        name: path.trim_start_matches("/dev/").to_owned(),
+        path: path.to_owned(),
+        wwn: wwn.to_owned(),
+        serial: serial.to_owned(),
+        bus_path: format!("pci-{path}"),
+        ..Disk::default()
+    }
+}
+
+fn formatted(mut disk: Disk, uuid: &str) -> Disk {
+    disk.contents = Contents {
+        signatures: vec![Signature {
+            class: Class::Filesystem,
+            name: "ext4".to_owned(),
+            uuid: uuid.to_owned(),
+            label: String::new(),
+            offset: 1080,
+        }],
+        ..Contents::default()
+    };
+    disk
+}
+
+fn object(name: &str, disk: &Disk) -> Known {
+    Known {
+        name: name.to_owned(),
+        active: true,
+        path: disk.path.clone(),
+        phase: Some(Phase::Provisioned),
+        identity: disk.identity(),
+    }
+}
+
+fn refresh(name: &str, disk: usize) -> Step {
+    Step::Refresh { name: name.to_owned(), disk, duplicates: Vec::new() }
+}
+
+#[test]
+fn hollow_names_are_no_identity() {
+    for (text, expected) in [
+        ("", ""),
+        ("unknown", ""),
+        ("Unknown", ""),
+        ("0x0000000000000000", ""),
+        ("0x5000c500", "0x5000c500"),
+        (" S1 ", "S1"),
+    ] {
+        assert_eq!(real(text), expected);
+    }
+}
+
+#[test]
+fn three_disks_without_a_world_wide_name_are_three() {
+    let disks = ["", "unknown", "0x0000000000000000"]
+        .iter()
+        .enumerate()
+        .map(|(n, wwn)| disk(&format!("/dev/sd{n}"), wwn, ""))
+        .collect::<Vec<_>>();
+    let steps = reconcile(&[], &disks);
+    assert_eq!(steps.len(), 3);
+    for (n, step) in steps.iter().enumerate() {
+        assert_eq!(*step, Step::Create { disk: n, duplicates: Vec::new() });
+    }
+}
+
+#[test]
+fn a_world_wide_name_that_comes_twice_is_one_object_and_a_report() {
+    let disks = [disk("/dev/sda", "w1", "s1"), disk("/dev/sdb", "w1", "s1")];
+    let duplicates = vec!["/dev/sdb".to_owned()];
+    assert_eq!(reconcile(&[], &disks), [Step::Create { disk: 0, duplicates: duplicates.clone() }]);
+    let known = [object("a", &disks[0])];
+    let expected = Step::Refresh { name: "a".to_owned(), disk: 0, duplicates };
+    assert_eq!(reconcile(&known, &disks), [expected]);
+}
+
+#[test]
+fn a_clone_is_told_from_the_original_by_its_hardware() {
+    let original = formatted(disk("/dev/sda", "w1", "s1"), "u1");
+    let clone = formatted(disk("/dev/sdb", "w2", "s2"), "u1");
+    let known = [object("a", &original)];
+    let steps = reconcile(&known, &[clone, original]);
+    let expected =
+        Step::Refresh { name: "a".to_owned(), disk: 1, duplicates: vec!["/dev/sdb".to_owned()] };
+    assert_eq!(steps, [expected], "the clone gets no object of its own");
+}
+
+#[test]
+fn two_disks_that_swap_paths_keep_their_objects() {
+    let a = formatted(disk("/dev/sda", "w1", "s1"), "u1");
+    let b = formatted(disk("/dev/sdb", "w2", "s2"), "u2");
+    let mut known = vec![object("a", &a), object("b", &b)];
+    let mut swapped = [b, a];
+    swapped[0].path = "/dev/sda".to_owned();
+    swapped[1].path = "/dev/sdb".to_owned();
+    let moved = |name: &str| Step::Deactivate { name: name.to_owned(), moved: true };
+    assert_eq!(reconcile(&known, &swapped), [moved("a"), moved("b")]);
+    known.iter_mut().for_each(|known| known.active = false);
+    assert_eq!(reconcile(&known, &swapped), [refresh("a", 1), refresh("b", 0)]);
+}
+
+#[test]
+fn a_uuid_wins_over_a_world_wide_name_that_changed() {
+    let before = formatted(disk("/dev/nvme0n1", "eui.1", ""), "u1");
+    let after = formatted(disk("/dev/nvme0n1", "nvme.1", ""), "u1");
+    assert_eq!(reconcile(&[object("a", &before)], &[after]), [refresh("a", 0)]);
+}
+
+#[test]
+fn a_disk_that_is_gone_takes_only_an_unused_object_with_it() {
+    let gone = disk("/dev/sda", "w1", "s1");
+    for (phase, expected) in [
+        (Phase::Unprovisioned, Step::Delete { name: "a".to_owned() }),
+        (Phase::Provisioned, Step::Deactivate { name: "a".to_owned(), moved: false }),
+        (Phase::Failed, Step::Deactivate { name: "a".to_owned(), moved: false }),
+        (Phase::Formatting, Step::Deactivate { name: "a".to_owned(), moved: false }),
+    ] {
+        let known = Known { phase: Some(phase), ..object("a", &gone) };
+        assert_eq!(reconcile(&[known], &[]), [expected]);
+    }
+}
+
+#[test]
+fn a_disk_that_comes_back_elsewhere_is_taken_up() {
+    let before = formatted(disk("/dev/sda", "w1", "s1"), "u1");
+    let known = Known { active: false, ..object("a", &before) };
+    let mut back = before.clone();
+    back.path = "/dev/sdq".to_owned();
+    assert_eq!(reconcile(&[known], &[back]), [refresh("a", 0)]);
+}
+
+#[test]
+fn the_first_aspect_both_have_decides() {
+    let with = |uuid: &str, wwn: &str, serial: &str| Identity {
+        uuid: uuid.to_owned(),
+        wwn: wwn.to_owned(),
+        serial: serial.to_owned(),
+        ..Identity::default()
+    };
+    assert!(same(&with("u", "w1", ""), &with("u", "w2", "")));
+    assert!(!same(&with("u", "w", "s"), &with("v", "w", "s")));
+    assert!(same(&with("", "w", "s"), &with("v", "w", "t")));
+    assert!(!same(&with("", "", ""), &with("", "", "")));
+    assert!(same(&with("", "", "s"), &with("u", "w", "s")));
+}

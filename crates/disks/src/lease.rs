@@ -1,0 +1,111 @@
+//! Device leases within this process: one holder for each physical disk.
+//!
+//! The key is the kernel's device (number and disk sequence), not the object: two objects or two
+//! paths that reach one disk wait for each other. Across processes [`crate::host::Host::lock`] does
+//! the same. A lease is let go when it is dropped, and not before: whoever cannot end what it
+//! started keeps it, and the disk stays in quarantine.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::host::Disk;
+
+/// A physical disk, within one boot.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Device {
+    number: String,
+    diskseq: u64,
+}
+
+impl Device {
+    /// The device of a disk.
+    #[must_use]
+    pub fn of(disk: &Disk) -> Self {
+        Self { number: disk.number.clone(), diskseq: disk.diskseq }
+    }
+}
+
+/// Every lease of this process. Clones are the same leases.
+#[derive(Clone, Debug, Default)]
+pub struct Leases {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    held: Mutex<BTreeSet<Device>>,
+    released: Notify,
+}
+
+/// A lease; dropping it lets go.
+#[derive(Debug)]
+pub struct Lease {
+    device: Device,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let held = self.shared.held.lock();
+        held.unwrap_or_else(PoisonError::into_inner).remove(&self.device);
+        self.shared.released.notify_waiters();
+    }
+}
+
+impl Leases {
+    /// Takes a lease if nobody has it.
+    #[must_use]
+    pub fn try_take(&self, device: &Device) -> Option<Lease> {
+        let held = self.shared.held.lock();
+        let free = held.unwrap_or_else(PoisonError::into_inner).insert(device.clone());
+        free.then(|| Lease { device: device.clone(), shared: self.shared.clone() })
+    }
+
+    /// Waits for a lease.
+    pub async fn take(&self, device: &Device) -> Lease {
+        loop {
+            let released = self.shared.released.notified();
+            let mut released = std::pin::pin!(released);
+            released.as_mut().enable();
+            if let Some(lease) = self.try_take(device) {
+                return lease;
+            }
+            released.await;
+        }
+    }
+
+    /// Whether nobody has the lease of a disk.
+    #[must_use]
+    pub fn is_free(&self, device: &Device) -> bool {
+        let held = self.shared.held.lock();
+        !held.unwrap_or_else(PoisonError::into_inner).contains(device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(diskseq: u64) -> Device {
+        Device { number: "7:0".to_owned(), diskseq }
+    }
+
+    #[tokio::test]
+    async fn a_device_has_one_holder_and_the_next_is_woken() {
+        let leases = Leases::default();
+        let first = leases.try_take(&device(1)).unwrap();
+        assert!(leases.try_take(&device(1)).is_none());
+        assert!(!leases.is_free(&device(1)));
+        assert!(leases.try_take(&device(2)).is_some(), "attached anew, it is another device");
+        let waiting = tokio::spawn({
+            let leases = leases.clone();
+            async move { leases.take(&device(1)).await }
+        });
+        tokio::task::yield_now().await;
+        drop(first);
+        drop(waiting.await.unwrap());
+        assert!(leases.is_free(&device(1)));
+    }
+}
