@@ -54,6 +54,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "mainstay-graph",
             "mainstay-placement",
             "mainstay-volumes",
+            "mainstay-disks",
             "mainstay-rules",
         ],
     ),

@@ -15,7 +15,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use device::{Capacity, Details, DeviceStatus, FileSystemStatus, FoundSignature, State};
-pub use operation::{DeviceRef, Failure, FormatRecord, Identity, OperationStatus};
+pub use operation::{
+    DeviceRef, DryRun, Failure, FormatRecord, Identity, OperationStatus, RuleStatus,
+};
 
 use crate::phase::Phase;
 
@@ -25,6 +27,8 @@ pub const GROUP: &str = "storage.mainstay.dev";
 pub const VERSION: &str = "v1";
 /// Holds a BlockDevice back until no operation owns its disk.
 pub const FINALIZER: &str = "storage.mainstay.dev/disks";
+/// Any new value asks what the safety gate would say; status.dryRun answers.
+pub const DRY_RUN_ANNOTATION: &str = "storage.mainstay.dev/dry-run";
 /// Tells the node a BlockDevice belongs to.
 pub const NODE_LABEL: &str = "kubernetes.io/hostname";
 /// Tells disks from partitions (of which there are none today).
@@ -177,6 +181,9 @@ pub struct BlockDeviceStatus {
     /// Why it failed, and what was seen then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
+    /// What the safety gate would say, if somebody asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dry_run: Option<DryRun>,
     /// Formatted, Mounted, Provisioned, Failed, AutoProvisionDetected, Corrupted, NeedsFormat,
     /// Duplicate, Refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

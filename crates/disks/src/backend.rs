@@ -21,6 +21,8 @@ pub struct Pool {
     pub place: Place,
     /// Its tags.
     pub tags: Vec<String>,
+    /// Why it takes no replicas; `None` if it does.
+    pub unready: Option<String>,
 }
 
 /// What is known of a pool.
@@ -30,6 +32,8 @@ pub struct Known {
     pub record: Record,
     /// It is closed for new replicas.
     pub closed: bool,
+    /// It is said to take replicas.
+    pub ready: bool,
     /// How many replicas are there.
     pub replicas: usize,
 }
@@ -65,6 +69,6 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// Waits until something about a pool may have changed.
     fn changed<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, ()>;
 
-    /// Removes the record of a pool; refuses while replicas are there.
-    fn remove<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), Error>>;
+    /// Removes the record of a pool; refuses while replicas are there, unless the disk is lost.
+    fn remove<'a>(&'a self, pool: &'a Pool, lost: bool) -> BoxFuture<'a, Result<(), Error>>;
 }

@@ -196,7 +196,8 @@ fn blank(scene: &Scene) -> Option<String> {
         return Some(format!("cannot be read: {why}"));
     }
     if *ambiguous {
-        return Some("it is ambiguous what it holds; wipe it by hand".to_owned());
+        let found = scene.contents.names().join(", ");
+        return Some(format!("it is ambiguous what it holds ({found}); wipe it by hand"));
     }
     let found = scene.contents.names();
     if found.is_empty() {

@@ -7,6 +7,8 @@
 //! call returns only when nothing of it is running any more, or says that something still is
 //! ([`Trouble::Stuck`]).
 
+pub mod linux;
+
 use std::fmt;
 use std::fs::File;
 use std::time::Duration;
@@ -189,9 +191,13 @@ impl Disk {
     /// What tells it apart, as far as its hardware and content say.
     #[must_use]
     pub fn identity(&self) -> Identity {
-        let uuid = self.contents.only().map(|found| found.uuid.clone()).unwrap_or_default();
+        // The UUID of a partition table or of an encrypted container is not the disk's.
+        let own = |found: &&Signature| {
+            matches!(found.class, Class::Filesystem | Class::Lvm | Class::Swap)
+        };
+        let uuid = self.contents.only().filter(own).map(|found| found.uuid.as_str());
         Identity {
-            uuid,
+            uuid: crate::identity::real(uuid.unwrap_or_default()),
             wwn: crate::identity::real(&self.wwn),
             vendor: self.vendor.trim().to_owned(),
             model: self.model.trim().to_owned(),
@@ -384,7 +390,8 @@ pub trait Host: Send + Sync + fmt::Debug + 'static {
     /// Waits for something to change. What changed while nobody waited is told at once.
     fn changed(&self) -> BoxFuture<'_, Vec<Wake>>;
 
-    /// Fills in what only the gate looks at: users, holders, all signatures, locks.
+    /// Fills in what only the gate looks at: users, holders, all signatures, locks. A scene that
+    /// names a lock already is one whose asker holds it.
     fn inspect<'a>(&'a self, disk: &'a Disk, scene: Scene) -> BoxFuture<'a, Scene>;
 
     /// Locks a disk against all other processes; [`Trouble::Busy`] if one has it.

@@ -18,7 +18,8 @@ use crate::phase::Phase;
 pub fn real(text: &str) -> String {
     let text = text.trim();
     let bare = text.strip_prefix("0x").unwrap_or(text);
-    let hollow = bare.chars().all(|c| c == '0') || bare.eq_ignore_ascii_case("unknown");
+    let hollow =
+        bare.chars().all(|c| matches!(c, '0' | '-')) || bare.eq_ignore_ascii_case("unknown");
     if hollow { String::new() } else { text.to_owned() }
 }
 
@@ -132,6 +133,17 @@ pub fn reconcile(known: &[Known], disks: &[Disk]) -> Vec<Step> {
                 continue;
             }
             let disk = found.remove(at_home.unwrap_or(0));
+            matched.insert(object, disk);
+            taken.insert(disk);
+        }
+    }
+    // An object nobody has described yet has nothing but its path.
+    for (object, known) in known.iter().enumerate() {
+        if matched.contains_key(&object) || resolved(&known.identity) {
+            continue;
+        }
+        let here = |disk: &usize| !taken.contains(disk) && disks[*disk].path == known.path;
+        if let Some(disk) = (0..disks.len()).find(here) {
             matched.insert(object, disk);
             taken.insert(disk);
         }

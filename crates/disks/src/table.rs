@@ -432,8 +432,8 @@ pub static ROWS: &[Row] = &[
     row(
         "P3",
         The(Provisioned),
-        "mount missing",
-        |f| mounts(f) && f.mount == Mount::Nowhere,
+        "mount missing, or something else at our point",
+        |f| mounts(f) && !matches!(f.mount, Mount::Right | Mount::Stacked),
         Next::To(Formatted),
     )
     .and(&[Effect::NotMounted]),

@@ -3,11 +3,13 @@
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::Bench;
+use crate::command::agent::Agent;
 use crate::command::apply::Apply;
 use crate::command::backup::Backup;
 use crate::command::capacity::Capacity;
 use crate::command::delete::Delete;
 use crate::command::describe::Describe;
+use crate::command::disks::Disks;
 use crate::command::explain::Explain;
 use crate::command::get::Get;
 use crate::command::plan::Plan;
@@ -44,6 +46,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Up(Box<Up>),
     Serve(Box<Serve>),
+    Agent(Box<Agent>),
     Get(Box<Get>),
     Describe(Box<Describe>),
     Apply(Box<Apply>),
@@ -53,6 +56,7 @@ pub(crate) enum Command {
     Plan(Box<Plan>),
     Explain(Box<Explain>),
     Capacity(Box<Capacity>),
+    Disks(Box<Disks>),
     Rules(Box<Rules>),
     TransferWorker(Box<TransferWorker>),
     Token(Box<Token>),

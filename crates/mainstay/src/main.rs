@@ -53,6 +53,7 @@ async fn run(command: Command) -> Result<u8, Error> {
     match command {
         Command::Up(command) => command.run().await,
         Command::Serve(command) => command.run().await,
+        Command::Agent(command) => command.run().await,
         Command::Get(command) => command.run().await,
         Command::Describe(command) => command.run().await,
         Command::Apply(command) => command.run().await,
@@ -62,6 +63,7 @@ async fn run(command: Command) -> Result<u8, Error> {
         Command::Plan(command) => command.run().await,
         Command::Explain(command) => command.run().await,
         Command::Capacity(command) => command.run().await,
+        Command::Disks(command) => command.run().await,
         Command::Rules(command) => command.run().await,
         Command::TransferWorker(command) => command.run().await,
         Command::Token(command) => command.run().await,

@@ -164,6 +164,7 @@ fn paths(registry: &Registry) -> Vec<String> {
         "/apis",
         "/healthz",
         "/livez",
+        "/mainstay/v1/join",
         "/mainstay/v1/tokens",
         "/metrics",
         "/openapi/v2",

@@ -208,6 +208,10 @@ pub(crate) fn owns(
     match (kind.group, kind.plural) {
         ("", "nodes") => named(),
         ("coordination.k8s.io", "leases") => namespace == Some(NODE_LEASES) && named(),
+        ("storage.mainstay.dev", "lvmvolumegroups") => {
+            let local = object.get("spec").and_then(|spec| spec.get("local"));
+            local.and_then(|local| local.get("nodeName")?.as_str()) == Some(node)
+        }
         _ => text("spec", "nodeName") == Some(node),
     }
 }

@@ -22,6 +22,7 @@ mod health;
 mod identity;
 mod impersonate;
 mod internal;
+mod join_api;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod laws;
 mod list;

@@ -255,6 +255,7 @@ impl Server {
             clock: clock.clone(),
             tokens,
             seal: Seal::new(authority.key()),
+            authority,
             snapshots: Snapshots::default(),
             metrics,
             audit,

@@ -49,6 +49,7 @@ pub(crate) struct App {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) limits: Limits,
     pub(crate) tokens: Arc<Tokens>,
+    pub(crate) authority: Arc<crate::tls::Authority>,
     pub(crate) seal: Seal,
     pub(crate) snapshots: Snapshots,
     pub(crate) metrics: Metrics,
@@ -353,6 +354,9 @@ impl App {
             }
             let id = rest.strip_prefix('/').unwrap_or(rest).to_owned();
             return crate::token_api::answer(self, &parts, body, &id, asked).await;
+        }
+        if path == crate::join_api::PATH {
+            return crate::join_api::answer(self, &parts, body, user, asked).await;
         }
         if let Some(errand) = crate::store_api::Errand::named(path) {
             errand.note(asked);

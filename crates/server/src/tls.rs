@@ -16,8 +16,9 @@ use mainstay_store::clock::Clock;
 use mainstay_store::object::Key;
 use mainstay_store::objects::{self, Objects};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256,
 };
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
@@ -32,6 +33,8 @@ use crate::internal;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const AUTHORITY_LIFE: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 const SERVER_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How long the certificate of a node is good; its agent renews it before.
+pub(crate) const NODE_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How far the clocks of two machines may differ.
 const SKEW: Duration = Duration::from_secs(3600);
 
@@ -139,6 +142,20 @@ impl Authority {
         let mut params = params(user, Some(group), now, life);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(params)
+    }
+
+    /// A certificate for the agent of a node, whose key is the one of the request `csr` (PEM).
+    ///
+    /// # Errors
+    /// If the request cannot be read, or its key cannot be certified.
+    pub(crate) fn node(&self, csr: &str, node: &str, now: Timestamp) -> Result<String, Error> {
+        let asked = CertificateSigningRequestParams::from_pem(csr)?;
+        let name = format!("system:node:{node}");
+        let mut params = params(&name, Some("system:nodes"), now, NODE_LIFE);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
+        let granted = CertificateSigningRequestParams { params, public_key: asked.public_key };
+        Ok(granted.signed_by(&issuer)?.pem())
     }
 
     fn sign(&self, params: CertificateParams) -> Result<Pair, Error> {
@@ -313,6 +330,20 @@ mod tests {
         let der = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
         let (user, groups) = subject(&der).unwrap();
         assert_eq!((user.as_str(), groups), ("ada", vec!["editor".to_owned()]));
+    }
+
+    #[test]
+    fn a_node_is_certified_by_its_own_name_whatever_it_asks_for() {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        let mut asked = CertificateParams::new(Vec::new()).unwrap();
+        asked.distinguished_name.push(DnType::CommonName, "system:node:other");
+        asked.distinguished_name.push(DnType::OrganizationName, "system:masters");
+        let csr = asked.serialize_request(&key).unwrap().pem().unwrap();
+        let certificate = authority().node(&csr, "n1", now()).unwrap();
+        let der = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+        let expected = ("system:node:n1".to_owned(), vec!["system:nodes".to_owned()]);
+        assert_eq!(subject(&der), Some(expected));
+        assert!(authority().node("nonsense", "n1", now()).is_err());
     }
 
     #[test]

@@ -30,13 +30,15 @@ pub enum Medium {
     Sqlite(PathBuf),
     /// The cluster with these endpoints.
     Etcd(String),
+    /// These servers of the Kubernetes dialect.
+    Kubernetes(String),
 }
 
 /// How much a store keeps, for its operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stats {
-    /// `memory`, `sqlite` or `etcd`.
+    /// `memory`, `sqlite`, `etcd` or `kubernetes`.
     pub backend: &'static str,
     /// Where it is.
     pub location: String,
@@ -103,6 +105,7 @@ impl Stats {
             Medium::Memory => ("memory", String::new(), Vec::new()),
             Medium::Sqlite(path) => ("sqlite", path.display().to_string(), files(path)),
             Medium::Etcd(endpoints) => ("etcd", endpoints.clone(), Vec::new()),
+            Medium::Kubernetes(servers) => ("kubernetes", servers.clone(), Vec::new()),
         };
         Self {
             backend,

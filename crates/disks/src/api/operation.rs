@@ -142,3 +142,30 @@ pub struct Failure {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
 }
+
+/// What the safety gate would say, rule by rule: the answer to the annotation
+/// storage.mainstay.dev/dry-run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DryRun {
+    /// The value of the annotation it answers.
+    pub request: String,
+    /// Whether the gate would let a format pass.
+    pub passes: bool,
+    /// What each rule says.
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub rules: Vec<RuleStatus>,
+}
+
+/// What one rule of the gate says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RuleStatus {
+    /// Its number.
+    pub rule: u8,
+    /// What it asks for.
+    pub asks: String,
+    /// Why it refuses; not set if it holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
+}

@@ -47,6 +47,7 @@ fn hollow_names_are_no_identity() {
         ("unknown", ""),
         ("Unknown", ""),
         ("0x0000000000000000", ""),
+        ("00000000-0000-0000-0000-000000000000", ""),
         ("0x5000c500", "0x5000c500"),
         (" S1 ", "S1"),
     ] {
@@ -131,6 +132,18 @@ fn a_disk_that_comes_back_elsewhere_is_taken_up() {
     let mut back = before.clone();
     back.path = "/dev/sdq".to_owned();
     assert_eq!(reconcile(&[known], &[back]), [refresh("a", 0)]);
+}
+
+#[test]
+fn an_object_that_was_never_described_is_matched_by_its_path() {
+    let there = disk("/dev/sda", "w1", "s1");
+    let new = Known {
+        active: false,
+        phase: Some(Phase::Unprovisioned),
+        identity: Identity::default(),
+        ..object("a", &there)
+    };
+    assert_eq!(reconcile(&[new], &[there]), [refresh("a", 0)]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! ahead, answers are looked at only as far as needed ([`load`]). Enter at [`Bench::run`].
 
 mod api;
+mod disks;
 mod graph;
 mod load;
 mod placement;
@@ -49,6 +50,7 @@ enum What {
     Api(Box<api::Api>),
     Placement(Box<placement::Placement>),
     Graph(Box<graph::Graph>),
+    Disks(Box<disks::Disks>),
     Rules(Box<rules::Rules>),
 }
 
@@ -58,6 +60,7 @@ impl Bench {
             What::Api(api) => api.run().await,
             What::Placement(placement) => placement.run().await,
             What::Graph(graph) => graph.run().await,
+            What::Disks(disks) => disks.run().await,
             What::Rules(rules) => rules.run().await,
         }
     }

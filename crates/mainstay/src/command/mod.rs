@@ -1,10 +1,12 @@
 //! One module a command: its flags, and what it does.
 
+pub(crate) mod agent;
 pub(crate) mod apply;
 pub(crate) mod backup;
 pub(crate) mod capacity;
 pub(crate) mod delete;
 pub(crate) mod describe;
+pub(crate) mod disks;
 pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod graph;

@@ -220,7 +220,8 @@ impl Serve {
 
 /// A server of all kinds there are, with nothing else out of the ordinary.
 pub(crate) fn options(listen: SocketAddr, data_dir: PathBuf) -> Result<Options, Error> {
-    let kinds = builtin().into_iter().chain(mainstay_volumes::kinds());
+    let kinds =
+        builtin().into_iter().chain(mainstay_volumes::kinds()).chain(mainstay_disks::kinds());
     let registry = Registry::new(kinds).map_err(|error| Error::negative(error.to_string()))?;
     Ok(Options::new(listen, data_dir, Arc::new(registry), SystemClock::new()))
 }

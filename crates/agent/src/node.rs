@@ -1,0 +1,176 @@
+//! The node's own object, and the heartbeat that says it is alive.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainstay_disks::host::Host;
+use mainstay_store::builtin::{Lease, Node, NodeAddress, NodeCondition, NodeInfo};
+use mainstay_store::meta::{ConditionStatus, MicroTime, Quantity, Time};
+use mainstay_store::resources::{Error, Resources, Subresource, WriteOptions};
+use tokio_util::sync::CancellationToken;
+
+use crate::{MANAGER, Options, PAUSES};
+
+/// The namespace of heartbeats.
+const NAMESPACE: &str = "kube-node-lease";
+/// How often the heart beats.
+const BEAT: Duration = Duration::from_secs(10);
+/// For how long a beat is good.
+const GOOD: i32 = 40;
+/// How often the Node object says that it is up.
+const SAY: u32 = 6;
+
+fn write_options() -> WriteOptions {
+    WriteOptions { manager: MANAGER.to_owned(), ..WriteOptions::default() }
+}
+
+/// Makes or renews the node's object. Waits for a server for as long as it takes.
+///
+/// # Errors
+/// What waiting does not mend.
+pub async fn report(
+    resources: &Resources,
+    options: &Options,
+    host: &dyn Host,
+) -> Result<(), Error> {
+    let mut pause = PAUSES.0;
+    loop {
+        match say(resources, options, host).await {
+            Ok(()) => return Ok(()),
+            Err(error) => {
+                tracing::warn!(%error, ?pause, "the node cannot be reported yet");
+                resources.clock().sleep(pause).await;
+                pause = (pause * 2).min(PAUSES.1);
+            }
+        }
+    }
+}
+
+async fn say(resources: &Resources, options: &Options, host: &dyn Host) -> Result<(), Error> {
+    let name = &options.node;
+    let mut labels = vec![("kubernetes.io/hostname".to_owned(), name.clone())];
+    if let Some(zone) = &options.zone {
+        labels.push(("topology.kubernetes.io/zone".to_owned(), zone.clone()));
+    }
+    if resources.get_as::<Node>(None, name).await?.is_none() {
+        let mut node = Node::default();
+        node.metadata.name.clone_from(name);
+        node.metadata.labels.extend(labels.iter().cloned());
+        match resources.create_as(&node, &write_options()).await {
+            Err(error) if !error.is_already_exists() => return Err(error),
+            _ => {}
+        }
+    }
+    resources
+        .modify_as(None, name, None, &write_options(), |node: &mut Node| {
+            node.metadata.labels.extend(labels.iter().cloned());
+        })
+        .await?;
+    let now = Time::new(resources.clock().now());
+    let (boot, name) = (host.boot_id(), name.clone());
+    resources
+        .modify_as(None, &name, Some(Subresource::Status), &write_options(), |node: &mut Node| {
+            node.status.node_info = Some(info(&boot));
+            node.status.addresses =
+                vec![NodeAddress { address: name.clone(), kind: "Hostname".to_owned() }];
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+            let memory = rustix::system::sysinfo();
+            let total = memory.totalram * u64::from(memory.mem_unit);
+            node.status
+                .capacity
+                .insert("cpu".to_owned(), Quantity::whole(i64::try_from(cpus).unwrap_or(1)));
+            node.status.capacity.insert("memory".to_owned(), Quantity::bytes(total));
+            ready(node, now);
+        })
+        .await?;
+    Ok(())
+}
+
+fn info(boot_id: &str) -> NodeInfo {
+    let system = rustix::system::uname();
+    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    NodeInfo {
+        architecture: match std::env::consts::ARCH {
+            "x86_64" => "amd64".to_owned(),
+            "aarch64" => "arm64".to_owned(),
+            other => other.to_owned(),
+        },
+        boot_id: boot_id.to_owned(),
+        kernel_version: text(system.release()),
+        kubelet_version: format!("mainstay {}", env!("CARGO_PKG_VERSION")),
+        operating_system: "linux".to_owned(),
+        machine_id: std::fs::read_to_string("/etc/machine-id")
+            .unwrap_or_default()
+            .trim()
+            .to_owned(),
+        ..NodeInfo::default()
+    }
+}
+
+fn ready(node: &mut Node, now: Time) {
+    for kind in ["Ready", "AgentReady"] {
+        let known = node.status.conditions.iter_mut().find(|condition| condition.kind == kind);
+        let since = match &known {
+            Some(known) if known.status == ConditionStatus::True => known.last_transition_time,
+            _ => Some(now),
+        };
+        let condition = NodeCondition {
+            last_heartbeat_time: Some(now),
+            last_transition_time: since,
+            message: Some("the agent is up".to_owned()),
+            reason: Some("AgentReady".to_owned()),
+            status: ConditionStatus::True,
+            kind: kind.to_owned(),
+        };
+        match known {
+            Some(known) => *known = condition,
+            None => node.status.conditions.push(condition),
+        }
+    }
+}
+
+/// Renews the heartbeat until told to stop. A server that is away is tried again at the next beat.
+pub(crate) async fn beat(
+    resources: Resources,
+    options: Options,
+    host: Arc<dyn Host>,
+    stop: CancellationToken,
+) {
+    let mut count = 0;
+    loop {
+        if let Err(error) = renew(&resources, &options.node).await {
+            tracing::warn!(%error, "the heartbeat was not heard");
+        }
+        count += 1;
+        if count % SAY == 0
+            && let Err(error) = say(&resources, &options, &*host).await
+        {
+            tracing::warn!(%error, "the node could not be reported");
+        }
+        if stop.run_until_cancelled(resources.clock().sleep(BEAT)).await.is_none() {
+            return;
+        }
+    }
+}
+
+async fn renew(resources: &Resources, node: &str) -> Result<(), Error> {
+    let now = MicroTime::new(resources.clock().now());
+    let mark = |lease: &mut Lease| {
+        lease.spec.holder_identity = Some(node.to_owned());
+        lease.spec.lease_duration_seconds = Some(GOOD);
+        lease.spec.renew_time = Some(now);
+        lease.spec.acquire_time.get_or_insert(now);
+    };
+    let options = write_options();
+    let renewed = resources.modify_as(Some(NAMESPACE), node, None, &options, mark).await;
+    match renewed {
+        Err(error) if error.is_not_found() => {
+            let mut lease = Lease::default();
+            lease.metadata.name = node.to_owned();
+            lease.metadata.namespace = Some(NAMESPACE.to_owned());
+            mark(&mut lease);
+            resources.create_as(&lease, &options).await.map(drop)
+        }
+        other => other.map(drop),
+    }
+}

@@ -1,0 +1,196 @@
+//! Killed in every lock phase, and started again.
+
+use std::time::Duration;
+
+use mainstay_store::resources::{Subresource, WriteOptions};
+
+use super::rig::{Rig, settle};
+use crate::api::{BlockDevice, OperationStatus};
+use crate::host::Class;
+use crate::sim::Fate;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn a_lock_that_was_written_and_not_queued_is_taken_up() {
+    let mut rig = Rig::with(&["sda"]).await;
+    rig.crash().await;
+    // The write of the lock is the last thing the agent did.
+    let disk = rig.host.get("sda").unwrap();
+    let name = rig.device("sda").await.metadata.name;
+    let options = WriteOptions::default();
+    rig.edit("sda", |device| {
+        device.spec.provision = true;
+        device.spec.file_system.force_formatted = true;
+    })
+    .await;
+    rig.resources
+        .modify_as(None, &name, Some(Subresource::Status), &options, |device: &mut BlockDevice| {
+            device.status.provision_phase = "Formatting".to_owned();
+            device.status.operation = Some(OperationStatus {
+                id: "lost".to_owned(),
+                kind: "Format".to_owned(),
+                device: crate::report::bind(&disk),
+                boot_id: "boot-1".to_owned(),
+                attempt: 1,
+                target_fs_uuid: "target".to_owned(),
+                ..OperationStatus::default()
+            });
+        })
+        .await
+        .unwrap();
+    rig.start().await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.log(), ["mkfs sda", "mount sda"]);
+    assert_eq!(rig.device("sda").await.recorded_uuid(), "target");
+}
+
+#[tokio::test]
+async fn a_kill_in_each_lock_phase_is_survived_with_everything_done_once() {
+    for (act, phase, fs) in [
+        ("mkfs", "Formatting", true),
+        ("mount", "Mounting", true),
+        ("umount", "Unmounting", true),
+        ("vgcreate", "Provisioning", false),
+        ("vgremove", "Unprovisioning", false),
+    ] {
+        let mut rig = Rig::with(&["sda"]).await;
+        let lvm = serde_json::from_value(serde_json::json!({"lvm": {"vgName": "vg1"}})).unwrap();
+        if !fs {
+            rig.edit("sda", |device| device.spec.provisioner = Some(Clone::clone(&lvm))).await;
+        }
+        rig.host.fate("sda", act, Fate::Takes(MINUTE));
+        rig.want("sda").await;
+        let back = matches!(phase, "Unmounting" | "Unprovisioning");
+        if back {
+            rig.wait("sda", "Provisioned").await;
+            rig.edit("sda", |device| device.spec.provision = false).await;
+        }
+        rig.wait("sda", phase).await;
+        rig.crash().await;
+        rig.host.fate("sda", act, Fate::Takes(Duration::ZERO));
+        rig.start().await;
+        let end = match (back, fs) {
+            (false, _) => "Provisioned",
+            (true, true) => "Formatted",
+            (true, false) => "Unprovisioned",
+        };
+        rig.wait("sda", end).await;
+        assert_eq!(rig.host.count(&format!("{act} sda")), 2, "{phase}: begun twice");
+        assert!(rig.host.mount_table().len() <= 1, "{phase}");
+        let failed = rig.device("sda").await.status.failure;
+        assert!(failed.is_none(), "{phase}: {failed:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_done_but_not_said_is_not_done_again() {
+    let mut rig = Rig::with(&["sda"]).await;
+    rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));
+    rig.want("sda").await;
+    rig.wait("sda", "Formatting").await;
+    let target = rig.device("sda").await.status.operation.unwrap().target_fs_uuid;
+    rig.crash().await;
+    // The child outlived the agent and finished.
+    rig.host.write_signature("sda", Class::Filesystem, "ext4", &target);
+    rig.start().await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.count("mkfs sda"), 1, "the finished format was accepted");
+}
+
+#[tokio::test]
+async fn a_record_written_before_the_crash_is_written_once() {
+    let mut rig = Rig::with(&["sda"]).await;
+    rig.want("sda").await;
+    rig.wait("sda", "Provisioned").await;
+    rig.crash().await;
+    let name = rig.device("sda").await.metadata.name;
+    let options = WriteOptions::default();
+    rig.resources
+        .modify_as(None, &name, Some(Subresource::Status), &options, |device: &mut BlockDevice| {
+            device.status.provision_phase = "Provisioning".to_owned();
+            device.status.operation = Some(OperationStatus {
+                id: "lost".to_owned(),
+                kind: "Register".to_owned(),
+                attempt: 1,
+                boot_id: "boot-1".to_owned(),
+                ..OperationStatus::default()
+            });
+        })
+        .await
+        .unwrap();
+    rig.start().await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.backend.registered()[&name].1, 1);
+}
+
+#[tokio::test]
+async fn an_old_mkfs_that_still_runs_is_waited_for() {
+    let mut rig = Rig::with(&["sda"]).await;
+    rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));
+    rig.want("sda").await;
+    rig.wait("sda", "Formatting").await;
+    rig.crash().await;
+    rig.host.set_busy("sda", true);
+    rig.host.fate("sda", "mkfs", Fate::Takes(Duration::ZERO));
+    rig.start().await;
+    for _ in 0..5 {
+        rig.advance(1).await;
+    }
+    assert_eq!(rig.host.count("mkfs sda"), 1, "no second one beside the first");
+    rig.host.set_busy("sda", false);
+    rig.advance(2).await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.count("mkfs sda"), 2);
+}
+
+#[tokio::test]
+async fn a_disk_that_took_the_place_of_another_is_never_formatted() {
+    let mut rig = Rig::with(&["sda"]).await;
+    rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));
+    rig.want("sda").await;
+    rig.wait("sda", "Formatting").await;
+    rig.crash().await;
+    let mut other = rig.host.detach("sda").unwrap();
+    other.serial = "another".to_owned();
+    rig.host.attach(other);
+    rig.start().await;
+    settle().await;
+    let all = rig.all().await;
+    let failed = all.iter().find(|device| device.status.failure.is_some()).unwrap();
+    assert_eq!(failed.status.failure.as_ref().unwrap().reason, "DeviceGone");
+    assert_eq!(rig.host.count("mkfs sda"), 1, "only the one that was begun before");
+}
+
+#[tokio::test]
+async fn an_agent_that_crashes_every_time_gives_up_at_last() {
+    let mut rig = Rig::with(&["sda"]).await;
+    rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));
+    rig.want("sda").await;
+    for _ in 0..3 {
+        rig.wait("sda", "Formatting").await;
+        settle().await;
+        rig.crash().await;
+        rig.start().await;
+    }
+    rig.wait("sda", "Failed").await;
+    assert_eq!(rig.device("sda").await.status.failure.unwrap().reason, "CrashLoop");
+    assert_eq!(rig.host.count("mkfs sda"), 3);
+}
+
+#[tokio::test]
+async fn a_reboot_mounts_again_and_formats_nothing() {
+    let mut rig = Rig::with(&["sda", "sdb"]).await;
+    for name in ["sda", "sdb"] {
+        rig.want(name).await;
+        rig.wait(name, "Provisioned").await;
+    }
+    rig.crash().await;
+    rig.host.reboot();
+    rig.start().await;
+    for name in ["sda", "sdb"] {
+        rig.wait(name, "Provisioned").await;
+        assert_eq!(rig.host.count(&format!("mkfs {name}")), 1);
+        assert_eq!(rig.host.count(&format!("mount {name}")), 2);
+    }
+}

@@ -1,0 +1,190 @@
+//! The ordinary paths, there and back.
+
+use std::time::Duration;
+
+use super::rig::{Rig, settle};
+use crate::host::Class;
+use crate::sim::Fate;
+
+#[tokio::test]
+async fn a_blank_disk_walks_to_provisioned_and_back() {
+    let rig = Rig::with(&["sda"]).await;
+    assert_eq!(rig.phase("sda").await, "Unprovisioned");
+    rig.want("sda").await;
+    rig.wait("sda", "Provisioned").await;
+    let device = rig.device("sda").await;
+    let point = format!("/mnt/{}", device.metadata.name);
+    assert_eq!(rig.host.mount_table()[0].point, point);
+    assert_eq!(device.status.device_status.file_system.mount_point, point);
+    assert_eq!(rig.backend.registered().len(), 1);
+    assert_eq!(rig.host.log(), ["mkfs sda", "mount sda"]);
+    assert_eq!(rig.host.audit_lines().len(), 1, "one line before the one destructive act");
+    rig.edit("sda", |device| device.spec.provision = false).await;
+    rig.wait("sda", "Formatted").await;
+    assert!(rig.backend.registered().is_empty());
+    assert_eq!(rig.host.log(), ["mkfs sda", "mount sda", "umount sda"]);
+    rig.edit("sda", |device| device.spec.provision = true).await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.count("mkfs sda"), 1, "the request was answered once");
+}
+
+#[tokio::test]
+async fn a_disk_becomes_a_volume_group_and_is_given_back() {
+    let rig = Rig::with(&["sda"]).await;
+    let lvm = serde_json::from_value(serde_json::json!({"lvm": {"vgName": "vg1"}})).unwrap();
+    rig.edit("sda", |device| {
+        device.spec.provisioner = Some(Clone::clone(&lvm));
+        device.spec.provision = true;
+        device.spec.file_system.force_formatted = true;
+    })
+    .await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.log(), ["vgcreate sda"]);
+    assert_eq!(rig.device("sda").await.recorded_uuid(), "pv-vg1");
+    rig.edit("sda", |device| device.spec.provision = false).await;
+    rig.wait("sda", "Unprovisioned").await;
+    assert_eq!(rig.host.log(), ["vgcreate sda", "vgremove sda"]);
+    settle().await;
+    assert_eq!(rig.phase("sda").await, "Unprovisioned", "it is not taken again");
+}
+
+#[tokio::test]
+async fn unprovisioning_waits_for_replicas_without_a_slot() {
+    let mut rig = Rig::new().await;
+    rig.options.slots = std::num::NonZeroUsize::MIN;
+    for name in ["sda", "sdb"] {
+        rig.host.attach(crate::sim::SimHost::disk(name, 10 << 30));
+    }
+    rig.start().await;
+    rig.want("sda").await;
+    rig.wait("sda", "Provisioned").await;
+    let name = rig.device("sda").await.metadata.name;
+    rig.backend.set_replicas(&name, 2);
+    rig.edit("sda", |device| device.spec.provision = false).await;
+    rig.wait("sda", "Unprovisioning").await;
+    assert!(rig.backend.is_closed(&name));
+    rig.want("sdb").await;
+    rig.wait("sdb", "Provisioned").await;
+    rig.edit("sda", |device| device.spec.provision = true).await;
+    assert_eq!(rig.phase("sda").await, "Unprovisioning", "it completes first");
+    rig.backend.set_replicas(&name, 0);
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.count("mkfs sda"), 1);
+}
+
+#[tokio::test]
+async fn a_failed_operation_is_not_retried_until_a_person_says_so() {
+    let rig = Rig::with(&["sda"]).await;
+    rig.host.fate("sda", "mkfs", Fate::Fails("no space left".to_owned()));
+    rig.want("sda").await;
+    rig.wait("sda", "Failed").await;
+    for _ in 0..5 {
+        rig.host.poke("sda");
+        rig.advance(3_600).await;
+    }
+    assert_eq!((rig.phase("sda").await.as_str(), rig.host.count("mkfs sda")), ("Failed", 1));
+    let failure = rig.device("sda").await.status.failure.unwrap();
+    assert!(failure.message.contains("no space left") && failure.message.contains("spec.retry"));
+    rig.host.fate("sda", "mkfs", Fate::Takes(Duration::ZERO));
+    rig.edit("sda", |device| device.spec.tags = vec!["a".to_owned()]).await;
+    assert_eq!(rig.phase("sda").await, "Failed", "an edit of something else is no reason");
+    rig.edit("sda", |device| device.spec.retry = "1".to_owned()).await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.count("mkfs sda"), 2);
+    assert!(rig.device("sda").await.status.failure.is_none());
+}
+
+#[tokio::test]
+async fn a_damaged_filesystem_is_repaired_or_formatted_on_request() {
+    let rig = Rig::with(&["sda"]).await;
+    rig.want("sda").await;
+    rig.wait("sda", "Provisioned").await;
+    rig.host.fate("sda", "mount", Fate::BadSuperblock);
+    rig.host.edit_mounts(Vec::clear);
+    rig.wait("sda", "Failed").await;
+    let status = rig.device("sda").await.status;
+    assert!(status.device_status.file_system.corrupted);
+    assert_eq!(status.failure.unwrap().reason, "Corrupted");
+    rig.host.fate("sda", "mount", Fate::Takes(Duration::ZERO));
+    rig.edit("sda", |device| device.spec.file_system.repaired = true).await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.count("mkfs sda"), 1);
+    rig.host.fate("sda", "mount", Fate::BadSuperblock);
+    rig.host.edit_mounts(Vec::clear);
+    rig.wait("sda", "Failed").await;
+    rig.host.fate("sda", "mount", Fate::Takes(Duration::ZERO));
+    rig.edit("sda", |device| {
+        device.spec.file_system.format_request = "again".to_owned();
+        device.spec.acknowledge_data_loss = vec!["ext4".to_owned()];
+    })
+    .await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.count("mkfs sda"), 2);
+}
+
+#[tokio::test]
+async fn what_is_on_a_disk_is_refused_until_exactly_that_is_acknowledged() {
+    let rig = Rig::with(&["sda"]).await;
+    rig.host.write_signature("sda", Class::PartitionTable, "gpt", "p1");
+    rig.want("sda").await;
+    rig.wait("sda", "Failed").await;
+    let failure = rig.device("sda").await.status.failure.unwrap();
+    assert_eq!(failure.reason, "Refused");
+    assert!(failure.message.contains("[gpt]"), "{}", failure.message);
+    rig.edit("sda", |device| {
+        device.spec.acknowledge_data_loss = vec!["ext4".to_owned()];
+        device.spec.retry = "1".to_owned();
+    })
+    .await;
+    rig.wait("sda", "Failed").await;
+    assert!(rig.host.log().is_empty(), "nothing was written");
+    rig.edit("sda", |device| {
+        device.spec.acknowledge_data_loss = vec!["gpt".to_owned()];
+        device.spec.retry = "2".to_owned();
+    })
+    .await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.log(), ["wipe sda", "mkfs sda", "mount sda"]);
+}
+
+#[tokio::test]
+async fn a_dry_run_says_what_the_gate_would_say_and_does_nothing() {
+    let rig = Rig::with(&["sda"]).await;
+    rig.host.write_signature("sda", Class::Filesystem, "ext4", "u");
+    let ask = |value: &'static str| {
+        let key = crate::api::DRY_RUN_ANNOTATION.to_owned();
+        rig.edit("sda", move |device| {
+            device.metadata.annotations.insert(key.clone(), value.to_owned());
+        })
+    };
+    ask("1").await;
+    let said = rig.device("sda").await.status.dry_run.unwrap();
+    assert_eq!((said.passes, said.rules.len(), said.request.as_str()), (false, 12, "1"));
+    assert!(said.rules[3].refusal.as_ref().unwrap().contains("ext4"));
+    ask("2:ext4").await;
+    assert!(rig.device("sda").await.status.dry_run.unwrap().passes);
+    assert!(rig.host.log().is_empty());
+}
+
+#[tokio::test]
+async fn tags_follow_without_a_change_of_phase() {
+    let rig = Rig::with(&["sda"]).await;
+    rig.want("sda").await;
+    rig.wait("sda", "Provisioned").await;
+    rig.edit("sda", |device| device.spec.tags = vec!["fast".to_owned()]).await;
+    let pools = rig.backend.registered();
+    assert_eq!(pools.values().next().unwrap().0.tags, ["fast"]);
+    assert_eq!(rig.device("sda").await.status.tags, ["fast"]);
+    assert_eq!(rig.phase("sda").await, "Provisioned");
+}
+
+#[tokio::test]
+async fn the_node_of_the_backend_may_come_later() {
+    let rig = Rig::with(&["sda"]).await;
+    rig.backend.set_node(false);
+    rig.want("sda").await;
+    rig.wait("sda", "Mounted").await;
+    rig.backend.set_node(true);
+    rig.advance(10).await;
+    rig.wait("sda", "Provisioned").await;
+}

@@ -1,0 +1,436 @@
+//! A real machine: sysfs and udev's database, the mount table, uevents, and the programs everybody
+//! uses.
+//!
+//! Reading a disk may hang for ever (a frozen device, a dead path), so it is done on a thread of its
+//! own with a deadline, and never twice at once for one disk. Programs are run by [`cmd`].
+
+mod act;
+mod cmd;
+mod listen;
+mod mounts;
+mod probe;
+mod sysfs;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use rustix::fs::OFlags;
+use tokio::sync::Mutex as AsyncMutex;
+
+use self::cmd::Programs;
+use self::listen::Bell;
+pub use self::sysfs::Roots;
+use super::{
+    Act, Class, Contents, Disk, Host, Lock, MountLine, Place, Signature, Space, Trouble, Wake,
+};
+use crate::gate::Scene;
+use crate::glob;
+
+/// How long reading a disk may take.
+const PROBE: Duration = Duration::from_secs(10);
+
+/// How a machine is looked at.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Where the kernel's trees are.
+    pub roots: Roots,
+    /// Where the audit log and the copies of erased signatures are kept.
+    pub state_dir: PathBuf,
+    /// Patterns of loop devices that count as disks; none if there is none.
+    pub loops: Vec<String>,
+    /// Where programs are looked for first, if not where the environment says.
+    pub path: Option<std::ffi::OsString>,
+}
+
+/// A real machine.
+#[derive(Debug)]
+pub struct LinuxHost {
+    inner: Arc<Inner>,
+    programs: Programs,
+    bell: Arc<Bell>,
+    /// LVM's own commands are run one at a time.
+    lvm: AsyncMutex<()>,
+    _listener: listen::Listener,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: Options,
+    /// Disks a thread reads, or is stuck on.
+    reading: Mutex<BTreeSet<String>>,
+    ended: tokio::sync::Notify,
+}
+
+impl LinuxHost {
+    /// This machine. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// If the kernel's events cannot be heard, or the state folder cannot be made.
+    pub fn new(options: Options) -> std::io::Result<Self> {
+        std::fs::create_dir_all(&options.state_dir)?;
+        let bell = Arc::new(Bell::default());
+        let listener = listen::Listener::start(&options.roots.proc, bell.clone())?;
+        let programs = Programs::find(options.path.clone(), options.state_dir.clone());
+        let ended = tokio::sync::Notify::new();
+        let inner = Arc::new(Inner { options, reading: Mutex::default(), ended });
+        Ok(Self { inner, programs, bell, lvm: AsyncMutex::new(()), _listener: listener })
+    }
+
+    fn roots(&self) -> &Roots {
+        &self.inner.options.roots
+    }
+
+    /// Reads on a thread of its own, and gives up waiting after a while.
+    async fn read<T: Send + 'static>(
+        &self,
+        what: &str,
+        name: &str,
+        read: impl FnOnce(&Inner) -> T + Send + 'static,
+    ) -> Result<T, Trouble> {
+        let inner = self.inner.clone();
+        let free = async {
+            loop {
+                let ended = inner.ended.notified();
+                let mut ended = std::pin::pin!(ended);
+                ended.as_mut().enable();
+                if inner.begin(name) {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        if tokio::time::timeout(PROBE, free).await.is_err() {
+            return Err(Trouble::Busy(format!("{name} has not answered yet")));
+        }
+        let inner = self.inner.clone();
+        let owned = name.to_owned();
+        let reading = tokio::task::spawn_blocking(move || {
+            let read = read(&inner);
+            inner.end(&owned);
+            read
+        });
+        match tokio::time::timeout(PROBE, reading).await {
+            Ok(Ok(read)) => Ok(read),
+            Ok(Err(error)) => Err(Trouble::Failed(format!("{what} of {name}: {error}"))),
+            Err(_) => Err(Trouble::TimedOut(format!("{what} of {name} did not answer"))),
+        }
+    }
+
+    /// What blkid and wipefs find, and the groups of physical volumes.
+    async fn thorough(&self, disk: &Disk, contents: &mut Contents) -> Result<(), Trouble> {
+        let path = disk.path.clone();
+        let run = |program, arguments: &[&str]| {
+            let arguments: Vec<_> = arguments.iter().map(|word| (*word).to_owned()).collect();
+            async move { self.programs.run(program, &arguments, None, PROBE).await }
+        };
+        let blkid = ["-p", "-o", "export", &path];
+        let wipefs = ["--no-act", "--json", &path];
+        let (blkid, wipefs) = tokio::join!(run("blkid", &blkid), run("wipefs", &wipefs));
+        let (blkid, wipefs) = (blkid?, wipefs?);
+        match blkid.code {
+            Some(0 | 2) => {}
+            Some(8) => contents.ambiguous = true,
+            _ => contents.unreadable = Some(format!("blkid: {}", blkid.complaint())),
+        }
+        if !wipefs.ok() {
+            contents.unreadable = Some(format!("wipefs: {}", wipefs.complaint()));
+        }
+        for found in
+            act::blkid_signatures(&blkid.out).into_iter().chain(act::wipefs_signatures(&wipefs.out))
+        {
+            if !contents.signatures.iter().any(|known| known.name == found.name) {
+                contents.signatures.push(found);
+            }
+        }
+        if contents.signatures.iter().any(|known| known.class == Class::Lvm) {
+            for group in self.groups_of(&path).await? {
+                contents.signatures.push(Signature {
+                    class: Class::Lvm,
+                    name: format!("vg:{group}"),
+                    uuid: String::new(),
+                    label: String::new(),
+                    offset: 0,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn begin(&self, name: &str) -> bool {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned())
+    }
+
+    fn end(&self, name: &str) {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.ended.notify_waiters();
+    }
+
+    fn is_loop_wanted(&self, path: &str) -> bool {
+        self.options.loops.iter().any(|pattern| glob::matches(pattern, path))
+    }
+
+    /// One disk with its contents.
+    fn look(&self, name: &str) -> Option<Disk> {
+        let roots = &self.options.roots;
+        let mut disk = roots.disk(name, &|path| self.is_loop_wanted(path))?;
+        let file = match File::open(&disk.path) {
+            Ok(file) => file,
+            Err(error) => {
+                disk.contents.unreadable = Some(error.to_string());
+                return Some(disk);
+            }
+        };
+        match probe::probe(&file, disk.size, disk.logical_block) {
+            Ok(contents) => disk.contents = contents,
+            Err(error) => disk.contents.unreadable = Some(error.to_string()),
+        }
+        self.look_into(&mut disk, &file);
+        Some(disk)
+    }
+
+    /// What the partitions are, where udev does not say.
+    fn look_into(&self, disk: &mut Disk, file: &File) {
+        let types = match disk.partitions.iter().any(|part| part.kind.is_empty()) {
+            true => probe::partition_types(file, disk.logical_block).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let roots = &self.options.roots;
+        let folder = Path::new(&disk.path).parent().unwrap_or(&roots.dev).to_owned();
+        for part in &mut disk.partitions {
+            let index = roots.partition_index(&disk.name, &part.name);
+            if part.kind.is_empty()
+                && let Some((_, kind)) = types.iter().find(|(number, _)| *number == index)
+            {
+                part.kind.clone_from(kind);
+            }
+            if part.filesystem.is_empty()
+                && let Ok(file) = File::open(folder.join(&part.name))
+                && let Ok(contents) = probe::probe(&file, u64::MAX >> 1, disk.logical_block)
+                && let Some(found) = contents.of_class(Class::Filesystem)
+            {
+                part.filesystem.clone_from(&found.name);
+                part.label.clone_from(&found.label);
+            }
+        }
+    }
+
+    /// Everything the gate asks that needs no program.
+    fn inspect(&self, disk: &Disk, mut scene: Scene) -> Scene {
+        let roots = &self.options.roots;
+        match self.look(&disk.name) {
+            None => scene.changed = Some(format!("{} is not there any more", disk.path)),
+            Some(now) => {
+                if (&now.number, now.diskseq, now.size) != (&disk.number, disk.diskseq, disk.size) {
+                    scene.changed = Some(format!(
+                        "{} is now {} (sequence {}, {} bytes)",
+                        disk.path, now.number, now.diskseq, now.size
+                    ));
+                }
+                scene.read_only = now.read_only;
+                scene.contents = now.contents;
+                scene.holders = now.holders;
+            }
+        }
+        let numbers = roots.numbers(disk);
+        let source = |line: &MountLine| {
+            line.source == disk.path
+                || disk
+                    .partitions
+                    .iter()
+                    .any(|part| line.source.ends_with(&format!("/{}", part.name)))
+        };
+        for (process, table) in mounts::everywhere(&roots.proc) {
+            for line in table {
+                if !numbers.contains(&line.number) && !source(&line) {
+                    continue;
+                }
+                if ["/", "/boot", "/boot/efi", "/usr", "/var"].contains(&line.point.as_str()) {
+                    scene.system.get_or_insert_with(|| line.point.clone());
+                }
+                scene.mounts.push(format!("{} (as process {process} sees it)", line.point));
+            }
+        }
+        for swap in mounts::swaps(&roots.proc) {
+            let name = swap.rsplit('/').next().unwrap_or_default();
+            let number = sysfs::line(&roots.class(name).join("dev"));
+            if swap == disk.path || numbers.contains(&number) {
+                scene.system.get_or_insert_with(|| format!("swap on {swap}"));
+            }
+        }
+        scene.loops = roots.loops_on(disk);
+        scene.multipath_member = roots.is_member(&disk.name);
+        // Only under the lock: a look must not stand in the way of somebody's mkfs.
+        let held = if scene.lock.take().is_some() { Ok(None) } else { lock(disk).map(Some) };
+        match &held {
+            Ok(_) => scene.exclusive = exclusive(&disk.path),
+            Err(trouble) => scene.lock = Some(trouble.message().to_owned()),
+        }
+        scene.audit = self.audit_log().err().map(|error| error.to_string());
+        scene
+    }
+
+    fn audit_log(&self) -> std::io::Result<File> {
+        let file = self.options.state_dir.join("audit.log");
+        std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(file)
+    }
+}
+
+/// Why a disk cannot be opened by us alone; `None` if it can.
+fn exclusive(path: &str) -> Option<String> {
+    let flags = OFlags::EXCL.bits().cast_signed();
+    let opened = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
+    opened.err().map(|error| error.to_string())
+}
+
+/// Locks a disk, if it is still the one that was looked at.
+fn lock(disk: &Disk) -> Result<Lock, Trouble> {
+    let path = &disk.path;
+    let file = File::open(path).map_err(|error| Trouble::Gone(format!("{path}: {error}")))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Lock { file: Some(file), guard: None }),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            Err(Trouble::Busy(format!("another process has the lock of {path}")))
+        }
+        Err(std::fs::TryLockError::Error(error)) => {
+            Err(Trouble::Failed(format!("{path} cannot be locked: {error}")))
+        }
+    }
+}
+
+impl Host for LinuxHost {
+    fn boot_id(&self) -> String {
+        sysfs::line(&self.roots().proc.join("sys/kernel/random/boot_id"))
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<String>, Trouble>> {
+        async move {
+            self.read("the list", "all disks", |inner| {
+                let roots = &inner.options.roots;
+                let wanted = |path: &str| inner.is_loop_wanted(path);
+                let names = roots.all().into_iter();
+                names.filter(|name| roots.disk(name, &wanted).is_some()).collect()
+            })
+            .await
+        }
+        .boxed()
+    }
+
+    fn look<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Option<Disk>, Trouble>> {
+        async move {
+            let owned = name.to_owned();
+            match self.read("the content", name, move |inner| inner.look(&owned)).await {
+                Err(trouble @ (Trouble::TimedOut(_) | Trouble::Busy(_))) => {
+                    // It is there, but what it holds cannot be told: nothing is done to it.
+                    let wanted = |path: &str| self.inner.is_loop_wanted(path);
+                    let mut disk = self.roots().disk(name, &wanted);
+                    if let Some(disk) = &mut disk {
+                        disk.contents.unreadable = Some(trouble.message().to_owned());
+                    }
+                    Ok(disk)
+                }
+                other => other,
+            }
+        }
+        .boxed()
+    }
+
+    fn mounts(&self) -> BoxFuture<'_, Result<Vec<MountLine>, Trouble>> {
+        let table = mounts::own(&self.roots().proc);
+        let table = table.map_err(|error| Trouble::Failed(format!("the mount table: {error}")));
+        std::future::ready(table).boxed()
+    }
+
+    fn changed(&self) -> BoxFuture<'_, Vec<Wake>> {
+        self.bell.heard().boxed()
+    }
+
+    fn inspect<'a>(&'a self, disk: &'a Disk, scene: Scene) -> BoxFuture<'a, Scene> {
+        async move {
+            let (owned, given) = (disk.clone(), scene.clone());
+            let looked =
+                self.read("the state", &disk.name, move |inner| inner.inspect(&owned, given));
+            let mut scene = match looked.await {
+                Ok(scene) => scene,
+                Err(trouble) => {
+                    return Scene { silent: Some(trouble.message().to_owned()), ..scene };
+                }
+            };
+            let mut contents = scene.contents.clone();
+            match self.thorough(disk, &mut contents).await {
+                Ok(()) => scene.contents = contents,
+                Err(trouble) => scene.silent = Some(trouble.message().to_owned()),
+            }
+            scene
+        }
+        .boxed()
+    }
+
+    fn lock<'a>(&'a self, disk: &'a Disk) -> BoxFuture<'a, Result<Lock, Trouble>> {
+        let locked = lock(disk).and_then(|held| {
+            let now = sysfs::line(&self.roots().sys.join("block").join(&disk.name).join("diskseq"));
+            if now.parse::<u64>().unwrap_or(0) == disk.diskseq {
+                Ok(held)
+            } else {
+                Err(Trouble::Gone(format!("another disk was attached as {}", disk.path)))
+            }
+        });
+        std::future::ready(locked).boxed()
+    }
+
+    fn is_busy<'a>(&'a self, disk: &'a Disk) -> BoxFuture<'a, bool> {
+        std::future::ready(exclusive(&disk.path).is_some()).boxed()
+    }
+
+    fn commands(&self, disk: &Disk, act: &Act) -> Vec<Vec<String>> {
+        let commands = act::commands(&disk.path, act).into_iter();
+        commands.map(|(program, arguments)| self.programs.line(program, &arguments)).collect()
+    }
+
+    fn operate<'a>(
+        &'a self,
+        disk: &'a Disk,
+        act: &'a Act,
+        lock: &'a Lock,
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<(), Trouble>> {
+        self.carry_out(disk, act, lock, limit).boxed()
+    }
+
+    fn space<'a>(&'a self, place: &'a Place) -> BoxFuture<'a, Result<Space, Trouble>> {
+        async move {
+            match place {
+                Place::Filesystem { point } => {
+                    let owned = point.clone();
+                    let read = self.read("the space", point, move |_| rustix::fs::statvfs(&owned));
+                    let stat = read.await?;
+                    let stat =
+                        stat.map_err(|error| Trouble::Failed(format!("{point}: {error}")))?;
+                    let unit = stat.f_frsize;
+                    let (size, free) = (stat.f_blocks * unit, stat.f_bavail * unit);
+                    Ok(Space { size, free, extent: 4 << 20 })
+                }
+                Place::Group { name } => self.group_space(name).await,
+            }
+        }
+        .boxed()
+    }
+
+    fn audit(&self, line: &str) -> Result<(), String> {
+        let write = || {
+            let mut log = self.inner.audit_log()?;
+            log.write_all(format!("{line}\n").as_bytes())?;
+            log.sync_data()
+        };
+        tracing::warn!(target: "audit", "{line}");
+        write().map_err(|error: std::io::Error| error.to_string())
+    }
+}

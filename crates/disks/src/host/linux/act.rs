@@ -1,0 +1,324 @@
+//! What is done to disks, as command lines, and what the answers mean.
+//!
+//! The command lines are data ([`commands`]), so that the gate can see that none is forced, and a
+//! golden file can show those that this machine cannot run. LVM is told to look at this disk alone:
+//! another one that does not answer must not hold it up.
+
+use std::fs::File;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{LinuxHost, PROBE};
+use crate::api::FsType;
+use crate::host::{Act, Class, Disk, Lock, Signature, Space, Trouble};
+
+type Line = (&'static str, Vec<String>);
+
+fn line(program: &'static str, arguments: &[&str]) -> Line {
+    (program, arguments.iter().map(|word| (*word).to_owned()).collect())
+}
+
+/// The commands of an act, in order.
+pub(crate) fn commands(path: &str, act: &Act) -> Vec<Line> {
+    match act {
+        Act::Wipe { .. } => vec![line("wipefs", &["--all", "--backup", path])],
+        Act::MakeFilesystem { kind: FsType::Ext4, uuid } => {
+            vec![line("mkfs.ext4", &["-q", "-U", uuid, path])]
+        }
+        Act::MakeFilesystem { kind: FsType::Xfs, uuid } => {
+            vec![line("mkfs.xfs", &["-q", "-m", &format!("uuid={uuid}"), path])]
+        }
+        Act::Mount { kind, point } => vec![line("mount", &["-t", kind, path, point])],
+        Act::Unmount { point, vanished: false } => vec![line("umount", &[point])],
+        Act::Unmount { point, vanished: true } => vec![line("umount", &["--force", point])],
+        Act::MakeGroup { name, parameters } => {
+            let mut create = line("vgcreate", &["--devices", path]);
+            create.1.extend(parameters.iter().cloned());
+            create.1.extend([name.clone(), path.to_owned()]);
+            vec![line("pvcreate", &["--devices", path, path]), create]
+        }
+        Act::RemoveGroup { name } => {
+            let remove = line("vgremove", &["--devices", path, name]);
+            vec![remove, line("pvremove", &["--devices", path, path])]
+        }
+    }
+}
+
+/// What blkid found, as `KEY=value` lines.
+pub(super) fn blkid_signatures(text: &str) -> Vec<Signature> {
+    let value = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        line.unwrap_or_default().replace('\\', "")
+    };
+    let mut found = Vec::new();
+    let (kind, table) = (value("TYPE"), value("PTTYPE"));
+    if !kind.is_empty() {
+        let (uuid, label) = (value("UUID"), value("LABEL"));
+        found.push(Signature { class: class(&kind), name: kind, uuid, label, offset: 0 });
+    }
+    if !table.is_empty() {
+        let (uuid, label) = (value("PTUUID"), String::new());
+        found.push(Signature { class: Class::PartitionTable, name: table, uuid, label, offset: 0 });
+    }
+    found
+}
+
+#[derive(Deserialize)]
+struct Wipefs {
+    signatures: Vec<Wiped>,
+}
+
+#[derive(Deserialize)]
+struct Wiped {
+    offset: String,
+    #[serde(rename = "type")]
+    kind: String,
+    uuid: Option<String>,
+    label: Option<String>,
+}
+
+/// What wipefs found.
+pub(super) fn wipefs_signatures(text: &str) -> Vec<Signature> {
+    let Ok(read) = serde_json::from_str::<Wipefs>(text) else { return Vec::new() };
+    let tables = read.signatures.iter().any(|found| found.kind == "gpt");
+    let signatures = read.signatures.into_iter().filter(|found| {
+        // The protective record of a GPT is a part of it.
+        !(tables && found.kind == "PMBR")
+    });
+    let signature = |found: Wiped| Signature {
+        class: class(&found.kind),
+        offset: u64::from_str_radix(found.offset.trim_start_matches("0x"), 16).unwrap_or(0),
+        name: found.kind,
+        uuid: found.uuid.unwrap_or_default(),
+        label: found.label.unwrap_or_default(),
+    };
+    signatures.map(signature).collect()
+}
+
+fn class(name: &str) -> Class {
+    match name {
+        "gpt" | "dos" | "PMBR" | "mac" | "bsd" | "sun" | "atari" => Class::PartitionTable,
+        "crypto_LUKS" | "BitLocker" => Class::Luks,
+        "swap" | "swsuspend" => Class::Swap,
+        _ if name.starts_with("LVM") => Class::Lvm,
+        _ if name.ends_with("_member") || name == "bcache" => Class::Raid,
+        _ => Class::Filesystem,
+    }
+}
+
+/// What mount complained about.
+fn mount_trouble(complaint: String) -> Trouble {
+    let damaged = ["wrong fs type", "bad superblock", "can't read superblock", "needs cleaning"];
+    if damaged.iter().any(|words| complaint.contains(words)) {
+        Trouble::BadSuperblock(complaint)
+    } else if complaint.contains("busy") || complaint.contains("already mounted") {
+        Trouble::Busy(complaint)
+    } else {
+        Trouble::Failed(complaint)
+    }
+}
+
+impl LinuxHost {
+    /// Does what an act is, command by command.
+    pub(super) async fn carry_out(
+        &self,
+        disk: &Disk,
+        act: &Act,
+        lock: &Lock,
+        limit: Duration,
+    ) -> Result<(), Trouble> {
+        let held = lock.file.as_ref();
+        match act {
+            Act::Mount { point, .. } => {
+                std::fs::create_dir_all(point)
+                    .map_err(|error| Trouble::Failed(format!("{point} cannot be made: {error}")))?;
+                self.each(&disk.path, act, held, limit, mount_trouble).await
+            }
+            Act::Unmount { point, .. } => {
+                self.each(&disk.path, act, held, limit, mount_trouble).await?;
+                // An empty folder is ours to take away; any other is somebody's.
+                let _ = std::fs::remove_dir(point);
+                Ok(())
+            }
+            Act::MakeGroup { name, .. } => self.make_group(disk, act, name, held, limit).await,
+            Act::RemoveGroup { name } => self.remove_group(disk, act, name, held, limit).await,
+            Act::Wipe { .. } | Act::MakeFilesystem { .. } => {
+                self.each(&disk.path, act, held, limit, Trouble::Failed).await
+            }
+        }
+    }
+
+    async fn each(
+        &self,
+        path: &str,
+        act: &Act,
+        held: Option<&File>,
+        limit: Duration,
+        trouble: fn(String) -> Trouble,
+    ) -> Result<(), Trouble> {
+        for (program, arguments) in commands(path, act) {
+            let said = self.programs.run(program, &arguments, held, limit).await?;
+            if !said.ok() {
+                return Err(trouble(format!("{program}: {}", said.complaint())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a group; what an interrupted attempt has made already is kept.
+    async fn make_group(
+        &self,
+        disk: &Disk,
+        act: &Act,
+        name: &str,
+        held: Option<&File>,
+        limit: Duration,
+    ) -> Result<(), Trouble> {
+        let groups = match disk.contents.of_class(Class::Lvm) {
+            Some(_) => self.groups_of(&disk.path).await?,
+            None => Vec::new(),
+        };
+        if groups.iter().any(|group| group == name) {
+            return Ok(());
+        }
+        if let Some(other) = groups.first() {
+            return Err(Trouble::Failed(format!("{} belongs to the group {other}", disk.path)));
+        }
+        let _alone = self.lvm.lock().await;
+        for (program, arguments) in commands(&disk.path, act) {
+            if program == "pvcreate" && disk.contents.of_class(Class::Lvm).is_some() {
+                continue;
+            }
+            let said = self.programs.run(program, &arguments, held, limit).await?;
+            if !said.ok() {
+                return Err(Trouble::Failed(format!("{program}: {}", said.complaint())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a group; what an interrupted attempt has removed already stays so.
+    async fn remove_group(
+        &self,
+        disk: &Disk,
+        act: &Act,
+        name: &str,
+        held: Option<&File>,
+        limit: Duration,
+    ) -> Result<(), Trouble> {
+        let there = self.groups_of(&disk.path).await?.iter().any(|group| group == name);
+        let _alone = self.lvm.lock().await;
+        for (program, arguments) in commands(&disk.path, act) {
+            if program == "vgremove" && !there {
+                continue;
+            }
+            let said = self.programs.run(program, &arguments, held, limit).await?;
+            if !said.ok() {
+                return Err(Trouble::Failed(format!("{program}: {}", said.complaint())));
+            }
+        }
+        Ok(())
+    }
+
+    /// The groups a physical volume belongs to: none or one.
+    pub(super) async fn groups_of(&self, path: &str) -> Result<Vec<String>, Trouble> {
+        let arguments =
+            ["--devices", path, "--noheadings", "-o", "vg_name", path].map(str::to_owned);
+        let _alone = self.lvm.lock().await;
+        let said = self.programs.run("pvs", &arguments, None, PROBE).await?;
+        if !said.ok() {
+            return Err(Trouble::Failed(format!("pvs: {}", said.complaint())));
+        }
+        let names = said.out.lines().map(str::trim).filter(|name| !name.is_empty());
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// The space of a group.
+    pub(super) async fn group_space(&self, name: &str) -> Result<Space, Trouble> {
+        let columns = "vg_size,vg_free,vg_extent_size";
+        let units =
+            ["--noheadings", "--units", "b", "--nosuffix", "--separator", ",", "-o", columns];
+        let mut arguments: Vec<_> = units.iter().map(|word| (*word).to_owned()).collect();
+        arguments.push(name.to_owned());
+        let _alone = self.lvm.lock().await;
+        let said = self.programs.run("vgs", &arguments, None, PROBE).await?;
+        let numbers: Vec<u64> =
+            said.out.trim().split(',').filter_map(|n| n.trim().parse().ok()).collect();
+        match numbers.as_slice() {
+            [size, free, extent] if said.ok() => {
+                Ok(Space { size: *size, free: *free, extent: *extent })
+            }
+            _ => Err(Trouble::Failed(format!("vgs: {}", said.complaint()))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_lines_are_these_and_none_is_forced() {
+        let uuid = "11111111-2222-4333-8444-555555555555".to_owned();
+        let acts = [
+            Act::Wipe { names: vec!["gpt".to_owned()] },
+            Act::MakeFilesystem { kind: FsType::Ext4, uuid: uuid.clone() },
+            Act::MakeFilesystem { kind: FsType::Xfs, uuid },
+            Act::Mount { kind: "ext4".to_owned(), point: "/mnt/a".to_owned() },
+            Act::Unmount { point: "/mnt/a".to_owned(), vanished: false },
+            Act::Unmount { point: "/mnt/a".to_owned(), vanished: true },
+            Act::MakeGroup {
+                name: "vg1".to_owned(),
+                parameters: vec!["--physicalextentsize=8m".to_owned()],
+            },
+            Act::RemoveGroup { name: "vg1".to_owned() },
+        ];
+        let lines = acts.iter().flat_map(|act| commands("/dev/sda", act));
+        let lines: Vec<_> =
+            lines.map(|(program, words)| format!("{program} {}", words.join(" "))).collect();
+        let expected = [
+            "wipefs --all --backup /dev/sda",
+            "mkfs.ext4 -q -U 11111111-2222-4333-8444-555555555555 /dev/sda",
+            "mkfs.xfs -q -m uuid=11111111-2222-4333-8444-555555555555 /dev/sda",
+            "mount -t ext4 /dev/sda /mnt/a",
+            "umount /mnt/a",
+            "umount --force /mnt/a",
+            "pvcreate --devices /dev/sda /dev/sda",
+            "vgcreate --devices /dev/sda --physicalextentsize=8m vg1 /dev/sda",
+            "vgremove --devices /dev/sda vg1",
+            "pvremove --devices /dev/sda /dev/sda",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn what_blkid_and_wipefs_say_is_understood() {
+        let blkid = "DEVNAME=/dev/a\nUUID=u1\nVERSION=LVM2\\ 001\nTYPE=LVM2_member\nUSAGE=raid\nPTTYPE=dos\nPTUUID=p1\n";
+        let found = blkid_signatures(blkid);
+        let names: Vec<_> =
+            found.iter().map(|s| (s.class, s.name.as_str(), s.uuid.as_str())).collect();
+        assert_eq!(
+            names,
+            [(Class::Lvm, "LVM2_member", "u1"), (Class::PartitionTable, "dos", "p1")]
+        );
+        let wipefs = r#"{"signatures": [
+            {"device": "a", "offset": "0x200", "type": "gpt", "uuid": null, "label": null},
+            {"device": "a", "offset": "0x1fe", "type": "PMBR", "uuid": null, "label": null}]}"#;
+        let found = wipefs_signatures(wipefs);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].name.as_str(), found[0].offset), ("gpt", 0x200));
+        assert!(wipefs_signatures("").is_empty() && blkid_signatures("").is_empty());
+    }
+
+    #[test]
+    fn a_damaged_filesystem_is_told_from_other_troubles() {
+        let damaged = "mount: /mnt: wrong fs type, bad option, bad superblock on /dev/loop0";
+        assert!(matches!(mount_trouble(damaged.to_owned()), Trouble::BadSuperblock(_)));
+        assert!(matches!(
+            mount_trouble("umount: /mnt: target is busy.".to_owned()),
+            Trouble::Busy(_)
+        ));
+        assert!(matches!(mount_trouble("unknown filesystem type".to_owned()), Trouble::Failed(_)));
+    }
+}

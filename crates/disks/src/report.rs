@@ -1,0 +1,340 @@
+//! What a decision does to the status: phases, tokens, conditions, and words for people. Pure.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mainstay_controller::conditions::{self, Report};
+use mainstay_store::meta::Time;
+
+use crate::api::{
+    BlockDevice, Capacity, Details, DeviceRef, DryRun, Failure, FormatRecord, FoundSignature,
+    OperationStatus, RuleStatus, State,
+};
+use crate::gate::Verdict;
+use crate::host::{Class, Disk, MountLine};
+use crate::phase::{Facts, Input, Operation, Phase, Retrigger};
+use crate::table::{Decision, Effect, Next};
+
+/// What else is known when a decision is written down.
+#[derive(Clone, Debug, Default)]
+pub struct Account {
+    /// What happened, in words.
+    pub message: String,
+    /// Why it failed, in one word, where that is known better than by the row.
+    pub reason: Option<String>,
+    /// The UUID of what was made or adopted.
+    pub uuid: Option<String>,
+    /// The operation was given up but could not be ended.
+    pub lease_held: bool,
+    /// What the gate said.
+    pub refusal: Option<String>,
+}
+
+/// How long an operation may take; `None` if it waits for others.
+#[must_use]
+pub fn limit(operation: Operation, size: u64) -> Option<Duration> {
+    match operation {
+        Operation::Format => {
+            let by_size = Duration::from_secs(60 + (size >> 30));
+            Some(by_size.max(Duration::from_secs(300)))
+        }
+        Operation::Mount | Operation::Unmount | Operation::Sync => Some(Duration::from_secs(60)),
+        Operation::Register => Some(Duration::from_secs(300)),
+        Operation::Deregister => None,
+    }
+}
+
+/// Binds an operation to a disk.
+#[must_use]
+pub fn bind(disk: &Disk) -> DeviceRef {
+    DeviceRef {
+        number: disk.number.clone(),
+        diskseq: disk.diskseq,
+        path: disk.path.clone(),
+        size_bytes: disk.size,
+        identity: disk.identity(),
+    }
+}
+
+/// Says what the disk is.
+pub fn describe(device: &mut BlockDevice, disk: &Disk, mounts: &[MountLine]) {
+    let status = &mut device.status;
+    let corrupted = status.device_status.file_system.corrupted;
+    status.state = State::Active;
+    let identity = disk.identity();
+    let found = disk.contents.only();
+    let filesystem = disk.contents.of_class(Class::Filesystem);
+    let table = disk.contents.of_class(Class::PartitionTable);
+    let mount = mounts.iter().find(|line| line.number == disk.number);
+    let device_status = &mut status.device_status;
+    device_status.dev_path.clone_from(&disk.path);
+    device_status.partitioned = disk.is_partitioned();
+    device_status.capacity =
+        Capacity { size_bytes: disk.size, physical_block_size_bytes: disk.physical_block };
+    device_status.details = Details {
+        device_type: "disk".to_owned(),
+        drive_type: disk.drive.as_str().to_owned(),
+        uuid: identity.uuid,
+        pt_uuid: table.map(|found| found.uuid.clone()).unwrap_or_default(),
+        part_uuid: String::new(),
+        is_removable: disk.removable,
+        storage_controller: disk.controller.clone(),
+        bus_path: identity.bus_path,
+        model: identity.model,
+        vendor: identity.vendor,
+        serial_number: identity.serial,
+        numa_node_id: disk.numa,
+        wwn: identity.wwn,
+        label: found.map(|found| found.label.clone()).unwrap_or_default(),
+    };
+    let file_system = &mut device_status.file_system;
+    file_system.kind = filesystem.map(|found| found.name.clone()).unwrap_or_default();
+    file_system.mount_point = mount.map(|line| line.point.clone()).unwrap_or_default();
+    file_system.is_read_only = mount.is_some_and(|line| line.read_only);
+    file_system.corrupted = corrupted;
+    let signatures = disk.contents.signatures.iter().map(|found| FoundSignature {
+        name: found.name.clone(),
+        uuid: found.uuid.clone(),
+        offset: found.offset,
+    });
+    status.signatures = signatures.collect();
+}
+
+/// Writes a decision down.
+pub fn settle(
+    device: &mut BlockDevice,
+    decision: &Decision,
+    facts: &Facts,
+    account: &Account,
+    now: Timestamp,
+) {
+    let before = device.phase();
+    decision.next.as_str().clone_into(&mut device.status.provision_phase);
+    device.status.observed_generation = device.metadata.generation;
+    for effect in decision.row.effects {
+        apply(device, *effect, facts, account, now);
+    }
+    if let Input::Ended(_) = facts.input
+        && !decision.next.is_lock()
+    {
+        let kept = account.lease_held.then(|| device.status.operation.take()).flatten();
+        device.status.operation = kept.map(|token| OperationStatus { lease_held: true, ..token });
+    }
+    if decision.next == Phase::Failed && before != Some(Phase::Failed) {
+        fail(device, before, decision, account, now);
+    }
+    judge(device, decision, facts, account, now);
+}
+
+fn apply(
+    device: &mut BlockDevice,
+    effect: Effect,
+    facts: &Facts,
+    account: &Account,
+    now: Timestamp,
+) {
+    let mut say = |kind: &str, status: bool, reason: &str, message: &str| {
+        let report = Report::new(kind, truth(status), reason).message(message).timed();
+        conditions::set(&mut device.status.conditions, &report, now);
+    };
+    let message = account.message.as_str();
+    match effect {
+        Effect::Formatted => {
+            say("Formatted", true, "Formatted", message);
+            let request =
+                device.status.operation.as_ref().map(|token| token.format_request.clone());
+            let request = request.unwrap_or_else(|| device.spec.file_system.format_request.clone());
+            let uuid = account.uuid.clone().unwrap_or_default();
+            device.status.formatted =
+                Some(FormatRecord { uuid, request, adopted: false, at: Some(Time::new(now)) });
+            device.status.device_status.file_system.corrupted = false;
+        }
+        Effect::Adopted => {
+            let uuid = account.uuid.clone().unwrap_or_default();
+            let at = Some(Time::new(now));
+            let record = device.status.formatted.get_or_insert_with(|| FormatRecord {
+                adopted: true,
+                at,
+                ..FormatRecord::default()
+            });
+            record.uuid = uuid;
+            device.status.device_status.file_system.corrupted = false;
+        }
+        Effect::NotFormatted => say("Formatted", false, "FormatFailed", message),
+        Effect::Forgotten => {
+            if let Some(record) = &mut device.status.formatted {
+                record.uuid.clear();
+            }
+        }
+        Effect::Damaged => device.status.device_status.file_system.corrupted = true,
+        Effect::Mounted => {
+            say("Mounted", true, "Mounted", message);
+            device.status.device_status.file_system.corrupted = false;
+        }
+        Effect::NotMounted => say("Mounted", false, "NotMounted", message),
+        Effect::Provisioned => {
+            say("Provisioned", true, "Provisioned", message);
+            if let (Some(uuid), Some(record)) = (&account.uuid, &mut device.status.formatted) {
+                record.uuid.clone_from(uuid);
+            }
+            device.status.tags.clone_from(&device.spec.tags);
+        }
+        Effect::NotProvisioned => {
+            say("Provisioned", false, "NotProvisioned", message);
+            device.status.tags.clear();
+        }
+        Effect::Cleared => {
+            if facts.retrigger == Retrigger::Force {
+                device.status.formatted = None;
+            }
+            device.status.failure = None;
+            device.status.operation = None;
+            say("Failed", false, "Retried", "tried again on request");
+        }
+        Effect::Refused
+        | Effect::NeedsFormat
+        | Effect::Partitioned
+        | Effect::Corrupted
+        | Effect::InUse
+        | Effect::Later
+        | Effect::Discard => {}
+    }
+}
+
+fn truth(status: bool) -> mainstay_store::meta::ConditionStatus {
+    use mainstay_store::meta::ConditionStatus::{False, True};
+    if status { True } else { False }
+}
+
+fn fail(
+    device: &mut BlockDevice,
+    before: Option<Phase>,
+    decision: &Decision,
+    account: &Account,
+    now: Timestamp,
+) {
+    let row = match decision.row.next {
+        Next::Failed(reason) => reason,
+        _ => "Failed",
+    };
+    let reason = account.reason.clone().unwrap_or_else(|| row.to_owned());
+    let said = account.refusal.as_ref().unwrap_or(&account.message);
+    let message = format!("{said}. {}", advice(&reason));
+    let filesystem = &device.spec.file_system;
+    device.status.failure = Some(Failure {
+        reason: reason.clone(),
+        message: message.clone(),
+        from_phase: before.map(|phase| phase.to_string()).unwrap_or_default(),
+        observed_generation: device.metadata.generation,
+        retry: device.spec.retry.clone(),
+        repaired: filesystem.repaired,
+        force_formatted: filesystem.force_formatted,
+        format_request: filesystem.format_request.clone(),
+        at: Some(Time::new(now)),
+    });
+    let report = Report::new("Failed", truth(true), &reason).message(message).timed();
+    conditions::set(&mut device.status.conditions, &report, now);
+}
+
+/// What to do about a failure.
+#[must_use]
+pub fn advice(reason: &str) -> &'static str {
+    match reason {
+        "Refused" => {
+            "Nothing was written. Clear what stands in the way (or acknowledge it in spec.acknowledgeDataLoss), then set spec.retry to a new value"
+        }
+        "Corrupted" => {
+            "Repair it and set spec.fileSystem.repaired, or set spec.fileSystem.forceFormatted (with a new formatRequest) to format it again"
+        }
+        "OperationTimeout" => {
+            "See why the disk does not answer; then set spec.retry to a new value. A disk whose operation cannot be ended stays locked until it ends"
+        }
+        "Busy" => "End what uses it, then set spec.retry to a new value",
+        "IdentityChanged" | "DeviceGone" | "ForeignSignature" => {
+            "Nothing was done to the disk that is there now. See that the right disk is attached, then set spec.retry to a new value"
+        }
+        "CrashLoop" => "See why the agent keeps ending, then set spec.retry to a new value",
+        "UnknownPhase" => {
+            "Set spec.retry to a new value: the phase is then taken from what can be seen"
+        }
+        _ => {
+            "Once the cause is gone, set spec.retry to a new value, or delete the object to begin anew"
+        }
+    }
+}
+
+/// The conditions that follow from what is seen, rather than from what was done.
+fn judge(
+    device: &mut BlockDevice,
+    decision: &Decision,
+    facts: &Facts,
+    account: &Account,
+    now: Timestamp,
+) {
+    let list = &mut device.status.conditions;
+    let mut hold = |kind: &str, said: Option<(&str, String)>| match said {
+        Some((reason, message)) => {
+            let report = Report::new(kind, truth(true), reason).message(message);
+            conditions::set(list, &report, now);
+        }
+        None => drop(conditions::remove(list, kind)),
+    };
+    if device.status.device_status.file_system.corrupted {
+        let message = "the filesystem cannot be mounted; repair it or format it again";
+        hold("Corrupted", Some(("BadSuperblock", message.to_owned())));
+    } else {
+        hold("Corrupted", None);
+    }
+    if facts.input != Input::Look {
+        return;
+    }
+    let effects = decision.row.effects;
+    let needs = if effects.contains(&Effect::NeedsFormat) {
+        let message =
+            "there is no usable filesystem on the disk; set spec.fileSystem.forceFormatted";
+        Some(("NeedsFormat", message.to_owned()))
+    } else if effects.contains(&Effect::Partitioned) {
+        let message =
+            "the disk has partitions, which are not used; format it to use the whole disk";
+        Some(("PartitionedUnsupported", message.to_owned()))
+    } else {
+        None
+    };
+    hold("NeedsFormat", needs);
+    if decision.next != Phase::Failed {
+        let refused = if effects.contains(&Effect::InUse) {
+            Some(("InUse", "the disk is in use; unprovision it before formatting it".to_owned()))
+        } else {
+            account.refusal.clone().map(|why| ("Refused", why))
+        };
+        hold("Refused", refused);
+    } else if let Some(why) = &account.refusal {
+        hold("Refused", Some(("Refused", why.clone())));
+    }
+}
+
+/// Says (or no longer says) that other disks claim to be this one.
+pub fn duplicates(device: &mut BlockDevice, others: &[String], now: Timestamp) {
+    let list = &mut device.status.conditions;
+    if others.is_empty() {
+        conditions::remove(list, "Duplicate");
+        return;
+    }
+    let message = format!(
+        "{} claims to be the same disk; nothing destructive is done to either",
+        others.join(", ")
+    );
+    let report = Report::new("Duplicate", truth(true), "Duplicate").message(message);
+    conditions::set(list, &report, now);
+}
+
+/// The gate's verdict for the status.
+#[must_use]
+pub fn dry_run(request: &str, verdict: &Verdict) -> DryRun {
+    let rules = verdict.findings.iter().map(|finding| RuleStatus {
+        rule: finding.rule,
+        asks: finding.asks.to_owned(),
+        refusal: finding.refusal.clone(),
+    });
+    DryRun { request: request.to_owned(), passes: verdict.passes(), rules: rules.collect() }
+}

@@ -1,0 +1,397 @@
+//! Objects kept by somebody else's API server: the client half of the Kubernetes dialect.
+//!
+//! An agent's way to its servers. Single objects are read and written over HTTPS, one request each;
+//! collections are listed once and then watched, and are served from that copy. What always holds:
+//!
+//! * A write is a compare-and-swap at the server, by `resourceVersion`.
+//! * A collection shows at least every write this client was told of.
+//! * While no server answers, reads and writes say [`Error::Unavailable`], and the copies stay as
+//!   they were; watches go on where they were when one answers again.
+//!
+//! The status of an object is written through its subresource, as the dialect wants it: an update
+//! that changes both parts is two writes, the status last. Enter at [`KubernetesStore::new`].
+
+mod client;
+mod feed;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http::Method;
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+pub use self::client::{Access, Address, AddressError, Answer, Client, Failure};
+use self::feed::Feed;
+use crate::cache::{Collection, Watch};
+use crate::clock::Clock;
+use crate::object::{Action, Body, Event, Key, Record, Resource, Revision};
+use crate::objects::{At, Change, Error, Objects, Scope, Write};
+use crate::registry::{Kind, Registry};
+use crate::snapshot::{Medium, Snapshot};
+
+/// Objects at a server that speaks the Kubernetes dialect.
+#[derive(Debug)]
+pub struct KubernetesStore {
+    client: Arc<Client>,
+    registry: Arc<Registry>,
+    clock: Arc<dyn Clock>,
+    manager: String,
+    feeds: Mutex<BTreeMap<Resource, Arc<Feed>>>,
+    stop: CancellationToken,
+}
+
+impl KubernetesStore {
+    /// Objects of the kinds in `registry`, kept at the servers of `client`. `manager` is noted as
+    /// the holder of what is written.
+    #[must_use]
+    pub fn new(
+        client: Arc<Client>,
+        registry: Arc<Registry>,
+        clock: Arc<dyn Clock>,
+        manager: &str,
+    ) -> Self {
+        let stop = CancellationToken::new();
+        Self { client, registry, clock, manager: manager.to_owned(), feeds: Mutex::default(), stop }
+    }
+
+    fn kind(&self, resource: &Resource) -> Result<&Arc<Kind>, Error> {
+        self.registry.by_resource(resource).ok_or_else(|| Error::Unavailable {
+            reason: format!("{resource} is not a kind this client knows"),
+        })
+    }
+
+    /// The copy of a collection, made if it is not there yet.
+    fn feed(&self, resource: &Resource) -> Result<Arc<Feed>, Error> {
+        if self.stop.is_cancelled() {
+            return Err(Error::Closed);
+        }
+        let kind = self.kind(resource)?.clone();
+        let mut feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
+        let feed = feeds.entry(resource.clone()).or_insert_with(|| {
+            let stop = self.stop.child_token();
+            Feed::start(self.client.clone(), kind, self.clock.clone(), stop)
+        });
+        Ok(feed.clone())
+    }
+
+    /// A copy that is there already.
+    fn known(&self, resource: &Resource) -> Option<Arc<Feed>> {
+        self.feeds.lock().unwrap_or_else(PoisonError::into_inner).get(resource).cloned()
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        path: String,
+        body: Option<&Value>,
+        key: &Key,
+    ) -> Result<Map<String, Value>, Error> {
+        let body = body.map(|body| body.to_string().into_bytes());
+        match self.client.call(method, &path, body).await {
+            Ok(Answer { code, body }) if code.is_success() => serde_json::from_slice(&body)
+                .map_err(|error| Error::Unavailable {
+                    reason: format!("the answer about {key} cannot be read: {error}"),
+                }),
+            Ok(answer) => Err(refusal(&answer, key)),
+            Err(Failure(reason)) => Err(Error::Unavailable { reason }),
+        }
+    }
+
+    async fn fetch(&self, key: &Key) -> Result<Option<Arc<Record>>, Error> {
+        let kind = self.kind(key.resource())?;
+        match self.ask(Method::GET, object_path(kind, key, ""), None, key).await {
+            Ok(object) => Ok(Some(Arc::new(record(key, &object)))),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The object a change starts from, which must be at `expected`.
+    async fn before(&self, key: &Key, expected: Revision) -> Result<Arc<Record>, Error> {
+        let copy = self.known(key.resource()).and_then(|feed| feed.get(key));
+        let copy = copy.filter(|record| record.revision() == expected);
+        let found = match copy {
+            Some(record) => record,
+            None => match self.fetch(key).await? {
+                Some(record) => record,
+                None => return Err(Error::NotFound { key: key.clone() }),
+            },
+        };
+        if found.revision() != expected {
+            let actual = found.revision();
+            return Err(Error::Conflict { key: key.clone(), expected, actual });
+        }
+        Ok(found)
+    }
+
+    async fn put(
+        &self,
+        key: &Key,
+        part: &str,
+        mut object: Map<String, Value>,
+        revision: Revision,
+    ) -> Result<Map<String, Value>, Error> {
+        let kind = self.kind(key.resource())?;
+        let metadata = object.entry("metadata").or_insert_with(|| json!({}));
+        metadata["resourceVersion"] = Value::from(revision.to_string());
+        let path = format!("{}?fieldManager={}", object_path(kind, key, part), self.manager);
+        self.ask(Method::PUT, path, Some(&Value::Object(object)), key).await.map_err(|error| {
+            match error {
+                Error::Conflict { key, actual, .. } => {
+                    Error::Conflict { key, expected: revision, actual }
+                }
+                other => other,
+            }
+        })
+    }
+
+    async fn create(&self, key: &Key, body: &Body) -> Result<Arc<Event>, Error> {
+        let kind = self.kind(key.resource())?;
+        let mut object = body.at(key.clone(), Revision::ZERO, Revision::ZERO).object();
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("resourceVersion");
+            metadata.remove("managedFields");
+        }
+        let path =
+            format!("{}?fieldManager={}", collection_path(kind, key.namespace()), self.manager);
+        let made = self.ask(Method::POST, path, Some(&Value::Object(object)), key).await?;
+        let event = Event::new(Action::Added, Arc::new(record(key, &made)), None);
+        Ok(Arc::new(event))
+    }
+
+    async fn update(&self, key: &Key, at: Revision, body: &Body) -> Result<Arc<Event>, Error> {
+        let previous = self.before(key, at).await?;
+        let kind = self.kind(key.resource())?;
+        let (old, new) = (previous.object(), body.at(key.clone(), at, at).object());
+        if is_marked(&new) && !is_marked(&old) {
+            return self.delete(key, at).await;
+        }
+        let mut current = previous.clone();
+        if bare(&old) != bare(&new) {
+            let written = self.put(key, "", new.clone(), at).await?;
+            current = Arc::new(record(key, &written));
+        }
+        let differs = kind.has_status && current.object().get("status") != new.get("status");
+        if differs && old.get("status") != new.get("status") {
+            let written = self.put(key, "/status", new, current.revision()).await?;
+            current = Arc::new(record(key, &written));
+        }
+        Ok(Arc::new(Event::new(Action::Modified, current, Some(previous))))
+    }
+
+    async fn delete(&self, key: &Key, at: Revision) -> Result<Arc<Event>, Error> {
+        let previous = self.before(key, at).await?;
+        let kind = self.kind(key.resource())?;
+        let mut object = previous.object();
+        if is_marked(&object) {
+            // The last finalizer goes, and the object with it.
+            if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+                metadata.remove("finalizers");
+            }
+            self.put(key, "", object, at).await?;
+        } else {
+            let options = json!({
+                "apiVersion": "v1", "kind": "DeleteOptions",
+                "preconditions": {"resourceVersion": at.to_string()},
+            });
+            let path = object_path(kind, key, "");
+            let answered = self.ask(Method::DELETE, path, Some(&options), key).await?;
+            if is_marked(&answered) {
+                let marked = Arc::new(record(key, &answered));
+                return Ok(Arc::new(Event::new(Action::Modified, marked, Some(previous))));
+            }
+        }
+        Ok(Arc::new(Event::new(Action::Deleted, previous.clone(), Some(previous))))
+    }
+}
+
+/// The object without what the server looks after and without its status.
+fn bare(object: &Map<String, Value>) -> Map<String, Value> {
+    let mut bare = object.clone();
+    bare.remove("status");
+    if let Some(metadata) = bare.get_mut("metadata").and_then(Value::as_object_mut) {
+        for field in ["resourceVersion", "managedFields", "generation"] {
+            metadata.remove(field);
+        }
+    }
+    bare
+}
+
+fn is_marked(object: &Map<String, Value>) -> bool {
+    object.get("metadata").and_then(|metadata| metadata.get("deletionTimestamp")).is_some()
+}
+
+/// What a server sent, as it is kept.
+fn record(key: &Key, object: &Map<String, Value>) -> Record {
+    let version = object.get("metadata").and_then(|metadata| metadata.get("resourceVersion"));
+    let revision = version.and_then(Value::as_str).and_then(|text| text.parse().ok());
+    let revision = revision.unwrap_or_default();
+    Body::new(object).at(key.clone(), revision, revision)
+}
+
+/// `/apis/GROUP/VERSION[/namespaces/NS]/PLURAL`.
+fn collection_path(kind: &Kind, namespace: Option<&str>) -> String {
+    let root = match kind.group {
+        "" => format!("/api/{}", kind.version),
+        group => format!("/apis/{group}/{}", kind.version),
+    };
+    match namespace.filter(|_| kind.namespaced) {
+        Some(namespace) => format!("{root}/namespaces/{namespace}/{}", kind.plural),
+        None => format!("{root}/{}", kind.plural),
+    }
+}
+
+fn object_path(kind: &Kind, key: &Key, part: &str) -> String {
+    format!("{}/{}{part}", collection_path(kind, key.namespace()), key.name())
+}
+
+/// What a refusal means here.
+fn refusal(answer: &Answer, key: &Key) -> Error {
+    let status: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    let text = |field: &str| status.get(field).and_then(Value::as_str).unwrap_or_default();
+    let key = key.clone();
+    match (answer.code.as_u16(), text("reason")) {
+        (404, _) => Error::NotFound { key },
+        (409, "AlreadyExists") => Error::AlreadyExists { key },
+        (409, _) => Error::Conflict { key, expected: Revision::ZERO, actual: Revision::ZERO },
+        (410, _) => Error::Expired { requested: Revision::ZERO, oldest: Revision::ZERO },
+        (code, _) => Error::Unavailable {
+            reason: format!("the server answered {code}: {}", text("message")),
+        },
+    }
+}
+
+impl Objects for KubernetesStore {
+    fn write(&self, write: Write) -> BoxFuture<'_, Result<Arc<Event>, Error>> {
+        async move {
+            if write.fence.is_some() {
+                let reason = "a remote server knows no fences".to_owned();
+                return Err(Error::Unavailable { reason });
+            }
+            let event = match &write.change {
+                Change::Create(body) => self.create(&write.key, body).await?,
+                Change::Update(at, body) => self.update(&write.key, *at, body).await?,
+                Change::Delete(at) => self.delete(&write.key, *at).await?,
+            };
+            if event.action != Action::Deleted
+                && let Some(feed) = self.known(write.key.resource())
+            {
+                feed.expect(event.revision());
+            }
+            Ok(event)
+        }
+        .boxed()
+    }
+
+    fn get(&self, key: &Key) -> BoxFuture<'_, Result<Option<Arc<Record>>, Error>> {
+        let key = key.clone();
+        async move { self.fetch(&key).await }.boxed()
+    }
+
+    fn collection(&self, resource: &Resource, at: At) -> BoxFuture<'_, Result<Collection, Error>> {
+        let resource = resource.clone();
+        async move { self.feed(&resource)?.collection(&resource, at).await }.boxed()
+    }
+
+    fn watch(&self, scope: Scope, from: Revision) -> BoxFuture<'_, Result<Watch, Error>> {
+        async move { self.feed(&scope.resource)?.watch(scope, from).await }.boxed()
+    }
+
+    fn revision(&self, resource: &Resource) -> Revision {
+        self.known(resource).map_or(Revision::ZERO, |feed| feed.revision())
+    }
+
+    fn compact(&self, _through: Revision) -> BoxFuture<'_, Result<(), Error>> {
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
+        let feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        async move {
+            let mut collections = Vec::new();
+            let mut revision = Revision::ZERO;
+            for (resource, feed) in feeds {
+                let collection = feed.collection(&resource, At::Latest).await?;
+                revision = revision.max(collection.revision());
+                collections.push((resource, collection));
+            }
+            Ok(Snapshot { revision, oldest: revision, collections })
+        }
+        .boxed()
+    }
+
+    fn advance(&self, _to: Revision) -> BoxFuture<'_, Result<(), Error>> {
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn medium(&self) -> Medium {
+        Medium::Kubernetes(self.client.servers())
+    }
+
+    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
+        // What the server keeps is for the server to verify.
+        std::future::ready(Ok(Vec::new())).boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.stop.cancel();
+        let feeds = std::mem::take(&mut *self.feeds.lock().unwrap_or_else(PoisonError::into_inner));
+        async move {
+            for feed in feeds.into_values() {
+                feed.close().await;
+            }
+        }
+        .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::builtin;
+
+    #[test]
+    fn paths_are_those_of_the_dialect() {
+        let registry = Registry::new(builtin()).unwrap();
+        let path = |plural: &str, namespace: Option<&str>| {
+            let kind = registry.iter().find(|kind| kind.plural == plural).unwrap();
+            object_path(kind, &kind.key(namespace, "x"), "/status")
+        };
+        assert_eq!(path("nodes", None), "/api/v1/nodes/x/status");
+        assert_eq!(
+            path("leases", Some("a")),
+            "/apis/coordination.k8s.io/v1/namespaces/a/leases/x/status"
+        );
+    }
+
+    #[test]
+    fn refusals_keep_their_meaning() {
+        let key = Key::from_stored(Resource::from_stored("nodes"), "a");
+        let answer = |code: u16, reason: &str| Answer {
+            code: http::StatusCode::from_u16(code).unwrap(),
+            body: json!({"reason": reason, "message": "why"}).to_string().into_bytes().into(),
+        };
+        let word = |code, reason| match refusal(&answer(code, reason), &key) {
+            Error::NotFound { .. } => "not found",
+            Error::AlreadyExists { .. } => "exists",
+            Error::Conflict { .. } => "conflict",
+            Error::Expired { .. } => "expired",
+            Error::Unavailable { .. } => "unavailable",
+            _ => "other",
+        };
+        let cases = [
+            (404, "NotFound", "not found"),
+            (409, "AlreadyExists", "exists"),
+            (409, "Conflict", "conflict"),
+            (410, "Expired", "expired"),
+            (503, "", "unavailable"),
+            (403, "Forbidden", "unavailable"),
+        ];
+        for (code, reason, expected) in cases {
+            assert_eq!(word(code, reason), expected, "{code} {reason}");
+        }
+    }
+}
