@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::descriptor::{Derived, ErasedKnown, ErasedRetrieved};
-use crate::graph::Graph;
+use crate::graph::{Failure, Graph};
 use crate::hash::HashSet;
 use crate::key::{Key, KeyId};
 use crate::metadata::MetadataIndexes;
@@ -260,11 +260,14 @@ impl Refresh<'_> {
         base_state: ValueState,
         obtained: bool,
     ) {
+        let known = self.graph.node(id);
         // An operation on the base broke off before its parts were touched.
         if base_state.is_failure() && descriptor.is_some() {
+            if known.is_some_and(|node| node.state == ValueState::Missing) {
+                self.doubt(id, value);
+            }
             return;
         }
-        let known = self.graph.node(id);
         let still_absent = known.is_some_and(|node| {
             let failed_create = node.state.is_failure()
                 && node.error.as_ref().is_some_and(|error| error.operation == Operation::Create);
@@ -296,6 +299,21 @@ impl Refresh<'_> {
         self.set_edges(id, obtained, &value);
     }
 
+    /// A derived value was taken to be missing because its base was; now the base is there after
+    /// all, and nobody knows whether it had to be made again.
+    fn doubt(&mut self, id: KeyId, value: Value) {
+        let node = self.graph.write(id);
+        node.value = Some(value);
+        node.uncertain = true;
+        node.state = ValueState::Failed;
+        node.error = Some(Arc::new(Failure {
+            operation: Operation::Create,
+            message: "was out of sight with its base; whether it is there is not known".to_owned(),
+            retriable: true,
+            fields: Vec::new(),
+        }));
+    }
+
     fn not_seen(&mut self, id: KeyId) {
         let Some(node) = self.graph.node(id) else {
             return;
@@ -312,11 +330,8 @@ impl Refresh<'_> {
                 self.graph.remove(derived);
                 continue;
             }
+            // What the last operation on it did stays unknown, even if its base seems to be gone.
             self.lost(derived);
-            // Without its base it is not there, whatever became of the last operation on it.
-            if self.graph.node(derived).is_some_and(|node| node.uncertain) {
-                self.graph.write(derived).uncertain = false;
-            }
         }
         if gone { self.graph.remove(id) } else { self.lost(id) }
     }

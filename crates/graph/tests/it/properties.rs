@@ -317,6 +317,10 @@ fn histories_that_did_not_outlive_lies_do() {
     for (text, fail, lie) in [
         ("0 7#9 1 / 2", (5, true), (1, Lie::WithPart(key(7), "x"))),
         ("0 7#9 1 / 2", (5, false), (1, Lie::WithPart(key(7), "x"))),
+        ("-0 / 0#2{x} 1 2 / 0{y} / -0", (8, false), (3, Lie::Hidden(key(0)))),
+        ("-0 / 0{x} / 1 0", (4, false), (2, Lie::Hidden(key(0)))),
+        ("4{y} / -0 / -4", (4, false), (2, Lie::Hidden(key(4)))),
+        ("-5 / 0{y} 1 / 0 2", (5, false), (4, Lie::Hidden(key(0)))),
     ] {
         let result = run(converges_after_lies(&history(text), [fail].into(), [lie].into()));
         assert!(result.is_ok(), "{text}: {result:?}");
