@@ -84,7 +84,9 @@ const NEEDS: &[Need] = &[
     Need {
         name: "util-linux",
         why: "loop devices stand for disks: losetup, partx, blkid, wipefs, fsfreeze",
-        there: || ["losetup", "partx", "blkid", "wipefs", "fsfreeze"].iter().all(|name| on_path(name)),
+        there: || {
+            ["losetup", "partx", "blkid", "wipefs", "fsfreeze"].iter().all(|name| on_path(name))
+        },
         packages: &["util-linux", "mount"],
         after: || Ok(()),
     },

@@ -87,8 +87,7 @@ impl Walk {
         });
         let node = graph.write(id);
         // A derived value may be there although its base was out of sight.
-        let doubtful =
-            node.base.is_some() && (node.uncertain || node.state == ValueState::Missing);
+        let doubtful = node.base.is_some() && (node.uncertain || node.state == ValueState::Missing);
         node.state = if retrying { ValueState::Retrying } else { ValueState::Failed };
         node.error = Some(Arc::clone(&failure));
         node.uncertain = operation != Operation::Create || doubtful;
