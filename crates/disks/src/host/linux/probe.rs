@@ -284,13 +284,16 @@ mod tests {
         probe(&file, 1 << 20, 512).unwrap().names()
     }
 
+    /// Bytes, and where they are.
+    type Written<'a> = &'a [(usize, &'a [u8])];
+
     #[test]
     fn every_signature_is_known_by_its_place() {
         let mut dos = [0_u8; 66];
         dos[4] = 0x83;
         dos[64..].copy_from_slice(b"\x55\xaa");
         let boot = [(446, dos.as_slice())];
-        let cases: Vec<(&[(usize, &[u8])], &[&str])> = vec![
+        let cases: Vec<(Written<'_>, &[&str])> = vec![
             (&[], &[]),
             (&[(0x438, b"\x53\xef"), (1120, b"\x42\x02\0\0")], &["ext4"]),
             (&[(0x438, b"\x53\xef"), (1116, b"\x04")], &["ext3"]),
