@@ -131,7 +131,7 @@ impl Folder {
         let place = self.place(path)?;
         let temporary = Self::temporary(&place, tag);
         if let Some(folder) = place.parent() {
-            std::fs::create_dir_all(folder).map_err(Error::at(folder.display().to_string()))?;
+            make(folder).map_err(Error::at(folder.display().to_string()))?;
         }
         let what = || Error::at(temporary.display().to_string());
         let file = std::fs::OpenOptions::new()
@@ -147,6 +147,16 @@ impl Folder {
     pub fn remove(&self, path: &str) -> Result<(), Error> {
         self.sweep(path)?;
         remove(&self.place(path)?)
+    }
+}
+
+/// Makes a folder that is there after a crash as well: so is whatever holds it.
+fn make(folder: &Path) -> std::io::Result<()> {
+    let Some(parent) = folder.parent().filter(|_| !folder.is_dir()) else { return Ok(()) };
+    make(parent)?;
+    match std::fs::create_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        other => other.and_then(|()| File::open(parent)?.sync_all()),
     }
 }
 
@@ -177,18 +187,27 @@ impl Draft {
         File::open(&self.temporary).map_err(Error::at(self.temporary.display().to_string()))
     }
 
-    /// Gives the file its name, which nothing may have yet.
-    pub fn keep_new(mut self) -> Result<(), Error> {
-        drop(self.file.take());
-        let done = std::fs::hard_link(&self.temporary, &self.place);
-        done.map_err(Error::at(self.place.display().to_string()))
+    /// Gives the file its name, which nothing may have yet. Then it is on disk.
+    pub fn keep_new(self) -> Result<(), Error> {
+        self.named(|temporary, place| std::fs::hard_link(temporary, place))
     }
 
-    /// Gives the file its name, in place of whatever had it.
-    pub fn keep(mut self) -> Result<(), Error> {
-        drop(self.file.take());
-        let done = std::fs::rename(&self.temporary, &self.place);
-        done.map_err(Error::at(self.place.display().to_string()))
+    /// Gives the file its name, in place of whatever had it. Then it is on disk.
+    pub fn keep(self) -> Result<(), Error> {
+        self.named(|temporary, place| std::fs::rename(temporary, place))
+    }
+
+    fn named(
+        mut self,
+        name: impl FnOnce(&Path, &Path) -> std::io::Result<()>,
+    ) -> Result<(), Error> {
+        let what = || Error::at(self.place.display().to_string());
+        if let Some(file) = self.file.take() {
+            file.sync_all().map_err(what())?;
+        }
+        name(&self.temporary, &self.place).map_err(what())?;
+        let Some(folder) = self.place.parent() else { return Ok(()) };
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(what())
     }
 }
 
