@@ -168,7 +168,7 @@ impl App {
             asked.verb = "get";
             return reply;
         }
-        let user = match self.authenticate(peer, &parts) {
+        let user = match self.authenticate(peer, &parts).await {
             Ok(user) => user,
             Err(_) if self.has_own_users(parts.uri.path()) => {
                 let inside = self.requests.enter()?;
@@ -203,14 +203,17 @@ impl App {
     }
 
     /// Who asks.
-    fn authenticate(&self, peer: &Peer, parts: &Parts) -> Result<Arc<User>, Error> {
+    async fn authenticate(&self, peer: &Peer, parts: &Parts) -> Result<Arc<User>, Error> {
         let known = match parts.headers.get(AUTHORIZATION) {
             Some(header) => {
-                let header = header.as_bytes();
-                let bearer = header.split_at_checked("Bearer ".len());
-                bearer
-                    .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "))
-                    .and_then(|(_, token)| self.tokens.bearer(token.trim_ascii()))
+                let bearer = header.as_bytes().split_at_checked("Bearer ".len());
+                match bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer ")) {
+                    None => None,
+                    Some((_, token)) => match self.tokens.bearer(token.trim_ascii()) {
+                        None => self.tokens.newcomer(token.trim_ascii()).await,
+                        known => known,
+                    },
+                }
             }
             None => peer.certified.clone(),
         };

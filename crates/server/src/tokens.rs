@@ -2,7 +2,8 @@
 //!
 //! The store has them; a feed keeps a map of all of them in memory, so that a request costs one
 //! hash and one lookup. Who creates or revokes a token is answered once the map shows it, hence a
-//! new token works and a revoked one fails from that answer on. Enter at [`Tokens::load`].
+//! new token works and a revoked one fails from that answer on. A token that the map does not show
+//! is looked for in the store, where another server may have put it. Enter at [`Tokens::load`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -191,13 +192,26 @@ impl Tokens {
         }
     }
 
+    /// Who bears a token that the map does not show: another server may have made it just now.
+    pub(crate) async fn newcomer(&self, token: &[u8]) -> Option<Arc<User>> {
+        if !token.starts_with(PREFIX.as_bytes()) {
+            return None;
+        }
+        let key = Key::new(&self.resource, None, &hex(&Sha256::digest(token)));
+        let record = self.objects.get(&key).await.ok()??;
+        self.current(&entry(&record)?.1)
+    }
+
+    fn current(&self, entry: &Entry) -> Option<Arc<User>> {
+        let expired = entry.description.expires.is_some_and(|end| end <= self.clock.now());
+        (!expired).then(|| entry.user.clone())
+    }
+
     /// Who bears this token now.
     pub(crate) fn bearer(&self, token: &[u8]) -> Option<Arc<User>> {
         let hash: Hash = Sha256::digest(token).into();
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        let entry = entries.get(&hash)?;
-        let expired = entry.description.expires.is_some_and(|end| end <= self.clock.now());
-        (!expired).then(|| entry.user.clone())
+        self.current(entries.get(&hash)?)
     }
 
     /// Who bears tokens of this name; nobody if their roles differ.
@@ -343,15 +357,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_token_made_elsewhere_works_before_it_is_heard_of() {
+        with_tokens(async |tokens, clock| {
+            // Nobody follows for this one.
+            let other = Tokens::load(tokens.objects.clone(), clock.clone()).await.unwrap();
+            let token = tokens.create(wish(Role::Editor)).await.unwrap().token;
+            assert!(other.bearer(token.as_bytes()).is_none());
+            let user = other.newcomer(token.as_bytes()).await.unwrap();
+            assert_eq!(user.role, Some(Role::Editor));
+        })
+        .await;
+    }
+
+    #[tokio::test]
     async fn a_token_works_from_its_creation_until_it_is_revoked() {
         with_tokens(async |tokens, _| {
             let created = tokens.create(wish(Role::Editor)).await.unwrap();
             let user = tokens.bearer(created.token.as_bytes()).unwrap();
             assert_eq!(user.role, Some(Role::Editor));
             assert!(tokens.bearer(b"mst_something-else").is_none());
+            assert!(tokens.newcomer(b"mst_something-else").await.is_none());
             assert_eq!(tokens.list().len(), 1);
             tokens.revoke(&created.description.id).await.unwrap();
             assert!(tokens.bearer(created.token.as_bytes()).is_none());
+            assert!(tokens.newcomer(created.token.as_bytes()).await.is_none());
             assert!(tokens.revoke(&created.description.id).await.is_err());
         })
         .await;
