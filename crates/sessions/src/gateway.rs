@@ -1,0 +1,1 @@
+//! The gateway: forwards from an external port to an instance.
