@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::record::TransactionRecord;
-use crate::registry::DescriptorId;
+use crate::registry::{DescriptorId, Registry};
 use crate::state::Operation;
 
 /// The upper bounds of the buckets of a histogram, in seconds.
@@ -75,6 +75,8 @@ pub struct StatsView {
     pub reverted: u64,
     /// Operations by kind.
     pub operations: BTreeMap<String, OperationStats>,
+    /// The same for each descriptor.
+    pub descriptors: BTreeMap<String, BTreeMap<String, OperationStats>>,
     #[serde(skip)]
     detail: Vec<(&'static str, Histogram)>,
     #[serde(skip)]
@@ -90,6 +92,14 @@ pub struct OperationStats {
     pub failed: u64,
     /// How long altogether.
     pub seconds: f64,
+}
+
+impl OperationStats {
+    fn add(&mut self, (count, failed, time): &(u64, u64, Duration)) {
+        self.count += count;
+        self.failed += failed;
+        self.seconds += time.as_secs_f64();
+    }
 }
 
 impl Stats {
@@ -132,16 +142,18 @@ impl Stats {
 
     pub(crate) fn view(
         &self,
+        registry: &Registry,
         values: usize,
         queue_length: usize,
         queue_capacity: usize,
     ) -> StatsView {
         let mut operations: BTreeMap<String, OperationStats> = BTreeMap::new();
-        for ((_, operation), (count, failed, time)) in &self.calls {
-            let entry = operations.entry(operation.to_string()).or_default();
-            entry.count += count;
-            entry.failed += failed;
-            entry.seconds += time.as_secs_f64();
+        let mut descriptors: BTreeMap<String, BTreeMap<String, OperationStats>> = BTreeMap::new();
+        for ((descriptor, operation), calls) in &self.calls {
+            let descriptor = registry.get(*descriptor).name().to_owned();
+            let own = descriptors.entry(descriptor).or_default();
+            own.entry(operation.to_string()).or_default().add(calls);
+            operations.entry(operation.to_string()).or_default().add(calls);
         }
         StatsView {
             since: self.start,
@@ -157,6 +169,7 @@ impl Stats {
             errors: self.errors,
             reverted: self.reverted,
             operations,
+            descriptors,
             detail: self.processed.iter().map(|(kind, one)| (*kind, one.clone())).collect(),
             wait: self.wait.clone(),
         }

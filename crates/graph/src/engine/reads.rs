@@ -161,7 +161,7 @@ impl Engine {
     pub fn stats(&self) -> StatsView {
         let (length, capacity) = self.queue();
         let shared = self.lock();
-        shared.stats.view(shared.graph.len(), length, capacity)
+        shared.stats.view(&shared.registry, shared.graph.len(), length, capacity)
     }
 
     /// The graph for drawing: as it is, or as a transaction left it.

@@ -68,7 +68,10 @@ async fn rest_answers_every_question() {
     assert_eq!(length(&get(&running, "status").await), 3);
     assert_eq!(length(&get(&running, "status?descriptor=thing").await), 3);
     assert_eq!(get(&running, "status?key=thing/b").await["details"], json!(["thing/none"]));
-    assert_eq!(get(&running, "stats").await["values"], 4);
+    let stats = get(&running, "stats").await;
+    assert_eq!(stats["values"], 4);
+    assert_eq!(stats["descriptors"]["thing"]["CREATE"]["count"], 3);
+    assert_eq!(stats["descriptors"]["thing"], stats["operations"]);
     assert!(get(&running, "metrics").await.as_str().unwrap().contains("mainstay_graph_values 4"));
     let dot = get(&running, "graph?format=dot").await;
     assert!(dot.as_str().unwrap().starts_with("digraph"));
