@@ -22,7 +22,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use crate::clock::{Clock, later};
 use crate::descriptor::{Context, OperationError, SharedContext};
 use crate::hash::{HashMap, HashSet};
-use crate::journal::{Entry, Journal};
+use crate::journal::{self, Entry, Journal};
 use crate::key::Key;
 use crate::metadata::MetadataIndexes;
 use crate::registry::Registry;
@@ -136,6 +136,8 @@ pub(crate) struct Stray {
 pub(crate) struct Executor<'a> {
     surroundings: Surroundings,
     journal: Option<&'a mut (dyn Journal + 'static)>,
+    /// Whether the journal knows that the plan has been left.
+    astray: bool,
     limit: usize,
     plan: Plan,
     running: FuturesUnordered<Ticketed>,
@@ -260,6 +262,7 @@ impl<'a> Executor<'a> {
         Self {
             surroundings,
             journal,
+            astray: false,
             limit,
             plan,
             running: FuturesUnordered::new(),
@@ -300,7 +303,7 @@ impl<'a> Executor<'a> {
             self.plan.calls[index].progress = Progress::Running;
             self.plan.ready.remove(&index);
         }
-        let key = call.key.clone();
+        let (key, operation) = (call.key.clone(), call.operation);
         self.note_start(&call);
         let mut job = self.surroundings.start(call);
         let first = std::future::poll_fn(|context| match job.as_mut().poll(context) {
@@ -312,7 +315,7 @@ impl<'a> Executor<'a> {
             (None, Some(index)) if self.limit > 1 => self.wait_beside(index, job).await,
             (None, _) => job.await,
         };
-        self.note_end(&key, &answer);
+        self.note_end(&key, operation, &answer);
         if let Some(index) = index {
             self.plan.over(index, answer.is_ok());
         }
@@ -376,7 +379,7 @@ impl<'a> Executor<'a> {
 
     /// A call made ahead is over.
     fn made(&mut self, call: &Call, answer: &Answer) {
-        self.note_end(&call.key, answer);
+        self.note_end(&call.key, call.operation, answer);
         if let (Ok(Some(metadata)), None) = (answer, &call.base) {
             let descriptor = self.surroundings.registry.get(call.descriptor);
             if let Some(name) = descriptor.metadata_index() {
@@ -434,21 +437,27 @@ impl<'a> Executor<'a> {
     }
 
     fn note_start(&mut self, call: &Call) {
-        if let Some(journal) = &mut self.journal {
-            let entry = Entry::Start {
-                key: call.key.clone(),
-                base: call.base.clone(),
-                operation: call.operation,
-            };
-            // The transaction's begin is already durable; losing this line only widens the doubt.
-            let _ = journal.append(&entry, false);
-        }
+        let entry = || Entry::Start {
+            key: call.key.clone(),
+            base: call.base.clone(),
+            operation: call.operation,
+            revert: call.revert,
+        };
+        self.note(entry, call.revert);
     }
 
-    fn note_end(&mut self, key: &Key, answer: &Answer) {
+    fn note_end(&mut self, key: &Key, operation: Operation, answer: &Answer) {
+        let failed = answer.is_err();
+        let entry = || Entry::End { key: key.clone(), failed };
+        self.note(entry, journal::leaves_the_plan(operation, failed));
+    }
+
+    /// Writes to the journal. The plan is there already, so a line that is lost can be made up; only
+    /// that the plan was left must not be lost.
+    fn note(&mut self, entry: impl FnOnce() -> Entry, leaves: bool) {
         if let Some(journal) = &mut self.journal {
-            let entry = Entry::End { key: key.clone(), failed: answer.is_err() };
-            let _ = journal.append(&entry, false);
+            let _ = journal.append(&entry(), leaves && !self.astray);
+            self.astray |= leaves;
         }
     }
 }

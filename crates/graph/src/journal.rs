@@ -7,7 +7,9 @@
 //!
 //! * an operation with a start and no end is *uncertain*: nobody knows what it did;
 //! * a derived value that an interrupted transaction was to change, or one that failed earlier, is
-//!   not, or perhaps not, what its base says: it is done again;
+//!   not, or perhaps not, what its base says: it is done again. Starts and ends are not flushed one
+//!   by one, so the last of them may be lost; what they would have said follows from the plan in
+//!   `Begin`, up to the moment at which the transaction leaves the plan, and that is flushed;
 //! * a transaction with a begin and no commit was interrupted. If it was to be reverted on failure
 //!   it never happened: what was wanted before is wanted again. Otherwise it counts, and a resync
 //!   carries it on.
@@ -17,7 +19,7 @@
 
 mod file;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -139,6 +141,9 @@ pub enum Entry {
         base: Option<Key>,
         /// Which.
         operation: Operation,
+        /// Whether it takes something back.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        revert: bool,
     },
     /// An operation is over.
     End {
@@ -211,22 +216,26 @@ pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
             }
             Entry::Begin { seq, reverts, changes, parts } => {
                 state.next_seq = seq + 1;
-                open = Some(Open { seq, reverts, changes, parts: open_parts(parts) });
+                let parts = open_parts(parts);
+                open = Some(Open { seq, reverts, changes, parts, astray: false });
             }
-            Entry::Start { key, base, operation } => {
-                if let (Some(open), Some(base)) = (&mut open, base) {
-                    let part = open.parts.entry(key.clone());
-                    let last = Last::UnderWay(operation);
-                    let part = part.or_insert(OpenPart { base, value: None, last: last.clone() });
-                    part.last = last;
+            Entry::Start { key, base, operation, revert } => {
+                if let Some(open) = &mut open {
+                    open.astray |= revert;
+                    if let Some(base) = base {
+                        let part = open.parts.entry(key.clone());
+                        part.or_insert_with(|| OpenPart::new(base, None)).start(operation);
+                    }
                 }
                 state.uncertain.insert(key, operation);
             }
             Entry::End { key, failed } => {
                 let operation = state.uncertain.remove(&key);
-                let part = open.as_mut().and_then(|open| open.parts.get_mut(&key));
-                if let (Some(part), Some(operation)) = (part, operation) {
-                    part.last = Last::Done(operation, failed);
+                if let (Some(open), Some(operation)) = (&mut open, operation) {
+                    open.astray |= leaves_the_plan(operation, failed);
+                    if let Some(part) = open.parts.get_mut(&key) {
+                        part.last = Some(Last::Done(operation, failed));
+                    }
                 }
             }
             Entry::Commit { seq, changes, parts, retries, record } => {
@@ -241,14 +250,15 @@ pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
             }
         }
     }
-    if let Some(Open { seq, reverts, changes, parts }) = open {
+    if let Some(Open { seq, reverts, changes, parts, astray }) = open {
         state.interrupted = Some(seq);
         if !reverts {
             adopt(&mut state.desired, changes);
         }
         let judged = parts.into_iter().map(|(key, part)| {
-            let OpenPart { base, value, last } = part;
-            (key, last.doubt().map(|doubt| Part { base, doubt, value }))
+            let doubt = part.doubt(astray);
+            let OpenPart { base, value, .. } = part;
+            (key, doubt.map(|doubt| Part { base, doubt, value }))
         });
         adopt(&mut state.parts, judged);
     }
@@ -261,36 +271,54 @@ struct Open {
     reverts: bool,
     changes: Changes,
     parts: BTreeMap<Key, OpenPart>,
+    /// Whether it has left its plan: what it did last may be anything.
+    astray: bool,
+}
+
+/// Whether an operation that ends so is followed by others that were not planned: what cannot be
+/// taken away has what was taken away before it put back.
+pub(crate) fn leaves_the_plan(operation: Operation, failed: bool) -> bool {
+    failed && operation == Operation::Delete
 }
 
 /// A derived value that a transaction changes.
 struct OpenPart {
     base: Key,
     value: Option<Value>,
-    last: Last,
+    /// What is still to be done, as far as known.
+    planned: VecDeque<Operation>,
+    last: Option<Last>,
 }
 
 /// The last that is known about a derived value of an interrupted transaction.
-#[derive(Clone)]
 enum Last {
-    /// It was going to be done.
-    Planned(Operation),
     UnderWay(Operation),
     /// It was done; or failed.
     Done(Operation, bool),
 }
 
-impl Last {
+impl OpenPart {
+    fn new(base: Key, value: Option<Value>) -> Self {
+        Self { base, value, planned: VecDeque::new(), last: None }
+    }
+
+    fn start(&mut self, operation: Operation) {
+        self.planned.pop_front_if(|planned| *planned == operation);
+        self.last = Some(Last::UnderWay(operation));
+    }
+
     /// An operation that may not have been done is done again.
-    fn doubt(&self) -> Option<Doubt> {
-        match self {
-            Self::Done(Operation::Create | Operation::Update, false) => None,
-            Self::Done(Operation::Delete, false) | Self::Done(Operation::Create, true) => {
-                Some(Doubt::Absent)
-            }
-            Self::UnderWay(Operation::Create) | Self::Planned(Operation::Create) => {
-                Some(Doubt::Unfinished)
-            }
+    fn doubt(&self, astray: bool) -> Option<Doubt> {
+        use Operation::{Create, Delete, Update};
+        let over = !astray && self.planned.is_empty();
+        match (&self.last, self.planned.front()) {
+            (Some(Last::Done(Create | Update, false)), _) if over => None,
+            (Some(Last::Done(Delete, false)), _) if over => Some(Doubt::Absent),
+            // Nothing more is tried on what failed, unless something is taken back.
+            (Some(Last::Done(Create, true)), _) if !astray => Some(Doubt::Absent),
+            (Some(Last::Done(Delete, false) | Last::Done(Create, true)), _)
+            | (Some(Last::UnderWay(Create)), _)
+            | (None, Some(Create)) => Some(Doubt::Unfinished),
             _ => Some(Doubt::Uncertain),
         }
     }
@@ -300,7 +328,8 @@ fn open_parts(planned: Vec<PlannedPart>) -> BTreeMap<Key, OpenPart> {
     let mut parts = BTreeMap::new();
     for PlannedPart { key, base, operation, value } in planned {
         // What comes first says what was there before.
-        parts.entry(key).or_insert(OpenPart { base, value, last: Last::Planned(operation) });
+        let part = parts.entry(key).or_insert_with(|| OpenPart::new(base, value));
+        part.planned.push_back(operation);
     }
     parts
 }

@@ -174,6 +174,7 @@ pub(crate) struct Walk {
     list: Arc<List>,
     /// Which of the list were reached.
     done: Vec<bool>,
+    /// How many of the list are still to come: none once the transaction has stopped.
     undone: usize,
     next: usize,
     stack: Vec<(Frame, Option<KeyId>)>,

@@ -304,14 +304,14 @@ impl Walk {
         }
     }
 
-    /// Makes whole a dependent that failed to go: it may have lost its derived values on the way,
-    /// or be gone after all.
+    /// Mends a dependent that failed to go: it may have lost its derived values and its own
+    /// dependents on the way, or be gone after all.
     pub(super) fn mend_dependent(&mut self, graph: &mut Graph, id: KeyId) -> Option<Applied> {
         let node = graph.node(id)?;
         let value = node.last.requested.clone()?;
         let how = How::base(Origin::North, true);
         if node.available {
-            return Some(self.put_back_derived(graph, id, how));
+            return Some(self.make_whole(graph, id, how));
         }
         if !self.is_wanted(graph, id) || !graph.is_ready(id) {
             return None;

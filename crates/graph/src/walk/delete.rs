@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::{Abandoned, Applied, Before, Call, Child, Flow, Frame, How, Input, Walk};
 use crate::descriptor::OperationError;
 use crate::graph::{EdgeTarget, Graph};
+use crate::hash::HashSet;
 use crate::key::KeyId;
 use crate::state::{Operation, Origin, ValueState};
 use crate::value::Value;
@@ -34,6 +35,8 @@ pub(super) struct Delete {
     derived: Arc<[KeyId]>,
     /// What depended on it before it was marked as gone.
     dependents: Vec<KeyId>,
+    /// What is derived from it, was only discovered, and does not follow from what is wanted.
+    strange: HashSet<KeyId>,
     /// It is not there itself; only what still leans on it must go.
     absent: bool,
     stage: Stage,
@@ -93,6 +96,7 @@ impl Walk {
             before,
             derived,
             dependents: Vec::new(),
+            strange: HashSet::default(),
             absent: !there,
             stage,
         }))
@@ -169,6 +173,7 @@ impl Walk {
                     },
                     None => {
                         frame.dependents = leaning(graph, frame.id);
+                        frame.strange = self.strange(graph, &frame);
                         self.mark_gone(graph, &frame);
                         let derived: Vec<KeyId> = frame.derived.to_vec();
                         frame.stage = Stage::Derived(derived.into_iter());
@@ -206,6 +211,10 @@ impl Walk {
                     }
                 },
                 Stage::PutBackDerived(list) => match list.next() {
+                    Some(child) if frame.strange.contains(&child.id) => {
+                        self.leave_away(graph, frame.id, child);
+                        continue;
+                    }
                     Some(child) => {
                         let how = frame.how.derived(frame.id, child.property);
                         self.apply(graph, child.id, Some(child.value), how)
@@ -331,11 +340,11 @@ impl Walk {
         Flow::Return(Err(Abandoned))
     }
 
-    /// Gives a value that failed to go its derived values again.
-    pub(super) fn put_back_derived(&mut self, graph: &mut Graph, id: KeyId, how: How) -> Applied {
+    /// Gives a value that failed to go what was taken away ahead of it: what depends on it and what
+    /// is derived from it.
+    pub(super) fn make_whole(&mut self, graph: &mut Graph, id: KeyId, how: How) -> Applied {
         self.mending += 1;
         let before = self.before(graph, id);
-        let derived = self.derive(graph, id);
         Applied::Later(Frame::Delete(Delete {
             id,
             kind: Kind::Wait,
@@ -343,9 +352,42 @@ impl Walk {
             before,
             derived: Arc::default(),
             dependents: Vec::new(),
+            strange: HashSet::default(),
             absent: false,
-            stage: Stage::PutBackDerived(derived.into_iter()),
+            stage: Stage::PutBack(self.waiting_dependents(graph, id).into_iter()),
         }))
+    }
+
+    /// The derived values that nobody asked for: the south shows them, and that may not even be so.
+    fn strange(&self, graph: &Graph, frame: &Delete) -> HashSet<KeyId> {
+        let discovered = |id: &KeyId| {
+            graph.node(*id).is_some_and(|node| {
+                node.state == ValueState::Discovered && node.descriptor.is_some()
+            })
+        };
+        let mut strange: HashSet<KeyId> =
+            frame.derived.iter().copied().filter(discovered).collect();
+        let wanted = graph.node(frame.id).and_then(|node| node.last.requested.as_ref());
+        if let (false, Some(wanted)) = (strange.is_empty(), wanted) {
+            for derived in self.derived_from(graph, frame.id, wanted) {
+                graph.id(&derived.key).map(|id| strange.remove(&id));
+            }
+        }
+        strange
+    }
+
+    /// Does not put back a derived value that nobody asked for. Its base says that it is there, so
+    /// the graph must say that it is not.
+    fn leave_away(&mut self, graph: &mut Graph, base: KeyId, child: Child) {
+        if graph.node(child.id).is_some() {
+            return;
+        }
+        let descriptor = self.settings.registry.for_key(graph.key(child.id));
+        let node = graph.write(child.id);
+        node.base = Some(base);
+        node.descriptor = descriptor;
+        node.value = Some(child.value);
+        node.state = ValueState::Pending;
     }
 
     fn put_back(&mut self, graph: &mut Graph, frame: &mut Delete) {

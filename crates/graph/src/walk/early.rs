@@ -145,7 +145,8 @@ impl Walk {
             .unwrap_or_default()
     }
 
-    fn derived_from(&self, graph: &Graph, id: KeyId, value: &Value) -> Vec<Derived> {
+    /// What would follow from a value.
+    pub(super) fn derived_from(&self, graph: &Graph, id: KeyId, value: &Value) -> Vec<Derived> {
         let key = graph.key(id);
         let descriptor = self.settings.registry.for_key(key);
         descriptor.map(|id| self.settings.registry.get(id).derived(key, value)).unwrap_or_default()

@@ -53,6 +53,7 @@ impl Walk {
     pub(super) fn stop(&mut self) {
         if self.settings.reverts && self.phase == Phase::Forward {
             self.phase = Phase::Stopped;
+            self.undone = 0;
         }
     }
 

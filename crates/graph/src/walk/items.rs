@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Applied, How, Phase, Step, Walk};
 use crate::descriptor::UserLabels;
 use crate::graph::{Graph, Node};
-use crate::hash::HashMap;
+use crate::hash::{HashMap, HashSet};
 use crate::key::KeyId;
 use crate::registry::Registry;
 use crate::state::Origin;
@@ -99,10 +99,9 @@ impl Walk {
             }
             Phase::Stopped => {
                 self.phase = Phase::Revert;
-                self.undone = 0;
-                let dependents = self.failed.iter().map(|(base, _)| *base);
-                self.mend = dependents.filter(|base| self.list.place(*base).is_none()).collect();
-                Some(Err(Step::Refresh(self.failed.iter().map(|(base, _)| *base).collect())))
+                let failed: HashSet<KeyId> = self.failed.iter().map(|(base, _)| *base).collect();
+                self.mend = self.bystanders(graph);
+                Some(Err(Step::Refresh(failed)))
             }
             Phase::Revert => {
                 while let Some(id) = self.mend.pop() {
@@ -116,10 +115,25 @@ impl Walk {
         }
     }
 
+    /// What is not taken back, because it was not reached or is not of the list, and yet may not be
+    /// as it was: values that failed to go, and values of the list that had to go for others and
+    /// were left for a turn that does not come.
+    fn bystanders(&self, graph: &Graph) -> Vec<KeyId> {
+        let failed = self.failed.iter().map(|(base, _)| *base);
+        let foreign = failed.filter(|id| self.list.place(*id).is_none());
+        let unreached = self.list.items.iter().zip(&self.done).filter(|(_, done)| !**done);
+        let touched = |id: &KeyId| {
+            let derived = graph.node(*id).map(|node| &*node.derived).unwrap_or_default();
+            self.log.mentions(*id) || derived.iter().any(|id| self.log.mentions(*id))
+        };
+        let left = unreached.map(|(item, _)| item.id).filter(touched);
+        foreign.chain(left).collect()
+    }
+
     /// The item of a key that was not reached yet; from now on it is.
     pub(super) fn reach(&mut self, graph: &Graph, id: KeyId) -> Option<Item> {
-        let place = self.list.place(id)?;
-        if std::mem::replace(&mut self.done[place], true) || self.undone == 0 {
+        let place = self.list.place(id).filter(|_| self.undone > 0)?;
+        if std::mem::replace(&mut self.done[place], true) {
             return None;
         }
         self.undone -= 1;

@@ -271,7 +271,9 @@ fn doubts(
 ) -> Vec<(Key, Option<Part>)> {
     let mut parts: BTreeMap<Key, Option<Part>> = BTreeMap::new();
     for id in touched.iter().copied() {
-        parts.insert(graph.key(id).clone(), doubt(graph, id));
+        // What its base said about it, if that came first, weighs more: a value that went may be
+        // one that should have come back.
+        parts.entry(graph.key(id).clone()).or_insert_with(|| doubt(graph, id));
         let Some(node) = graph.node(id).filter(|node| node.base.is_none()) else {
             continue;
         };
