@@ -10,6 +10,7 @@
 //!   what to write next, and its caller answers.
 //! * [`joint`] finds a place for all replicas at once, or for none.
 //! * [`batch`] places very many items over the same candidates.
+//! * [`machines`] places instances by processor and memory.
 //! * [`explain`] says candidate by candidate why.
 
 pub mod batch;
@@ -17,6 +18,7 @@ pub mod bench;
 pub mod eligible;
 pub mod explain;
 pub mod joint;
+pub mod machines;
 pub mod pass;
 pub mod pipeline;
 pub mod topology;

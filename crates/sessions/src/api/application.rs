@@ -563,3 +563,75 @@ fn check_policy(policy: &ScalingPolicy, found: &mut Vec<Violation>) {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use mainstay_store::registry::Typed;
+    use serde_json::json;
+
+    use super::*;
+
+    fn violations(spec: &Value) -> Vec<String> {
+        let application: Application =
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": spec})).unwrap();
+        check(&application, None).iter().map(|found| found.field.clone()).collect()
+    }
+
+    /// Every refusal names its field.
+    pub(crate) fn refusals() {
+        assert_eq!(Application::KIND, "Application");
+        let policy = |change: Value| {
+            let mut policy =
+                json!({"maximumInstance": 5, "idleSessionNumThreshold": {"high": 3, "low": 1}});
+            for (name, value) in change.as_object().unwrap() {
+                policy[name] = value.clone();
+            }
+            json!({"command": ["x"], "scalingPolicy": policy})
+        };
+        let fine = policy(json!({}));
+        assert_eq!(violations(&fine), Vec::<String>::new());
+        let mut listed = fine.clone();
+        listed.as_object_mut().unwrap().remove("command");
+        listed["containers"] = json!([{"name": "game", "command": ["x"]}]);
+        assert_eq!(violations(&listed), Vec::<String>::new());
+        let mut nothing = fine.clone();
+        nothing.as_object_mut().unwrap().remove("command");
+        let (mut image, mut both, mut amounts) = (fine.clone(), fine.clone(), fine.clone());
+        image["image"] = json!("game:1");
+        both["containers"] = listed["containers"].clone();
+        amounts["resources"] = json!({"requests": {"gpu": "1"}});
+        let percent = |change: Value| {
+            let mut spec = policy(json!({"scalingPolicyType": "idle_session_percent"}));
+            spec["scalingPolicy"]["idleSessionPercentThreshold"] = change;
+            spec
+        };
+        let cases = [
+            (nothing, "spec.containers"),
+            (image, "spec.image"),
+            (both, "spec.command"),
+            (amounts, "spec.resources.requests[gpu]"),
+            (policy(json!({"maximumInstance": 0})), "spec.scalingPolicy.maximumInstance"),
+            (policy(json!({"minimumInstance": 6})), "spec.scalingPolicy.maximumInstance"),
+            (
+                policy(json!({"idleSessionNumThreshold": null})),
+                "spec.scalingPolicy.idleSessionNumThreshold",
+            ),
+            (percent(Value::Null), "spec.scalingPolicy.idleSessionPercentThreshold"),
+            (
+                policy(json!({"idleSessionNumThreshold": {"high": 1, "low": 2}})),
+                "spec.scalingPolicy.idleSessionNumThreshold.high",
+            ),
+            (
+                percent(json!({"high": 1, "low": 2})),
+                "spec.scalingPolicy.idleSessionPercentThreshold.high",
+            ),
+            (
+                percent(json!({"high": 101, "low": 2})),
+                "spec.scalingPolicy.idleSessionPercentThreshold.high",
+            ),
+        ];
+        for (spec, field) in cases {
+            assert_eq!(violations(&spec), [field], "{spec}");
+        }
+    }
+}

@@ -133,6 +133,12 @@ impl SessionState {
         }
     }
 
+    /// Whether it is open or on the way there.
+    #[must_use]
+    pub fn is_live(self) -> bool {
+        matches!(self, Self::Pending | Self::Starting | Self::Available | Self::InUse)
+    }
+
     /// Whether nothing more happens to it.
     #[must_use]
     pub fn is_over(self) -> bool {

@@ -1,0 +1,300 @@
+//! Nodes: how they are heard, and what happens when they are not.
+
+use std::collections::{BTreeMap, HashSet};
+
+use mainstay_placement::machines::Amount;
+
+use super::{About, Due, Effect, Engine, Key, Moment, key};
+use crate::api::{InstancePool, OnNodeLoss};
+use crate::protocol::{Configuration, FromNode, FullSync, Register, Report, from_node, to_node};
+
+impl Engine {
+    /// A node opens its stream. `false` if it has one already: the second is not taken.
+    pub fn connect(&mut self, node: &Key, now: Moment) -> bool {
+        let known = self.nodes.entry(node.clone()).or_default();
+        if known.connected {
+            return false;
+        }
+        known.connected = true;
+        known.registered = false;
+        known.syncing = false;
+        self.node_monitor.touch(node, now.elapsed);
+        true
+    }
+
+    /// A node's stream ended. What it was sent and has not spoken of goes elsewhere; the rest waits
+    /// for the node to come back, until it is lost.
+    pub fn disconnect(&mut self, node: &Key, now: Moment) {
+        let Some(known) = self.nodes.get_mut(node) else { return };
+        if !known.connected {
+            return;
+        }
+        known.connected = false;
+        known.ready = false;
+        known.registered = false;
+        let instances: Vec<Key> = known.instances.iter().cloned().collect();
+        self.machines.set_schedulable(node, false);
+        for name in instances {
+            let Some(instance) = self.instances.get_mut(&name) else { continue };
+            match instance.pool {
+                InstancePool::Pending if !instance.acknowledged && instance.session.is_none() => {
+                    self.place_again(&name, now);
+                }
+                InstancePool::Ready => {
+                    instance.reason = "NodeAway";
+                    instance.message = format!("its node {node} does not answer");
+                    self.move_to(&name, InstancePool::Pending);
+                }
+                _ => {}
+            }
+        }
+        self.effects.push(Effect::Node(node.clone()));
+        self.settle(now);
+    }
+
+    /// An administrator lets a node take new things, or not.
+    pub fn cordon(&mut self, node: &Key, cordoned: bool, now: Moment) {
+        let known = self.nodes.entry(node.clone()).or_default();
+        if known.cordoned != cordoned {
+            known.cordoned = cordoned;
+            let schedulable = known.ready && !cordoned;
+            self.machines.set_schedulable(node, schedulable);
+            self.freed |= schedulable;
+            self.settle(now);
+        }
+    }
+
+    /// A node says something.
+    pub fn hear(&mut self, node: &Key, message: FromNode, now: Moment) {
+        let Some(known) = self.nodes.get(node) else { return };
+        if !known.connected {
+            return;
+        }
+        self.node_monitor.touch(node, now.elapsed);
+        let (revision, newest) = (message.revision, known.revision);
+        let ready = known.ready;
+        match message.body {
+            None => {}
+            Some(from_node::Body::Register(register)) => self.register(node, revision, &register),
+            Some(from_node::Body::Ready(report)) => {
+                if self.nodes.get(node).is_some_and(|known| known.registered) {
+                    self.replace_all(node, revision, report, now);
+                    self.make_ready(node);
+                }
+            }
+            Some(from_node::Body::State(report)) if ready => {
+                self.replace_all(node, revision, report, now);
+            }
+            Some(from_node::Body::Heartbeat(_)) if ready => {
+                if revision > newest {
+                    self.ask_for_all(node);
+                }
+            }
+            Some(from_node::Body::Instance(state)) if ready => {
+                if self.is_next(node, revision) {
+                    self.hear_instance(node, state, now);
+                }
+            }
+            Some(from_node::Body::Session(state)) if ready => {
+                if self.is_next(node, revision) {
+                    self.hear_session(node, state, now);
+                }
+            }
+            Some(from_node::Body::Health(health)) if ready => {
+                for name in &health.instances {
+                    let name = key(&name.namespace, &name.name);
+                    let known = self.instances.get(&name);
+                    if known.is_some_and(|known| known.pool != InstancePool::Standby) {
+                        self.instance_monitor.touch(&name, now.elapsed);
+                    }
+                }
+                for name in &health.sessions {
+                    let name = key(&name.namespace, &name.name);
+                    if self.session_monitor.last(&name).is_some() {
+                        self.session_monitor.touch(&name, now.elapsed);
+                    }
+                }
+            }
+            Some(from_node::Body::Failed(failed)) => {
+                self.hear_failure(node, failed.request, &failed.message, now);
+            }
+            // Logs are the shell's affair; the rest comes before the node is ready.
+            Some(_) => {}
+        }
+        self.settle(now);
+    }
+
+    /// Whether a change is the next one. A gap asks for everything, once.
+    fn is_next(&mut self, node: &Key, revision: u64) -> bool {
+        let Some(known) = self.nodes.get_mut(node) else { return false };
+        if revision == known.revision + 1 && !known.syncing {
+            known.revision = revision;
+            return true;
+        }
+        if revision > known.revision {
+            self.ask_for_all(node);
+        }
+        false
+    }
+
+    fn ask_for_all(&mut self, node: &Key) {
+        let Some(known) = self.nodes.get_mut(node) else { return };
+        if !known.syncing {
+            known.syncing = true;
+            self.send(node, to_node::Body::FullSync(FullSync {}));
+        }
+    }
+
+    fn register(&mut self, node: &Key, revision: u64, register: &Register) {
+        let Some(known) = self.nodes.get_mut(node) else { return };
+        known.registered = true;
+        known.ready = false;
+        known.revision = revision;
+        known.address.clone_from(&register.address);
+        let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let has = Amount { cpu: signed(register.cpu_milli), memory: signed(register.memory_bytes) };
+        let labels: BTreeMap<String, String> =
+            register.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        self.machines.set_schedulable(node, false);
+        self.machines.join(node, has, labels);
+        let configuration = Configuration {
+            cluster_domain: "mainstay".to_owned(),
+            heartbeat_millis: millis(self.settings.heartbeat),
+            health_millis: millis(self.settings.health),
+        };
+        self.effects.push(Effect::Send {
+            node: node.clone(),
+            request: 0,
+            body: to_node::Body::Configuration(configuration),
+        });
+    }
+
+    fn make_ready(&mut self, node: &Key) {
+        let Some(known) = self.nodes.get_mut(node) else { return };
+        known.ready = true;
+        let schedulable = !known.cordoned;
+        self.machines.set_schedulable(node, schedulable);
+        self.freed = true;
+        self.effects.push(Effect::Node(node.clone()));
+    }
+
+    /// Everything on a node. What is not in it is gone, except what it was sent and has not spoken
+    /// of yet.
+    fn replace_all(&mut self, node: &Key, revision: u64, report: Report, now: Moment) {
+        let Some(known) = self.nodes.get_mut(node) else { return };
+        known.revision = revision;
+        known.syncing = false;
+        let before: Vec<Key> = known.instances.iter().cloned().collect();
+        let instances = report.instances.iter().map(|state| key(&state.namespace, &state.name));
+        let instances: HashSet<Key> = instances.collect();
+        let sessions = report.sessions.iter().map(|state| key(&state.namespace, &state.name));
+        let sessions: HashSet<Key> = sessions.collect();
+        for name in before {
+            let Some(instance) = self.instances.get(&name) else { continue };
+            if instances.contains(&name) {
+                // Its session ended while nobody listened.
+                if let Some(session) = instance.session.clone()
+                    && !sessions.contains(&session)
+                    && self.was_open(&session)
+                {
+                    let message = "its node no longer has it".to_owned();
+                    self.finish(&session, "SessionLost", message, now);
+                    self.end(&name, "SessionLost", "its session ended unseen", now);
+                }
+            } else if instance.acknowledged || instance.pool == InstancePool::Deleting {
+                let gone = self.drop_instance(&name);
+                if let Some(session) = gone.and_then(|gone| gone.session) {
+                    let message = format!("its instance is no longer on {node}");
+                    self.finish(&session, "InstanceLost", message, now);
+                }
+            }
+        }
+        // Sessions first find their instances, so instances go first.
+        for state in report.instances {
+            self.hear_instance(node, state, now);
+        }
+        for state in report.sessions {
+            self.hear_session(node, state, now);
+        }
+    }
+
+    /// A node was not heard for too long: its instances are gone, its sessions move or close.
+    pub(super) fn lose_node(&mut self, node: &Key, now: Moment) {
+        let Some(known) = self.nodes.get_mut(node) else { return };
+        let connected = std::mem::take(&mut known.connected);
+        known.ready = false;
+        known.registered = false;
+        let instances: Vec<Key> = known.instances.iter().cloned().collect();
+        if connected {
+            self.effects.push(Effect::Disconnect { node: node.clone() });
+        }
+        self.machines.set_schedulable(node, false);
+        let (mut moved, mut closed) = (0, 0);
+        for name in &instances {
+            let Some(instance) = self.drop_instance(name) else { continue };
+            let Some(session) = instance.session else { continue };
+            let recreate = self.sessions.get(&session).is_some_and(|session| {
+                session.spec.on_node_loss == OnNodeLoss::Recreate && session.state.is_live()
+            });
+            if recreate {
+                moved += 1;
+                self.wait_again(&session, "NodeLost", &format!("its node {node} was lost"), now);
+            } else {
+                closed += 1;
+                let message = format!("its node {node} was lost");
+                self.finish(&session, "NodeLost", message, now);
+            }
+        }
+        self.machines.leave(node);
+        self.nodes.remove(node);
+        let message = format!(
+            "not heard for {:?}: {} instances dropped, {moved} sessions moved, {closed} closed",
+            self.settings.node_stale,
+            instances.len(),
+        );
+        self.note(About::Node(node.clone()), true, "NodeLost", message);
+        self.effects.push(Effect::Node(node.clone()));
+    }
+
+    /// An earlier run had reserved these blocks of ports, and given these sessions these ports.
+    pub fn recall_ports(&mut self, blocks: &[usize], mapping: &BTreeMap<String, u16>, now: Moment) {
+        if let Some(endpoints) = &mut self.endpoints {
+            endpoints.rest(blocks.iter().copied());
+            for (session, port) in mapping {
+                endpoints.restore(&session.as_str().into(), *port);
+            }
+            if !blocks.is_empty() {
+                self.due.insert((now.elapsed + self.settings.settle, Due::Settle));
+            }
+        }
+        self.settle(now);
+    }
+
+    /// A block of ports was reserved durably, or could not be.
+    pub fn reserved(&mut self, block: Option<usize>, now: Moment) {
+        self.reserving = false;
+        if let (Some(block), Some(endpoints)) = (block, &mut self.endpoints) {
+            endpoints.reserved(block);
+            self.touched.extend(self.applications.keys().cloned());
+        }
+        if block.is_some() {
+            self.settle(now);
+        }
+    }
+
+    /// Whether a node is connected and ready.
+    #[must_use]
+    pub fn is_ready(&self, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.ready)
+    }
+
+    /// What the node says of itself.
+    #[must_use]
+    pub fn revision(&self, node: &str) -> Option<u64> {
+        self.nodes.get(node).map(|node| node.revision)
+    }
+}
+
+fn millis(duration: std::time::Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
