@@ -413,10 +413,8 @@ impl Engine {
         match self.instances.get(&name) {
             None if phase == InstancePhase::Terminated => return,
             None => {
-                if !self.adopt(node, &name, &state, now) {
-                    self.send(node, to_node::Body::Terminate(name_of(&name)));
-                    return;
-                }
+                self.send(node, to_node::Body::Terminate(name_of(&name)));
+                return;
             }
             // It was given to another node while this one was away.
             Some(instance) if instance.node.as_ref() != Some(node) => {
@@ -499,12 +497,12 @@ impl Engine {
     }
 
     /// Takes in an instance that a node has and the engine does not know: it was made before the
-    /// engine began. `false` if nobody wants it.
-    fn adopt(&mut self, node: &Key, name: &Key, state: &InstanceState, now: Moment) -> bool {
+    /// engine began. Nothing is taken in that nobody wants.
+    pub(super) fn adopt(&mut self, node: &Key, name: &Key, state: &InstanceState, now: Moment) {
         let application = key(&state.namespace, &state.application);
-        let Some(known) = self.applications.get(&application) else { return false };
-        if known.deleting {
-            return false;
+        let wanted = self.applications.get(&application).is_some_and(|known| !known.deleting);
+        if !wanted || state.phase() == InstancePhase::Terminated {
+            return;
         }
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let adopted = Instance {
@@ -528,7 +526,6 @@ impl Engine {
         self.insert(name.clone(), adopted);
         self.bind(name, node, false);
         self.pending.push_back((now.elapsed, name.clone()));
-        true
     }
 
     /// A command could not be done.

@@ -209,8 +209,19 @@ impl Engine {
                 }
             }
         }
-        // Sessions first find their instances, so instances go first.
+        // An instance nobody knows is taken in, unless the session on it is known to be over or
+        // elsewhere. Sessions must find their instances, so instances go first.
+        let told: HashSet<Key> = report
+            .sessions
+            .iter()
+            .filter(|state| self.sessions.contains_key(&key(&state.namespace, &state.name)))
+            .map(|state| key(&state.namespace, &state.instance))
+            .collect();
         for state in report.instances {
+            let name = key(&state.namespace, &state.name);
+            if !self.instances.contains_key(&name) && !told.contains(&name) {
+                self.adopt(node, &name, &state, now);
+            }
             self.hear_instance(node, state, now);
         }
         for state in report.sessions {

@@ -255,7 +255,6 @@ impl Play {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
     fn the_laws_hold_after_every_step_and_calm_returns(steps in steps()) {
         let mut play = Play::new();
