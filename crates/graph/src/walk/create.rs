@@ -311,7 +311,8 @@ impl Walk {
         let value = node.last.requested.clone()?;
         let how = How::base(Origin::North, true);
         if node.available {
-            return Some(self.make_whole(graph, id, how));
+            let whole = self.make_whole(graph, id, HashSet::default(), how);
+            return Some(Applied::Later(whole));
         }
         if !self.is_wanted(graph, id) || !graph.is_ready(id) {
             return None;

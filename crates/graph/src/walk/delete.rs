@@ -173,7 +173,7 @@ impl Walk {
                     },
                     None => {
                         frame.dependents = leaning(graph, frame.id);
-                        frame.strange = self.strange(graph, &frame);
+                        frame.strange = self.strange(graph, frame.id, &frame.derived);
                         self.mark_gone(graph, &frame);
                         let derived: Vec<KeyId> = frame.derived.to_vec();
                         frame.stage = Stage::Derived(derived.into_iter());
@@ -340,36 +340,41 @@ impl Walk {
         Flow::Return(Err(Abandoned))
     }
 
-    /// Gives a value that failed to go what was taken away ahead of it: what depends on it and what
-    /// is derived from it.
-    pub(super) fn make_whole(&mut self, graph: &mut Graph, id: KeyId, how: How) -> Applied {
+    /// Gives a value that stays after all what was taken away ahead of it: what depends on it and
+    /// what is derived from it.
+    pub(super) fn make_whole(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        strange: HashSet<KeyId>,
+        how: How,
+    ) -> Frame {
         self.mending += 1;
         let before = self.before(graph, id);
-        Applied::Later(Frame::Delete(Delete {
+        Frame::Delete(Delete {
             id,
             kind: Kind::Wait,
             how,
             before,
             derived: Arc::default(),
             dependents: Vec::new(),
-            strange: HashSet::default(),
+            strange,
             absent: false,
             stage: Stage::PutBack(self.waiting_dependents(graph, id).into_iter()),
-        }))
+        })
     }
 
     /// The derived values that nobody asked for: the south shows them, and that may not even be so.
-    fn strange(&self, graph: &Graph, frame: &Delete) -> HashSet<KeyId> {
+    pub(super) fn strange(&self, graph: &Graph, base: KeyId, derived: &[KeyId]) -> HashSet<KeyId> {
         let discovered = |id: &KeyId| {
             graph.node(*id).is_some_and(|node| {
                 node.state == ValueState::Discovered && node.descriptor.is_some()
             })
         };
-        let mut strange: HashSet<KeyId> =
-            frame.derived.iter().copied().filter(discovered).collect();
-        let wanted = graph.node(frame.id).and_then(|node| node.last.requested.as_ref());
+        let mut strange: HashSet<KeyId> = derived.iter().copied().filter(discovered).collect();
+        let wanted = graph.node(base).and_then(|node| node.last.requested.as_ref());
         if let (false, Some(wanted)) = (strange.is_empty(), wanted) {
-            for derived in self.derived_from(graph, frame.id, wanted) {
+            for derived in self.derived_from(graph, base, wanted) {
                 graph.id(&derived.key).map(|id| strange.remove(&id));
             }
         }

@@ -19,6 +19,8 @@ pub(super) struct Update {
     how: How,
     before: Before,
     equivalent: bool,
+    /// What no longer follows from it and was only discovered.
+    strange: HashSet<KeyId>,
     stage: Stage,
     outcome: Outcome,
 }
@@ -30,8 +32,9 @@ enum Stage {
     /// Deletes what asked for something the new value does not offer.
     Lost(std::vec::IntoIter<KeyId>),
     Call,
-    /// The new value lacks something: it was deleted and waits.
-    Unready,
+    /// What is under way is the end of it: the new value lacks something and goes to wait, or the
+    /// update was abandoned and what it took away is put back.
+    End,
     Gained(std::vec::IntoIter<KeyId>),
     Derived(std::vec::IntoIter<Child>),
 }
@@ -107,8 +110,9 @@ impl Walk {
         let derived: HashSet<KeyId> = derived.iter().map(|child| child.id).collect();
         let obsolete: Vec<KeyId> =
             was_derived.iter().copied().filter(|old| !derived.contains(old)).collect();
+        let strange = self.strange(graph, id, &obsolete);
         let stage = Stage::Obsolete(obsolete.into_iter(), dependents);
-        let update = Update { id, how, before, equivalent, stage, outcome: Ok(()) };
+        let update = Update { id, how, before, equivalent, strange, stage, outcome: Ok(()) };
         Applied::Later(Frame::Update(update))
     }
 
@@ -148,9 +152,9 @@ impl Walk {
             Input::Answer(Err(error)) => return self.update_failed(graph, &frame, &error),
             Input::Child(outcome) => match frame.stage {
                 Stage::Obsolete(..) | Stage::Lost(_) if outcome.is_err() => {
-                    return self.abandon_update(graph, &frame);
+                    return self.abandon_update(graph, frame);
                 }
-                Stage::Unready => return Flow::Return(outcome),
+                Stage::End => return Flow::Return(outcome),
                 Stage::Derived(_) => frame.outcome = frame.outcome.and(outcome),
                 _ => {}
             },
@@ -180,7 +184,7 @@ impl Walk {
                         continue;
                     }
                 },
-                Stage::Call | Stage::Unready => return Flow::Return(frame.outcome),
+                Stage::Call | Stage::End => return Flow::Return(frame.outcome),
                 Stage::Gained(list) => match list.next() {
                     Some(id) => self.wake(graph, id),
                     None => {
@@ -200,7 +204,7 @@ impl Walk {
                 Applied::Now(Ok(())) => {}
                 Applied::Now(Err(abandoned)) => match frame.stage {
                     Stage::Obsolete(..) | Stage::Lost(_) => {
-                        return self.abandon_update(graph, &frame);
+                        return self.abandon_update(graph, frame);
                     }
                     Stage::Derived(_) => frame.outcome = Err(abandoned),
                     _ => {}
@@ -216,7 +220,7 @@ impl Walk {
         // What is as wanted may still stand there without what it needs: it failed to go, or the
         // south lost what it needs.
         if !from_south && !graph.is_ready(frame.id) {
-            frame.stage = Stage::Unready;
+            frame.stage = Stage::End;
             let old = frame.before.value.clone();
             let kind = Kind::Unready { old, state: frame.before.state };
             return match self.begin_delete(graph, frame.id, kind, frame.how) {
@@ -281,8 +285,9 @@ impl Walk {
         Flow::Return(if self.counts(graph, frame.id) { Err(Abandoned) } else { Ok(()) })
     }
 
-    /// Something that had to go first did not: the value stays as it was.
-    fn abandon_update(&mut self, graph: &mut Graph, frame: &Update) -> Flow {
+    /// Something that had to go first did not: the value stays as it was, with what was derived
+    /// from it.
+    fn abandon_update(&mut self, graph: &mut Graph, mut frame: Update) -> Flow {
         let key = graph.key(frame.id).clone();
         let descriptor = graph.node(frame.id).and_then(|node| node.descriptor);
         let dependencies = match (descriptor, &frame.before.value) {
@@ -297,7 +302,10 @@ impl Walk {
         if self.counts(graph, frame.id) {
             self.stop();
         }
-        Flow::Return(Err(Abandoned))
+        let strange = std::mem::take(&mut frame.strange);
+        let whole = self.make_whole(graph, frame.id, strange, frame.how);
+        frame.stage = Stage::End;
+        Flow::Push(Frame::Update(frame), whole)
     }
 
     pub(super) fn run_recreate(

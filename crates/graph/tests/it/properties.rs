@@ -13,7 +13,7 @@ use crate::south::{Lie, Running, South, Thing};
 
 fn change(acyclic: bool) -> impl Strategy<Value = Change> {
     let needs = || prop::collection::vec((0..KEYS, any::<bool>()), 0..3);
-    let value = (0_u32..20, needs(), prop::collection::btree_map("[xy]", needs(), 0..2));
+    let value = (0_u32..20, needs(), prop::collection::btree_map("[xy]", needs(), 0..3));
     (0..KEYS, prop::option::weighted(0.75, value)).prop_map(move |(own, value)| {
         let named = |needs: Vec<(usize, bool)>| {
             let allowed = needs.into_iter().filter(|(other, _)| !acyclic || *other < own);
@@ -352,6 +352,7 @@ fn histories_that_were_not_restored_are() {
         ("6(0){x} / 0{x} / 4(0x) 5(4){x} / -0 6(4)", 6, false),
         ("4(0){x} 1(0){x} 0{x} / -0 4#9(2)", 5, false),
         ("4(0x){x} 1(0){x} 0{x} / -0 4(0x,1)", 5, false),
+        ("3{x;y} / 3", 2, false),
     ] {
         let result = run(reverts(&history(text), failing, works));
         assert!(result.is_ok(), "{text}: {result:?}");
