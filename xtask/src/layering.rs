@@ -56,6 +56,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "mainstay-volumes",
             "mainstay-disks",
             "mainstay-rules",
+            "mainstay-sessions",
         ],
     ),
     ("xtask", &[]),

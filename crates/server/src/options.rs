@@ -1,11 +1,14 @@
 //! How a server is to be: where it listens, what it keeps, how much it puts up with.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_store::clock::Clock;
+use mainstay_store::keeper::Keeper;
+use mainstay_store::object::Resource;
 use mainstay_store::registry::Registry;
 use mainstay_store::{Location, Settings};
 
@@ -36,6 +39,11 @@ pub struct Options {
     /// request is handed over also when this server does not know who asks, without a
     /// [`crate::User`].
     pub own_users: Vec<&'static str>,
+    /// Those who keep the objects of a kind themselves, by collection.
+    pub keepers: HashMap<Resource, Arc<dyn Keeper>>,
+    /// Paths of further dialects that begin with one of these are streams that stay open: they count
+    /// as watches, not as requests.
+    pub streams: Vec<&'static str>,
     /// Counters of others, shown under `/metrics` with the server's own.
     pub metrics: prometheus_client::registry::Registry,
 }
@@ -60,6 +68,8 @@ impl Options {
             limits: Limits::default(),
             routes: None,
             own_users: Vec::new(),
+            keepers: HashMap::new(),
+            streams: Vec::new(),
             metrics: prometheus_client::registry::Registry::default(),
         }
     }

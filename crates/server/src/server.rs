@@ -197,7 +197,15 @@ impl Server {
 
     async fn start_on(options: Options, objects: Arc<dyn Objects>) -> Result<Running, Error> {
         let Options {
-            data_dir, registry, clock, plain_http, mut limits, routes, own_users, ..
+            data_dir,
+            registry,
+            clock,
+            plain_http,
+            mut limits,
+            routes,
+            own_users,
+            streams,
+            ..
         } = options;
         let in_dir = |name: &str| data_dir.join(name);
         let authority = Arc::new(Authority::load_or_create(&*objects, clock.now()).await?);
@@ -213,7 +221,8 @@ impl Server {
             }
         };
         let identities = Arc::new(RandomIdentities);
-        let resources = Resources::new(objects.clone(), registry, clock.clone(), identities);
+        let resources = Resources::new(objects.clone(), registry, clock.clone(), identities)
+            .kept(options.keepers);
         namespaces::ensure(&resources).await?;
         let metrics = Metrics::new(options.metrics);
         let path = in_dir("audit.log");
@@ -265,6 +274,7 @@ impl Server {
             documents: Documents::new(resources.registry(), address),
             routes: routes.map(|routes| routes.fallback(service::nowhere)),
             own_users,
+            streams,
             stop: rest,
             ready: AtomicBool::new(true),
             count: AtomicU64::new(0),

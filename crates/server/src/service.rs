@@ -60,6 +60,7 @@ pub(crate) struct App {
     pub(crate) documents: crate::documents::Documents,
     pub(crate) routes: Option<axum::Router>,
     pub(crate) own_users: Vec<&'static str>,
+    pub(crate) streams: Vec<&'static str>,
     /// Told when watches shall end.
     pub(crate) stop: CancellationToken,
     pub(crate) ready: AtomicBool,
@@ -286,7 +287,9 @@ impl App {
             reply.body_mut().holding((inside, watching));
             return Ok(reply);
         }
-        let inside = self.requests.enter()?;
+        // A keeper may let a request wait: it must not stand in the way of those that do not.
+        let gate = if self.resources.is_kept(kind) { &self.watches } else { &self.requests };
+        let inside = gate.enter()?;
         let writing = Writing {
             app: self,
             kind,
@@ -302,7 +305,7 @@ impl App {
         let mut reply = match (verb, &key) {
             (Verb::Get, Some(key)) => {
                 check_version(&self.resources, kind, &query)?;
-                let record = self.resources.get(kind, key).await?;
+                let record = self.resources.read(kind, key).await?;
                 let body = if form == Form::Plain && !query.pretty {
                     record.json().clone()
                 } else {
@@ -348,8 +351,9 @@ impl App {
         user: &Arc<User>,
         asked: &mut Asked,
     ) -> Result<Reply, Error> {
-        let inside = self.requests.enter()?;
         let path = parts.uri.path();
+        let stays = self.streams.iter().any(|start| path.starts_with(start));
+        let inside = if stays { self.watches.enter()? } else { self.requests.enter()? };
         asked.verb = method_verb(&parts.method);
         if let Some(rest) = path.strip_prefix("/mainstay/v1/tokens") {
             if user.role != Some(Role::Admin) {

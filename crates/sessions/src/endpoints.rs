@@ -115,6 +115,12 @@ impl Endpoints {
         self.mapping.get(session).copied()
     }
 
+    /// The first port of the range.
+    #[must_use]
+    pub fn first(&self) -> u16 {
+        self.first
+    }
+
     /// How many sessions have a port.
     #[must_use]
     pub fn allocated(&self) -> usize {

@@ -492,6 +492,7 @@ impl Engine {
         for application in std::mem::take(&mut self.touched) {
             self.assign_waiting(&application, now);
             self.scale(&application, now);
+            self.effects.push(Effect::Application(application));
         }
         // A step of scaling is one step: what it moved itself is looked at when its time comes.
         self.touched.clear();

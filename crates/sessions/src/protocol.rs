@@ -25,6 +25,9 @@ use crate::api::{ApplicationSpec, Container, VolumeUse};
 /// The largest message either side takes, in bytes.
 pub const LARGEST: usize = 16 << 20;
 
+/// The reason of a session that was closed in order: its instance may have another.
+pub const CLEAN: &str = "Closed";
+
 /// What an instance runs: the part of an application that an instance is made from. Two instances
 /// of equal templates are the same; scaling and reuse are not part of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

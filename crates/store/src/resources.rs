@@ -9,6 +9,7 @@
 mod tests;
 mod typed;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use serde_json::{Map, Value};
 use crate::apply::{self, Writer};
 use crate::cache::{Collection, Watch};
 use crate::clock::Clock;
-use crate::object::{Body, Key, Record, Revision};
+use crate::keeper::Keeper;
+use crate::object::{Body, Key, Record, Resource, Revision};
 use crate::objects::{self, At, Change, Fence, Objects, Scope, Write};
 use crate::registry::{Kind, Registry, Typed};
 pub use crate::status::{Cause, Details, Error, Reason, Violation};
@@ -170,6 +172,7 @@ pub struct Resources {
     clock: Arc<dyn Clock>,
     identities: Arc<dyn Identities>,
     fence: Option<Fence>,
+    keepers: Arc<HashMap<Resource, Arc<dyn Keeper>>>,
 }
 
 impl Resources {
@@ -181,7 +184,23 @@ impl Resources {
         clock: Arc<dyn Clock>,
         identities: Arc<dyn Identities>,
     ) -> Self {
-        Self { objects, registry, clock, identities, fence: None }
+        Self { objects, registry, clock, identities, fence: None, keepers: Arc::default() }
+    }
+
+    /// The same, but writes of these collections go to their keepers.
+    #[must_use]
+    pub fn kept(&self, keepers: HashMap<Resource, Arc<dyn Keeper>>) -> Self {
+        Self { keepers: Arc::new(keepers), ..self.clone() }
+    }
+
+    /// Whether somebody keeps the objects of a kind.
+    #[must_use]
+    pub fn is_kept(&self, kind: &Kind) -> bool {
+        self.keeper(kind).is_some()
+    }
+
+    fn keeper(&self, kind: &Kind) -> Option<&Arc<dyn Keeper>> {
+        self.keepers.get(kind.resource())
     }
 
     /// The store below.
@@ -223,6 +242,20 @@ impl Resources {
         found
             .map_err(|error| Error::from_store(kind, key.name(), error))?
             .ok_or_else(|| Error::not_found(kind, key.name()))
+    }
+
+    /// As [`Resources::get`], also of an object that is gone and whose keeper still shows it.
+    ///
+    /// # Errors
+    /// [`Reason::NotFound`].
+    pub async fn read(&self, kind: &Kind, key: &Key) -> Result<Arc<Record>, Error> {
+        match self.get(kind, key).await {
+            Err(error) if error.is_not_found() => {
+                let recalled = self.keeper(kind).and_then(|keeper| keeper.recall(key));
+                recalled.ok_or(error)
+            }
+            other => other,
+        }
     }
 
     /// The objects of a kind.
@@ -305,12 +338,16 @@ impl Resources {
                 self.check_namespace(kind, namespace.unwrap_or_default(), &prepared.name).await?;
             }
             let key = kind.key(namespace, &prepared.name);
-            let body = Body::new(&prepared.object);
-            let written = if options.dry_run {
-                self.pretend_to_create(kind, key, &body).await
-            } else {
-                let change = Change::Create(body);
-                self.write(kind, key, change, options).await
+            let written = match self.keeper(kind) {
+                Some(keeper) if !options.dry_run => keeper.create(key, prepared.object).await,
+                _ => {
+                    let body = Body::new(&prepared.object);
+                    if options.dry_run {
+                        self.pretend_to_create(kind, key, &body).await
+                    } else {
+                        self.write(kind, key, Change::Create(body), options).await
+                    }
+                }
             };
             match written {
                 Ok(record) => {
@@ -452,7 +489,18 @@ impl Resources {
                     update.outcome = Outcome::Unchanged;
                 }
             }
+            let keeper = self.keeper(kind).filter(|_| !options.dry_run);
             let (change, body, effect) = match update.outcome {
+                Outcome::Write(object) if let Some(keeper) = keeper => {
+                    let record = keeper.update(key.clone(), record, object).await?;
+                    let warnings = update.warnings;
+                    return Ok(Written { record, warnings, effect: Effect::Changed });
+                }
+                Outcome::Remove(_) if let Some(keeper) = keeper => {
+                    let record = keeper.remove(key.clone(), record).await?;
+                    let warnings = update.warnings;
+                    return Ok(Written { record, warnings, effect: Effect::Removed });
+                }
                 Outcome::Unchanged => {
                     return Ok(Written {
                         record,
@@ -509,9 +557,16 @@ impl Resources {
             let record = self.get(kind, key).await?;
             let old = record.object();
             let now = self.clock.now();
+            let keeper = self.keeper(kind).filter(|_| !options.dry_run);
             let written = match strategy::prepare_delete(kind, key, &old, delete, now)? {
                 Deletion::AlreadyMarked => return Ok(Deleted::Marked(record)),
                 Deletion::Remove if options.dry_run => return Ok(Deleted::Removed(record)),
+                Deletion::Remove if let Some(keeper) = keeper => {
+                    return keeper.remove(key.clone(), record).await.map(Deleted::Removed);
+                }
+                Deletion::Mark(object) if let Some(keeper) = keeper => {
+                    return keeper.update(key.clone(), record, object).await.map(Deleted::Marked);
+                }
                 Deletion::Remove => {
                     let change = Change::Delete(record.revision());
                     let written = self.write(kind, key.clone(), change, options).await;

@@ -51,6 +51,8 @@ pub enum Reason {
     InternalError,
     /// The server cannot do it at the moment.
     ServiceUnavailable,
+    /// Nothing is free at the moment: retry a little later.
+    SystemBusy,
     /// It did not happen in time.
     Timeout,
 }
@@ -73,7 +75,7 @@ impl Reason {
             Self::Invalid => 422,
             Self::TooManyRequests => 429,
             Self::InternalError => 500,
-            Self::ServiceUnavailable => 503,
+            Self::ServiceUnavailable | Self::SystemBusy => 503,
             Self::Timeout => 504,
         }
     }
@@ -98,6 +100,7 @@ impl Reason {
             Self::TooManyRequests => "TooManyRequests",
             Self::InternalError => "InternalError",
             Self::ServiceUnavailable => "ServiceUnavailable",
+            Self::SystemBusy => "SystemBusy",
             Self::Timeout => "Timeout",
         }
     }

@@ -3,7 +3,7 @@
 //! What a flag says wins over its environment variable, that over the configuration file, and
 //! that over the default.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use mainstay_rules::{Settings, rest};
 use mainstay_server::clock::SystemClock;
 use mainstay_server::registry::{Registry, builtin};
 use mainstay_server::{Location, Options, Role, Running, Server, User};
+use mainstay_sessions::controller::Sessions;
 use mainstay_volumes::controller::{self, Volumes};
 use mainstay_volumes::extender::{Client, Ledger};
 use rustls_pki_types::CertificateDer;
@@ -25,10 +26,13 @@ use rustls_pki_types::pem::PemObject;
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
+use self::sessions::Gate;
 use crate::client::kubeconfig::Trust;
 use crate::client::tls;
 use crate::error::Error;
 use crate::{paths, rules_login};
+
+mod sessions;
 
 /// Where a server listens when nobody says otherwise.
 pub(crate) const DEFAULT_LISTEN: SocketAddr =
@@ -41,7 +45,7 @@ pub(crate) const READY: &str = "mainstay is ready at";
 const MOVED_AT_ONCE: u32 = 4;
 
 /// The parts a server can be restricted to with `--only`.
-const PARTS: [&str; 3] = ["api", "volumes", "rules"];
+const PARTS: [&str; 4] = ["api", "volumes", "rules", "sessions"];
 
 /// Run a server
 #[derive(Debug, Args)]
@@ -74,7 +78,7 @@ pub(crate) struct Serve {
     /// several servers may share [default: catalog.db in the data folder]
     #[arg(long, value_name = "URL", env = "MAINSTAY_CATALOG")]
     catalog: Option<String>,
-    /// Run only these parts [possible: api, volumes, rules]
+    /// Run only these parts [possible: api, volumes, rules, sessions]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     only: Option<Vec<String>>,
     /// Ask this scheduler extender about capacity (http://HOST:PORT or https://HOST:PORT) instead
@@ -85,6 +89,16 @@ pub(crate) struct Serve {
     /// those of this machine]
     #[arg(long, value_name = "FILE")]
     extender_ca: Option<PathBuf>,
+    /// The address of the gateway through which sessions are reached [default: where the server
+    /// listens]
+    #[arg(long, value_name = "ADDR")]
+    gateway_address: Option<IpAddr>,
+    /// The address that sessions show, if it is another than that of the gateway
+    #[arg(long, value_name = "NAME")]
+    gateway_advertise: Option<String>,
+    /// The ports of the gateway: a range, or none for no gateway [default: 30000-32767]
+    #[arg(long, value_name = "FIRST-LAST")]
+    gateway_ports: Option<String>,
     /// How many files this server moves at once; 0 leaves them to others [default: 4]
     #[arg(long, value_name = "N")]
     transfer_workers: Option<u32>,
@@ -135,6 +149,9 @@ struct File {
     extender_url: Option<String>,
     extender_ca: Option<PathBuf>,
     transfer_workers: Option<u32>,
+    gateway_address: Option<IpAddr>,
+    gateway_advertise: Option<String>,
+    gateway_ports: Option<String>,
     plain_http: bool,
     limits: FileLimits,
 }
@@ -181,6 +198,14 @@ impl Serve {
                 .transfer_workers
                 .or(file.transfer_workers)
                 .unwrap_or(MOVED_AT_ONCE),
+            sessions: wanted("sessions"),
+            gateway: Gate {
+                address: self.gateway_address.or(file.gateway_address),
+                advertise: self.gateway_advertise.clone().or(file.gateway_advertise.clone()),
+                ports: sessions::ports(
+                    self.gateway_ports.as_deref().or(file.gateway_ports.as_deref()),
+                )?,
+            },
         };
         let options = self.options(file)?;
         let (running, engines) = start(options, parts).await?;
@@ -220,8 +245,11 @@ impl Serve {
 
 /// A server of all kinds there are, with nothing else out of the ordinary.
 pub(crate) fn options(listen: SocketAddr, data_dir: PathBuf) -> Result<Options, Error> {
-    let kinds =
-        builtin().into_iter().chain(mainstay_volumes::kinds()).chain(mainstay_disks::kinds());
+    let kinds = builtin()
+        .into_iter()
+        .chain(mainstay_volumes::kinds())
+        .chain(mainstay_disks::kinds())
+        .chain(mainstay_sessions::kinds());
     let registry = Registry::new(kinds).map_err(|error| Error::negative(error.to_string()))?;
     Ok(Options::new(listen, data_dir, Arc::new(registry), SystemClock::new()))
 }
@@ -258,6 +286,8 @@ pub(crate) struct Parts {
     rules: bool,
     catalog: Option<String>,
     transfer_workers: u32,
+    sessions: bool,
+    gateway: Gate,
 }
 
 impl Parts {
@@ -270,6 +300,8 @@ impl Parts {
             rules: true,
             catalog: None,
             transfer_workers: MOVED_AT_ONCE,
+            sessions: true,
+            gateway: Gate { address: None, advertise: None, ports: Some(sessions::PORTS) },
         }
     }
 }
@@ -306,10 +338,14 @@ pub(crate) struct Engines {
     volumes: Option<Volumes>,
     rules: Option<Judge>,
     transfers: Option<Worker>,
+    sessions: Option<Sessions>,
 }
 
 impl Engines {
     async fn shut_down(self) {
+        if let Some(sessions) = self.sessions {
+            sessions.shutdown().await;
+        }
         if let Some(transfers) = self.transfers {
             transfers.stop().await;
         }
@@ -343,6 +379,7 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
             Some(service)
         }
     };
+    let desk = parts.sessions.then(|| sessions::mount(&mut options));
     let (data_dir, plain) = (options.data_dir.clone(), options.plain_http);
     let running = Server::start(options).await?;
     if let Some(service) = &catalog {
@@ -351,7 +388,7 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         let authority = (!plain).then_some(authority.as_path());
         rules_login::write(service, &data_dir, running.url(), authority).await?;
     }
-    let mut engines = Engines { volumes: None, rules: None, transfers: None };
+    let mut engines = Engines { volumes: None, rules: None, transfers: None, sessions: None };
     if parts.volumes {
         let resources = running.resources();
         let address = running.local_addr().to_string();
@@ -361,6 +398,9 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         // The slot is empty: this is the only place that fills it.
         let _ = ledger.set(Ledger::new(volumes.reserve().clone(), resources.clone()));
         engines.volumes = Some(volumes);
+    }
+    if let Some((desk, inbox)) = desk {
+        engines.sessions = Some(sessions::start(&running, &parts.gateway, &desk, inbox).await?);
     }
     if let Some(service) = catalog {
         let own = Own {

@@ -542,7 +542,7 @@ impl Engine {
             }
             (SessionPhase::Open, _) => self.hear_clients(&name, &state.clients, now),
             (SessionPhase::Closed, _) => {
-                let clean = state.reason.is_empty();
+                let clean = matches!(state.reason.as_str(), "" | protocol::CLEAN);
                 let message = match state.message.as_str() {
                     "" => "its instance closed it".to_owned(),
                     message => message.to_owned(),
@@ -691,6 +691,12 @@ impl Engine {
         for session in unknown {
             endpoints.free(&session);
         }
+    }
+
+    /// How patient it is.
+    #[must_use]
+    pub fn settings(&self) -> &super::Settings {
+        &self.settings
     }
 
     /// The gateway's ports.
