@@ -8,6 +8,7 @@
 //! While no server answers it begins nothing new, finishes what it has begun, and reports it when
 //! one answers again. What must survive a restart is in its state folder. Enter at [`Agent::start`].
 
+pub mod instances;
 pub mod join;
 pub mod node;
 pub mod pools;

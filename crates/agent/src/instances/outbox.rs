@@ -1,0 +1,108 @@
+//! Events on their way to whoever tells the servers.
+//!
+//! There is at most one for each instance and each session: a newer state takes the place of an
+//! older one that nobody has taken. So the outbox is bounded by what is on the node, and whoever
+//! says something never waits, not even when the reader itself is the one who commands.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mainstay_sessions::protocol::{InstancePhase, Report, SessionPhase};
+use tokio::sync::Notify;
+
+use super::{Event, Id};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum About {
+    Instance(Id),
+    Session(Id),
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    order: VecDeque<About>,
+    newest: HashMap<About, Event>,
+    ended: bool,
+}
+
+/// Where events are said. A clone says them to the same reader.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Outbox {
+    queue: Arc<Mutex<Queue>>,
+    some: Arc<Notify>,
+}
+
+/// Where events are taken, oldest change first.
+#[derive(Debug)]
+pub struct Events(Outbox);
+
+impl Outbox {
+    pub(super) fn new() -> (Self, Events) {
+        let outbox = Self::default();
+        (outbox.clone(), Events(outbox))
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says what is now so.
+    pub(super) fn say(&self, event: Event) {
+        let about = match &event {
+            Event::Instance(state) => About::Instance(Id::new(&state.namespace, &state.name)),
+            Event::Session(state) => About::Session(Id::new(&state.namespace, &state.name)),
+        };
+        let mut queue = self.queue();
+        // A newer state goes to the end, so that a session's end never overtakes its instance's.
+        if queue.newest.insert(about.clone(), event).is_some() {
+            queue.order.retain(|other| *other != about);
+        }
+        queue.order.push_back(about);
+        drop(queue);
+        self.some.notify_one();
+    }
+
+    /// Adds what is over and was not yet taken.
+    pub(super) fn report(&self, report: &mut Report) {
+        let queue = self.queue();
+        for about in &queue.order {
+            match queue.newest.get(about) {
+                Some(Event::Instance(state)) if state.phase() == InstancePhase::Terminated => {
+                    report.instances.push(state.clone());
+                }
+                Some(Event::Session(state)) if state.phase() == SessionPhase::Closed => {
+                    report.sessions.push(state.clone());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Nothing more is said.
+    pub(super) fn end(&self) {
+        self.queue().ended = true;
+        self.some.notify_one();
+    }
+}
+
+impl Events {
+    /// The next event; nothing if the runtime is shut down and all have been taken.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.try_next() {
+                return Some(event);
+            }
+            if self.0.queue().ended {
+                return None;
+            }
+            self.0.some.notified().await;
+        }
+    }
+
+    /// The next event if there is one now.
+    pub fn try_next(&mut self) -> Option<Event> {
+        let mut queue = self.0.queue();
+        let about = queue.order.pop_front()?;
+        queue.newest.remove(&about)
+    }
+}

@@ -1,0 +1,78 @@
+//! The node's revision: a number that grows by one with every change that is told, and never goes
+//! back, also when the agent is killed.
+//!
+//! It is one line of fixed length, overwritten in place by one call: a killed agent leaves the old
+//! number or the new one, and a full disk does not matter since the file never grows. It is not
+//! synced: after a loss of power all instances are gone anyway, and a node that begins at one again
+//! is taken for new.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// The counter.
+#[derive(Debug)]
+pub struct Revision {
+    file: File,
+    newest: u64,
+}
+
+impl Revision {
+    /// Goes on where the file `revision` in `folder` stands; without one, or with one that cannot
+    /// be read, at zero.
+    ///
+    /// # Errors
+    /// The file cannot be made or written.
+    pub fn open(folder: &Path) -> io::Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let place = folder.join("revision");
+        let said = std::fs::read_to_string(&place).unwrap_or_default();
+        let newest = said.trim().parse().unwrap_or(0);
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(place)?;
+        let revision = Self { file, newest };
+        // Written once now, so that there is room for all that follow.
+        revision.write(newest)?;
+        Ok(revision)
+    }
+
+    fn write(&self, number: u64) -> io::Result<()> {
+        self.file.write_all_at(format!("{number:020}\n").as_bytes(), 0)
+    }
+
+    /// The newest one given.
+    #[must_use]
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// The next one, never given before.
+    ///
+    /// # Errors
+    /// It cannot be written down; it was not given then.
+    pub fn next(&mut self) -> io::Result<u64> {
+        let next = self.newest + 1;
+        self.write(next)?;
+        self.newest = next;
+        Ok(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_goes_on_where_it_stood() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut revision = Revision::open(folder.path()).unwrap();
+        assert_eq!((revision.newest(), revision.next().unwrap()), (0, 1));
+        for expected in 2..=12 {
+            assert_eq!(revision.next().unwrap(), expected);
+        }
+        drop(revision);
+        assert_eq!(Revision::open(folder.path()).unwrap().next().unwrap(), 13);
+        std::fs::write(folder.path().join("revision"), "garbage").unwrap();
+        assert_eq!(Revision::open(folder.path()).unwrap().newest(), 0);
+    }
+}
