@@ -132,6 +132,14 @@ pub fn access(options: &Options) -> Result<Access, Error> {
     Ok(Access { tls: tls(options.ca.as_deref(), identity.as_ref())?, token })
 }
 
+/// How the servers are spoken to with a token alone: for nodes that only pretend.
+///
+/// # Errors
+/// [`Error::Certificate`].
+pub fn token_access(ca: Option<&str>, token: String) -> Result<Access, Error> {
+    Ok(Access { tls: tls(ca, None)?, token: Some(token) })
+}
+
 /// Has a certificate made, unless there is one. Waits for a server for as long as it takes.
 ///
 /// # Errors

@@ -10,8 +10,10 @@
 
 pub mod instances;
 pub mod join;
+pub mod link;
 pub mod node;
 pub mod pools;
+pub mod simulation;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

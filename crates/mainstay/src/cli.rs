@@ -12,10 +12,12 @@ use crate::command::describe::Describe;
 use crate::command::disks::Disks;
 use crate::command::explain::Explain;
 use crate::command::get::Get;
+use crate::command::logs::Logs;
 use crate::command::plan::Plan;
 use crate::command::restore::Restore;
 use crate::command::rules::Rules;
 use crate::command::serve::Serve;
+use crate::command::sessions::Sessions;
 use crate::command::store::Store;
 use crate::command::token::Token;
 use crate::command::transfer_worker::TransferWorker;
@@ -57,6 +59,8 @@ pub(crate) enum Command {
     Explain(Box<Explain>),
     Capacity(Box<Capacity>),
     Disks(Box<Disks>),
+    Sessions(Box<Sessions>),
+    Logs(Box<Logs>),
     Rules(Box<Rules>),
     TransferWorker(Box<TransferWorker>),
     Token(Box<Token>),

@@ -64,6 +64,8 @@ async fn run(command: Command) -> Result<u8, Error> {
         Command::Explain(command) => command.run().await,
         Command::Capacity(command) => command.run().await,
         Command::Disks(command) => command.run().await,
+        Command::Sessions(command) => command.run().await,
+        Command::Logs(command) => command.run().await,
         Command::Rules(command) => command.run().await,
         Command::TransferWorker(command) => command.run().await,
         Command::Token(command) => command.run().await,

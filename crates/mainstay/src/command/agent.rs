@@ -3,17 +3,22 @@
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use mainstay_agent::{Agent as Running, Options};
+use mainstay_agent::instances::Delays;
+use mainstay_agent::simulation::{self, Simulation};
+use mainstay_agent::{Agent as Running, Options, join};
 use mainstay_disks::Rate;
 use mainstay_disks::config::Config;
 use mainstay_disks::host::linux::Roots;
-use mainstay_server::clock::SystemClock;
+use mainstay_server::clock::{Clock, SystemClock};
+use mainstay_store::meta::Quantity;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::serve::Log;
+use crate::duration;
 use crate::error::Error;
 
 /// What the agent says on stderr once it looks after its disks.
@@ -25,6 +30,9 @@ const READY: &str = "mainstay agent is ready";
   mainstay token create --role node --node worker-1 --ttl 1h        on the server: a token to join with
   mainstay agent --server https://server:7443 --token TOKEN --ca-cert ca.crt --node-name worker-1 \\
     --zone a --state-dir /var/lib/mainstay-agent                    on the node
+
+  mainstay agent --server https://server:7443 --token TOKEN --ca-cert ca.crt --node-name sim \
+    --simulate 100 --start-delay 40ms --session-delay 3ms           100 nodes that only pretend
 
 The token is needed once: the agent is given a certificate for its own node, and renews it.
 Disks are never erased unasked: see `mainstay disks format --help`.")]
@@ -51,8 +59,8 @@ pub(crate) struct Agent {
     #[arg(long, value_name = "ZONE")]
     zone: Option<String>,
     /// Where what must survive is kept; made if it is not there
-    #[arg(long, value_name = "DIR")]
-    state_dir: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "simulate")]
+    state_dir: Option<PathBuf>,
     /// Where filesystems are mounted [default: mounts in the state folder]
     #[arg(long, value_name = "DIR")]
     mount_root: Option<PathBuf>,
@@ -73,6 +81,22 @@ pub(crate) struct Agent {
     /// How many operations on disks may start, as 10/min [default: no limit]
     #[arg(long, value_name = "N/min", value_parser = rate)]
     disk_operation_rate: Option<Rate>,
+    /// Pretend to be so many nodes, NAME.0 and so on, each with its own connection and with
+    /// instances that only pretend to run; for tests of scale
+    #[arg(long, value_name = "N", requires = "token")]
+    simulate: Option<u32>,
+    /// How long a simulated instance takes to start
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration::parse, requires = "simulate")]
+    start_delay: Duration,
+    /// How long a simulated instance takes to open or close a session
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration::parse, requires = "simulate")]
+    session_delay: Duration,
+    /// The processors that instances may have, as 12 or 500m [default: all; simulated: 12]
+    #[arg(long, value_name = "N", value_parser = amount)]
+    cpu: Option<Quantity>,
+    /// The memory that instances may have, as 64Gi [default: all; simulated: 64Gi]
+    #[arg(long, value_name = "BYTES", value_parser = amount)]
+    memory: Option<Quantity>,
     /// Serve metrics here, as http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<SocketAddr>,
@@ -90,6 +114,15 @@ pub(crate) struct Agent {
     udev_root: PathBuf,
     #[command(flatten)]
     log: Log,
+}
+
+/// Reads an amount as Kubernetes writes it.
+fn amount(text: &str) -> Result<Quantity, String> {
+    text.parse().map_err(|_| format!("{text:?} is not an amount, as 12, 500m or 64Gi"))
+}
+
+fn whole(amount: i64) -> u64 {
+    u64::try_from(amount).unwrap_or(0)
 }
 
 /// Reads `N/min`, `N/s` or `N/h`.
@@ -122,6 +155,10 @@ fn defaults() -> Config {
     config
 }
 
+fn clock() -> Arc<dyn Clock> {
+    SystemClock::new()
+}
+
 impl Agent {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
         self.log.start()?;
@@ -134,6 +171,14 @@ impl Agent {
                 _ = interrupt.recv() => {}
             }
         };
+        if let Some(nodes) = self.simulate {
+            let simulation = Simulation::start(self.simulation(nodes)?, &clock());
+            anstream::eprintln!("{READY}: {nodes} simulated nodes {}.0 …", self.node_name);
+            told().await;
+            anstream::eprintln!("ending …");
+            simulation.shutdown().await;
+            return Ok(0);
+        }
         let options = self.options()?;
         let agent = tokio::select! {
             agent = Running::start(options, SystemClock::new()) => {
@@ -154,23 +199,49 @@ impl Agent {
         }
     }
 
-    fn options(&self) -> Result<Options, Error> {
-        let ca = self.ca_cert.as_ref().map(|file| {
+    fn ca(&self) -> Result<Option<String>, Error> {
+        let read = self.ca_cert.as_ref().map(|file| {
             std::fs::read_to_string(file)
                 .map_err(|error| Error::usage(format!("--ca-cert {}: {error}", file.display())))
         });
+        read.transpose()
+    }
+
+    fn simulation(&self, nodes: u32) -> Result<simulation::Options, Error> {
+        let token = self.token.clone().unwrap_or_default();
+        let access = join::token_access(self.ca()?.as_deref(), token)
+            .map_err(|error| Error::usage(error.to_string()))?;
+        let memory = self.memory.unwrap_or(Quantity::bytes(64 << 30));
+        Ok(simulation::Options {
+            servers: self.server.clone(),
+            access,
+            name: self.node_name.clone(),
+            nodes,
+            delays: Delays {
+                start: self.start_delay,
+                session: self.session_delay,
+                ..Delays::default()
+            },
+            cpu_milli: whole(self.cpu.unwrap_or(Quantity::whole(12)).milli_value()),
+            memory_bytes: whole(memory.value()),
+            zone: self.zone.clone(),
+        })
+    }
+
+    fn options(&self) -> Result<Options, Error> {
         if self.allow_loop && self.devices.is_empty() {
             let text = "--allow-loop needs --devices: only loop devices that are named are taken";
             return Err(Error::usage(text));
         }
+        let state_dir = self.state_dir.clone().unwrap_or_default();
         Ok(Options {
             servers: self.server.clone(),
             token: self.token.clone(),
-            ca: ca.transpose()?,
+            ca: self.ca()?,
             node: self.node_name.clone(),
             zone: self.zone.clone(),
-            mount_root: self.mount_root.clone().unwrap_or_else(|| self.state_dir.join("mounts")),
-            state_dir: self.state_dir.clone(),
+            mount_root: self.mount_root.clone().unwrap_or_else(|| state_dir.join("mounts")),
+            state_dir,
             devices: self.devices.clone(),
             allow_loop: self.allow_loop,
             slots: self.max_concurrent_disk_operations,

@@ -6,10 +6,13 @@ use mainstay_volumes::explain::explain;
 use serde_json::json;
 
 use super::plan::Shape;
+use super::sessions::Place;
 use super::world;
+use crate::client::Call;
+use crate::client::watch::encode;
 use crate::connect::Connect;
 use crate::error::Error;
-use crate::output;
+use crate::output::{self, Table};
 
 /// Explain a decision
 #[derive(Debug, Args)]
@@ -23,14 +26,16 @@ enum What {
     Placement(Box<Placement>),
 }
 
-/// Why the replicas of a volume are where they are, or why they are nowhere
+/// Why the replicas of a volume are where they are or nowhere, or where an application's next
+/// instance would go
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
+  mainstay explain placement app/game              every node, and why an instance could or could not go there
   mainstay explain placement rv/data               every replica of the volume `data`
   mainstay explain placement rv/data --replica 1   only data-1
   mainstay explain placement rv/data -o json")]
 struct Placement {
-    /// The volume: rv/NAME
+    /// The volume or the application: rv/NAME, app/NAME
     #[arg(value_name = "rv/NAME")]
     volume: String,
     /// Only this replica
@@ -39,6 +44,8 @@ struct Placement {
     /// Output format
     #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
     output: Shape,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     connect: Connect,
 }
@@ -52,12 +59,19 @@ impl Explain {
 
 impl Placement {
     async fn run(&self) -> Result<u8, Error> {
+        if let Some((kind, name)) = self.volume.split_once('/')
+            && ["app", "application", "applications"].contains(&kind.to_ascii_lowercase().as_str())
+        {
+            return self.instances(name).await;
+        }
         let name = match self.volume.split_once('/') {
             None => self.volume.as_str(),
             Some((kind, name)) => {
                 let kind = kind.to_ascii_lowercase();
                 if !["rv", "replicatedvolume", "replicatedvolumes"].contains(&kind.as_str()) {
-                    return Err(Error::usage("only volumes are placed: give rv/NAME"));
+                    return Err(Error::usage(
+                        "only volumes and applications are placed: give rv/NAME or app/NAME",
+                    ));
                 }
                 name
             }
@@ -70,6 +84,35 @@ impl Placement {
             Shape::Table => output::print(&explained.table())?,
             Shape::Json => output::print_line(&output::json(&json!(explained)))?,
         }
+        Ok(0)
+    }
+
+    /// Every node, and why an instance could or could not go there.
+    async fn instances(&self, name: &str) -> Result<u8, Error> {
+        let client = self.connect.client()?;
+        let namespace = encode(self.place.of(&client));
+        let name = encode(name);
+        let object =
+            format!("/apis/apps.mainstay.dev/v1/namespaces/{namespace}/applications/{name}");
+        client.json(Call::get(object)).await?;
+        let path = format!("/mainstay/v1/namespaces/{namespace}/applications/{name}/placement");
+        let considered = client.json(Call::get(path)).await?;
+        if self.output == Shape::Json {
+            output::print_line(&output::json(&considered))?;
+            return Ok(0);
+        }
+        let mut table = Table::new(&["NODE", "CPU LEFT", "MEMORY LEFT", "PREFERRED", "VERDICT"]);
+        for one in considered.as_array().into_iter().flatten() {
+            let because = one["because"].as_str().unwrap_or_default();
+            table.rows.push(vec![
+                output::cell(&one["node"]),
+                format!("{}m", output::cell(&one["left"]["cpu"])),
+                output::cell(&one["left"]["memory"]),
+                if one["preferred"] == true { "yes" } else { "" }.to_owned(),
+                if because.is_empty() { "fits" } else { because }.to_owned(),
+            ]);
+        }
+        output::print(&table.text())?;
         Ok(0)
     }
 }

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::output;
 
 /// A table for people, or JSON for programs.
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Shape {
     /// A table
     #[default]

@@ -1,0 +1,92 @@
+//! Dialling: TCP, TLS with whoever we are, HTTP/2.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderValue, Uri};
+use hyper_util::rt::TokioIo;
+use mainstay_store::kubernetes::Access;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+/// How long a connection may take to open.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often an idle connection is tested, and how long it has to answer.
+const PULSE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(10));
+
+/// How much either side may send before it is read. A node's messages are small.
+const WINDOW: u32 = 256 << 10;
+
+/// Says who we are with every request.
+#[derive(Clone, Debug)]
+pub(super) struct Bearer(Option<HeaderValue>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.0
+            && let Ok(token) = tonic::metadata::MetadataValue::try_from(token.as_bytes())
+        {
+            request.metadata_mut().insert("authorization", token);
+        }
+        Ok(request)
+    }
+}
+
+/// Opens a line to a server.
+pub(super) async fn dial(
+    server: &str,
+    access: Access,
+) -> Result<InterceptedService<Channel, Bearer>, String> {
+    let uri: Uri = server.parse().map_err(|error| format!("{server:?}: {error}"))?;
+    let endpoint = Endpoint::from(uri)
+        .connect_timeout(PATIENCE)
+        .initial_connection_window_size(WINDOW)
+        .initial_stream_window_size(WINDOW)
+        .http2_keep_alive_interval(PULSE.0)
+        .keep_alive_timeout(PULSE.1);
+    let tls = access.tls.map(|tls| {
+        let mut tls = rustls::ClientConfig::clone(&tls);
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        Arc::new(tls)
+    });
+    let connector = tower::service_fn(move |uri: Uri| connect(uri, tls.clone()));
+    let channel = tokio::time::timeout(PATIENCE, endpoint.connect_with_connector(connector)).await;
+    let channel = channel.map_err(|_| format!("no connection within {PATIENCE:?}"))?;
+    let channel = channel.map_err(|error| words(&error))?;
+    let token = access.token.map(|token| format!("Bearer {token}"));
+    let token = token.and_then(|token| HeaderValue::try_from(token).ok());
+    Ok(InterceptedService::new(channel, Bearer(token)))
+}
+
+fn words(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+async fn connect(
+    uri: Uri,
+    tls: Option<Arc<rustls::ClientConfig>>,
+) -> std::io::Result<TokioIo<Box<dyn Line>>> {
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let secure = uri.scheme_str() == Some("https");
+    let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    let (true, Some(tls)) = (secure, tls) else {
+        return Ok(TokioIo::new(Box::new(stream)));
+    };
+    let name = ServerName::try_from(host.to_owned()).map_err(std::io::Error::other)?;
+    let stream = TlsConnector::from(tls).connect(name, stream).await?;
+    Ok(TokioIo::new(Box::new(stream)))
+}
+
+/// Something to speak over.
+trait Line: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Line for T {}
