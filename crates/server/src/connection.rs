@@ -33,6 +33,8 @@ const IDLE: &str = "it is idle";
 #[derive(Debug)]
 pub(crate) struct Pulse {
     tick: Arc<AtomicU64>,
+    /// Writes to all connections so far.
+    writes: Arc<AtomicU64>,
     /// When it last changed what it does.
     since: AtomicU64,
     /// One more than the tick since when nothing could be written; 0 while it can.
@@ -105,6 +107,13 @@ impl Pulse {
         }
     }
 
+    fn wrote_some(&self, progress: bool) {
+        if progress {
+            self.writes.fetch_add(1, Relaxed);
+        }
+        self.wrote(progress);
+    }
+
     fn wrote(&self, progress: bool) {
         if progress {
             if self.stalled.load(Relaxed) != 0 {
@@ -161,6 +170,8 @@ impl Drop for Busy {
 pub(crate) struct Connections {
     clock: Arc<dyn Clock>,
     tick: Arc<AtomicU64>,
+    /// Writes to all connections so far.
+    writes: Arc<AtomicU64>,
     limits: Limits,
     open: Mutex<Open>,
 }
@@ -189,7 +200,7 @@ impl Drop for Place {
 impl Connections {
     pub(crate) fn new(clock: Arc<dyn Clock>, limits: Limits) -> Arc<Self> {
         let tick = Arc::new(AtomicU64::new(millis(clock.elapsed())));
-        Arc::new(Self { clock, tick, limits, open: Mutex::default() })
+        Arc::new(Self { clock, tick, writes: Arc::default(), limits, open: Mutex::default() })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Open> {
@@ -201,6 +212,7 @@ impl Connections {
         let mut open = self.lock();
         let pulse = Arc::new(Pulse {
             tick: self.tick.clone(),
+            writes: self.writes.clone(),
             since: AtomicU64::new(self.tick.load(Relaxed)),
             stalled: AtomicU64::new(0),
             busy: AtomicUsize::new(0),
@@ -220,6 +232,11 @@ impl Connections {
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.lock().pulses.len()
+    }
+
+    /// How often something was written to any of them.
+    pub(crate) fn writes(&self) -> u64 {
+        self.writes.load(Relaxed)
     }
 
     /// Closes the connection that has been idle longest, to make room for another.
@@ -312,7 +329,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.pulse.wrote(written.is_ready());
+        self.pulse.wrote_some(written.is_ready());
         written
     }
 
@@ -338,7 +355,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.pulse.wrote(written.is_ready());
+        self.pulse.wrote_some(written.is_ready());
         written
     }
 }

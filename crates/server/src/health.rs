@@ -59,8 +59,12 @@ pub(crate) fn metrics(app: &App) -> Reply {
     let durable = registry.find("", "v1", "namespaces").or_else(|| registry.iter().next());
     let objects = app.resources.objects();
     let revision = durable.map_or(0, |kind| objects.revision(kind.resource()).0);
-    let levels =
-        Levels { in_flight: app.requests.inside(), connections: app.connections.len(), revision };
+    let levels = Levels {
+        in_flight: app.requests.inside(),
+        connections: app.connections.len(),
+        revision,
+        writes: app.connections.writes(),
+    };
     let mut reply = reply::text(StatusCode::OK, app.metrics.text(levels));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let kind = http::HeaderValue::from_static(kind);

@@ -52,6 +52,7 @@ pub(crate) struct Metrics {
     in_flight: Gauge,
     connections: Gauge,
     revision: Gauge<u64, AtomicU64>,
+    writes: Gauge<u64, AtomicU64>,
     pub(crate) rejected: Counter,
     pub(crate) audit_lost: Counter,
 }
@@ -62,6 +63,7 @@ pub(crate) struct Levels {
     pub(crate) in_flight: usize,
     pub(crate) connections: usize,
     pub(crate) revision: u64,
+    pub(crate) writes: u64,
 }
 
 impl Metrics {
@@ -75,6 +77,7 @@ impl Metrics {
         let durations = Family::new_with_constructor(histogram);
         let (watches, in_flight) = (Family::default(), Gauge::default());
         let (connections, revision) = (Gauge::default(), Gauge::default());
+        let writes = Gauge::default();
         let (rejected, audit_lost) = (Counter::default(), Counter::default());
         let http = registry.sub_registry_with_prefix("mainstay_http");
         http.register("requests", "Requests answered", requests.clone());
@@ -85,6 +88,7 @@ impl Metrics {
         );
         http.register("requests_in_flight", "Requests under way", in_flight.clone());
         http.register("connections", "Connections open", connections.clone());
+        http.register("connection_writes", "Writes to connections so far", writes.clone());
         http.register("rejected", "Requests turned away with 429", rejected.clone());
         let own = registry.sub_registry_with_prefix("mainstay");
         own.register("watches", "Watches open", watches.clone());
@@ -99,6 +103,7 @@ impl Metrics {
             in_flight,
             connections,
             revision,
+            writes,
             rejected,
             audit_lost,
         }
@@ -134,6 +139,7 @@ impl Metrics {
         self.in_flight.set(level(levels.in_flight));
         self.connections.set(level(levels.connections));
         self.revision.set(levels.revision);
+        self.writes.set(levels.writes);
         let mut out = String::with_capacity(16 << 10);
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         if text::encode(&mut out, &registry).is_err() {
@@ -164,7 +170,7 @@ mod tests {
         metrics.answered("get", Some(&maps), 200, Some(Duration::from_micros(300)));
         metrics.answered("get", Some(&maps), 200, Some(Duration::from_micros(300)));
         let watching = metrics.watching(&maps);
-        let levels = Levels { in_flight: 3, connections: 4, revision: 5 };
+        let levels = Levels { in_flight: 3, connections: 4, revision: 5, writes: 6 };
         let text = metrics.text(levels);
         for line in [
             "mainstay_http_requests_total{verb=\"get\",resource=\"configmaps\",code=\"200\"} 2",
@@ -172,6 +178,7 @@ mod tests {
             "mainstay_http_requests_in_flight 3",
             "mainstay_watches{resource=\"configmaps\"} 1",
             "mainstay_store_revision 5",
+            "mainstay_http_connection_writes 6",
         ] {
             assert!(text.contains(line), "no {line} in\n{text}");
         }

@@ -30,7 +30,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use mainstay_placement::machines::{Amount, Machines};
 
-use crate::api::{ApplicationSpec, InstancePool, Protocol, SessionSpec, SessionState};
+use crate::api::{
+    ApplicationSpec, InstancePool, Protocol, SessionSpec, SessionState, SessionStatus,
+};
 use crate::endpoints::Endpoints;
 use crate::monitor::Monitor;
 use crate::protocol::{Endpoint, InstancePhase, to_node};
@@ -160,8 +162,8 @@ pub enum Effect {
     },
     /// Something about a session changed.
     Session(Key),
-    /// A session is over and can be forgotten.
-    SessionGone(Key),
+    /// A session is over and forgotten; this is what it last was.
+    SessionGone(Key, Box<SessionStatus>),
     /// Something about an instance changed.
     Instance(Key),
     /// An instance is gone.

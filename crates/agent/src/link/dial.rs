@@ -44,7 +44,10 @@ pub(super) async fn dial(
     access: Access,
 ) -> Result<InterceptedService<Channel, Bearer>, String> {
     let uri: Uri = server.parse().map_err(|error| format!("{server:?}: {error}"))?;
-    let endpoint = Endpoint::from(uri)
+    let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
+    // TLS is ours: the channel itself speaks over whatever is connected.
+    let plain: Uri = format!("http://{authority}").parse().map_err(|_| format!("{server:?}"))?;
+    let endpoint = Endpoint::from(plain)
         .connect_timeout(PATIENCE)
         .initial_connection_window_size(WINDOW)
         .initial_stream_window_size(WINDOW)
@@ -55,7 +58,7 @@ pub(super) async fn dial(
         tls.alpn_protocols = vec![b"h2".to_vec()];
         Arc::new(tls)
     });
-    let connector = tower::service_fn(move |uri: Uri| connect(uri, tls.clone()));
+    let connector = tower::service_fn(move |_: Uri| connect(uri.clone(), tls.clone()));
     let channel = tokio::time::timeout(PATIENCE, endpoint.connect_with_connector(connector)).await;
     let channel = channel.map_err(|_| format!("no connection within {PATIENCE:?}"))?;
     let channel = channel.map_err(|error| words(&error))?;

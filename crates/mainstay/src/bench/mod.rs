@@ -11,6 +11,7 @@ mod placement;
 mod report;
 mod rules;
 mod server;
+mod sessions;
 
 use clap::{Args, Subcommand};
 
@@ -52,6 +53,7 @@ enum What {
     Graph(Box<graph::Graph>),
     Disks(Box<disks::Disks>),
     Rules(Box<rules::Rules>),
+    Sessions(Box<sessions::Sessions>),
 }
 
 impl Bench {
@@ -62,6 +64,7 @@ impl Bench {
             What::Graph(graph) => graph.run().await,
             What::Disks(disks) => disks.run().await,
             What::Rules(rules) => rules.run().await,
+            What::Sessions(sessions) => sessions.run().await,
         }
     }
 }

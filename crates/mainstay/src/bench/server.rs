@@ -49,6 +49,15 @@ impl ServerProcess {
         Some((kilobytes * 1.024 / 100.0).round() / 10.0)
     }
 
+    /// Processor time used so far, in seconds, where the machine tells.
+    pub(super) fn cpu_seconds(&self) -> Option<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()?)).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        let ticks: f64 =
+            fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
+        Some(ticks / rustix::param::clock_ticks_per_second() as f64)
+    }
+
     /// Ends the server and waits for it.
     pub(super) async fn stop(mut self) -> Result<(), Error> {
         self.child.kill().await?;

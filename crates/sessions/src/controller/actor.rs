@@ -450,8 +450,8 @@ impl Actor {
             }
             Effect::Answer { ticket, answer } => self.answer(ticket, answer, now).await,
             Effect::Session(name) => self.publisher.session_changed(name),
-            Effect::SessionGone(name) => {
-                if let Some(record) = self.publisher.hide(&name).await {
+            Effect::SessionGone(name, last) => {
+                if let Some(record) = self.publisher.hide(&name, &last).await {
                     let until = now.elapsed + self.parts.engine.settings().closed;
                     self.parts.desk.bury(record, until);
                 }

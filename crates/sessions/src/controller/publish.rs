@@ -14,7 +14,7 @@ use mainstay_store::objects::{self, Change, Objects, Write};
 use mainstay_store::resources::{Identities, RandomIdentities};
 use serde_json::{Map, Value, json};
 
-use crate::api::{ApplicationSession, GROUP, Instance, VERSION};
+use crate::api::{ApplicationSession, GROUP, Instance, SessionStatus, VERSION};
 use crate::engine::{Engine, Key, parts};
 
 /// The label that names an instance's application.
@@ -129,15 +129,21 @@ impl Publisher {
         Some(written)
     }
 
-    /// Takes a session's object away; what it last was comes back.
-    pub(super) async fn hide(&mut self, session: &Key) -> Option<Arc<Record>> {
+    /// Shows what a session last was, and takes its object away; that comes back.
+    pub(super) async fn hide(
+        &mut self,
+        session: &Key,
+        last: &SessionStatus,
+    ) -> Option<Arc<Record>> {
         self.dirty.remove(session);
-        let shown = self.shown.remove(session)?;
+        let mut shown = self.shown.remove(session)?;
+        shown.object.insert("status".to_owned(), serde_json::to_value(last).ok()?);
         let (namespace, name) = parts(session);
         let key = object::Key::new(&self.sessions, Some(namespace), name);
-        let last = self.objects.get(&key).await.ok().flatten();
-        remove(&*self.objects, key, shown.revision?).await;
-        last
+        let body = Body::new(&shown.object);
+        let last = write(&*self.objects, key.clone(), Some(shown.revision?), body).await?;
+        remove(&*self.objects, key, last.revision()).await;
+        Some(last)
     }
 
     async fn show_instance(&mut self, engine: &Engine, instance: &Key) -> Option<()> {

@@ -411,14 +411,17 @@ impl Engine {
 
     /// A session that is over is no longer shown.
     pub(super) fn forget_session(&mut self, name: &Key) {
-        let over = self.sessions.get(name).is_some_and(|session| session.state.is_over());
-        if let Some(session) = self.sessions.get(name).filter(|_| over) {
-            if let Some(known) = self.applications.get_mut(&session.application) {
-                known.sessions.remove(name);
-            }
-            self.effects.push(Effect::SessionGone(name.clone()));
-            self.sessions.remove(name);
+        let Some(session) = self.sessions.get(name).filter(|session| session.state.is_over())
+        else {
+            return;
+        };
+        if let Some(known) = self.applications.get_mut(&session.application) {
+            known.sessions.remove(name);
         }
+        // A session that is over has no endpoint, so the gateway's address does not matter.
+        let last = self.session_status(name, "").unwrap_or_default();
+        self.effects.push(Effect::SessionGone(name.clone(), Box::new(last)));
+        self.sessions.remove(name);
     }
 
     /// A session lost its instance and shall have another; it keeps its port.

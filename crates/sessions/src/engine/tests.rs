@@ -150,7 +150,7 @@ impl World {
                 assert_eq!(self.mapped.remove(&port), Some(session));
             }
             Effect::Reserve(block) => self.engine.reserved(Some(block), self.now),
-            Effect::SessionGone(name) => self.gone.push(format!("session {name}")),
+            Effect::SessionGone(name, _) => self.gone.push(format!("session {name}")),
             Effect::InstanceGone(name) => self.gone.push(format!("instance {name}")),
             Effect::ApplicationGone(name) => self.gone.push(format!("application {name}")),
             Effect::Attach { volume, node, wanted } => {
