@@ -6,6 +6,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::Request;
 use axum::http::{Method, StatusCode};
@@ -30,7 +31,7 @@ use self::sessions::Gate;
 use crate::client::kubeconfig::Trust;
 use crate::client::tls;
 use crate::error::Error;
-use crate::{paths, rules_login};
+use crate::{duration, paths, rules_login};
 
 mod sessions;
 
@@ -99,6 +100,9 @@ pub(crate) struct Serve {
     /// The ports of the gateway: a range, or none for no gateway [default: 30000-32767]
     #[arg(long, value_name = "FIRST-LAST")]
     gateway_ports: Option<String>,
+    /// A node whose agent was not heard for so long is lost, and its sessions move [default: 20s]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    node_timeout: Option<Duration>,
     /// How many files this server moves at once; 0 leaves them to others [default: 4]
     #[arg(long, value_name = "N")]
     transfer_workers: Option<u32>,
@@ -152,6 +156,7 @@ struct File {
     gateway_address: Option<IpAddr>,
     gateway_advertise: Option<String>,
     gateway_ports: Option<String>,
+    node_timeout: Option<String>,
     plain_http: bool,
     limits: FileLimits,
 }
@@ -199,6 +204,14 @@ impl Serve {
                 .or(file.transfer_workers)
                 .unwrap_or(MOVED_AT_ONCE),
             sessions: wanted("sessions"),
+            node_timeout: match (self.node_timeout, &file.node_timeout) {
+                (Some(time), _) => Some(time),
+                (None, Some(text)) => Some(
+                    duration::parse(text)
+                        .map_err(|error| Error::usage(format!("node-timeout {text:?}: {error}")))?,
+                ),
+                (None, None) => None,
+            },
             gateway: Gate {
                 address: self.gateway_address.or(file.gateway_address),
                 advertise: self.gateway_advertise.clone().or(file.gateway_advertise.clone()),
@@ -288,6 +301,7 @@ pub(crate) struct Parts {
     transfer_workers: u32,
     sessions: bool,
     gateway: Gate,
+    node_timeout: Option<Duration>,
 }
 
 impl Parts {
@@ -301,6 +315,7 @@ impl Parts {
             catalog: None,
             transfer_workers: MOVED_AT_ONCE,
             sessions: true,
+            node_timeout: None,
             gateway: Gate { address: None, advertise: None, ports: Some(sessions::PORTS) },
         }
     }
@@ -400,7 +415,9 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         engines.volumes = Some(volumes);
     }
     if let Some((desk, inbox)) = desk {
-        engines.sessions = Some(sessions::start(&running, &parts.gateway, &desk, inbox).await?);
+        let settings = sessions::settings(parts.node_timeout);
+        let started = sessions::start(&running, &parts.gateway, settings, &desk, inbox).await;
+        engines.sessions = Some(started?);
     }
     if let Some(service) = catalog {
         let own = Own {

@@ -26,4 +26,5 @@ mod python;
 mod recorded;
 mod recorded_volumes;
 mod rules;
+mod sessions;
 mod volumes;

@@ -49,8 +49,14 @@ impl TestServer {
         data_dir: &Path,
         arguments: &[&str],
     ) -> (Child, Result<JoinHandle<()>, String>) {
+        let free: &[&str] = match arguments.contains(&"--listen") {
+            true => &[],
+            false => &["--listen", "127.0.0.1:0"],
+        };
         let mut child = Command::new(MAINSTAY)
-            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg("serve")
+            .args(free)
+            .arg("--data-dir")
             .arg(data_dir)
             .args(arguments)
             .env_remove("MAINSTAY_DATA_DIR")

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::Arc;
+use std::time::Duration;
 
 use mainstay_server::{Options, Role, Running, User};
 use mainstay_sessions::api::{ApplicationSession, Instance};
@@ -68,6 +69,13 @@ pub(super) fn mount(options: &mut Options) -> (Desk, Inbox) {
     (desk, inbox)
 }
 
+/// How patient the engine is: agents say often enough that they are there.
+pub(super) fn settings(node_timeout: Option<Duration>) -> Settings {
+    let usual = Settings::default();
+    let node_stale = node_timeout.unwrap_or(usual.node_stale);
+    Settings { node_stale, heartbeat: usual.heartbeat.min(node_stale / 4), ..usual }
+}
+
 /// The address others reach this machine at, as far as it can tell.
 fn own_address() -> IpAddr {
     let found = || {
@@ -83,6 +91,7 @@ fn own_address() -> IpAddr {
 pub(super) async fn start(
     running: &Running,
     gate: &Gate,
+    settings: Settings,
     desk: &Desk,
     inbox: Inbox,
 ) -> Result<Sessions, Error> {
@@ -95,7 +104,7 @@ pub(super) async fn start(
     let seed = RandomIdentities.uid();
     let seed = u64::from_str_radix(&seed.replace('-', "")[..15], 16).unwrap_or_default();
     let options = controller::Options {
-        settings: Settings::default(),
+        settings,
         gateway,
         seed,
         // Each start of the store's memory has its own epoch, counted durably.
