@@ -188,3 +188,6 @@ impl Clone for Followed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! The shell on a store in memory, with nodes that are only channels.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainstay_store::builtin::Namespace;
+use mainstay_store::cache::Retention;
+use mainstay_store::clock::SystemClock;
+use mainstay_store::memory::MemoryStore;
+use mainstay_store::object::Resource;
+use mainstay_store::registry::{Registry, Typed, builtin};
+use mainstay_store::resources::{RandomIdentities, Reason, Resources, WriteOptions};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+use super::desk::Input;
+use super::*;
+use crate::api::{ApplicationSession, Instance};
+use crate::engine::{Key, key};
+use crate::protocol::{
+    FromNode, InstancePhase, InstanceState, Register, Report, SessionPhase, SessionState, ToNode,
+    from_node, to_node,
+};
+
+struct House {
+    resources: Resources,
+    desk: Desk,
+    sessions: Sessions,
+}
+
+impl House {
+    async fn build() -> Self {
+        let clock = SystemClock::new();
+        let store = Arc::new(MemoryStore::new(0, Retention::default(), 1 << 20, clock.clone()));
+        let kinds = builtin().into_iter().chain(mainstay_volumes::kinds()).chain(crate::kinds());
+        let registry = Arc::new(Registry::new(kinds).unwrap());
+        let (desk, inbox) = super::desk(Metrics::default());
+        let (sessions, instances) = desk.keepers();
+        let resources = Resources::new(store, registry, clock, Arc::new(RandomIdentities)).kept(
+            HashMap::from([
+                (Resource::new(ApplicationSession::GROUP, ApplicationSession::PLURAL), sessions),
+                (Resource::new(Instance::GROUP, Instance::PLURAL), instances),
+            ]),
+        );
+        for name in ["t", "mainstay-system"] {
+            let mut space = Namespace::default();
+            name.clone_into(&mut space.metadata.name);
+            resources.create_as(&space, &WriteOptions::default()).await.unwrap();
+        }
+        let options = Options { settings: Settings::default(), gateway: None, seed: 1, epoch: 1 };
+        let sessions = Sessions::start(&resources, options, &desk, inbox).await.unwrap();
+        Self { resources, desk, sessions }
+    }
+
+    async fn create<T: Typed>(&self, object: Value) -> Result<T, Error> {
+        let object: T = serde_json::from_value(object).unwrap();
+        self.resources.create_as(&object, &WriteOptions::default()).await
+    }
+
+    async fn application(&self, minimum: u32) {
+        let application: Application = self
+            .create(json!({
+                "metadata": {"name": "game", "namespace": "t"},
+                "spec": {
+                    "command": ["game"],
+                    "scalingPolicy": {
+                        "minimumInstance": minimum, "maximumInstance": 100, "burst": 100,
+                        "idleSessionNumThreshold": {"low": 0, "high": minimum},
+                    },
+                },
+            }))
+            .await
+            .unwrap();
+        assert_eq!(application.metadata.finalizers.len(), 1);
+    }
+
+    /// A node joins whose stream holds so many messages.
+    async fn join(&self, name: &str, room: usize) -> (Line, u64) {
+        let (said, heard) = mpsc::channel(room);
+        let (answer, taken) = oneshot::channel();
+        let node: Key = name.into();
+        self.desk.put(Input::Connect { node: node.clone(), said, answer }).await;
+        let connection = taken.await.unwrap().expect("taken");
+        let line = Line { node, connection, desk: self.desk.clone(), heard, revision: 1 };
+        let register = Register { node: name.to_owned(), cpu_milli: 1, ..Register::default() };
+        line.say(1, from_node::Body::Register(register)).await;
+        line.say(1, from_node::Body::Ready(Report::default())).await;
+        (line, connection)
+    }
+
+    async fn until<T>(&self, what: &str, look: impl AsyncFn(&Resources) -> Option<T>) -> T {
+        for _ in 0..3_000 {
+            if let Some(seen) = look(&self.resources).await {
+                return seen;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("never happened: {what}");
+    }
+
+    async fn idle(&self, count: i32) {
+        self.until("idle instances", async |resources: &Resources| {
+            let found = resources.get_as::<Application>(Some("t"), "game").await.unwrap()?;
+            (found.status.idle_instances == count).then_some(())
+        })
+        .await;
+    }
+}
+
+/// The node's end of a stream.
+struct Line {
+    node: Key,
+    connection: u64,
+    desk: Desk,
+    heard: mpsc::Receiver<ToNode>,
+    revision: u64,
+}
+
+impl Line {
+    async fn say(&self, revision: u64, body: from_node::Body) {
+        let message = FromNode { revision, body: Some(body) };
+        let (node, connection) = (self.node.clone(), self.connection);
+        self.desk.put(Input::Heard { node, connection, message }).await;
+    }
+
+    /// Does as it is told for as long as it is spoken to.
+    async fn obey(mut self) {
+        while let Some(told) = self.heard.recv().await {
+            self.revision += 1;
+            let body = match told.body {
+                Some(to_node::Body::Create(create)) => from_node::Body::Instance(InstanceState {
+                    namespace: create.namespace,
+                    name: create.name,
+                    application: create.application,
+                    template: create.template,
+                    phase: InstancePhase::Running.into(),
+                    ..InstanceState::default()
+                }),
+                Some(to_node::Body::Open(open)) => from_node::Body::Session(SessionState {
+                    namespace: open.namespace,
+                    name: open.name,
+                    instance: open.instance,
+                    phase: SessionPhase::Open.into(),
+                    ..SessionState::default()
+                }),
+                _ => {
+                    self.revision -= 1;
+                    continue;
+                }
+            };
+            self.say(self.revision, body).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_read_is_hung_up_on_and_holds_up_nobody() {
+    let house = House::build().await;
+    let (mut deaf, _) = house.join("deaf", 8).await;
+    let (well, _) = house.join("well", 4_096).await;
+    tokio::spawn(well.obey());
+    house.application(50).await;
+    house.idle(50).await;
+    let mut read = 0;
+    while deaf.heard.recv().await.is_some() {
+        read += 1;
+    }
+    assert_eq!(read, 8, "what it could have read, then the end");
+    let instances = house.resources.list_as::<Instance>(Some("t")).await.unwrap();
+    assert!(instances.iter().all(|instance| instance.spec.node_name == "well"));
+    house.sessions.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_session_is_answered_when_it_is_open_and_an_instance_is_nobodys_to_make() {
+    let house = House::build().await;
+    let (well, _) = house.join("well", 4_096).await;
+    tokio::spawn(well.obey());
+    house.application(1).await;
+    house.idle(1).await;
+    let session = |name: &str| json!({"metadata": {"name": name, "namespace": "t"}, "spec": {"applicationName": "game"}});
+    let opened: ApplicationSession = house.create(session("s1")).await.unwrap();
+    assert_eq!(opened.status.session_status, crate::api::SessionState::Available);
+    assert_eq!(opened.status.node_name, "well");
+    let busy = house.create::<ApplicationSession>(session("s2")).await.unwrap_err();
+    assert_eq!((busy.reason, busy.retry_after), (Reason::SystemBusy, Some(1)));
+    let twice = house.create::<ApplicationSession>(session("s1")).await.unwrap_err();
+    assert_eq!(twice.reason, Reason::AlreadyExists);
+    let made = house
+        .create::<Instance>(json!({"metadata": {"name": "mine", "namespace": "t"}}))
+        .await
+        .unwrap_err();
+    assert_eq!(made.reason, Reason::MethodNotAllowed);
+    let explained = house.desk.explain(key("t", "game")).await;
+    assert_eq!(explained.len(), 1);
+    assert_eq!(house.desk.top().await.len(), 1);
+    house.sessions.shutdown().await;
+}
+
+#[tokio::test]
+async fn ports_outlive_the_process() {
+    let house = House::build().await;
+    let (scribe, orders) = scribe::Scribe::new(house.resources.clone(), house.desk.clone());
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(scribe.run(stop.clone()));
+    let mapping = std::collections::BTreeMap::from([("t/s1".to_owned(), 30_001)]);
+    let ports = scribe::Ports { blocks: vec![0], mapping: mapping.clone() };
+    orders.leave(|wanted| {
+        wanted.ports = Some((30_000, ports));
+        wanted.reserve = Some(1);
+    });
+    stop.cancel();
+    running.await.unwrap();
+    let recalled = scribe::recall(&house.resources, 30_000).await.unwrap();
+    assert_eq!((recalled.blocks, recalled.mapping), (vec![0, 1], mapping));
+    let elsewhere = scribe::recall(&house.resources, 40_000).await.unwrap();
+    assert!(elsewhere.blocks.is_empty(), "another range has other blocks");
+    house.sessions.shutdown().await;
+}
