@@ -445,17 +445,17 @@ fn check(new: &Application, _old: Option<&Application>) -> Vec<Violation> {
 fn check_process(field: &str, process: &Container, found: &mut Vec<Violation>) {
     if process.image.is_some() {
         found.push(Violation::forbidden(
-            &format!("{field}.image"),
+            format!("{field}.image"),
             "instances are processes of the node for now; give a command instead of an image",
         ));
     } else if process.command.first().is_none_or(String::is_empty) {
         let why = "say which program runs, as [\"/usr/bin/game\", \"--fast\"]";
-        found.push(Violation::required(&format!("{field}.command"), why));
+        found.push(Violation::required(format!("{field}.command"), why));
     }
     for (part, texts) in [("command", &process.command), ("args", &process.args)] {
         if texts.iter().any(|text| text.contains('\0')) {
             let why = "must not contain a null character";
-            found.push(Violation::invalid(&format!("{field}.{part}"), &Value::Null, why));
+            found.push(Violation::invalid(format!("{field}.{part}"), &Value::Null, why));
         }
     }
     for (index, variable) in process.env.iter().enumerate() {
@@ -463,7 +463,7 @@ fn check_process(field: &str, process: &Container, found: &mut Vec<Violation>) {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             let why = "must be a name without = and a value without null characters";
             let name = Value::from(name.as_str());
-            found.push(Violation::invalid(&format!("{field}.env[{index}]"), &name, why));
+            found.push(Violation::invalid(format!("{field}.env[{index}]"), &name, why));
         }
     }
     let mut names = BTreeSet::new();
@@ -504,7 +504,7 @@ fn check_process(field: &str, process: &Container, found: &mut Vec<Violation>) {
                 if !named && !port.parse::<u16>().is_ok_and(|port| port > 0) {
                     let why = "must be the name of one of the ports, or a port";
                     let port = Value::from(port.as_str());
-                    found.push(Violation::invalid(&format!("{place}.port"), &port, why));
+                    found.push(Violation::invalid(format!("{place}.port"), &port, why));
                 }
             }
             (None, Some(_)) => {}
@@ -516,12 +516,12 @@ fn check_policy(policy: &ScalingPolicy, found: &mut Vec<Violation>) {
     let at = |field: &str| format!("spec.scalingPolicy.{field}");
     if policy.maximum_instance <= 0 {
         let value = Value::from(policy.maximum_instance);
-        found.push(Violation::invalid(&at("maximumInstance"), &value, "must be greater than 0"));
+        found.push(Violation::invalid(at("maximumInstance"), &value, "must be greater than 0"));
     }
     if policy.maximum_instance < policy.minimum_instance {
         let value = Value::from(policy.maximum_instance);
         let why = format!("must be at least minimumInstance ({})", policy.minimum_instance);
-        found.push(Violation::invalid(&at("maximumInstance"), &value, &why));
+        found.push(Violation::invalid(at("maximumInstance"), &value, &why));
     }
     let (field, threshold, top) = match policy.scaling_policy_type {
         ScalingPolicyType::IdleSessionNumber => {
@@ -534,12 +534,12 @@ fn check_policy(policy: &ScalingPolicy, found: &mut Vec<Violation>) {
     match threshold {
         None => {
             let why = "is required for this scalingPolicyType: say high and low";
-            found.push(Violation::required(&at(field), why));
+            found.push(Violation::required(at(field), why));
         }
         Some(Threshold { high, low }) => {
             if low < 0 {
                 let why = "must be greater than or equal to 0";
-                found.push(Violation::invalid(&at(&format!("{field}.low")), &low.into(), why));
+                found.push(Violation::invalid(at(&format!("{field}.low")), &low.into(), why));
             }
             let high_field = at(&format!("{field}.high"));
             if high < low {
@@ -555,11 +555,11 @@ fn check_policy(policy: &ScalingPolicy, found: &mut Vec<Violation>) {
     if let Some(Standby { minimum, maximum }) = policy.standby {
         if minimum < 0 {
             let why = "must be greater than or equal to 0";
-            found.push(Violation::invalid(&at("standby.minimum"), &minimum.into(), why));
+            found.push(Violation::invalid(at("standby.minimum"), &minimum.into(), why));
         }
         if maximum < minimum {
             let why = format!("must be at least minimum ({minimum})");
-            found.push(Violation::invalid(&at("standby.maximum"), &maximum.into(), &why));
+            found.push(Violation::invalid(at("standby.maximum"), &maximum.into(), &why));
         }
     }
 }

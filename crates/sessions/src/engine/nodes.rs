@@ -76,29 +76,23 @@ impl Engine {
         match message.body {
             None => {}
             Some(from_node::Body::Register(register)) => self.register(node, revision, &register),
-            Some(from_node::Body::Ready(report)) => {
-                if self.nodes.get(node).is_some_and(|known| known.registered) {
-                    self.replace_all(node, revision, report, now);
-                    self.make_ready(node);
-                }
+            Some(from_node::Body::Ready(report))
+                if self.nodes.get(node).is_some_and(|known| known.registered) =>
+            {
+                self.replace_all(node, revision, report, now);
+                self.make_ready(node);
             }
             Some(from_node::Body::State(report)) if ready => {
                 self.replace_all(node, revision, report, now);
             }
-            Some(from_node::Body::Heartbeat(_)) if ready => {
-                if revision > newest {
-                    self.ask_for_all(node);
-                }
+            Some(from_node::Body::Heartbeat(_)) if ready && revision > newest => {
+                self.ask_for_all(node);
             }
-            Some(from_node::Body::Instance(state)) if ready => {
-                if self.is_next(node, revision) {
-                    self.hear_instance(node, state, now);
-                }
+            Some(from_node::Body::Instance(state)) if ready && self.is_next(node, revision) => {
+                self.hear_instance(node, state, now);
             }
-            Some(from_node::Body::Session(state)) if ready => {
-                if self.is_next(node, revision) {
-                    self.hear_session(node, state, now);
-                }
+            Some(from_node::Body::Session(state)) if ready && self.is_next(node, revision) => {
+                self.hear_session(node, state, now);
             }
             Some(from_node::Body::Health(health)) if ready => {
                 for name in &health.instances {

@@ -75,10 +75,7 @@ impl Engine {
             object,
         };
         self.sessions.insert(name.clone(), session);
-        let why = match self.assign(&application, name, now) {
-            Ok(()) => None,
-            Err(why) => Some(why),
-        };
+        let why = self.assign(&application, name, now).err();
         let Some(known) = self.applications.get_mut(&application) else { return Ok(()) };
         if let (Some(why), OpenMode::FailFast) = (&why, spec.open_mode) {
             self.sessions.remove(name);
