@@ -307,6 +307,8 @@ pub(crate) struct Session {
     /// How often its port was somebody else's.
     pub(crate) refused_ports: u32,
     pub(crate) deadline: Duration,
+    /// When it got its instance.
+    pub(crate) assigned: Option<Duration>,
     pub(crate) port: Option<(u16, Protocol)>,
     pub(crate) mapped: bool,
     /// Who is connected, since when, and whether the instance said so (else the gateway did).

@@ -523,6 +523,11 @@ impl Actor {
             Ok(name) => {
                 metrics.answered("opened");
                 metrics.took("total", took);
+                if let Some(assigned) = self.parts.engine.assigned(&name) {
+                    let waited = assigned.saturating_sub(waiter.since);
+                    metrics.took("waiting", waited.as_secs_f64());
+                    metrics.took("node", now.elapsed.saturating_sub(assigned).as_secs_f64());
+                }
                 let record = self.publisher.show(&self.parts.engine, &name).await;
                 record.ok_or_else(|| Error::internal("the session could not be shown"))
             }

@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 
 use mainstay_placement::machines::Amount;
 
+use super::instances::name_of;
 use super::{About, Due, Effect, Engine, Key, Moment, key};
 use crate::api::{InstancePool, OnNodeLoss};
-use crate::protocol::{Configuration, FromNode, FullSync, Register, Report, from_node, to_node};
+use crate::protocol::{
+    Configuration, FromNode, FullSync, InstancePhase, Register, Report, from_node, to_node,
+};
 
 impl Engine {
     /// A node opens its stream. `false` if it has one already: the second is not taken.
@@ -186,14 +189,18 @@ impl Engine {
         for name in before {
             let Some(instance) = self.instances.get(&name) else { continue };
             if instances.contains(&name) {
-                // Its session ended while nobody listened.
-                if let Some(session) = instance.session.clone()
-                    && !sessions.contains(&session)
-                    && self.was_open(&session)
-                {
+                let Some(session) = instance.session.clone() else { continue };
+                if sessions.contains(&session) {
+                    continue;
+                }
+                if self.was_open(&session) {
+                    // It ended while nobody listened.
                     let message = "its node no longer has it".to_owned();
                     self.finish(&session, "SessionLost", message, now);
                     self.end(&name, "SessionLost", "its session ended unseen", now);
+                } else {
+                    // The order to open it may have been lost with the stream.
+                    self.order_to_open(&session);
                 }
             } else if instance.acknowledged || instance.pool == InstancePool::Deleting {
                 let gone = self.drop_instance(&name);
@@ -216,7 +223,13 @@ impl Engine {
             if !self.instances.contains_key(&name) && !told.contains(&name) {
                 self.adopt(node, &name, &state, now);
             }
+            let runs = state.phase() == InstancePhase::Running;
             self.hear_instance(node, state, now);
+            let frozen = self.instances.get(&name).map(|known| known.pool);
+            if runs && frozen == Some(InstancePool::Standby) {
+                // So may the order to freeze.
+                self.send(node, to_node::Body::Hibernate(name_of(&name)));
+            }
         }
         for state in report.sessions {
             self.hear_session(node, state, now);

@@ -64,6 +64,7 @@ impl Engine {
             command: 0,
             refused_ports: 0,
             deadline,
+            assigned: None,
             port: None,
             mapped: false,
             clients: BTreeMap::new(),
@@ -171,6 +172,7 @@ impl Engine {
         let Some(session) = self.sessions.get_mut(name) else { return };
         session.instance = Some(instance.clone());
         session.state = SessionState::Starting;
+        session.assigned = Some(now.elapsed);
         session.port = port;
         session.reason = "";
         session.message.clear();
@@ -178,14 +180,19 @@ impl Engine {
         if let Some(known) = self.instances.get_mut(instance) {
             known.session = Some(name.clone());
         }
-        if let Some(request) = self.tell_to_open(name) {
-            if let Some(session) = self.sessions.get_mut(name) {
-                session.command = request;
-            }
-            self.commands.insert(request, (Command::Open, name.clone()));
-        }
+        self.order_to_open(name);
         self.instance_monitor.touch(instance, now.elapsed);
         self.effects.push(Effect::Session(name.clone()));
+    }
+
+    /// Tells a session's instance to open it; if it cannot, that matters.
+    pub(super) fn order_to_open(&mut self, name: &Key) {
+        let Some(request) = self.tell_to_open(name) else { return };
+        if let Some(session) = self.sessions.get_mut(name) {
+            self.commands.remove(&session.command);
+            session.command = request;
+            self.commands.insert(request, (Command::Open, name.clone()));
+        }
     }
 
     fn tell_to_open(&mut self, name: &Key) -> Option<u64> {
@@ -619,6 +626,7 @@ impl Engine {
             command: 0,
             refused_ports: 0,
             deadline: now.elapsed,
+            assigned: None,
             port,
             mapped: false,
             clients: BTreeMap::new(),
@@ -691,6 +699,12 @@ impl Engine {
         for session in unknown {
             endpoints.free(&session);
         }
+    }
+
+    /// When a session got its instance.
+    #[must_use]
+    pub fn assigned(&self, name: &str) -> Option<Duration> {
+        self.sessions.get(name)?.assigned
     }
 
     /// How patient it is.

@@ -259,6 +259,16 @@ impl World {
         }
     }
 
+    /// An instance is frozen or thawed, and its node says so.
+    fn turn(&mut self, node: &Key, name: &crate::protocol::Name, phase: InstancePhase) {
+        let host = self.hosts.get_mut(node).expect("known");
+        if let Some(state) = host.instances.get_mut(&key(&name.namespace, &name.name)) {
+            state.phase = phase as i32;
+            let state = state.clone();
+            self.say(node, from_node::Body::Instance(state), true);
+        }
+    }
+
     /// Time passes, in steps, with heartbeats of those who are there.
     pub(super) fn pass(&mut self, seconds: f64) {
         self.pass_without(seconds, &[]);
