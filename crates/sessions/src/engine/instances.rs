@@ -298,7 +298,10 @@ impl Engine {
             return;
         };
         self.move_to(name, InstancePool::Deleting);
-        self.note(About::Instance(name.clone()), false, reason, message.to_owned());
+        let usual =
+            ["ScaledDown", "SessionClosed", "ApplicationDeleted", "TemplateChanged", "Deleted"];
+        let warning = !usual.contains(&reason);
+        self.note(About::Instance(name.clone()), warning, reason, message.to_owned());
         self.tell_to_end(name, &node, now);
     }
 

@@ -84,7 +84,9 @@ impl Engine {
             if known.refused.len() < most {
                 known.refused.push_back(deadline);
             }
-            self.touched.insert(application);
+            self.touched.insert(application.clone());
+            let message = format!("a session was refused: {why}");
+            self.note(About::Application(application), true, "SystemBusy", message);
             return Err(Refusal::Busy(why.clone()));
         }
         known.sessions.insert(name.clone());

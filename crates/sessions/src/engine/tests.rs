@@ -2,6 +2,7 @@
 
 mod cases;
 mod laws;
+mod more;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,8 +10,8 @@ use super::*;
 use crate::api::application::{Container, Port, ScalingPolicy, Threshold};
 use crate::api::{OnNodeLoss, OpenMode};
 use crate::protocol::{
-    Client, CommandFailed, FromNode, Heartbeat, InstanceState, Register, Report, SessionPhase,
-    SessionState as Told, from_node,
+    Client, CommandFailed, FromNode, Health, Heartbeat, InstanceState, Name, Register, Report,
+    SessionPhase, SessionState as Told, from_node,
 };
 
 /// One node: what it really has, and what it has been told and not done yet.
@@ -99,6 +100,19 @@ impl World {
             instances: host.instances.values().cloned().collect(),
             sessions: host.sessions.values().cloned().collect(),
         }
+    }
+
+    /// Everybody on a node is well.
+    fn health(&self, name: &Key) -> from_node::Body {
+        let name_of = |key: &Key| {
+            let (namespace, name) = parts(key);
+            Name { namespace: namespace.to_owned(), name: name.to_owned() }
+        };
+        let host = &self.hosts[name];
+        from_node::Body::Health(Health {
+            instances: host.instances.keys().map(name_of).collect(),
+            sessions: host.sessions.keys().map(name_of).collect(),
+        })
     }
 
     /// A node says something; `change` if it is a change.
@@ -260,7 +274,7 @@ impl World {
     }
 
     /// An instance is frozen or thawed, and its node says so.
-    fn turn(&mut self, node: &Key, name: &crate::protocol::Name, phase: InstancePhase) {
+    fn turn(&mut self, node: &Key, name: &Name, phase: InstancePhase) {
         let host = self.hosts.get_mut(node).expect("known");
         if let Some(state) = host.instances.get_mut(&key(&name.namespace, &name.name)) {
             state.phase = phase as i32;
@@ -283,6 +297,10 @@ impl World {
             let names: Vec<Key> = self.hosts.keys().cloned().collect();
             for name in names.iter().filter(|name| !silent.contains(&&***name)) {
                 self.say(name, from_node::Body::Heartbeat(Heartbeat {}), false);
+                if self.now.elapsed.as_millis().is_multiple_of(60_000) {
+                    let health = self.health(name);
+                    self.say(name, health, false);
+                }
             }
             self.engine.tick(self.now);
             self.act();
