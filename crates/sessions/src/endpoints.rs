@@ -14,6 +14,9 @@ use std::sync::Arc;
 /// How many ports are reserved at once.
 pub const BLOCK: u16 = 64;
 
+/// How many ports are kept ready to be given out.
+const AHEAD: usize = 256;
+
 /// Why there is no port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -155,14 +158,14 @@ impl Endpoints {
         self.reserved.union(&self.resting).copied().collect()
     }
 
-    /// The block to reserve next, if fewer than half a block of ports can be given out.
+    /// The block to reserve next, if few ports can be given out at once.
     #[must_use]
     pub fn wanted(&self) -> Option<usize> {
         let mut left = 0;
         let mut place = 0;
         while let Some(free) = self.free_between(place, self.size) {
             left += 1;
-            if left > usize::from(BLOCK / 2) {
+            if left > AHEAD {
                 return None;
             }
             place = free + 1;

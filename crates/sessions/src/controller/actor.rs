@@ -31,8 +31,11 @@ use crate::protocol::{LogChunk, ReadLog, ToNode, from_node, to_node};
 /// How many inputs are taken together.
 const BATCH: usize = 512;
 
-/// How long changed objects wait for others to be shown with them.
+/// How long changed sessions wait for others to be shown with them.
 const GATHER: Duration = Duration::from_millis(20);
+
+/// The same for instances: they change twice with every session.
+const GATHER_INSTANCES: Duration = Duration::from_millis(200);
 
 /// How often counts are taken.
 const COUNT: Duration = Duration::from_secs(5);
@@ -176,14 +179,18 @@ impl Actor {
         let mut batch = Vec::with_capacity(BATCH);
         let mut clients = self.parts.clients.take();
         let clock = self.parts.resources.clock().clone();
-        let mut shown = clock.elapsed();
+        let (mut shown, mut shown_instances) = (clock.elapsed(), clock.elapsed());
         let mut counted = Duration::ZERO;
         loop {
             let now = clock.elapsed();
-            let news =
-                self.publisher.has_news() || self.ports_changed || !self.applications.is_empty();
-            let show = news.then(|| (shown + GATHER).max(now));
-            let due = [self.parts.engine.next_tick(), show, Some(counted + COUNT)];
+            let (sessions, instances) = self.publisher.has_news();
+            let news = sessions || self.ports_changed || !self.applications.is_empty();
+            let due = [
+                self.parts.engine.next_tick(),
+                news.then(|| (shown + GATHER).max(now)),
+                instances.then(|| (shown_instances + GATHER_INSTANCES).max(now)),
+                Some(counted + COUNT),
+            ];
             let due = due.into_iter().flatten().min().unwrap_or(now + COUNT);
             let changes = Arc::clone(&self.parts.changes);
             tokio::select! {
@@ -208,17 +215,22 @@ impl Actor {
             }
             if now.elapsed >= shown + GATHER {
                 shown = now.elapsed;
-                self.publisher.publish(&self.parts.engine).await;
+                self.publisher.publish_sessions(&self.parts.engine).await;
                 self.write_ports(None);
                 self.write_statuses();
                 self.parts.desk.forget(now.elapsed);
+            }
+            if now.elapsed >= shown_instances + GATHER_INSTANCES {
+                shown_instances = now.elapsed;
+                self.publisher.publish_instances(&self.parts.engine).await;
             }
             if now.elapsed >= counted + COUNT {
                 counted = now.elapsed;
                 self.count();
             }
         }
-        self.publisher.publish(&self.parts.engine).await;
+        self.publisher.publish_sessions(&self.parts.engine).await;
+        self.publisher.publish_instances(&self.parts.engine).await;
         self.write_ports(None);
         self.write_statuses();
     }
@@ -384,13 +396,12 @@ impl Actor {
         };
         self.tickets += 1;
         let name: Key = key.path().into();
-        let told: Arc<[u8]> = serde_json::to_vec(&object).unwrap_or_default().into();
         let waiter = Waiter { answer, since: now.elapsed };
         self.waiters.insert(self.tickets, (name.clone(), waiter));
-        let exists = self.parts.engine.session_object(&name).is_some();
-        if !exists {
-            self.publisher.know(&name, object);
-        }
+        let told: Arc<[u8]> = match self.parts.engine.session_object(&name) {
+            Some(known) => known.into(),
+            None => self.publisher.know(&name, object).into(),
+        };
         self.parts.engine.open(&name, Arc::new(spec), told, self.tickets, now);
     }
 
@@ -398,7 +409,7 @@ impl Actor {
     async fn update(
         &mut self,
         key: &object::Key,
-        mut object: Prepared,
+        object: Prepared,
         answer: oneshot::Sender<Result<Arc<Record>, Error>>,
         now: Moment,
     ) {
@@ -413,17 +424,16 @@ impl Actor {
             .get("metadata")
             .and_then(|metadata| metadata.get("deletionTimestamp"))
             .is_some_and(|time| *time != Value::Null);
-        object.remove("status");
         self.publisher.know(&name, object);
         if deleted {
             self.parts.engine.close(&name, now);
         }
+        self.perform(now).await;
         let record = match self.publisher.show(&self.parts.engine, &name).await {
             Some(record) => Some(record),
             // It had no instance to wait for and is gone already.
-            None => self.parts.resources.objects().get(key).await.ok().flatten(),
+            None => self.parts.desk.recall(key),
         };
-        self.perform(now).await;
         let gone = || Error::new(Reason::NotFound, format!("\"{}\" is gone", key.name()));
         let _ = answer.send(record.ok_or_else(gone));
     }

@@ -142,6 +142,12 @@ impl Desk {
         }
     }
 
+    /// A session that is gone and can still be read.
+    pub(super) fn recall(&self, key: &object::Key) -> Option<Arc<Record>> {
+        let graveyard = self.graveyard.lock().unwrap_or_else(PoisonError::into_inner);
+        graveyard.records.get(key.path()).cloned()
+    }
+
     /// Forgets whom nobody may read any more.
     pub(super) fn forget(&self, now: Duration) {
         let mut graveyard = self.graveyard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -225,11 +231,7 @@ impl Keeper for Kept {
     }
 
     fn recall(&self, key: &object::Key) -> Option<Arc<Record>> {
-        if !self.sessions {
-            return None;
-        }
-        let graveyard = self.desk.graveyard.lock().unwrap_or_else(PoisonError::into_inner);
-        graveyard.records.get(key.path()).cloned()
+        self.desk.recall(key).filter(|_| self.sessions)
     }
 }
 

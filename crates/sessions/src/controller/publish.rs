@@ -11,19 +11,20 @@ use mainstay_store::keeper::Prepared;
 use mainstay_store::meta::Time;
 use mainstay_store::object::{self, Body, Record, Resource, Revision};
 use mainstay_store::objects::{self, Change, Objects, Write};
+use mainstay_store::registry::Typed;
 use mainstay_store::resources::{Identities, RandomIdentities};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
-use crate::api::{ApplicationSession, GROUP, Instance, SessionStatus, VERSION};
+use crate::api::{ApplicationSession, Instance, InstanceSpec, InstanceStatus, SessionStatus};
 use crate::engine::{Engine, Key, parts};
-
-/// The label that names an instance's application.
-pub(super) const APPLICATION: &str = "apps.mainstay.dev/application";
 
 /// A session's object: what its user wrote, and where it stands.
 #[derive(Debug)]
 struct Shown {
-    object: Prepared,
+    /// All but the status, which comes last.
+    object: Body,
+    created: Revision,
     revision: Option<Revision>,
 }
 
@@ -33,6 +34,40 @@ struct ShownInstance {
     uid: String,
     revision: Option<Revision>,
 }
+
+/// An instance as it is written, with its fields in the order of the alphabet.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shape<'a> {
+    api_version: &'a str,
+    kind: &'a str,
+    metadata: Metadata<'a>,
+    spec: &'a InstanceSpec,
+    status: &'a InstanceStatus,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata<'a> {
+    creation_timestamp: Time,
+    labels: Labels<'a>,
+    name: &'a str,
+    namespace: &'a str,
+    resource_version: &'a str,
+    uid: &'a str,
+}
+
+/// The label that names an instance's application.
+#[derive(Serialize)]
+struct Labels<'a> {
+    #[serde(rename = "apps.mainstay.dev/application")]
+    application: &'a str,
+}
+
+const API_VERSION: &str = "apps.mainstay.dev/v1";
+
+/// What stands before the version of an object.
+const VERSION_FIELD: &[u8] = b"\"resourceVersion\":\"";
 
 /// What is shown, and what has to be shown anew.
 #[derive(Debug)]
@@ -48,7 +83,7 @@ pub(super) struct Publisher {
     gone_instances: HashSet<Key>,
 }
 
-fn collection<T: mainstay_store::registry::Typed>() -> Resource {
+fn collection<T: Typed>() -> Resource {
     Resource::new(T::GROUP, T::PLURAL)
 }
 
@@ -67,10 +102,16 @@ impl Publisher {
         }
     }
 
-    /// What a session's user wrote. Told again, it replaces what was written before.
-    pub(super) fn know(&mut self, session: &Key, object: Prepared) {
-        let revision = self.shown.get(session).and_then(|shown| shown.revision);
-        self.shown.insert(session.clone(), Shown { object, revision });
+    /// What a session's user wrote, as it will be shown without its status. Told again, it replaces
+    /// what was written before.
+    pub(super) fn know(&mut self, session: &Key, mut object: Prepared) -> &[u8] {
+        object.remove("status");
+        let object = Body::new(&object);
+        let known = self.shown.remove(session);
+        let (created, revision) =
+            known.map_or((Revision::ZERO, None), |known| (known.created, known.revision));
+        let shown = self.shown.entry(session.clone());
+        shown.or_insert(Shown { object, created, revision }).object.json()
     }
 
     pub(super) fn forget(&mut self, session: &Key) {
@@ -90,17 +131,21 @@ impl Publisher {
         self.gone_instances.insert(instance);
     }
 
-    pub(super) fn has_news(&self) -> bool {
-        !self.dirty.is_empty()
-            || !self.dirty_instances.is_empty()
-            || !self.gone_instances.is_empty()
+    /// Whether sessions changed, and whether instances did.
+    pub(super) fn has_news(&self) -> (bool, bool) {
+        let instances = !self.dirty_instances.is_empty() || !self.gone_instances.is_empty();
+        (!self.dirty.is_empty(), instances)
     }
 
-    /// Shows everything that changed.
-    pub(super) async fn publish(&mut self, engine: &Engine) {
+    /// Shows the sessions that changed.
+    pub(super) async fn publish_sessions(&mut self, engine: &Engine) {
         for session in std::mem::take(&mut self.dirty) {
             self.show(engine, &session).await;
         }
+    }
+
+    /// Shows the instances that changed.
+    pub(super) async fn publish_instances(&mut self, engine: &Engine) {
         for instance in std::mem::take(&mut self.gone_instances) {
             self.hide_instance(&instance).await;
         }
@@ -117,33 +162,32 @@ impl Publisher {
             // A session that a node brought along: its object is what the node was told.
             let object: Value = serde_json::from_slice(engine.session_object(session)?).ok()?;
             let Value::Object(object) = object else { return None };
-            self.shown.insert(session.clone(), Shown { object, revision: None });
+            self.know(session, object);
         }
         let shown = self.shown.get_mut(session)?;
-        shown.object.insert("status".to_owned(), serde_json::to_value(status).ok()?);
-        let body = Body::new(&shown.object);
+        let body = shown.object.with_last("status", &status)?;
         let (namespace, name) = parts(session);
         let key = object::Key::new(&self.sessions, Some(namespace), name);
         let written = write(&*self.objects, key, shown.revision, body).await?;
         shown.revision = Some(written.revision());
+        shown.created = written.created();
         Some(written)
     }
 
-    /// Shows what a session last was, and takes its object away; that comes back.
+    /// Takes a session's object away; what it last was comes back.
     pub(super) async fn hide(
         &mut self,
         session: &Key,
         last: &SessionStatus,
     ) -> Option<Arc<Record>> {
         self.dirty.remove(session);
-        let mut shown = self.shown.remove(session)?;
-        shown.object.insert("status".to_owned(), serde_json::to_value(last).ok()?);
+        let shown = self.shown.remove(session)?;
         let (namespace, name) = parts(session);
         let key = object::Key::new(&self.sessions, Some(namespace), name);
-        let body = Body::new(&shown.object);
-        let last = write(&*self.objects, key.clone(), Some(shown.revision?), body).await?;
-        remove(&*self.objects, key, last.revision()).await;
-        Some(last)
+        let revision = shown.revision?;
+        remove(&*self.objects, key.clone(), revision).await;
+        let last = shown.object.with_last("status", last)?;
+        Some(Arc::new(last.at(key, shown.created, revision)))
     }
 
     async fn show_instance(&mut self, engine: &Engine, instance: &Key) -> Option<()> {
@@ -153,21 +197,25 @@ impl Publisher {
             .shown_instances
             .entry(instance.clone())
             .or_insert_with(|| ShownInstance { uid: RandomIdentities.uid(), revision: None });
-        let mut object = Map::new();
-        object.insert("apiVersion".to_owned(), format!("{GROUP}/{VERSION}").into());
-        object.insert("kind".to_owned(), "Instance".into());
-        let metadata = json!({
-            "name": name,
-            "namespace": namespace,
-            "uid": shown.uid,
-            "creationTimestamp": Time::new(created),
-            "labels": {APPLICATION: spec.application_name},
-        });
-        object.insert("metadata".to_owned(), metadata);
-        object.insert("spec".to_owned(), serde_json::to_value(&spec).ok()?);
-        object.insert("status".to_owned(), serde_json::to_value(&status).ok()?);
+        let object = Shape {
+            api_version: API_VERSION,
+            kind: Instance::KIND,
+            metadata: Metadata {
+                creation_timestamp: Time::new(created),
+                labels: Labels { application: &spec.application_name },
+                name,
+                namespace,
+                resource_version: "",
+                uid: &shown.uid,
+            },
+            spec: &spec,
+            status: &status,
+        };
+        let json = serde_json::to_vec(&object).ok()?;
+        let hole = memchr::memmem::find(&json, VERSION_FIELD)? + VERSION_FIELD.len();
+        let body = Body::from_parts(json, hole)?;
         let key = object::Key::new(&self.instances, Some(namespace), name);
-        let written = write(&*self.objects, key, shown.revision, Body::new(&object)).await?;
+        let written = write(&*self.objects, key, shown.revision, body).await?;
         shown.revision = Some(written.revision());
         Some(())
     }

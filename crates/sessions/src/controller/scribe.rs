@@ -66,11 +66,17 @@ impl Wanted {
 pub(super) struct Orders {
     wanted: Arc<Mutex<Wanted>>,
     bell: Arc<Notify>,
+    /// Somebody waits for it.
+    urgent: Arc<Notify>,
 }
 
 impl Orders {
     pub(super) fn leave(&self, order: impl FnOnce(&mut Wanted)) {
-        order(&mut self.wanted.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        order(&mut wanted);
+        if wanted.reserve.is_some() {
+            self.urgent.notify_one();
+        }
         self.bell.notify_one();
     }
 }
@@ -114,8 +120,11 @@ impl Scribe {
             if told {
                 return;
             }
-            let rest = self.resources.clock().sleep(REST);
-            stop.run_until_cancelled(rest).await;
+            tokio::select! {
+                () = self.resources.clock().sleep(REST) => {}
+                () = self.orders.urgent.notified() => {}
+                () = stop.cancelled() => {}
+            }
         }
     }
 

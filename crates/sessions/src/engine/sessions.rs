@@ -294,11 +294,13 @@ impl Engine {
         session.reason = "";
         session.message.clear();
         self.due.remove(&(session.deadline, Due::Open(name.clone())));
-        if let Some(ticket) = session.ticket.take() {
+        let ticket = session.ticket.take();
+        self.session_monitor.touch(name, now.elapsed);
+        // The answer shows the session, so it comes last.
+        self.effects.push(Effect::Session(name.clone()));
+        if let Some(ticket) = ticket {
             self.effects.push(Effect::Answer { ticket, answer: Ok(name.clone()) });
         }
-        self.session_monitor.touch(name, now.elapsed);
-        self.effects.push(Effect::Session(name.clone()));
     }
 
     /// Somebody wants a session closed, and its object gone.

@@ -225,16 +225,8 @@ impl World {
                     self.say(node, from_node::Body::Instance(state), true);
                 }
             }
-            to_node::Body::Hibernate(name) | to_node::Body::Activate(name) => {
-                let name = key(&name.namespace, &name.name);
-                if let Some(state) = host.instances.get_mut(&name) {
-                    let frozen = state.phase() == InstancePhase::Standby;
-                    let next = if frozen { InstancePhase::Running } else { InstancePhase::Standby };
-                    state.phase = next as i32;
-                    let state = state.clone();
-                    self.say(node, from_node::Body::Instance(state), true);
-                }
-            }
+            to_node::Body::Hibernate(name) => self.turn(node, &name, InstancePhase::Standby),
+            to_node::Body::Activate(name) => self.turn(node, &name, InstancePhase::Running),
             to_node::Body::Open(open) => {
                 let instance = key(&open.namespace, &open.instance);
                 if !host.instances.contains_key(&instance) {
