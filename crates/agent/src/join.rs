@@ -75,6 +75,7 @@ struct Request {
 #[serde(rename_all = "camelCase")]
 struct Granted {
     certificate: String,
+    node: String,
     lifetime_seconds: u64,
 }
 
@@ -210,6 +211,10 @@ async fn ask(client: &Client, options: &Options, now: Timestamp) -> Result<Ident
         code => return Err(Ask::Away(format!("the server answered {code}"))),
     }
     let granted: Granted = serde_json::from_slice(&answer.body).map_err(|error| never(&error))?;
+    if granted.node != options.node {
+        let why = format!("the token is for node {}", granted.node);
+        return Err(Ask::Never(Error::Refused { node: options.node.clone(), why }));
+    }
     let life = Duration::from_secs(granted.lifetime_seconds);
     let renew_at = now.checked_add(life * 2 / 3).unwrap_or(now);
     let node = options.node.clone();
@@ -226,7 +231,7 @@ pub(crate) async fn keep_fresh(
     loop {
         let due = load(&options).map_or(Timestamp::MIN, |identity| identity.renew_at);
         let wait = due.duration_since(clock.now());
-        let wait = Duration::try_from(wait).unwrap_or(Duration::ZERO).max(Duration::from_secs(60));
+        let wait = Duration::try_from(wait).unwrap_or(Duration::ZERO).max(Duration::from_secs(1));
         if stop.run_until_cancelled(clock.sleep(wait)).await.is_none() {
             return;
         }

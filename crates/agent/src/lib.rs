@@ -93,6 +93,8 @@ pub struct Options {
     pub rate: Option<Rate>,
     /// Where the kernel's trees are.
     pub roots: linux::Roots,
+    /// How often the heart beats.
+    pub heartbeat: Duration,
     /// What counts where the cluster's configuration says nothing.
     pub defaults: mainstay_disks::config::Config,
 }

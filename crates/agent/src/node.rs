@@ -13,10 +13,10 @@ use crate::{MANAGER, Options, PAUSES};
 
 /// The namespace of heartbeats.
 const NAMESPACE: &str = "kube-node-lease";
-/// How often the heart beats.
-const BEAT: Duration = Duration::from_secs(10);
-/// For how long a beat is good.
-const GOOD: i32 = 40;
+/// How often the heart beats, unless somebody says otherwise.
+pub const BEAT: Duration = Duration::from_secs(10);
+/// For how many beats one is good.
+const GOOD: u32 = 4;
 /// How often the Node object says that it is up.
 const SAY: u32 = 6;
 
@@ -138,26 +138,31 @@ pub(crate) async fn beat(
 ) {
     let mut count = 0;
     loop {
-        if let Err(error) = renew(&resources, &options.node).await {
+        let anew = renew(&resources, &options).await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the heartbeat was not heard");
-        }
+            false
+        });
         count += 1;
-        if count % SAY == 0
+        // A server that has forgotten the heartbeat has forgotten what the node said as well.
+        if (count % SAY == 0 || anew)
             && let Err(error) = say(&resources, &options, &*host).await
         {
             tracing::warn!(%error, "the node could not be reported");
         }
-        if stop.run_until_cancelled(resources.clock().sleep(BEAT)).await.is_none() {
+        if stop.run_until_cancelled(resources.clock().sleep(options.heartbeat)).await.is_none() {
             return;
         }
     }
 }
 
-async fn renew(resources: &Resources, node: &str) -> Result<(), Error> {
+/// Renews the heartbeat. Says whether it had to be made anew.
+async fn renew(resources: &Resources, options: &Options) -> Result<bool, Error> {
+    let node = &options.node;
+    let good = i32::try_from((options.heartbeat * GOOD).as_secs().max(1)).unwrap_or(i32::MAX);
     let now = MicroTime::new(resources.clock().now());
     let mark = |lease: &mut Lease| {
-        lease.spec.holder_identity = Some(node.to_owned());
-        lease.spec.lease_duration_seconds = Some(GOOD);
+        lease.spec.holder_identity = Some(node.clone());
+        lease.spec.lease_duration_seconds = Some(good);
         lease.spec.renew_time = Some(now);
         lease.spec.acquire_time.get_or_insert(now);
     };
@@ -166,11 +171,11 @@ async fn renew(resources: &Resources, node: &str) -> Result<(), Error> {
     match renewed {
         Err(error) if error.is_not_found() => {
             let mut lease = Lease::default();
-            lease.metadata.name = node.to_owned();
+            lease.metadata.name.clone_from(node);
             lease.metadata.namespace = Some(NAMESPACE.to_owned());
             mark(&mut lease);
-            resources.create_as(&lease, &options).await.map(drop)
+            resources.create_as(&lease, &options).await.map(|_| true)
         }
-        other => other.map(drop),
+        other => other.map(|_| false),
     }
 }

@@ -1,8 +1,8 @@
 //! Provisioned disks as LVMVolumeGroups: what volumes are placed on.
 //!
 //! The group of a disk bears the name of its BlockDevice, and says in annotations where its space
-//! is. A group that is taken out of use is first closed for new replicas; it goes when the last
-//! replica has gone.
+//! is. A group that is taken out of use is first emptied: it is closed for new replicas, and those on
+//! it are in the wrong place until they are elsewhere. It goes when the last replica has gone.
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -16,7 +16,7 @@ use mainstay_store::resources::{
     DeleteOptions, Error as StoreError, Reason, Resources, Subresource, WriteOptions,
 };
 use mainstay_volumes::api::{
-    LVMVolumeGroup, Local, ReplicatedVolumeReplica, UNSCHEDULABLE_ANNOTATION,
+    EVICT_ANNOTATION, LVMVolumeGroup, Local, ReplicatedVolumeReplica, UNSCHEDULABLE_ANNOTATION,
 };
 use tokio::sync::watch;
 
@@ -26,8 +26,6 @@ use crate::MANAGER;
 const PATH: &str = "storage.mainstay.dev/path";
 /// Says the tags of a group's disk.
 const TAGS: &str = "storage.mainstay.dev/tags";
-/// Asks for the replicas of a group to be moved elsewhere.
-const EVICT: &str = "storage.mainstay.dev/evict";
 /// The index of replicas by the group they are on.
 const BY_GROUP: &str = "group";
 
@@ -73,38 +71,53 @@ impl Pools {
         self.replicas.wait_until_synced().await.map_err(closed)
     }
 
+    /// Makes the group say what the pool is. One that does so already is not written.
     async fn write(&self, pool: &Pool, space: Space) -> Result<(), StoreError> {
         let (name, options) = (&pool.device, write_options());
-        let there = self.resources.get_as::<LVMVolumeGroup>(None, name).await?;
-        if there.is_none() {
-            let mut group = LVMVolumeGroup::default();
-            group.metadata.name.clone_from(name);
-            group.spec.local = Local { node_name: pool.node.clone() };
-            describe(&mut group, pool);
-            match self.resources.create_as(&group, &options).await {
-                Err(error) if !error.is_already_exists() => return Err(error),
-                _ => {}
-            }
-        } else if there.as_ref().is_some_and(|group| !is_described(group, pool)) {
-            self.resources
-                .modify_as(None, name, None, &options, |group: &mut LVMVolumeGroup| {
-                    describe(group, pool);
-                })
-                .await?;
-        }
         let now = Time::new(self.resources.clock().now());
-        self.resources
-            .modify_as(
-                None,
-                name,
-                Some(Subresource::Status),
-                &options,
-                |group: &mut LVMVolumeGroup| {
-                    measure(group, pool, space, now);
-                },
-            )
-            .await?;
+        let mut group = match self.groups.find(None, name) {
+            Some(group) => (*group).clone(),
+            None => match self.make(pool).await? {
+                Some(group) => group,
+                None => return Ok(()),
+            },
+        };
+        if !is_described(&group, pool) {
+            let describe = |group: &mut LVMVolumeGroup| describe(group, pool);
+            group = self.resources.modify_as(None, name, None, &options, describe).await?.0;
+        }
+        let mut next = group.clone();
+        measure(&mut next, pool, space, now);
+        if next.status != group.status {
+            let (status, measure) = (Some(Subresource::Status), |group: &mut LVMVolumeGroup| {
+                measure(group, pool, space, now);
+            });
+            group = self.resources.modify_as(None, name, status, &options, measure).await?.0;
+        }
+        if let Ok(revision) = group.metadata.resource_version.parse() {
+            // Whoever looks next must see it. A reflector that has stopped shows nothing any more.
+            let _ = self.groups.wait_until_at(revision).await;
+        }
         Ok(())
+    }
+
+    /// Makes the group of a pool, or finds the one that somebody made meanwhile.
+    async fn make(&self, pool: &Pool) -> Result<Option<LVMVolumeGroup>, StoreError> {
+        let mut group = LVMVolumeGroup::default();
+        group.metadata.name.clone_from(&pool.device);
+        group.spec.local = Local { node_name: pool.node.clone() };
+        describe(&mut group, pool);
+        match self.resources.create_as(&group, &write_options()).await {
+            Err(error) if error.is_already_exists() => {
+                self.resources.get_as(None, &pool.device).await
+            }
+            made => made.map(Some),
+        }
+    }
+
+    fn replicas(&self, pool: &Pool) -> Vec<String> {
+        let replicas = self.replicas.by_index(BY_GROUP, &pool.device);
+        replicas.iter().map(|replica| replica.metadata.name.clone()).collect()
     }
 }
 
@@ -127,7 +140,7 @@ fn describe(group: &mut LVMVolumeGroup, pool: &Pool) {
     let annotations = &mut group.metadata.annotations;
     annotations.insert(PATH.to_owned(), path(pool));
     annotations.insert(TAGS.to_owned(), tags(pool));
-    if annotations.remove(EVICT).is_some() {
+    if annotations.remove(EVICT_ANNOTATION).is_some() {
         annotations.remove(UNSCHEDULABLE_ANNOTATION);
     }
 }
@@ -139,7 +152,7 @@ fn says(group: &LVMVolumeGroup, key: &str, value: &str) -> bool {
 fn is_described(group: &LVMVolumeGroup, pool: &Pool) -> bool {
     says(group, PATH, &path(pool))
         && says(group, TAGS, &tags(pool))
-        && !group.metadata.annotations.contains_key(EVICT)
+        && !group.metadata.annotations.contains_key(EVICT_ANNOTATION)
 }
 
 fn measure(group: &mut LVMVolumeGroup, pool: &Pool, space: Space, now: Time) {
@@ -195,11 +208,9 @@ impl Backend for Pools {
                 Some(group) if !says(group, TAGS, &tags(pool)) => Record::OtherTags,
                 Some(_) => Record::Equal,
             };
-            let closed =
-                group.as_ref().is_some_and(|group| group.metadata.annotations.contains_key(EVICT));
+            let closed = group.as_ref().is_some_and(|group| group.is_evicted());
             let ready = group.as_ref().is_some_and(|group| group.is_ready(""));
-            let replicas = self.replicas.by_index(BY_GROUP, &pool.device).len();
-            Ok(Known { record, closed, ready, replicas })
+            Ok(Known { record, closed, ready, replicas: self.replicas(pool) })
         }
         .boxed()
     }
@@ -210,23 +221,14 @@ impl Backend for Pools {
             if self.nodes.find(None, &pool.node).is_none() {
                 return Err(Error::NoNode);
             }
-            self.write(pool, space).await.map_err(trouble)?;
-            // Whoever looks next must see it.
-            let group = self.resources.get_as::<LVMVolumeGroup>(None, &pool.device).await;
-            if let Ok(Some(group)) = group
-                && let Ok(revision) = group.metadata.resource_version.parse()
-            {
-                // A reflector that has stopped shows nothing any more.
-                let _ = self.groups.wait_until_at(revision).await;
-            }
-            Ok(())
+            self.write(pool, space).await.map_err(trouble)
         }
         .boxed()
     }
 
-    fn close<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), Error>> {
+    fn evict<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), Error>> {
         async move {
-            let closed = self
+            let asked = self
                 .resources
                 .modify_as(
                     None,
@@ -234,13 +236,13 @@ impl Backend for Pools {
                     None,
                     &write_options(),
                     |group: &mut LVMVolumeGroup| {
-                        for key in [UNSCHEDULABLE_ANNOTATION, EVICT] {
+                        for key in [UNSCHEDULABLE_ANNOTATION, EVICT_ANNOTATION] {
                             group.metadata.annotations.entry(key.to_owned()).or_default();
                         }
                     },
                 )
                 .await;
-            match closed {
+            match asked {
                 Err(error) if !error.is_not_found() => Err(trouble(error)),
                 _ => Ok(()),
             }
@@ -261,9 +263,10 @@ impl Backend for Pools {
 
     fn remove<'a>(&'a self, pool: &'a Pool, lost: bool) -> BoxFuture<'a, Result<(), Error>> {
         async move {
-            let replicas = self.replicas.by_index(BY_GROUP, &pool.device).len();
-            if replicas > 0 && !lost {
-                return Err(Error::Refused(format!("{replicas} replicas are on it")));
+            let replicas = self.replicas(pool);
+            if !replicas.is_empty() && !lost {
+                let names = replicas.join(", ");
+                return Err(Error::Refused(format!("replicas are on it: {names}")));
             }
             let (delete, options) = (DeleteOptions::default(), write_options());
             self.resources

@@ -10,7 +10,8 @@
 //! * Jobs start in the order they were queued, and no more of them than [`Options::rate`] allows
 //!   within any stretch of time. A failed job is not retried here: whether that is safe is for
 //!   the reconciler to say.
-//! * A job that waits for something outside ([`Slot::release_while`]) holds no slot meanwhile. It
+//! * A job that waits for something outside ([`Slot::release_while`], or [`Slot::release`] for the
+//!   rest of it) holds no slot meanwhile. It
 //!   then lines up again like everybody else, but costs no second start.
 //! * Whoever still waits can be cancelled; who has begun is never interrupted, except by the
 //!   deadline of [`Handle::shutdown`].
@@ -464,7 +465,9 @@ impl<K: QueueKey> Slot<K> {
         }
     }
 
-    fn release(&self) {
+    /// Lets go of the slot: what is left of the job holds nobody up. Whoever needs it again asks
+    /// with [`Slot::reclaim`]. Calling it again changes nothing.
+    pub fn release(&self) {
         let mut state = self.shared.lock();
         state.line.release(&self.key);
         self.shared.tell(state);

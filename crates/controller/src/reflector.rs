@@ -58,7 +58,8 @@ type Values<T> = Arc<dyn Fn(&T) -> Vec<String> + Send + Sync>;
 struct Index<T> {
     name: &'static str,
     values: Values<T>,
-    keys: BTreeMap<String, BTreeSet<Key>>,
+    /// Each value with the key of each object that has it: most values belong to one object alone.
+    keys: BTreeSet<(Arc<str>, Key)>,
 }
 
 impl<T> Index<T> {
@@ -71,18 +72,13 @@ impl<T> Index<T> {
 
     fn remove(&mut self, key: &Key, object: &T) {
         for value in self.values(object) {
-            if let Some(keys) = self.keys.get_mut(&value) {
-                keys.remove(key);
-                if keys.is_empty() {
-                    self.keys.remove(&value);
-                }
-            }
+            self.keys.remove(&(value.into(), key.clone()));
         }
     }
 
     fn insert(&mut self, key: &Key, object: &T) {
         for value in self.values(object) {
-            self.keys.entry(value).or_default().insert(key.clone());
+            self.keys.insert((value.into(), key.clone()));
         }
     }
 }
@@ -341,7 +337,7 @@ impl<T: Typed> Builder<T> {
         self.indexes.push(Index {
             name,
             values: Arc::new(move |object| values(object).into_iter().map(Into::into).collect()),
-            keys: BTreeMap::new(),
+            keys: BTreeSet::new(),
         });
         self
     }
@@ -482,8 +478,10 @@ impl<T: Typed> Reflector<T> {
             drop(copy);
             panic!("the reflector of {collection} has no index \"{index}\"");
         };
-        let keys = declared.keys.get(value).into_iter().flatten().take(most);
-        keys.filter_map(|key| copy.objects.get(key)).map(|held| held.1.clone()).collect()
+        let first = Key::new(&self.shared.scope.resource, None, "");
+        let rest = declared.keys.range((Arc::from(value), first)..);
+        let keys = rest.take_while(|(other, _)| **other == *value).take(most);
+        keys.filter_map(|(_, key)| copy.objects.get(key)).map(|held| held.1.clone()).collect()
     }
 
     /// How many objects there are.

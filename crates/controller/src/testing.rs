@@ -1,5 +1,8 @@
 //! What the tests of this crate share.
 
+#[path = "../../store/tests/it/yielding.rs"]
+mod yielding;
+
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -16,27 +19,11 @@ use mainstay_store::resources::{CountingIdentities, DeleteOptions, Resources, Wr
 use mainstay_store::snapshot::{Medium, Snapshot};
 use tokio::sync::watch;
 
+pub(crate) use self::yielding::{settle, until};
+
 /// A clock that shows the beginning of 2026.
 pub(crate) fn clock() -> Arc<ManualClock> {
     ManualClock::new(Timestamp::from_second(1_767_225_600).unwrap())
-}
-
-/// Lets the other tasks run until `condition` holds; fails if they cannot make it hold.
-pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    for _ in 0..10_000 {
-        if condition() {
-            return;
-        }
-        tokio::task::yield_now().await;
-    }
-    panic!("never happened: {what}");
-}
-
-/// Lets the other tasks run until they all wait for something.
-pub(crate) async fn settle() {
-    for _ in 0..200 {
-        tokio::task::yield_now().await;
-    }
 }
 
 /// An empty store in memory.

@@ -26,7 +26,7 @@ pub struct Pool {
 }
 
 /// What is known of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// How it is registered.
     pub record: Record,
@@ -34,8 +34,8 @@ pub struct Known {
     pub closed: bool,
     /// It is said to take replicas.
     pub ready: bool,
-    /// How many replicas are there.
-    pub replicas: usize,
+    /// The replicas that are there, by name.
+    pub replicas: Vec<String>,
 }
 
 /// Why the backend did not do as asked.
@@ -63,12 +63,13 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// Registers a pool, or brings its record up to date.
     fn register<'a>(&'a self, pool: &'a Pool, space: Space) -> BoxFuture<'a, Result<(), Error>>;
 
-    /// Closes a pool for new replicas and asks for the old ones to be moved.
-    fn close<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), Error>>;
+    /// Asks for a pool to be emptied: it takes no new replicas, and those on it are moved elsewhere.
+    fn evict<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Waits until something about a pool may have changed.
     fn changed<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, ()>;
 
-    /// Removes the record of a pool; refuses while replicas are there, unless the disk is lost.
+    /// Removes the record of a pool; refuses while replicas are there, naming them, unless the disk
+    /// is lost.
     fn remove<'a>(&'a self, pool: &'a Pool, lost: bool) -> BoxFuture<'a, Result<(), Error>>;
 }

@@ -3,7 +3,9 @@
 //! Four pieces around one [`Shell`]: the scan ([`scan`]) keeps [`World`] (which disk is which
 //! object's) current and makes objects; the reconciler ([`reconcile`]) takes one object at a time,
 //! asks the table, and writes the answer by compare-and-swap; the job queue runs what a lock phase
-//! stands for ([`operate`]); and quarantine keeps the lease of what could not be ended.
+//! stands for ([`job`] takes the disk and the object, [`resume`] takes up what another process
+//! began, [`work`] and [`pool`] do it, [`outcome`] writes how it ended); and quarantine keeps the
+//! lease of what could not be ended.
 //!
 //! What always holds: a lock phase is written before its operation is queued, and only the writer
 //! that won queues it; the end of an operation counts only while its token stands; every write that
@@ -11,9 +13,15 @@
 //!
 //! Enter at [`Disks::start`].
 
-mod operate;
+mod end;
+mod job;
+mod outcome;
+mod pool;
 mod reconcile;
+mod resume;
 mod scan;
+mod work;
+mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -25,21 +33,25 @@ use mainstay_controller::jobs::{self, JobQueue};
 use mainstay_controller::rate::Rate;
 use mainstay_controller::{Clock, Reflector, runtime};
 use mainstay_store::builtin::ConfigMap;
+use mainstay_store::object::Revision;
 use mainstay_store::resources::{Identities, Resources, WriteOptions};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::world::World;
 use crate::api::{BlockDevice, Makes};
 use crate::backend::{Backend, Pool};
 use crate::config::{self, Config};
-use crate::host::{Disk, Host, MountLine, Place};
+use crate::host::{Host, Place};
 use crate::lease::Leases;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 
 /// The name of the index of objects by node.
 const BY_NODE: &str = "node";
+/// The name of the index of objects by what links them with disks.
+const BY_LINK: &str = "link";
 
 /// Why disks cannot be looked after.
 #[derive(Debug, thiserror::Error)]
@@ -134,24 +146,6 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
 }
 
-/// Which disk is which object's, as the last scan saw it.
-#[derive(Debug, Default)]
-struct World {
-    disks: BTreeMap<String, Disk>,
-    mounts: Vec<MountLine>,
-    config: Config,
-    assigned: BTreeMap<String, Assigned>,
-}
-
-/// The disk of an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Assigned {
-    /// The kernel's name of it.
-    disk: String,
-    /// Other disks that claim to be it.
-    duplicates: Vec<String>,
-}
-
 /// What all pieces share.
 #[derive(Debug)]
 struct Shell {
@@ -165,6 +159,8 @@ struct Shell {
     mine: Mutex<BTreeMap<String, Duration>>,
     /// Objects whose operation is queued or running.
     busy: Mutex<BTreeSet<String>>,
+    /// The versions this process wrote that its copy of the objects may not show yet.
+    ahead: Mutex<BTreeMap<String, Revision>>,
     jobs: std::sync::OnceLock<jobs::Handle<String>>,
     reconciler: std::sync::OnceLock<runtime::Handle<String>>,
     /// Rings when objects and disks must be matched anew.
@@ -188,6 +184,20 @@ impl Shell {
 
     fn busy(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what this process wrote.
+    fn wrote(&self, device: &BlockDevice) {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.insert(device.metadata.name.clone(), revision(device));
+    }
+
+    /// Whether a copy of an object is older than what this process wrote. Says so once: a store
+    /// that was put back to an older state shall not be waited for.
+    fn is_stale(&self, copy: &BlockDevice) -> bool {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = ahead.remove(&copy.metadata.name);
+        written.is_some_and(|written| revision(copy) < written)
     }
 
     /// Where an object's filesystem is mounted.
@@ -235,6 +245,10 @@ impl Shell {
     }
 }
 
+fn revision(device: &BlockDevice) -> Revision {
+    device.metadata.resource_version.parse().unwrap_or_default()
+}
+
 /// The disks of a node, looked after.
 #[derive(Debug)]
 pub struct Disks {
@@ -254,11 +268,13 @@ impl Disks {
         let resources = &parts.resources;
         let objects: Reflector<BlockDevice> = Reflector::of(resources)
             .index(BY_NODE, |device: &BlockDevice| [device.spec.node_name.clone()])
+            .index(BY_LINK, |device: &BlockDevice| scan::known(device).links())
             .start();
         let config: Reflector<ConfigMap> =
             Reflector::of(resources).namespace(config::NAMESPACE).start();
         let recording = events::Options {
             instance: options.node.clone(),
+            remembered: 1_024,
             ..events::Options::new("mainstay-agent")
         };
         let recorder = Recorder::run(recording, resources);
@@ -271,6 +287,7 @@ impl Disks {
             world: Mutex::default(),
             mine: Mutex::default(),
             busy: Mutex::default(),
+            ahead: Mutex::default(),
             jobs: std::sync::OnceLock::new(),
             reconciler: std::sync::OnceLock::new(),
             rematch: Notify::new(),
@@ -296,7 +313,9 @@ impl Disks {
         shell.take_up();
         let node = shell.options.node.clone();
         let reconciler = shell.clone();
-        let handle = runtime::Controller::new(runtime::Options::new("disks"), resources)
+        // Most of a look is waiting: for a disk, for the server.
+        let workers = runtime::Options { workers: 32, ..runtime::Options::new("disks") };
+        let handle = runtime::Controller::new(workers, resources)
             .watch(&objects, move |device: &BlockDevice| {
                 let ours = device.spec.node_name == node;
                 ours.then(|| device.metadata.name.clone())

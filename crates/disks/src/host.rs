@@ -412,14 +412,18 @@ pub trait Host: Send + Sync + fmt::Debug + 'static {
         limit: Duration,
     ) -> BoxFuture<'a, Result<(), Trouble>>;
 
-    /// The space of a mounted filesystem, or of a group.
-    fn space<'a>(&'a self, place: &'a Place) -> BoxFuture<'a, Result<Space, Trouble>>;
+    /// The space of a mounted filesystem, or of a group whose disk is at `path`.
+    fn space<'a>(
+        &'a self,
+        place: &'a Place,
+        path: &'a str,
+    ) -> BoxFuture<'a, Result<Space, Trouble>>;
 
     /// Writes a line that survives, before the first byte of something destructive is written.
     ///
     /// # Errors
     /// Why it could not be written.
-    fn audit(&self, line: &str) -> Result<(), String>;
+    fn audit<'a>(&'a self, line: &'a str) -> BoxFuture<'a, Result<(), String>>;
 }
 
 /// Where the space of a pool is.

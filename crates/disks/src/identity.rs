@@ -7,6 +7,7 @@
 //! Enter at [`reconcile`]: it compares the objects of a node with the disks of a scan, and says what
 //! is to be done about each.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::Identity;
@@ -36,6 +37,38 @@ pub struct Known {
     pub phase: Option<Phase>,
     /// What tells its disk apart.
     pub identity: Identity,
+}
+
+impl Known {
+    /// What links it with disks and other objects.
+    #[must_use]
+    pub fn links(&self) -> Vec<String> {
+        links(&self.identity, &self.path)
+    }
+}
+
+/// What links disks and objects. Two that cannot be reached from each other over these have nothing
+/// to do with each other: whatever happens to one changes nothing for the other.
+#[must_use]
+pub fn links(identity: &Identity, path: &str) -> Vec<String> {
+    let aspects = ASPECTS.iter().enumerate();
+    let told = aspects.filter_map(|(level, aspect)| Some(format!("{level}:{}", aspect(identity)?)));
+    told.chain([format!("path:{path}")]).collect()
+}
+
+/// Every link that can be reached from some, where `next` tells the links of whatever bears one.
+pub fn reachable(
+    from: impl IntoIterator<Item = String>,
+    mut next: impl FnMut(&str) -> Vec<String>,
+) -> BTreeSet<String> {
+    let mut open: Vec<String> = from.into_iter().collect();
+    let mut seen = BTreeSet::new();
+    while let Some(link) = open.pop() {
+        if seen.insert(link.clone()) {
+            open.extend(next(&link).into_iter().filter(|link| !seen.contains(link)));
+        }
+    }
+    seen
 }
 
 /// What is to be done about an object or a disk.
@@ -104,8 +137,9 @@ pub fn same(a: &Identity, b: &Identity) -> bool {
 /// Compares the objects of a node with the disks of a scan. Disks that must not have an object are
 /// not in `disks`.
 #[must_use]
-pub fn reconcile(known: &[Known], disks: &[Disk]) -> Vec<Step> {
-    let identities: Vec<_> = disks.iter().map(Disk::identity).collect();
+pub fn reconcile<D: Borrow<Disk>>(known: &[Known], disks: &[D]) -> Vec<Step> {
+    let disks: Vec<&Disk> = disks.iter().map(Borrow::borrow).collect();
+    let identities: Vec<_> = disks.iter().map(|disk| disk.identity()).collect();
     let groups = duplicates(&identities);
     let mut matched: BTreeMap<usize, usize> = BTreeMap::new();
     let mut taken: BTreeSet<usize> = BTreeSet::new();
@@ -159,7 +193,7 @@ pub fn reconcile(known: &[Known], disks: &[Disk]) -> Vec<Step> {
             Some(disk) => Step::Refresh {
                 name: known.name.clone(),
                 disk: *disk,
-                duplicates: groups.others(*disk, disks),
+                duplicates: groups.others(*disk, &disks),
             },
             None if known.phase == Some(Phase::Unprovisioned) => {
                 Step::Delete { name: known.name.clone() }
@@ -172,7 +206,7 @@ pub fn reconcile(known: &[Known], disks: &[Disk]) -> Vec<Step> {
     for disk in 0..disks.len() {
         if !taken.contains(&disk) && !spoken_for.contains(&disk) {
             spoken_for.extend(groups.group(disk));
-            steps.push(Step::Create { disk, duplicates: groups.others(disk, disks) });
+            steps.push(Step::Create { disk, duplicates: groups.others(disk, &disks) });
         }
     }
     steps
@@ -218,7 +252,7 @@ impl Groups {
         all.into_iter().collect()
     }
 
-    fn others(&self, disk: usize, disks: &[Disk]) -> Vec<String> {
+    fn others(&self, disk: usize, disks: &[&Disk]) -> Vec<String> {
         let group = self.group(disk);
         group
             .into_iter()

@@ -25,6 +25,7 @@ pub mod metrics;
 pub mod phase;
 pub mod recover;
 pub mod report;
+mod retry;
 pub mod sim;
 pub mod table;
 mod text;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex as AsyncMutex;
 
 use crate::api::{BlockDevice, BlockDeviceSpec, FormatRecord, Identity};
 use crate::identity;
@@ -43,18 +44,36 @@ pub fn worth(device: &BlockDevice, identity: &Identity) -> Option<Remembered> {
     (!dull).then(|| Remembered { identity: identity.clone(), spec, formatted })
 }
 
-/// A file that remembers. Every change is on disk before it counts.
+/// A file that remembers. Every change is on disk before it counts; changes that come together are
+/// written together.
 #[derive(Debug)]
 pub struct Memory {
     file: Option<PathBuf>,
-    disks: Mutex<BTreeMap<String, Remembered>>,
+    disks: Mutex<Disks>,
+    /// The newest change that is on disk. Whoever holds it writes.
+    written: AsyncMutex<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Disks {
+    /// The number of the last change.
+    changes: u64,
+    /// What is remembered, and the number of the change that made it so.
+    known: BTreeMap<String, (u64, Option<Remembered>)>,
+}
+
+impl Disks {
+    fn text(&self) -> serde_json::Result<Vec<u8>> {
+        let known = self.known.iter().filter_map(|(name, (_, disk))| Some((name, disk.as_ref()?)));
+        serde_json::to_vec_pretty(&known.collect::<BTreeMap<_, _>>())
+    }
 }
 
 impl Memory {
     /// Remembers until the process ends.
     #[must_use]
     pub fn fleeting() -> Self {
-        Self { file: None, disks: Mutex::default() }
+        Self { file: None, disks: Mutex::default(), written: AsyncMutex::default() }
     }
 
     /// Remembers in a file; one that is not there yet holds nothing.
@@ -63,50 +82,70 @@ impl Memory {
     /// If the file cannot be read, or is not of this sort: what was wanted must not be forgotten
     /// silently.
     pub fn open(file: &Path) -> io::Result<Self> {
-        let disks = match std::fs::read(file) {
+        let known: BTreeMap<String, Remembered> = match std::fs::read(file) {
             Ok(bytes) => serde_json::from_slice(&bytes)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(error),
         };
-        Ok(Self { file: Some(file.to_owned()), disks: Mutex::new(disks) })
+        let known = known.into_iter().map(|(name, disk)| (name, (0, Some(disk)))).collect();
+        let disks = Mutex::new(Disks { changes: 0, known });
+        Ok(Self { file: Some(file.to_owned()), disks, written: AsyncMutex::default() })
     }
 
     /// What is remembered under a name.
     #[must_use]
     pub fn of(&self, name: &str) -> Option<Remembered> {
-        self.lock().get(name).cloned()
+        self.lock().known.get(name)?.1.clone()
     }
 
     /// The name and wishes of a disk that was here before.
     #[must_use]
     pub fn recall(&self, wanted: &Identity) -> Option<(String, Remembered)> {
         let disks = self.lock();
-        let found = disks.iter().find(|(_, disk)| identity::same(&disk.identity, wanted));
-        found.map(|(name, disk)| (name.clone(), disk.clone()))
+        let known = disks.known.iter().filter_map(|(name, (_, disk))| Some((name, disk.as_ref()?)));
+        let mut same = known.filter(|(_, disk)| identity::same(&disk.identity, wanted));
+        same.next().map(|(name, disk)| (name.clone(), disk.clone()))
     }
 
     /// Remembers (or forgets) what is wanted under a name.
     ///
     /// # Errors
-    /// If it cannot be written; it is then not remembered.
-    pub fn set(&self, name: &str, disk: Option<Remembered>) -> io::Result<()> {
-        let mut disks = self.lock();
-        if disks.get(name) == disk.as_ref() {
+    /// If it cannot be written; the next call tries again.
+    pub async fn set(&self, name: &str, disk: Option<Remembered>) -> io::Result<()> {
+        let change = {
+            let mut disks = self.lock();
+            match disks.known.get(name) {
+                None if disk.is_none() => return Ok(()),
+                Some((change, known)) if *known == disk => *change,
+                _ => {
+                    disks.changes += 1;
+                    let change = disks.changes;
+                    disks.known.insert(name.to_owned(), (change, disk));
+                    change
+                }
+            }
+        };
+        self.write(change).await
+    }
+
+    /// Waits until a change is on disk, writing it if nobody else does.
+    async fn write(&self, change: u64) -> io::Result<()> {
+        let Some(file) = self.file.clone().filter(|_| change > 0) else { return Ok(()) };
+        let mut written = self.written.lock().await;
+        if *written >= change {
             return Ok(());
         }
-        let mut next = disks.clone();
-        match disk {
-            Some(disk) => drop(next.insert(name.to_owned(), disk)),
-            None => drop(next.remove(name)),
-        }
-        if let Some(file) = &self.file {
-            replace(file, &serde_json::to_vec_pretty(&next)?)?;
-        }
-        *disks = next;
+        let (newest, bytes) = {
+            let disks = self.lock();
+            (disks.changes, disks.text()?)
+        };
+        let replaced = tokio::task::spawn_blocking(move || replace(&file, &bytes)).await;
+        replaced.map_err(io::Error::other)??;
+        *written = newest;
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Remembered>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Disks> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -137,13 +176,13 @@ mod tests {
         serde_json::from_value(serde_json::json!({ "spec": spec })).unwrap()
     }
 
-    #[test]
-    fn wishes_survive_but_acknowledgements_do_not() {
+    #[tokio::test]
+    async fn wishes_survive_but_acknowledgements_do_not() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("disks.json");
         let identity = Identity { serial: "s1".to_owned(), ..Identity::default() };
         let memory = Memory::open(&file).unwrap();
-        memory.set("a", worth(&device(), &identity)).unwrap();
+        memory.set("a", worth(&device(), &identity)).await.unwrap();
         drop(memory);
         let (name, remembered) = Memory::open(&file).unwrap().recall(&identity).unwrap();
         assert_eq!(name, "a");
@@ -157,6 +196,40 @@ mod tests {
         device.spec.provision = false;
         device.spec.acknowledge_data_loss.clear();
         assert_eq!(worth(&device, &Identity::default()), None);
+    }
+
+    #[tokio::test]
+    async fn changes_made_together_are_all_on_disk_and_what_is_forgotten_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disks.json");
+        let memory = Memory::open(&file).unwrap();
+        let identity = |n: u32| Identity { serial: format!("s{n}"), ..Identity::default() };
+        let names: Vec<_> = (0..50).map(|n| (n, format!("d{n}"))).collect();
+        let set = |(n, name): &(u32, String)| {
+            let worth = worth(&device(), &identity(*n));
+            let (memory, name) = (&memory, name.clone());
+            async move { memory.set(&name, worth).await }
+        };
+        let all = futures_util::future::join_all(names.iter().map(set)).await;
+        assert!(all.iter().all(Result::is_ok));
+        memory.set("d7", None).await.unwrap();
+        memory.set("never there", None).await.unwrap();
+        let again = Memory::open(&file).unwrap();
+        for (n, name) in names {
+            assert_eq!(again.of(&name).is_some(), n != 7, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_written_is_written_by_the_next_call() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("later/disks.json");
+        let memory = Memory::open(&file).unwrap();
+        let wish = worth(&device(), &Identity { serial: "s".to_owned(), ..Identity::default() });
+        assert!(memory.set("a", wish.clone()).await.is_err());
+        std::fs::create_dir(folder.path().join("later")).unwrap();
+        memory.set("a", wish).await.unwrap();
+        assert!(Memory::open(&file).unwrap().of("a").is_some());
     }
 
     #[test]

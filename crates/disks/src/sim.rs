@@ -3,6 +3,8 @@
 //! Time is the clock's, so an operation of ten minutes takes none. Two agents may share one machine;
 //! its locks hold between them as flock does. [`MemoryBackend`] is what uses its disks.
 
+mod backend;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,13 +14,12 @@ use futures_util::future::BoxFuture;
 use mainstay_store::clock::Clock;
 use tokio::sync::{Notify, watch};
 
-use crate::backend::{self, Backend, Known, Pool};
+pub use self::backend::MemoryBackend;
 use crate::gate::Scene;
 use crate::host::{
     Act, Class, Contents, Disk, Drive, Host, Lock, MountLine, Place, Signature, Space, Trouble,
     Wake,
 };
-use crate::phase::Record;
 
 /// How an act goes wrong, or how long it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -452,7 +453,11 @@ impl Host for SimHost {
         .boxed()
     }
 
-    fn space<'a>(&'a self, place: &'a Place) -> BoxFuture<'a, Result<Space, Trouble>> {
+    fn space<'a>(
+        &'a self,
+        place: &'a Place,
+        _path: &'a str,
+    ) -> BoxFuture<'a, Result<Space, Trouble>> {
         let state = self.state();
         let of = |number: &str| state.disks.values().find(|disk| disk.number == number);
         let disk = match place {
@@ -470,147 +475,8 @@ impl Host for SimHost {
         std::future::ready(space).boxed()
     }
 
-    fn audit(&self, line: &str) -> Result<(), String> {
+    fn audit<'a>(&'a self, line: &'a str) -> BoxFuture<'a, Result<(), String>> {
         self.state().audit.push(line.to_owned());
-        Ok(())
-    }
-}
-
-/// What uses the disks of a [`SimHost`].
-#[derive(Debug)]
-pub struct MemoryBackend {
-    pools: Mutex<BTreeMap<String, Registered>>,
-    changed: Notify,
-    node: std::sync::atomic::AtomicBool,
-}
-
-#[derive(Clone, Debug)]
-struct Registered {
-    pool: Pool,
-    closed: bool,
-    replicas: usize,
-    writes: usize,
-}
-
-impl Default for MemoryBackend {
-    fn default() -> Self {
-        let node = std::sync::atomic::AtomicBool::new(true);
-        Self { pools: Mutex::default(), changed: Notify::new(), node }
-    }
-}
-
-impl MemoryBackend {
-    fn pools(&self) -> MutexGuard<'_, BTreeMap<String, Registered>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Says how many replicas a pool has.
-    pub fn set_replicas(&self, device: &str, replicas: usize) {
-        if let Some(pool) = self.pools().get_mut(device) {
-            pool.replicas = replicas;
-        }
-        self.changed.notify_waiters();
-    }
-
-    /// Forgets a pool, as if somebody had deleted its record.
-    pub fn forget(&self, device: &str) {
-        self.pools().remove(device);
-    }
-
-    /// Whether the node is known.
-    pub fn set_node(&self, known: bool) {
-        self.node.store(known, std::sync::atomic::Ordering::SeqCst);
-    }
-
-    /// The pools there are, and how often each record was written anew.
-    #[must_use]
-    pub fn registered(&self) -> BTreeMap<String, (Pool, usize)> {
-        let pools = self.pools();
-        pools
-            .iter()
-            .map(|(name, known)| (name.clone(), (known.pool.clone(), known.writes)))
-            .collect()
-    }
-
-    /// Whether a pool is closed for new replicas.
-    #[must_use]
-    pub fn is_closed(&self, device: &str) -> bool {
-        self.pools().get(device).is_some_and(|pool| pool.closed)
-    }
-}
-
-impl Backend for MemoryBackend {
-    fn look<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<Known, backend::Error>> {
-        let pools = self.pools();
-        let there = pools.get(&pool.device);
-        let node = self.node.load(std::sync::atomic::Ordering::SeqCst);
-        let record = match there {
-            _ if !node => Record::NoNode,
-            None => Record::Missing,
-            Some(known) if known.pool.place != pool.place => Record::OtherPath,
-            Some(known) if known.pool.tags != pool.tags => Record::OtherTags,
-            Some(_) => Record::Equal,
-        };
-        let known = Known {
-            record,
-            closed: there.is_some_and(|known| known.closed),
-            ready: there.is_some_and(|known| known.pool.unready.is_none()),
-            replicas: there.map_or(0, |known| known.replicas),
-        };
-        drop(pools);
-        std::future::ready(Ok(known)).boxed()
-    }
-
-    fn register<'a>(
-        &'a self,
-        pool: &'a Pool,
-        _space: Space,
-    ) -> BoxFuture<'a, Result<(), backend::Error>> {
-        if !self.node.load(std::sync::atomic::Ordering::SeqCst) {
-            return std::future::ready(Err(backend::Error::NoNode)).boxed();
-        }
-        let mut pools = self.pools();
-        match pools.get_mut(&pool.device) {
-            Some(known) if known.pool == *pool => {}
-            Some(known) => {
-                known.pool = pool.clone();
-                known.writes += 1;
-            }
-            None => {
-                let known =
-                    Registered { pool: pool.clone(), closed: false, replicas: 0, writes: 1 };
-                pools.insert(pool.device.clone(), known);
-            }
-        }
-        drop(pools);
         std::future::ready(Ok(())).boxed()
-    }
-
-    fn close<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), backend::Error>> {
-        if let Some(known) = self.pools().get_mut(&pool.device) {
-            known.closed = true;
-        }
-        std::future::ready(Ok(())).boxed()
-    }
-
-    fn changed<'a>(&'a self, _pool: &'a Pool) -> BoxFuture<'a, ()> {
-        self.changed.notified().boxed()
-    }
-
-    fn remove<'a>(
-        &'a self,
-        pool: &'a Pool,
-        lost: bool,
-    ) -> BoxFuture<'a, Result<(), backend::Error>> {
-        let mut pools = self.pools();
-        let replicas = pools.get(&pool.device).map_or(0, |known| known.replicas);
-        let done = if replicas > 0 && !lost {
-            Err(backend::Error::Refused(format!("{replicas} replicas are there")))
-        } else {
-            pools.remove(&pool.device);
-            Ok(())
-        };
-        drop(pools);
-        std::future::ready(done).boxed()
     }
 }

@@ -16,7 +16,6 @@ use crate::identity::{self, User};
 use crate::negotiate::Format;
 use crate::reply::{self, Reply};
 use crate::service::{App, Asked, wrong_method};
-use crate::tls;
 
 /// Where an agent joins.
 pub(crate) const PATH: &str = "/mainstay/v1/join";
@@ -46,7 +45,8 @@ pub(crate) async fn answer(
     let object = body::object(Format::Json, &bytes)?.object;
     let wish = Wish::deserialize(Value::Object(object))
         .map_err(|error| Error::bad_request(format!("join: {error}")))?;
-    let certificate = app.authority.node(&wish.csr, node, app.clock.now()).map_err(|error| {
+    let (now, life) = (app.clock.now(), app.limits.node_certificate);
+    let certificate = app.authority.node(&wish.csr, node, now, life).map_err(|error| {
         Error::new(
             Reason::Invalid,
             format!("csr: it must be a certificate request as PEM: {error}"),
@@ -54,7 +54,8 @@ pub(crate) async fn answer(
     })?;
     let granted = json!({
         "certificate": certificate,
-        "lifetimeSeconds": tls::NODE_LIFE.as_secs(),
+        "node": node,
+        "lifetimeSeconds": life.as_secs(),
     });
     Ok(reply::value(StatusCode::CREATED, &granted))
 }

@@ -112,6 +112,8 @@ pub struct Limits {
     pub audit_file: u64,
     /// How many audit files are kept besides the current one.
     pub audit_files: usize,
+    /// How long the certificate of a node is good; its agent renews it before.
+    pub node_certificate: Duration,
 }
 
 impl Default for Limits {
@@ -135,6 +137,7 @@ impl Default for Limits {
             events: 20_000,
             audit_file: 64 << 20,
             audit_files: 4,
+            node_certificate: seconds(30 * 24 * 3600),
         }
     }
 }

@@ -33,8 +33,6 @@ use crate::internal;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const AUTHORITY_LIFE: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 const SERVER_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long the certificate of a node is good; its agent renews it before.
-pub(crate) const NODE_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How far the clocks of two machines may differ.
 const SKEW: Duration = Duration::from_secs(3600);
 
@@ -148,10 +146,16 @@ impl Authority {
     ///
     /// # Errors
     /// If the request cannot be read, or its key cannot be certified.
-    pub(crate) fn node(&self, csr: &str, node: &str, now: Timestamp) -> Result<String, Error> {
+    pub(crate) fn node(
+        &self,
+        csr: &str,
+        node: &str,
+        now: Timestamp,
+        life: Duration,
+    ) -> Result<String, Error> {
         let asked = CertificateSigningRequestParams::from_pem(csr)?;
         let name = format!("system:node:{node}");
-        let mut params = params(&name, Some("system:nodes"), now, NODE_LIFE);
+        let mut params = params(&name, Some("system:nodes"), now, life);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
         let granted = CertificateSigningRequestParams { params, public_key: asked.public_key };
@@ -339,11 +343,11 @@ mod tests {
         asked.distinguished_name.push(DnType::CommonName, "system:node:other");
         asked.distinguished_name.push(DnType::OrganizationName, "system:masters");
         let csr = asked.serialize_request(&key).unwrap().pem().unwrap();
-        let certificate = authority().node(&csr, "n1", now()).unwrap();
+        let certificate = authority().node(&csr, "n1", now(), SERVER_LIFE).unwrap();
         let der = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
         let expected = ("system:node:n1".to_owned(), vec!["system:nodes".to_owned()]);
         assert_eq!(subject(&der), Some(expected));
-        assert!(authority().node("nonsense", "n1", now()).is_err());
+        assert!(authority().node("nonsense", "n1", now(), SERVER_LIFE).is_err());
     }
 
     #[test]

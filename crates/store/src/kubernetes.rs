@@ -5,17 +5,22 @@
 //!
 //! * A write is a compare-and-swap at the server, by `resourceVersion`.
 //! * A collection shows at least every write this client was told of.
+//! * What the server forbids or finds invalid is [`Error::Refused`], which asking again does not
+//!   mend.
 //! * While no server answers, reads and writes say [`Error::Unavailable`], and the copies stay as
 //!   they were; watches go on where they were when one answers again.
 //!
 //! The status of an object is written through its subresource, as the dialect wants it: an update
-//! that changes both parts is two writes, the status last. Enter at [`KubernetesStore::new`].
+//! that changes both parts is two writes, the status last. The dialect does not tell the version at
+//! which an object went: a deletion bears it only where its collection is followed. Revisions are
+//! compared within one collection. Enter at [`KubernetesStore::new`].
 
 mod client;
 mod feed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -25,12 +30,18 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::client::{Access, Address, AddressError, Answer, Client, Failure};
 use self::feed::Feed;
-use crate::cache::{Collection, Watch};
+use crate::cache::{Collection, Retention, Watch};
 use crate::clock::Clock;
 use crate::object::{Action, Body, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Change, Error, Objects, Scope, Write};
 use crate::registry::{Kind, Registry};
 use crate::snapshot::{Medium, Snapshot};
+use crate::status::Reason;
+
+/// How many objects that were just read are kept, for the write that follows.
+const RECENT: usize = 64;
+/// How long one waits to see a deletion in the copy of its collection.
+const SEEN: Duration = Duration::from_secs(15);
 
 /// Objects at a server that speaks the Kubernetes dialect.
 #[derive(Debug)]
@@ -40,6 +51,8 @@ pub struct KubernetesStore {
     clock: Arc<dyn Clock>,
     manager: String,
     feeds: Mutex<BTreeMap<Resource, Arc<Feed>>>,
+    recent: Mutex<VecDeque<Arc<Record>>>,
+    retention: Retention,
     stop: CancellationToken,
 }
 
@@ -54,7 +67,25 @@ impl KubernetesStore {
         manager: &str,
     ) -> Self {
         let stop = CancellationToken::new();
-        Self { client, registry, clock, manager: manager.to_owned(), feeds: Mutex::default(), stop }
+        Self {
+            client,
+            registry,
+            clock,
+            manager: manager.to_owned(),
+            feeds: Mutex::default(),
+            recent: Mutex::default(),
+            // Whoever watches a copy is in this process: it seldom falls behind, and lists anew
+            // without asking the server if it does.
+            retention: Retention { events: 256, bytes: 1 << 20, ..Retention::default() },
+            stop,
+        }
+    }
+
+    /// Keeps this much history of each collection.
+    #[must_use]
+    pub fn keeping(mut self, retention: Retention) -> Self {
+        self.retention = retention;
+        self
     }
 
     fn kind(&self, resource: &Resource) -> Result<&Arc<Kind>, Error> {
@@ -72,7 +103,7 @@ impl KubernetesStore {
         let mut feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
         let feed = feeds.entry(resource.clone()).or_insert_with(|| {
             let stop = self.stop.child_token();
-            Feed::start(self.client.clone(), kind, self.clock.clone(), stop)
+            Feed::start(self.client.clone(), kind, self.clock.clone(), self.retention, stop)
         });
         Ok(feed.clone())
     }
@@ -89,6 +120,9 @@ impl KubernetesStore {
         body: Option<&Value>,
         key: &Key,
     ) -> Result<Map<String, Value>, Error> {
+        if self.stop.is_cancelled() {
+            return Err(Error::Closed);
+        }
         let body = body.map(|body| body.to_string().into_bytes());
         match self.client.call(method, &path, body).await {
             Ok(Answer { code, body }) if code.is_success() => serde_json::from_slice(&body)
@@ -103,7 +137,13 @@ impl KubernetesStore {
     async fn fetch(&self, key: &Key) -> Result<Option<Arc<Record>>, Error> {
         let kind = self.kind(key.resource())?;
         match self.ask(Method::GET, object_path(kind, key, ""), None, key).await {
-            Ok(object) => Ok(Some(Arc::new(record(key, &object)))),
+            Ok(object) => {
+                let found = Arc::new(record(key, &object));
+                let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+                recent.truncate(RECENT - 1);
+                recent.push_front(found.clone());
+                Ok(Some(found))
+            }
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -111,8 +151,12 @@ impl KubernetesStore {
 
     /// The object a change starts from, which must be at `expected`.
     async fn before(&self, key: &Key, expected: Revision) -> Result<Arc<Record>, Error> {
-        let copy = self.known(key.resource()).and_then(|feed| feed.get(key));
-        let copy = copy.filter(|record| record.revision() == expected);
+        let is_it = |record: &Arc<Record>| record.key() == key && record.revision() == expected;
+        let copy = self.known(key.resource()).and_then(|feed| feed.get(key)).filter(is_it);
+        let copy = copy.or_else(|| {
+            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            recent.iter().find(|record| is_it(record)).cloned()
+        });
         let found = match copy {
             Some(record) => record,
             None => match self.fetch(key).await? {
@@ -136,24 +180,43 @@ impl KubernetesStore {
     ) -> Result<Map<String, Value>, Error> {
         let kind = self.kind(key.resource())?;
         let metadata = object.entry("metadata").or_insert_with(|| json!({}));
+        metadata["name"] = Value::from(key.name());
         metadata["resourceVersion"] = Value::from(revision.to_string());
         let path = format!("{}?fieldManager={}", object_path(kind, key, part), self.manager);
-        self.ask(Method::PUT, path, Some(&Value::Object(object)), key).await.map_err(|error| {
-            match error {
-                Error::Conflict { key, actual, .. } => {
-                    Error::Conflict { key, expected: revision, actual }
+        let written = self.ask(Method::PUT, path, Some(&Value::Object(object)), key).await;
+        self.explained(written, key, revision).await
+    }
+
+    /// A conflict with the version that is in the way, which the dialect does not tell.
+    async fn explained<T>(
+        &self,
+        outcome: Result<T, Error>,
+        key: &Key,
+        expected: Revision,
+    ) -> Result<T, Error> {
+        match outcome {
+            Err(Error::Conflict { key: contested, .. }) => match self.fetch(key).await? {
+                Some(now) => {
+                    let actual = now.revision();
+                    Err(Error::Conflict { key: contested, expected, actual })
                 }
-                other => other,
-            }
-        })
+                None => Err(Error::NotFound { key: contested }),
+            },
+            other => other,
+        }
     }
 
     async fn create(&self, key: &Key, body: &Body) -> Result<Arc<Event>, Error> {
         let kind = self.kind(key.resource())?;
         let mut object = body.at(key.clone(), Revision::ZERO, Revision::ZERO).object();
-        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        let metadata = object.entry("metadata").or_insert_with(|| json!({}));
+        if let Some(metadata) = metadata.as_object_mut() {
             metadata.remove("resourceVersion");
             metadata.remove("managedFields");
+            metadata.insert("name".to_owned(), Value::from(key.name()));
+            if let Some(namespace) = key.namespace() {
+                metadata.insert("namespace".to_owned(), Value::from(namespace));
+            }
         }
         let path =
             format!("{}?fieldManager={}", collection_path(kind, key.namespace()), self.manager);
@@ -185,6 +248,7 @@ impl KubernetesStore {
     async fn delete(&self, key: &Key, at: Revision) -> Result<Arc<Event>, Error> {
         let previous = self.before(key, at).await?;
         let kind = self.kind(key.resource())?;
+        let followed = self.known(key.resource()).and_then(|feed| feed.follow(key));
         let mut object = previous.object();
         if is_marked(&object) {
             // The last finalizer goes, and the object with it.
@@ -198,13 +262,29 @@ impl KubernetesStore {
                 "preconditions": {"resourceVersion": at.to_string()},
             });
             let path = object_path(kind, key, "");
-            let answered = self.ask(Method::DELETE, path, Some(&options), key).await?;
+            let answered = self.ask(Method::DELETE, path, Some(&options), key).await;
+            let answered = self.explained(answered, key, at).await?;
             if is_marked(&answered) {
                 let marked = Arc::new(record(key, &answered));
                 return Ok(Arc::new(Event::new(Action::Modified, marked, Some(previous))));
             }
         }
+        if let Some(watch) = followed
+            && let Ok(Some(event)) = tokio::time::timeout(SEEN, deletion(watch)).await
+        {
+            return Ok(event);
+        }
         Ok(Arc::new(Event::new(Action::Deleted, previous.clone(), Some(previous))))
+    }
+}
+
+/// The deletion that a watch shows; nothing if it ends before.
+async fn deletion(mut watch: Watch) -> Option<Arc<Event>> {
+    loop {
+        let events = watch.next().await.ok()?;
+        if let Some(event) = events.into_iter().find(|event| event.action == Action::Deleted) {
+            return Some(event);
+        }
     }
 }
 
@@ -253,11 +333,18 @@ fn refusal(answer: &Answer, key: &Key) -> Error {
     let status: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     let text = |field: &str| status.get(field).and_then(Value::as_str).unwrap_or_default();
     let key = key.clone();
+    let refused = |reason| Error::Refused { reason, message: text("message").to_owned() };
     match (answer.code.as_u16(), text("reason")) {
         (404, _) => Error::NotFound { key },
         (409, "AlreadyExists") => Error::AlreadyExists { key },
         (409, _) => Error::Conflict { key, expected: Revision::ZERO, actual: Revision::ZERO },
         (410, _) => Error::Expired { requested: Revision::ZERO, oldest: Revision::ZERO },
+        (400, _) => refused(Reason::BadRequest),
+        (403, _) => refused(Reason::Forbidden),
+        (405, _) => refused(Reason::MethodNotAllowed),
+        (413, _) => refused(Reason::RequestEntityTooLarge),
+        (422, _) => refused(Reason::Invalid),
+        (429, _) => Error::Busy { waiting: 0 },
         (code, _) => Error::Unavailable {
             reason: format!("the server answered {code}: {}", text("message")),
         },
@@ -380,6 +467,8 @@ mod tests {
             Error::Conflict { .. } => "conflict",
             Error::Expired { .. } => "expired",
             Error::Unavailable { .. } => "unavailable",
+            Error::Refused { .. } => "refused",
+            Error::Busy { .. } => "busy",
             _ => "other",
         };
         let cases = [
@@ -388,7 +477,11 @@ mod tests {
             (409, "Conflict", "conflict"),
             (410, "Expired", "expired"),
             (503, "", "unavailable"),
-            (403, "Forbidden", "unavailable"),
+            (401, "Unauthorized", "unavailable"),
+            (403, "Forbidden", "refused"),
+            (413, "RequestEntityTooLarge", "refused"),
+            (422, "Invalid", "refused"),
+            (429, "TooManyRequests", "busy"),
         ];
         for (code, reason, expected) in cases {
             assert_eq!(word(code, reason), expected, "{code} {reason}");

@@ -31,3 +31,5 @@ pub mod strategy;
 pub mod tiered;
 
 pub use location::{Location, Settings, open};
+/// What kinds are described with, for those that are declared elsewhere.
+pub use schemars;

@@ -16,6 +16,7 @@ use futures_util::future::BoxFuture;
 use crate::cache::{Collection, Watch};
 use crate::object::{Body, Event, Key, Record, Resource, Revision};
 use crate::snapshot::{Medium, Snapshot};
+use crate::status::Reason;
 
 /// Why the store did not do as asked. Nothing was written.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -87,6 +88,15 @@ pub enum Error {
     Unavailable {
         /// What the medium said.
         reason: String,
+    },
+    /// Whoever keeps the objects understood, and says no: it is not allowed, or not valid. Do not
+    /// retry.
+    #[error("{message}")]
+    Refused {
+        /// The class of the refusal.
+        reason: Reason,
+        /// What was said.
+        message: String,
     },
     /// The store is shutting down.
     #[error("the store is closed")]

@@ -700,6 +700,7 @@ impl From<objects::Error> for Error {
             objects::Error::TooNew { .. } => Reason::Timeout,
             objects::Error::TooLarge { .. } => Reason::RequestEntityTooLarge,
             objects::Error::Busy { .. } => Reason::TooManyRequests,
+            objects::Error::Refused { reason, .. } => *reason,
             objects::Error::Unavailable { .. } | objects::Error::Closed => {
                 Reason::ServiceUnavailable
             }

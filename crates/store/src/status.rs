@@ -281,6 +281,7 @@ impl Error {
                 busy.retry_after = Some(1);
                 busy
             }
+            objects::Error::Refused { reason, message } => Self::about(reason, kind, name, message),
             objects::Error::Unavailable { .. } | objects::Error::Closed => {
                 let mut unavailable = Self::new(Reason::ServiceUnavailable, error.to_string());
                 unavailable.retry_after = Some(1);

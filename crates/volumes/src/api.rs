@@ -46,6 +46,9 @@ pub const VERSION: &str = "v1";
 pub const RESERVATION_ANNOTATION: &str = "storage.mainstay.dev/scheduling-reservation-id";
 /// Closes a volume group for new replicas, whatever its value.
 pub const UNSCHEDULABLE_ANNOTATION: &str = "storage.mainstay.dev/unschedulable";
+/// Asks for a volume group to be emptied, whatever its value: it takes no replicas, and those on it
+/// are in the wrong place.
+pub const EVICT_ANNOTATION: &str = "storage.mainstay.dev/evict";
 /// Holds volumes and replicas back until they are deleted in order.
 pub const FINALIZER: &str = "storage.mainstay.dev/volumes";
 /// The label that tells a node's zone.

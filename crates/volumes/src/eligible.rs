@@ -121,6 +121,10 @@ fn offered(
             let message = format!("LVMVolumeGroup {} has no thin pool {thin}", reference.name);
             return Err(Error::InvalidLVMVolumeGroup(message));
         }
+        // Whatever is on a group that is being emptied is in the wrong place.
+        if group.is_evicted() {
+            continue;
+        }
         offered.entry(group.spec.local.node_name.clone()).or_default().push(EligibleGroup {
             name: reference.name.clone(),
             thin_pool_name: thin.clone(),

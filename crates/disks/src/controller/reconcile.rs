@@ -5,7 +5,8 @@ use mainstay_controller::events::Severity;
 use mainstay_controller::runtime::Outcome;
 use mainstay_store::meta::{ConditionStatus, Time};
 
-use super::{Assigned, Error, Shell};
+use super::world::Assigned;
+use super::{Error, Shell};
 use crate::api::{
     BlockDevice, DRY_RUN_ANNOTATION, FINALIZER, FsType, Makes, OperationStatus, State,
 };
@@ -22,6 +23,9 @@ use crate::table::{self, Decision};
 
 /// How soon a disk that could not be read is looked at again.
 const UNREADABLE: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// How soon an object is looked at again whose copy does not show what was written last.
+const BEHIND: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// What is seen of an object's disk at one moment.
 pub(super) struct View {
@@ -40,6 +44,10 @@ impl Shell {
         let device = (*device).clone();
         if device.spec.node_name != self.options.node {
             return Ok(Outcome::Done);
+        }
+        if self.is_stale(&device) {
+            // What was written last brings the object back, or the look after this one.
+            return Ok(Outcome::After(BEHIND));
         }
         if device.is_deleting() {
             return self.let_go(&device).await;
@@ -61,7 +69,7 @@ impl Shell {
             // What cannot be read now is not gone: nothing follows from it.
             return Ok(Outcome::After(UNREADABLE));
         }
-        self.remember(&device, &view)?;
+        self.remember(&device, &view).await?;
         if self.take_unasked(&device, &view).await? {
             return Ok(Outcome::Done);
         }
@@ -73,7 +81,7 @@ impl Shell {
             let options = Self::write_options();
             let written = self.parts.resources.replace_status_as(&next, &options).await;
             match written {
-                Ok(_) => {}
+                Ok((written, _)) => self.wrote(&written),
                 // Somebody else was faster; their change brings the object back.
                 Err(error) if error.is_conflict() || error.is_not_found() => {
                     return Ok(Outcome::Done);
@@ -116,10 +124,8 @@ impl Shell {
         }
     }
 
-    fn assigned_disk(&self, name: &str) -> Option<Disk> {
-        let world = self.world();
-        let assigned = world.assigned.get(name)?;
-        world.disks.get(&assigned.disk).cloned()
+    pub(super) fn assigned_disk(&self, name: &str) -> Option<Disk> {
+        self.world().disk_of(name).map(|disk| (**disk).clone())
     }
 
     /// Reads the disk, the mount table and the record of an object, now.
@@ -143,7 +149,7 @@ impl Shell {
             self.parts.backend.look(&self.pool(device, None)).await?
         } else {
             let record = Record::Missing;
-            backend::Known { record, closed: false, ready: false, replicas: 0 }
+            backend::Known { record, closed: false, ready: false, replicas: Vec::new() }
         };
         Ok(View { disk, mounts, known, assigned })
     }
@@ -191,11 +197,11 @@ impl Shell {
     }
 
     /// Remembers what is wanted, before anything is done about it.
-    fn remember(&self, device: &BlockDevice, view: &View) -> Result<(), Error> {
+    async fn remember(&self, device: &BlockDevice, view: &View) -> Result<(), Error> {
         let Some(disk) = &view.disk else { return Ok(()) };
         let device = self.recalled(device);
         let worth = memory::worth(&device, &disk.identity());
-        self.parts.memory.set(&device.metadata.name, worth).map_err(Error::Memory)
+        self.parts.memory.set(&device.metadata.name, worth).await.map_err(Error::Memory)
     }
 
     /// Asks for a blank disk that a rule takes. Says whether it did.
@@ -237,7 +243,8 @@ impl Shell {
             wanted.spec.tags = rule.tags;
         }
         match resources.replace_as(&wanted, &options).await {
-            Ok(_) => {
+            Ok((written, _)) => {
+                self.wrote(&written);
                 let message = "an auto-provision rule takes this blank disk";
                 self.tell(device, Severity::Normal, "AutoProvisionDetected", message);
                 tracing::info!(name, path = disk.path, "auto-provisioning a blank disk");
@@ -306,7 +313,7 @@ impl Shell {
         let point = self.point(&device.metadata.name);
         let taken = {
             let world = self.world();
-            let other = world.disks.values().find(|other| {
+            let other = world.disks().values().find(|other| {
                 other.name != disk.name && other.contents.signatures.iter().any(|s| s.uuid == uuid)
             });
             other.map(|other| other.path.clone())
@@ -514,7 +521,7 @@ impl Shell {
         };
         let pool = self.pool(device, unready);
         let space = match &pool.unready {
-            None => self.parts.host.space(&pool.place).await?,
+            None => self.parts.host.space(&pool.place, path_of(device)).await?,
             Some(_) => crate::host::Space::default(),
         };
         match self.parts.backend.register(&pool, space).await {
@@ -522,4 +529,9 @@ impl Shell {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Where the disk of an object is.
+pub(super) fn path_of(device: &BlockDevice) -> &str {
+    &device.status.device_status.dev_path
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use mainstay_controller::Reflector;
 use mainstay_controller::reflector::Subscription;
 use mainstay_store::builtin::ConfigMap;
-use mainstay_store::object::Revision;
-use mainstay_store::resources::{DeleteOptions, Subresource};
+use mainstay_store::resources::DeleteOptions;
 
-use super::{Assigned, BY_NODE, Error, Shell};
+use super::world::{self, Assigned};
+use super::{BY_LINK, BY_NODE, Error, Shell, revision};
 use crate::api::{
     BlockDevice, BlockDeviceSpec, FINALIZER, Identity, Makes, NODE_LABEL, State, TYPE_LABEL,
 };
@@ -104,22 +104,34 @@ impl Shell {
     /// again later.
     async fn look_at(&self, wakes: Vec<Wake>) -> bool {
         let everything = wakes.contains(&Wake::Everything);
-        let before: BTreeMap<String, Disk> = {
+        let named: BTreeSet<&String> = wakes
+            .iter()
+            .filter_map(|wake| match wake {
+                Wake::Disk(name) => Some(name),
+                Wake::Everything | Wake::Mounts => None,
+            })
+            .collect();
+        let before: BTreeMap<String, Arc<Disk>> = {
             let world = self.world();
-            let named = |name: &String| everything || wakes.contains(&Wake::Disk(name.clone()));
-            let concerned = world.disks.iter().filter(|(name, _)| named(name));
-            concerned.map(|(name, disk)| (name.clone(), disk.clone())).collect()
+            if everything {
+                world.disks().clone()
+            } else {
+                let known = named.iter().filter_map(|name| world.disks().get_key_value(*name));
+                known.map(|(name, disk)| (name.clone(), disk.clone())).collect()
+            }
         };
         let unread = self.read(&wakes).await.is_err_and(|error| {
             tracing::warn!(%error, "the machine's disks cannot be read; will look again");
             true
         });
-        let touched = self.moved(&before, &wakes);
-        if touched.is_empty() && !everything && !wakes.is_empty() {
+        let touched = self.moved(&before, &named, everything);
+        let all = everything || wakes.is_empty();
+        if touched.is_empty() && !all {
             return unread;
         }
         for _ in 0..3 {
-            match self.match_up(&touched).await {
+            let scope = (!all).then_some(&before);
+            match self.match_up(&touched, scope).await {
                 Ok(false) => return unread,
                 Ok(true) => {}
                 Err(error) => {
@@ -134,28 +146,30 @@ impl Shell {
     /// Reads disks and mounts anew.
     async fn read(&self, wakes: &[Wake]) -> Result<(), Error> {
         let host = &self.parts.host;
-        let mounts = host.mounts().await?;
-        let names: Vec<String> = if wakes.contains(&Wake::Everything) {
+        let everything = wakes.contains(&Wake::Everything);
+        if everything || wakes.contains(&Wake::Mounts) {
+            self.read_mounts(host.mounts().await?, wakes.contains(&Wake::Mounts));
+        }
+        let names: Vec<String> = if everything {
             let names = host.list().await?;
-            let there: BTreeSet<_> = names.iter().cloned().collect();
-            self.world().disks.retain(|name, _| there.contains(name));
+            self.world().keep(&names.iter().cloned().collect());
             names
         } else {
-            wakes
-                .iter()
-                .filter_map(|wake| match wake {
-                    Wake::Disk(name) => Some(name.clone()),
-                    Wake::Everything | Wake::Mounts => None,
-                })
-                .collect()
+            let named = wakes.iter().filter_map(|wake| match wake {
+                Wake::Disk(name) => Some(name.clone()),
+                Wake::Everything | Wake::Mounts => None,
+            });
+            named.collect()
         };
         for name in names {
             let disk = host.look(&name).await?.filter(|disk| self.allows(&disk.path));
-            match disk {
-                Some(disk) => drop(self.world().disks.insert(name, disk)),
-                None => drop(self.world().disks.remove(&name)),
-            }
+            self.world().set(&name, disk);
         }
+        Ok(())
+    }
+
+    /// Takes over the mount table, and wakes the objects it may concern.
+    fn read_mounts(&self, mounts: Vec<MountLine>, told: bool) {
         let mut world = self.world();
         let changed: BTreeSet<String> = mounts
             .iter()
@@ -164,31 +178,28 @@ impl Shell {
             .map(|line| line.number.clone())
             .collect();
         world.mounts = mounts;
-        let objects: Vec<String> = world
-            .assigned
-            .iter()
-            .filter(|(_, assigned)| {
-                let disk = world.disks.get(&assigned.disk);
+        let mut woken: Vec<String> = Vec::new();
+        if !changed.is_empty() {
+            let concerned = |object: &&String| {
+                let disk = world.disk_of(object);
                 disk.is_some_and(|disk| changed.iter().any(|number| disk.has_number(number)))
-            })
-            .map(|(name, _)| name.clone())
-            .collect();
+            };
+            woken.extend(world.assigned.keys().filter(concerned).cloned());
+        }
         let points: BTreeSet<String> = world.mounts.iter().map(|line| line.point.clone()).collect();
         drop(world);
-        objects.iter().for_each(|name| self.wake(name));
-        if !wakes.contains(&Wake::Mounts) {
-            return Ok(());
-        }
         // A mount that came and went between two looks leaves no difference in the table.
-        for device in self.objects.by_index(BY_NODE, &self.options.node) {
+        let all =
+            if told { self.objects.by_index(BY_NODE, &self.options.node) } else { Vec::new() };
+        for device in all {
             let name = &device.metadata.name;
             let mounted = matches!(device.phase(), Some(Phase::Mounted | Phase::Provisioned))
                 && matches!(device.makes(), Makes::Filesystem(_));
             if mounted && !points.contains(&self.point(name)) {
-                self.wake(name);
+                woken.push(name.clone());
             }
         }
-        Ok(())
+        woken.iter().for_each(|name| self.wake(name));
     }
 
     fn allows(&self, path: &str) -> bool {
@@ -197,30 +208,62 @@ impl Shell {
     }
 
     /// The disks that are not as they were.
-    fn moved(&self, before: &BTreeMap<String, Disk>, wakes: &[Wake]) -> BTreeSet<String> {
+    fn moved(
+        &self,
+        before: &BTreeMap<String, Arc<Disk>>,
+        named: &BTreeSet<&String>,
+        everything: bool,
+    ) -> BTreeSet<String> {
         let world = self.world();
-        let named = wakes.iter().filter_map(|wake| match wake {
-            Wake::Disk(name) => Some(name),
-            Wake::Everything | Wake::Mounts => None,
+        let all = world.disks().keys().filter(|_| everything);
+        let names = before.keys().chain(named.iter().copied()).chain(all);
+        names.filter(|name| before.get(*name) != world.disks().get(*name)).cloned().collect()
+    }
+
+    /// The objects and disks to be matched: all, or only those that have to do with the disks that
+    /// were touched, as they were `before` and as they are now.
+    fn concerned(
+        &self,
+        touched: &BTreeSet<String>,
+        before: Option<&BTreeMap<String, Arc<Disk>>>,
+    ) -> (Vec<Known>, Vec<Arc<Disk>>) {
+        let Some(before) = before else {
+            let objects = self.objects.by_index(BY_NODE, &self.options.node);
+            let objects = objects.iter().map(|device| known(device)).collect();
+            return (objects, self.world().disks().values().cloned().collect());
+        };
+        let world = self.world();
+        let then = touched.iter().filter_map(|name| before.get(name));
+        let now = touched.iter().filter_map(|name| world.disks().get(name));
+        let start: Vec<String> = then.chain(now).flat_map(|disk| world::of(disk)).collect();
+        let mut objects: BTreeMap<String, Known> = BTreeMap::new();
+        let mut disks: BTreeMap<String, Arc<Disk>> = BTreeMap::new();
+        identity::reachable(start, |link| {
+            let mut links = Vec::new();
+            for disk in world.linked(link) {
+                links.extend(world::of(disk));
+                disks.insert(disk.name.clone(), disk.clone());
+            }
+            for device in self.objects.by_index(BY_LINK, link) {
+                if device.spec.node_name == self.options.node {
+                    let known = known(&device);
+                    links.extend(known.links());
+                    objects.insert(known.name.clone(), known);
+                }
+            }
+            links
         });
-        let all = world.disks.keys().filter(|_| wakes.contains(&Wake::Everything));
-        let names = before.keys().chain(named).chain(all);
-        names.filter(|name| before.get(*name) != world.disks.get(*name)).cloned().collect()
+        (objects.into_values().collect(), disks.into_values().collect())
     }
 
     /// Matches disks and objects, and does what follows. Says whether to look once more.
-    async fn match_up(&self, touched: &BTreeSet<String>) -> Result<bool, Error> {
-        let known: Vec<Known> = self
-            .objects
-            .by_index(BY_NODE, &self.options.node)
-            .iter()
-            .map(|device| known(device))
-            .collect();
-        let (disks, mounts) = {
-            let world = self.world();
-            let disks: Vec<Disk> = world.disks.values().cloned().collect();
-            (disks, world.mounts.clone())
-        };
+    async fn match_up(
+        &self,
+        touched: &BTreeSet<String>,
+        before: Option<&BTreeMap<String, Arc<Disk>>>,
+    ) -> Result<bool, Error> {
+        let (known, disks) = self.concerned(touched, before);
+        let mounts = self.world().mounts.clone();
         let excluded = |disk: &Disk| self.excluded(disk, &mounts);
         let mut again = false;
         let mut assigned = BTreeMap::new();
@@ -251,7 +294,7 @@ impl Shell {
                 Step::Delete { name } => self.remove(&name).await?,
             }
         }
-        let before = std::mem::replace(&mut self.world().assigned, assigned.clone());
+        let before = self.assign(assigned.clone(), before.is_some().then_some(&known));
         let names: BTreeSet<_> = before.keys().chain(assigned.keys()).cloned().collect();
         for name in names {
             let moved = before.get(&name) != assigned.get(&name);
@@ -261,6 +304,22 @@ impl Shell {
             }
         }
         Ok(again)
+    }
+
+    /// Takes over which disk is which object's: for all objects, or for `some` of them. Gives what
+    /// was before.
+    fn assign(
+        &self,
+        next: BTreeMap<String, Assigned>,
+        some: Option<&Vec<Known>>,
+    ) -> BTreeMap<String, Assigned> {
+        let mut world = self.world();
+        let Some(some) = some else { return std::mem::replace(&mut world.assigned, next) };
+        let names = some.iter().map(|known| &known.name).chain(next.keys());
+        let names: BTreeSet<String> = names.cloned().collect();
+        let before = names.iter().filter_map(|name| world.assigned.remove_entry(name)).collect();
+        world.assigned.extend(next);
+        before
     }
 
     /// Why a disk is left alone as things are now; `None` if it is not.
@@ -316,8 +375,7 @@ impl Shell {
 
     /// Waits until the copy of the objects shows what was written.
     async fn seen(&self, device: &BlockDevice) -> Result<(), Error> {
-        let revision: Revision = device.metadata.resource_version.parse().unwrap_or_default();
-        Ok(self.objects.wait_until_at(revision).await?)
+        Ok(self.objects.wait_until_at(revision(device)).await?)
     }
 
     async fn deactivate(&self, name: &str) -> Result<(), Error> {
@@ -325,22 +383,10 @@ impl Shell {
         if there.is_none_or(|device| device.status.state == State::Inactive) {
             return Ok(());
         }
-        let resources = &self.parts.resources;
-        let written = resources
-            .modify_as(
-                None,
-                name,
-                Some(Subresource::Status),
-                &Self::write_options(),
-                |device: &mut BlockDevice| {
-                    device.status.state = State::Inactive;
-                },
-            )
-            .await;
-        match written {
-            Ok((device, _)) => self.seen(&device).await,
-            Err(error) if error.is_not_found() => Ok(()),
-            Err(error) => Err(error.into()),
+        let written = self.write_status(name, |device| device.status.state = State::Inactive);
+        match written.await? {
+            Some(device) => self.seen(&device).await,
+            None => Ok(()),
         }
     }
 
@@ -365,7 +411,7 @@ impl Shell {
 }
 
 /// An object, as far as matching needs it.
-fn known(device: &BlockDevice) -> Known {
+pub(super) fn known(device: &BlockDevice) -> Known {
     let details = &device.status.device_status.details;
     let recorded = device.recorded_uuid();
     let uuid = if recorded.is_empty() { &details.uuid } else { recorded };

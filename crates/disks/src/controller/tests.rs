@@ -2,6 +2,10 @@
 
 mod crashes;
 mod discovery;
+#[path = "../../../store/tests/it/faulty.rs"]
+mod faulty;
 mod races;
 mod rig;
 mod walks;
+#[path = "../../../store/tests/it/yielding.rs"]
+mod yielding;

@@ -123,8 +123,14 @@ impl LinuxHost {
         }
     }
 
-    /// What blkid and wipefs find, and the groups of physical volumes.
-    async fn thorough(&self, disk: &Disk, contents: &mut Contents) -> Result<(), Trouble> {
+    /// What wipefs finds, and (`last`, before the first byte) blkid as well, which tells when it is
+    /// not clear what a disk holds; and the groups of physical volumes.
+    async fn thorough(
+        &self,
+        disk: &Disk,
+        contents: &mut Contents,
+        last: bool,
+    ) -> Result<(), Trouble> {
         let path = disk.path.clone();
         let run = |program, arguments: &[&str]| {
             let arguments: Vec<_> = arguments.iter().map(|word| (*word).to_owned()).collect();
@@ -132,19 +138,26 @@ impl LinuxHost {
         };
         let blkid = ["-p", "-o", "export", &path];
         let wipefs = ["--no-act", "--json", &path];
-        let (blkid, wipefs) = tokio::join!(run("blkid", &blkid), run("wipefs", &wipefs));
+        let blkid = async {
+            match last {
+                true => run("blkid", &blkid).await.map(Some),
+                false => Ok(None),
+            }
+        };
+        let (blkid, wipefs) = tokio::join!(blkid, run("wipefs", &wipefs));
         let (blkid, wipefs) = (blkid?, wipefs?);
-        match blkid.code {
-            Some(0 | 2) => {}
-            Some(8) => contents.ambiguous = true,
-            _ => contents.unreadable = Some(format!("blkid: {}", blkid.complaint())),
+        match blkid.as_ref().map(|said| (said.code, said)) {
+            None | Some((Some(0 | 2), _)) => {}
+            Some((Some(8), _)) => contents.ambiguous = true,
+            Some((_, said)) => {
+                contents.unreadable = Some(format!("blkid: {}", said.complaint()));
+            }
         }
         if !wipefs.ok() {
             contents.unreadable = Some(format!("wipefs: {}", wipefs.complaint()));
         }
-        for found in
-            act::blkid_signatures(&blkid.out).into_iter().chain(act::wipefs_signatures(&wipefs.out))
-        {
+        let known = blkid.map(|said| act::blkid_signatures(&said.out)).unwrap_or_default();
+        for found in known.into_iter().chain(act::wipefs_signatures(&wipefs.out)) {
             if !contents.signatures.iter().any(|known| known.name == found.name) {
                 contents.signatures.push(found);
             }
@@ -355,6 +368,7 @@ impl Host for LinuxHost {
 
     fn inspect<'a>(&'a self, disk: &'a Disk, scene: Scene) -> BoxFuture<'a, Scene> {
         async move {
+            let last = scene.lock.is_some();
             let (owned, given) = (disk.clone(), scene.clone());
             let looked =
                 self.read("the state", &disk.name, move |inner| inner.inspect(&owned, given));
@@ -365,7 +379,7 @@ impl Host for LinuxHost {
                 }
             };
             let mut contents = scene.contents.clone();
-            match self.thorough(disk, &mut contents).await {
+            match self.thorough(disk, &mut contents, last).await {
                 Ok(()) => scene.contents = contents,
                 Err(trouble) => scene.silent = Some(trouble.message().to_owned()),
             }
@@ -405,7 +419,11 @@ impl Host for LinuxHost {
         self.carry_out(disk, act, lock, limit).boxed()
     }
 
-    fn space<'a>(&'a self, place: &'a Place) -> BoxFuture<'a, Result<Space, Trouble>> {
+    fn space<'a>(
+        &'a self,
+        place: &'a Place,
+        path: &'a str,
+    ) -> BoxFuture<'a, Result<Space, Trouble>> {
         async move {
             match place {
                 Place::Filesystem { point } => {
@@ -418,19 +436,26 @@ impl Host for LinuxHost {
                     let (size, free) = (stat.f_blocks * unit, stat.f_bavail * unit);
                     Ok(Space { size, free, extent: 4 << 20 })
                 }
-                Place::Group { name } => self.group_space(name).await,
+                Place::Group { name } => self.group_space(name, path).await,
             }
         }
         .boxed()
     }
 
-    fn audit(&self, line: &str) -> Result<(), String> {
-        let write = || {
-            let mut log = self.inner.audit_log()?;
-            log.write_all(format!("{line}\n").as_bytes())?;
-            log.sync_data()
-        };
+    fn audit<'a>(&'a self, line: &'a str) -> BoxFuture<'a, Result<(), String>> {
         tracing::warn!(target: "audit", "{line}");
-        write().map_err(|error: std::io::Error| error.to_string())
+        let (inner, text) = (self.inner.clone(), format!("{line}\n"));
+        let written = tokio::task::spawn_blocking(move || {
+            let mut log = inner.audit_log()?;
+            log.write_all(text.as_bytes())?;
+            log.sync_data()
+        });
+        async move {
+            match written.await {
+                Ok(written) => written.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            }
+        }
+        .boxed()
     }
 }

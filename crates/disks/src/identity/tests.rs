@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 use crate::host::{Class, Contents, Signature};
 
@@ -121,7 +123,7 @@ fn a_disk_that_is_gone_takes_only_an_unused_object_with_it() {
         (Phase::Formatting, Step::Deactivate { name: "a".to_owned(), moved: false }),
     ] {
         let known = Known { phase: Some(phase), ..object("a", &gone) };
-        assert_eq!(reconcile(&[known], &[]), [expected]);
+        assert_eq!(reconcile::<Disk>(&[known], &[]), [expected]);
     }
 }
 
@@ -159,4 +161,72 @@ fn the_first_aspect_both_have_decides() {
     assert!(same(&with("", "w", "s"), &with("v", "w", "t")));
     assert!(!same(&with("", "", ""), &with("", "", "")));
     assert!(same(&with("", "", "s"), &with("u", "w", "s")));
+}
+
+/// Few values, so that many are shared.
+fn identities() -> impl Strategy<Value = Identity> {
+    let few = || prop::sample::select(vec!["", "a", "b"]);
+    (few(), few(), few()).prop_map(|(uuid, wwn, serial)| Identity {
+        uuid: uuid.to_owned(),
+        wwn: wwn.to_owned(),
+        serial: serial.to_owned(),
+        ..Identity::default()
+    })
+}
+
+fn worlds() -> impl Strategy<Value = (Vec<Known>, Vec<Disk>)> {
+    let phases = || prop::sample::select(vec![Phase::Unprovisioned, Phase::Provisioned]);
+    let objects = prop::collection::vec((identities(), 0..6_usize, any::<bool>(), phases()), 0..5);
+    let disks = prop::collection::vec((identities(), any::<bool>()), 0..6);
+    (objects, disks).prop_map(|(objects, disks)| {
+        let known = objects.into_iter().enumerate().map(|(n, (identity, path, active, phase))| {
+            let path = format!("/dev/d{path}");
+            Known { name: format!("o{n}"), active, path, phase: Some(phase), identity }
+        });
+        let disks = disks.into_iter().enumerate().map(|(n, (identity, bus))| {
+            let mut made = disk(&format!("/dev/d{n}"), &identity.wwn, &identity.serial);
+            made.bus_path = if bus { "one".to_owned() } else { String::new() };
+            if identity.uuid.is_empty() { made } else { formatted(made, &identity.uuid) }
+        });
+        (known.collect(), disks.collect())
+    })
+}
+
+/// The steps, by the names of disks instead of their positions.
+fn named(steps: Vec<Step>, disks: &[Disk]) -> Vec<String> {
+    let name = |disk: usize| disks[disk].name.clone();
+    let step = |step: Step| match step {
+        Step::Create { disk, duplicates } => format!("create {} {duplicates:?}", name(disk)),
+        Step::Refresh { name: object, disk, duplicates } => {
+            format!("refresh {object} {} {duplicates:?}", name(disk))
+        }
+        other => format!("{other:?}"),
+    };
+    steps.into_iter().map(step).collect()
+}
+
+proptest! {
+    /// What one disk has to do with is all that need be looked at when it changes.
+    #[test]
+    fn matching_what_is_linked_gives_what_matching_all_gives(
+        (known, disks) in worlds(), touched in any::<prop::sample::Index>(),
+    ) {
+        prop_assume!(!disks.is_empty());
+        let of = |disk: &Disk| links(&disk.identity(), &disk.path);
+        let reached = reachable(of(touched.get(&disks)), |link| {
+            let bears = |links: &Vec<String>| links.iter().any(|other| other == link);
+            let all = disks.iter().map(of).chain(known.iter().map(Known::links));
+            all.filter(bears).flatten().collect()
+        });
+        let concerned = |links: Vec<String>| links.iter().any(|link| reached.contains(link));
+        let some: Vec<Known> = known.iter().filter(|it| concerned(it.links())).cloned().collect();
+        let few: Vec<Disk> = disks.iter().filter(|disk| concerned(of(disk))).cloned().collect();
+        let all = named(reconcile(&known, &disks), &disks);
+        let part = named(reconcile(&some, &few), &few);
+        let expected: Vec<_> = all.iter().filter(|step| {
+            let about = |name: &str| step.split(|c: char| !c.is_alphanumeric()).any(|word| word == name);
+            some.iter().any(|it| about(&it.name)) || few.iter().any(|disk| step.starts_with(&format!("create {} ", disk.name)))
+        }).cloned().collect();
+        prop_assert_eq!(part, expected);
+    }
 }

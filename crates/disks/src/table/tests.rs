@@ -3,6 +3,10 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
+use crate::phase::Phase::{
+    Formatting, Mounting, Provisioned, Provisioning, Unmounting, Unprovisioning,
+};
+use crate::phase::{Content, Ending, Input, Mount, Provisioner, Record, Retrigger};
 
 const CONTENTS: [Content; 6] = [
     Content::Blank,

@@ -11,7 +11,8 @@ use mainstay_disks::api::BlockDevice;
 use mainstay_store::Location;
 use mainstay_store::resources::WriteOptions;
 
-use crate::rig::{FREEZING, Yard, configure, options, parts, possible, real, resources, run, wait};
+use crate::rig::{FREEZING, configure, options, parts, resources, wait};
+use crate::yard::{Valve, Yard, possible, real, run};
 
 /// Where the child finds its yard; set for the child only.
 const FOLDER: &str = "MAINSTAY_TEST_AGENT_FOLDER";
@@ -29,6 +30,13 @@ async fn agent_process() {
     let disks = Disks::start(options(&yard, &devices), parts).await.unwrap();
     std::future::pending::<()>().await;
     disks.shutdown().await;
+}
+
+/// A yard with one blank disk.
+fn one_disk() -> (Yard, [String; 1]) {
+    let yard = Yard::new();
+    let device = yard.disk("a", 64);
+    (yard, [device])
 }
 
 struct Agent(Child);
@@ -71,12 +79,22 @@ async fn ask(yard: &Yard, devices: &[String], provisioner: &str) {
     store.close().await;
 }
 
+/// Asks for a disk, and kills the agent while its mkfs waits.
+async fn killed_in_mkfs(yard: &Yard, devices: &[String]) -> Valve {
+    let valve = yard.slow("mkfs.ext4");
+    ask(yard, devices, "").await;
+    let mut agent = Agent::start(yard, devices);
+    valve.begun().await;
+    agent.kill();
+    valve
+}
+
 /// Runs an agent in this process on the objects of the dead one until a disk has settled.
-async fn finish(yard: &Yard, devices: &[String], device: &str, phase: &str) -> BlockDevice {
+async fn finish(yard: &Yard, devices: &[String; 1], phase: &str) -> BlockDevice {
     let (resources, store) = resources(&place(yard)).await;
     let parts = parts(yard, &resources, devices);
     let disks = Disks::start(options(yard, devices), parts).await.unwrap();
-    let object = wait(&resources, device, phase, |object| {
+    let object = wait(&resources, &devices[0], phase, |object| {
         object.status.provision_phase == phase && object.status.operation.is_none()
     })
     .await;
@@ -90,17 +108,11 @@ async fn killed_with_its_mkfs_it_formats_once_more_and_mounts() {
     if !possible() {
         return;
     }
-    let yard = Yard::new();
-    let device = yard.disk("a", 64);
-    let devices = [device.clone()];
-    let valve = yard.slow("mkfs.ext4");
-    ask(&yard, &devices, "").await;
-    let mut agent = Agent::start(&yard, &devices);
-    valve.begun().await;
-    agent.kill();
+    let (yard, devices) = one_disk();
+    let valve = killed_in_mkfs(&yard, &devices).await;
     valve.kill();
     yard.unprogram("mkfs.ext4");
-    let object = finish(&yard, &devices, &device, "Provisioned").await;
+    let object = finish(&yard, &devices, "Provisioned").await;
     assert_eq!(yard.mount_table().len(), 1, "{object:?}");
 }
 
@@ -109,21 +121,15 @@ async fn a_mkfs_that_outlives_its_agent_is_waited_for_and_its_work_accepted() {
     if !possible() {
         return;
     }
-    let yard = Yard::new();
-    let device = yard.disk("a", 64);
-    let devices = [device.clone()];
-    let valve = yard.slow("mkfs.ext4");
-    ask(&yard, &devices, "").await;
-    let mut agent = Agent::start(&yard, &devices);
-    valve.begun().await;
-    agent.kill();
+    let (yard, devices) = one_disk();
+    let valve = killed_in_mkfs(&yard, &devices).await;
     let (resources, store) = resources(&place(&yard)).await;
     let parts = parts(&yard, &resources, &devices);
     let disks = Disks::start(options(&yard, &devices), parts).await.unwrap();
     assert_eq!(valve.runs(), 1, "no second one beside the first");
     valve.go().await;
     let wanted = |object: &BlockDevice| object.status.provision_phase == "Provisioned";
-    let object = wait(&resources, &device, "Provisioned", wanted).await;
+    let object = wait(&resources, &devices[0], "Provisioned", wanted).await;
     assert_eq!(valve.runs(), 1, "what the first one made was accepted: {object:?}");
     assert_eq!(yard.mount_table().len(), 1);
     disks.shutdown().await;
@@ -135,9 +141,7 @@ async fn killed_after_a_mount_it_mounts_no_second_time() {
     if !possible() {
         return;
     }
-    let yard = Yard::new();
-    let device = yard.disk("a", 64);
-    let devices = [device.clone()];
+    let (yard, devices) = one_disk();
     // Mounts at once, says so, and then waits for ever.
     let (begun, never, pid) = (yard.text("begun"), yard.text("never"), yard.text("pid"));
     run("mkfifo", &[&begun, &never]);
@@ -153,7 +157,7 @@ async fn killed_after_a_mount_it_mounts_no_second_time() {
     agent.kill();
     run("sh", &["-c", &format!("kill -9 $(cat {pid})")]);
     yard.unprogram("mount");
-    finish(&yard, &devices, &device, "Provisioned").await;
+    finish(&yard, &devices, "Provisioned").await;
     assert_eq!(yard.mount_table().len(), 1);
 }
 
@@ -170,12 +174,10 @@ async fn killed_in_the_other_lock_phases_it_goes_on() {
         ("pvcreate", lvm.as_str(), false, "Provisioned"),
         ("vgremove", lvm.as_str(), true, "Unprovisioned"),
     ] {
-        let yard = Yard::new();
-        let device = yard.disk("a", 64);
-        let devices = [device.clone()];
+        let (yard, devices) = one_disk();
         ask(&yard, &devices, provisioner).await;
         if back {
-            let object = finish(&yard, &devices, &device, "Provisioned").await;
+            let object = finish(&yard, &devices, "Provisioned").await;
             let (resources, store) = resources(&place(&yard)).await;
             let (name, options) = (object.metadata.name, WriteOptions::default());
             let give_back = |object: &mut BlockDevice| object.spec.provision = false;
@@ -188,7 +190,7 @@ async fn killed_in_the_other_lock_phases_it_goes_on() {
         agent.kill();
         valve.go().await;
         yard.unprogram(program);
-        let object = finish(&yard, &devices, &device, end).await;
+        let object = finish(&yard, &devices, end).await;
         assert!(object.status.failure.is_none(), "{program}: {object:?}");
     }
 }

@@ -8,3 +8,4 @@ mod refuse;
 mod rig;
 mod stores;
 mod walk;
+mod yard;

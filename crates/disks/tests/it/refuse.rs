@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use mainstay_disks::api::BlockDevice;
 
-use crate::rig::{FREEZING, Rig, Yard, attempt, configure, possible, real, run};
+use crate::rig::{FREEZING, Rig, configure};
+use crate::yard::{Yard, attempt, possible, real, run};
 
 fn bytes_at(image: &Path, offset: u64, bytes: &[u8]) {
     let file = std::fs::OpenOptions::new().write(true).open(image).unwrap();
@@ -150,12 +151,20 @@ async fn what_cannot_be_formatted_says_so_and_leaves_nothing_half_done() {
     let part = format!("{parted}p1");
     run("mkfs.ext4", &["-q", &part]);
     yard.mount(&[&part], "part");
-    let devices = [read_only.clone(), small.clone(), parted.clone()];
+    let swapped = yard.disk("swapped", 64);
+    table(&yard.path("swapped"), 2048, 65536);
+    run("partx", &["--add", "--nr", "1:1", &swapped]);
+    yard.swap(&format!("{swapped}p1"));
+    let devices = [read_only.clone(), small.clone(), parted.clone(), swapped.clone()];
     let mut rig = Rig::new(yard, &devices).await;
     rig.start().await;
     rig.edit(&small, |object| object.spec.file_system.kind = "xfs".to_owned()).await;
-    rig.edit(&parted, |object| object.spec.acknowledge_data_loss = vec!["dos".to_owned()]).await;
-    for (device, rule) in [(&read_only, "rule 5"), (&small, "rule 5"), (&parted, "rule 2")] {
+    for device in [&parted, &swapped] {
+        rig.edit(device, |object| object.spec.acknowledge_data_loss = vec!["dos".to_owned()]).await;
+    }
+    for (device, rule) in
+        [(&read_only, "rule 5"), (&small, "rule 5"), (&parted, "rule 2"), (&swapped, "rule 1")]
+    {
         rig.want(device).await;
         let failed = rig.phase(device, "Failed").await;
         assert!(refusal(&failed).contains(rule), "{device}: {}", refusal(&failed));

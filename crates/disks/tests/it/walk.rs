@@ -2,7 +2,8 @@
 
 use mainstay_disks::{Disks, Parts};
 
-use crate::rig::{FREEZING, Rig, Yard, attempt, parts, possible, real, run};
+use crate::rig::{FREEZING, Rig, parts};
+use crate::yard::{Yard, attempt, possible, real, run};
 
 const BOTH: [&str; 2] = ["ext4", "xfs"];
 
@@ -148,13 +149,8 @@ async fn disks_that_swap_their_paths_keep_their_data_and_mount_points() {
     for point in &points {
         run("umount", &[&point.display().to_string()]);
     }
-    for path in &paths {
-        run("losetup", &["--detach", path]);
-    }
     // Each image now takes the other's path.
-    for (path, image) in paths.iter().zip(images.iter().rev()) {
-        run("losetup", &[path, &image.display().to_string()]);
-    }
+    rig.yard.exchange(&paths, &[&images[1], &images[0]]);
     rig.start().await;
     for (path, index) in paths.iter().zip([1, 0]) {
         let point = points[index].display().to_string();
@@ -179,18 +175,27 @@ async fn a_damaged_superblock_is_told_and_left_alone_until_asked() {
     let mut rig = Rig::new(yard, std::slice::from_ref(&device)).await;
     rig.start().await;
     rig.want(&device).await;
-    let object = rig.phase(&device, "Provisioned").await;
+    damage(&mut rig, &device).await;
+    let code = attempt("e2fsck", &["-fy", "-b", "8193", "-B", "1024", &device]).status.code();
+    assert!(matches!(code, Some(0 | 1)), "{code:?}");
+    rig.edit(&device, |object| object.spec.file_system.repaired = true).await;
+    let repaired = rig.phase(&device, "Provisioned").await;
+    damage(&mut rig, &device).await;
+    rig.edit(&device, |object| object.spec.file_system.format_request = "again".to_owned()).await;
+    let again = rig.phase(&device, "Provisioned").await;
+    assert_ne!(again.recorded_uuid(), repaired.recorded_uuid(), "it was formatted anew");
+    rig.stop().await;
+}
+
+/// Destroys the superblock of a provisioned disk while no agent runs, and waits until one says so.
+async fn damage(rig: &mut Rig, device: &str) {
+    let object = rig.phase(device, "Provisioned").await;
     rig.stop().await;
     let point = rig.yard.path("mnt").join(&object.metadata.name).display().to_string();
     run("umount", &[&point]);
     let disk = format!("of={device}");
     run("dd", &["if=/dev/zero", &disk, "bs=1024", "seek=1", "count=1", "conv=notrunc,fsync"]);
     rig.start().await;
-    let failed = rig.phase(&device, "Failed").await;
+    let failed = rig.phase(device, "Failed").await;
     assert!(failed.status.device_status.file_system.corrupted);
-    let code = attempt("e2fsck", &["-fy", "-b", "8193", "-B", "1024", &device]).status.code();
-    assert!(matches!(code, Some(0 | 1)), "{code:?}");
-    rig.edit(&device, |object| object.spec.file_system.repaired = true).await;
-    rig.phase(&device, "Provisioned").await;
-    rig.stop().await;
 }

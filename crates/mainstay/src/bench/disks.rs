@@ -2,7 +2,9 @@
 //!
 //! The first part makes real loop devices (as root), formats and mounts them with nothing but the
 //! programs, then gives as many blank ones to a server and an agent, each a process of its own, and
-//! times blank to Provisioned. The second part looks after simulated disks in a process of its own.
+//! times blank to Provisioned. The second part looks after simulated disks ([`simulated`]).
+
+mod simulated;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -10,14 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use mainstay_disks::memory::Memory;
-use mainstay_disks::metrics::Metrics;
-use mainstay_disks::sim::{MemoryBackend, SimHost};
-use mainstay_disks::{Disks as Looked, Options, Parts};
-use mainstay_store::clock::SystemClock;
-use mainstay_store::registry::{Registry, builtin};
-use mainstay_store::resources::{RandomIdentities, Resources};
-use mainstay_store::{Location, Settings};
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::time::Instant;
@@ -31,10 +25,6 @@ use crate::error::Error as CommandError;
 
 /// How many run at once, bare and with the agent.
 const AT_ONCE: usize = 5;
-/// How long the simulated disks are left alone while their cost is measured.
-const STEADY: Duration = Duration::from_secs(10);
-/// How many events are sent to simulated disks.
-const EVENTS: u64 = 200;
 
 /// Measure disks: blank to Provisioned beside bare mkfs and mount, and many simulated disks
 #[derive(Debug, Args)]
@@ -52,9 +42,9 @@ pub(crate) struct Disks {
     /// Simulated disks
     #[arg(long, default_value_t = 1000, value_name = "N")]
     simulated: usize,
-    /// Look after simulated disks in this process
-    #[arg(long, hide = true)]
-    alone: bool,
+    /// Look after simulated disks in this process, with the server of this kubeconfig
+    #[arg(long, value_name = "FILE", hide = true)]
+    alone: Option<PathBuf>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
     output: Format,
@@ -62,8 +52,8 @@ pub(crate) struct Disks {
 
 impl Disks {
     pub(crate) async fn run(&self) -> Result<u8, CommandError> {
-        if self.alone {
-            let rows = simulate(self.simulated).await?;
+        if let Some(kubeconfig) = &self.alone {
+            let rows = simulated::simulate(kubeconfig, self.simulated).await?;
             print(&rows, Format::Json)?;
             return Ok(0);
         }
@@ -85,12 +75,15 @@ impl Disks {
 
     async fn in_a_process_of_its_own(&self) -> Result<Value, CommandError> {
         let program = std::env::current_exe().map_err(Error::Start)?;
+        let server = ServerProcess::start("").await?;
         let said = Command::new(program)
-            .args(["bench", "disks", "--alone", "--simulated", &self.simulated.to_string()])
+            .args(["bench", "disks", "--simulated", &self.simulated.to_string(), "--alone"])
+            .arg(server.kubeconfig())
             .stdin(Stdio::null())
             .output()
             .await
             .map_err(Error::Start)?;
+        server.stop().await?;
         serde_json::from_slice(&said.stdout).map_err(|error| {
             let text = String::from_utf8_lossy(&said.stderr);
             CommandError::negative(format!("the simulated disks: {error}: {text}"))
@@ -265,89 +258,4 @@ async fn run(program: &str, arguments: &[&str]) -> Result<String, CommandError> 
         return Err(CommandError::negative(format!("{program}: {why}")));
     }
     Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
-}
-
-/// Looks after simulated disks, and says what that costs.
-async fn simulate(count: usize) -> Result<Vec<Row>, CommandError> {
-    let clock = SystemClock::new();
-    let wrong = |error: &dyn std::fmt::Display| CommandError::negative(error.to_string());
-    let store = mainstay_store::open(&Location::Memory, &Settings::default(), clock.clone()).await;
-    let store = store.map_err(|error| wrong(&error))?;
-    let registry = Registry::new(builtin().into_iter().chain(mainstay_disks::kinds()));
-    let registry = Arc::new(registry.map_err(|error| wrong(&error))?);
-    let identities = Arc::new(RandomIdentities);
-    let resources = Resources::new(store, registry, clock.clone(), identities.clone());
-    let host = SimHost::new(clock);
-    for n in 0..count {
-        host.attach(SimHost::disk(&format!("sd{n:04}"), 1 << 40));
-    }
-    let parts = Parts {
-        resources: resources.clone(),
-        identities,
-        host: Arc::new(host.clone()),
-        backend: Arc::new(MemoryBackend::default()),
-        memory: Arc::new(Memory::fleeting()),
-        metrics: Arc::new(Metrics::default()),
-    };
-    let looked = Looked::start(Options::new("bench", "/mnt"), parts).await;
-    let looked = looked.map_err(|error| wrong(&error))?;
-    let kind = resources.kind_of::<mainstay_disks::api::BlockDevice>();
-    let kind = kind.map_err(|error| wrong(&error))?.clone();
-    loop {
-        let all = resources.list_as::<mainstay_disks::api::BlockDevice>(None).await;
-        let all = all.map_err(|error| wrong(&error))?;
-        let active = all.iter().filter(|disk| !disk.status.provision_phase.is_empty()).count();
-        if active == count {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let (before, versions) = (cpu_seconds(), resources.objects().revision(kind.resource()));
-    tokio::time::sleep(STEADY).await;
-    let idle = (cpu_seconds() - before) / STEADY.as_secs_f64() * 100.0;
-    let reads = host.reads().0;
-    let start = Instant::now();
-    let before = cpu_seconds();
-    for n in 0..EVENTS {
-        host.poke(&format!("sd{n:04}"));
-        while host.reads().0 < reads + n + 1 {
-            tokio::task::yield_now().await;
-        }
-    }
-    let elapsed = start.elapsed().as_secs_f64();
-    let spent = cpu_seconds() - before;
-    let per_event = (host.reads().0 - reads) as f64 / EVENTS as f64;
-    let written = resources.objects().revision(kind.resource()).0 - versions.0;
-    let events = usize::try_from(EVENTS).unwrap_or(0);
-    let mut steady = Row::new("steady-state", "simulated", count);
-    steady.rate = Some((idle * 1000.0).round() / 1000.0);
-    steady.unit = Some("% of a CPU".into());
-    steady.rss_mb = rss_mb();
-    let mut event = Row::new("one-event", "simulated", count).rate(events, elapsed, "events/s");
-    event.p50_ms = Some((spent / EVENTS as f64 * 1e6).round() / 1e3);
-    let mut work = Row::new("reads-for-one-event", "simulated", count);
-    work.rate = Some(per_event);
-    work.unit = Some("disks".into());
-    let mut writes = Row::new("writes-for-all-events", "simulated", count);
-    writes.rate = Some(written as f64);
-    writes.unit = Some("objects".into());
-    looked.shutdown().await;
-    Ok(vec![steady, event, work, writes])
-}
-
-/// The processor time of this process.
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
-    (ticks(11) + ticks(12)) / 100.0
-}
-
-/// Resident memory in megabytes (10⁶ bytes).
-fn rss_mb() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kilobytes: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-    Some((kilobytes * 1.024 / 100.0).round() / 10.0)
 }

@@ -100,6 +100,9 @@ pub(crate) struct Agent {
     /// Serve metrics here, as http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<SocketAddr>,
+    /// How often the heart beats; the node is silent after four beats that were not heard
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::parse, hide = true)]
+    heartbeat: Duration,
     /// Where sysfs is
     #[arg(long, value_name = "DIR", default_value = "/sys", hide = true)]
     sysfs_root: PathBuf,
@@ -252,6 +255,7 @@ impl Agent {
                 dev: self.dev_root.clone(),
                 udev: self.udev_root.clone(),
             },
+            heartbeat: self.heartbeat,
             defaults: defaults(),
         })
     }

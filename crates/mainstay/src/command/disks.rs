@@ -3,32 +3,23 @@
 //! Every command writes the spec of a BlockDevice and (with `--wait`) watches its status; the agent
 //! of the node does the rest. Nothing is erased unless exactly what would be lost is named.
 
-use std::io::IsTerminal;
+mod settle;
+mod show;
+
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 
+use self::settle::{Waiting, change};
 use crate::client::{Call, Client, MERGE_PATCH};
 use crate::connect::Connect;
-use crate::duration;
 use crate::error::Error;
 use crate::output::{self, Format, Table};
 
 /// Where the server has its disks.
 const DISKS: &str = "/apis/storage.mainstay.dev/v1/blockdevices";
-/// The way of a disk to its end, for the bar.
-const WAY: [&str; 7] = [
-    "Unprovisioned",
-    "Formatting",
-    "Formatted",
-    "Mounting",
-    "Mounted",
-    "Provisioning",
-    "Provisioned",
-];
-
 /// See disks, and say what shall become of them
 #[derive(Debug, Args)]
 pub(crate) struct Disks {
@@ -66,7 +57,7 @@ enum Action {
   mainstay disks provision worker-1:/dev/sdb --format --dry-run       what the safety gate would say")]
     Provision {
         #[command(flatten)]
-        which: Which,
+        asked: Asked,
         /// Format it first (or wipe it, for LVM)
         #[arg(long)]
         format: bool,
@@ -81,10 +72,6 @@ enum Action {
         tags: Vec<String>,
         #[command(flatten)]
         erase: Erase,
-        #[command(flatten)]
-        waiting: Waiting,
-        #[command(flatten)]
-        connect: Connect,
     },
     /// Format a disk (once more, if it was formatted before)
     #[command(after_help = "Examples:
@@ -93,41 +80,16 @@ enum Action {
   mainstay disks format worker-1:/dev/sdb --erase gpt,ext4          exactly what is on it")]
     Format {
         #[command(flatten)]
-        which: Which,
+        asked: Asked,
         #[command(flatten)]
         erase: Erase,
-        #[command(flatten)]
-        waiting: Waiting,
-        #[command(flatten)]
-        connect: Connect,
     },
     /// Take a pool out of use: it is emptied first, and its data stays on the disk
-    Unprovision {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        waiting: Waiting,
-        #[command(flatten)]
-        connect: Connect,
-    },
+    Unprovision(Asked),
     /// Try a failed disk again
-    Retry {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        waiting: Waiting,
-        #[command(flatten)]
-        connect: Connect,
-    },
+    Retry(Asked),
     /// Say that a corrupted filesystem has been repaired by hand: it is mounted once more
-    Repair {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        waiting: Waiting,
-        #[command(flatten)]
-        connect: Connect,
-    },
+    Repair(Asked),
     /// Print the transition table that every disk follows
     Table {
         /// As a state diagram (Mermaid)
@@ -144,6 +106,17 @@ struct Which {
     disk: String,
 }
 
+/// What every change takes: a disk, a server, and whether to stay until it is done.
+#[derive(Debug, Args)]
+struct Asked {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    waiting: Waiting,
+    #[command(flatten)]
+    connect: Connect,
+}
+
 /// What may be lost.
 #[derive(Debug, Args)]
 struct Erase {
@@ -153,17 +126,6 @@ struct Erase {
     /// Print what the safety gate would say, rule by rule, and do nothing
     #[arg(long)]
     dry_run: bool,
-}
-
-/// Whether to stay until it is done.
-#[derive(Debug, Args)]
-struct Waiting {
-    /// Stay until it has settled; exit code 1 if it failed
-    #[arg(long)]
-    wait: bool,
-    /// How long to stay
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration::parse)]
-    timeout: Duration,
 }
 
 impl Disks {
@@ -177,16 +139,11 @@ impl Disks {
                 match output {
                     Some(Format::Json) => output::print(&output::json(&disk))?,
                     Some(Format::Yaml) => output::print(&output::yaml(&disk))?,
-                    _ => output::print(&describe(&disk))?,
+                    _ => output::print(&show::describe(&disk))?,
                 }
                 Ok(0)
             }
-            Action::Provision { which, format, filesystem, lvm, tags, erase, waiting, connect } => {
-                let client = connect.client()?;
-                let disk = find(&client, &which.disk).await?;
-                if erase.dry_run {
-                    return dry_run(&client, &disk, &erase.erase).await;
-                }
+            Action::Provision { asked, format, filesystem, lvm, tags, erase } => {
                 let mut spec = json!({"provision": true});
                 if *format {
                     spec["fileSystem"] = json!({"forceFormatted": true});
@@ -199,38 +156,23 @@ impl Disks {
                 if !tags.is_empty() {
                     spec["tags"] = json!(tags);
                 }
-                acknowledge(&mut spec, &erase.erase);
-                change(&client, &disk, spec, waiting, &["Provisioned"]).await
+                asked.erase(erase, |_| spec.clone(), &[]).await
             }
-            Action::Format { which, erase, waiting, connect } => {
-                let client = connect.client()?;
-                let disk = find(&client, &which.disk).await?;
-                if erase.dry_run {
-                    return dry_run(&client, &disk, &erase.erase).await;
-                }
-                let mut spec = json!({"fileSystem": {
-                    "forceFormatted": true, "formatRequest": nonce(&disk),
-                }});
-                acknowledge(&mut spec, &erase.erase);
-                change(&client, &disk, spec, waiting, &["Formatted", "Provisioned"]).await
+            Action::Format { asked, erase } => {
+                let spec = |disk: &Value| json!({"fileSystem": {"forceFormatted": true, "formatRequest": nonce(disk)}});
+                asked.erase(erase, spec, &["Formatted"]).await
             }
-            Action::Unprovision { which, waiting, connect } => {
+            Action::Unprovision(asked) => {
                 let spec = json!({"provision": false, "fileSystem": {"provisioned": false}});
-                let client = connect.client()?;
-                let disk = find(&client, &which.disk).await?;
-                change(&client, &disk, spec, waiting, &["Formatted", "Unprovisioned"]).await
+                asked.change(|_| spec.clone(), &["Formatted", "Unprovisioned"]).await
             }
-            Action::Retry { which, waiting, connect } => {
-                let client = connect.client()?;
-                let disk = find(&client, &which.disk).await?;
-                let spec = json!({"retry": nonce(&disk)});
-                change(&client, &disk, spec, waiting, &["Provisioned", "Formatted"]).await
+            Action::Retry(asked) => {
+                let spec = |disk: &Value| json!({"retry": nonce(disk)});
+                asked.change(spec, &["Formatted", "Unprovisioned"]).await
             }
-            Action::Repair { which, waiting, connect } => {
-                let client = connect.client()?;
-                let disk = find(&client, &which.disk).await?;
+            Action::Repair(asked) => {
                 let spec = json!({"fileSystem": {"repaired": true}});
-                change(&client, &disk, spec, waiting, &["Provisioned", "Mounted"]).await
+                asked.change(|_| spec.clone(), &["Formatted"]).await
             }
             Action::Table { diagram } => {
                 let text = match diagram {
@@ -244,15 +186,41 @@ impl Disks {
     }
 }
 
+impl Asked {
+    /// Writes what `spec` makes of the disk, and stays until it has settled if that was asked for.
+    /// A disk that is wanted settles as Provisioned, any other in one of `ends`.
+    async fn change(&self, spec: impl Fn(&Value) -> Value, ends: &[&str]) -> Result<u8, Error> {
+        let client = self.connect.client()?;
+        let disk = find(&client, &self.which.disk).await?;
+        change(&client, &disk, spec(&disk), &self.waiting, ends).await
+    }
+
+    /// The same for what may destroy: with the acknowledgement, or only as a question.
+    async fn erase(
+        &self,
+        erase: &Erase,
+        spec: impl Fn(&Value) -> Value,
+        ends: &[&str],
+    ) -> Result<u8, Error> {
+        if erase.dry_run {
+            let client = self.connect.client()?;
+            let disk = find(&client, &self.which.disk).await?;
+            return dry_run(&client, &disk, &erase.erase).await;
+        }
+        let acknowledged = |disk: &Value| {
+            let mut spec = spec(disk);
+            if !erase.erase.is_empty() {
+                spec["acknowledgeDataLoss"] = json!(erase.erase);
+            }
+            spec
+        };
+        self.change(acknowledged, ends).await
+    }
+}
+
 /// A value this disk has not seen: the version it is at.
 fn nonce(disk: &Value) -> String {
     format!("v{}", said(&disk["metadata"]["resourceVersion"]))
-}
-
-fn acknowledge(spec: &mut Value, names: &[String]) {
-    if !names.is_empty() {
-        spec["acknowledgeDataLoss"] = json!(names);
-    }
 }
 
 /// A value as a person reads it; nothing if it is not there.
@@ -346,47 +314,6 @@ async fn list(client: &Client, node: Option<&str>, format: Option<Format>) -> Re
     Ok(0)
 }
 
-/// One disk in words.
-fn describe(disk: &Value) -> String {
-    let (spec, status) = (&disk["spec"], &disk["status"]);
-    let device = &status["deviceStatus"];
-    let details = &device["details"];
-    let size = mainstay_disks::size(device["capacity"]["sizeBytes"].as_u64().unwrap_or(0));
-    let mut table = Table::new(&[]);
-    let mut add = |key: &str, value: String| {
-        if !value.is_empty() {
-            table.rows.push(vec![format!("{key}:"), value]);
-        }
-    };
-    add("Name", name(disk));
-    add("Node", said(&spec["nodeName"]));
-    add("Path", path_of(disk));
-    add("State", said(&status["state"]));
-    add("Phase", phase(disk).to_owned());
-    add("Wanted", said(&spec["provision"]));
-    add("Size", size);
-    add("Type", said(&details["driveType"]));
-    add("Vendor", said(&details["vendor"]));
-    add("Model", said(&details["model"]));
-    add("Serial", said(&details["serialNumber"]));
-    add("WWN", said(&details["wwn"]));
-    add("Bus", said(&details["busPath"]));
-    add("Filesystem", said(&device["fileSystem"]["type"]));
-    add("UUID", said(&details["uuid"]));
-    add("Mounted at", said(&device["fileSystem"]["mountPoint"]));
-    let signatures = status["signatures"].as_array().into_iter().flatten();
-    let signatures: Vec<_> = signatures.map(|found| said(&found["name"])).collect();
-    add("Holds", signatures.join(", "));
-    add("Operation", said(&status["operation"]["kind"]));
-    add("Failure", said(&status["failure"]["message"]));
-    let conditions = status["conditions"].as_array().into_iter().flatten();
-    for condition in conditions {
-        let text = ["status", "reason", "message"].map(|field| said(&condition[field])).join(" ");
-        add(&said(&condition["type"]), text.trim().to_owned());
-    }
-    table.render(false, &mut Vec::new())
-}
-
 /// Asks the agent what the gate would say, and prints it.
 async fn dry_run(client: &Client, disk: &Value, names: &[String]) -> Result<u8, Error> {
     let request = format!("{}:{}", nonce(disk), names.join(","));
@@ -418,129 +345,5 @@ async fn dry_run(client: &Client, disk: &Value, names: &[String]) -> Result<u8, 
             )));
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-}
-
-/// Writes the spec, and stays until it has settled if that was asked for.
-async fn change(
-    client: &Client,
-    disk: &Value,
-    spec: Value,
-    waiting: &Waiting,
-    ends: &[&str],
-) -> Result<u8, Error> {
-    let path = format!("{DISKS}/{}", name(disk));
-    let patch = json!({ "spec": spec });
-    let written = client.json(Call::send(Method::PATCH, path.clone(), MERGE_PATCH, &patch)).await?;
-    let generation = written["metadata"]["generation"].as_i64().unwrap_or(0);
-    if !waiting.wait {
-        output::print_line(&format!(
-            "{} asked for; `mainstay disks show {}` tells how far it got",
-            path_of(disk),
-            name(disk)
-        ))?;
-        return Ok(0);
-    }
-    let deadline = tokio::time::Instant::now() + waiting.timeout;
-    let mut bar = Bar::new();
-    loop {
-        let now = client.json(Call::get(path.clone())).await?;
-        let settled = now["status"]["observedGeneration"].as_i64().unwrap_or(0) >= generation;
-        bar.show(&path_of(&now), phase(&now));
-        if settled && phase(&now) == "Failed" {
-            bar.end();
-            return Err(Error::negative(said(&now["status"]["failure"]["message"])));
-        }
-        if settled && ends.contains(&phase(&now)) && now["status"]["operation"].is_null() {
-            bar.end();
-            output::print_line(&format!("{} is {}", path_of(&now), phase(&now)))?;
-            return Ok(0);
-        }
-        if tokio::time::Instant::now() > deadline {
-            bar.end();
-            let text = format!(
-                "{} is still {} after {}",
-                path_of(&now),
-                phase(&now),
-                duration::age(waiting.timeout)
-            );
-            return Err(Error::negative(text));
-        }
-        tokio::time::sleep(Duration::from_millis(250)).await;
-    }
-}
-
-/// A bar on the terminal, if there is one.
-struct Bar {
-    terminal: bool,
-    last: String,
-}
-
-impl Bar {
-    fn new() -> Self {
-        Self { terminal: std::io::stderr().is_terminal(), last: String::new() }
-    }
-
-    fn show(&mut self, path: &str, phase: &str) {
-        if self.last == phase {
-            return;
-        }
-        phase.clone_into(&mut self.last);
-        if self.terminal {
-            anstream::eprint!("\r\x1b[K{}", bar(path, phase));
-        } else {
-            anstream::eprintln!("{path}: {phase}");
-        }
-    }
-
-    fn end(&self) {
-        if self.terminal {
-            anstream::eprintln!();
-        }
-    }
-}
-
-/// How far a disk got, in one line.
-fn bar(path: &str, phase: &str) -> String {
-    let steps = WAY.len() - 1;
-    let place = WAY.iter().position(|step| *step == phase);
-    match place {
-        Some(place) => {
-            let (done, left) = ("█".repeat(place * 3), "░".repeat((steps - place) * 3));
-            format!("{path} [{done}{left}] {place}/{steps} {phase}")
-        }
-        None => format!("{path} {phase}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_bar_fills_up() {
-        assert_eq!(
-            bar("/dev/a", "Unprovisioned"),
-            format!("/dev/a [{}] 0/6 Unprovisioned", "░".repeat(18))
-        );
-        assert_eq!(
-            bar("/dev/a", "Provisioned"),
-            format!("/dev/a [{}] 6/6 Provisioned", "█".repeat(18))
-        );
-        assert_eq!(bar("/dev/a", "Unmounting"), "/dev/a Unmounting");
-    }
-
-    #[test]
-    fn a_disk_is_described_with_what_matters() {
-        let disk = json!({
-            "metadata": {"name": "d1"},
-            "spec": {"nodeName": "n1", "devPath": "/dev/sda"},
-            "status": {"provisionPhase": "Failed", "failure": {"reason": "Refused", "message": "rule 4: found gpt"},
-                "signatures": [{"name": "gpt"}], "deviceStatus": {"capacity": {"sizeBytes": 1_073_741_824_u64}}},
-        });
-        let text = describe(&disk);
-        for part in ["d1", "n1", "/dev/sda", "1Gi", "gpt", "rule 4"] {
-            assert!(text.contains(part), "{text}");
-        }
     }
 }

@@ -109,6 +109,9 @@ pub(crate) struct Serve {
     /// Serve without TLS; only on a loopback address
     #[arg(long)]
     plain_http: bool,
+    /// How long the certificate of a node is good
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, hide = true)]
+    node_certificate_life: Option<Duration>,
     /// Read settings from this TOML file
     #[arg(long, value_name = "FILE", env = "MAINSTAY_CONFIG")]
     config: Option<PathBuf>,
@@ -252,6 +255,7 @@ impl Serve {
         limits.watches = watches.unwrap_or(limits.watches);
         limits.body = body_bytes.unwrap_or(limits.body);
         limits.events = events.unwrap_or(limits.events);
+        limits.node_certificate = self.node_certificate_life.unwrap_or(limits.node_certificate);
         Ok(options)
     }
 }

@@ -9,6 +9,8 @@ mod apply;
 mod bench;
 mod cli;
 mod crash;
+mod disks;
+mod disks_agent;
 #[expect(dead_code, reason = "the tests of volumes ask more of it")]
 #[path = "../../../volumes/tests/it/fake.rs"]
 mod fake;
@@ -28,3 +30,6 @@ mod recorded_volumes;
 mod rules;
 mod sessions;
 mod volumes;
+#[expect(dead_code, reason = "the tests of disks ask more of it")]
+#[path = "../../../disks/tests/it/yard.rs"]
+mod yard;

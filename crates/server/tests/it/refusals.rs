@@ -1,418 +1,62 @@
-//! How requests are refused: the code, the reason, and what the message must say.
+//! What the server says no to is told apart from what it cannot do just now.
 
-use serde_json::{Value, json};
+use http::Method;
+use mainstay_store::cache::Retention;
+use mainstay_store::kubernetes::{Address, Client};
+use mainstay_store::object::Body;
+use mainstay_store::objects::{Change, Error, Write};
+use mainstay_store::status::Reason;
+use serde_json::json;
 
-use crate::client::{Host, MAPS, map, one};
+use crate::{Backend, Stage, access, block_on, create, key, open, update};
 
-#[tokio::test]
-async fn requests_are_refused_as_kubernetes_refuses_them() {
-    let host = Host::start().await;
-    let mut client = host.client().await;
-    client.post(MAPS, &map("there")).await.ok();
-    let good = map("new").to_string();
-    let with = |change: &dyn Fn(&mut Value)| {
-        let mut map = map("new");
-        change(&mut map);
-        map.to_string()
-    };
-    let unknown = with(&|map| map["spec"] = json!({"x": 1}));
-    let json = "application/json";
-    let unheard_of = "application/diff";
-    let apply = "application/apply-patch+yaml";
-    let protobuf = "application/vnd.kubernetes.protobuf";
-    let there = one("there");
-    let merge = "application/merge-patch+json";
-    let strict = format!("{MAPS}?fieldValidation=Strict");
-    let cases: Vec<(&str, String, &str, String, u16, &str, &str)> = vec![
-        ("POST", MAPS.into(), json, "".into(), 400, "BadRequest", "empty"),
-        ("POST", MAPS.into(), json, "{".into(), 400, "BadRequest", "json parse error"),
-        ("POST", MAPS.into(), json, "[]".into(), 400, "BadRequest", "unmarshal"),
-        (
-            "POST",
-            MAPS.into(),
-            protobuf,
-            good.clone(),
-            400,
-            "BadRequest",
-            "not Kubernetes' protobuf",
-        ),
-        (
-            "POST",
-            MAPS.into(),
-            "application/cbor",
-            good.clone(),
-            415,
-            "UnsupportedMediaType",
-            "accepted media types include: application/json",
-        ),
-        ("POST", strict.clone(), json, unknown, 400, "BadRequest", "unknown field \"spec\""),
-        (
-            "POST",
-            strict,
-            json,
-            r#"{"metadata":{"name":"x","name":"y"}}"#.into(),
-            400,
-            "BadRequest",
-            "duplicate field \"metadata.name\"",
-        ),
-        (
-            "POST",
-            MAPS.into(),
-            json,
-            with(&|map| map["kind"] = "Node".into()),
-            400,
-            "BadRequest",
-            "Node",
-        ),
-        (
-            "POST",
-            MAPS.into(),
-            json,
-            with(&|map| map["apiVersion"] = "v2".into()),
-            400,
-            "BadRequest",
-            "v2",
-        ),
-        (
-            "POST",
-            MAPS.into(),
-            json,
-            with(&|map| map["data"]["key"] = 5.into()),
-            422,
-            "Invalid",
-            "data",
-        ),
-        (
-            "POST",
-            MAPS.into(),
-            json,
-            with(&|map| map["metadata"]["name"] = "../x".into()),
-            422,
-            "Invalid",
-            "metadata.name",
-        ),
-        (
-            "POST",
-            MAPS.into(),
-            json,
-            with(&|map| map["metadata"]["name"] = "Upper".into()),
-            422,
-            "Invalid",
-            "metadata.name",
-        ),
-        (
-            "POST",
-            MAPS.into(),
-            json,
-            with(&|map| map["metadata"]["namespace"] = "other".into()),
-            400,
-            "BadRequest",
-            "namespace",
-        ),
-        (
-            "POST",
-            MAPS.into(),
-            json,
-            with(&|map| map["metadata"]["resourceVersion"] = "5".into()),
-            400,
-            "BadRequest",
-            "resourceVersion",
-        ),
-        (
-            "POST",
-            format!("{MAPS}?dryRun=Some"),
-            json,
-            good.clone(),
-            422,
-            "Invalid",
-            "dryRun: Unsupported value: \"Some\": supported values: \"All\"",
-        ),
-        (
-            "POST",
-            format!("{MAPS}?fieldValidation=Maybe"),
-            json,
-            good.clone(),
-            422,
-            "Invalid",
-            "fieldValidation",
-        ),
-        (
-            "POST",
-            format!("{MAPS}?fieldManager={}", "x".repeat(129)),
-            json,
-            good.clone(),
-            422,
-            "Invalid",
-            "fieldManager",
-        ),
-        (
-            "POST",
-            "/api/v1/namespaces/nowhere/configmaps".into(),
-            json,
-            good.clone(),
-            404,
-            "NotFound",
-            "namespaces \"nowhere\" not found",
-        ),
-        (
-            "POST",
-            "/api/v1/configmaps".into(),
-            json,
-            good.clone(),
-            405,
-            "MethodNotAllowed",
-            "does not allow this method",
-        ),
-        (
-            "POST",
-            there.clone(),
-            json,
-            good.clone(),
-            405,
-            "MethodNotAllowed",
-            "does not allow this method",
-        ),
-        (
-            "PUT",
-            MAPS.into(),
-            json,
-            good.clone(),
-            405,
-            "MethodNotAllowed",
-            "does not allow this method",
-        ),
-        ("PUT", there.clone(), json, good.clone(), 400, "BadRequest", "name"),
-        (
-            "PUT",
-            one("missing"),
-            json,
-            map("missing").to_string(),
-            404,
-            "NotFound",
-            "configmaps \"missing\" not found",
-        ),
-        (
-            "PATCH",
-            there.clone(),
-            unheard_of,
-            "{}".into(),
-            415,
-            "UnsupportedMediaType",
-            "application/merge-patch+json",
-        ),
-        ("PATCH", there.clone(), apply, "{}".into(), 422, "Invalid", "fieldManager"),
-        ("PATCH", there.clone(), merge, "[]".into(), 400, "BadRequest", "patch"),
-        (
-            "PATCH",
-            there.clone(),
-            merge,
-            r#"{"metadata":{"resourceVersion":"1"}}"#.into(),
-            409,
-            "Conflict",
-            "the object has been modified",
-        ),
-        (
-            "PATCH",
-            there.clone(),
-            merge,
-            r#"{"metadata":{"name":"b"}}"#.into(),
-            400,
-            "BadRequest",
-            "name",
-        ),
-        (
-            "DELETE",
-            there.clone(),
-            json,
-            r#"{"kind":"Pod"}"#.into(),
-            400,
-            "BadRequest",
-            "DeleteOptions",
-        ),
-        (
-            "DELETE",
-            there.clone(),
-            json,
-            r#"{"preconditions":{"uid":"x"}}"#.into(),
-            409,
-            "Conflict",
-            "UID",
-        ),
-        (
-            "DELETE",
-            there.clone(),
-            json,
-            r#"{"propagationPolicy":"Sideways"}"#.into(),
-            422,
-            "Invalid",
-            "propagationPolicy",
-        ),
-        (
-            "DELETE",
-            format!("{there}?gracePeriodSeconds=x"),
-            json,
-            "".into(),
-            400,
-            "BadRequest",
-            "gracePeriodSeconds",
-        ),
-        (
-            "DELETE",
-            "/api/v1/namespaces/default".into(),
-            json,
-            "".into(),
-            403,
-            "Forbidden",
-            "may not be deleted",
-        ),
-        (
-            "DELETE",
-            "/api/v1/configmaps".into(),
-            json,
-            "".into(),
-            405,
-            "MethodNotAllowed",
-            "does not allow this method",
-        ),
-        (
-            "GET",
-            "/api/v1/configmaps/there".into(),
-            json,
-            "".into(),
-            404,
-            "NotFound",
-            "could not find the requested resource",
-        ),
-        (
-            "GET",
-            "/api/v1/namespaces/default/nodes".into(),
-            json,
-            "".into(),
-            404,
-            "NotFound",
-            "could not find the requested resource",
-        ),
-        (
-            "GET",
-            "/api/v1/namespaces/default/widgets".into(),
-            json,
-            "".into(),
-            404,
-            "NotFound",
-            "could not find the requested resource",
-        ),
-        (
-            "GET",
-            "/apis/nobody.example/v1/widgets".into(),
-            json,
-            "".into(),
-            404,
-            "NotFound",
-            "could not find the requested resource",
-        ),
-        (
-            "GET",
-            "/apis/nobody.example".into(),
-            json,
-            "".into(),
-            404,
-            "NotFound",
-            "could not find the requested resource",
-        ),
-        (
-            "GET",
-            "/nonsense".into(),
-            json,
-            "".into(),
-            404,
-            "NotFound",
-            "could not find the requested resource",
-        ),
-        (
-            "GET",
-            format!("{there}/status"),
-            json,
-            "".into(),
-            404,
-            "NotFound",
-            "could not find the requested resource",
-        ),
-        (
-            "GET",
-            format!("{there}/nonsense"),
-            json,
-            "".into(),
-            404,
-            "NotFound",
-            "could not find the requested resource",
-        ),
-        (
-            "GET",
-            format!("{there}?resourceVersion=99999"),
-            json,
-            "".into(),
-            504,
-            "Timeout",
-            "Too large resource version",
-        ),
-        (
-            "GET",
-            format!("{MAPS}?labelSelector=a%3D%3D%3Db"),
-            json,
-            "".into(),
-            400,
-            "BadRequest",
-            "",
-        ),
-        (
-            "GET",
-            format!("{MAPS}?fieldSelector=spec.color%3Dred"),
-            json,
-            "".into(),
-            400,
-            "BadRequest",
-            "field label not supported: spec.color",
-        ),
-        ("GET", format!("{MAPS}/%2e%2e"), json, "".into(), 400, "BadRequest", "may not be '..'"),
-        (
-            "GET",
-            format!("{MAPS}/..%2F..%2Fx"),
-            json,
-            "".into(),
-            400,
-            "BadRequest",
-            "may not contain '/'",
-        ),
-        ("GET", format!("{MAPS}/%ff"), json, "".into(), 400, "BadRequest", "UTF-8"),
-        (
-            "POST",
-            "/healthz".into(),
-            json,
-            "".into(),
-            405,
-            "MethodNotAllowed",
-            "does not allow this method",
-        ),
-        (
-            "POST",
-            "/apis".into(),
-            json,
-            "".into(),
-            405,
-            "MethodNotAllowed",
-            "does not allow this method",
-        ),
-    ];
-    for (method, path, kind, body, code, reason, part) in cases {
-        let answer = client.call(method, &path, kind, body.clone()).await;
-        println!("{method} {path} {body}");
-        let message = answer.refused(code, reason);
-        assert!(message.contains(part), "{method} {path} {body}: {message}");
-        if code == 422 && !body.is_empty() {
-            assert!(answer.body["details"]["causes"][0]["field"].is_string(), "{:?}", answer.body);
-        }
-    }
-    let names: Vec<Value> = client.get(MAPS).await.ok()["items"].as_array().unwrap().clone();
-    assert_eq!(names.len(), 1, "nothing that was refused was written");
-    host.stop().await;
+#[test]
+fn a_no_is_typed_and_a_server_that_is_away_is_not_a_no() {
+    block_on(async {
+        let stage = Stage::new(Backend, Retention::default()).await;
+        let apple = key("apples", "a", "x");
+        let reason = |outcome: Result<_, Error>| match outcome {
+            Err(Error::Refused { reason, message }) => Some((reason, message)),
+            _ => None,
+        };
+        // Invalid: data of this kind is text.
+        let Some(body) = json!({"data": {"value": 7}}).as_object().cloned() else { unreachable!() };
+        let change = Change::Create(Body::new(&body));
+        let wrong = Write { key: apple.clone(), change, fence: None };
+        let (found, message) = reason(stage.store.write(wrong).await).unwrap();
+        assert!(matches!(found, Reason::Invalid | Reason::BadRequest), "{found:?}: {message}");
+        assert!(message.contains("data"), "it names the field: {message}");
+        let made = stage.store.write(create(&apple, 1)).await.unwrap();
+        let conflict = stage.store.write(update(&apple, made.revision(), 2)).await.unwrap();
+        let stale = stage.store.write(update(&apple, made.revision(), 3)).await.unwrap_err();
+        let Error::Conflict { expected, actual, .. } = stale else { panic!("{stale}") };
+        assert_eq!((expected, actual), (made.revision(), conflict.revision()));
+        // Forbidden: somebody who may only look.
+        let token = viewer(&stage).await;
+        let access = access(&stage.running, Some(token));
+        let looking =
+            open(&stage.running, &access, &stage.registry, Retention::default(), &stage.clock)
+                .await;
+        assert!(looking.get(&apple).await.unwrap().is_some(), "reading is allowed");
+        let (found, message) =
+            reason(looking.write(update(&apple, conflict.revision(), 4)).await).unwrap();
+        assert_eq!(found, Reason::Forbidden, "{message}");
+        looking.close().await;
+        let (handle, store) = (stage.running.handle(), stage.store.clone());
+        handle.shut_down();
+        stage.running.wait().await;
+        let away = store.get(&apple).await.unwrap_err();
+        assert!(matches!(away, Error::Unavailable { .. }), "{away}");
+        store.close().await;
+    });
+}
+
+/// A token of somebody who may only look.
+async fn viewer(stage: &Stage) -> String {
+    let servers = vec![Address::parse(stage.running.url()).unwrap()];
+    let client = Client::new(servers, stage.access.clone());
+    let wish = json!({"role": "viewer"}).to_string().into_bytes();
+    let answer = client.call(Method::POST, "/mainstay/v1/tokens", Some(wish)).await.unwrap();
+    let created: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+    created["token"].as_str().unwrap().to_owned()
 }

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// The largest answer that is read whole.
 const LARGEST: usize = 64 << 20;
 /// How many connections are kept for later.
-const KEPT: usize = 8;
+const KEPT: usize = 32;
 
 type Sender = http1::SendRequest<Full<Bytes>>;
 

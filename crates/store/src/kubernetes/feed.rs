@@ -36,9 +36,9 @@ impl Feed {
         client: Arc<Client>,
         kind: Arc<Kind>,
         clock: Arc<dyn Clock>,
+        retention: Retention,
         stop: CancellationToken,
     ) -> Arc<Self> {
-        let retention = Retention { events: 4096, bytes: 4 << 20, ..Retention::default() };
         let cache = Arc::new(Cache::new(State::default(), retention));
         let (sender, synced) = watch::channel(false);
         let follower = Follower { client, kind, clock, cache: cache.clone(), synced: sender };
@@ -62,6 +62,19 @@ impl Feed {
 
     pub(super) fn revision(&self) -> Revision {
         self.cache.revision()
+    }
+
+    /// Follows one object from here on; nothing while there is no copy.
+    pub(super) fn follow(&self, key: &Key) -> Option<Watch> {
+        if !*self.synced.borrow() {
+            return None;
+        }
+        let scope = Scope {
+            resource: key.resource().clone(),
+            namespace: key.namespace().map(str::to_owned),
+            name: Some(key.name().to_owned()),
+        };
+        self.cache.watch(scope, self.cache.revision()).ok()
     }
 
     async fn ready(&self) -> Result<(), Error> {

@@ -20,6 +20,7 @@ use mainstay_store::sqlite::SqliteStore;
 use mainstay_store::tiered::{Tiered, next_epoch};
 use serde_json::{Value, json};
 
+use crate::words::stored;
 use crate::{BACKENDS, Backend, Stage, block_on, create, delete, key, update};
 
 /// A backup in a file of its own.
@@ -201,7 +202,7 @@ fn a_backup_is_one_moment_however_much_is_written() {
                 while let Some(entry) = reader.next_entry().unwrap() {
                     if counters.contains(&entry.key) {
                         let object: Value = serde_json::from_slice(entry.body.json()).unwrap();
-                        values.push(object["data"].as_i64().unwrap());
+                        values.push(stored(&object).as_i64().unwrap());
                     }
                 }
                 let [one, two] = values[..] else { panic!("{values:?}") };

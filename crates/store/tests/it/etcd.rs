@@ -41,7 +41,7 @@ fn two_stores_on_one_etcd_see_each_other_at_once_and_in_order() {
         while seen < 50 {
             for event in watch.next().await.unwrap() {
                 seen += 1;
-                assert_eq!(event.record.object()["data"], seen);
+                assert_eq!(crate::value(&event.record), seen);
             }
         }
         one.close().await;
@@ -335,7 +335,7 @@ impl Work {
         let task = tokio::spawn(async move {
             while !stop.load(Ordering::Relaxed) {
                 let Ok(Some(record)) = store.get(&counter).await else { continue };
-                let value = record.object()["data"].as_i64().unwrap();
+                let value = crate::value(&record).as_i64().unwrap();
                 match store.write(update(&counter, record.revision(), value + 1)).await {
                     Ok(_) => acknowledged.fetch_add(1, Ordering::Relaxed),
                     Err(Error::Unavailable { .. }) => uncertain.fetch_add(1, Ordering::Relaxed),
@@ -358,12 +358,12 @@ impl Work {
 async fn settled(store: &Arc<dyn Objects>, counter: &Key) -> i64 {
     loop {
         let Ok(Some(record)) = store.get(counter).await else { continue };
-        let value = record.object()["data"].as_i64().unwrap();
+        let value = crate::value(&record).as_i64().unwrap();
         if store.write(update(counter, record.revision(), -1)).await.is_ok() {
             return value;
         }
         let Ok(Some(record)) = store.get(counter).await else { continue };
-        if record.object()["data"] == -1 {
+        if crate::value(&record) == -1 {
             return value;
         }
     }
@@ -383,7 +383,7 @@ async fn follow(store: Arc<dyn Objects>, start: Revision, counters: Vec<Key>) ->
                 let collection = store.collection(&scope.resource, At::Latest).await;
                 let Ok(collection) = collection else { continue };
                 for (n, counter) in counters.iter().enumerate() {
-                    let value = collection.get(counter).unwrap().object()["data"].as_i64().unwrap();
+                    let value = crate::value(collection.get(counter).unwrap()).as_i64().unwrap();
                     assert!(value >= values[n] || value == -1, "a value went back");
                     (values[n], ended[n]) = (value.max(values[n]), value == -1);
                 }
@@ -394,7 +394,7 @@ async fn follow(store: Arc<dyn Objects>, start: Revision, counters: Vec<Key>) ->
         };
         for event in events {
             let n = counters.iter().position(|key| key == event.record.key()).unwrap();
-            let value = event.record.object()["data"].as_i64().unwrap();
+            let value = crate::value(&event.record).as_i64().unwrap();
             if value == -1 {
                 ended[n] = true;
             } else {

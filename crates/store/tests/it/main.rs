@@ -10,7 +10,9 @@ mod etcd;
 mod golden;
 mod lease;
 mod model;
+mod random;
 mod sqlite;
+mod words;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -19,12 +21,11 @@ use mainstay_store::cache::Retention;
 use mainstay_store::clock::ManualClock;
 use mainstay_store::etcd::{Address, EtcdStore};
 use mainstay_store::memory::MemoryStore;
-use mainstay_store::object::{Body, Key, Resource, Revision};
-use mainstay_store::objects::{Change, Objects, Write};
+use mainstay_store::objects::Objects;
 use mainstay_store::sqlite::SqliteStore;
-use serde_json::{Map, Value, json};
 
 use cluster::Cluster;
+use words::{block_on, create, delete, key, object, update, value};
 
 /// A backend under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,25 @@ impl Stage {
         self.backend != Backend::Memory
     }
 
+    /// Whether a store that was opened again may have forgotten history it still knew before.
+    fn forgets(&self) -> bool {
+        self.backend == Backend::Etcd
+    }
+
+    /// Whether history is forgotten on request.
+    fn compacts(&self) -> bool {
+        true
+    }
+
+    /// Whether what an object says of itself is kept as it was given.
+    fn keeps_metadata(&self) -> bool {
+        true
+    }
+
+    /// Waits until what was written can be watched: at once, where the store and its writer are
+    /// one.
+    async fn caught_up(&self) {}
+
     async fn reopen(&mut self) {
         self.store.close().await;
         self.store = self.open().await;
@@ -105,31 +125,4 @@ fn shared_cluster() -> &'static Cluster {
 fn quiet_cluster() -> &'static Cluster {
     static QUIET: OnceLock<Cluster> = OnceLock::new();
     QUIET.get_or_init(|| Cluster::start(1))
-}
-
-/// Runs an asynchronous test body on one thread.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-}
-
-fn key(resource: &str, namespace: &str, name: &str) -> Key {
-    Key::new(&Resource::new("", resource), Some(namespace), name)
-}
-
-fn object(value: impl Into<Value>) -> Map<String, Value> {
-    let Value::Object(object) = json!({ "data": value.into() }) else { unreachable!() };
-    object
-}
-
-fn create(key: &Key, value: impl Into<Value>) -> Write {
-    Write { key: key.clone(), change: Change::Create(Body::new(&object(value))), fence: None }
-}
-
-fn update(key: &Key, at: Revision, value: impl Into<Value>) -> Write {
-    let change = Change::Update(at, Body::new(&object(value)));
-    Write { key: key.clone(), change, fence: None }
-}
-
-fn delete(key: &Key, at: Revision) -> Write {
-    Write { key: key.clone(), change: Change::Delete(at), fence: None }
 }

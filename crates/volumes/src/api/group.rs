@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{GROUP, UNSCHEDULABLE_ANNOTATION, VERSION, is_false};
+use super::{EVICT_ANNOTATION, GROUP, UNSCHEDULABLE_ANNOTATION, VERSION, is_false};
 
 /// LVMVolumeGroup is a volume group on a node. The node's agent reports its status; without one it
 /// is set by hand, through the status subresource.
@@ -135,6 +135,12 @@ impl LVMVolumeGroup {
     #[must_use]
     pub fn is_unschedulable(&self) -> bool {
         self.metadata.annotations.contains_key(UNSCHEDULABLE_ANNOTATION)
+    }
+
+    /// Whether the replicas on it are to be moved elsewhere.
+    #[must_use]
+    pub fn is_evicted(&self) -> bool {
+        self.metadata.annotations.contains_key(EVICT_ANNOTATION)
     }
 }
 

@@ -61,7 +61,8 @@ fn offers(group: &LVMVolumeGroup) -> impl PartialEq + use<> {
     let thin: Vec<(String, bool)> =
         group.status.thin_pools.iter().map(|pool| (pool.name.clone(), pool.ready)).collect();
     let node = group.spec.local.node_name.clone();
-    (node, group.is_ready(""), group.is_unschedulable(), thin, group.spec.thin_pools.clone())
+    let closed = (group.is_unschedulable(), group.is_evicted());
+    (node, group.is_ready(""), closed, thin, group.spec.thin_pools.clone())
 }
 
 async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Outcome, Error> {

@@ -12,7 +12,10 @@ mod explain;
 mod extender;
 mod fake;
 mod faults;
+#[path = "../../../store/tests/it/faulty.rs"]
+mod faulty;
 mod fill;
+mod heartbeat;
 mod lifecycle;
 mod plan;
 mod race;

@@ -9,7 +9,8 @@ use mainstay_store::clock::{Clock, ManualClock};
 use mainstay_store::meta::{ConditionStatus, Time};
 use mainstay_store::resources::{Subresource, WriteOptions};
 use mainstay_volumes::api::{
-    ReplicatedStorageClass, ReplicatedVolume, ReplicatedVolumeReplica, Replication, VolumePhase,
+    EVICT_ANNOTATION, LVMVolumeGroup, ReplicatedStorageClass, ReplicatedVolume,
+    ReplicatedVolumeReplica, Replication, VolumePhase,
 };
 use mainstay_volumes::satisfy::is_misplaced;
 use serde_json::{Value, json};
@@ -171,6 +172,31 @@ async fn replicas_in_the_wrong_place_are_replaced_a_few_volumes_at_a_time() {
     cluster.until("all are repaired", done).await;
     drop(subscription);
     assert_eq!(most.load(std::sync::atomic::Ordering::Relaxed), 1);
+    cluster.volumes.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_group_that_is_being_emptied_loses_its_replicas_to_others() {
+    let cluster = Cluster::new(None).await;
+    let strategy = json!({"eligibleNodesConflictResolutionStrategy":
+        {"type": "RollingRepair", "rollingRepair": {"maxParallel": 2}}});
+    settled(&cluster, strategy).await;
+    let replicas = cluster.volumes.views().replicas.clone();
+    let on = |group: &str| {
+        let all = replicas.list();
+        all.iter().filter(|it| it.spec.lvm_volume_group_name == group).count()
+    };
+    let emptied = ["vg-a", "vg-b", "vg-c", "vg-d"].into_iter().find(|name| on(name) > 0).unwrap();
+    let options = WriteOptions::default();
+    let evict = |group: &mut LVMVolumeGroup| {
+        group.metadata.annotations.insert(EVICT_ANNOTATION.to_owned(), String::new());
+    };
+    cluster.resources.modify_as(None, emptied, None, &options, evict).await.unwrap();
+    let done = || async {
+        let all = replicas.list();
+        on(emptied) == 0 && all.len() == VOLUMES && !all.iter().any(|it| is_misplaced(it))
+    };
+    cluster.until("it is empty", done).await;
     cluster.volumes.shutdown().await;
 }
 

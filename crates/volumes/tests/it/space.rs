@@ -10,7 +10,7 @@ use mainstay_volumes::conditions;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, class, group, pool, resources, store, volume};
-use crate::faults::Faulty;
+use crate::faulty::Faulty;
 use crate::recorded::GROUP;
 
 async fn ready(cluster: &Cluster, name: &str) {

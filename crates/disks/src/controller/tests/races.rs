@@ -3,7 +3,8 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use mainstay_store::resources::WriteOptions;
+use mainstay_store::objects::Error;
+use mainstay_store::resources::{Reason, WriteOptions};
 
 use super::rig::{Rig, settle, until};
 use crate::controller::Disks;
@@ -151,16 +152,16 @@ async fn an_outcome_is_written_when_the_store_is_back() {
     rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));
     rig.want("sda").await;
     rig.wait("sda", "Formatting").await;
-    rig.store.set_down(true);
+    rig.refuse_writes(|| Error::Unavailable { reason: "the store is away".to_owned() });
     rig.advance(60).await;
-    let mut refused = vec![rig.store.refused()];
+    let mut refused = vec![rig.store.hits()];
     for seconds in [1, 2, 4, 8] {
         rig.advance(seconds).await;
-        refused.push(rig.store.refused());
+        refused.push(rig.store.hits());
     }
     assert!(refused[0] > 0 && refused[4] - refused[0] < 40, "it backs off: {refused:?}");
     assert_eq!(rig.phase("sda").await, "Formatting");
-    rig.store.set_down(false);
+    rig.store.heal();
     for _ in 0..4 {
         rig.advance(60).await;
     }
@@ -203,4 +204,30 @@ async fn a_stale_writer_loses_and_harms_nobody() {
     rig.advance(60).await;
     rig.wait("sda", "Provisioned").await;
     assert_eq!(rig.host.count("mkfs sda"), 1);
+}
+
+#[tokio::test]
+async fn an_outcome_that_may_not_be_written_is_not_tried_for_ever() {
+    let mut rig = Rig::with(&["sda"]).await;
+    rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));
+    rig.want("sda").await;
+    rig.wait("sda", "Formatting").await;
+    rig.refuse_writes(|| Error::Refused {
+        reason: Reason::Forbidden,
+        message: "this node may not".to_owned(),
+    });
+    rig.advance(60).await;
+    let tried = rig.store.hits();
+    assert!(tried > 0);
+    for _ in 0..10 {
+        rig.host.poke("sda");
+        rig.advance(60).await;
+    }
+    assert_eq!(rig.store.hits(), tried, "a no is a no");
+    assert_eq!(rig.host.log(), ["mkfs sda"], "and nothing is done twice because of it");
+    rig.store.heal();
+    rig.crash().await;
+    rig.start().await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.log(), ["mkfs sda", "mount sda"], "the next start takes it up");
 }

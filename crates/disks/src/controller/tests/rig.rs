@@ -1,120 +1,29 @@
 //! A machine, a store and a clock, and the questions tests ask of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use mainstay_store::builtin::{ConfigMap, Namespace};
-use mainstay_store::cache::{Collection, Retention, Watch};
+use mainstay_store::cache::Retention;
 use mainstay_store::clock::ManualClock;
 use mainstay_store::memory::MemoryStore;
-use mainstay_store::object::{Event, Key, Record, Resource, Revision};
-use mainstay_store::objects::{At, Error, Objects, Scope, Write};
+use mainstay_store::objects::{Error, Write};
 use mainstay_store::registry::{Registry, builtin};
 use mainstay_store::resources::{CountingIdentities, DeleteOptions, Resources, WriteOptions};
-use mainstay_store::snapshot::{Medium, Snapshot};
 
+use super::faulty::Faulty;
+pub(super) use super::yielding::{settle, until};
 use crate::api::BlockDevice;
 use crate::controller::{Disks, Options, Parts};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::sim::{MemoryBackend, SimHost};
 
-/// Lets the other tasks run until `condition` holds; fails if they cannot make it hold.
-pub(super) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    for _ in 0..20_000 {
-        if condition() {
-            return;
-        }
-        tokio::task::yield_now().await;
-    }
-    panic!("never happened: {what}");
-}
-
-/// Lets the other tasks run until they all wait for something.
-pub(super) async fn settle() {
-    for _ in 0..400 {
-        tokio::task::yield_now().await;
-    }
-}
-
-/// A store whose writes can be made to fail.
-#[derive(Debug)]
-pub(super) struct Flaky {
-    store: Arc<dyn Objects>,
-    down: AtomicBool,
-    refused: AtomicUsize,
-}
-
-impl Flaky {
-    pub(super) fn set_down(&self, down: bool) {
-        self.down.store(down, Ordering::SeqCst);
-    }
-
-    pub(super) fn refused(&self) -> usize {
-        self.refused.load(Ordering::SeqCst)
-    }
-}
-
-impl Objects for Flaky {
-    fn write(&self, write: Write) -> BoxFuture<'_, Result<Arc<Event>, Error>> {
-        let devices = write.key.resource().as_str().starts_with("blockdevices");
-        if devices && self.down.load(Ordering::SeqCst) {
-            self.refused.fetch_add(1, Ordering::SeqCst);
-            let reason = "the store is away".to_owned();
-            return std::future::ready(Err(Error::Unavailable { reason })).boxed();
-        }
-        self.store.write(write)
-    }
-
-    fn get(&self, key: &Key) -> BoxFuture<'_, Result<Option<Arc<Record>>, Error>> {
-        self.store.get(key)
-    }
-
-    fn collection(&self, resource: &Resource, at: At) -> BoxFuture<'_, Result<Collection, Error>> {
-        self.store.collection(resource, at)
-    }
-
-    fn watch(&self, scope: Scope, from: Revision) -> BoxFuture<'_, Result<Watch, Error>> {
-        self.store.watch(scope, from)
-    }
-
-    fn revision(&self, resource: &Resource) -> Revision {
-        self.store.revision(resource)
-    }
-
-    fn compact(&self, through: Revision) -> BoxFuture<'_, Result<(), Error>> {
-        self.store.compact(through)
-    }
-
-    fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
-        self.store.snapshot()
-    }
-
-    fn advance(&self, to: Revision) -> BoxFuture<'_, Result<(), Error>> {
-        self.store.advance(to)
-    }
-
-    fn medium(&self) -> Medium {
-        self.store.medium()
-    }
-
-    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
-        self.store.verify()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.store.close()
-    }
-}
-
 /// One node and all around it.
 pub(super) struct Rig {
     pub(super) clock: Arc<ManualClock>,
-    pub(super) store: Arc<Flaky>,
+    pub(super) store: Arc<Faulty>,
     pub(super) resources: Resources,
     pub(super) host: SimHost,
     pub(super) backend: Arc<MemoryBackend>,
@@ -129,11 +38,7 @@ impl Rig {
     pub(super) async fn new() -> Self {
         let clock = ManualClock::new(Timestamp::from_second(1_767_225_600).unwrap());
         let memory = MemoryStore::new(0, Retention::default(), 1 << 20, clock.clone());
-        let store = Arc::new(Flaky {
-            store: Arc::new(memory),
-            down: AtomicBool::new(false),
-            refused: AtomicUsize::new(0),
-        });
+        let store = Faulty::new(Arc::new(memory));
         let registry = Registry::new(builtin().into_iter().chain(crate::kinds())).unwrap();
         let identities = Arc::new(CountingIdentities::default());
         let resources =
@@ -262,6 +167,13 @@ impl Rig {
             created => drop(created.unwrap()),
         }
         settle().await;
+    }
+
+    /// Makes every write of a BlockDevice fail.
+    pub(super) fn refuse_writes(&self, error: fn() -> Error) {
+        self.store.set(move |write: &Write| {
+            write.key.resource().as_str().starts_with("blockdevices").then(error)
+        });
     }
 
     pub(super) async fn advance(&self, seconds: u64) {

@@ -59,15 +59,22 @@ async fn unprovisioning_waits_for_replicas_without_a_slot() {
     rig.want("sda").await;
     rig.wait("sda", "Provisioned").await;
     let name = rig.device("sda").await.metadata.name;
-    rig.backend.set_replicas(&name, 2);
+    rig.backend.set_replicas(&name, &["rv-1-0", "rv-2-0"]);
     rig.edit("sda", |device| device.spec.provision = false).await;
     rig.wait("sda", "Unprovisioning").await;
     assert!(rig.backend.is_closed(&name));
+    let condition = |device: &crate::api::BlockDevice| {
+        let list = &device.status.conditions;
+        mainstay_controller::conditions::get(list, "Provisioned").unwrap().clone()
+    };
+    let said = condition(&rig.device("sda").await);
+    assert_eq!(said.reason, "Evicting");
+    assert!(said.message.ends_with("rv-1-0, rv-2-0"), "they are named: {}", said.message);
     rig.want("sdb").await;
     rig.wait("sdb", "Provisioned").await;
     rig.edit("sda", |device| device.spec.provision = true).await;
     assert_eq!(rig.phase("sda").await, "Unprovisioning", "it completes first");
-    rig.backend.set_replicas(&name, 0);
+    rig.backend.set_replicas(&name, &[]);
     rig.wait("sda", "Provisioned").await;
     assert_eq!(rig.host.count("mkfs sda"), 1);
 }

@@ -45,6 +45,14 @@ pub(crate) fn commands(path: &str, act: &Act) -> Vec<Line> {
     }
 }
 
+/// How the space of a group is asked for.
+fn measure(group: &str, path: &str) -> Line {
+    let columns = "vg_size,vg_free,vg_extent_size";
+    let form = ["--noheadings", "--units", "b", "--nosuffix", "--separator", ",", "-o", columns];
+    let words: Vec<&str> = ["--devices", path].into_iter().chain(form).chain([group]).collect();
+    line("vgs", &words)
+}
+
 /// What blkid found, as `KEY=value` lines.
 pub(super) fn blkid_signatures(text: &str) -> Vec<Signature> {
     let value = |key: &str| {
@@ -157,7 +165,17 @@ impl LinuxHost {
         limit: Duration,
         trouble: fn(String) -> Trouble,
     ) -> Result<(), Trouble> {
-        for (program, arguments) in commands(path, act) {
+        self.run_all(commands(path, act).into_iter(), held, limit, trouble).await
+    }
+
+    async fn run_all(
+        &self,
+        lines: impl Iterator<Item = Line>,
+        held: Option<&File>,
+        limit: Duration,
+        trouble: fn(String) -> Trouble,
+    ) -> Result<(), Trouble> {
+        for (program, arguments) in lines {
             let said = self.programs.run(program, &arguments, held, limit).await?;
             if !said.ok() {
                 return Err(trouble(format!("{program}: {}", said.complaint())));
@@ -185,17 +203,11 @@ impl LinuxHost {
         if let Some(other) = groups.first() {
             return Err(Trouble::Failed(format!("{} belongs to the group {other}", disk.path)));
         }
+        let there = disk.contents.of_class(Class::Lvm).is_some();
         let _alone = self.lvm.lock().await;
-        for (program, arguments) in commands(&disk.path, act) {
-            if program == "pvcreate" && disk.contents.of_class(Class::Lvm).is_some() {
-                continue;
-            }
-            let said = self.programs.run(program, &arguments, held, limit).await?;
-            if !said.ok() {
-                return Err(Trouble::Failed(format!("{program}: {}", said.complaint())));
-            }
-        }
-        Ok(())
+        let lines = commands(&disk.path, act).into_iter();
+        let left = lines.filter(|(program, _)| *program != "pvcreate" || !there);
+        self.run_all(left, held, limit, Trouble::Failed).await
     }
 
     /// Removes a group; what an interrupted attempt has removed already stays so.
@@ -209,16 +221,9 @@ impl LinuxHost {
     ) -> Result<(), Trouble> {
         let there = self.groups_of(&disk.path).await?.iter().any(|group| group == name);
         let _alone = self.lvm.lock().await;
-        for (program, arguments) in commands(&disk.path, act) {
-            if program == "vgremove" && !there {
-                continue;
-            }
-            let said = self.programs.run(program, &arguments, held, limit).await?;
-            if !said.ok() {
-                return Err(Trouble::Failed(format!("{program}: {}", said.complaint())));
-            }
-        }
-        Ok(())
+        let lines = commands(&disk.path, act).into_iter();
+        let left = lines.filter(|(program, _)| *program != "vgremove" || there);
+        self.run_all(left, held, limit, Trouble::Failed).await
     }
 
     /// The groups a physical volume belongs to: none or one.
@@ -234,15 +239,11 @@ impl LinuxHost {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// The space of a group.
-    pub(super) async fn group_space(&self, name: &str) -> Result<Space, Trouble> {
-        let columns = "vg_size,vg_free,vg_extent_size";
-        let units =
-            ["--noheadings", "--units", "b", "--nosuffix", "--separator", ",", "-o", columns];
-        let mut arguments: Vec<_> = units.iter().map(|word| (*word).to_owned()).collect();
-        arguments.push(name.to_owned());
+    /// The space of a group whose disk is at `path`.
+    pub(super) async fn group_space(&self, name: &str, path: &str) -> Result<Space, Trouble> {
+        let (program, arguments) = measure(name, path);
         let _alone = self.lvm.lock().await;
-        let said = self.programs.run("vgs", &arguments, None, PROBE).await?;
+        let said = self.programs.run(program, &arguments, None, PROBE).await?;
         let numbers: Vec<u64> =
             said.out.trim().split(',').filter_map(|n| n.trim().parse().ok()).collect();
         match numbers.as_slice() {
@@ -275,6 +276,7 @@ mod tests {
             Act::RemoveGroup { name: "vg1".to_owned() },
         ];
         let lines = acts.iter().flat_map(|act| commands("/dev/sda", act));
+        let lines = lines.chain([measure("vg1", "/dev/sda")]);
         let lines: Vec<_> =
             lines.map(|(program, words)| format!("{program} {}", words.join(" "))).collect();
         let expected = [
@@ -288,6 +290,7 @@ mod tests {
             "vgcreate --devices /dev/sda --physicalextentsize=8m vg1 /dev/sda",
             "vgremove --devices /dev/sda vg1",
             "pvremove --devices /dev/sda /dev/sda",
+            "vgs --devices /dev/sda --noheadings --units b --nosuffix --separator , -o vg_size,vg_free,vg_extent_size vg1",
         ];
         assert_eq!(lines, expected);
     }

@@ -180,7 +180,8 @@ impl Roots {
 
     fn partition_names(&self, name: &str) -> Vec<String> {
         let folder = self.block(name);
-        let inside = names(&folder).into_iter();
+        // The kernel names a partition after its disk.
+        let inside = names(&folder).into_iter().filter(|part| part.starts_with(name));
         inside.filter(|part| folder.join(part).join("partition").is_file()).collect()
     }
 

@@ -1,0 +1,178 @@
+//! What operations do to a disk itself: format, mount, unmount.
+
+use mainstay_controller::jobs::Slot;
+
+use super::Shell;
+use super::end::{End, Hold};
+use super::reconcile::View;
+use crate::api::{BlockDevice, Makes, OperationStatus};
+use crate::facts;
+use crate::gate;
+use crate::host::{Act, Class, Disk, Lock, Trouble};
+use crate::lease::Device;
+use crate::phase::{Content, Ending, Mount, Operation, Phase, Record};
+use crate::recover::{self, Interrupted};
+
+impl Shell {
+    /// Does what an operation is.
+    pub(super) async fn perform(
+        &self,
+        device: &BlockDevice,
+        operation: Operation,
+        token: &OperationStatus,
+        hold: Option<&Hold>,
+        view: &View,
+        slot: &mut Slot<String>,
+    ) -> End {
+        let seen = Interrupted {
+            phase: operation.lock().unwrap_or(Phase::Failed),
+            token: Some(token),
+            boot_id: &token.boot_id,
+            disk: view.disk.as_ref(),
+            busy: false,
+            mount: Mount::Nowhere,
+            record: Record::Missing,
+        };
+        let bound = matches!(operation, Operation::Format | Operation::Mount | Operation::Register);
+        if bound && let Some((reason, message)) = recover::differs(&seen, token) {
+            return End::badly(Ending::Error, Some(reason), message);
+        }
+        let ended = match (operation, hold) {
+            (Operation::Format, Some(hold)) => self.format(device, token, hold, view).await,
+            (Operation::Mount, Some(hold)) => self.mount(device, hold).await,
+            (Operation::Unmount, hold) => self.unmount(token, hold).await,
+            (Operation::Register, Some(hold)) => self.register(device, hold, slot).await,
+            (Operation::Deregister, hold) => self.deregister(device, hold, slot).await,
+            (Operation::Format | Operation::Mount | Operation::Register, None) => {
+                Err(Trouble::Gone(format!("{} is not there", token.device.path)))
+            }
+            (Operation::Sync, _) => Ok(End::well("nothing to do")),
+        };
+        ended.unwrap_or_else(End::from)
+    }
+
+    /// Formats a disk (or wipes it, for LVM), once the gate has passed under the lease.
+    async fn format(
+        &self,
+        device: &BlockDevice,
+        token: &OperationStatus,
+        hold: &Hold,
+        view: &View,
+    ) -> Result<End, Trouble> {
+        let host = &self.parts.host;
+        let disk = &hold.disk;
+        let auto = facts::is_auto(device);
+        let mut scene = self.scene(device, view, disk, auto, &token.target_fs_uuid);
+        scene.acknowledged.clone_from(&token.acknowledged);
+        scene.lock = Some("held by this operation".to_owned());
+        let mut scene = host.inspect(disk, scene).await;
+        let resumed = token.attempt > 1;
+        if resumed {
+            let target = &token.target_fs_uuid;
+            scene.contents.signatures.retain(|found| found.uuid != *target);
+            scene.acknowledged.retain(|name| scene.contents.names().contains(name));
+        }
+        let verdict = gate::judge(&scene);
+        if !verdict.passes() {
+            return Ok(End::badly(Ending::Error, Some("Refused"), verdict.reasons()));
+        }
+        let found = scene.contents.names();
+        let who = if auto { "an auto-provision rule" } else { "spec.fileSystem.forceFormatted" };
+        let line = format!(
+            "operation={} device={} path={} number={} diskseq={} size={} identity={:?} signatures={found:?} acknowledged={:?} why={who} attempt={}",
+            token.id,
+            device.metadata.name,
+            disk.path,
+            disk.number,
+            disk.diskseq,
+            disk.size,
+            token.device.identity,
+            token.acknowledged,
+            token.attempt,
+        );
+        host.audit(&line)
+            .await
+            .map_err(|why| Trouble::Failed(format!("no audit line, no write: {why}")))?;
+        let limit = self.options.limit(Operation::Format, disk.size);
+        if !found.is_empty() {
+            host.operate(disk, &Act::Wipe { names: found }, &hold.lock, limit).await?;
+        }
+        let Makes::Filesystem(kind) = device.makes() else {
+            let after = self.same_after(disk).await?;
+            if !after.contents.is_blank() {
+                let left = after.contents.names().join(", ");
+                return Err(Trouble::Failed(format!("{left} is still there after wiping")));
+            }
+            let message = format!("{} was wiped", disk.path);
+            return Ok(End::made(message, String::new()).seen(after));
+        };
+        let uuid = token.target_fs_uuid.clone();
+        let act = Act::MakeFilesystem { kind, uuid: uuid.clone() };
+        host.operate(disk, &act, &hold.lock, limit).await?;
+        let after = self.same_after(disk).await?;
+        let made = after.contents.only().is_some_and(|found| found.uuid == uuid);
+        if !made {
+            let path = &disk.path;
+            return Err(Trouble::Failed(format!("the new filesystem is not found on {path}")));
+        }
+        let message = format!("{} was formatted with {}", disk.path, kind.as_str());
+        Ok(End::made(message, uuid).seen(after))
+    }
+
+    /// The disk after something destructive; it must still be the same.
+    pub(super) async fn same_after(&self, disk: &Disk) -> Result<Disk, Trouble> {
+        let after = self.parts.host.look(&disk.name).await?;
+        let same =
+            after.filter(|after| Device::of(after) == Device::of(disk) && after.size == disk.size);
+        same.ok_or_else(|| Trouble::Gone(format!("{} changed while it was worked on", disk.path)))
+    }
+
+    async fn mount(&self, device: &BlockDevice, hold: &Hold) -> Result<End, Trouble> {
+        let host = &self.parts.host;
+        let disk = &hold.disk;
+        let point = self.point(&device.metadata.name);
+        if facts::content(device, disk) == Content::Foreign {
+            let message = format!("{} holds another filesystem than recorded", disk.path);
+            return Ok(End::badly(Ending::Error, Some("IdentityChanged"), message));
+        }
+        match facts::mount(Some(disk), &point, &host.mounts().await?) {
+            Mount::Right => return Ok(End::well(format!("{} is mounted at {point}", disk.path))),
+            Mount::Stacked | Mount::WrongSource => {
+                return Err(Trouble::Busy(format!("something is mounted at {point} already")));
+            }
+            Mount::Nowhere | Mount::Elsewhere => {}
+        }
+        let recorded = match device.makes() {
+            Makes::Filesystem(kind) => kind.as_str().to_owned(),
+            Makes::Lvm(_) => {
+                return Err(Trouble::Failed("a volume group is not mounted".to_owned()));
+            }
+        };
+        let found = disk.contents.of_class(Class::Filesystem).map(|found| found.name.clone());
+        let act = Act::Mount { kind: found.unwrap_or(recorded), point: point.clone() };
+        let limit = self.options.limit(Operation::Mount, disk.size);
+        host.operate(disk, &act, &hold.lock, limit).await?;
+        match facts::mount(Some(disk), &point, &host.mounts().await?) {
+            Mount::Right => Ok(End::well(format!("{} is mounted at {point}", disk.path))),
+            other => Err(Trouble::Failed(format!("after mounting at {point}: {other:?}"))),
+        }
+    }
+
+    /// Unmounts everything at the point the operation is about.
+    async fn unmount(&self, token: &OperationStatus, hold: Option<&Hold>) -> Result<End, Trouble> {
+        let host = &self.parts.host;
+        let point = &token.mount_point;
+        let limit = self.options.limit(Operation::Unmount, 0);
+        let nowhere = Lock { file: None, guard: None };
+        let absent = Disk { path: token.device.path.clone(), ..Disk::default() };
+        let (disk, lock) = hold.map_or((&absent, &nowhere), |hold| (&hold.disk, &hold.lock));
+        for _ in 0..8 {
+            if !host.mounts().await?.iter().any(|line| line.point == *point) {
+                return Ok(End::well(format!("nothing is mounted at {point}")));
+            }
+            let act = Act::Unmount { point: point.clone(), vanished: hold.is_none() };
+            host.operate(disk, &act, lock, limit).await?;
+        }
+        Err(Trouble::Busy(format!("{point} is mounted again and again")))
+    }
+}

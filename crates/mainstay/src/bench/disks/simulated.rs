@@ -1,0 +1,167 @@
+//! Many simulated disks on one agent: a process of its own that has nothing but the agent's half, and
+//! reaches its server as an agent does.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainstay_disks::api::BlockDevice;
+use mainstay_disks::memory::Memory;
+use mainstay_disks::metrics::Metrics;
+use mainstay_disks::sim::{MemoryBackend, SimHost};
+use mainstay_disks::{Disks, Options, Parts};
+use mainstay_store::clock::SystemClock;
+use mainstay_store::kubernetes::{Access, Address, Client, KubernetesStore};
+use mainstay_store::object::Revision;
+use mainstay_store::objects::At;
+use mainstay_store::registry::{Registry, builtin};
+use mainstay_store::resources::{RandomIdentities, Resources};
+use tokio::time::Instant;
+
+use super::super::report::Row;
+use crate::client::kubeconfig::{Kubeconfig, Overrides};
+use crate::client::tls;
+use crate::error::Error as CommandError;
+
+/// How long the disks are left alone while their cost is measured.
+const STEADY: Duration = Duration::from_secs(10);
+/// How many events are sent to them.
+const EVENTS: u64 = 200;
+
+fn wrong(error: &dyn std::fmt::Display) -> CommandError {
+    CommandError::negative(error.to_string())
+}
+
+/// The objects of a server, as an agent reaches them.
+fn objects(kubeconfig: &Path) -> Result<Resources, CommandError> {
+    let target = Kubeconfig::load(&[kubeconfig.to_owned()])
+        .and_then(|file| file.target(&Overrides::default()))
+        .map_err(crate::client::Error::from)?;
+    let tls = tls::config(&target.trust, target.identity.as_ref()).map_err(|e| wrong(&e))?;
+    let server = Address::parse(&target.server.to_string()).map_err(|error| wrong(&error))?;
+    let access = Access { tls: Some(Arc::new(tls)), token: target.token };
+    let client = Arc::new(Client::new(vec![server], access));
+    let registry = Registry::new(builtin().into_iter().chain(mainstay_disks::kinds()));
+    let registry = Arc::new(registry.map_err(|error| wrong(&error))?);
+    let clock = SystemClock::new();
+    let store = KubernetesStore::new(client, registry.clone(), clock.clone(), "bench");
+    Ok(Resources::new(Arc::new(store), registry, clock, Arc::new(RandomIdentities)))
+}
+
+/// Looks after simulated disks, and says what that costs.
+pub(super) async fn simulate(kubeconfig: &Path, count: usize) -> Result<Vec<Row>, CommandError> {
+    let resources = objects(kubeconfig)?;
+    let host = SimHost::new(SystemClock::new());
+    for n in 0..count {
+        host.attach(SimHost::disk(&name(n), 1 << 40));
+    }
+    let parts = Parts {
+        resources: resources.clone(),
+        identities: Arc::new(RandomIdentities),
+        host: Arc::new(host.clone()),
+        backend: Arc::new(MemoryBackend::default()),
+        memory: Arc::new(Memory::fleeting()),
+        metrics: Arc::new(Metrics::default()),
+    };
+    let looked = Disks::start(Options::new("bench", "/mnt"), parts).await;
+    let looked = looked.map_err(|error| wrong(&error))?;
+    settled(&resources, count).await?;
+    let before = cpu_seconds();
+    tokio::time::sleep(STEADY).await;
+    let idle = (cpu_seconds() - before) / STEADY.as_secs_f64() * 100.0;
+    let mut steady = Row::new("steady-state", "simulated", count);
+    steady.rate = Some((idle * 1000.0).round() / 1000.0);
+    steady.unit = Some("% of a CPU".into());
+    steady.rss_mb = rss_mb();
+    let mut rows = vec![steady];
+    rows.extend(told("one-event", &host, &resources, count, |name| host.poke(name)).await?);
+    let changed = |name: &str| host.edit(name, |disk| disk.numa = Some(1));
+    rows.extend(told("one-change", &host, &resources, count, changed).await?);
+    looked.shutdown().await;
+    Ok(rows)
+}
+
+fn name(n: usize) -> String {
+    format!("sd{n:04}")
+}
+
+fn disks() -> usize {
+    usize::try_from(EVENTS).unwrap_or(0)
+}
+
+/// Waits until every disk is reported and nothing is written any more.
+async fn settled(resources: &Resources, count: usize) -> Result<(), CommandError> {
+    let mut last = None;
+    loop {
+        let versions = versions(resources).await?;
+        let reported = versions.iter().filter(|(_, reported)| *reported).count();
+        if reported == count && last.as_ref() == Some(&versions) {
+            return Ok(());
+        }
+        last = Some(versions);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// The version of each object, and whether it has a phase. Nothing is decoded: what this look costs
+/// is not the agent's.
+async fn versions(resources: &Resources) -> Result<Vec<(Revision, bool)>, CommandError> {
+    let kind = resources.kind_of::<BlockDevice>().map_err(|error| wrong(&error))?;
+    let all = resources.list(kind, At::Latest).await.map_err(|error| wrong(&error))?;
+    let phase = b"\"provisionPhase\"";
+    let reported = |json: &[u8]| json.windows(phase.len()).any(|part| part == phase);
+    let records = all.range(None, None);
+    Ok(records.map(|record| (record.revision(), reported(record.json()))).collect())
+}
+
+/// Sends an event about one disk after the other, and says what one costs: time and processor time,
+/// disks read, objects written.
+async fn told(
+    case: &'static str,
+    host: &SimHost,
+    resources: &Resources,
+    count: usize,
+    tell: impl Fn(&str),
+) -> Result<Vec<Row>, CommandError> {
+    let (reads, before) = (host.reads().0, versions(resources).await?);
+    let spent = cpu_seconds();
+    let start = Instant::now();
+    for n in 0..disks() {
+        let seen = host.reads().0;
+        tell(&name(n % count.max(1)));
+        while host.reads().0 == seen {
+            tokio::task::yield_now().await;
+        }
+    }
+    let elapsed = start.elapsed().as_secs_f64();
+    settled(resources, count).await?;
+    let spent = cpu_seconds() - spent;
+    let now = versions(resources).await?;
+    let written = now.iter().zip(&before).filter(|(new, old)| new != old).count();
+    let mut event = Row::new(case, "simulated", count).rate(disks(), elapsed, "events/s");
+    event.p50_ms = Some((spent / EVENTS as f64 * 1e6).round() / 1e3);
+    let share = |what: f64| Some((what / EVENTS as f64 * 100.0).round() / 100.0);
+    let mut work = Row::new("disks-read", case, count);
+    work.rate = share((host.reads().0 - reads) as f64);
+    work.unit = Some("for each".into());
+    let mut writes = Row::new("objects-written", case, count);
+    writes.rate = share(written as f64);
+    writes.unit = Some("for each".into());
+    Ok(vec![event, work, writes])
+}
+
+/// The processor time of this process.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+/// Resident memory in megabytes (10⁶ bytes).
+fn rss_mb() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some((kilobytes * 1.024 / 100.0).round() / 10.0)
+}
