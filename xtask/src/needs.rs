@@ -54,6 +54,13 @@ const NEEDS: &[Need] = &[
         after: || Ok(()),
     },
     Need {
+        name: "nginx",
+        why: "files are moved to and from a real WebDAV server",
+        there: || on_path("nginx"),
+        packages: &["nginx-light"],
+        after: || Ok(()),
+    },
+    Need {
         name: CPP,
         why: "libFuzzer, which runs the fuzz targets",
         there: || on_path("c++"),

@@ -9,6 +9,7 @@ mod cli;
 mod client;
 mod command;
 mod connect;
+mod credentials;
 mod dry_run;
 mod duration;
 mod error;

@@ -75,6 +75,10 @@ def accounts(c):
     refused(Duplicate, c.add_scope, "alice", "user.alice")
     assert c.list_scopes_for_account("alice") == ["user.alice"] and "user.alice" in c.list_scopes()
     assert {"scope": "user.alice", "account": "alice"} in list(c.list_scope_owners())
+    c.add_scope("root", "given")
+    c.update_scope("alice", "given")
+    assert {"scope": "given", "account": "alice"} in list(c.list_scope_owners())
+    refused(ScopeNotFound, c.update_scope, "alice", "nowhere")
     c.add_account("temp", "SERVICE", "t@example.org")
     c.update_account("temp", "status", "SUSPENDED")
     assert c.get_account("temp")["status"] == "SUSPENDED"
@@ -151,6 +155,15 @@ def quotas(c):
     c.set_local_account_limit("alice", "SITE-C", 1)
     c.delete_local_account_limit("alice", "SITE-C")
     assert "SITE-C" not in c.get_local_account_limits("alice")
+    c.set_account_limit("alice", "SITE-C", 7, "local")
+    assert c.get_account_limits("alice", "SITE-C", "local") == {"SITE-C": 7}
+    c.delete_account_limit("alice", "SITE-C", "local")
+    c.set_account_limit("alice", "SITE-C", 7, "global")
+    assert c.get_account_limits("alice", "SITE-C", "global") == {"SITE-C": 7}
+    c.delete_global_account_limit("alice", "SITE-C")
+    assert list(c.get_global_account_limits("alice")) == ["tier=1"]
+    refused(AccountNotFound, c.set_local_account_limit, "nobody", "SITE-A", 1)
+    refused(RSENotFound, c.set_local_account_limit, "alice", "NOWHERE", 1)
 
 
 def names(c):
@@ -204,6 +217,20 @@ def names(c):
     refused(UnsupportedOperation, c.close, "user.alice", "ds2")
     refused(UnsupportedOperation, c.attach_dids, "user.alice", "ds2", named[:1])
     assert c.get_did("user.alice", "ds2")["open"] is False and c.get_did("user.alice", "ds2")["length"] == 2
+    c.add_did("user.alice", "c2", "CONTAINER")
+    c.add_containers([{"scope": "user.alice", "name": "c3"}])
+    c.add_datasets([{"scope": "user.alice", "name": "ds4"}])
+    c.add_files_to_dataset("user.alice", "ds4", named)
+    c.add_files_to_datasets([{"scope": "user.alice", "name": "ds4", "dids": named}], ignore_duplicate=True)
+    c.add_datasets_to_container("user.alice", "c2", [{"scope": "user.alice", "name": "ds4"}])
+    c.add_containers_to_container("user.alice", "c3", [{"scope": "user.alice", "name": "c2"}])
+    assert [one["name"] for one in c.list_files("user.alice", "c3")] == ["f0", "f1", "f2"]
+    refused(UnsupportedOperation, c.add_containers_to_container, "user.alice", "c2", [{"scope": "user.alice", "name": "c3"}])
+    c.set_dids_metadata_bulk([{"scope": "user.alice", "name": "ds4", "meta": {"colour": "blue"}}])
+    assert c.get_metadata("user.alice", "ds4", plugin="JSON") == {"colour": "blue"}
+    c.set_status("user.alice", "ds4", open=False)
+    assert c.get_did("user.alice", "ds4")["open"] is False
+    c.set_status("user.alice", "ds4", open=True)
     c.add_dataset("user.alice", "files")
     assert c.get_did("user.alice", "files")["type"] == "DATASET"
 
@@ -230,8 +257,36 @@ def replicas(c):
     except exception.DataIdentifierNotFound:
         left = []  # the name goes with its last replica, now or soon
     assert all(not one["states"] for one in left), left
+    c.add_replica("SITE-C", "user.alice", "spoilt", 5, "00000001")
+    rse = c.get_rse("SITE-C")["id"]
+    assert c.declare_bad_file_replicas([{"scope": "user.alice", "name": "spoilt", "rse_id": rse}], "unreadable") == {}
+    (left,) = c.list_replicas([{"scope": "user.alice", "name": "spoilt"}], all_states=True)
+    assert left["states"] == {"SITE-C": "UNAVAILABLE"}, left
+    (unknown,) = c.declare_bad_file_replicas([{"scope": "user.alice", "name": "nosuch", "rse_id": rse}], "x")
+    assert unknown == "SITE-C", unknown
+    c.add_replica("SITE-C", "user.alice", "spoilt2", 5, "00000001")
+    c.declare_bad_did_replicas("SITE-C", [{"scope": "user.alice", "name": "spoilt2"}], "unreadable")
+    assert list(c.list_suspicious_replicas()) == []
     assert list(c.list_dataset_replicas("user.alice", "ds1"))[0]["available_length"] == 3
     assert list(c.list_dataset_replicas_bulk([{"scope": "user.alice", "name": "ds1"}]))[0]["rse"] == "SITE-A"
+
+
+def requests(c, rule):
+    """What a rule asks for; nobody moves files here, so that it stays asked for."""
+    request = c.list_request_by_did("f0", "SITE-B", scope="user.alice")
+    asked = {key: request[key] for key in ["scope", "name", "state", "request_type", "rule_id", "dest_rse", "bytes"]}
+    assert asked == {"scope": "user.alice", "name": "f0", "state": "QUEUED", "request_type": "TRANSFER", "rule_id": rule,
+                     "dest_rse": "SITE-B", "bytes": 1000}, request
+    refused(RequestNotFound, c.list_request_by_did, "f0", "SITE-C", scope="user.alice")
+    refused(RequestNotFound, c.list_request_history_by_did, "f0", "SITE-B", scope="user.alice")
+    assert [one["name"] for one in c.list_requests(None, "SITE-B", ["Q"])] == ["f0", "f1", "f2"]
+    assert list(c.list_requests(None, "SITE-A", ["Q"])) == [] and list(c.list_requests(None, "SITE-B", ["D"])) == []
+    assert list(c.list_requests_history(None, "SITE-B", ["D"])) == []
+    c.set_transfer_limit("SITE-B", activity="Express", max_transfers=5)
+    (limit,) = c.list_transfer_limits()
+    assert (limit["rse_expression"], limit["activity"], limit["max_transfers"]) == ("SITE-B", "Express", 5), limit
+    c.delete_transfer_limit("SITE-B", activity="Express")
+    assert list(c.list_transfer_limits()) == []
 
 
 def rules(c):
@@ -268,13 +323,12 @@ def rules(c):
     c.update_replication_rule(rule, {"lifetime": None})
     refused(ReplicaIsLocked, c.set_tombstone, [{"scope": "user.alice", "name": "f0", "rse": "SITE-A"}])
     refused(RuleReplaceFailed, c.reduce_replication_rule, rule, 1)
-    request = c.list_request_by_did("f0", "SITE-B", scope="user.alice")
-    assert request["state"] in ("QUEUED", "SUBMITTED") if isinstance(request, dict) else request
-    refused(RequestNotFound, lambda: next(c.list_request_by_did("f0", "SITE-C", scope="user.alice"))
-            if hasattr(c.list_request_by_did("f0", "SITE-C", scope="user.alice"), "__next__") else None)
+    requests(c, rule)
     files = [{"scope": "user.alice", "name": f"f{at}", "state": "A"} for at in range(3)]
     c.update_replicas_states("SITE-B", files)
     assert c.get_replication_rule(rule)["state"] == "OK"
+    assert c.list_request_history_by_did("f0", "SITE-B", scope="user.alice")["state"] == "DONE"
+    assert len(list(c.list_requests_history(None, "SITE-B", ["D"]))) == 3
     assert c.examine_replication_rule(rule)["transfers"] == []
     one = c.reduce_replication_rule(rule, 1, exclude_expression="SITE-A")
     refused(RuleNotFound, c.get_replication_rule, rule)
@@ -294,6 +348,8 @@ def rules(c):
     c.delete_replication_rule(locked)
     assert c.get_replication_rule(locked)["expires_at"] is not None
     assert list(c.list_subscriptions(account="root")) == []
+    assert list(c.list_subscription_rules("root", "any")) == []
+    assert list(c.list_subscription_rule_states("root")) == []
     assert list(c.get_local_account_usage("alice", "SITE-A"))[0]["files"] >= 3
     return moved
 
@@ -321,6 +377,9 @@ def trust(c):
     forged.headers["X-Rucio-Auth-Token"] = forged.auth_token
     # A token nobody gave is worth nothing: the client logs in again, as who it is.
     assert forged.whoami()["account"] == "alice"
+    for headers, status in [({}, 400), ({"X-Rucio-Auth-Token": "root-root-unknown-" + "0" * 64}, 401)]:
+        answer = c.session.get(f"{c.host}/rules/", headers=headers, verify=c.ca_cert)
+        assert (answer.status_code, answer.json()["ExceptionClass"]) == (status, "CannotAuthenticate"), answer.text
     c.del_identity("alice", "alice", "USERPASS")
     refused(CannotAuthenticate, forged.whoami)
 
@@ -338,6 +397,9 @@ def command(c):
     assert "SITE-A" in listed, listed
     rucio("did", "show", "user.alice:nothing", code=1)
     rucio("rule", "show", "0" * 32, code=1)
+    assert list(c.list_datasets_per_rse("SITE-A"))[0]["scope"] == "user.alice"
+    assert list(c.list_rse_usage_history("SITE-A")) == []
+    assert list(c.get_account_usage_history("alice", "SITE-A")) == []
 
 
 def files(c):

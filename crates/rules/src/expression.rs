@@ -197,9 +197,15 @@ fn invalid(message: &str) -> Refusal {
     Refusal { class: Class::InvalidRSEExpression, message: message.to_owned() }
 }
 
+/// How long an expression may be.
+const LONGEST: usize = 3_000;
+
 impl Expression {
     /// Reads an expression.
     pub fn parse(text: &str) -> Result<Self, Refusal> {
+        if text.len() > LONGEST {
+            return Err(invalid(&format!("RSE Expression is longer than {LONGEST} letters.")));
+        }
         check_parentheses(text)?;
         let tokens = tokenise(text)?;
         check_order(&tokens)?;
@@ -356,10 +362,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deep_nesting_is_only_as_expensive_as_it_is_long() {
-        let text = format!("{}A{}", "(".repeat(100_000), ")".repeat(100_000));
+    fn an_expression_may_be_nested_as_deep_as_it_may_be_long() {
+        let nested = |deep| format!("{}A{}", "(".repeat(deep), ")".repeat(deep));
+        let text = nested(LONGEST / 2 - 1);
         assert!(Expression::parse(&text).is_ok());
         assert_eq!(Expression::parse(&text[1..]).unwrap_err().message, "Problem with parentheses.");
+        let refused = Expression::parse(&nested(100_000)).unwrap_err();
+        assert_eq!(refused.message, "RSE Expression is longer than 3000 letters.");
     }
 
     #[test]

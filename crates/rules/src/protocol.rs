@@ -50,6 +50,14 @@ pub fn hashed_path(did: &Did) -> String {
     format!("{scope}/{:02x}/{:02x}/{}", digest[0], digest[1], did.name.trim_start_matches('/'))
 }
 
+/// Whether this is what people call something that opens storage.
+fn is_secret(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    ["password", "secret", "token", "credential", "access_key", "access-key"]
+        .iter()
+        .any(|word| key.contains(word))
+}
+
 impl Protocol {
     /// Reads a protocol as clients write it.
     pub fn read(scheme: &str, body: &Map<String, Value>) -> Result<Self> {
@@ -81,6 +89,12 @@ impl Protocol {
             Some(value @ Value::Object(_)) => value.clone(),
             Some(_) => return Err(wrong("domains say which operations are ranked how")),
         };
+        let extended = body.get("extended_attributes").cloned().unwrap_or(Value::Null);
+        if extended.as_object().is_some_and(|more| more.keys().any(|key| is_secret(key))) {
+            return Err(wrong(
+                "keys are not kept in the catalog, where everybody reads them: they belong into the file of --credentials",
+            ));
+        }
         let host = text("hostname", "")?;
         Ok(Self {
             scheme: scheme.to_owned(),
@@ -89,7 +103,7 @@ impl Protocol {
             prefix,
             implementation: text("impl", "rucio.rse.protocols.posix.Default")?,
             domains,
-            extended: body.get("extended_attributes").cloned().unwrap_or(Value::Null),
+            extended,
         })
     }
 
@@ -324,6 +338,20 @@ mod tests {
             ("a..b/c", true),
         ] {
             assert_eq!(stays_below(path), stays, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn what_opens_storage_is_not_written_into_the_catalog() {
+        for (key, taken) in [
+            ("web_service_path", true),
+            ("secret_key", false),
+            ("Password", false),
+            ("x-token", false),
+        ] {
+            let body = json!({"prefix": "/", "extended_attributes": {key: "x"}});
+            let read = Protocol::read("s3", body.as_object().unwrap());
+            assert_eq!(read.is_ok(), taken, "{key}");
         }
     }
 

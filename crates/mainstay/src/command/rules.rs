@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::client::{Call, Client, JSON};
 use crate::connect::Connect;
+use crate::credentials::Keys;
 use crate::error::Error;
 
 /// Where the server has the surface of the rule engine.
@@ -39,6 +40,8 @@ pub(crate) struct Rules {
     #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
     output: Format,
     #[command(flatten)]
+    keys: Keys,
+    #[command(flatten)]
     connect: Connect,
     #[command(subcommand)]
     command: cli::Command,
@@ -47,17 +50,21 @@ pub(crate) struct Rules {
 impl Rules {
     pub(crate) async fn run(self) -> Result<u8, Error> {
         let mut out = anstream::stdout();
+        let access = self.keys.access(None)?;
         let Some(address) = &self.catalog else {
             let remote = Server(self.connect.client()?);
-            return told(cli::run(self.command, &remote, self.output, &mut out).await, &mut out);
+            let done = cli::run(self.command, &remote, access, self.output, &mut out).await;
+            return told(done, &mut out);
         };
         let catalog = open(address).await?;
         let service = Service {
             catalog: catalog.clone(),
             settings: Settings::default(),
             around: Arc::new(Machine),
+            access: Arc::clone(&access),
         };
-        let done = cli::run(self.command, &Local::new(service), self.output, &mut out).await;
+        let local = Local::new(service);
+        let done = cli::run(self.command, &local, access, self.output, &mut out).await;
         // Servers on the same catalog hear of the work that this command left.
         catalog.ring().await;
         told(done, &mut out)

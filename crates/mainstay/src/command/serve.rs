@@ -14,6 +14,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use clap::Args;
 use mainstay_rules::judge::{Judge, Machine, Managed};
+use mainstay_rules::transfers::store::Access;
 use mainstay_rules::transfers::worker::{LEASE, Own, Worker};
 use mainstay_rules::{Settings, rest};
 use mainstay_server::clock::SystemClock;
@@ -30,6 +31,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::sessions::Gate;
 use crate::client::kubeconfig::Trust;
 use crate::client::tls;
+use crate::credentials::Keys;
 use crate::error::Error;
 use crate::{duration, paths, rules_login};
 
@@ -58,6 +60,7 @@ const PARTS: [&str; 4] = ["api", "volumes", "rules", "sessions"];
 The configuration file is TOML with the names of the flags:
   data-dir = \"/var/lib/mainstay\"
   listen = \"0.0.0.0:7443\"
+  credentials = \"/etc/mainstay-keys.toml\"
   [limits]
   connections = 4096
   in-flight = 512
@@ -106,6 +109,8 @@ pub(crate) struct Serve {
     /// How many files this server moves at once; 0 leaves them to others [default: 4]
     #[arg(long, value_name = "N")]
     transfer_workers: Option<u32>,
+    #[command(flatten)]
+    keys: Keys,
     /// Serve without TLS; only on a loopback address
     #[arg(long)]
     plain_http: bool,
@@ -160,6 +165,7 @@ struct File {
     gateway_advertise: Option<String>,
     gateway_ports: Option<String>,
     node_timeout: Option<String>,
+    credentials: Option<PathBuf>,
     plain_http: bool,
     limits: FileLimits,
 }
@@ -222,6 +228,7 @@ impl Serve {
                     self.gateway_ports.as_deref().or(file.gateway_ports.as_deref()),
                 )?,
             },
+            access: self.keys.access(file.credentials.as_deref())?,
         };
         let options = self.options(file)?;
         let (running, engines) = start(options, parts).await?;
@@ -306,6 +313,7 @@ pub(crate) struct Parts {
     sessions: bool,
     gateway: Gate,
     node_timeout: Option<Duration>,
+    access: Arc<Access>,
 }
 
 impl Parts {
@@ -321,6 +329,7 @@ impl Parts {
             sessions: true,
             node_timeout: None,
             gateway: Gate { address: None, advertise: None, ports: Some(sessions::PORTS) },
+            access: Arc::default(),
         }
     }
 }
@@ -390,7 +399,7 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
     let catalog = match parts.rules {
         false => None,
         true => {
-            let service = rules(&options.data_dir, parts.catalog.as_deref()).await?;
+            let service = rules(&options.data_dir, &parts).await?;
             let surface = rest::mounted(super::rules::SURFACE, service.clone(), caller);
             let routes = options.routes.take().unwrap_or_default();
             options.routes = Some(routes.merge(surface));
@@ -432,9 +441,9 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
             lease: LEASE,
         };
         let most = usize::try_from(parts.transfer_workers).unwrap_or(usize::MAX);
-        engines.transfers = Some(Worker::start(Arc::new(own), most));
-        let rest::Service { catalog, settings, around } = service;
-        engines.rules = Some(Judge::start(catalog, settings, around, Arc::new(Managed)));
+        let rest::Service { catalog, settings, around, access } = service;
+        engines.transfers = Some(Worker::start(Arc::new(own), Arc::clone(&access), most));
+        engines.rules = Some(Judge::start(catalog, settings, around, Arc::new(Managed(access))));
     }
     Ok((running, engines))
 }
@@ -451,9 +460,9 @@ async fn may_reserve(request: Request, next: Next) -> Response {
 }
 
 /// The rule engine on its catalog.
-async fn rules(data_dir: &Path, address: Option<&str>) -> Result<rest::Service, Error> {
-    let address = match address {
-        Some(address) => address.to_owned(),
+async fn rules(data_dir: &Path, parts: &Parts) -> Result<rest::Service, Error> {
+    let address = match &parts.catalog {
+        Some(address) => address.clone(),
         None => {
             std::fs::create_dir_all(data_dir)
                 .map_err(Error::io(format!("cannot make {}", data_dir.display())))?;
@@ -461,7 +470,8 @@ async fn rules(data_dir: &Path, address: Option<&str>) -> Result<rest::Service, 
         }
     };
     let catalog = super::rules::open(&address).await?;
-    Ok(rest::Service { catalog, settings: Settings::default(), around: Arc::new(Machine) })
+    let (settings, access) = (Settings::default(), Arc::clone(&parts.access));
+    Ok(rest::Service { catalog, settings, around: Arc::new(Machine), access })
 }
 
 /// Whom a user of the server is to the rule engine. An administrator is `root`, or whom the request

@@ -13,6 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::rules::{Server, open};
 use super::serve::Log;
 use crate::connect::Connect;
+use crate::credentials::Keys;
 use crate::duration;
 use crate::error::Error;
 
@@ -39,6 +40,8 @@ pub(crate) struct TransferWorker {
     /// Work on this catalog directly instead of asking a server: a file, or postgres://…
     #[arg(long, value_name = "URL")]
     catalog: Option<String>,
+    #[command(flatten)]
+    keys: Keys,
     #[command(flatten)]
     connect: Connect,
     #[command(flatten)]
@@ -67,7 +70,7 @@ impl TransferWorker {
         let failed = || Error::io("cannot listen for signals");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
-        let worker = Worker::start(queue, self.files);
+        let worker = Worker::start(queue, self.keys.access(None)?, self.files);
         anstream::eprintln!("{name} moves files");
         tokio::select! {
             _ = terminate.recv() => {}

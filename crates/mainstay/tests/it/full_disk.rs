@@ -1,31 +1,7 @@
 //! A full disk: writes are refused, nothing is half-written, and it goes on once there is space.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use crate::process::{TestServer, cannot_test, folder, text_of};
-
-/// A small file system in memory, taken away when dropped.
-struct SmallDisk {
-    path: PathBuf,
-}
-
-impl SmallDisk {
-    fn mount(path: &Path) -> Option<Self> {
-        let status = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=24m", "mainstay-test"])
-            .arg(path)
-            .status();
-        status.ok()?.success().then(|| Self { path: path.to_owned() })
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily: a server that is being killed may still have files open.
-        drop(Command::new("umount").arg("-l").arg(&self.path).status());
-    }
-}
+use crate::services::SmallDisk;
 
 fn manifest(name: &str) -> String {
     let filler = "x".repeat(100_000);
@@ -48,7 +24,7 @@ fn names(server: &TestServer) -> Vec<String> {
 #[test]
 fn a_full_disk_refuses_writes_and_recovers() {
     let folder = folder();
-    let Some(disk) = SmallDisk::mount(folder.path()) else {
+    let Some(disk) = SmallDisk::mount(folder.path(), 24 << 20) else {
         return cannot_test("a full disk: a file system cannot be mounted here");
     };
     let server = TestServer::start_in(&disk.path, &[]);

@@ -28,7 +28,11 @@ mod python;
 mod recorded;
 mod recorded_volumes;
 mod rules;
+#[expect(dead_code, reason = "the tests of rules ask more of it")]
+#[path = "../../../rules/tests/it/services.rs"]
+mod services;
 mod sessions;
+mod transfers;
 mod volumes;
 #[expect(dead_code, reason = "the tests of disks ask more of it")]
 #[path = "../../../disks/tests/it/yard.rs"]

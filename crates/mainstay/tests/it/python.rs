@@ -42,7 +42,10 @@ fn rucio_works_unchanged(arguments: &[&str]) {
         );
     };
     let (data, own) = (folder(), folder());
-    let server = TestServer::start_in(data.path(), &[&["--only", "rules"], arguments].concat());
+    let server = TestServer::start_in(
+        data.path(),
+        &[&["--only", "rules", "--transfer-workers", "0"], arguments].concat(),
+    );
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/rucio_client.py");
     let output = server
         .client(&python.display().to_string())

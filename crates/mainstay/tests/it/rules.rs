@@ -16,14 +16,14 @@ fn commands(page: &str) -> String {
     lines.filter_map(|line| line.strip_prefix("$ ")).collect::<Vec<_>>().join("\n")
 }
 
-fn run(server: &TestServer, arguments: &[&str]) -> (Option<i32>, String) {
+pub(crate) fn run(server: &TestServer, arguments: &[&str]) -> (Option<i32>, String) {
     let output = server.mainstay(&[&["rules"], arguments].concat());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     (output.status.code(), text + &String::from_utf8_lossy(&output.stderr))
 }
 
 #[track_caller]
-fn must(server: &TestServer, line: &str) -> String {
+pub(crate) fn must(server: &TestServer, line: &str) -> String {
     let (code, text) = run(server, &line.split_whitespace().collect::<Vec<_>>());
     assert_eq!(code, Some(0), "{line}: {text}");
     text
@@ -193,88 +193,4 @@ fn servers_killed_on_a_database_restarted_leave_the_catalog_right() {
     for server in servers {
         assert_eq!(server.terminate().code(), Some(0));
     }
-}
-
-/// A worker in a process of its own; killed when dropped.
-struct Hand(std::process::Child);
-
-impl Hand {
-    fn start(server: &TestServer, name: &str) -> Self {
-        let mut command = server.client(MAINSTAY);
-        let words = ["transfer-worker", "--lease", "1s", "--name", name, "--log", "error"];
-        Self(command.args(words).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-    }
-}
-
-impl Drop for Hand {
-    fn drop(&mut self) {
-        // It may have been killed already.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-/// Every file below a folder, with its length.
-fn found(at: &Path) -> Vec<(std::path::PathBuf, u64)> {
-    let mut all = Vec::new();
-    for entry in std::fs::read_dir(at).into_iter().flatten().flatten() {
-        match entry.path().is_dir() {
-            true => all.extend(found(&entry.path())),
-            false => all.push((entry.path(), entry.metadata().map_or(0, |meta| meta.len()))),
-        }
-    }
-    all
-}
-
-#[test]
-fn a_worker_killed_in_the_middle_is_followed_by_another_and_nothing_is_orphaned() {
-    let (data, disk) = (folder(), folder());
-    let server = TestServer::start_in(
-        data.path(),
-        &["--only", "rules", "--transfer-workers", "0", "--log", "error"],
-    );
-    let (from, to) = (disk.path().join("a"), disk.path().join("b"));
-    for line in [
-        "rse add SITE-A",
-        "rse add SITE-B",
-        &format!("rse protocol SITE-A file://{}", from.display()),
-        &format!("rse protocol SITE-B file://{}", to.display()),
-        "account scope root s",
-        "quota set root SITE-A -1",
-        "quota set root SITE-B -1",
-        "did add s:d",
-    ] {
-        must(&server, line);
-    }
-    // Large enough that a worker can be killed while it is at them.
-    let names: Vec<String> = (0..4).map(|at| format!("f{at}")).collect();
-    for name in &names {
-        let place = disk.path().join(name);
-        std::fs::write(&place, name.as_bytes().repeat(20 << 20)).unwrap();
-        must(&server, &format!("upload SITE-A --scope s --dataset s:d {}", place.display()));
-    }
-    let rule = must(&server, "add s:d --copies 2 -e SITE-A|SITE-B").trim().to_owned();
-    let first = Hand::start(&server, "first");
-    while found(&to).is_empty() {
-        std::thread::yield_now();
-    }
-    drop(first);
-    let _second = Hand::start(&server, "second");
-    must(&server, &format!("watch {rule}"));
-    let (code, said) = run(&server, &["check"]);
-    assert_eq!(code, Some(0), "{said}");
-    let mut lengths: Vec<u64> = found(&to).into_iter().map(|(_, length)| length).collect();
-    lengths.sort_unstable();
-    assert_eq!(lengths, [40 << 20; 4], "{:?}", found(&to));
-    // What comes back is what went in, and what was purged is gone from the disk.
-    let into = disk.path().join("in");
-    must(&server, &format!("download s:d --into {} -e SITE-B", into.display()));
-    assert_eq!(std::fs::read(into.join("s/f2")).unwrap(), b"f2".repeat(20 << 20));
-    must(&server, &format!("update {rule} purge_replicas=true"));
-    must(&server, &format!("delete {rule} --purge"));
-    must(&server, "judge reaper --once");
-    while !found(&to).is_empty() || !found(&from).is_empty() {
-        std::thread::yield_now();
-    }
-    assert_eq!(server.terminate().code(), Some(0));
 }

@@ -363,7 +363,7 @@ impl Catalog {
         self.retried(|| match &self.inner.backend {
             Backend::Sqlite { readers, path, .. } => {
                 let mut lent = readers.lend(|| {
-                    let mut engine = Sqlite::open(path)?;
+                    let mut engine = Sqlite::open_reader(path)?;
                     schema::prepare(&mut engine)?;
                     Ok(engine)
                 })?;

@@ -7,8 +7,8 @@
 
 use std::collections::HashMap;
 
+use futures_util::TryStreamExt;
 use futures_util::future::join_all;
-use futures_util::{TryStreamExt, pin_mut};
 use tokio::runtime::Runtime;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
@@ -341,6 +341,9 @@ fn work_table(sql: &str) -> Option<&str> {
     table.filter(|table| table.starts_with("w_"))
 }
 
+/// Rows of a long answer that are taken at a time.
+const ROWS_TOGETHER: usize = 256;
+
 impl Engine for Postgres {
     fn begin(&mut self, mode: Mode) -> Result<()> {
         self.transaction = None;
@@ -403,15 +406,25 @@ impl Engine for Postgres {
         let rows = self
             .flush(async |client| client.query_raw(&statement, params).await)
             .map_err(|error| with_statement(error, sql))?;
-        self.runtime().block_on(async {
-            pin_mut!(rows);
-            while let Some(row) =
-                rows.try_next().await.map_err(|error| with_statement(failed(&error), sql))?
-            {
-                each(read(&row)?)?;
+        let mut rows = Box::pin(rows);
+        let mut some = Vec::new();
+        loop {
+            // What is done with rows may wait for others, which nothing may here inside.
+            let more = self.runtime().block_on(async {
+                while some.len() < ROWS_TOGETHER {
+                    let next = rows.try_next().await;
+                    match next.map_err(|error| with_statement(failed(&error), sql))? {
+                        Some(row) => some.push(read(&row)?),
+                        None => return Ok(false),
+                    }
+                }
+                Ok::<_, Error>(true)
+            })?;
+            some.drain(..).try_for_each(&mut *each)?;
+            if !more {
+                return Ok(());
             }
-            Ok(())
-        })
+        }
     }
 
     fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {

@@ -58,6 +58,13 @@ impl Sqlite {
         Ok(Self { connection, rewritten: HashMap::new() })
     }
 
+    /// One of several that only read: each keeps little in memory, the rest is in the machine's.
+    pub(crate) fn open_reader(path: &Path) -> Result<Self> {
+        let reader = Self::open(path)?;
+        reader.connection.execute_batch("PRAGMA cache_size = -16384").map_err(failed)?;
+        Ok(reader)
+    }
+
     fn rewrite(&mut self, sql: &str) {
         if !self.rewritten.contains_key(sql) {
             self.rewritten.insert(sql.to_owned(), rewrite(sql));

@@ -225,17 +225,20 @@ mod tests {
         }
     }
 
+    /// Writes 1 once somebody else stands in line.
+    fn followed(writer: &Writer) -> Result<()> {
+        writer.run(|engine| {
+            asked(writer, 2);
+            insert(engine, 1)
+        })
+    }
+
     #[test]
     fn those_who_wait_are_committed_together_and_a_refusal_undoes_itself_alone() {
         let folder = tempfile::tempdir().unwrap();
         let writer = writer(&folder);
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| {
-                writer.run(|engine| {
-                    asked(&writer, 2);
-                    insert(engine, 1)
-                })
-            });
+            let first = scope.spawn(|| followed(&writer));
             asked(&writer, 1);
             let second = scope.spawn(|| {
                 writer.run(|engine| {
@@ -258,12 +261,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let writer = writer(&folder);
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| {
-                writer.run(|engine| {
-                    asked(&writer, 2);
-                    insert(engine, 1)
-                })
-            });
+            let first = scope.spawn(|| followed(&writer));
             asked(&writer, 1);
             let second = scope.spawn(|| writer.run(|_| -> Result<()> { panic!("for the test") }));
             assert!(first.join().unwrap().unwrap_err().is_retryable());

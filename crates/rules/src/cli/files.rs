@@ -4,8 +4,10 @@
 //! do not pass through the server. A file gets its name only when it is whole, and is registered
 //! only when it is there.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use serde_json::{Value, json};
@@ -14,7 +16,7 @@ use super::{Cli, Download, Error, Format, Upload, did, did_path, part, table};
 use crate::api::Did;
 use crate::protocol::{self, Protocol};
 use crate::transfers::copy::{Adding, Sums, copy};
-use crate::transfers::store::{self, Folder};
+use crate::transfers::store::{self, Access, Plan, Store};
 use crate::transfers::{End, Job};
 
 /// How much is read at a time.
@@ -58,16 +60,22 @@ impl Drop for Bar {
     }
 }
 
-/// The path in a physical name such as `file://localhost:0/data/x`.
-fn local(name: &str) -> Option<&str> {
-    let rest = name.strip_prefix("file://")?;
-    rest.find('/').map(|at| &rest[at..])
+fn stored(error: store::Error) -> Error {
+    Error::Usage(error.to_string())
+}
+
+/// Runs what waits for disks and networks where waiting is allowed.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Error::Usage(error.to_string()))?
 }
 
 impl Cli<'_> {
-    /// The protocol by which an RSE is written or read from here, and whether names follow from
-    /// hashes there.
-    async fn way(&self, rse: &str, operation: &str) -> Result<(Protocol, bool), Error> {
+    /// The protocols by which an RSE is written or read from here, the best first, and whether
+    /// names follow from hashes there.
+    async fn ways(&self, rse: &str, operation: &str) -> Result<(Vec<Protocol>, bool), Error> {
         let found = self.value("GET", &format!("/rses/{}", part(rse)), None).await?;
         let list = found["protocols"].as_array().map(Vec::as_slice).unwrap_or_default();
         let mut ways: Vec<(i64, Protocol)> = Vec::new();
@@ -84,16 +92,18 @@ impl Cli<'_> {
             }
         }
         ways.sort_by_key(|(rank, _)| *rank);
-        let way = ways.into_iter().next().ok_or_else(|| {
-            Error::Usage(format!(
-                "{rse} has no protocol to {operation} by from here; give it one: mainstay rules rse protocol {rse} file:///FOLDER"
-            ))
-        })?;
-        Ok((way.1, found["deterministic"].as_bool().unwrap_or(true)))
+        let ways = ways.into_iter().map(|(_, protocol)| protocol).collect();
+        Ok((ways, found["deterministic"].as_bool().unwrap_or(true)))
     }
 
     pub(super) async fn upload(&mut self, upload: Upload) -> Result<u8, Error> {
-        let (protocol, deterministic) = self.way(&upload.rse, "write").await?;
+        let (ways, deterministic) = self.ways(&upload.rse, "write").await?;
+        let rse = &upload.rse;
+        let protocol = ways.into_iter().next().ok_or_else(|| {
+            Error::Usage(format!(
+                "{rse} has no protocol to write by from here; give it one: mainstay rules rse protocol {rse} file:///FOLDER"
+            ))
+        })?;
         for file in &upload.files {
             let name = match &upload.name {
                 Some(name) if upload.files.len() == 1 => name.clone(),
@@ -132,32 +142,14 @@ impl Cli<'_> {
         name: &Did,
     ) -> Result<(), Error> {
         let path = protocol::hashed_path(name);
-        let folder = Folder::open(protocol).map_err(|error| Error::Usage(error.to_string()))?;
-        let stored = |error: store::Error| Error::Usage(error.to_string());
-        let mut file = std::fs::File::open(from).map_err(failed(from))?;
-        let length = file.metadata().map_err(failed(from))?.len();
-        let mut bar = Bar::new(&name.name, length);
-        let mut draft =
-            folder.write(&path, &format!("0-{}", std::process::id())).map_err(stored)?;
-        let mut adding = Adding::new(true);
-        let mut piece = vec![0; PIECE];
-        loop {
-            let read = file.read(&mut piece).map_err(failed(from))?;
-            if read == 0 {
-                break;
-            }
-            adding.add(&piece[..read]);
-            draft.add(&piece[..read]).map_err(stored)?;
-            bar.add(read as u64);
-        }
-        drop(bar);
-        let sums = adding.sums();
-        let back = add_up(draft.read_back().map_err(stored)?, from)?;
-        if back != sums {
-            return Err(Error::Usage(format!("what was written to {rse} reads back different")));
-        }
-        // Nothing that is there already is ever written over.
-        draft.keep_new().map_err(stored)?;
+        let (access, at, way) = (Arc::clone(&self.access), rse.to_owned(), protocol.clone());
+        let (place, local, shown) = (path.clone(), from.to_owned(), name.name.clone());
+        let (store, sums, made) = aside(move || {
+            let store = access.open(&at, &way).map_err(stored)?;
+            let (sums, made) = put(&*store, &place, &local, &shown)?;
+            Ok((store, sums, made))
+        })
+        .await?;
         let said = (!deterministic).then(|| protocol.name(&path));
         let body = json!({
             "rse": rse,
@@ -167,8 +159,9 @@ impl Cli<'_> {
             }],
         });
         let registered = self.call("POST", "/replicas", Some(body)).await;
-        if registered.is_err() {
-            folder.remove(&path).map_err(stored)?;
+        // What was there before stays: it may be somebody's.
+        if registered.is_err() && made {
+            aside(move || store.remove(&path).map_err(stored)).await?;
         }
         registered.map(drop)
     }
@@ -176,15 +169,23 @@ impl Cli<'_> {
     pub(super) async fn download(&mut self, download: Download) -> Result<u8, Error> {
         let (scope, name) = did(&download.did)?;
         let body = json!({
-            "dids": [{"scope": scope, "name": name}], "schemes": ["file"], "rse_expression": download.expression,
+            "dids": [{"scope": scope, "name": name}], "rse_expression": download.expression,
             "ignore_availability": false, "domain": "wan",
         });
         let text = self.call("POST", "/replicas/list", Some(body)).await?;
+        let mut known: BTreeMap<String, Vec<Protocol>> = BTreeMap::new();
         let mut missed = 0;
         for line in text.lines() {
             let value: Value =
                 serde_json::from_str(line).map_err(|error| Error::Answer(error.to_string()))?;
-            match fetch(&value, &download.into) {
+            for rse in value["rses"].as_object().into_iter().flatten().map(|(rse, _)| rse) {
+                if !known.contains_key(rse) {
+                    known.insert(rse.clone(), self.ways(rse, "read").await?.0);
+                }
+            }
+            let (sources, into) = (sources(&value, &known), download.into.clone());
+            let (access, wanted) = (Arc::clone(&self.access), value.clone());
+            match aside(move || fetch(&access, &wanted, &sources, &into)).await {
                 Ok(place) => writeln!(self.out, "{}", place.display())?,
                 Err(error) => {
                     eprintln!("{}: {error}", value["name"].as_str().unwrap_or(""));
@@ -225,30 +226,87 @@ fn add_up(mut from: impl Read, what: &Path) -> Result<Sums, Error> {
     }
 }
 
+/// Puts a file on storage; gives what it adds up to, and whether it was not there before. Done
+/// again after it died half-way, it finds what is there.
+fn put(store: &dyn Store, path: &str, from: &Path, name: &str) -> Result<(Sums, bool), Error> {
+    let mut file = std::fs::File::open(from).map_err(failed(from))?;
+    let length = file.metadata().map_err(failed(from))?.len();
+    let plan = Plan { tag: format!("0-{}", std::process::id()), bytes: length, new: true };
+    let mut draft = store.write(path, &plan).map_err(stored)?;
+    let mut bar = Bar::new(name, length);
+    let mut adding = Adding::new(true);
+    let mut piece = vec![0; PIECE];
+    loop {
+        let read = file.read(&mut piece).map_err(failed(from))?;
+        if read == 0 {
+            break;
+        }
+        adding.add(&piece[..read]);
+        draft.add(&piece[..read]).map_err(stored)?;
+        bar.add(read as u64);
+    }
+    drop(bar);
+    let sums = adding.sums();
+    let kept = match draft.seal().and_then(|()| draft.read_back()) {
+        Ok(back) => match add_up(back, from)? == sums {
+            true => draft.keep(),
+            false => {
+                return Err(Error::Usage(format!(
+                    "what was written to {path} reads back different"
+                )));
+            }
+        },
+        Err(error) => Err(error),
+    };
+    match kept {
+        // Nothing that is there already is ever written over.
+        Err(store::Error::There(what)) => {
+            let (there, _) = store.read(path).map_err(stored)?;
+            match add_up(there, from)? == sums {
+                true => Ok((sums, false)),
+                false => Err(stored(store::Error::There(what))),
+            }
+        }
+        Err(error) => Err(stored(error)),
+        Ok(()) => store.sync().map(|()| (sums, true)).map_err(stored),
+    }
+}
+
+/// Where a file can be read from here, the nearest first.
+fn sources(value: &Value, known: &BTreeMap<String, Vec<Protocol>>) -> Vec<End> {
+    let mut all: Vec<(i64, End)> = Vec::new();
+    for (name, one) in value["pfns"].as_object().into_iter().flatten() {
+        let rse = one["rse"].as_str().unwrap_or_default();
+        let ways = known.get(rse).map(Vec::as_slice).unwrap_or_default();
+        let found = ways.iter().find_map(|way| Some((way, way.path_of(name)?)));
+        if let Some((protocol, path)) = found {
+            let end = End { rse: rse.to_owned(), protocol: protocol.clone(), path };
+            all.push((one["priority"].as_i64().unwrap_or(i64::MAX), end));
+        }
+    }
+    all.sort_by_key(|(priority, _)| *priority);
+    all.into_iter().map(|(_, end)| end).collect()
+}
+
 /// Fetches one file into a folder, from the first source that has it right.
-fn fetch(value: &Value, into: &Path) -> Result<PathBuf, Error> {
+fn fetch(access: &Access, value: &Value, from: &[End], into: &Path) -> Result<PathBuf, Error> {
     let text = |key: &str| value[key].as_str().map(str::to_owned);
     let (scope, name) = (text("scope").unwrap_or_default(), text("name").unwrap_or_default());
-    if !protocol::stays_below(name.trim_start_matches('/')) {
+    let place = name.trim_start_matches('/').to_owned();
+    if !protocol::stays_below(&place) {
         return Err(Error::Answer("its name leads out of the folder".to_owned()));
     }
     let bytes = value["bytes"].as_i64().unwrap_or(0);
     let into = into.join(&scope);
     std::fs::create_dir_all(&into).map_err(failed(&into))?;
     let whole = std::path::absolute(&into).map_err(failed(&into))?;
-    let end = |rse: &str, folder: &Path, path: &str| {
-        let body = serde_json::Map::from_iter([(
-            "prefix".to_owned(),
-            json!(folder.display().to_string()),
-        )]);
-        let protocol =
-            Protocol::read("file", &body).map_err(|error| Error::Usage(error.to_string()))?;
-        Ok::<_, Error>(End { rse: rse.to_owned(), protocol, path: path.to_owned() })
-    };
-    let place = name.trim_start_matches('/').to_owned();
+    let prefix = json!(whole.display().to_string());
+    let body = serde_json::Map::from_iter([("prefix".to_owned(), prefix)]);
+    let protocol =
+        Protocol::read("file", &body).map_err(|error| Error::Usage(error.to_string()))?;
+    let here = End { rse: "here".to_owned(), protocol, path: place.clone() };
     let mut last = Error::Usage("no RSE that has it can be read from here".to_owned());
-    for name in value["pfns"].as_object().into_iter().flatten().map(|(name, _)| name) {
-        let Some(path) = local(name) else { continue };
+    for source in from {
         let job = Job {
             request: 0,
             attempt: i64::from(std::process::id()),
@@ -256,13 +314,13 @@ fn fetch(value: &Value, into: &Path) -> Result<PathBuf, Error> {
             bytes,
             adler32: text("adler32"),
             md5: text("md5"),
-            source: end("source", Path::new("/"), path.trim_start_matches('/'))?,
-            destination: end("here", &whole, &place)?,
+            source: source.clone(),
+            destination: here.clone(),
         };
         let moved = AtomicI64::new(0);
         let bar = Bar::new(&place, u64::try_from(bytes).unwrap_or(0));
         let done = std::thread::scope(|scope| {
-            let copying = scope.spawn(|| copy(&job, &moved, &AtomicBool::new(false)));
+            let copying = scope.spawn(|| copy(access, &job, &moved, &AtomicBool::new(false)));
             let mut bar = bar;
             while !copying.is_finished() {
                 let more = moved.load(Ordering::Acquire) - i64::try_from(bar.done).unwrap_or(0);

@@ -1,8 +1,9 @@
 //! `mainstay rules …`: the command tree, to be mounted by the binary.
 //!
 //! Commands speak HTTP through a [`Remote`]. The binary brings one for a server it knows;
-//! [`Local`] serves the same surface in this process over a catalog it opens itself. Data goes to
-//! the given writer, talk to standard error; [`run`] returns the exit code.
+//! [`Local`] serves the same surface in this process over a catalog it opens itself. Files they
+//! reach from here, through an [`Access`]. Data goes to the given writer, talk to standard error;
+//! [`run`] returns the exit code.
 
 mod command;
 mod data;
@@ -11,6 +12,7 @@ mod sites;
 mod table;
 
 use std::io::Write;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Request;
@@ -26,6 +28,7 @@ use serde_json::{Map, Value, json};
 use tower::ServiceExt;
 
 use crate::rest::{Caller, Service, router};
+use crate::transfers::store::Access;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -173,6 +176,7 @@ fn pair(text: &str) -> Result<(&str, &str), Error> {
 
 struct Cli<'a> {
     remote: &'a dyn Remote,
+    access: Arc<Access>,
     format: Format,
     out: &'a mut dyn Write,
 }
@@ -182,19 +186,21 @@ struct Cli<'a> {
 pub fn run<'a>(
     command: Command,
     remote: &'a dyn Remote,
+    access: Arc<Access>,
     format: Format,
     out: &'a mut (dyn Write + Send),
 ) -> LocalBoxFuture<'a, Result<u8, Error>> {
-    carry_out(command, remote, format, out).boxed_local()
+    carry_out(command, remote, access, format, out).boxed_local()
 }
 
 async fn carry_out(
     command: Command,
     remote: &dyn Remote,
+    access: Arc<Access>,
     format: Format,
     out: &mut (dyn Write + Send),
 ) -> Result<u8, Error> {
-    let mut cli = Cli { remote, format, out };
+    let mut cli = Cli { remote, access, format, out };
     match command {
         Command::Add(add) => cli.add(add).await,
         Command::List(list) => cli.list(list).await,

@@ -24,7 +24,7 @@ use crate::rule::delete::Deleted;
 use crate::rule::evaluate::{Evaluated, evaluate_attach, evaluate_detach};
 use crate::rule::inject::Injected;
 use crate::rule::{Settings, delete, inject, repair, transfer};
-use crate::transfers::store::Folder;
+use crate::transfers::store::{self, Access};
 
 /// Time and chance, as a shell provides them.
 pub trait Surroundings: Send + Sync + std::fmt::Debug {
@@ -60,18 +60,19 @@ pub trait Storage: Send + Sync + std::fmt::Debug {
 
 /// Storage that is reached through the protocols of RSEs. Where an RSE has none, others look after
 /// its files.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Managed;
+#[derive(Clone, Debug, Default)]
+pub struct Managed(pub Arc<Access>);
 
 impl Storage for Managed {
     fn remove(&self, rse: &Rse, doomed: &reap::Doomed) -> std::result::Result<(), String> {
-        let Some(protocol) = protocol::best(rse, "wan", "delete") else { return Ok(()) };
+        let Some(best) = protocol::best(rse, "wan", "delete") else { return Ok(()) };
         // Nobody ever said where it is: nobody has put it there.
         let Ok(path) = protocol::path(rse, &doomed.did, doomed.path.as_deref()) else {
             return Ok(());
         };
-        let folder = Folder::open(protocol).map_err(|error| error.to_string())?;
-        folder.remove(&path).map_err(|error| error.to_string())
+        let way = store::way(rse, "delete").unwrap_or(best);
+        let removed = self.0.open(&rse.name, way).and_then(|store| store.remove(&path));
+        removed.map_err(|error| error.to_string())
     }
 }
 
@@ -89,10 +90,10 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// A pass over everything at `now`.
+    /// A pass over everything at `now`, with the files that can be reached without keys.
     #[must_use]
     pub fn new(now: Micros, seed: u64) -> Self {
-        Self { now, seed, shard: (0, 1), storage: Arc::new(Managed) }
+        Self { now, seed, shard: (0, 1), storage: Arc::new(Managed::default()) }
     }
 }
 

@@ -98,7 +98,7 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
         // Nobody has kept any.
         (&Method::GET, [_, "usage", "history", _]) => {
             call.read(move |tx| account::check_exists(tx, &owned[0])).await?;
-            Ok(whole(Vec::new()))
+            Ok(Reply::Json(json!([])))
         }
         (&Method::POST, [_]) => {
             let kind = call.text("type")?;

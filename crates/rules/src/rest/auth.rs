@@ -20,6 +20,9 @@ static JUDGED_AT_ONCE: Semaphore = Semaphore::const_new(2);
 const NOBODY: &str =
     "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5LW5vYm9keQ$RuM7TnDQcPvJEVdFjH0rEQp2g3ifW0PiLnJMTpeqaMk";
 
+/// Where a token is shown.
+pub(super) const TOKEN: &str = "x-rucio-auth-token";
+
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok()).filter(|text| !text.is_empty())
 }
@@ -30,7 +33,7 @@ fn unknown() -> Error {
 
 /// The bearer of the token in a request.
 pub(super) async fn bearer(service: &Service, headers: &HeaderMap) -> Result<Caller> {
-    let token = header(headers, "x-rucio-auth-token").ok_or_else(unknown)?;
+    let token = header(headers, TOKEN).ok_or_else(unknown)?;
     let token = valid(service, token).await?;
     Ok(Caller { account: token.account, privileged: token.privileged, read_only: false })
 }
@@ -49,7 +52,7 @@ pub(super) async fn dispatch(
     match (method, path) {
         (&Method::GET, ["userpass"]) => user_and_password(service, headers).await,
         (&Method::GET, ["validate"]) => {
-            let token = header(headers, "x-rucio-auth-token").ok_or_else(unknown)?;
+            let token = header(headers, TOKEN).ok_or_else(unknown)?;
             let token = valid(service, token).await?;
             let value = json!({
                 "account": token.account, "identity": token.identity, "vo": "def",
@@ -85,7 +88,7 @@ async fn user_and_password(service: &Service, headers: &HeaderMap) -> Result<Res
         service.catalog.write(move |tx| identity::add_token(tx, &hash, &owner, &user, now)).await?;
     let mut answer = with_type(StatusCode::OK, "application/octet-stream", Body::empty());
     for (name, value) in [
-        ("x-rucio-auth-token", token),
+        (TOKEN, token),
         ("x-rucio-auth-token-expires", show_time(until)),
         ("x-rucio-auth-account", account),
     ] {

@@ -1,5 +1,7 @@
 //! `/mainstay`: explanations, the judge by hand, the checker.
 
+use std::sync::Arc;
+
 use axum::http::Method;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -10,7 +12,7 @@ use crate::api::{Did, RequestState, SECOND};
 use crate::catalog::Daemon;
 use crate::error::{Class, Result, refuse};
 use crate::expression::{Expression, Operator};
-use crate::judge::Pass;
+use crate::judge::{Managed, Pass};
 use crate::rule::{read, repair, transfer, update};
 use crate::transfers::{Held, Outcome, queue};
 
@@ -116,7 +118,9 @@ async fn judge(call: &Call, name: &str) -> Result<Reply> {
             refuse(Class::InvalidObject, "now is a moment like 2026-11-15T22:00:00Z")
         })?,
     };
-    let (service, pass) = (call.service.clone(), Pass::new(now, call.service.around.seed()));
+    let service = call.service.clone();
+    let storage = Arc::new(Managed(Arc::clone(&service.access)));
+    let pass = Pass { storage, ..Pass::new(now, service.around.seed()) };
     let done = tokio::task::spawn_blocking(move || {
         crate::judge::pass(&service.catalog, daemon, &service.settings, &pass)
     })

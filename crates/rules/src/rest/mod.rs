@@ -33,6 +33,7 @@ use crate::catalog::{Catalog, Tx};
 use crate::error::{Class, Error, Result, refuse};
 use crate::judge::Surroundings;
 use crate::rule::Settings;
+use crate::transfers::store::Access;
 
 /// Who calls, as the server has found out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub struct Service {
     pub settings: Settings,
     /// Time and chance.
     pub around: Arc<dyn Surroundings>,
+    /// The way to the files themselves, for a judge that is run by hand.
+    pub access: Arc<Access>,
 }
 
 /// The largest body taken, in bytes.
@@ -131,6 +134,10 @@ async fn answer(service: Service, request: Request) -> Response {
         }
         _ => {}
     }
+    let open = path.as_slice() == ["ping"] || request.extensions().get::<Caller>().is_some();
+    if !open && !request.headers().contains_key(auth::TOKEN) {
+        return without_token();
+    }
     match call(service, request).await {
         Ok((call, service)) => match dispatch(call).await {
             Ok(reply) => render(service, reply).await,
@@ -138,6 +145,13 @@ async fn answer(service: Service, request: Request) -> Response {
         },
         Err(error) => failure(&error, false),
     }
+}
+
+/// A request that shows no token is a wrong one: a new token, for which clients log in again when
+/// they are told 401, would not help it.
+fn without_token() -> Response {
+    let message = "The header X-Rucio-Auth-Token is missing";
+    told(StatusCode::BAD_REQUEST, Class::CannotAuthenticate.to_string(), message)
 }
 
 async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
@@ -165,9 +179,23 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
             refuse(Class::InvalidObject, format!("The body is not JSON: {error}"))
         })?
     };
+    let words = path.iter().chain(query.iter().flat_map(|(key, value)| [key, value]));
+    if words.into_iter().any(|text| text.contains('\0')) || has_zero(&body) {
+        return Err(refuse(Class::InvalidObject, "A text may not hold the character 0"));
+    }
     let (service, method) = (service.clone(), parts.method);
     let call = Call { service: service.clone(), method, path, query, body, metalink, caller };
     Ok((call, service))
+}
+
+/// Whether a text anywhere in a body holds the character 0, which not every database takes.
+fn has_zero(body: &Value) -> bool {
+    match body {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(list) => list.iter().any(has_zero),
+        Value::Object(map) => map.iter().any(|(key, value)| key.contains('\0') || has_zero(value)),
+        _ => false,
+    }
 }
 
 /// Decodes one part of a path or query: `%2F`, and `+` for a space.
@@ -358,9 +386,12 @@ fn failure(error: &Error, listing: bool) -> Response {
     if status >= 500 {
         tracing::error!(%error, "a request failed");
     }
-    let message = error.to_string();
-    let body = serde_json::json!({"ExceptionClass": class, "ExceptionMessage": message});
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    told(status, class, &error.to_string())
+}
+
+fn told(status: StatusCode, class: String, message: &str) -> Response {
+    let body = serde_json::json!({"ExceptionClass": class, "ExceptionMessage": message});
     let mut response = with_type(status, "application/octet-stream", body.to_string().into());
     let short: String =
         message.chars().filter(|letter| (' '..='~').contains(letter)).take(125).collect();

@@ -205,7 +205,12 @@ async fn bad(call: &Call) -> Result<Reply> {
                 };
                 match replica::declare_bad(tx, &did, &rse, &reason, &account, now) {
                     Ok(()) => Ok(None),
-                    Err(Error::Refused(refusal)) if refusal.class == Class::ReplicaNotFound => {
+                    Err(Error::Refused(refusal))
+                        if matches!(
+                            refusal.class,
+                            Class::ReplicaNotFound | Class::DataIdentifierNotFound
+                        ) =>
+                    {
                         Ok(Some((rse, format!("{did} Unknown replica"))))
                     }
                     Err(error) => Err(error),

@@ -78,24 +78,36 @@ async fn list(call: &Call, over: bool) -> Result<Reply> {
     };
     let arg = |key: &str| call.arg(key).filter(|text| *text != "None").map(str::to_owned);
     let (from, to) = (arg("src_rse"), arg("dst_rse"));
-    let states: Vec<&'static str> = call
-        .arg("request_states")
-        .unwrap_or("")
+    // A list, as Python writes it or as people do.
+    let states = call.arg("request_states").filter(|text| *text != "None").unwrap_or("");
+    let states: Vec<&'static str> = states
         .split(',')
-        .filter_map(|text| RequestState::read(text.trim()))
-        .map(RequestState::letter)
-        .collect();
+        .map(|text| text.trim_matches(|letter: char| "[]()'\" ".contains(letter)))
+        .filter(|text| !text.is_empty())
+        .map(|text| RequestState::read(text).map(RequestState::letter))
+        .collect::<Option<_>>()
+        .ok_or_else(|| wrong("request_states are names or letters of states, such as Q,S"))?;
+    let page = |key: &str, otherwise: i64| match call.arg(key).filter(|text| *text != "None") {
+        None => Ok(otherwise),
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|number| *number >= 0)
+            .ok_or_else(|| wrong(&format!("{key} is a number that is not negative"))),
+    };
+    let (skip, most) = (page("offset", 0)?, page("limit", i64::MAX)?);
     let (from, to) = call.read(move |tx| Ok((rse(tx, &from)?, rse(tx, &to)?))).await?;
     let within = match states.is_empty() {
         true => String::new(),
         false => format!(" AND q.state IN ('{}')", states.join("', '")),
     };
     let sql = format!(
-        "{} WHERE (?1 = 0 OR q.source_rse_id = ?1) AND (?2 = 0 OR q.dest_rse_id = ?2){within} ORDER BY q.id",
+        "{} WHERE (?1 = 0 OR q.source_rse_id = ?1) AND (?2 = 0 OR q.dest_rse_id = ?2){within} ORDER BY q.id
+         LIMIT ?3 OFFSET ?4",
         question(over)
     );
     Ok(Reply::Lines(Box::new(move |tx, line| {
-        tx.for_each(&sql, values![from, to], &mut |row| line(shown(&row).to_string()))
+        tx.for_each(&sql, values![from, to, most, skip], &mut |row| line(shown(&row).to_string()))
     })))
 }
 
@@ -159,10 +171,11 @@ async fn limits_at(call: &Call) -> Result<Reply> {
 fn limit_key(call: &Call) -> Result<(String, String, String)> {
     let text = |key: &str| call.body.get(key).and_then(Value::as_str).map(str::to_owned);
     let direction = text("direction").unwrap_or_else(|| "DESTINATION".to_owned());
-    let direction = direction.to_ascii_uppercase();
-    if !matches!(direction.as_str(), "SOURCE" | "DESTINATION") {
-        return Err(wrong("direction is SOURCE or DESTINATION"));
-    }
+    let direction = match direction.to_ascii_uppercase().as_str() {
+        "S" | "SOURCE" => "SOURCE",
+        "D" | "DESTINATION" => "DESTINATION",
+        _ => return Err(wrong("direction is SOURCE or DESTINATION")),
+    };
     let activity = text("activity").filter(|text| text != "all_activities");
-    Ok((call.text("rse_expression")?, activity.unwrap_or_default(), direction))
+    Ok((call.text("rse_expression")?, activity.unwrap_or_default(), direction.to_owned()))
 }

@@ -446,7 +446,8 @@ fn decided(units: &str, plan: &Plan<'_>, sources: usize) -> String {
 const SUMS: &str = "SELECT rse, lock, COUNT(*), CAST(SUM(bytes) AS BIGINT),
     CAST(SUM(CASE WHEN before = '-' THEN 1 ELSE 0 END) AS BIGINT),
     CAST(SUM(CASE WHEN before = '-' THEN bytes ELSE 0 END) AS BIGINT), CAST(SUM(transfer) AS BIGINT),
-    CAST(SUM(CASE WHEN before = '-' THEN 0 ELSE transfer END) AS BIGINT)";
+    CAST(SUM(CASE WHEN before = '-' THEN 0 ELSE transfer END) AS BIGINT),
+    CAST(SUM(CASE WHEN before = 'C' THEN 1 ELSE 0 END) AS BIGINT)";
 
 const NEW_REPLICAS: &str =
     "INSERT INTO replicas (did_id, rse_id, bytes, state, lock_cnt, created_at, updated_at)
@@ -456,9 +457,15 @@ const NEW_LOCKS: &str =
     "INSERT INTO locks (rule_id, did_id, rse_id, bytes, state, created_at, updated_at)
     SELECT ?2, did, rse, bytes, lock, ?1, ?1";
 
+/// A copy that is under way without a request is being uploaded: its client has a day for it, and
+/// when that is over it is fetched from elsewhere, or the rule is told that there is nothing.
 const NEW_REQUESTS: &str = "INSERT INTO requests (request_type, did_id, dest_rse_id, state, rule_id, activity, priority,
-    bytes, retry_count, requested_at, updated_at)
-    SELECT CASE WHEN staging = 1 THEN 'S' ELSE 'T' END, did, rse, 'Q', ?2, ?3, ?4, bytes, 0, ?1, ?1";
+    bytes, retry_count, requested_at, updated_at, worker, lease_until, submitted_at)
+    SELECT CASE WHEN staging = 1 THEN 'S' ELSE 'T' END, did, rse, CASE WHEN before = 'C' THEN 'S' ELSE 'Q' END, ?2, ?3, ?4,
+    bytes, 0, ?1, ?1, CASE WHEN before = 'C' THEN 'upload' END, CASE WHEN before = 'C' THEN ?1 + 86400000000 END,
+    CASE WHEN before = 'C' THEN ?1 END";
+
+const ASKED: &str = "(transfer = 1 OR before = 'C')";
 
 const ONE_REQUEST: &str = "ON CONFLICT (did_id, dest_rse_id, request_type) DO NOTHING";
 
@@ -516,7 +523,7 @@ fn write_at_once(
             state = CASE WHEN d.transfer = 1 THEN 'C' ELSE replicas.state END FROM decided d
             WHERE replicas.did_id = d.did AND replicas.rse_id = d.rse AND d.before <> '-'),
          held AS ({NEW_LOCKS} FROM decided),
-         asked AS ({NEW_REQUESTS} FROM decided WHERE transfer = 1 {ONE_REQUEST})
+         asked AS ({NEW_REQUESTS} FROM decided WHERE {ASKED} {ONE_REQUEST})
          {SUMS} FROM decided GROUP BY rse, lock",
         decided(&units, plan, 5 + columns.len()),
     );
@@ -582,10 +589,9 @@ fn write_in_turn(
     let rule = plan.rule;
     let sql = format!("{NEW_LOCKS} FROM w_units ORDER BY did, rse");
     tx.execute(&sql, values![now, rule.id])?;
-    if transfers > 0 {
-        let sql = format!(
-            "{NEW_REQUESTS} FROM w_units WHERE transfer = 1 ORDER BY did, rse {ONE_REQUEST}"
-        );
+    if transfers + sum(8) > 0 {
+        let sql =
+            format!("{NEW_REQUESTS} FROM w_units WHERE {ASKED} ORDER BY did, rse {ONE_REQUEST}");
         tx.execute(&sql, values![now, rule.id, &rule.activity, rule.priority])?;
     }
     Ok(sums)

@@ -1,4 +1,7 @@
 //! Moving one file: read, write, read back, compare, and only then name.
+//!
+//! What was named is on disk for good once the storage was synced, which is up to who calls: many
+//! files together take hardly longer than one.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -6,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use md5::{Digest, Md5};
 
 use super::Job;
-use super::store::{self, Folder};
+use super::store::{self, Access, Plan};
 
 /// How much is moved at a time.
 const PIECE: usize = 1 << 20;
@@ -138,14 +141,15 @@ fn add_up(
 
 /// Moves a file. `moved` tells how far it is; `stop` makes it give up. Done twice, the second time
 /// finds it there.
-pub fn copy(job: &Job, moved: &AtomicI64, stop: &AtomicBool) -> Result<(), Error> {
+pub fn copy(access: &Access, job: &Job, moved: &AtomicI64, stop: &AtomicBool) -> Result<(), Error> {
     let wrong_source = |why: String| Error::Source { rse: job.source.rse.clone(), why };
     let wrong_destination =
         |why: String| Error::Destination { rse: job.destination.rse.clone(), why };
     let at_source = |error: store::Error| wrong_source(error.to_string());
     let at_destination = |error: store::Error| wrong_destination(error.to_string());
-    let from = Folder::open(&job.source.protocol).map_err(at_source)?;
-    let to = Folder::open(&job.destination.protocol).map_err(at_destination)?;
+    let from = access.open(&job.source.rse, &job.source.protocol).map_err(at_source)?;
+    let to =
+        access.open(&job.destination.rse, &job.destination.protocol).map_err(at_destination)?;
     let (adler32, md5) = (job.adler32.as_deref(), job.md5.as_deref());
     let differs = |sums: &Sums| differs(sums, job.bytes, adler32, md5);
 
@@ -165,16 +169,20 @@ pub fn copy(job: &Job, moved: &AtomicI64, stop: &AtomicBool) -> Result<(), Error
         return Err(wrong_source(format!("are {length} bytes instead of {}", job.bytes)));
     }
     let tag = format!("{}-{}", job.request, job.attempt);
-    let mut draft = to.write(&job.destination.path, &tag).map_err(at_destination)?;
+    let plan = Plan { tag, bytes: length, new: false };
+    let mut draft = to.write(&job.destination.path, &plan).map_err(at_destination)?;
     let read = add_up(file, md5.is_some(), stop, |piece| {
-        draft.add(piece).map_err(at_destination)?;
-        moved.fetch_add(piece.len() as i64, Ordering::AcqRel);
-        Ok(())
+        let so_far = moved.fetch_add(piece.len() as i64, Ordering::AcqRel) + piece.len() as i64;
+        if so_far > job.bytes {
+            return Err(wrong_source(format!("are more than {} bytes", job.bytes)));
+        }
+        draft.add(piece).map_err(at_destination)
     })?;
     let sent = read.map_err(|error| wrong_source(error.to_string()))?;
     if let Some(why) = differs(&sent) {
         return Err(wrong_source(why));
     }
+    draft.seal().map_err(at_destination)?;
     let back = draft.read_back().map_err(at_destination)?;
     let arrived = add_up(back, md5.is_some(), stop, |_| Ok(()))?
         .map_err(|error| wrong_destination(error.to_string()))?;
@@ -224,7 +232,7 @@ mod tests {
 
     fn run(job: &Job) -> Result<i64, String> {
         let moved = AtomicI64::new(0);
-        let done = copy(job, &moved, &AtomicBool::new(false));
+        let done = copy(&Access::default(), job, &moved, &AtomicBool::new(false));
         done.map(|()| moved.load(Ordering::Acquire)).map_err(|error| error.to_string())
     }
 
@@ -264,7 +272,7 @@ mod tests {
         std::fs::create_dir(from.path().join("s")).unwrap();
         std::fs::write(from.path().join("s/f"), b"abc").unwrap();
         let job = job(from.path(), to.path(), b"abc");
-        let stopped = copy(&job, &AtomicI64::new(0), &AtomicBool::new(true));
+        let stopped = copy(&Access::default(), &job, &AtomicI64::new(0), &AtomicBool::new(true));
         assert!(matches!(stopped, Err(Error::Cancelled)));
         assert_eq!(left(to.path()), 0);
     }

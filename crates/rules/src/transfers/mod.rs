@@ -11,7 +11,11 @@
 pub mod afar;
 pub mod choose;
 pub mod copy;
+pub mod credential;
+pub mod folder;
 pub mod queue;
+mod remote;
+mod send;
 pub mod store;
 pub mod worker;
 

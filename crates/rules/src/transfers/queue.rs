@@ -81,12 +81,12 @@ enum Verdict {
 
 /// Whether workers can write to an RSE.
 fn is_written(rse: &Rse) -> bool {
-    protocol::best(rse, "wan", "write").is_some_and(store::is_known)
+    store::way(rse, "write").is_some()
 }
 
 /// Whether workers can read from an RSE.
 fn is_read(rse: &Rse) -> bool {
-    protocol::best(rse, "wan", "read").is_some_and(store::is_known)
+    store::way(rse, "read").is_some()
 }
 
 impl<'a> World<'a> {
@@ -185,8 +185,7 @@ impl<'a> World<'a> {
 
     fn job(&self, request: &Waiting, from: i64, path: Option<&str>) -> Option<Job> {
         let (from, to) = (self.rse(from)?, self.rse(request.destination)?);
-        let (read, written) =
-            (protocol::best(from, "wan", "read")?, protocol::best(to, "wan", "write")?);
+        let (read, written) = (store::way(from, "read")?, store::way(to, "write")?);
         let source = protocol::path(from, &request.did, path).ok()?;
         let destination = match &request.path {
             Some(path) => path.trim_start_matches('/').to_owned(),

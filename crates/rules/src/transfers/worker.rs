@@ -3,20 +3,20 @@
 //! It knows the queue only through [`Queue`]: the catalog of its own process, or a server somewhere
 //! else. Told to stop, it gives up what is under way, which then waits for others again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::copy::{self, copy};
-use super::store::Folder;
-use super::{Held, Job, Outcome, queue};
+use super::store::Access;
+use super::{End, Held, Job, Outcome, queue};
 use crate::api::Micros;
 use crate::catalog::Catalog;
 use crate::judge::Surroundings;
@@ -30,7 +30,10 @@ pub const LEASE: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How many outcomes are told at once at most.
-const TOLD_TOGETHER: usize = 100;
+const TOLD_TOGETHER: usize = 500;
+
+/// Files up to this size are taken many at a time: asking for them takes longer than moving them.
+const SMALL: i64 = 4 << 20;
 
 /// Where a worker's files come from.
 pub trait Queue: Send + Sync {
@@ -113,11 +116,17 @@ impl Queue for Own {
 }
 
 /// A file under way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Moving {
     attempt: i64,
     moved: Arc<AtomicI64>,
     stop: Arc<AtomicBool>,
+}
+
+impl Moving {
+    fn new(job: &Job) -> Self {
+        Self { attempt: job.attempt, moved: Arc::default(), stop: Arc::default() }
+    }
 }
 
 /// What is under way, by request.
@@ -137,9 +146,9 @@ pub struct Worker {
 impl Worker {
     /// Starts to move files, `most` at once.
     #[must_use]
-    pub fn start(queue: Arc<dyn Queue>, most: usize) -> Self {
+    pub fn start(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize) -> Self {
         let stop = CancellationToken::new();
-        let running = tokio::spawn(run(queue, most, stop.clone()));
+        let running = tokio::spawn(run(queue, access, most, stop.clone()));
         Self { stop, running }
     }
 
@@ -152,32 +161,44 @@ impl Worker {
     }
 }
 
+/// How many files a worker has at once that moves `most`, by the size of the last ones it had. Some
+/// are always ready, so that no copy waits for the catalog; large ones are left to others.
+fn ahead(most: usize, last: &[Job]) -> usize {
+    let bytes = last.iter().map(|job| job.bytes).fold(0, i64::saturating_add);
+    let mean = bytes.checked_div(last.len() as i64).unwrap_or(i64::MAX);
+    most.saturating_mul(if mean <= SMALL { 64 } else { 2 })
+}
+
 /// Moves files until it is told to stop, `most` at once.
-async fn run(queue: Arc<dyn Queue>, most: usize, stop: CancellationToken) {
+async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: CancellationToken) {
     if most == 0 {
         return;
     }
     let under: Under = Arc::default();
+    let turns = Arc::new(Semaphore::new(most));
     let (tell, told) = mpsc::channel(TOLD_TOGETHER * 2);
-    let telling = tokio::spawn(tell_outcomes(Arc::clone(&queue), told));
+    let telling = tokio::spawn(tell_outcomes(Arc::clone(&queue), Arc::clone(&access), told));
     let renewing = tokio::spawn(keep_leases(Arc::clone(&queue), Arc::clone(&under), stop.clone()));
     let mut copies = JoinSet::new();
+    let mut wanted = ahead(most, &[]);
     while !stop.is_cancelled() {
         while copies.try_join_next().is_some() {}
-        // Some are always ready, so that no copy waits for the catalog.
-        let room = (most * 2).saturating_sub(copies.len());
-        let jobs = match room {
-            0 => Vec::new(),
-            room => queue.take(room).await.unwrap_or_else(|error| {
+        // Asked for only when half of them are done: not for one at a time.
+        let jobs = match wanted.saturating_sub(copies.len()) {
+            room if room * 2 < wanted => None,
+            room => Some(queue.take(room).await.unwrap_or_else(|error| {
                 tracing::warn!(error, "no files to move could be had");
                 Vec::new()
-            }),
+            })),
         };
-        let idle = jobs.is_empty();
-        for job in jobs {
-            copies.spawn(one(job, Arc::clone(&under), tell.clone()));
-        }
-        if !idle {
+        if let Some(jobs) = jobs.filter(|jobs| !jobs.is_empty()) {
+            wanted = ahead(most, &jobs);
+            for job in jobs {
+                let moving = Moving::new(&job);
+                locked(&under).insert(job.request, moving.clone());
+                let (under, turns) = (Arc::clone(&under), Arc::clone(&turns));
+                copies.spawn(one(job, moving, Arc::clone(&access), under, turns, tell.clone()));
+            }
             continue;
         }
         tokio::select! {
@@ -199,15 +220,21 @@ async fn run(queue: Arc<dyn Queue>, most: usize, stop: CancellationToken) {
     }
 }
 
-/// Moves one file and hands over what became of it.
-async fn one(job: Job, under: Under, tell: mpsc::Sender<(Job, Outcome)>) {
-    let (moved, stop) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));
-    let moving =
-        Moving { attempt: job.attempt, moved: Arc::clone(&moved), stop: Arc::clone(&stop) };
-    locked(&under).insert(job.request, moving);
+/// Moves one file when it is its turn, and hands over what became of it.
+async fn one(
+    job: Job,
+    moving: Moving,
+    access: Arc<Access>,
+    under: Under,
+    turns: Arc<Semaphore>,
+    tell: mpsc::Sender<(Job, Outcome)>,
+) {
+    let turn = turns.acquire().await;
     let copied = job.clone();
-    let done = tokio::task::spawn_blocking(move || copy(&copied, &moved, &stop)).await;
-    locked(&under).remove(&job.request);
+    let done =
+        tokio::task::spawn_blocking(move || copy(&access, &copied, &moving.moved, &moving.stop))
+            .await;
+    drop(turn);
     let given_up = matches!(done, Ok(Err(copy::Error::Cancelled)));
     let error = match done {
         Ok(Ok(())) => None,
@@ -217,28 +244,54 @@ async fn one(job: Job, under: Under, tell: mpsc::Sender<(Job, Outcome)>) {
     if let Some(error) = &error {
         tracing::info!(file = %job.did, to = job.destination.rse, error, "a transfer failed");
     }
-    let outcome = Outcome { given_up, ..Outcome::of(&job, error) };
+    let (request, outcome) = (job.request, Outcome { given_up, ..Outcome::of(&job, error) });
     // Nobody listens only when all is over; then the lease runs out.
     let _ = tell.send((job, outcome)).await;
+    // Until it is told its lease is kept.
+    locked(&under).remove(&request);
+}
+
+/// Puts what has arrived on disk for good; what cannot be has not arrived.
+fn settle(access: &Access, some: &mut [(Job, Outcome)]) {
+    let mut seen: BTreeMap<String, Option<String>> = BTreeMap::new();
+    for (job, outcome) in some.iter_mut().filter(|(_, outcome)| outcome.error.is_none()) {
+        let (rse, protocol) = (&job.destination.rse, &job.destination.protocol);
+        let fault = seen.entry(protocol.base()).or_insert_with(|| {
+            let synced = access.open(rse, protocol).and_then(|store| store.sync());
+            synced.err().map(|error| format!("at the destination {rse} {error}"))
+        });
+        outcome.error.clone_from(fault);
+    }
 }
 
 /// Tells outcomes, as many at once as there are, until there are no more.
-async fn tell_outcomes(queue: Arc<dyn Queue>, mut told: mpsc::Receiver<(Job, Outcome)>) {
+async fn tell_outcomes(
+    queue: Arc<dyn Queue>,
+    access: Arc<Access>,
+    mut told: mpsc::Receiver<(Job, Outcome)>,
+) {
     let mut some = Vec::new();
     while told.recv_many(&mut some, TOLD_TOGETHER).await > 0 {
-        let outcomes: Vec<Outcome> = some.iter().map(|(_, outcome)| outcome.clone()).collect();
-        let unwanted = match queue.finish(outcomes).await {
-            Ok(unwanted) => unwanted,
+        let (mut settled, into) = (std::mem::take(&mut some), Arc::clone(&access));
+        let settling = tokio::task::spawn_blocking(move || {
+            settle(&into, &mut settled);
+            settled
+        });
+        let Ok(settled) = settling.await else { continue };
+        let outcomes: Vec<Outcome> = settled.iter().map(|(_, outcome)| outcome.clone()).collect();
+        let unwanted: BTreeSet<i64> = match queue.finish(outcomes).await {
+            Ok(unwanted) => unwanted.into_iter().collect(),
             Err(error) => {
                 // Their leases run out, and whoever takes them next finds the files there.
                 tracing::warn!(error, "what became of transfers could not be told");
-                Vec::new()
+                BTreeSet::new()
             }
         };
-        for (job, _) in some.drain(..).filter(|(job, _)| unwanted.contains(&job.request)) {
+        for (job, _) in settled.into_iter().filter(|(job, _)| unwanted.contains(&job.request)) {
+            let access = Arc::clone(&access);
             let removed = tokio::task::spawn_blocking(move || {
-                let place = &job.destination;
-                Folder::open(&place.protocol).and_then(|folder| folder.remove(&place.path))
+                let End { rse, protocol, path } = &job.destination;
+                access.open(rse, protocol).and_then(|store| store.remove(path))
             });
             if let Ok(Err(error)) = removed.await {
                 tracing::warn!(%error, "a file that nobody wants could not be removed");
@@ -273,6 +326,40 @@ async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: CancellationToke
                 }
             }
             Err(error) => tracing::warn!(error, "leases could not be renewed"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::api::Did;
+    use crate::protocol::Protocol;
+
+    #[test]
+    fn small_files_are_taken_many_at_a_time_and_large_ones_are_left_to_others() {
+        let protocol = Protocol::read("file", &Map::new()).unwrap();
+        let end = End { rse: "A".to_owned(), protocol, path: "f".to_owned() };
+        let job = |bytes: i64| Job {
+            request: 1,
+            attempt: 1,
+            did: Did::new("s", "f"),
+            bytes,
+            adler32: None,
+            md5: None,
+            source: end.clone(),
+            destination: end.clone(),
+        };
+        for (sizes, taken) in [
+            (vec![], 8),
+            (vec![100_000; 3], 256),
+            (vec![100_000, 1 << 30], 8),
+            (vec![i64::MAX, i64::MAX], 8),
+        ] {
+            let last: Vec<Job> = sizes.iter().copied().map(job).collect();
+            assert_eq!(ahead(4, &last), taken, "{sizes:?}");
         }
     }
 }

@@ -56,7 +56,7 @@ fn daemons_do_what_is_left_to_them_and_stop_when_told() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let judge = {
             let _inside = runtime.enter();
-            let (around, storage) = (Arc::new(Later), Arc::new(Managed));
+            let (around, storage) = (Arc::new(Later), Arc::new(Managed::default()));
             Judge::start(world.catalog.clone(), Settings::default(), around, storage)
         };
         let rule = NewRule {
@@ -81,7 +81,7 @@ fn two_servers_share_a_catalog() {
     let start = || {
         let _inside = runtime.enter();
         let catalog = Catalog::open_blocking(&world.url).unwrap();
-        Judge::start(catalog, Settings::default(), Arc::new(Later), Arc::new(Managed))
+        Judge::start(catalog, Settings::default(), Arc::new(Later), Arc::new(Managed::default()))
     };
     let (first, second) = (start(), start());
     let rules: Vec<String> = (0..12)

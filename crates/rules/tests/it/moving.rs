@@ -1,142 +1,15 @@
 //! Files that really move, between folders, on either catalog: what goes wrong on the way is seen,
 //! what is taken is told, and afterwards every byte on disk belongs to a replica.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::collections::BTreeSet;
 
-use mainstay_rules::api::{Grouping, NewFile, NewRule, SECOND};
-use mainstay_rules::catalog::Daemon;
-use mainstay_rules::judge::{self, Pass};
-use mainstay_rules::protocol::{self, Protocol};
+use mainstay_rules::api::{Grouping, NewFile, NewRule};
 use mainstay_rules::rse::RseSettings;
-use mainstay_rules::transfers::copy::{Adding, copy};
-use mainstay_rules::transfers::{Held, Job, Outcome, queue};
+use mainstay_rules::transfers::{Held, Outcome, queue};
 use mainstay_rules::{replica, rse};
-use serde_json::{Value, json};
 
+use crate::disks::{Disks, LEASE};
 use crate::world::World;
-
-const LEASE: i64 = 60 * SECOND;
-
-/// A world whose RSEs are folders.
-struct Disks {
-    world: World,
-    root: tempfile::TempDir,
-}
-
-impl Disks {
-    fn each() -> Vec<Self> {
-        let disks = |world: World| {
-            let disks = Self { world, root: tempfile::tempdir().unwrap() };
-            for name in ["A", "B", "C"] {
-                disks.world.rse(name);
-                disks.protocol(name);
-            }
-            disks
-        };
-        World::each().into_iter().map(disks).collect()
-    }
-
-    fn folder(&self, rse: &str) -> PathBuf {
-        self.root.path().join(rse)
-    }
-
-    fn protocol(&self, rse: &str) {
-        std::fs::create_dir_all(self.folder(rse)).unwrap();
-        let Value::Object(body) = json!({"prefix": self.folder(rse).display().to_string()}) else {
-            unreachable!()
-        };
-        let new = Protocol::read("file", &body).unwrap();
-        self.world.write(|tx| protocol::add(tx, rse, &new));
-    }
-
-    fn place(&self, rse: &str, file: &str) -> PathBuf {
-        self.folder(rse).join(protocol::hashed_path(&World::did(file)))
-    }
-
-    /// Registers a file on an RSE; what lies there is `found`.
-    fn file(&self, name: &str, rse: &str, said: &[u8], found: Option<&[u8]>) {
-        let mut adding = Adding::new(false);
-        adding.add(said);
-        let file = NewFile {
-            did: World::did(name),
-            bytes: said.len() as i64,
-            adler32: Some(adding.sums().adler32),
-            md5: None,
-            path: None,
-            state: None,
-        };
-        let now = self.world.now();
-        self.world
-            .write(|tx| replica::add_replicas(tx, rse, std::slice::from_ref(&file), "root", now));
-        if let Some(found) = found {
-            let place = self.place(rse, name);
-            std::fs::create_dir_all(place.parent().unwrap()).unwrap();
-            std::fs::write(place, found).unwrap();
-        }
-    }
-
-    fn take(&self, worker: &str, most: usize) -> Vec<Job> {
-        let (now, settings) = (self.world.now(), &self.world.settings);
-        self.world.write(|tx| queue::take(tx, worker, most, LEASE, settings, now))
-    }
-
-    fn tell(&self, worker: &str, job: &Job, error: Option<String>) -> Vec<i64> {
-        let outcome = Outcome::of(job, error);
-        queue::finish_each(&self.world.catalog, worker, &[outcome], self.world.now()).unwrap()
-    }
-
-    /// Takes and moves everything that can be, and tells what became of it.
-    fn work(&self, worker: &str) -> usize {
-        let mut moved = 0;
-        loop {
-            let jobs = self.take(worker, 10);
-            if jobs.is_empty() {
-                return moved;
-            }
-            for job in jobs {
-                let done = copy(&job, &AtomicI64::new(0), &AtomicBool::new(false));
-                moved += usize::from(done.is_ok());
-                self.tell(worker, &job, done.err().map(|error| error.to_string()));
-            }
-        }
-    }
-
-    fn reap(&self) {
-        let pass = Pass::new(self.world.now(), self.world.seed());
-        judge::pass(&self.world.catalog, Daemon::Reaper, &self.world.settings, &pass).unwrap();
-    }
-
-    fn finish(&self) {
-        self.world.judge(Daemon::Finisher);
-    }
-
-    /// The catalog is right, and what is on disk is what it says: no more, no less.
-    fn check(&self) {
-        self.world.check();
-        let rows = self.world.write(|tx| {
-            tx.query("SELECT d.name, r.rse, p.bytes FROM replicas p JOIN dids d ON d.id = p.did_id JOIN rses r ON r.id = p.rse_id WHERE p.state = 'A'", &[])
-        });
-        let said: BTreeMap<PathBuf, u64> = rows
-            .iter()
-            .map(|row| (self.place(row.text(1), row.text(0)), u64::try_from(row.int(2)).unwrap()))
-            .collect();
-        let mut found = BTreeMap::new();
-        walk(self.root.path(), &mut found);
-        assert_eq!(found, said, "on {}", self.world.catalog.backend());
-    }
-}
-
-fn walk(at: &Path, found: &mut BTreeMap<PathBuf, u64>) {
-    for entry in std::fs::read_dir(at).unwrap().flatten() {
-        if entry.path().is_dir() {
-            walk(&entry.path(), found);
-        } else {
-            found.insert(entry.path(), entry.metadata().unwrap().len());
-        }
-    }
-}
 
 #[test]
 fn a_rule_moves_its_files_and_what_nobody_needs_is_removed() {
@@ -210,8 +83,7 @@ fn sources_that_lie_are_tried_elsewhere_and_then_the_rule_says_why_it_is_stuck()
             path: None,
             state: None,
         };
-        world.rse("D");
-        disks.protocol("D");
+        disks.folder_rse("D");
         world.write(|tx| replica::add_replicas(tx, "D", std::slice::from_ref(&file), "root", now));
         let place = disks.place("D", "cut");
         std::fs::create_dir_all(place.parent().unwrap()).unwrap();
@@ -234,7 +106,7 @@ fn a_worker_that_dies_loses_its_lease_and_nothing_is_copied_twice_or_lost() {
         // It takes both, finishes one and is killed before it tells, with half of the other there.
         let jobs = disks.take("dead", 10);
         assert_eq!(jobs.len(), 2);
-        copy(&jobs[0], &AtomicI64::new(0), &AtomicBool::new(false)).unwrap();
+        disks.copy(&jobs[0]).unwrap();
         let place = disks.place("B", &jobs[1].did.name);
         std::fs::create_dir_all(place.parent().unwrap()).unwrap();
         let name = place.file_name().unwrap().to_str().unwrap();
@@ -280,7 +152,7 @@ fn a_transfer_whose_last_lock_goes_is_given_up_and_leaves_no_file() {
         disks.reap();
         // The lease is gone; a worker that was past asking has written its file already.
         assert_eq!(world.write(|tx| queue::renew(tx, "w", &[held], LEASE, now)), [held.request]);
-        copy(&jobs[0], &AtomicI64::new(0), &AtomicBool::new(false)).unwrap();
+        disks.copy(&jobs[0]).unwrap();
         assert_eq!(disks.tell("w", &jobs[0], None), [jobs[0].request]);
         std::fs::remove_file(disks.place("B", "f")).unwrap();
         disks.check();
@@ -322,7 +194,7 @@ fn what_is_urgent_near_and_allowed_goes_first() {
         assert_eq!((moving.len(), waiting.len()), (3, 1));
         assert!(waiting[0].why.as_ref().unwrap().contains("3 transfers to C run already"));
         for job in first.iter().chain(&more) {
-            copy(job, &AtomicI64::new(0), &AtomicBool::new(false)).unwrap();
+            disks.copy(job).unwrap();
             disks.tell("w", job, None);
         }
         let last = disks.take("w", 10);
@@ -346,8 +218,8 @@ fn where_names_are_free_the_catalog_knows_where_a_file_went() {
     for disks in Disks::each() {
         let world = &disks.world;
         let free = RseSettings { deterministic: false, ..RseSettings::default() };
-        world.rse_with("FREE", &free);
-        disks.protocol("FREE");
+        disks.world.rse_with("FREE", &free);
+        disks.folder_protocol("FREE");
         disks.file("f", "A", b"x", Some(b"x"));
         let rule = world.rule("f", 1, "FREE", Grouping::None);
         assert_eq!(disks.work("w"), 1);
@@ -370,5 +242,43 @@ fn a_file_without_any_replica_makes_its_rule_stuck() {
         assert_eq!(world.state(&rule), "STUCK 0/0/1");
         assert!(world.get(&rule).error.unwrap().contains("no replica to copy from"));
         world.check();
+    }
+}
+
+#[test]
+fn an_upload_is_a_transfer_of_its_client_and_one_that_died_is_found_out() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        disks.file("done", "A", b"content", Some(b"content"));
+        disks.file("died", "A", b"content", None);
+        disks.file("elsewhere", "A", b"content", None);
+        disks.file("elsewhere", "C", b"content", Some(b"content"));
+        // Clients register what they are about to bring, and lock it at once.
+        world.change(
+            "UPDATE replicas SET state = 'C' WHERE rse_id = (SELECT id FROM rses WHERE rse = 'A')",
+        );
+        let names = ["done", "died", "elsewhere"];
+        let rules = names.map(|name| world.rule(name, 1, "A", Grouping::None));
+        // A second rule waits for the same copy.
+        let second =
+            world.add(&NewRule { account: "root".to_owned(), ..World::new_rule("died", 1, "A") });
+        world.check();
+        assert_eq!(world.state(&rules[0]), "REPLICATING 0/1/0");
+        let (settings, now) = (&world.settings, world.now());
+        let moving = world.write(|tx| queue::show(tx, 10, settings, now)).0;
+        assert_eq!(moving.len(), 3, "{moving:?}");
+        assert!(moving.iter().all(|one| one.worker.as_deref() == Some("upload")));
+        world.succeed(&["done"], "A");
+        assert_eq!(world.state(&rules[0]), "OK 1/0/0");
+        assert_eq!(disks.work("w"), 0, "they are the client's");
+        world.advance(86_401);
+        assert_eq!(disks.work("w"), 1, "one is fetched from where it is");
+        disks.finish();
+        assert_eq!(world.state(&rules[2]), "OK 1/0/0");
+        for rule in [&rules[1], &second] {
+            assert_eq!(world.state(rule), "STUCK 0/0/1");
+            assert!(world.get(rule).error.unwrap().contains("no replica to copy from"));
+        }
+        disks.check();
     }
 }

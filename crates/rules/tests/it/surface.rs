@@ -17,18 +17,24 @@ struct Tree {
     command: Command,
 }
 
-struct Shell {
+pub(crate) struct Shell {
     local: Local,
     runtime: tokio::runtime::Runtime,
 }
 
+/// The surface over a world.
+pub(crate) fn service(world: &World) -> Service {
+    Service {
+        catalog: world.catalog.clone(),
+        settings: world.settings.clone(),
+        around: Arc::new(Machine),
+        access: Default::default(),
+    }
+}
+
 impl Shell {
-    fn over(world: &World) -> Self {
-        let service = Service {
-            catalog: world.catalog.clone(),
-            settings: world.settings.clone(),
-            around: Arc::new(Machine),
-        };
+    pub(crate) fn over(world: &World) -> Self {
+        let service = service(world);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { local: Local::new(service), runtime }
     }
@@ -39,12 +45,18 @@ impl Shell {
         let mut out = Vec::new();
         let code = self
             .runtime
-            .block_on(cli::run(tree.command, &self.local, Format::Table, &mut out))
+            .block_on(cli::run(
+                tree.command,
+                &self.local,
+                Default::default(),
+                Format::Table,
+                &mut out,
+            ))
             .unwrap_or_else(|error| panic!("{line}: {error}"));
         (code, String::from_utf8(out).unwrap())
     }
 
-    fn call(&self, method: &str, path: &str, body: Value) -> (u16, String) {
+    pub(crate) fn call(&self, method: &str, path: &str, body: Value) -> (u16, String) {
         let body = (!body.is_null()).then_some(body);
         let answer = self.runtime.block_on(self.local.send(method, path, body)).unwrap();
         (answer.status, answer.body)
@@ -144,6 +156,7 @@ fn as_account(
         catalog: world.catalog.clone(),
         settings: world.settings.clone(),
         around: Arc::new(Machine),
+        access: Default::default(),
     };
     let account = account.to_owned();
     let router = mainstay_rules::rest::mounted("/rucio", service, move |_, _| {
@@ -199,7 +212,7 @@ fn d16_owners_manage_their_own_rules() {
     let path = format!("/rules/{uuid}");
     let change = json!({"options": {"comment": "mine"}});
     for (account, method, status) in [
-        ("nobody", "PUT", 401),
+        ("nobody", "PUT", 400),
         ("alice", "PUT", 403),
         ("viewer", "PUT", 403),
         ("viewer", "GET", 200),
@@ -245,5 +258,20 @@ fn what_is_known_of_a_dataset_is_shown_as_clients_expect() {
             ("R2".to_owned(), 2, "UNAVAILABLE".to_owned()),
         ];
         assert_eq!(held, expected);
+    }
+}
+
+#[test]
+fn a_list_that_is_longer_than_what_may_wait_for_its_reader_comes_whole() {
+    for world in World::each() {
+        world.rse("A");
+        world.dataset("long", 3_000, 10, "A");
+        let body = json!({"dids": [{"scope": "s", "name": "long"}]});
+        let (status, lines) = Shell::over(&world).call("POST", "/replicas/list", body);
+        assert_eq!(status, 200);
+        let found: Vec<Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(found.len(), 3_000, "on {}", world.catalog.backend());
+        assert!(found.iter().all(|one| one["states"] == json!({"A": "AVAILABLE"})));
     }
 }

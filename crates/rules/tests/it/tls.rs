@@ -9,13 +9,13 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use crate::world::postgres;
 
 /// An authority, and a certificate of it for `localhost`.
-struct Certified {
-    authority: String,
-    certificate: String,
-    key: String,
+pub(crate) struct Certified {
+    pub(crate) authority: String,
+    pub(crate) certificate: String,
+    pub(crate) key: String,
 }
 
-fn certified() -> Certified {
+pub(crate) fn certified() -> Certified {
     let authority_key = KeyPair::generate().unwrap();
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

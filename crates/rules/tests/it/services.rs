@@ -1,0 +1,153 @@
+//! Storage elsewhere, for tests: an S3 server in this process, an nginx that speaks WebDAV, and a
+//! small disk. Each keeps its files in a folder where they can be looked at.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use s3s::auth::SimpleAuth;
+use s3s::service::S3ServiceBuilder;
+
+pub(crate) const ACCESS_KEY: &str = "AKTEST";
+pub(crate) const SECRET_KEY: &str = "a-secret-of-s3";
+pub(crate) const USER: &str = "mover";
+pub(crate) const PASSWORD: &str = "a-word-for-dav";
+
+/// An S3 server with one bucket, `files`.
+pub(crate) struct S3 {
+    pub(crate) port: u16,
+    root: PathBuf,
+    _running: tokio::runtime::Runtime,
+}
+
+impl S3 {
+    pub(crate) fn start(root: &Path) -> Self {
+        std::fs::create_dir_all(root.join("files")).unwrap();
+        let mut builder = S3ServiceBuilder::new(s3s_fs::FileSystem::new(root).unwrap());
+        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
+        let service = builder.build();
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        runtime.spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let service = service.clone();
+                tokio::spawn(async move {
+                    let http = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                    // A client that goes away is its own affair.
+                    drop(http.serve_connection(TokioIo::new(socket), service).await);
+                });
+            }
+        });
+        Self { port, root: root.to_owned(), _running: runtime }
+    }
+
+    /// Where the objects of the bucket are.
+    pub(crate) fn bucket(&self) -> PathBuf {
+        self.root.join("files")
+    }
+}
+
+/// An nginx that serves a folder by WebDAV, to who knows the password.
+pub(crate) struct Nginx {
+    pub(crate) port: u16,
+    root: PathBuf,
+    process: Child,
+}
+
+impl Nginx {
+    /// Serves `root/files`. Without nginx the reason comes back.
+    pub(crate) fn start(root: &Path) -> Result<Self, String> {
+        Self::start_with(root, None)
+    }
+
+    /// The same, secured by a certificate and its key (files), if there is one.
+    pub(crate) fn start_with(root: &Path, secured: Option<(&Path, &Path)>) -> Result<Self, String> {
+        for folder in ["files", "body"] {
+            std::fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        std::fs::write(root.join("users"), format!("{USER}:{{PLAIN}}{PASSWORD}\n")).unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let at = root.display();
+        let tls = secured.map_or(String::new(), |(certificate, key)| {
+            let (certificate, key) = (certificate.display(), key.display());
+            format!("ssl_certificate {certificate}; ssl_certificate_key {key};")
+        });
+        let ssl = if secured.is_some() { " ssl" } else { "" };
+        let settings = format!(
+            "daemon off; master_process off; pid {at}/pid; error_log {at}/log;
+             events {{ worker_connections 64; }}
+             http {{ access_log off; client_max_body_size 0; client_body_temp_path {at}/body;
+               proxy_temp_path {at}/t1; fastcgi_temp_path {at}/t2; uwsgi_temp_path {at}/t3; scgi_temp_path {at}/t4;
+               server {{ listen 127.0.0.1:{port}{ssl}; {tls} root {at}/files;
+                 auth_basic files; auth_basic_user_file {at}/users;
+                 dav_methods PUT DELETE MKCOL COPY MOVE; }} }}"
+        );
+        std::fs::write(root.join("nginx.conf"), settings).unwrap();
+        let process = Command::new("nginx")
+            .arg("-c")
+            .arg(root.join("nginx.conf"))
+            .arg("-p")
+            .arg(root)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("nginx cannot be started: {error}"))?;
+        let mut nginx = Self { port, root: root.to_owned(), process };
+        while TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port))).is_err() {
+            if let Ok(Some(ended)) = nginx.process.try_wait() {
+                let log = std::fs::read_to_string(root.join("log")).unwrap_or_default();
+                return Err(format!("nginx {ended}: {log}"));
+            }
+            std::thread::yield_now();
+        }
+        Ok(nginx)
+    }
+
+    /// Where the files are.
+    pub(crate) fn files(&self) -> PathBuf {
+        self.root.join("files")
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// A small file system in memory, taken away when dropped.
+pub(crate) struct SmallDisk {
+    pub(crate) path: PathBuf,
+}
+
+impl SmallDisk {
+    /// Mounts one of so many bytes, where that is allowed.
+    pub(crate) fn mount(path: &Path, bytes: u64) -> Option<Self> {
+        let status = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "mainstay-test"])
+            .arg(path)
+            .status();
+        status.ok()?.success().then(|| Self { path: path.to_owned() })
+    }
+
+    /// Makes it larger.
+    pub(crate) fn grow(&self, bytes: u64) {
+        let options = format!("remount,size={bytes}");
+        let status = Command::new("mount").args(["-o", &options]).arg(&self.path).status();
+        assert!(status.unwrap().success());
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: a server that is being killed may still have files open.
+        drop(Command::new("umount").arg("-l").arg(&self.path).status());
+    }
+}
