@@ -10,6 +10,7 @@ mod load;
 mod placement;
 mod report;
 mod rules;
+mod rules_rest;
 mod server;
 mod sessions;
 

@@ -9,6 +9,7 @@ use mainstay_rules::{Catalog, Error as CatalogError};
 use serde_json::json;
 
 use super::report::{Row, table};
+use super::rules_rest::{self, Sizes};
 use crate::command::plan::Shape;
 use crate::error::Error;
 use crate::output;
@@ -19,6 +20,7 @@ use crate::output;
   mainstay bench rules                                   both databases, empty catalogs
   mainstay bench rules --backend sqlite --filled 5000000 with five million replicas in it
   mainstay bench rules --huge 1000000 --only 'very many' a rule on a million files
+  mainstay bench rules --rest                            a server, over HTTP and with real files
 
 PostgreSQL is started for the measurement, with fsync on and 1 GB of shared buffers; its programs
 must be on this machine. --catalog measures one that is there.")]
@@ -38,6 +40,16 @@ pub(crate) struct Rules {
     /// Sessions that ask for single operations at once
     #[arg(long, default_value_t = 4, value_name = "N")]
     sessions: usize,
+    /// Measure a server over HTTP and with real files instead: Rucio's own client, small questions,
+    /// a large list, and files that move
+    #[arg(long)]
+    rest: bool,
+    /// With --rest: replicas in the list
+    #[arg(long, default_value_t = 1_000_000, value_name = "N")]
+    replicas: u64,
+    /// With --rest: files of 100 kB that move
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    files: u64,
     /// Only cases whose name holds this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -56,6 +68,39 @@ enum Backend {
 
 impl Rules {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
+        let rows = match self.rest {
+            true => self.over_http().await?,
+            false => self.in_process().await?,
+        };
+        match self.output {
+            Shape::Table => output::print(&table(&rows).text())?,
+            Shape::Json => output::print_line(&output::json(&json!(rows)))?,
+        }
+        Ok(0)
+    }
+
+    /// A server on each database.
+    async fn over_http(&self) -> Result<Vec<Row>, Error> {
+        let sizes = Sizes { replicas: self.replicas, files: self.files };
+        if let Some(address) = &self.catalog {
+            let backend = if address.starts_with("postgres") { "postgres" } else { "sqlite" };
+            return rules_rest::measure(address, backend, sizes).await;
+        }
+        let mut rows = Vec::new();
+        if self.backend != Backend::Postgres {
+            let folder = tempfile::tempdir().map_err(Error::io("cannot make a folder"))?;
+            let address = folder.path().join("catalog.db").display().to_string();
+            rows.extend(rules_rest::measure(&address, "sqlite", sizes).await?);
+        }
+        if self.backend != Backend::Sqlite {
+            let started = tokio::task::spawn_blocking(postgres).await;
+            let server = started.map_err(|error| Error::negative(error.to_string()))??;
+            rows.extend(rules_rest::measure(&server.url("bench"), "postgres", sizes).await?);
+        }
+        Ok(rows)
+    }
+
+    async fn in_process(&self) -> Result<Vec<Row>, Error> {
         let options = bench::Options {
             filled: self.filled,
             huge: self.huge,
@@ -66,13 +111,16 @@ impl Rules {
         let measured = tokio::task::spawn_blocking(move || measure(backend, catalog, &options))
             .await
             .map_err(|error| Error::negative(error.to_string()))??;
-        let rows: Vec<Row> = measured.iter().map(row).collect();
-        match self.output {
-            Shape::Table => output::print(&table(&rows).text())?,
-            Shape::Json => output::print_line(&output::json(&json!(rows)))?,
-        }
-        Ok(0)
+        Ok(measured.iter().map(row).collect())
     }
+}
+
+/// A PostgreSQL of its own, as one would be run.
+fn postgres() -> Result<PrivatePostgres, Error> {
+    let server = PrivatePostgres::start(&["shared_buffers=1GB", "max_wal_size=4GB"])
+        .map_err(Error::negative)?;
+    server.make_schema("bench").map_err(Error::negative)?;
+    Ok(server)
 }
 
 fn row(measured: &Measured) -> Row {
@@ -112,9 +160,7 @@ fn measure(
         rows.extend(one(&folder.path().join("catalog.db").display().to_string())?);
     }
     if backend != Backend::Sqlite {
-        let server = PrivatePostgres::start(&["shared_buffers=1GB", "max_wal_size=4GB"])
-            .map_err(Error::negative)?;
-        server.make_schema("bench").map_err(Error::negative)?;
+        let server = postgres()?;
         rows.extend(one(&server.url("bench"))?);
     }
     Ok(rows)

@@ -16,16 +16,25 @@ use super::Error;
 pub(super) struct ServerProcess {
     child: Child,
     folder: TempDir,
-    store: String,
+    arguments: Vec<String>,
     drained: JoinHandle<()>,
 }
 
 impl ServerProcess {
     /// Starts a server on a free port and waits until it says that it is ready.
     pub(super) async fn start(store: &str) -> Result<Self, Error> {
+        match store {
+            "" => Self::start_with(&[]).await,
+            store => Self::start_with(&["--store", store]).await,
+        }
+    }
+
+    /// The same, with arguments of its own.
+    pub(super) async fn start_with(arguments: &[&str]) -> Result<Self, Error> {
         let folder = tempfile::tempdir().map_err(Error::Start)?;
-        let (child, drained) = spawn(&folder, store).await?;
-        Ok(Self { child, folder, store: store.to_owned(), drained })
+        let arguments: Vec<String> = arguments.iter().map(|one| (*one).to_owned()).collect();
+        let (child, drained) = spawn(&folder, &arguments).await?;
+        Ok(Self { child, folder, arguments, drained })
     }
 
     /// Kills the server and starts it again on the same data, on another port; says how long it
@@ -33,7 +42,7 @@ impl ServerProcess {
     pub(super) async fn restart(&mut self) -> Result<Duration, Error> {
         self.child.kill().await?;
         let start = Instant::now();
-        (self.child, self.drained) = spawn(&self.folder, &self.store).await?;
+        (self.child, self.drained) = spawn(&self.folder, &self.arguments).await?;
         Ok(start.elapsed())
     }
 
@@ -43,8 +52,25 @@ impl ServerProcess {
 
     /// Resident memory in megabytes (10⁶ bytes), where the machine tells.
     pub(super) fn rss_mb(&self) -> Option<f64> {
+        self.megabytes("VmRSS:")
+    }
+
+    /// Resident memory at its highest since it was forgotten.
+    pub(super) fn peak_mb(&self) -> Option<f64> {
+        self.megabytes("VmHWM:")
+    }
+
+    /// Forgets how high resident memory was.
+    pub(super) fn forget_peak(&self) {
+        if let Some(id) = self.child.id() {
+            // Where it cannot be forgotten the numbers are merely higher.
+            drop(std::fs::write(format!("/proc/{id}/clear_refs"), "5"));
+        }
+    }
+
+    fn megabytes(&self, what: &str) -> Option<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()?)).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(what))?;
         let kilobytes: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
         Some((kilobytes * 1.024 / 100.0).round() / 10.0)
     }
@@ -68,13 +94,11 @@ impl ServerProcess {
 }
 
 /// Starts a server on a free port and waits until it says that it is ready.
-async fn spawn(folder: &TempDir, store: &str) -> Result<(Child, JoinHandle<()>), Error> {
+async fn spawn(folder: &TempDir, arguments: &[String]) -> Result<(Child, JoinHandle<()>), Error> {
     let program = std::env::current_exe().map_err(Error::Start)?;
     let mut command = Command::new(program);
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
-    if !store.is_empty() {
-        command.args(["--store", store]);
-    }
+    command.args(arguments);
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -5,6 +5,7 @@
 //! a PostgreSQL for it.
 
 pub mod server;
+pub mod stage;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -81,14 +82,7 @@ pub fn run(
     options: &Options,
     tell: &mut (dyn FnMut(&Measured) + Sync),
 ) -> Result<Vec<Measured>> {
-    let mut bench = Bench {
-        catalog,
-        options,
-        settings: Settings::default(),
-        tag: Machine.seed() >> 16,
-        rows: Vec::new(),
-        tell,
-    };
+    let mut bench = Bench::new(catalog, options, tell);
     bench.furnish()?;
     if options.filled > 0 {
         bench.fill(options.filled)?;
@@ -134,7 +128,16 @@ fn reset_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    fn new(
+        catalog: &'a Catalog,
+        options: &'a Options,
+        tell: &'a mut (dyn FnMut(&Measured) + Sync),
+    ) -> Self {
+        let (settings, tag) = (Settings::default(), Machine.seed() >> 16);
+        Self { catalog, options, settings, tag, rows: Vec::new(), tell }
+    }
+
     fn wants(&self, case: &str) -> bool {
         self.options.only.as_ref().is_none_or(|only| case.contains(only.as_str()))
     }
