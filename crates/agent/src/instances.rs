@@ -2,8 +2,8 @@
 //!
 //! A [`Runtime`] does what a server commands: start, stop, freeze, thaw, open, close. A command that
 //! is accepted is answered at once; how it went comes as an [`Event`], and [`Runtime::report`] says
-//! how everything is. [`Simulated`] only pretends to do it, with set delays, for thousands of nodes in
-//! one program.
+//! how everything is. [`Processes`] runs real processes that outlive the agent, [`Simulated`] only
+//! pretends to, with set delays, for thousands of nodes in one program.
 //!
 //! What always holds, for every runtime: an instance has at most one session; a command given twice
 //! is done once and told again; an event is the newest state of its instance or session, so that a
@@ -12,6 +12,7 @@
 
 mod ledger;
 mod outbox;
+mod processes;
 mod revision;
 mod simulated;
 
@@ -26,6 +27,7 @@ use mainstay_sessions::protocol::{
 };
 
 pub use outbox::Events;
+pub use processes::{Options, Processes};
 pub use revision::Revision;
 pub use simulated::{Delays, Simulated};
 
@@ -47,10 +49,12 @@ pub mod reason {
     pub const EXITED: &str = "Exited";
     /// The process was ended by a signal from somebody else.
     pub const SIGNALLED: &str = "Signalled";
+    /// The kernel ended the process for want of memory.
+    pub const OUT_OF_MEMORY: &str = "OutOfMemory";
     /// The process was not ready in time.
     pub const NOT_READY: &str = "NotReady";
-    /// The process could not be started.
-    pub const NOT_STARTED: &str = "NotStarted";
+    /// The session could not be written down.
+    pub const NOT_WRITTEN: &str = "NotWritten";
     /// The process ended while the agent was away, or the machine was restarted.
     pub const LOST: &str = "Lost";
 }

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use mainstay_sessions::protocol::{
-    Client, Endpoint, InstancePhase, InstanceState, OpenSession, Report, SessionPhase, SessionState,
+    Client, InstancePhase, InstanceState, OpenSession, Report, SessionPhase, SessionState,
 };
 
 use super::outbox::Outbox;
@@ -133,14 +133,6 @@ impl<X> Ledger<X> {
         Ok(Done::New)
     }
 
-    /// Says where an instance listens; told with its next step.
-    #[expect(dead_code, reason = "for runtimes of real processes")]
-    pub(super) fn listens(&mut self, id: &Id, endpoints: Vec<Endpoint>) {
-        if let Some(record) = self.records.get_mut(id) {
-            record.state.endpoints = endpoints;
-        }
-    }
-
     /// Refuses what cannot be done to an instance that ends or has a session.
     pub(super) fn idle(&self, id: &Id) -> Result<&Record<X>, Error> {
         let record = self.alive(id)?;
@@ -222,7 +214,6 @@ impl<X> Ledger<X> {
     }
 
     /// The instance has not been heard of for too long.
-    #[expect(dead_code, reason = "for runtimes of real processes")]
     pub(super) fn silent(&mut self, id: &Id, name: &str, message: String) -> bool {
         if let Some(session) = self.session(id, name) {
             reason::NO_HEARTBEAT.clone_into(&mut session.state.reason);
@@ -251,7 +242,6 @@ impl<X> Ledger<X> {
     }
 
     /// Who is connected to an instance's session.
-    #[expect(dead_code, reason = "for runtimes of real processes")]
     pub(super) fn clients(&mut self, id: &Id, name: &str, clients: Vec<Client>) -> bool {
         let outbox = self.outbox.clone();
         match self.session(id, name) {
@@ -296,6 +286,11 @@ impl<X> Ledger<X> {
         record.state.message = message;
         self.outbox.say(Event::Instance(record.state.clone()));
         Some(record)
+    }
+
+    /// Which instances there are.
+    pub(super) fn ids(&self) -> Vec<Id> {
+        self.records.keys().cloned().collect()
     }
 
     /// Everything, in the order of names.

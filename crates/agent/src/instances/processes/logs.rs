@@ -1,0 +1,193 @@
+//! The output of instances: a file that the process itself appends to, so that it goes on without
+//! an agent, and the file before it.
+//!
+//! A file that has grown beyond its size is copied aside and emptied (copy and truncate). What is
+//! written between the two is lost; a process that holds the file open never notices. On a full
+//! disk the copy is given up, not the emptying.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use mainstay_store::clock::Clock;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::instances::Log;
+
+/// The size beyond which a log is put aside. There is one more of at most that size.
+pub(super) const SIZE: u64 = 1 << 20;
+/// How much is handed on at once.
+const PIECE: usize = 64 << 10;
+/// How often a followed log is looked at.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Opens the log for a process to append to.
+pub(super) fn create(folder: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(folder.join("log"))
+}
+
+/// Puts the log aside if it is too large.
+pub(super) fn rotate(folder: &Path) -> io::Result<bool> {
+    let place = folder.join("log");
+    let mut log = match OpenOptions::new().read(true).write(true).open(&place) {
+        Ok(log) => log,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let size = log.metadata()?.len();
+    if size <= SIZE {
+        return Ok(false);
+    }
+    let copied = (|| {
+        log.seek(SeekFrom::Start(size - SIZE))?;
+        let mut aside = File::create(folder.join("log.new"))?;
+        io::copy(&mut Read::by_ref(&mut log).take(SIZE), &mut aside)?;
+        fs::rename(folder.join("log.new"), folder.join("log.1"))
+    })();
+    if let Err(error) = copied {
+        tracing::warn!(log = %place.display(), %error, "a log could not be put aside and is lost");
+        let _ = fs::remove_file(folder.join("log.new"));
+    }
+    log.set_len(0)?;
+    Ok(true)
+}
+
+/// The last `lines` of a text; all of it for 0.
+fn tail(text: &[u8], lines: u64) -> &[u8] {
+    if lines == 0 {
+        return text;
+    }
+    let body = text.strip_suffix(b"\n").unwrap_or(text);
+    let breaks = body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
+    let nth = usize::try_from(lines - 1).unwrap_or(usize::MAX);
+    let from = breaks.map(|(at, _)| at + 1).nth(nth).unwrap_or(0);
+    text.get(from..).unwrap_or_default()
+}
+
+/// Until when a log is followed, and who waits for that.
+#[derive(Debug)]
+pub(super) struct Follow {
+    /// The instance is gone.
+    pub(super) gone: CancellationToken,
+    /// The agent ends.
+    pub(super) stop: CancellationToken,
+    pub(super) tasks: TaskTracker,
+}
+
+/// Reads a log: what there is, and if it is followed what comes.
+pub(super) fn read(
+    folder: &Path,
+    lines: u64,
+    follow: Option<Follow>,
+    clock: Arc<dyn Clock>,
+) -> io::Result<Log> {
+    let mut log = File::open(folder.join("log"))?;
+    let mut text = match fs::read(folder.join("log.1")) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    log.read_to_end(&mut text)?;
+    let text: Vec<_> = tail(&text, lines).chunks(PIECE).map(|piece| Ok(piece.to_vec())).collect();
+    let there = stream::iter(text);
+    let Some(follow) = follow else { return Ok(there.boxed()) };
+    let (sender, receiver) = mpsc::channel(4);
+    let Follow { gone, stop, tasks } = follow;
+    tasks.spawn(async move {
+        tokio::select! {
+            () = following(log, sender, gone, clock) => {}
+            () = stop.cancelled() => {}
+        }
+    });
+    let coming =
+        stream::unfold(
+            receiver,
+            |mut receiver| async move { Some((receiver.recv().await?, receiver)) },
+        );
+    Ok(there.chain(coming).boxed())
+}
+
+/// Hands on what is appended; ends when the reader or the instance is gone.
+async fn following(
+    mut log: File,
+    sender: mpsc::Sender<io::Result<Vec<u8>>>,
+    gone: CancellationToken,
+    clock: Arc<dyn Clock>,
+) {
+    loop {
+        // Asked before reading: what was written before the end is still handed on.
+        let last = gone.is_cancelled();
+        loop {
+            let piece = appended(&mut log);
+            let failed = piece.is_err();
+            if matches!(&piece, Ok(piece) if piece.is_empty()) {
+                break;
+            }
+            if sender.send(piece).await.is_err() || failed {
+                return;
+            }
+        }
+        if last {
+            return;
+        }
+        tokio::select! {
+            () = clock.sleep(PAUSE) => {}
+            () = gone.cancelled() => {}
+            () = sender.closed() => return,
+        }
+    }
+}
+
+fn appended(log: &mut File) -> io::Result<Vec<u8>> {
+    if log.metadata()?.len() < log.stream_position()? {
+        // It was put aside.
+        log.seek(SeekFrom::Start(0))?;
+    }
+    let mut piece = vec![0; PIECE];
+    let bytes = log.read(&mut piece)?;
+    piece.truncate(bytes);
+    Ok(piece)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn the_last_lines() {
+        for (text, lines, expected) in [
+            ("a\nb\nc\n", 0, "a\nb\nc\n"),
+            ("a\nb\nc\n", 1, "c\n"),
+            ("a\nb\nc\n", 2, "b\nc\n"),
+            ("a\nb\nc\n", 9, "a\nb\nc\n"),
+            ("a\nb", 1, "b"),
+            ("", 3, ""),
+            ("\n\n", 1, "\n"),
+        ] {
+            assert_eq!(tail(text.as_bytes(), lines), expected.as_bytes(), "{lines} of {text:?}");
+        }
+    }
+
+    #[test]
+    fn a_large_log_is_put_aside_and_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!rotate(folder.path()).unwrap(), "there is none");
+        let mut log = create(folder.path()).unwrap();
+        let line = [b'x'; 1023].iter().chain(b"\n").copied().collect::<Vec<_>>();
+        for _ in 0..1500 {
+            log.write_all(&line).unwrap();
+        }
+        assert!(rotate(folder.path()).unwrap());
+        log.write_all(b"after\n").unwrap();
+        assert!(!rotate(folder.path()).unwrap());
+        let size = |name: &str| fs::metadata(folder.path().join(name)).unwrap().len();
+        assert_eq!((size("log"), size("log.1")), (6, SIZE));
+    }
+}
