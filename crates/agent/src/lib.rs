@@ -3,7 +3,8 @@
 //! It dials out to its servers and needs no port of its own. It joins with a token, is given a
 //! certificate that lets it write its own node's objects and no others ([`join`]), keeps a Node
 //! object and a heartbeat ([`node`]), registers provisioned disks as LVMVolumeGroups ([`pools`]),
-//! and drives the phases of its disks ([`mainstay_disks`]).
+//! drives the phases of its disks ([`mainstay_disks`]), and runs instances ([`instances`]) as servers
+//! command on its line to them ([`link`]).
 //!
 //! While no server answers it begins nothing new, finishes what it has begun, and reports it when
 //! one answers again. What must survive a restart is in its state folder. Enter at [`Agent::start`].
@@ -13,6 +14,7 @@ pub mod join;
 pub mod link;
 pub mod node;
 pub mod pools;
+mod sessions;
 pub mod simulation;
 
 use std::num::NonZeroUsize;
@@ -31,6 +33,8 @@ use mainstay_store::objects::Objects;
 use mainstay_store::registry::{Registry, builtin};
 use mainstay_store::resources::{RandomIdentities, Resources};
 use tokio_util::sync::CancellationToken;
+
+use crate::instances::Runtime;
 
 /// Who writes, as `metadata.managedFields` has it.
 pub const MANAGER: &str = "mainstay-agent";
@@ -95,6 +99,12 @@ pub struct Options {
     pub roots: linux::Roots,
     /// How often the heart beats.
     pub heartbeat: Duration,
+    /// The address at which this node's instances are reached, if it cannot be guessed.
+    pub address: Option<String>,
+    /// Thousandths of a processor that instances may have; all there are if not given.
+    pub cpu_milli: Option<u64>,
+    /// Bytes of memory that instances may have; all there is if not given.
+    pub memory_bytes: Option<u64>,
     /// What counts where the cluster's configuration says nothing.
     pub defaults: mainstay_disks::config::Config,
 }
@@ -103,6 +113,7 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Agent {
     disks: Disks,
+    instances: Arc<dyn Runtime>,
     store: Arc<dyn Objects>,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
@@ -110,7 +121,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Joins, reports its node, and begins to look after its disks. Waits for a server for as long
+    /// Joins, reports its node, and begins to look after its disks and instances. Waits for a server for as long
     /// as it takes.
     ///
     /// # Errors
@@ -145,6 +156,9 @@ impl Agent {
         let stop = CancellationToken::new();
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(node::beat(resources.clone(), options.clone(), host.clone(), stop.clone()));
+        let instances =
+            sessions::start(&options, &client, &host.boot_id(), &clock, &stop, &mut tasks)
+                .map_err(state)?;
         tasks.spawn(join::keep_fresh(client, options.clone(), clock, stop.clone()));
         let metrics = Arc::new(Metrics::default());
         let memory = Memory::open(&folder.join("wanted.json")).map_err(state)?;
@@ -163,7 +177,7 @@ impl Agent {
             metrics: metrics.clone(),
         };
         let disks = Disks::start(settings, parts).await?;
-        Ok(Self { disks, store, metrics, stop, tasks })
+        Ok(Self { disks, instances, store, metrics, stop, tasks })
     }
 
     /// What was counted, as Prometheus reads it.
@@ -174,9 +188,10 @@ impl Agent {
 
     /// Finishes what is under way within a while, and ends.
     pub async fn shutdown(self) {
-        let Self { disks, store, stop, mut tasks, .. } = self;
+        let Self { disks, instances, store, stop, mut tasks, .. } = self;
         disks.shutdown().await;
         stop.cancel();
+        instances.shutdown().await;
         while tasks.join_next().await.is_some() {}
         store.close().await;
     }

@@ -1,4 +1,4 @@
-//! `mainstay agent`: look after the disks of this node until told to end.
+//! `mainstay agent`: look after the disks and instances of this node until told to end.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -91,6 +91,10 @@ pub(crate) struct Agent {
     /// How long a simulated instance takes to open or close a session
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration::parse, requires = "simulate")]
     session_delay: Duration,
+    /// The address at which the gateway reaches instances of this node [default: the one by which
+    /// this machine speaks to its server]
+    #[arg(long, value_name = "ADDR")]
+    address: Option<std::net::IpAddr>,
     /// The processors that instances may have, as 12 or 500m [default: all; simulated: 12]
     #[arg(long, value_name = "N", value_parser = amount)]
     cpu: Option<Quantity>,
@@ -256,6 +260,9 @@ impl Agent {
                 udev: self.udev_root.clone(),
             },
             heartbeat: self.heartbeat,
+            address: self.address.map(|address| address.to_string()),
+            cpu_milli: self.cpu.map(|cpu| whole(cpu.milli_value())),
+            memory_bytes: self.memory.map(|memory| whole(memory.value())),
             defaults: defaults(),
         })
     }

@@ -113,6 +113,12 @@ impl Client {
         Self { servers, first, access: RwLock::new(access), idle }
     }
 
+    /// Who we are at the moment.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Exchanges who we are; open connections are not used again.
     pub fn set_access(&self, access: Access) {
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = access;
@@ -124,10 +130,6 @@ impl Client {
     pub fn servers(&self) -> String {
         let names: Vec<_> = self.servers.iter().map(|server| server.authority.as_str()).collect();
         names.join(",")
-    }
-
-    fn access(&self) -> Access {
-        self.access.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sends a request and reads the whole answer.
