@@ -56,8 +56,6 @@ enum Action {
   mainstay disks provision worker-1:/dev/sdb --format --lvm vg1
   mainstay disks provision worker-1:/dev/sdb --format --dry-run       what the safety gate would say")]
     Provision {
-        #[command(flatten)]
-        asked: Asked,
         /// Format it first (or wipe it, for LVM)
         #[arg(long)]
         format: bool,
@@ -72,6 +70,9 @@ enum Action {
         tags: Vec<String>,
         #[command(flatten)]
         erase: Erase,
+        // Last, for the options of the server have a heading that would cover what follows.
+        #[command(flatten)]
+        asked: Asked,
     },
     /// Format a disk (once more, if it was formatted before)
     #[command(after_help = "Examples:
@@ -80,9 +81,9 @@ enum Action {
   mainstay disks format worker-1:/dev/sdb --erase gpt,ext4          exactly what is on it")]
     Format {
         #[command(flatten)]
-        asked: Asked,
-        #[command(flatten)]
         erase: Erase,
+        #[command(flatten)]
+        asked: Asked,
     },
     /// Take a pool out of use: it is emptied first, and its data stays on the disk
     Unprovision(Asked),
