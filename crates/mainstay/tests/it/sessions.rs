@@ -157,6 +157,9 @@ fn a_session_is_opened_seen_and_closed() {
     let second = server.mainstay(&["sessions", "open", "game", "--name", "s2"]);
     assert_eq!(String::from_utf8_lossy(&second.stdout), "127.0.0.1:31001\n");
 
+    until("the application's status says so", || {
+        (get(&server, "app/game")?["status"]["allocatedInstances"] == 2).then_some(())
+    });
     let mut transcript = String::new();
     let kubectl =
         ["get app,ses", "get ses s1 -o jsonpath={.status.sessionStatus}", "delete ses s1"];

@@ -63,10 +63,7 @@ impl Ports {
 
     /// Takes a certain port, unless somebody has it.
     pub(super) fn take(&mut self, port: u16, protocol: Protocol) -> bool {
-        if in_use(port, protocol) || !self.mark(port) {
-            return false;
-        }
-        true
+        !in_use(port, protocol) && self.mark(port)
     }
 
     /// Takes the next free one.

@@ -12,6 +12,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use mainstay_sessions::api::Container;
 use rustix::process::Pid;
@@ -23,6 +24,9 @@ use crate::instances::{Error, Start};
 const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Waits for a line, then becomes the program.
 const GATE: &str = "read -r go || exit 125; exec \"$@\" </dev/null";
+
+/// How often and how long it is waited for a process to lead its group.
+const LEADING: (usize, Duration) = (5_000, Duration::from_millis(1));
 
 /// A process that waits at the gate. Dropped without being let go, it ends.
 #[derive(Debug)]
@@ -209,8 +213,22 @@ pub(super) fn spawn(
     })?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     match (pid, child.stdin.take()) {
-        (Some(pid), Some(gate)) => Ok(Waiting { pid, gate }),
+        (Some(pid), Some(gate)) => {
+            leads(pid);
+            Ok(Waiting { pid, gate })
+        }
         _ => Err(Error::Failed("the process has no number".to_owned())),
+    }
+}
+
+/// Waits until a process leads a group of its own: before that a signal to the group reaches nobody.
+/// It does so within its first steps, or has ended.
+fn leads(pid: Pid) {
+    for _ in 0..LEADING.0 {
+        match rustix::process::getpgid(Some(pid)) {
+            Ok(group) if group != pid => std::thread::sleep(LEADING.1),
+            Ok(_) | Err(_) => return,
+        }
     }
 }
 

@@ -49,7 +49,9 @@ pub(super) async fn supervise(shared: Arc<Shared>, id: Id, pidfd: OwnedFd) {
         let orders = hold.order.subscribe();
         (orders, hold.group.clone(), hold.alive.pid, state.phase(), hold.start.clone(), ports)
     };
-    let process = match AsyncFd::with_interest(pidfd, Interest::READABLE) {
+    #[expect(deprecated, reason = "the other way is unsafe, and an OwnedFd is what it must be")]
+    let watched = AsyncFd::with_interest(pidfd, Interest::READABLE);
+    let process = match watched {
         Ok(process) => process,
         Err(error) => {
             tracing::error!(instance = %id, %error, "an instance cannot be watched");

@@ -86,6 +86,7 @@ pub(super) struct Node {
     pub(super) runtime: Processes,
     pub(super) shared: std::sync::Arc<Shared>,
     pub(super) sessions: HashMap<String, SessionState>,
+    instances: HashMap<String, InstanceState>,
     events: Events,
     folder: Option<TempDir>,
     kept: bool,
@@ -116,8 +117,8 @@ impl Node {
     pub(super) fn on(options: Options) -> Self {
         let (runtime, events) = Processes::open(options, SystemClock::new()).unwrap();
         let shared = runtime.shared.clone();
-        let sessions = HashMap::new();
-        Self { runtime, shared, sessions, events, folder: None, kept: false }
+        let (sessions, instances) = (HashMap::new(), HashMap::new());
+        Self { runtime, shared, sessions, instances, events, folder: None, kept: false }
     }
 
     /// Lets everybody into the folder.
@@ -131,28 +132,26 @@ impl Node {
         self.kept = true;
     }
 
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self) {
         let event = tokio::time::timeout(LONG, self.events.next()).await;
         let event = event.expect("something happens").expect("the runtime is there");
-        if let Event::Session(state) = &event {
-            self.sessions.insert(state.name.clone(), state.clone());
+        match event {
+            Event::Session(state) => drop(self.sessions.insert(state.name.clone(), state)),
+            Event::Instance(state) => drop(self.instances.insert(state.name.clone(), state)),
         }
-        event
     }
 
     /// Waits until an instance is told to be in a phase.
     pub(super) async fn until(&mut self, name: &str, phase: InstancePhase) -> InstanceState {
         loop {
-            match self.next().await {
-                Event::Instance(state) if state.name == name && state.phase() == phase => {
-                    return state;
+            if let Some(state) = self.instances.get(name) {
+                if state.phase() == phase {
+                    return state.clone();
                 }
-                Event::Instance(state) if state.name == name => {
-                    let over = state.phase() == InstancePhase::Terminated;
-                    assert!(!over, "{name} is over: {} {}", state.reason, state.message);
-                }
-                _ => {}
+                let over = state.phase() == InstancePhase::Terminated;
+                assert!(!over, "{name} is over: {} {}", state.reason, state.message);
             }
+            self.next().await;
         }
     }
 
@@ -172,7 +171,8 @@ impl Drop for Node {
         if self.kept {
             return;
         }
-        for id in self.shared.ledger().ids() {
+        let ids = self.shared.ledger().ids();
+        for id in ids {
             if let Ok(record) = self.shared.ledger().get(&id) {
                 let group = &record.hold.group;
                 group.kill(record.hold.alive.pid);
