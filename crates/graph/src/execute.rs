@@ -136,6 +136,8 @@ pub(crate) struct Stray {
 pub(crate) struct Executor<'a> {
     surroundings: Surroundings,
     journal: Option<&'a mut (dyn Journal + 'static)>,
+    /// The derived values that the journal knows to be changed.
+    parts: HashSet<Key>,
     /// Whether the journal knows that the plan has been left.
     astray: bool,
     limit: usize,
@@ -255,6 +257,7 @@ impl<'a> Executor<'a> {
     pub(crate) fn new(
         surroundings: Surroundings,
         journal: Option<&'a mut (dyn Journal + 'static)>,
+        parts: HashSet<Key>,
         limit: usize,
         conflicts: Option<Conflicts>,
     ) -> Self {
@@ -262,6 +265,7 @@ impl<'a> Executor<'a> {
         Self {
             surroundings,
             journal,
+            parts,
             astray: false,
             limit,
             plan,
@@ -443,21 +447,29 @@ impl<'a> Executor<'a> {
             operation: call.operation,
             revert: call.revert,
         };
-        self.note(entry, call.revert);
+        let unforeseen = self.journal.is_some()
+            && call.base.is_some()
+            && !self.parts.contains(&call.key)
+            && self.parts.insert(call.key.clone());
+        let leaves = call.revert && !self.astray;
+        self.astray |= call.revert;
+        self.note(entry, leaves || unforeseen);
     }
 
     fn note_end(&mut self, key: &Key, operation: Operation, answer: &Answer) {
         let failed = answer.is_err();
         let entry = || Entry::End { key: key.clone(), failed };
-        self.note(entry, journal::leaves_the_plan(operation, failed));
+        let leaves = journal::leaves_the_plan(operation, failed);
+        let durable = leaves && !self.astray;
+        self.astray |= leaves;
+        self.note(entry, durable);
     }
 
     /// Writes to the journal. The plan is there already, so a line that is lost can be made up; only
-    /// that the plan was left must not be lost.
-    fn note(&mut self, entry: impl FnOnce() -> Entry, leaves: bool) {
+    /// that the plan was left, and what is not part of it, must not be lost.
+    fn note(&mut self, entry: impl FnOnce() -> Entry, durable: bool) {
         if let Some(journal) = &mut self.journal {
-            let _ = journal.append(&entry(), leaves && !self.astray);
-            self.astray |= leaves;
+            let _ = journal.append(&entry(), durable);
         }
     }
 }

@@ -63,7 +63,7 @@ pub(crate) type Answer = Result<Option<Metadata>, OperationError>;
 pub(crate) enum Step {
     /// An operation; to be answered at the next step.
     Call(Call),
-    /// A look at what is left of the values that failed, before the rest is taken back.
+    /// A look at what is left of the values that failed, before anything is put back.
     Refresh(HashSet<KeyId>),
     /// Nothing: it is over.
     Done,
@@ -163,6 +163,8 @@ enum Flow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Forward,
+    /// All is done, but what could not go has lost what was taken away for it.
+    Mend,
     Stopped,
     Revert,
 }
@@ -182,7 +184,7 @@ pub(crate) struct Walk {
     input: Input,
     reached: Vec<Previous>,
     phase: Phase,
-    /// Dependents that failed and must be put back before the rest is taken back.
+    /// Values that must be made whole again, before anything else is taken back.
     mend: Vec<KeyId>,
     log: OperationLog,
     conflicts: Option<Conflicts>,

@@ -309,12 +309,13 @@ impl Walk {
     pub(super) fn mend_dependent(&mut self, graph: &mut Graph, id: KeyId) -> Option<Applied> {
         let node = graph.node(id)?;
         let value = node.last.requested.clone()?;
-        let how = How::base(Origin::North, true);
+        let how = self.dependent(graph, id);
         if node.available {
             let whole = self.make_whole(graph, id, HashSet::default(), how);
             return Some(Applied::Later(whole));
         }
-        if !self.is_wanted(graph, id) || !graph.is_ready(id) {
+        let given_up = self.failed_already(graph, id, how);
+        if given_up || !self.is_wanted(graph, id) || !graph.is_ready(id) {
             return None;
         }
         Some(self.begin_create(graph, id, value, false, how))

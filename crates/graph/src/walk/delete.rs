@@ -318,7 +318,14 @@ impl Walk {
     }
 
     fn deleted(&mut self, graph: &mut Graph, frame: Delete) -> Flow {
+        // What waits for nothing but a base that went meanwhile, as in a circle, goes with it.
+        let base = graph.node(frame.id).and_then(|node| node.base);
+        let orphan =
+            matches!(frame.kind, Kind::Wait) && base.is_some_and(|base| !graph.is_available(base));
         let node = graph.write(frame.id);
+        if orphan {
+            node.state = ValueState::Removed;
+        }
         node.error = None;
         node.uncertain = false;
         node.derived = Arc::default();
@@ -328,7 +335,7 @@ impl Walk {
             _ => Operation::Delete,
         };
         self.record(graph, frame.id, operation, &frame.before, false, frame.how);
-        if matches!(frame.kind, Kind::Requested) {
+        if orphan || matches!(frame.kind, Kind::Requested) {
             self.leave(graph, frame.id);
         }
         Flow::Return(Ok(()))
@@ -403,6 +410,8 @@ impl Walk {
         }
         if let Kind::Unready { old, .. } = &frame.kind {
             node.value.clone_from(old);
+            // The base already says otherwise.
+            node.uncertain |= node.base.is_some();
         }
         graph.set_available(frame.id, !frame.absent);
         if self.counts(graph, frame.id) {

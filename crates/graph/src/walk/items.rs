@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::{Applied, How, Phase, Step, Walk};
 use crate::descriptor::UserLabels;
-use crate::graph::{Graph, Node};
+use crate::graph::{Failure, Graph, Node};
 use crate::hash::{HashMap, HashSet};
 use crate::key::KeyId;
 use crate::registry::Registry;
-use crate::state::Origin;
+use crate::state::{Operation, Origin};
 use crate::transaction::Retry;
 use crate::value::{Metadata, Value};
 
@@ -95,8 +95,14 @@ impl Walk {
                         return Some(Ok(self.apply_item(graph, item)));
                     }
                 }
-                None
+                self.mend = self.bereft(graph);
+                if self.mend.is_empty() {
+                    return None;
+                }
+                self.phase = Phase::Mend;
+                Some(Err(Step::Refresh(self.mend.iter().copied().collect())))
             }
+            Phase::Mend => self.mend_next(graph).map(Ok),
             Phase::Stopped => {
                 self.phase = Phase::Revert;
                 let failed: HashSet<KeyId> = self.failed.iter().map(|(base, _)| *base).collect();
@@ -104,15 +110,46 @@ impl Walk {
                 Some(Err(Step::Refresh(failed)))
             }
             Phase::Revert => {
-                while let Some(id) = self.mend.pop() {
-                    if let Some(applied) = self.mend_dependent(graph, id) {
-                        return Some(Ok(applied));
-                    }
+                if let Some(applied) = self.mend_next(graph) {
+                    return Some(Ok(applied));
                 }
                 let previous = self.reached.pop()?;
                 Some(Ok(self.take_back(graph, previous)))
             }
         }
+    }
+
+    fn mend_next(&mut self, graph: &mut Graph) -> Option<Applied> {
+        while let Some(id) = self.mend.pop() {
+            if let Some(applied) = self.mend_dependent(graph, id) {
+                return Some(applied);
+            }
+        }
+        None
+    }
+
+    /// Values that are wanted, failed to go, and have lost dependents or derived values for it.
+    fn bereft(&self, graph: &Graph) -> Vec<KeyId> {
+        if self.plans() {
+            return Vec::new();
+        }
+        let failed: HashSet<KeyId> = self.failed.iter().map(|(base, _)| *base).collect();
+        let wanted = |id: &KeyId| graph.node(*id).is_some_and(|node| node.last.requested.is_some());
+        let stuck = |id: &KeyId| {
+            graph.node(*id).is_some_and(|node| {
+                let deleted = |error: &Arc<Failure>| error.operation == Operation::Delete;
+                node.state.is_failure() && node.error.as_ref().is_some_and(deleted)
+            })
+        };
+        let lost = |id: &KeyId| {
+            let derived = graph.node(*id).map(|node| &*node.derived).unwrap_or_default();
+            derived.iter().any(|id| graph.node(*id).is_none())
+                || !self.waiting_dependents(graph, *id).is_empty()
+        };
+        let mut bereft: Vec<KeyId> = failed.into_iter().filter(wanted).collect();
+        bereft.retain(|id| stuck(id) && lost(id));
+        bereft.sort_unstable_by(|a, b| graph.key(*b).cmp(graph.key(*a)));
+        bereft
     }
 
     /// What is not taken back, because it was not reached or is not of the list, and yet may not be

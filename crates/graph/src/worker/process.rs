@@ -200,12 +200,14 @@ impl Service {
             ahead: Vec::new(),
             warnings: Vec::new(),
         });
+        let parts = plan.parts.iter().map(|part| part.key.clone()).collect();
         self.announce(&work, &record, plan.parts)?;
         let foreseen = plan.conflicts.filter(|_| {
             let mut planned = record.planned.iter();
             planned.all(|operation| is_implemented(&surroundings.registry, operation))
         });
-        let walked = self.execute(&work, &surroundings, list, foreseen, &mut findings).await;
+        let walked =
+            self.execute(&work, &surroundings, list, (foreseen, parts), &mut findings).await;
         let walked = self.settle(&work, &surroundings, walked, &mut findings).await;
         let stop = self.now();
         let complete = move |record: &mut TransactionRecord| {
@@ -252,7 +254,7 @@ impl Service {
         work: &Work,
         surroundings: &Surroundings,
         list: Arc<List>,
-        conflicts: Option<crate::walk::Conflicts>,
+        (conflicts, parts): (Option<crate::walk::Conflicts>, HashSet<Key>),
         findings: &mut Findings,
     ) -> Walked {
         let settings = self.settings(work, surroundings, true);
@@ -276,6 +278,7 @@ impl Service {
         let mut executor = Executor::new(
             surroundings.clone(),
             journal.as_deref_mut(),
+            parts,
             self.conduct.parallel,
             conflicts,
         );
