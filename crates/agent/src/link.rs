@@ -54,7 +54,7 @@ impl Revisions {
 
     fn next(&mut self) -> io::Result<u64> {
         match self {
-            Self::Kept(revision) => revision.next(),
+            Self::Kept(revision) => revision.give(),
             Self::Counted(newest) => {
                 *newest += 1;
                 Ok(*newest)

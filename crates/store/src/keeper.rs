@@ -3,7 +3,8 @@
 //! For such a kind the rules of the strategy hold as for any other; what would be written to the
 //! store is handed to the [`Keeper`] instead. It does what the write asks for (opens a session, ends
 //! an instance), publishes the object in the store itself, and answers with it. Reads, lists and
-//! watches go to the store as ever.
+//! watches go to the store as ever. Who wrote which field is not noted for such kinds, except for what
+//! is applied: their writes are orders, not settings that several parties share.
 
 use std::sync::Arc;
 

@@ -330,7 +330,7 @@ impl Resources {
             };
             let mut prepared =
                 strategy::prepare_create(kind, namespace, object, &stamp, strictness)?;
-            if origin == Origin::Update {
+            if origin == Origin::Update && !self.is_kept(kind) {
                 let writer = options.writer(None, stamp.now);
                 apply::track(kind, None, &mut prepared.object, writer);
             }
@@ -482,7 +482,9 @@ impl Resources {
             let new = edit(&old)?;
             let mut update =
                 strategy::prepare_update(kind, key, &old, new, subresource, strictness)?;
-            if let (Outcome::Write(object), Origin::Update) = (&mut update.outcome, origin) {
+            if let (Outcome::Write(object), Origin::Update, false) =
+                (&mut update.outcome, origin, self.is_kept(kind))
+            {
                 let writer = options.writer(subresource, self.clock.now());
                 apply::track(kind, Some(&old), object, writer);
                 if *object == old {

@@ -50,7 +50,7 @@ impl Revision {
     ///
     /// # Errors
     /// It cannot be written down; it was not given then.
-    pub fn next(&mut self) -> io::Result<u64> {
+    pub fn give(&mut self) -> io::Result<u64> {
         let next = self.newest + 1;
         self.write(next)?;
         self.newest = next;
@@ -66,12 +66,12 @@ mod tests {
     fn it_goes_on_where_it_stood() {
         let folder = tempfile::tempdir().unwrap();
         let mut revision = Revision::open(folder.path()).unwrap();
-        assert_eq!((revision.newest(), revision.next().unwrap()), (0, 1));
+        assert_eq!((revision.newest(), revision.give().unwrap()), (0, 1));
         for expected in 2..=12 {
-            assert_eq!(revision.next().unwrap(), expected);
+            assert_eq!(revision.give().unwrap(), expected);
         }
         drop(revision);
-        assert_eq!(Revision::open(folder.path()).unwrap().next().unwrap(), 13);
+        assert_eq!(Revision::open(folder.path()).unwrap().give().unwrap(), 13);
         std::fs::write(folder.path().join("revision"), "garbage").unwrap();
         assert_eq!(Revision::open(folder.path()).unwrap().newest(), 0);
     }

@@ -32,7 +32,7 @@ use crate::protocol::{LogChunk, ReadLog, ToNode, from_node, to_node};
 const BATCH: usize = 512;
 
 /// How long changed sessions wait for others to be shown with them.
-const GATHER: Duration = Duration::from_millis(20);
+const GATHER: Duration = Duration::from_millis(50);
 
 /// The same for instances: they change twice with every session.
 const GATHER_INSTANCES: Duration = Duration::from_millis(200);

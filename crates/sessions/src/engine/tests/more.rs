@@ -55,8 +55,8 @@ fn nodes_with_a_replica_are_preferred_and_the_volume_is_attached_there() {
     let on = |world: &World, node: &str| world.hosts[node].instances.len();
     assert_eq!((on(&world, "small"), on(&world, "big")), (2, 1));
     let attached = |node: &str| ("data".to_owned(), Key::from(node));
-    assert_eq!(world.attached[&attached("small")], true);
-    assert_eq!(world.attached[&attached("big")], true);
+    assert!(world.attached[&attached("small")]);
+    assert!(world.attached[&attached("big")]);
     world.engine.delete_application(&"t/app".into(), world.now);
     world.act();
     world.run();
