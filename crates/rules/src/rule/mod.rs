@@ -43,7 +43,7 @@ pub struct Settings {
     /// How long a failed transfer waits at first; later ones wait for the square of their number
     /// times as long.
     pub transfer_backoff: Micros,
-    /// How many transfers run from one RSE to another at once.
+    /// How many transfers from one RSE to another may be taken by workers at once.
     pub link_transfers: i64,
     /// How much of the transfers each activity may claim, 1 unless it says otherwise.
     pub activity_shares: BTreeMap<String, u32>,
@@ -63,7 +63,7 @@ impl Default for Settings {
             soft_delete: hour,
             transfer_retries: 3,
             transfer_backoff: 15 * SECOND,
-            link_transfers: 100,
+            link_transfers: 1_000,
             activity_shares: BTreeMap::from([
                 ("Express".to_owned(), 4),
                 ("Recovery".to_owned(), 2),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -177,7 +177,10 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
     let under: Under = Arc::default();
     let turns = Arc::new(Semaphore::new(most));
     let (tell, told) = mpsc::channel(TOLD_TOGETHER * 2);
-    let telling = tokio::spawn(tell_outcomes(Arc::clone(&queue), Arc::clone(&access), told));
+    // What was told makes room below the limits of storage elements: then there may be more.
+    let room = Arc::new(Notify::new());
+    let telling =
+        tokio::spawn(tell_outcomes(Arc::clone(&queue), Arc::clone(&access), told, room.clone()));
     let renewing = tokio::spawn(keep_leases(Arc::clone(&queue), Arc::clone(&under), stop.clone()));
     let mut copies = JoinSet::new();
     let mut wanted = ahead(most, &[]);
@@ -205,6 +208,7 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
             () = stop.cancelled() => {}
             Some(_) = copies.join_next(), if !copies.is_empty() => {}
             () = queue.woken() => {}
+            () = room.notified() => {}
             () = tokio::time::sleep(PATIENCE) => {}
         }
     }
@@ -269,6 +273,7 @@ async fn tell_outcomes(
     queue: Arc<dyn Queue>,
     access: Arc<Access>,
     mut told: mpsc::Receiver<(Job, Outcome)>,
+    room: Arc<Notify>,
 ) {
     let mut some = Vec::new();
     while told.recv_many(&mut some, TOLD_TOGETHER).await > 0 {
@@ -287,6 +292,7 @@ async fn tell_outcomes(
                 BTreeSet::new()
             }
         };
+        room.notify_one();
         for (job, _) in settled.into_iter().filter(|(job, _)| unwanted.contains(&job.request)) {
             let access = Arc::clone(&access);
             let removed = tokio::task::spawn_blocking(move || {
