@@ -20,12 +20,13 @@ mod scribe;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use mainstay_controller::election::Leadership;
 use mainstay_controller::events::{self, Recorder};
 use mainstay_controller::reflector::Reflector;
 use mainstay_store::builtin::Node;
 use mainstay_store::resources::{Error, Resources};
 use mainstay_volumes::api::ReplicatedVolumeReplica;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use desk::{Desk, STREAMS, Who, Whose, router};
@@ -55,6 +56,8 @@ pub struct Options {
     pub seed: u64,
     /// Which server this is, in time: commands of an older one are refused by agents.
     pub epoch: u64,
+    /// Who is in command among several servers; without an election, this one.
+    pub leadership: Option<watch::Receiver<Leadership>>,
 }
 
 /// Where the gateway listens, and how it is told to the world.
@@ -154,6 +157,7 @@ impl Sessions {
             gateway: gateway.clone(),
             advertise: options.gateway.map(|gateway| gateway.advertise).unwrap_or_default(),
             epoch: options.epoch,
+            leadership: options.leadership,
             orders,
             recorder: recorder.clone(),
             followed: followed.clone(),

@@ -356,6 +356,8 @@ enum Due {
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
+    /// Whether it commands; one that does not only keeps track of what it hears.
+    primary: bool,
     seed: u64,
     named: u64,
     requests: u64,
@@ -405,6 +407,7 @@ impl Engine {
     pub fn new(settings: Settings, seed: u64, ports: Option<(u16, u16)>) -> Self {
         Self {
             settings,
+            primary: true,
             seed,
             named: 0,
             requests: 0,
@@ -429,6 +432,15 @@ impl Engine {
             starved: BTreeSet::new(),
             freed: false,
             effects: Vec::new(),
+        }
+    }
+
+    /// Takes command, or leaves it to another server: then nothing is made and nobody is spoken to.
+    pub fn set_primary(&mut self, primary: bool, now: Moment) {
+        if primary != self.primary {
+            self.primary = primary;
+            self.touched.extend(self.applications.keys().cloned());
+            self.settle(now);
         }
     }
 
@@ -500,7 +512,9 @@ impl Engine {
         }
         // A step of scaling is one step: what it moved itself is looked at when its time comes.
         self.touched.clear();
+        // A server without applications needs no ports.
         if !self.reserving
+            && !self.applications.is_empty()
             && let Some(block) = self.endpoints.as_ref().and_then(Endpoints::wanted)
         {
             self.reserving = true;
@@ -509,6 +523,9 @@ impl Engine {
     }
 
     fn send(&mut self, node: &Key, body: to_node::Body) -> u64 {
+        if !self.primary {
+            return 0;
+        }
         self.requests += 1;
         let request = self.requests;
         self.effects.push(Effect::Send { node: node.clone(), request, body });

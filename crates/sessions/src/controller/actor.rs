@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use mainstay_controller::election::Leadership;
 use mainstay_controller::events::{Recorder, Severity};
 use mainstay_controller::reflector::{Reflector, Subscription};
 use mainstay_store::builtin::{Node, ObjectReference};
@@ -16,7 +17,7 @@ use mainstay_store::status::{Error, Reason};
 use mainstay_volumes::api::ReplicatedVolumeReplica;
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::Followed;
@@ -101,6 +102,7 @@ pub(super) struct Parts {
     pub(super) gateway: Option<Gateway>,
     pub(super) advertise: String,
     pub(super) epoch: u64,
+    pub(super) leadership: Option<watch::Receiver<Leadership>>,
     pub(super) orders: Orders,
     pub(super) recorder: Recorder,
     pub(super) followed: Followed,
@@ -131,6 +133,8 @@ pub(super) struct Actor {
     waiters: HashMap<Ticket, (Key, Waiter)>,
     /// Applications whose status changed.
     applications: HashSet<Key>,
+    /// Whether this server is in command, and writes what must survive.
+    leads: bool,
     tickets: Ticket,
     connections: u64,
     log_requests: u64,
@@ -151,6 +155,7 @@ impl Actor {
             lines: HashMap::new(),
             waiters: HashMap::new(),
             applications: HashSet::new(),
+            leads: true,
             tickets: 0,
             connections: 0,
             log_requests: LOG_REQUESTS,
@@ -172,12 +177,15 @@ impl Actor {
         stop: CancellationToken,
     ) {
         self.first_port = self.parts.engine.endpoints().map(|ports| ports.first());
+        let leadership = self.parts.leadership.clone();
+        self.take_command(&leadership).await;
         self.look_at_changes().await;
         let now = self.now();
         self.parts.engine.recall_ports(&recalled.blocks, &recalled.mapping, now);
         self.perform(now).await;
         let mut batch = Vec::with_capacity(BATCH);
         let mut clients = self.parts.clients.take();
+        let mut leadership = self.parts.leadership.take();
         let clock = self.parts.resources.clock().clone();
         let (mut shown, mut shown_instances) = (clock.elapsed(), clock.elapsed());
         let mut counted = Duration::ZERO;
@@ -202,6 +210,7 @@ impl Actor {
                     }
                 }
                 Some(event) = next(&mut clients) => self.client(event).await,
+                () = changed(&mut leadership) => self.take_command(&leadership).await,
                 () = changes.bell.notified() => self.look_at_changes().await,
                 () = clock.sleep(due.saturating_sub(now)) => {}
             }
@@ -233,6 +242,16 @@ impl Actor {
         self.publisher.publish_instances(&self.parts.engine).await;
         self.write_ports(None);
         self.write_statuses();
+    }
+
+    /// Commands if this server is in office.
+    async fn take_command(&mut self, leadership: &Option<watch::Receiver<Leadership>>) {
+        let leads =
+            leadership.as_ref().is_none_or(|leadership| leadership.borrow().fence().is_some());
+        let now = self.now();
+        self.leads = leads;
+        self.parts.engine.set_primary(leads, now);
+        self.perform(now).await;
     }
 
     /// Applications, nodes and volumes that changed.
@@ -471,6 +490,7 @@ impl Actor {
             Effect::Application(name) => {
                 self.applications.insert(name);
             }
+            Effect::ApplicationGone(_) if !self.leads => {}
             Effect::ApplicationGone(name) => {
                 self.parts.orders.leave(|wanted| {
                     wanted.statuses.remove(&name);
@@ -555,7 +575,8 @@ impl Actor {
 
     /// Lets the statuses of changed applications be written.
     fn write_statuses(&mut self) {
-        for name in std::mem::take(&mut self.applications) {
+        let changed = std::mem::take(&mut self.applications);
+        for name in changed.into_iter().filter(|_| self.leads) {
             if let Some(status) = self.parts.engine.application_status(&name) {
                 self.parts.orders.leave(|wanted| {
                     wanted.statuses.insert(name, status);
@@ -630,6 +651,16 @@ async fn next(clients: &mut Option<mpsc::Receiver<ClientEvent>>) -> Option<Clien
     match clients {
         Some(clients) => clients.recv().await,
         None => std::future::pending().await,
+    }
+}
+
+async fn changed(leadership: &mut Option<watch::Receiver<Leadership>>) {
+    let ended = match leadership {
+        Some(leadership) => leadership.changed().await.is_err(),
+        None => true,
+    };
+    if ended {
+        std::future::pending().await
     }
 }
 

@@ -48,7 +48,13 @@ impl House {
             name.clone_into(&mut space.metadata.name);
             resources.create_as(&space, &WriteOptions::default()).await.unwrap();
         }
-        let options = Options { settings: Settings::default(), gateway: None, seed: 1, epoch: 1 };
+        let options = Options {
+            settings: Settings::default(),
+            gateway: None,
+            seed: 1,
+            epoch: 1,
+            leadership: None,
+        };
         let sessions = Sessions::start(&resources, options, &desk, inbox).await.unwrap();
         Self { resources, desk, sessions }
     }

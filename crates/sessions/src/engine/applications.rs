@@ -167,6 +167,9 @@ impl Engine {
             self.wind_up(key, now);
             return;
         }
+        if !self.primary {
+            return;
+        }
         let policy = application.spec.scaling_policy.clone();
         let wanted = scale::wanted(&policy, counts);
         let mut step = scale::step(&policy, counts);

@@ -45,6 +45,9 @@ impl Engine {
         if self.sessions.contains_key(name) {
             return Err(Refusal::AlreadyExists);
         }
+        if !self.primary {
+            return Err(Refusal::Busy("another server is in command".to_owned()));
+        }
         let application = key(parts(name).0, &spec.application_name);
         let known = self
             .applications

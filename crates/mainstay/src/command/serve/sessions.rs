@@ -109,6 +109,7 @@ pub(super) async fn start(
         seed,
         // Each start of the store's memory has its own epoch, counted durably.
         epoch: resources.objects().revision(&instances).0 >> 40,
+        leadership: running.election().map(|election| election.leadership()),
     };
     let started = Sessions::start(resources, options, desk, inbox).await;
     started.map_err(|error| Error::negative(error.to_string()))
