@@ -614,7 +614,21 @@ impl Actor {
             About::Node(name) => ("v1".to_owned(), Node::KIND, name),
         };
         let (namespace, own) = parts(name);
+        // Clients that describe an object look for its events by its identity.
+        let followed = &self.parts.followed;
+        let uid = match &note.about {
+            About::Session(name) => self.publisher.session_uid(name),
+            About::Instance(name) => self.publisher.instance_uid(name),
+            About::Application(_) => {
+                let found = followed.applications.find(Some(namespace), own);
+                found.map(|application| application.metadata.uid.clone())
+            }
+            About::Node(name) => {
+                followed.nodes.find(None, name).map(|node| node.metadata.uid.clone())
+            }
+        };
         let about = ObjectReference {
+            uid,
             api_version: Some(api),
             kind: Some(kind.to_owned()),
             namespace: Some(namespace.to_owned()).filter(|namespace| !namespace.is_empty()),

@@ -24,6 +24,7 @@ use crate::engine::{Engine, Key, parts};
 struct Shown {
     /// All but the status, which comes last.
     object: Body,
+    uid: String,
     created: Revision,
     revision: Option<Revision>,
 }
@@ -106,12 +107,24 @@ impl Publisher {
     /// what was written before.
     pub(super) fn know(&mut self, session: &Key, mut object: Prepared) -> &[u8] {
         object.remove("status");
+        let uid = object.get("metadata").and_then(|metadata| metadata["uid"].as_str());
+        let uid = uid.unwrap_or_default().to_owned();
         let object = Body::new(&object);
         let known = self.shown.remove(session);
         let (created, revision) =
             known.map_or((Revision::ZERO, None), |known| (known.created, known.revision));
         let shown = self.shown.entry(session.clone());
-        shown.or_insert(Shown { object, created, revision }).object.json()
+        shown.or_insert(Shown { object, uid, created, revision }).object.json()
+    }
+
+    /// The identity of a session's object, if it is known.
+    pub(super) fn session_uid(&self, session: &Key) -> Option<String> {
+        self.shown.get(session).map(|shown| shown.uid.clone())
+    }
+
+    /// The identity of an instance's object, if it was shown.
+    pub(super) fn instance_uid(&self, instance: &Key) -> Option<String> {
+        self.shown_instances.get(instance).map(|shown| shown.uid.clone())
     }
 
     pub(super) fn forget(&mut self, session: &Key) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_store::builtin::Namespace;
+use mainstay_store::builtin::{Event, Namespace};
 use mainstay_store::cache::Retention;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::memory::MemoryStore;
@@ -193,6 +193,17 @@ async fn a_session_is_answered_when_it_is_open_and_an_instance_is_nobodys_to_mak
     assert_eq!((busy.reason, busy.retry_after), (Reason::SystemBusy, Some(1)));
     let twice = house.create::<ApplicationSession>(session("s1")).await.unwrap_err();
     assert_eq!(twice.reason, Reason::AlreadyExists);
+    // Whoever describes the application finds why by its identity.
+    let game = house.resources.get_as::<Application>(Some("t"), "game").await.unwrap().unwrap();
+    house
+        .until("an event that says so", async |resources: &Resources| {
+            let events = resources.list_as::<Event>(Some("t")).await.unwrap();
+            events.into_iter().find(|event| {
+                event.reason.as_deref() == Some("SystemBusy")
+                    && event.involved_object.uid.as_ref() == Some(&game.metadata.uid)
+            })
+        })
+        .await;
     let made = house
         .create::<Instance>(json!({"metadata": {"name": "mine", "namespace": "t"}}))
         .await
