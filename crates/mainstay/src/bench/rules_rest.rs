@@ -144,7 +144,8 @@ impl Measuring {
     ) -> Result<Vec<Row>, CommandError> {
         let mut rows = vec![self.list(listed, sizes.replicas).await?];
         rows.push(self.ask("ping", "/ping").await?);
-        let rule = self.rule(listed, "SITE-03").await?;
+        let rule = self.rule(moved, "FROM-DISK").await?;
+        self.applied(&rule).await?;
         rows.push(self.ask("get rule", &format!("/rules/{rule}")).await?);
         match python().await {
             Some(python) => rows.push(self.stock(&python).await?),
@@ -235,18 +236,13 @@ impl Measuring {
         made.map(str::to_owned).ok_or_else(|| CommandError::negative("no rule was made"))
     }
 
-    /// Lets the server move every file of a dataset, and copies them by `cp -r` before and after.
-    async fn moved(&self, did: &Did, disk: &Path, files: u64) -> Result<Vec<Row>, CommandError> {
-        let number = usize::try_from(files).unwrap_or(usize::MAX);
-        let before = copied(disk, "before").await?;
-        self.server.forget_peak();
-        let start = Instant::now();
-        let rule = self.rule(did, "TO-DISK").await?;
+    /// Waits until every file is where a rule wants it.
+    async fn applied(&self, rule: &str) -> Result<(), CommandError> {
         loop {
             let call = Call::get(format!("{SURFACE}/rules/{rule}"));
             let found = self.client.json(call).await.map_err(Error::from)?;
             match found["state"].as_str() {
-                Some("OK") => break,
+                Some("OK") => return Ok(()),
                 Some("REPLICATING" | "INJECT") => {}
                 other => {
                     let why = format!("the files did not arrive: {other:?} {}", found["error"]);
@@ -255,6 +251,17 @@ impl Measuring {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    /// Lets the server move every file of a dataset, and copies them by `cp -r` before and after.
+    async fn moved(&self, did: &Did, disk: &Path, files: u64) -> Result<Vec<Row>, CommandError> {
+        let number = usize::try_from(files).unwrap_or(usize::MAX);
+        let before = copied(disk, "before").await?;
+        self.server.forget_peak();
+        written(disk).await?;
+        let start = Instant::now();
+        let rule = self.rule(did, "TO-DISK").await?;
+        self.applied(&rule).await?;
         let took = start.elapsed().as_secs_f64();
         let peak = self.server.peak_mb();
         let after = copied(disk, "after").await?;
@@ -266,16 +273,22 @@ impl Measuring {
     }
 }
 
-/// Copies all files as people do; says how long it took.
+/// Copies all files as people do; says how long it took. What was copied stays until all is over:
+/// where many files were removed a moment ago, new ones take several times as long.
 async fn copied(disk: &Path, name: &str) -> Result<f64, CommandError> {
+    written(disk).await?;
     let (from, to) = (disk.join("from"), disk.join(name));
     let start = Instant::now();
     let copied = Command::new("cp").arg("-r").arg(&from).arg(&to).status().await;
     let took = start.elapsed().as_secs_f64();
-    let well = copied.map_err(CommandError::io("cp cannot be started"))?.success();
-    std::fs::remove_dir_all(&to).map_err(CommandError::io("cannot remove what was copied"))?;
-    match well {
+    match copied.map_err(CommandError::io("cp cannot be started"))?.success() {
         true => Ok(took),
         false => Err(CommandError::negative("cp -r failed")),
     }
+}
+
+/// Waits until the disk has all that was written before: whoever comes next does not pay for it.
+async fn written(disk: &Path) -> Result<(), CommandError> {
+    let synced = Command::new("sync").arg("-f").arg(disk).status().await;
+    synced.map(drop).map_err(CommandError::io("sync cannot be started"))
 }

@@ -140,6 +140,9 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE requests ADD COLUMN not_before BIGINT NOT NULL DEFAULT 0;
     ALTER TABLE requests ADD COLUMN moved BIGINT NOT NULL DEFAULT 0;
     CREATE INDEX requests_queued ON requests (activity, priority DESC, id) WHERE state = 'Q'",
+    // 4: what waits is found by where it goes
+    "DROP INDEX requests_queued;
+    CREATE INDEX requests_queued ON requests (dest_rse_id, activity, priority DESC, id) WHERE state = 'Q'",
 ];
 
 /// Tables of one connection that hold what a transaction works on.

@@ -225,32 +225,35 @@ fn cleaner(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> 
     Ok(cleaned)
 }
 
+/// One step of each rule that is to be injected: none, however large, is waited for by the others.
 fn injector(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
     let (shard, now) = (pass.shard, pass.now);
-    let found = catalog.read_blocking(move |tx| {
-        ids(
-            tx,
-            "SELECT id FROM rules WHERE state = 'I' AND created_at <= ?1 AND repair_at <= ?1 AND deleted_at IS NULL
-             AND id % ?2 = ?3 ORDER BY id LIMIT 100",
-            values![now, shard.1, shard.0],
-        )
-    })?;
-    let mut done = work(catalog, found, |id| {
-        for round in 0_u64.. {
-            let seed = pass.seed ^ ((id as u64) << 20) ^ round;
+    let mut done = Done::default();
+    let mut after = 0;
+    loop {
+        let found = catalog.read_blocking(move |tx| {
+            ids(
+                tx,
+                "SELECT id FROM rules WHERE state = 'I' AND created_at <= ?1 AND repair_at <= ?1 AND deleted_at IS NULL
+                 AND id % ?2 = ?3 AND id > ?4 ORDER BY id LIMIT 100",
+                values![now, shard.1, shard.0, after],
+            )
+        })?;
+        let last = found.last().copied().filter(|_| found.len() >= BATCH);
+        let some = work(catalog, found, |id| {
+            let seed = pass.seed ^ ((id as u64) << 20);
             let step = catalog.write_blocking(|tx| {
                 inject::inject(tx, id, settings, &mut SmallRng::seed_from_u64(seed), now)
             })?;
-            match step {
-                Injected::Whole => return Ok(true),
-                Injected::NotYet => return Ok(false),
-                Injected::More => {}
-            }
-        }
-        Ok(true)
-    });
-    // Rules made by splitting a container are found at once.
-    done.more |= done.done > 0;
+            Ok(step != Injected::NotYet)
+        });
+        done.done += some.done;
+        done.failed += some.failed;
+        let Some(last) = last else { break };
+        after = last;
+    }
+    // The next step, and rules made by splitting a container.
+    done.more = done.done > 0;
     Ok(done)
 }
 

@@ -3,6 +3,7 @@
 //! What was named is on disk for good once the storage was synced, which is up to who calls: many
 //! files together take hardly longer than one.
 
+use std::cell::Cell;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -11,8 +12,13 @@ use md5::{Digest, Md5};
 use super::Job;
 use super::store::{self, Access, Plan};
 
-/// How much is moved at a time.
-const PIECE: usize = 1 << 20;
+/// How much is moved at a time: little enough to stay near the processor.
+const PIECE: usize = 256 << 10;
+
+thread_local! {
+    /// Where this thread keeps what it moves.
+    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 /// Why a file could not be moved.
 #[derive(Debug, thiserror::Error)]
@@ -122,21 +128,26 @@ fn add_up(
     mut each: impl FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<Result<Sums, std::io::Error>, Error> {
     let mut adding = Adding::new(md5);
-    let mut piece = vec![0; PIECE];
-    loop {
+    let mut piece = ROOM.take();
+    piece.resize(PIECE, 0);
+    let ended = loop {
         if stop.load(Ordering::Acquire) {
-            return Err(Error::Cancelled);
+            break Err(Error::Cancelled);
         }
         match from.read(&mut piece) {
-            Ok(0) => return Ok(Ok(adding.sums())),
+            Ok(0) => break Ok(Ok(())),
             Ok(read) => {
                 adding.add(&piece[..read]);
-                each(&piece[..read])?;
+                if let Err(error) = each(&piece[..read]) {
+                    break Err(error);
+                }
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Ok(Err(error)),
+            Err(error) => break Ok(Err(error)),
         }
-    }
+    };
+    ROOM.set(piece);
+    Ok(ended?.map(|()| adding.sums()))
 }
 
 /// Moves a file. `moved` tells how far it is; `stop` makes it give up. Done twice, the second time

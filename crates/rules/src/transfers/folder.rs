@@ -6,8 +6,12 @@
 //! are put on disk for good at once ([`Store::sync`]): one by one it takes longer than copying.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 use super::store::{self, Error, Plan, Store};
 use crate::protocol::{Protocol, stays_below};
@@ -18,6 +22,21 @@ pub struct Folder {
     root: PathBuf,
 }
 
+/// What is only passed through.
+const PASSED: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Whoever put something else than a file there must not make a worker wait for it.
+const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// A place for a file: its folder, held open, and its name there.
+#[derive(Debug)]
+struct Place {
+    folder: OwnedFd,
+    name: String,
+    /// What people know it by.
+    shown: PathBuf,
+}
+
 impl Folder {
     /// The folder a protocol speaks of.
     #[must_use]
@@ -26,23 +45,62 @@ impl Folder {
         Self { root: Path::new("/").join(prefix) }
     }
 
-    /// Where a file is.
-    pub fn place(&self, path: &str) -> Result<PathBuf, Error> {
-        if !stays_below(path) {
-            return Err(Error::Leaves(path.to_owned()));
+    /// Where a path leads, as people know it.
+    fn shown(&self, path: &str) -> Result<PathBuf, Error> {
+        match stays_below(path) {
+            true => Ok(self.root.join(path)),
+            false => Err(Error::Leaves(path.to_owned())),
         }
-        let place = self.root.join(path);
-        self.stays(&place)?;
-        Ok(place)
     }
 
-    /// Fails when a link on the way leads out of the folder.
-    fn stays(&self, place: &Path) -> Result<(), Error> {
-        let Ok(root) = self.root.canonicalize() else { return Ok(()) };
-        // What is there of the way is followed; the rest will be made of plain folders.
-        let there = place.ancestors().skip(1).find_map(|part| part.canonicalize().ok());
-        match there {
-            Some(there) if !there.starts_with(&root) && !root.starts_with(&there) => {
+    /// Finds the place of a file, and makes the way to it where that is wanted.
+    fn place(&self, path: &str, make: bool) -> Result<Place, Error> {
+        let shown = self.shown(path)?;
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let found = self.root(make).and_then(|root| descend(&root, above, make));
+        let folder = match found {
+            Err(error) if is_odd(error) => self.by_links(&self.root.join(above), make)?,
+            found => found
+                .map_err(std::io::Error::from)
+                .map_err(Error::at(shown.display().to_string()))?,
+        };
+        Ok(Place { folder, name: name.to_owned(), shown })
+    }
+
+    fn root(&self, make: bool) -> Result<OwnedFd, Errno> {
+        match rustix::fs::open(&self.root, PASSED, Mode::empty()) {
+            Err(Errno::NOENT) if make => {
+                let made = std::fs::create_dir_all(&self.root);
+                made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+                rustix::fs::open(&self.root, PASSED, Mode::empty())
+            }
+            other => other,
+        }
+    }
+
+    /// The same where links are on the way, which may lead anywhere within the folder.
+    fn by_links(&self, folder: &Path, make: bool) -> Result<OwnedFd, Error> {
+        if make {
+            self.follow(folder)?;
+            std::fs::create_dir_all(folder).map_err(Error::at(folder.display().to_string()))?;
+        }
+        self.open_real(folder, PASSED)
+    }
+
+    /// Opens what links lead to, if that is within the folder.
+    fn open_real(&self, place: &Path, flags: OFlags) -> Result<OwnedFd, Error> {
+        let what = || Error::at(place.display().to_string());
+        self.follow(place)?;
+        let real = place.canonicalize().map_err(what())?;
+        let opened = rustix::fs::open(&real, flags | OFlags::NOFOLLOW, Mode::empty());
+        opened.map_err(std::io::Error::from).map_err(what())
+    }
+
+    /// Follows what is there of a way; fails when it leads out of the folder.
+    fn follow(&self, place: &Path) -> Result<(), Error> {
+        let there = place.ancestors().find_map(|part| part.canonicalize().ok());
+        match (self.root.canonicalize(), there) {
+            (Ok(root), Some(there)) if !there.starts_with(&root) => {
                 Err(Error::Leaves(place.display().to_string()))
             }
             _ => Ok(()),
@@ -50,54 +108,108 @@ impl Folder {
     }
 
     /// The temporary name of a file under way.
-    fn temporary(place: &Path, tag: &str) -> PathBuf {
-        let name = place.file_name().unwrap_or_default().to_string_lossy();
-        place.with_file_name(format!(".{name}.{tag}.part"))
+    fn temporary(name: &str, tag: &str) -> String {
+        format!(".{name}.{tag}.part")
+    }
+}
+
+/// A link that may lead out, or a system that cannot say: the way is looked at piece by piece.
+fn is_odd(error: Errno) -> bool {
+    matches!(error, Errno::XDEV | Errno::LOOP | Errno::NOSYS | Errno::PERM | Errno::AGAIN)
+}
+
+/// Opens what is below a folder, and nothing else.
+fn below(folder: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let path = if path.is_empty() { "." } else { path };
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(folder, path, flags, Mode::empty(), within)
+}
+
+fn descend(root: &OwnedFd, path: &str, make: bool) -> Result<OwnedFd, Errno> {
+    match below(root, path, PASSED) {
+        Err(Errno::NOENT) if make && !path.is_empty() => {
+            let (above, last) = path.rsplit_once('/').unwrap_or(("", path));
+            let above = descend(root, above, true)?;
+            match rustix::fs::mkdirat(&above, last, Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(Errno::EXIST) => below(&above, last, PASSED),
+                Err(error) => Err(error),
+            }
+        }
+        other => other,
+    }
+}
+
+impl Place {
+    fn fails(&self) -> impl FnOnce(Errno) -> Error {
+        let what = Error::at(self.shown.display().to_string());
+        |error| what(error.into())
+    }
+
+    fn remove(&self, name: &str) -> Result<(), Error> {
+        match rustix::fs::unlinkat(&self.folder, name, AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            other => other.map_err(self.fails()),
+        }
+    }
+
+    /// Removes what earlier attempts have left.
+    fn sweep(&self) -> Result<(), Error> {
+        let start = format!(".{}.", self.name);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let listed = rustix::fs::openat(&self.folder, ".", flags, Mode::empty());
+        for entry in listed.and_then(Dir::new).map_err(self.fails())? {
+            let entry = entry.map_err(self.fails())?;
+            let found = entry.file_name().to_string_lossy();
+            let tag = found.strip_prefix(&start).and_then(|rest| rest.strip_suffix(".part"));
+            if tag.is_some_and(|tag| tag.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-'))
+            {
+                self.remove(&found)?;
+            }
+        }
+        Ok(())
     }
 }
 
 impl Store for Folder {
     fn read(&self, path: &str) -> Result<(Box<dyn Read + Send>, u64), Error> {
-        let place = self.place(path)?;
-        let file = File::open(&place).map_err(Error::at(place.display().to_string()))?;
-        let length = file.metadata().map_err(Error::at(place.display().to_string()))?.len();
+        let place = self.shown(path)?;
+        let what = || Error::at(place.display().to_string());
+        let opened = self.root(false).and_then(|root| below(&root, path, READ));
+        let file = match opened {
+            Err(error) if is_odd(error) => self.open_real(&place, READ)?,
+            opened => opened.map_err(std::io::Error::from).map_err(what())?,
+        };
+        let file = File::from(file);
+        let length = file.metadata().map_err(what())?.len();
         Ok((Box::new(file), length))
     }
 
     fn write(&self, path: &str, plan: &Plan) -> Result<Box<dyn store::Draft>, Error> {
-        let place = self.place(path)?;
-        let temporary = Self::temporary(&place, &plan.tag);
-        let begin = || File::create(&temporary);
-        let file = match (begin(), place.parent()) {
-            (Err(error), Some(folder)) if error.kind() == ErrorKind::NotFound => {
-                std::fs::create_dir_all(folder).map_err(Error::at(folder.display().to_string()))?;
-                begin()
-            }
-            (begun, _) => begun,
-        };
-        let file = file.map_err(Error::at(temporary.display().to_string()))?;
-        Ok(Box::new(Draft { file, temporary, place, new: plan.new }))
+        let place = self.place(path, true)?;
+        let temporary = Self::temporary(&place.name, &plan.tag);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
+        let mode = Mode::from_raw_mode(0o666);
+        let file = rustix::fs::openat(&place.folder, &temporary, flags | OFlags::CLOEXEC, mode);
+        let file = File::from(file.map_err(place.fails())?);
+        Ok(Box::new(Draft { file, temporary, place, new: plan.new, kept: false }))
     }
 
     fn remove(&self, path: &str) -> Result<(), Error> {
-        self.sweep(path)?;
-        remove(&self.place(path)?)
+        match self.place(path, false) {
+            Err(Error::Missing(_)) => Ok(()),
+            found => {
+                let place = found?;
+                place.sweep()?;
+                place.remove(&place.name)
+            }
+        }
     }
 
     fn sweep(&self, path: &str) -> Result<(), Error> {
-        let place = self.place(path)?;
-        let (Some(folder), Some(name)) = (place.parent(), place.file_name()) else { return Ok(()) };
-        let start = format!(".{}.", name.to_string_lossy());
-        let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
-        for entry in entries.flatten() {
-            let found = entry.file_name().to_string_lossy().into_owned();
-            let tag = found.strip_prefix(&start).and_then(|rest| rest.strip_suffix(".part"));
-            if tag.is_some_and(|tag| tag.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-'))
-            {
-                remove(&entry.path())?;
-            }
+        match self.place(path, false) {
+            Err(Error::Missing(_)) => Ok(()),
+            found => found?.sweep(),
         }
-        Ok(())
     }
 
     fn sync(&self) -> Result<(), Error> {
@@ -107,25 +219,20 @@ impl Store for Folder {
     }
 }
 
-fn remove(place: &Path) -> Result<(), Error> {
-    match std::fs::remove_file(place) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other.map_err(Error::at(place.display().to_string())),
-    }
-}
-
 /// A file under way in a folder.
 #[derive(Debug)]
 struct Draft {
     file: File,
-    temporary: PathBuf,
-    place: PathBuf,
+    temporary: String,
+    place: Place,
     new: bool,
+    kept: bool,
 }
 
 impl store::Draft for Draft {
     fn add(&mut self, piece: &[u8]) -> Result<(), Error> {
-        self.file.write_all(piece).map_err(Error::at(self.temporary.display().to_string()))
+        let what = self.place.shown.display();
+        self.file.write_all(piece).map_err(Error::at(what.to_string()))
     }
 
     fn seal(&mut self) -> Result<(), Error> {
@@ -133,24 +240,31 @@ impl store::Draft for Draft {
     }
 
     fn read_back(&self) -> Result<Box<dyn Read + Send>, Error> {
-        let file = File::open(&self.temporary);
-        Ok(Box::new(file.map_err(Error::at(self.temporary.display().to_string()))?))
+        let flags = READ | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(&self.place.folder, &self.temporary, flags, Mode::empty());
+        Ok(Box::new(File::from(file.map_err(self.place.fails())?)))
     }
 
-    fn keep(self: Box<Self>) -> Result<(), Error> {
-        let named = match self.new {
+    fn keep(mut self: Box<Self>) -> Result<(), Error> {
+        let Place { folder, name, .. } = &self.place;
+        if self.new {
             // A second name can only be had where there is none yet.
-            true => std::fs::hard_link(&self.temporary, &self.place),
-            false => std::fs::rename(&self.temporary, &self.place),
-        };
-        named.map_err(Error::at(self.place.display().to_string()))
+            let named = rustix::fs::linkat(folder, &self.temporary, folder, name, AtFlags::empty());
+            return named.map_err(self.place.fails());
+        }
+        let named = rustix::fs::renameat(folder, &self.temporary, folder, name);
+        named.map_err(self.place.fails())?;
+        self.kept = true;
+        Ok(())
     }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // Kept, it is under another name; otherwise whoever comes next removes it as well.
-        let _ = std::fs::remove_file(&self.temporary);
+        if !self.kept {
+            // Whoever comes next removes it as well.
+            let _ = self.place.remove(&self.temporary);
+        }
     }
 }
 
@@ -204,8 +318,11 @@ mod tests {
         let (root, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(other.path().join("secret"), "x").unwrap();
         std::os::unix::fs::symlink(other.path(), root.path().join("out")).unwrap();
+        std::os::unix::fs::symlink("..", root.path().join("up")).unwrap();
         let folder = at(root.path());
-        for path in ["../secret", "a/../../secret", "/etc/passwd", "", "out/secret"] {
+        for path in
+            ["../secret", "a/../../secret", "/etc/passwd", "", "out/secret", "out/a/b", "up/x"]
+        {
             assert!(matches!(folder.read(path), Err(Error::Leaves(_))), "{path}");
             assert!(
                 matches!(folder.write(path, &plan("1-1")).map(drop), Err(Error::Leaves(_))),
@@ -213,6 +330,45 @@ mod tests {
             );
             assert!(matches!(folder.remove(path), Err(Error::Leaves(_))), "{path}");
         }
-        assert!(other.path().join("secret").exists());
+        let secret = other.path().join("secret");
+        std::os::unix::fs::symlink(&secret, root.path().join("leaf")).unwrap();
+        assert!(matches!(folder.read("leaf").map(drop), Err(Error::Leaves(_))));
+        // Its name is free to be written, or to go.
+        let mut draft = folder.write("leaf", &plan("1-1")).unwrap();
+        draft.add(b"mine").unwrap();
+        draft.keep().unwrap();
+        assert_eq!(folder.read("leaf").unwrap().1, 4);
+        assert_eq!(std::fs::read(&secret).unwrap(), b"x");
+        assert!(!other.path().join("a").exists());
+    }
+
+    #[test]
+    fn links_within_the_folder_are_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = at(root.path());
+        std::fs::create_dir_all(root.path().join("disk/a")).unwrap();
+        std::os::unix::fs::symlink("disk", root.path().join("near")).unwrap();
+        std::os::unix::fs::symlink(root.path().join("disk"), root.path().join("whole")).unwrap();
+        for (at, link) in ["near", "whole"].into_iter().enumerate() {
+            let path = format!("{link}/new{at}/f");
+            let mut draft = folder.write(&path, &plan("1-1")).unwrap();
+            draft.add(b"there").unwrap();
+            draft.keep().unwrap();
+            assert_eq!(folder.read(&path).unwrap().1, 5, "{path}");
+            assert!(root.path().join(format!("disk/new{at}/f")).exists());
+            folder.remove(&path).unwrap();
+            assert!(matches!(folder.read(&path).map(drop), Err(Error::Missing(_))));
+        }
+        // What is no file keeps nobody waiting.
+        let pipe = root.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        assert_eq!(folder.read("pipe").unwrap().1, 0);
     }
 }

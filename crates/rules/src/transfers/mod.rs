@@ -17,6 +17,7 @@ pub mod queue;
 mod remote;
 mod send;
 pub mod store;
+mod waiting;
 pub mod worker;
 
 use serde::{Deserialize, Serialize};

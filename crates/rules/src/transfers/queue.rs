@@ -7,57 +7,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::choose::{self, Limit, Limits, Load, Source};
+use super::waiting::{self, Waiting};
 use super::{End, Held, Job, Outcome, store};
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
 use crate::catalog::order::lock_files;
-use crate::catalog::{Column, Daemon, Row, Tx};
+use crate::catalog::{Column, Daemon, Tx};
 use crate::error::{Class, Error, Result};
 use crate::expression::{Expression, Rse};
 use crate::protocol;
 use crate::rule::{Settings, transfer};
-
-/// A request that waits.
-#[derive(Clone, Debug)]
-struct Waiting {
-    id: i64,
-    file: i64,
-    destination: i64,
-    bytes: i64,
-    activity: String,
-    retries: i64,
-    last_source: Option<i64>,
-    not_before: Micros,
-    did: Did,
-    adler32: Option<String>,
-    md5: Option<String>,
-    from: Option<String>,
-    path: Option<String>,
-    error: Option<String>,
-}
-
-const WAITING: &str = "SELECT q.id, q.did_id, q.dest_rse_id, q.bytes, q.activity, q.retry_count, q.source_rse_id, q.not_before,
-    d.scope, d.name, d.adler32, d.md5, u.source_replica_expression, p.path, q.err_msg FROM requests q JOIN dids d ON d.id = q.did_id
-    LEFT JOIN rules u ON u.id = q.rule_id LEFT JOIN replicas p ON p.did_id = q.did_id AND p.rse_id = q.dest_rse_id";
-
-fn waiting(row: &Row) -> Waiting {
-    Waiting {
-        id: row.int(0),
-        file: row.int(1),
-        destination: row.int(2),
-        bytes: row.int(3),
-        activity: row.text(4).to_owned(),
-        retries: row.int(5),
-        last_source: row.opt_int(6),
-        not_before: row.int(7),
-        did: Did::new(row.text(8), row.text(9)),
-        adler32: row.opt_text(10),
-        md5: row.opt_text(11),
-        from: row.opt_text(12),
-        path: row.opt_text(13),
-        error: row.opt_text(14),
-    }
-}
 
 /// What a decision about requests rests on.
 struct World<'a> {
@@ -231,14 +190,6 @@ fn reclaim(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     .map(drop)
 }
 
-/// The activities of requests that wait.
-fn activities(tx: &mut Tx<'_>) -> Result<Vec<String>> {
-    let sql = "WITH RECURSIVE a(activity) AS (SELECT MIN(activity) FROM requests WHERE state = 'Q' UNION ALL
-        SELECT (SELECT MIN(q.activity) FROM requests q WHERE q.state = 'Q' AND q.activity > a.activity) FROM a
-        WHERE a.activity IS NOT NULL) SELECT activity FROM a WHERE activity IS NOT NULL";
-    Ok(tx.query(sql, &[])?.iter().map(|row| row.text(0).to_owned()).collect())
-}
-
 /// Gives a worker up to `most` files to move, for as long as the lease.
 pub fn take(
     tx: &mut Tx<'_>,
@@ -255,25 +206,27 @@ pub fn take(
     if reached.is_empty() || most == 0 {
         return Ok(Vec::new());
     }
-    // More than are wanted, as some may have to wait.
-    let window = i64::try_from(most * 4 + 100).unwrap_or(i64::MAX);
-    let sql = format!(
-        "{WAITING} WHERE q.state = 'Q' AND q.activity = ?1 AND q.not_before <= ?2 AND q.dest_rse_id IN ARRAY(?3)
-         ORDER BY q.priority DESC, q.id LIMIT ?4"
-    );
-    let mut found: BTreeMap<String, Vec<Waiting>> = BTreeMap::new();
-    for activity in activities(tx)? {
-        let rows = tx.query(&sql, values![&activity, now, reached.clone(), window])?;
-        found.insert(activity, rows.iter().map(waiting).collect());
-    }
     let mut world = World::read(tx, &rses, settings)?;
-    let files = found.values().flatten().map(|one| one.file).collect();
-    world.read_replicas(tx, files)?;
-    let (jobs, hopeless) = decide(&mut world, &found, most, settings, now);
-    if !hopeless.is_empty() {
-        give_up(tx, &hopeless, now)?;
+    // More than are wanted, as some may have to wait.
+    let found = waiting::next(tx, &reached, most.saturating_mul(4).saturating_add(100), now)?;
+    let numbers = found.iter().map(|(activity, ids)| (activity.clone(), ids.len())).collect();
+    let shares = choose::share(most, &numbers, &settings.activity_shares);
+    let mut chosen = Decided::default();
+    for (activity, ids) in &found {
+        let mut left = shares.get(activity).copied().unwrap_or(0);
+        let mut ids = ids.as_slice();
+        while left > 0 && !ids.is_empty() {
+            let (some, rest) = ids.split_at(ids.len().min(left + 10));
+            let some = waiting::read(tx, some)?;
+            world.read_replicas(tx, some.iter().map(|one| one.file).collect())?;
+            left -= decide(&mut world, &some, left, now, &mut chosen);
+            ids = rest;
+        }
     }
-    let jobs = lease_out(tx, jobs, worker, lease, now)?;
+    if !chosen.hopeless.is_empty() {
+        give_up(tx, &chosen.hopeless, now)?;
+    }
+    let jobs = lease_out(tx, chosen.jobs, worker, lease, now)?;
     for job in &jobs {
         note_path(tx, &rses, job)?;
     }
@@ -284,47 +237,48 @@ pub fn take(
 fn note_path(tx: &mut Tx<'_>, rses: &[Rse], job: &Job) -> Result<()> {
     let free = rses.iter().find(|rse| rse.name == job.destination.rse && !rse.deterministic);
     let Some(rse) = free else { return Ok(()) };
-    tx.execute(
+    tx.later(
         "UPDATE replicas SET path = ?3 WHERE rse_id = ?1 AND path IS NULL
          AND did_id = (SELECT q.did_id FROM requests q WHERE q.id = ?2)",
         values![rse.id, job.request, &job.destination.path],
     )
-    .map(drop)
 }
 
 /// A job, the file it is about, and the number of its source.
 type Chosen = (Job, i64, i64);
 
-/// Chooses among requests that wait: what is moved, and what cannot be.
+/// What is moved, and what cannot be: the request and its file.
+#[derive(Default)]
+struct Decided {
+    jobs: Vec<Chosen>,
+    hopeless: Vec<(i64, i64)>,
+}
+
+/// Chooses up to `most` among requests of one activity that wait. Returns how many.
 fn decide(
     world: &mut World<'_>,
-    found: &BTreeMap<String, Vec<Waiting>>,
+    some: &[Waiting],
     most: usize,
-    settings: &Settings,
     now: Micros,
-) -> (Vec<Chosen>, Vec<(i64, i64)>) {
-    let waiting = found.iter().map(|(activity, list)| (activity.clone(), list.len())).collect();
-    let shares = choose::share(most, &waiting, &settings.activity_shares);
-    let (mut jobs, mut hopeless) = (Vec::new(), Vec::new());
-    for (activity, list) in found {
-        let mut left = shares.get(activity).copied().unwrap_or(0);
-        for request in list {
-            if left == 0 {
-                break;
+    into: &mut Decided,
+) -> usize {
+    let mut number = 0;
+    for request in some {
+        if number == most {
+            break;
+        }
+        match world.judge(request, now) {
+            Verdict::Go(from, path) => {
+                let Some(job) = world.job(request, from, path.as_deref()) else { continue };
+                world.load.add(from, request.destination, &request.activity, 1);
+                into.jobs.push((job, request.file, from));
+                number += 1;
             }
-            match world.judge(request, now) {
-                Verdict::Go(from, path) => {
-                    let Some(job) = world.job(request, from, path.as_deref()) else { continue };
-                    world.load.add(from, request.destination, activity, 1);
-                    jobs.push((job, request.file, from));
-                    left -= 1;
-                }
-                Verdict::NoSources => hopeless.push((request.id, request.file)),
-                Verdict::Wait(_) => {}
-            }
+            Verdict::NoSources => into.hopeless.push((request.id, request.file)),
+            Verdict::Wait(_) => {}
         }
     }
-    (jobs, hopeless)
+    number
 }
 
 /// Requests without any source are over; the finisher says so to their rules.
@@ -532,8 +486,7 @@ pub fn show(
         error: None,
     });
     let moving = moving.collect();
-    let sql = format!("{WAITING} WHERE q.state = 'Q' ORDER BY q.priority DESC, q.id LIMIT ?1");
-    let queued: Vec<Waiting> = tx.query(&sql, values![most])?.iter().map(waiting).collect();
+    let queued = waiting::first(tx, most)?;
     let mut world = World::read(tx, &rses, settings)?;
     world.read_replicas(tx, queued.iter().map(|one| one.file).collect())?;
     let shown = queued.iter().map(|one| {

@@ -4,6 +4,7 @@
 //! else. Told to stop, it gives up what is under way, which then waits for others again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -162,11 +163,20 @@ impl Worker {
 }
 
 /// How many files a worker has at once that moves `most`, by the size of the last ones it had. Some
-/// are always ready, so that no copy waits for the catalog; large ones are left to others.
+/// are always ready, so that no copy waits for the catalog, and some have arrived and are not told
+/// of yet; large ones are left to others.
 fn ahead(most: usize, last: &[Job]) -> usize {
     let bytes = last.iter().map(|job| job.bytes).fold(0, i64::saturating_add);
     let mean = bytes.checked_div(last.len() as i64).unwrap_or(i64::MAX);
-    most.saturating_mul(if mean <= SMALL { 64 } else { 2 })
+    most.saturating_mul(if mean <= SMALL { 128 } else { 2 })
+}
+
+/// How many files one thread moves one after the other: small ones, so that none is woken for each.
+fn together(most: usize, jobs: &[Job]) -> usize {
+    match jobs.iter().all(|job| job.bytes <= SMALL) {
+        true => (jobs.len() / most.saturating_mul(4).max(1)).clamp(1, 16),
+        false => 1,
+    }
 }
 
 /// Moves files until it is told to stop, `most` at once.
@@ -177,17 +187,25 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
     let under: Under = Arc::default();
     let turns = Arc::new(Semaphore::new(most));
     let (tell, told) = mpsc::channel(TOLD_TOGETHER * 2);
-    // What was told makes room below the limits of storage elements: then there may be more.
+    let (settled, settle) = mpsc::channel(1);
+    // What was told makes room, here and below the limits of storage elements: there may be more.
     let room = Arc::new(Notify::new());
-    let telling =
-        tokio::spawn(tell_outcomes(Arc::clone(&queue), Arc::clone(&access), told, room.clone()));
+    let settling = tokio::spawn(settle_outcomes(Arc::clone(&access), told, settled));
+    let telling = Telling {
+        queue: Arc::clone(&queue),
+        access: Arc::clone(&access),
+        under: Arc::clone(&under),
+        room: Arc::clone(&room),
+    };
+    let telling = tokio::spawn(telling.run(settle));
     let renewing = tokio::spawn(keep_leases(Arc::clone(&queue), Arc::clone(&under), stop.clone()));
     let mut copies = JoinSet::new();
     let mut wanted = ahead(most, &[]);
     while !stop.is_cancelled() {
         while copies.try_join_next().is_some() {}
         // Asked for only when half of them are done: not for one at a time.
-        let jobs = match wanted.saturating_sub(copies.len()) {
+        let held = locked(&under).len();
+        let jobs = match wanted.saturating_sub(held) {
             room if room * 2 < wanted => None,
             room => Some(queue.take(room).await.unwrap_or_else(|error| {
                 tracing::warn!(error, "no files to move could be had");
@@ -196,11 +214,12 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
         };
         if let Some(jobs) = jobs.filter(|jobs| !jobs.is_empty()) {
             wanted = ahead(most, &jobs);
-            for job in jobs {
-                let moving = Moving::new(&job);
-                locked(&under).insert(job.request, moving.clone());
-                let (under, turns) = (Arc::clone(&under), Arc::clone(&turns));
-                copies.spawn(one(job, moving, Arc::clone(&access), under, turns, tell.clone()));
+            for some in jobs.chunks(together(most, &jobs)) {
+                let some: Vec<_> = some.iter().map(|job| (Moving::new(job), job.clone())).collect();
+                for (moving, job) in &some {
+                    locked(&under).insert(job.request, moving.clone());
+                }
+                copies.spawn(several(some, Arc::clone(&access), Arc::clone(&turns), tell.clone()));
             }
             continue;
         }
@@ -217,42 +236,48 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
     }
     while copies.join_next().await.is_some() {}
     drop(tell);
-    for task in [telling, renewing] {
+    for task in [settling, telling, renewing] {
         if let Err(error) = task.await {
             tracing::error!(%error, "a part of the transfer worker panicked");
         }
     }
 }
 
-/// Moves one file when it is its turn, and hands over what became of it.
-async fn one(
-    job: Job,
-    moving: Moving,
+/// Moves files one after the other when it is their turn, and hands over what became of each.
+async fn several(
+    some: Vec<(Moving, Job)>,
     access: Arc<Access>,
-    under: Under,
     turns: Arc<Semaphore>,
     tell: mpsc::Sender<(Job, Outcome)>,
 ) {
     let turn = turns.acquire().await;
-    let copied = job.clone();
-    let done =
-        tokio::task::spawn_blocking(move || copy(&access, &copied, &moving.moved, &moving.stop))
-            .await;
+    let moved = tokio::task::spawn_blocking(move || {
+        for (moving, job) in some {
+            let outcome = one(&access, &moving, &job);
+            // Nobody listens only when all is over; then the lease runs out.
+            let _ = tell.blocking_send((job, outcome));
+        }
+    });
+    if let Err(error) = moved.await {
+        tracing::error!(%error, "a transfer panicked");
+    }
     drop(turn);
+}
+
+/// Moves one file, and says what became of it.
+fn one(access: &Access, moving: &Moving, job: &Job) -> Outcome {
+    let copy = || copy(access, job, &moving.moved, &moving.stop);
+    let done = catch_unwind(AssertUnwindSafe(copy));
     let given_up = matches!(done, Ok(Err(copy::Error::Cancelled)));
     let error = match done {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error.to_string()),
-        Err(error) => Some(format!("the worker failed: {error}")),
+        Err(_) => Some("the worker failed".to_owned()),
     };
     if let Some(error) = &error {
         tracing::info!(file = %job.did, to = job.destination.rse, error, "a transfer failed");
     }
-    let (request, outcome) = (job.request, Outcome { given_up, ..Outcome::of(&job, error) });
-    // Nobody listens only when all is over; then the lease runs out.
-    let _ = tell.send((job, outcome)).await;
-    // Until it is told its lease is kept.
-    locked(&under).remove(&request);
+    Outcome { given_up, ..Outcome::of(job, error) }
 }
 
 /// Puts what has arrived on disk for good; what cannot be has not arrived.
@@ -268,23 +293,50 @@ fn settle(access: &Access, some: &mut [(Job, Outcome)]) {
     }
 }
 
-/// Tells outcomes, as many at once as there are, until there are no more.
-async fn tell_outcomes(
-    queue: Arc<dyn Queue>,
+/// What became of some files.
+type Outcomes = Vec<(Job, Outcome)>;
+
+/// Settles outcomes, as many at once as there are, until there are no more. Meanwhile those before
+/// are told.
+async fn settle_outcomes(
     access: Arc<Access>,
     mut told: mpsc::Receiver<(Job, Outcome)>,
-    room: Arc<Notify>,
+    settled: mpsc::Sender<Outcomes>,
 ) {
     let mut some = Vec::new();
     while told.recv_many(&mut some, TOLD_TOGETHER).await > 0 {
-        let (mut settled, into) = (std::mem::take(&mut some), Arc::clone(&access));
+        let (mut outcomes, into) = (std::mem::take(&mut some), Arc::clone(&access));
         let settling = tokio::task::spawn_blocking(move || {
-            settle(&into, &mut settled);
-            settled
+            if catch_unwind(AssertUnwindSafe(|| settle(&into, &mut outcomes))).is_err() {
+                for (_, outcome) in &mut outcomes {
+                    outcome.error.get_or_insert_with(|| "the worker failed".to_owned());
+                }
+            }
+            outcomes
         });
-        let Ok(settled) = settling.await else { continue };
-        let outcomes: Vec<Outcome> = settled.iter().map(|(_, outcome)| outcome.clone()).collect();
-        let unwanted: BTreeSet<i64> = match queue.finish(outcomes).await {
+        let Ok(outcomes) = settling.await else { return };
+        let _ = settled.send(outcomes).await;
+    }
+}
+
+/// Tells what became of files.
+struct Telling {
+    queue: Arc<dyn Queue>,
+    access: Arc<Access>,
+    under: Under,
+    room: Arc<Notify>,
+}
+
+impl Telling {
+    async fn run(self, mut settled: mpsc::Receiver<Outcomes>) {
+        while let Some(some) = settled.recv().await {
+            self.tell(some).await;
+        }
+    }
+
+    async fn tell(&self, some: Outcomes) {
+        let outcomes: Vec<Outcome> = some.iter().map(|(_, outcome)| outcome.clone()).collect();
+        let unwanted: BTreeSet<i64> = match self.queue.finish(outcomes).await {
             Ok(unwanted) => unwanted.into_iter().collect(),
             Err(error) => {
                 // Their leases run out, and whoever takes them next finds the files there.
@@ -292,9 +344,13 @@ async fn tell_outcomes(
                 BTreeSet::new()
             }
         };
-        room.notify_one();
-        for (job, _) in settled.into_iter().filter(|(job, _)| unwanted.contains(&job.request)) {
-            let access = Arc::clone(&access);
+        for (job, _) in &some {
+            // Until it is told its lease is kept.
+            locked(&self.under).remove(&job.request);
+        }
+        self.room.notify_one();
+        for (job, _) in some.into_iter().filter(|(job, _)| unwanted.contains(&job.request)) {
+            let access = Arc::clone(&self.access);
             let removed = tokio::task::spawn_blocking(move || {
                 let End { rse, protocol, path } = &job.destination;
                 access.open(rse, protocol).and_then(|store| store.remove(path))
@@ -360,12 +416,22 @@ mod tests {
         };
         for (sizes, taken) in [
             (vec![], 8),
-            (vec![100_000; 3], 256),
+            (vec![100_000; 3], 512),
             (vec![100_000, 1 << 30], 8),
             (vec![i64::MAX, i64::MAX], 8),
         ] {
             let last: Vec<Job> = sizes.iter().copied().map(job).collect();
             assert_eq!(ahead(4, &last), taken, "{sizes:?}");
+        }
+        for (sizes, at_once) in [
+            (vec![], 1),
+            (vec![100_000; 8], 1),
+            (vec![100_000; 256], 16),
+            (vec![100_000; 2_000], 16),
+            (vec![1 << 30; 256], 1),
+        ] {
+            let jobs: Vec<Job> = sizes.iter().copied().map(job).collect();
+            assert_eq!(together(4, &jobs), at_once, "{} of {:?}", sizes.len(), sizes.first());
         }
     }
 }

@@ -21,7 +21,7 @@ fn a_large_rule_is_applied_in_steps_and_deleted_in_steps() {
         for grouping in [Grouping::All, Grouping::Dataset, Grouping::None] {
             let uuid = world.rule("c", 1, "T1", grouping);
             assert_eq!(world.state(&uuid), "INJECT 0/0/0");
-            world.judge(Daemon::Injector);
+            while world.judge(Daemon::Injector).more {}
             assert_eq!(world.state(&uuid), "REPLICATING 0/2100/0");
             if grouping == Grouping::All {
                 let locks = world.locks(&uuid);
@@ -32,6 +32,26 @@ fn a_large_rule_is_applied_in_steps_and_deleted_in_steps() {
             world.check();
         }
         assert_eq!(world.sql("SELECT COUNT(*) FROM locks"), 0);
+    }
+}
+
+#[test]
+fn a_small_rule_does_not_wait_until_a_large_one_is_injected() {
+    for mut world in World::each() {
+        world.settings.bulk = 100;
+        world.settings.step = 100;
+        world.f4();
+        world.dataset("large", 450, 1, "R3");
+        world.dataset("small", 50, 1, "R3");
+        let large = world.rule("large", 1, "T1", Grouping::None);
+        let small = world.add(&NewRule { asynchronous: true, ..World::new_rule("small", 1, "T1") });
+        assert!(world.judge(Daemon::Injector).more);
+        assert_eq!(world.state(&small), "REPLICATING 0/50/0");
+        assert_eq!(world.state(&large), "INJECT 0/100/0");
+        while world.judge(Daemon::Injector).more {}
+        assert_eq!(world.state(&large), "REPLICATING 0/450/0");
+        world.judge(Daemon::Evaluator);
+        world.check();
     }
 }
 

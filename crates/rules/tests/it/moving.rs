@@ -214,6 +214,38 @@ fn what_is_urgent_near_and_allowed_goes_first() {
 }
 
 #[test]
+fn what_nobody_reaches_hides_nothing_and_the_most_urgent_goes_first_wherever_it_goes() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        world.rse("FAR");
+        world.limit("root", "FAR", -1);
+        for at in 0..300 {
+            let name = format!("far{at}");
+            disks.file(&name, "A", b"x", Some(b"x"));
+            world.add(&NewRule { priority: 5, ..World::new_rule(&name, 1, "FAR") });
+        }
+        for (name, to, priority, activity) in [
+            ("slow", "B", 1, "User Subscriptions"),
+            ("urgent", "C", 4, "User Subscriptions"),
+            ("second", "B", 3, "User Subscriptions"),
+            ("other", "C", 1, "Express"),
+        ] {
+            disks.file(name, "A", name.as_bytes(), Some(name.as_bytes()));
+            let activity = activity.to_owned();
+            world.add(&NewRule { priority, activity, ..World::new_rule(name, 1, to) });
+        }
+        // Four shares of five are for Express, but it has only one.
+        let names = |most: usize| -> Vec<String> {
+            disks.take("w", most).into_iter().map(|job| job.did.name).collect()
+        };
+        assert_eq!(names(2), ["other", "urgent"]);
+        assert_eq!(names(1), ["second"]);
+        assert_eq!(names(10), ["slow"]);
+        assert_eq!(names(10), Vec::<String>::new());
+    }
+}
+
+#[test]
 fn where_names_are_free_the_catalog_knows_where_a_file_went() {
     for disks in Disks::each() {
         let world = &disks.world;

@@ -1,0 +1,113 @@
+//! Requests that wait, in the order they are to be worked on.
+//!
+//! There may be very many, and most of them for RSEs that no worker here reaches. So they are looked
+//! up by destination and activity, of which there are few, and never passed over one by one.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use crate::api::{Did, Micros};
+use crate::catalog::engine::values;
+use crate::catalog::{Column, Row, Tx};
+use crate::error::Result;
+
+/// A request that waits.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) id: i64,
+    pub(super) file: i64,
+    pub(super) destination: i64,
+    pub(super) bytes: i64,
+    pub(super) activity: String,
+    pub(super) retries: i64,
+    pub(super) last_source: Option<i64>,
+    pub(super) not_before: Micros,
+    pub(super) did: Did,
+    pub(super) adler32: Option<String>,
+    pub(super) md5: Option<String>,
+    pub(super) from: Option<String>,
+    pub(super) path: Option<String>,
+    pub(super) error: Option<String>,
+}
+
+const WAITING: &str = "SELECT q.id, q.did_id, q.dest_rse_id, q.bytes, q.activity, q.retry_count, q.source_rse_id, q.not_before,
+    d.scope, d.name, d.adler32, d.md5, u.source_replica_expression, p.path, q.err_msg FROM requests q JOIN dids d ON d.id = q.did_id
+    LEFT JOIN rules u ON u.id = q.rule_id LEFT JOIN replicas p ON p.did_id = q.did_id AND p.rse_id = q.dest_rse_id";
+
+fn waiting(row: &Row) -> Waiting {
+    Waiting {
+        id: row.int(0),
+        file: row.int(1),
+        destination: row.int(2),
+        bytes: row.int(3),
+        activity: row.text(4).to_owned(),
+        retries: row.int(5),
+        last_source: row.opt_int(6),
+        not_before: row.int(7),
+        did: Did::new(row.text(8), row.text(9)),
+        adler32: row.opt_text(10),
+        md5: row.opt_text(11),
+        from: row.opt_text(12),
+        path: row.opt_text(13),
+        error: row.opt_text(14),
+    }
+}
+
+/// Every destination and activity that requests wait for.
+const QUEUES: &str = "WITH RECURSIVE d(dest) AS (SELECT MIN(dest_rse_id) FROM requests WHERE state = 'Q' UNION ALL
+        SELECT (SELECT MIN(q.dest_rse_id) FROM requests q WHERE q.state = 'Q' AND q.dest_rse_id > d.dest) FROM d
+        WHERE d.dest IS NOT NULL),
+    a(dest, activity) AS (SELECT d.dest, (SELECT MIN(q.activity) FROM requests q WHERE q.state = 'Q'
+        AND q.dest_rse_id = d.dest) FROM d WHERE d.dest IS NOT NULL UNION ALL
+        SELECT a.dest, (SELECT MIN(q.activity) FROM requests q WHERE q.state = 'Q' AND q.dest_rse_id = a.dest
+        AND q.activity > a.activity) FROM a WHERE a.activity IS NOT NULL)
+    SELECT dest, activity FROM a WHERE activity IS NOT NULL";
+
+/// Up to `most` requests of each activity that may go now to these destinations, the next first.
+pub(super) fn next(
+    tx: &mut Tx<'_>,
+    reached: &[i64],
+    most: usize,
+    now: Micros,
+) -> Result<BTreeMap<String, Vec<i64>>> {
+    let limit = i64::try_from(most).unwrap_or(i64::MAX);
+    let mut found: BTreeMap<String, Vec<(Reverse<i64>, i64)>> = BTreeMap::new();
+    for queue in tx.query(QUEUES, &[])? {
+        let (to, activity) = (queue.int(0), queue.text(1));
+        if !reached.contains(&to) {
+            continue;
+        }
+        let rows = tx.query(
+            "SELECT priority, id FROM requests WHERE state = 'Q' AND dest_rse_id = ?1 AND activity = ?2 AND not_before <= ?3
+             ORDER BY priority DESC, id LIMIT ?4",
+            values![to, activity, now, limit],
+        )?;
+        let some = rows.iter().map(|row| (Reverse(row.int(0)), row.int(1)));
+        found.entry(activity.to_owned()).or_default().extend(some);
+    }
+    Ok(found.into_iter().map(|(activity, some)| (activity, foremost(some, most))).collect())
+}
+
+/// The first `most` of requests to several destinations.
+fn foremost(mut some: Vec<(Reverse<i64>, i64)>, most: usize) -> Vec<i64> {
+    some.sort_unstable();
+    some.truncate(most);
+    some.into_iter().map(|(_, id)| id).collect()
+}
+
+/// What is known of these requests, in this order, as far as they still wait.
+pub(super) fn read(tx: &mut Tx<'_>, ids: &[i64]) -> Result<Vec<Waiting>> {
+    tx.clear(&["w_ids"])?;
+    tx.load("w_ids", &[("id", Column::ints(ids.iter().copied()))])?;
+    let sql = format!("{WAITING} WHERE q.id IN (SELECT w.id FROM w_ids w) AND q.state = 'Q'");
+    let rows = tx.query(&sql, &[])?;
+    let mut found: BTreeMap<i64, Waiting> =
+        rows.iter().map(waiting).map(|one| (one.id, one)).collect();
+    Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
+}
+
+/// The first of all.
+pub(super) fn first(tx: &mut Tx<'_>, most: i64) -> Result<Vec<Waiting>> {
+    let sql = format!("{WAITING} WHERE q.state = 'Q' ORDER BY q.priority DESC, q.id LIMIT ?1");
+    Ok(tx.query(&sql, values![most])?.iter().map(waiting).collect())
+}
