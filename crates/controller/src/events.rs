@@ -12,7 +12,7 @@
 //! [`Recorder::run`] starts it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -33,9 +33,6 @@ const LONGEST_MESSAGE: usize = 1024;
 
 /// How many waiting events are looked at together.
 const BATCH: usize = 256;
-
-/// How many events are written at once.
-const AT_ONCE: usize = 32;
 
 /// How often an event is tried again when the store is away.
 const TRIES: u32 = 5;
@@ -67,24 +64,30 @@ pub struct Options {
     pub instance: String,
     /// How many events may wait to be written.
     pub waiting: usize,
+    /// How many are written at once.
+    pub at_once: usize,
     /// How many events, and how many objects, are remembered.
     pub remembered: usize,
     /// How often one object is written about.
     pub per_object: Flow,
+    /// How fast events are written, whatever they are about; what comes faster waits.
+    pub pace: Option<Flow>,
     /// Who counts.
     pub meter: Arc<dyn Meter>,
 }
 
 impl Options {
-    /// 1,000 waiting, 4,096 remembered, and for each object 25 at once, then one in five minutes.
+    /// 1,000 waiting, 32 written at once, 4,096 remembered, and for each object 25 at once, then one in five minutes.
     #[must_use]
     pub fn new(component: &str) -> Self {
         Self {
             component: component.to_owned(),
             instance: String::new(),
             waiting: 1_000,
+            at_once: 32,
             remembered: 4_096,
             per_object: Flow { interval: Duration::from_secs(300), burst: 25 },
+            pace: None,
             meter: Arc::new(NoMeter),
         }
     }
@@ -219,6 +222,7 @@ impl Recorder {
         let (component, meter) = (options.component.as_str().into(), options.meter.clone());
         let stop = CancellationToken::new();
         let writer = Writer {
+            pace: options.pace.map(|flow| Mutex::new(Bucket::new(flow))),
             known: Recent::new(options.remembered),
             subjects: Recent::new(options.remembered),
             options,
@@ -265,6 +269,7 @@ struct Writer {
     resources: Resources,
     known: Recent<Saying, Known>,
     subjects: Recent<Subject, Bucket>,
+    pace: Option<Mutex<Bucket>>,
     stop: CancellationToken,
 }
 
@@ -287,15 +292,27 @@ impl Writer {
             let this = &self;
             let written: Vec<_> = futures_util::stream::iter(due)
                 .map(async |((unwritten, written_as), saying)| {
+                    this.keep_pace().await;
                     let written = this.put(&saying, &unwritten, written_as).await;
                     (saying, written)
                 })
-                .buffer_unordered(AT_ONCE)
+                .buffer_unordered(self.options.at_once.max(1))
                 .collect()
                 .await;
             for (saying, written) in written {
                 self.wrote(&saying, written);
             }
+        }
+    }
+
+    /// Waits for its turn; not at shutdown.
+    async fn keep_pace(&self) {
+        let Some(pace) = &self.pace else { return };
+        let clock = self.resources.clock();
+        let wait = pace.lock().unwrap_or_else(PoisonError::into_inner).reserve(clock.elapsed());
+        if !wait.is_zero() {
+            // Whether the time came or the end does not matter.
+            let _ = self.stop.run_until_cancelled(clock.sleep(wait)).await;
         }
     }
 

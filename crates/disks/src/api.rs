@@ -294,7 +294,7 @@ fn kind() -> Kind {
         .column(Column::age())
         .selectable("spec.nodeName")
         .selectable("status.provisionPhase")
-        .default_with(convert::current)
+        .default_with(convert::is_old, convert::current)
         .validate(rules::check)
         .build()
 }

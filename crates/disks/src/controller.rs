@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use mainstay_controller::events::{self, Recorder, Severity};
 use mainstay_controller::jobs::{self, JobQueue};
-use mainstay_controller::rate::Rate;
+use mainstay_controller::rate::{Flow, Rate};
 use mainstay_controller::{Clock, Reflector, runtime};
 use mainstay_store::builtin::ConfigMap;
 use mainstay_store::object::Revision;
@@ -275,6 +275,10 @@ impl Disks {
         let recording = events::Options {
             instance: options.node.clone(),
             remembered: 1_024,
+            // What happened is told without haste, as kubelet does it: the disks come first.
+            waiting: 8_192,
+            at_once: 2,
+            pace: Some(Flow { interval: Duration::from_millis(20), burst: 100 }),
             ..events::Options::new("mainstay-agent")
         };
         let recorder = Recorder::run(recording, resources);
@@ -313,8 +317,9 @@ impl Disks {
         shell.take_up();
         let node = shell.options.node.clone();
         let reconciler = shell.clone();
-        // Most of a look is waiting: for a disk, for the server.
-        let workers = runtime::Options { workers: 32, ..runtime::Options::new("disks") };
+        // Most of a look is waiting, for a disk or for the server; each that waits for the server has
+        // a connection of its own.
+        let workers = runtime::Options { workers: 8, ..runtime::Options::new("disks") };
         let handle = runtime::Controller::new(workers, resources)
             .watch(&objects, move |device: &BlockDevice| {
                 let ours = device.spec.node_name == node;

@@ -6,6 +6,9 @@
 /// Whether a pattern matches the whole of a text. `*` also matches `/`.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
+    if !pattern.contains(['*', '?', '[']) {
+        return pattern == text;
+    }
     let pattern: Vec<char> = pattern.chars().collect();
     let text: Vec<char> = text.chars().collect();
     if readable(&pattern) { here(&pattern, &text) } else { pattern == text }

@@ -11,6 +11,7 @@ pub mod linux;
 
 use std::fmt;
 use std::fs::File;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -98,6 +99,15 @@ impl Contents {
     #[must_use]
     pub fn is_blank(&self) -> bool {
         self.signatures.is_empty() && !self.ambiguous && self.unreadable.is_none()
+    }
+
+    /// Adds what another look found, unless it was known by that name.
+    pub(crate) fn add(&mut self, found: Vec<Signature>) {
+        for found in found {
+            if !self.signatures.iter().any(|known| known.name == found.name) {
+                self.signatures.push(found);
+            }
+        }
     }
 
     /// The names of what is on it, each once, in order: what must be acknowledged.
@@ -385,13 +395,14 @@ pub trait Host: Send + Sync + fmt::Debug + 'static {
     fn look<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Option<Disk>, Trouble>>;
 
     /// The mount table as it is now.
-    fn mounts(&self) -> BoxFuture<'_, Result<Vec<MountLine>, Trouble>>;
+    fn mounts(&self) -> BoxFuture<'_, Result<Arc<[MountLine]>, Trouble>>;
 
     /// Waits for something to change. What changed while nobody waited is told at once.
     fn changed(&self) -> BoxFuture<'_, Vec<Wake>>;
 
-    /// Fills in what only the gate looks at: users, holders, all signatures, locks. A scene that
-    /// names a lock already is one whose asker holds it.
+    /// Fills in what only the gate looks at: users, holders, all signatures, locks. `disk` is as
+    /// [`Host::look`] has just seen it. A scene that names a lock already is one whose asker holds
+    /// it.
     fn inspect<'a>(&'a self, disk: &'a Disk, scene: Scene) -> BoxFuture<'a, Scene>;
 
     /// Locks a disk against all other processes; [`Trouble::Busy`] if one has it.

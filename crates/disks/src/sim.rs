@@ -375,8 +375,8 @@ impl Host for SimHost {
         std::future::ready(Ok(disk)).boxed()
     }
 
-    fn mounts(&self) -> BoxFuture<'_, Result<Vec<MountLine>, Trouble>> {
-        std::future::ready(Ok(self.state().mounts.clone())).boxed()
+    fn mounts(&self) -> BoxFuture<'_, Result<Arc<[MountLine]>, Trouble>> {
+        std::future::ready(Ok(self.state().mounts.clone().into())).boxed()
     }
 
     fn changed(&self) -> BoxFuture<'_, Vec<Wake>> {

@@ -32,14 +32,18 @@ pub use self::client::{Access, Address, AddressError, Answer, Client, Failure};
 use self::feed::Feed;
 use crate::cache::{Collection, Retention, Watch};
 use crate::clock::Clock;
-use crate::object::{Action, Body, Event, Key, Record, Resource, Revision};
+use crate::object::{Action, Body, Event, Key, Received, Record, Resource, Revision};
 use crate::objects::{At, Change, Error, Objects, Scope, Write};
 use crate::registry::{Kind, Registry};
+use crate::remote::{Remote, is_leaving};
 use crate::snapshot::{Medium, Snapshot};
 use crate::status::Reason;
+use crate::strategy::Subresource;
 
 /// How many objects that were just read are kept, for the write that follows.
 const RECENT: usize = 64;
+/// The field of the metadata in which a server notes who holds which field.
+const OWNERS: &str = "managedFields";
 /// How long one waits to see a deletion in the copy of its collection.
 const SEEN: Duration = Duration::from_secs(15);
 
@@ -119,16 +123,22 @@ impl KubernetesStore {
         path: String,
         body: Option<&Value>,
         key: &Key,
-    ) -> Result<Map<String, Value>, Error> {
+    ) -> Result<Arc<Record>, Error> {
         if self.stop.is_cancelled() {
             return Err(Error::Closed);
         }
+        let reads = method == Method::GET;
         let body = body.map(|body| body.to_string().into_bytes());
         match self.client.call(method, &path, body).await {
-            Ok(Answer { code, body }) if code.is_success() => serde_json::from_slice(&body)
-                .map_err(|error| Error::Unavailable {
+            Ok(Answer { code, body }) if code.is_success() => {
+                let kind = self.kind(key.resource())?;
+                // Only who reads may want to know who holds which field.
+                let without = if reads { "" } else { OWNERS };
+                let read = record(kind, key.namespace(), &body, without);
+                read.map(Arc::new).map_err(|error| Error::Unavailable {
                     reason: format!("the answer about {key} cannot be read: {error}"),
-                }),
+                })
+            }
             Ok(answer) => Err(refusal(&answer, key)),
             Err(Failure(reason)) => Err(Error::Unavailable { reason }),
         }
@@ -137,15 +147,28 @@ impl KubernetesStore {
     async fn fetch(&self, key: &Key) -> Result<Option<Arc<Record>>, Error> {
         let kind = self.kind(key.resource())?;
         match self.ask(Method::GET, object_path(kind, key, ""), None, key).await {
-            Ok(object) => {
-                let found = Arc::new(record(key, &object));
-                let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-                recent.truncate(RECENT - 1);
-                recent.push_front(found.clone());
+            Ok(found) => {
+                self.note(&found);
                 Ok(Some(found))
             }
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Keeps what the server said of an object, for the write that may follow.
+    fn note(&self, record: &Arc<Record>) {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.retain(|older| older.key() != record.key());
+        recent.truncate(RECENT - 1);
+        recent.push_front(record.clone());
+    }
+
+    /// Notes what the server made of a write: the copy of the collection must show it.
+    fn wrote(&self, record: &Arc<Record>) {
+        self.note(record);
+        if let Some(feed) = self.known(record.key().resource()) {
+            feed.expect(record.revision());
         }
     }
 
@@ -177,14 +200,29 @@ impl KubernetesStore {
         part: &str,
         mut object: Map<String, Value>,
         revision: Revision,
-    ) -> Result<Map<String, Value>, Error> {
+    ) -> Result<Arc<Record>, Error> {
         let kind = self.kind(key.resource())?;
         let metadata = object.entry("metadata").or_insert_with(|| json!({}));
         metadata["name"] = Value::from(key.name());
         metadata["resourceVersion"] = Value::from(revision.to_string());
-        let path = format!("{}?fieldManager={}", object_path(kind, key, part), self.manager);
-        let written = self.ask(Method::PUT, path, Some(&Value::Object(object)), key).await;
+        let written = self.send(kind, key, part, object).await;
         self.explained(written, key, revision).await
+    }
+
+    /// Sends an object that takes the place of another. Who holds which field is the server's to
+    /// know.
+    async fn send(
+        &self,
+        kind: &Kind,
+        key: &Key,
+        part: &str,
+        mut object: Map<String, Value>,
+    ) -> Result<Arc<Record>, Error> {
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove(OWNERS);
+        }
+        let path = format!("{}?fieldManager={}", object_path(kind, key, part), self.manager);
+        self.ask(Method::PUT, path, Some(&Value::Object(object)), key).await
     }
 
     /// A conflict with the version that is in the way, which the dialect does not tell.
@@ -210,19 +248,30 @@ impl KubernetesStore {
         let kind = self.kind(key.resource())?;
         let mut object = body.at(key.clone(), Revision::ZERO, Revision::ZERO).object();
         let metadata = object.entry("metadata").or_insert_with(|| json!({}));
+        metadata["name"] = Value::from(key.name());
+        let made = self.post(kind, key, object).await?;
+        Ok(Arc::new(Event::new(Action::Added, made, None)))
+    }
+
+    /// Sends a new object. The name in `key` is for messages; what it is called in the end is the
+    /// server's to say.
+    async fn post(
+        &self,
+        kind: &Kind,
+        key: &Key,
+        mut object: Map<String, Value>,
+    ) -> Result<Arc<Record>, Error> {
+        let metadata = object.entry("metadata").or_insert_with(|| json!({}));
         if let Some(metadata) = metadata.as_object_mut() {
             metadata.remove("resourceVersion");
-            metadata.remove("managedFields");
-            metadata.insert("name".to_owned(), Value::from(key.name()));
+            metadata.remove(OWNERS);
             if let Some(namespace) = key.namespace() {
                 metadata.insert("namespace".to_owned(), Value::from(namespace));
             }
         }
         let path =
             format!("{}?fieldManager={}", collection_path(kind, key.namespace()), self.manager);
-        let made = self.ask(Method::POST, path, Some(&Value::Object(object)), key).await?;
-        let event = Event::new(Action::Added, Arc::new(record(key, &made)), None);
-        Ok(Arc::new(event))
+        self.ask(Method::POST, path, Some(&Value::Object(object)), key).await
     }
 
     async fn update(&self, key: &Key, at: Revision, body: &Body) -> Result<Arc<Event>, Error> {
@@ -234,13 +283,11 @@ impl KubernetesStore {
         }
         let mut current = previous.clone();
         if bare(&old) != bare(&new) {
-            let written = self.put(key, "", new.clone(), at).await?;
-            current = Arc::new(record(key, &written));
+            current = self.put(key, "", new.clone(), at).await?;
         }
         let differs = kind.has_status && current.object().get("status") != new.get("status");
         if differs && old.get("status") != new.get("status") {
-            let written = self.put(key, "/status", new, current.revision()).await?;
-            current = Arc::new(record(key, &written));
+            current = self.put(key, "/status", new, current.revision()).await?;
         }
         Ok(Arc::new(Event::new(Action::Modified, current, Some(previous))))
     }
@@ -264,28 +311,29 @@ impl KubernetesStore {
             let path = object_path(kind, key, "");
             let answered = self.ask(Method::DELETE, path, Some(&options), key).await;
             let answered = self.explained(answered, key, at).await?;
-            if is_marked(&answered) {
-                let marked = Arc::new(record(key, &answered));
-                return Ok(Arc::new(Event::new(Action::Modified, marked, Some(previous))));
+            if is_marked(&answered.object()) {
+                return Ok(Arc::new(Event::new(Action::Modified, answered, Some(previous))));
             }
         }
-        if let Some(watch) = followed
-            && let Ok(Some(event)) = tokio::time::timeout(SEEN, deletion(watch)).await
-        {
+        if let Some(event) = deletion(followed).await {
             return Ok(event);
         }
         Ok(Arc::new(Event::new(Action::Deleted, previous.clone(), Some(previous))))
     }
 }
 
-/// The deletion that a watch shows; nothing if it ends before.
-async fn deletion(mut watch: Watch) -> Option<Arc<Event>> {
-    loop {
-        let events = watch.next().await.ok()?;
-        if let Some(event) = events.into_iter().find(|event| event.action == Action::Deleted) {
-            return Some(event);
+/// The deletion that a watch shows; nothing if it ends before, or is not seen for long.
+async fn deletion(watch: Option<Watch>) -> Option<Arc<Event>> {
+    let mut watch = watch?;
+    let seen = async {
+        loop {
+            let events = watch.next().await.ok()?;
+            if let Some(event) = events.into_iter().find(|event| event.action == Action::Deleted) {
+                return Some(event);
+            }
         }
-    }
+    };
+    tokio::time::timeout(SEEN, seen).await.ok().flatten()
 }
 
 /// The object without what the server looks after and without its status.
@@ -293,7 +341,7 @@ fn bare(object: &Map<String, Value>) -> Map<String, Value> {
     let mut bare = object.clone();
     bare.remove("status");
     if let Some(metadata) = bare.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in ["resourceVersion", "managedFields", "generation"] {
+        for field in ["resourceVersion", OWNERS, "generation"] {
             metadata.remove(field);
         }
     }
@@ -304,12 +352,18 @@ fn is_marked(object: &Map<String, Value>) -> bool {
     object.get("metadata").and_then(|metadata| metadata.get("deletionTimestamp")).is_some()
 }
 
-/// What a server sent, as it is kept.
-fn record(key: &Key, object: &Map<String, Value>) -> Record {
-    let version = object.get("metadata").and_then(|metadata| metadata.get("resourceVersion"));
-    let revision = version.and_then(Value::as_str).and_then(|text| text.parse().ok());
-    let revision = revision.unwrap_or_default();
-    Body::new(object).at(key.clone(), revision, revision)
+/// What a server sent, as it is kept, but for one field of its metadata.
+fn record(
+    kind: &Kind,
+    namespace: Option<&str>,
+    json: &[u8],
+    without: &str,
+) -> serde_json::Result<Record> {
+    let tags = [("apiVersion", kind.api_version()), ("kind", kind.kind)];
+    let received = Received::read(json, tags, without)?;
+    let key = kind.key(received.namespace.as_deref().or(namespace), &received.name);
+    let revision = received.version.parse().unwrap_or_default();
+    Ok(received.body.at(key, revision, revision))
 }
 
 /// `/apis/GROUP/VERSION[/namespaces/NS]/PLURAL`.
@@ -363,10 +417,8 @@ impl Objects for KubernetesStore {
                 Change::Update(at, body) => self.update(&write.key, *at, body).await?,
                 Change::Delete(at) => self.delete(&write.key, *at).await?,
             };
-            if event.action != Action::Deleted
-                && let Some(feed) = self.known(write.key.resource())
-            {
-                feed.expect(event.revision());
+            if event.action != Action::Deleted {
+                self.wrote(&event.record);
             }
             Ok(event)
         }
@@ -423,6 +475,10 @@ impl Objects for KubernetesStore {
         std::future::ready(Ok(Vec::new())).boxed()
     }
 
+    fn remote(&self) -> Option<&dyn Remote> {
+        Some(self)
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.stop.cancel();
         let feeds = std::mem::take(&mut *self.feeds.lock().unwrap_or_else(PoisonError::into_inner));
@@ -430,6 +486,57 @@ impl Objects for KubernetesStore {
             for feed in feeds.into_values() {
                 feed.close().await;
             }
+        }
+        .boxed()
+    }
+}
+
+impl Remote for KubernetesStore {
+    fn at_hand(&self, key: &Key) -> Option<Arc<Record>> {
+        let copy = self.known(key.resource()).and_then(|feed| feed.get(key));
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = recent.iter().find(|record| record.key() == key).cloned();
+        copy.into_iter().chain(recent).max_by_key(|record| record.revision())
+    }
+
+    fn create<'a>(
+        &'a self,
+        kind: &'a Kind,
+        namespace: Option<&'a str>,
+        object: Map<String, Value>,
+    ) -> BoxFuture<'a, Result<Arc<Record>, Error>> {
+        async move {
+            let name = object.get("metadata").and_then(|metadata| metadata.get("name"));
+            let key = kind.key(namespace, name.and_then(Value::as_str).unwrap_or_default());
+            let made = self.post(kind, &key, object).await?;
+            self.wrote(&made);
+            Ok(made)
+        }
+        .boxed()
+    }
+
+    fn replace<'a>(
+        &'a self,
+        kind: &'a Kind,
+        key: &'a Key,
+        subresource: Option<Subresource>,
+        object: Map<String, Value>,
+    ) -> BoxFuture<'a, Result<Arc<Record>, Error>> {
+        async move {
+            let part = match subresource {
+                None => "",
+                Some(Subresource::Status) => "/status",
+                Some(Subresource::Finalize) => "/finalize",
+            };
+            let leaves = subresource.is_none() && is_leaving(&object);
+            let followed = self.known(key.resource()).filter(|_| leaves);
+            let followed = followed.and_then(|feed| feed.follow(key));
+            let written = self.send(kind, key, part, object).await?;
+            match leaves {
+                true => drop(deletion(followed).await),
+                false => self.wrote(&written),
+            }
+            Ok(written)
         }
         .boxed()
     }

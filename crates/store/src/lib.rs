@@ -21,6 +21,7 @@ pub mod names;
 pub mod object;
 pub mod objects;
 pub mod registry;
+pub mod remote;
 pub mod resources;
 pub mod schema;
 pub mod select;

@@ -4,6 +4,8 @@
 //! parsing. The only part that is unknown until the commit is its `resourceVersion`; a [`Body`]
 //! therefore leaves a hole for it, which the committer fills in when it knows the revision.
 
+mod encode;
+
 use std::borrow::Borrow;
 use std::fmt;
 use std::num::ParseIntError;
@@ -14,6 +16,8 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Map, Value};
+
+pub(crate) use self::encode::Received;
 
 /// A point in the history of a store. Every change has its own; they only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -148,24 +152,9 @@ impl Body {
     /// An object without `metadata` gets one, so that the version has a place.
     #[must_use]
     pub fn new(object: &Map<String, Value>) -> Self {
-        let mut encoder = Encoder { json: Vec::with_capacity(512), hole: 0 };
         let empty = Map::new();
-        encoder.json.push(b'{');
-        let mut first = true;
-        for (name, value) in object {
-            encoder.name(name, &mut first);
-            match (name.as_str(), value) {
-                ("metadata", Value::Object(metadata)) => encoder.metadata(metadata),
-                ("metadata", _) => encoder.metadata(&empty),
-                _ => encoder.value(value),
-            }
-        }
-        if !object.contains_key("metadata") {
-            encoder.name("metadata", &mut first);
-            encoder.metadata(&empty);
-        }
-        encoder.json.push(b'}');
-        Self { json: encoder.json, hole: encoder.hole }
+        let metadata = object.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
+        encode::body(object, metadata)
     }
 
     /// The same object with one more field, which must come after all others in the alphabet: for
@@ -242,55 +231,6 @@ impl Body {
         json.extend_from_slice(digits.as_bytes());
         json.extend_from_slice(&self.json[self.hole..]);
         Record { key, created, revision, hole: self.hole, json: json.into() }
-    }
-}
-
-struct Encoder {
-    json: Vec<u8>,
-    hole: usize,
-}
-
-impl Encoder {
-    fn name(&mut self, name: &str, first: &mut bool) {
-        if !std::mem::replace(first, false) {
-            self.json.push(b',');
-        }
-        self.string(name);
-        self.json.push(b':');
-    }
-
-    fn string(&mut self, text: &str) {
-        serde_json::to_writer(&mut self.json, text).expect("a string always encodes");
-    }
-
-    fn value(&mut self, value: &Value) {
-        serde_json::to_writer(&mut self.json, value).expect("a JSON value always encodes");
-    }
-
-    fn metadata(&mut self, metadata: &Map<String, Value>) {
-        const VERSION: &str = "resourceVersion";
-        self.json.push(b'{');
-        let mut first = true;
-        let mut placed = false;
-        for (name, value) in metadata.iter().filter(|(name, _)| *name != VERSION) {
-            if !placed && name.as_str() > VERSION {
-                self.version(&mut first);
-                placed = true;
-            }
-            self.name(name, &mut first);
-            self.value(value);
-        }
-        if !placed {
-            self.version(&mut first);
-        }
-        self.json.push(b'}');
-    }
-
-    fn version(&mut self, first: &mut bool) {
-        self.name("resourceVersion", first);
-        self.json.push(b'"');
-        self.hole = self.json.len();
-        self.json.push(b'"');
     }
 }
 

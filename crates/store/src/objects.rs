@@ -15,6 +15,7 @@ use futures_util::future::BoxFuture;
 
 use crate::cache::{Collection, Watch};
 use crate::object::{Body, Event, Key, Record, Resource, Revision};
+use crate::remote::Remote;
 use crate::snapshot::{Medium, Snapshot};
 use crate::status::Reason;
 
@@ -206,6 +207,12 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
     /// Looks through the medium itself, past anything held in memory, and says what is wrong with
     /// it: one sentence each, none if all is well.
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>>;
+
+    /// Whoever keeps the objects elsewhere and checks what is written there; nobody if they are
+    /// kept here.
+    fn remote(&self) -> Option<&dyn Remote> {
+        None
+    }
 
     /// Finishes what was accepted and refuses the rest. Calling it again does nothing.
     fn close(&self) -> BoxFuture<'_, ()>;

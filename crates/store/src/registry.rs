@@ -398,10 +398,18 @@ impl<T: Typed> KindBuilder<T> {
         self
     }
 
-    /// Fills in what a schema default cannot say. Called twice it must change nothing more.
+    /// Fills in what a schema default cannot say, in objects that need it. Called twice it must
+    /// change nothing more.
     #[must_use]
-    pub fn default_with(mut self, fill_in: fn(&mut T)) -> Self {
+    pub fn default_with(
+        mut self,
+        needs: fn(&Map<String, Value>) -> bool,
+        fill_in: fn(&mut T),
+    ) -> Self {
         self.defaulters.push(Box::new(move |object| {
+            if !needs(object) {
+                return Ok(());
+            }
             let mut typed = T::deserialize(&*object)?;
             fill_in(&mut typed);
             let Value::Object(mut filled) = serde_json::to_value(&typed)? else {

@@ -5,6 +5,7 @@
 //! holds: nothing is written that its kind's rules refuse, a write that changes nothing writes
 //! nothing, and every write of [`Resources::fenced`] is under its fence.
 
+mod elsewhere;
 #[cfg(test)]
 mod tests;
 mod typed;
@@ -23,6 +24,7 @@ use crate::keeper::Keeper;
 use crate::object::{Body, Key, Record, Resource, Revision};
 use crate::objects::{self, At, Change, Fence, Objects, Scope, Write};
 use crate::registry::{Kind, Registry, Typed};
+use crate::remote::Remote;
 pub use crate::status::{Cause, Details, Error, Reason, Violation};
 use crate::strategy::{self, Deletion, Outcome, Stamp, Strictness};
 pub use crate::strategy::{DeleteOptions, Propagation, Subresource, Validation};
@@ -203,6 +205,13 @@ impl Resources {
         self.keepers.get(kind.resource())
     }
 
+    /// Whoever keeps the objects elsewhere, for what can be handed over as it is. An apply needs
+    /// the fields' owners here, and what is tried out is not handed over.
+    fn remote(&self, options: &WriteOptions, origin: Origin) -> Option<&dyn Remote> {
+        let plain = origin == Origin::Update && !options.dry_run && options.fence.is_none();
+        self.objects.remote().filter(|_| plain && self.fence.is_none())
+    }
+
     /// The store below.
     #[must_use]
     pub fn objects(&self) -> &Arc<dyn Objects> {
@@ -311,6 +320,9 @@ impl Resources {
         options: &WriteOptions,
         origin: Origin,
     ) -> Result<Written, Error> {
+        if let Some(remote) = self.remote(options, origin) {
+            return self.create_there(remote, kind, namespace, object).await;
+        }
         let strictness =
             Strictness { validation: options.validation, duplicates: &options.duplicates };
         let generates = needs_name(&object);
@@ -381,6 +393,11 @@ impl Resources {
         subresource: Option<Subresource>,
         options: &WriteOptions,
     ) -> Result<Written, Error> {
+        if names_version(&object)
+            && let Some(remote) = self.remote(options, Origin::Update)
+        {
+            return self.replace_there(remote, kind, key, subresource, object).await;
+        }
         // The object is needed once more only if somebody else is faster; one that names its
         // version is stale then.
         let mut object = Some(object);
@@ -472,6 +489,9 @@ impl Resources {
         origin: Origin,
         mut edit: impl FnMut(&Map<String, Value>) -> Result<Map<String, Value>, Error> + Send,
     ) -> Result<Written, Error> {
+        if let Some(remote) = self.remote(options, origin) {
+            return self.modify_there(remote, kind, key, subresource, edit).await;
+        }
         let strictness =
             Strictness { validation: options.validation, duplicates: &options.duplicates };
         let mut tries = TRIES;

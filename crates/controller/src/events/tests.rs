@@ -140,6 +140,27 @@ async fn recording_never_waits_and_a_store_that_comes_back_gets_what_fits() {
     assert_eq!(*dropped.0.lock().unwrap(), 3, "after the end everything is dropped");
 }
 
+#[tokio::test]
+async fn what_is_said_faster_than_its_pace_waits_and_the_end_does_not() {
+    let (resources, clock) = world().await;
+    let pace = Some(Flow { interval: Duration::from_millis(20), burst: 2 });
+    let options = Options { pace, at_once: 1, ..Options::new("tester") };
+    let recorder = Recorder::run(options, &resources);
+    for name in ["a", "b", "c", "d", "e"] {
+        recorder.event(&about(name), Severity::Normal, "Done", "well");
+    }
+    for written in 2..=4 {
+        until("the next waits for its turn", || clock.sleepers() == 1).await;
+        assert_eq!(events(&resources).await.len(), written);
+        if written < 4 {
+            clock.advance(Duration::from_millis(20));
+            settle().await;
+        }
+    }
+    recorder.shutdown().await;
+    assert_eq!(events(&resources).await.len(), 5);
+}
+
 #[test]
 fn what_was_used_least_recently_is_forgotten() {
     let mut recent = Recent::new(2);

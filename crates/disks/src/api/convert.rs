@@ -5,8 +5,18 @@
 //! second time.
 
 use mainstay_store::meta::{Condition, ConditionStatus};
+use serde_json::{Map, Value};
 
 use super::{BlockDevice, FormatRecord};
+
+/// Whether an object bears a trace of an older version.
+pub(super) fn is_old(object: &Map<String, Value>) -> bool {
+    let Some(status) = object.get("status") else { return false };
+    let conditions = status["conditions"].as_array();
+    let added = |condition: &Value| condition["type"] == "AddedToNode";
+    !status["deviceStatus"]["fileSystem"]["lastFormattedAt"].is_null()
+        || conditions.is_some_and(|conditions| conditions.iter().any(added))
+}
 
 pub(super) fn current(device: &mut BlockDevice) {
     let status = &mut device.status;

@@ -65,7 +65,7 @@ fn what_a_disk_becomes_is_settled_while_it_is_in_use() {
 
 #[test]
 fn objects_of_an_older_version_are_read_and_converted() {
-    let mut old = device(json!({
+    let written = json!({
         "spec": {"nodeName": "n", "devPath": "/dev/a", "fileSystem":
             {"provisioned": true, "forceFormatted": true, "mountPoint": "/var/extra"}},
         "status": {
@@ -75,8 +75,11 @@ fn objects_of_an_older_version_are_read_and_converted() {
             "conditions": [{"type": "AddedToNode", "status": "True", "reason": "", "message": "",
                 "lastTransitionTime": "2024-05-01T00:00:00Z"}],
         },
-    }));
+    });
+    assert!(convert::is_old(written.as_object().unwrap()));
+    let mut old = device(written);
     convert::current(&mut old);
+    assert!(!convert::is_old(serde_json::to_value(&old).unwrap().as_object().unwrap()));
     let once = old.clone();
     convert::current(&mut old);
     assert_eq!(old, once);

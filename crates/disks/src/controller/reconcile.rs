@@ -1,5 +1,7 @@
 //! One object at a time: what is seen, what follows from it, and the write that makes it so.
 
+use std::sync::Arc;
+
 use mainstay_controller::conditions::{self, Report};
 use mainstay_controller::events::Severity;
 use mainstay_controller::runtime::Outcome;
@@ -30,7 +32,7 @@ const BEHIND: std::time::Duration = std::time::Duration::from_secs(1);
 /// What is seen of an object's disk at one moment.
 pub(super) struct View {
     pub(super) disk: Option<Disk>,
-    pub(super) mounts: Vec<MountLine>,
+    pub(super) mounts: Arc<[MountLine]>,
     pub(super) known: backend::Known,
     pub(super) assigned: Option<Assigned>,
 }

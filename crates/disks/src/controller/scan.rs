@@ -169,7 +169,7 @@ impl Shell {
     }
 
     /// Takes over the mount table, and wakes the objects it may concern.
-    fn read_mounts(&self, mounts: Vec<MountLine>, told: bool) {
+    fn read_mounts(&self, mounts: Arc<[MountLine]>, told: bool) {
         let mut world = self.world();
         let changed: BTreeSet<String> = mounts
             .iter()

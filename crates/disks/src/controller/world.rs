@@ -14,7 +14,7 @@ pub(super) struct World {
     disks: BTreeMap<String, Arc<Disk>>,
     /// Each link ([`identity::links`]) with the name of each disk that bears it.
     links: BTreeSet<(String, String)>,
-    pub(super) mounts: Vec<MountLine>,
+    pub(super) mounts: Arc<[MountLine]>,
     pub(super) config: Config,
     pub(super) assigned: BTreeMap<String, Assigned>,
 }

@@ -55,6 +55,7 @@ pub struct LinuxHost {
     inner: Arc<Inner>,
     programs: Programs,
     bell: Arc<Bell>,
+    mounts: mounts::Own,
     /// LVM's own commands are run one at a time.
     lvm: AsyncMutex<()>,
     _listener: listen::Listener,
@@ -78,9 +79,11 @@ impl LinuxHost {
         let bell = Arc::new(Bell::default());
         let listener = listen::Listener::start(&options.roots.proc, bell.clone())?;
         let programs = Programs::find(options.path.clone(), options.state_dir.clone());
+        let mounts = mounts::Own::new(&options.roots.proc);
         let ended = tokio::sync::Notify::new();
         let inner = Arc::new(Inner { options, reading: Mutex::default(), ended });
-        Ok(Self { inner, programs, bell, lvm: AsyncMutex::new(()), _listener: listener })
+        let lvm = AsyncMutex::new(());
+        Ok(Self { inner, programs, bell, mounts, lvm, _listener: listener })
     }
 
     fn roots(&self) -> &Roots {
@@ -123,8 +126,8 @@ impl LinuxHost {
         }
     }
 
-    /// What wipefs finds, and (`last`, before the first byte) blkid as well, which tells when it is
-    /// not clear what a disk holds; and the groups of physical volumes.
+    /// What wipefs finds, and (`last`, before the first byte) blkid as well where there is anything,
+    /// which tells when it is not clear what a disk holds; and the groups of physical volumes.
     async fn thorough(
         &self,
         disk: &Disk,
@@ -136,31 +139,20 @@ impl LinuxHost {
             let arguments: Vec<_> = arguments.iter().map(|word| (*word).to_owned()).collect();
             async move { self.programs.run(program, &arguments, None, PROBE).await }
         };
-        let blkid = ["-p", "-o", "export", &path];
-        let wipefs = ["--no-act", "--json", &path];
-        let blkid = async {
-            match last {
-                true => run("blkid", &blkid).await.map(Some),
-                false => Ok(None),
-            }
-        };
-        let (blkid, wipefs) = tokio::join!(blkid, run("wipefs", &wipefs));
-        let (blkid, wipefs) = (blkid?, wipefs?);
-        match blkid.as_ref().map(|said| (said.code, said)) {
-            None | Some((Some(0 | 2), _)) => {}
-            Some((Some(8), _)) => contents.ambiguous = true,
-            Some((_, said)) => {
-                contents.unreadable = Some(format!("blkid: {}", said.complaint()));
-            }
-        }
+        let wipefs = run("wipefs", &["--no-act", "--json", &path]).await?;
         if !wipefs.ok() {
             contents.unreadable = Some(format!("wipefs: {}", wipefs.complaint()));
         }
-        let known = blkid.map(|said| act::blkid_signatures(&said.out)).unwrap_or_default();
-        for found in known.into_iter().chain(act::wipefs_signatures(&wipefs.out)) {
-            if !contents.signatures.iter().any(|known| known.name == found.name) {
-                contents.signatures.push(found);
+        contents.add(act::wipefs_signatures(&wipefs.out));
+        // Where nothing at all was found there is nothing that could contradict itself.
+        if last && !contents.is_blank() {
+            let blkid = run("blkid", &["-p", "-o", "export", &path]).await?;
+            match blkid.code {
+                Some(0 | 2) => {}
+                Some(8) => contents.ambiguous = true,
+                _ => contents.unreadable = Some(format!("blkid: {}", blkid.complaint())),
             }
+            contents.add(act::blkid_signatures(&blkid.out));
         }
         if contents.signatures.iter().any(|known| known.class == Class::Lvm) {
             for group in self.groups_of(&path).await? {
@@ -239,38 +231,33 @@ impl Inner {
     /// Everything the gate asks that needs no program.
     fn inspect(&self, disk: &Disk, mut scene: Scene) -> Scene {
         let roots = &self.options.roots;
-        match self.look(&disk.name) {
+        match roots.bound(&disk.name) {
             None => scene.changed = Some(format!("{} is not there any more", disk.path)),
-            Some(now) => {
-                if (&now.number, now.diskseq, now.size) != (&disk.number, disk.diskseq, disk.size) {
+            Some((number, diskseq, size)) => {
+                if (&number, diskseq, size) != (&disk.number, disk.diskseq, disk.size) {
                     scene.changed = Some(format!(
-                        "{} is now {} (sequence {}, {} bytes)",
-                        disk.path, now.number, now.diskseq, now.size
+                        "{} is now {number} (sequence {diskseq}, {size} bytes)",
+                        disk.path
                     ));
                 }
-                scene.read_only = now.read_only;
-                scene.contents = now.contents;
-                scene.holders = now.holders;
             }
         }
+        scene.read_only = disk.read_only;
+        scene.contents = disk.contents.clone();
+        scene.holders = disk.holders.clone();
         let numbers = roots.numbers(disk);
-        let source = |line: &MountLine| {
-            line.source == disk.path
-                || disk
-                    .partitions
-                    .iter()
-                    .any(|part| line.source.ends_with(&format!("/{}", part.name)))
+        let is_part = |source: &str| {
+            let name = source.rsplit('/').next().unwrap_or_default();
+            disk.partitions.iter().any(|part| part.name == name)
         };
-        for (process, table) in mounts::everywhere(&roots.proc) {
-            for line in table {
-                if !numbers.contains(&line.number) && !source(&line) {
-                    continue;
-                }
-                if ["/", "/boot", "/boot/efi", "/usr", "/var"].contains(&line.point.as_str()) {
-                    scene.system.get_or_insert_with(|| line.point.clone());
-                }
-                scene.mounts.push(format!("{} (as process {process} sees it)", line.point));
+        let wanted = |number: &str, source: &str| {
+            numbers.iter().any(|known| known == number) || source == disk.path || is_part(source)
+        };
+        for (process, line) in mounts::everywhere(&roots.proc, wanted) {
+            if ["/", "/boot", "/boot/efi", "/usr", "/var"].contains(&line.point.as_str()) {
+                scene.system.get_or_insert_with(|| line.point.clone());
             }
+            scene.mounts.push(format!("{} (as process {process} sees it)", line.point));
         }
         for swap in mounts::swaps(&roots.proc) {
             let name = swap.rsplit('/').next().unwrap_or_default();
@@ -356,8 +343,8 @@ impl Host for LinuxHost {
         .boxed()
     }
 
-    fn mounts(&self) -> BoxFuture<'_, Result<Vec<MountLine>, Trouble>> {
-        let table = mounts::own(&self.roots().proc);
+    fn mounts(&self) -> BoxFuture<'_, Result<Arc<[MountLine]>, Trouble>> {
+        let table = self.mounts.lines();
         let table = table.map_err(|error| Trouble::Failed(format!("the mount table: {error}")));
         std::future::ready(table).boxed()
     }

@@ -6,6 +6,7 @@
 
 mod simulated;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use super::Error;
 use super::report::{Format, Row, print};
 use super::server::ServerProcess;
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
+use crate::client::watch::{Change, Follow};
 use crate::client::{Call, Client, JSON};
 use crate::error::Error as CommandError;
 
@@ -228,25 +230,33 @@ impl Yard {
         Ok(took)
     }
 
+    /// Waits until every disk is as wanted.
     async fn until(&self, client: &Client, wanted: fn(&Value) -> bool) -> Result<(), CommandError> {
-        let deadline = Instant::now() + Duration::from_secs(240);
-        loop {
-            let path = "/apis/storage.mainstay.dev/v1/blockdevices";
-            let answer = client.json(Call::get(path)).await?;
-            let disks = answer["items"].as_array().cloned().unwrap_or_default();
-            if disks.iter().filter(|disk| wanted(disk)).count() == self.devices.len() {
-                return Ok(());
+        let path = "/apis/storage.mainstay.dev/v1/blockdevices".to_owned();
+        let mut follow = Follow::new(client, path, String::new(), JSON);
+        let mut there = BTreeSet::new();
+        let all = async {
+            while there.len() < self.devices.len() {
+                let disks = match follow.next().await? {
+                    Change::Listed(list) => list["items"].as_array().cloned().unwrap_or_default(),
+                    Change::Event(event) => vec![event.object],
+                };
+                for disk in disks {
+                    if disk["status"]["provisionPhase"] == "Failed" {
+                        let why = disk["status"]["failure"]["message"].to_string();
+                        return Err(CommandError::negative(format!("a disk failed: {why}")));
+                    }
+                    let name = disk["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+                    match wanted(&disk) {
+                        true => there.insert(name),
+                        false => there.remove(&name),
+                    };
+                }
             }
-            let failed = disks.iter().find(|disk| disk["status"]["provisionPhase"] == "Failed");
-            if let Some(failed) = failed {
-                let why = failed["status"]["failure"]["message"].to_string();
-                return Err(CommandError::negative(format!("a disk failed: {why}")));
-            }
-            if Instant::now() > deadline {
-                return Err(CommandError::negative("the disks did not settle in time"));
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+            Ok(())
+        };
+        let late = || CommandError::negative("the disks did not settle in time");
+        tokio::time::timeout(Duration::from_secs(240), all).await.map_err(|_| late())?
     }
 }
 

@@ -5,6 +5,7 @@
 
 #[path = "../../../store/tests/it/conformance.rs"]
 mod conformance;
+mod elsewhere;
 #[path = "../../../store/tests/it/model.rs"]
 mod model;
 mod refusals;

@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{Client, Failure};
-use super::{collection_path, record};
+use super::{OWNERS, collection_path, record};
 use crate::cache::{Cache, Collection, Ledger, Retention, State, Watch};
 use crate::clock::Clock;
 use crate::object::{Action, Event, Key, Record, Resource, Revision};
@@ -130,6 +131,40 @@ impl From<Failure> for Cut {
     }
 }
 
+/// A page of a list.
+#[derive(Deserialize)]
+struct Page<'a> {
+    #[serde(default)]
+    metadata: ListMetadata,
+    #[serde(borrow)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ListMetadata {
+    #[serde(rename = "continue")]
+    next: String,
+    resource_version: String,
+}
+
+/// A line of a watch.
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+/// Why a server ended a watch.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Refusal {
+    code: u16,
+    message: String,
+}
+
 /// The one task that changes a copy.
 struct Follower {
     client: Arc<Client>,
@@ -192,19 +227,14 @@ impl Follower {
                 410 => return Err(Cut::Expired),
                 code => return Err(Cut::Broken(format!("the server answered {code} to a list"))),
             }
-            let whole: Value = serde_json::from_slice(&answer.body)
+            let page: Page<'_> = serde_json::from_slice(&answer.body)
                 .map_err(|error| Cut::Broken(format!("a list cannot be read: {error}")))?;
-            let items = whole.get("items").and_then(Value::as_array).into_iter().flatten();
-            for item in items.filter_map(Value::as_object) {
-                records.push(Arc::new(self.record(item)));
+            for item in page.items.into_iter().flatten() {
+                records.push(Arc::new(self.record(item)?));
             }
-            let field = |name: &str| {
-                let metadata = whole.get("metadata").and_then(|metadata| metadata.get(name));
-                metadata.and_then(Value::as_str).unwrap_or_default().to_owned()
-            };
-            token = escaped(&field("continue"));
+            token = escaped(&page.metadata.next);
             if token.is_empty() {
-                break field("resourceVersion").parse().unwrap_or_default();
+                break page.metadata.resource_version.parse().unwrap_or_default();
             }
         };
         let mut state = State::new(revision, revision);
@@ -213,20 +243,11 @@ impl Follower {
         Ok(())
     }
 
-    /// Items of a list do not say what they are; ours must.
-    fn record(&self, item: &Map<String, Value>) -> Record {
-        let mut object = item.clone();
-        object.entry("apiVersion").or_insert_with(|| Value::from(self.kind.api_version()));
-        object.entry("kind").or_insert_with(|| Value::from(self.kind.kind));
-        record(&self.key(item), &object)
-    }
-
-    fn key(&self, object: &Map<String, Value>) -> Key {
-        let field = |name: &str| {
-            let metadata = object.get("metadata").and_then(|metadata| metadata.get(name));
-            metadata.and_then(Value::as_str)
-        };
-        self.kind.key(field("namespace"), field("name").unwrap_or_default())
+    /// Takes an object over. Items of a list do not say what they are; ours must. Who holds which
+    /// field is the server's to know, and would be half of what is kept here.
+    fn record(&self, object: &RawValue) -> Result<Record, Cut> {
+        let read = record(&self.kind, None, object.get().as_bytes(), OWNERS);
+        read.map_err(|error| Cut::Broken(format!("an object cannot be read: {error}")))
     }
 
     /// Watches from where the copy is, until that ends.
@@ -260,30 +281,27 @@ impl Follower {
         if line.is_empty() {
             return Ok(());
         }
-        let event: Value = serde_json::from_slice(line)
+        let Line { kind, object }: Line<'_> = serde_json::from_slice(line)
             .map_err(|error| Cut::Broken(format!("a change cannot be read: {error}")))?;
-        let kind = event.get("type").and_then(Value::as_str).unwrap_or_default();
-        let Some(object) = event.get("object").and_then(Value::as_object) else {
-            return Err(Cut::Broken("a change without an object".to_owned()));
-        };
-        let record = Arc::new(self.record(object));
+        if !matches!(kind.as_str(), "ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK") {
+            let refusal: Refusal = serde_json::from_str(object.get()).unwrap_or_default();
+            return Err(match refusal.code {
+                410 => Cut::Expired,
+                _ => Cut::Broken(refusal.message),
+            });
+        }
+        let record = Arc::new(self.record(object)?);
         let mut state = (*self.cache.load()).clone();
+        if kind == "BOOKMARK" {
+            state.advance(record.revision());
+            self.cache.publish(state, [self.kind.resource()]);
+            return Ok(());
+        }
         let previous = state.get(record.key()).cloned();
-        let action = match kind {
-            "ADDED" | "MODIFIED" if previous.is_some() => Action::Modified,
-            "ADDED" | "MODIFIED" => Action::Added,
+        let action = match kind.as_str() {
             "DELETED" => Action::Deleted,
-            "BOOKMARK" => {
-                state.advance(record.revision());
-                self.cache.publish(state, [self.kind.resource()]);
-                return Ok(());
-            }
-            _ => {
-                let code = object.get("code").and_then(Value::as_u64).unwrap_or_default();
-                let gone = code == 410;
-                let message = object.get("message").and_then(Value::as_str).unwrap_or_default();
-                return Err(if gone { Cut::Expired } else { Cut::Broken(message.to_owned()) });
-            }
+            _ if previous.is_some() => Action::Modified,
+            _ => Action::Added,
         };
         if record.revision() < state.revision {
             return Err(Cut::Expired);

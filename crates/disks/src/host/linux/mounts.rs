@@ -1,33 +1,60 @@
 //! Mount tables: this process', and those of every other mount namespace.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::sysfs::{line, names};
 use crate::host::MountLine;
 
 /// Reads the lines of a mountinfo file.
-pub(super) fn parse(text: &str) -> Vec<MountLine> {
-    text.lines().filter_map(one).collect()
+fn parse(text: &str) -> impl Iterator<Item = Entry<'_>> {
+    text.lines().filter_map(Entry::read)
 }
 
-fn one(text: &str) -> Option<MountLine> {
-    let (left, right) = text.split_once(" - ")?;
-    let left: Vec<_> = left.split(' ').collect();
-    let mut right = right.split(' ');
-    let (filesystem, source) = (right.next()?, right.next()?);
-    Some(MountLine {
-        number: (*left.get(2)?).to_owned(),
-        point: plain(left.get(4)?),
-        source: plain(source),
-        filesystem: filesystem.to_owned(),
-        read_only: left.get(5)?.split(',').any(|option| option == "ro"),
-    })
+/// A line of a mountinfo file as it stands there.
+struct Entry<'a> {
+    number: &'a str,
+    point: &'a str,
+    options: &'a str,
+    filesystem: &'a str,
+    source: &'a str,
+}
+
+impl<'a> Entry<'a> {
+    fn read(text: &'a str) -> Option<Self> {
+        let (left, right) = text.split_once(" - ")?;
+        let mut left = left.split(' ').skip(2);
+        let mut right = right.split(' ');
+        Some(Self {
+            number: left.next()?,
+            point: left.nth(1)?,
+            options: left.next()?,
+            filesystem: right.next()?,
+            source: right.next()?,
+        })
+    }
+
+    fn line(&self) -> MountLine {
+        MountLine {
+            number: self.number.to_owned(),
+            point: plain(self.point),
+            source: plain(self.source),
+            filesystem: self.filesystem.to_owned(),
+            read_only: self.options.split(',').any(|option| option == "ro"),
+        }
+    }
 }
 
 /// Undoes the octal escapes of blanks and the like.
 fn plain(text: &str) -> String {
+    if !text.contains('\\') {
+        return text.to_owned();
+    }
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, tail)) = rest.split_first() {
@@ -46,15 +73,70 @@ fn plain(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The mount table of this process.
-pub(super) fn own(proc: &Path) -> io::Result<Vec<MountLine>> {
-    Ok(parse(&std::fs::read_to_string(proc.join("self/mountinfo"))?))
+/// The mount table of this process, read anew only when the kernel says that it changed.
+#[derive(Debug)]
+pub(super) struct Own {
+    path: PathBuf,
+    last: Mutex<Option<Read>>,
 }
 
-/// The mount tables of all namespaces, each once, with a process that is in it.
-pub(super) fn everywhere(proc: &Path) -> Vec<(String, Vec<MountLine>)> {
+/// What was read last, and the file that knows whether it still holds.
+#[derive(Debug)]
+struct Read {
+    file: File,
+    lines: Arc<[MountLine]>,
+}
+
+impl Own {
+    pub(super) fn new(proc: &Path) -> Self {
+        Self { path: proc.join("self/mountinfo"), last: Mutex::default() }
+    }
+
+    /// The table as it is now.
+    pub(super) fn lines(&self) -> io::Result<Arc<[MountLine]>> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = match last.take() {
+            Some(Read { file, lines }) if !changed(&file) => {
+                *last = Some(Read { file, lines: lines.clone() });
+                return Ok(lines);
+            }
+            Some(Read { mut file, .. }) => {
+                file.rewind()?;
+                file
+            }
+            None => {
+                let file = File::open(&self.path)?;
+                // From here on the kernel counts what this reader has not seen.
+                changed(&file);
+                file
+            }
+        };
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let lines: Arc<[MountLine]> = parse(&text).map(|entry| entry.line()).collect();
+        *last = Some(Read { file, lines: lines.clone() });
+        Ok(lines)
+    }
+}
+
+/// Whether a table changed since it was asked last. A file that stands in for the kernel's cannot
+/// tell.
+fn changed(file: &File) -> bool {
+    const PROC: rustix::fs::FsWord = 0x9fa0;
+    let real = rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type == PROC);
+    let mut asked = [PollFd::new(file, PollFlags::PRI)];
+    let still = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    !real || poll(&mut asked, Some(&still)) != Ok(0)
+}
+
+/// The lines of all mount namespaces that `wanted` picks by number and source, each namespace
+/// once, with a process that is in it.
+pub(super) fn everywhere(
+    proc: &Path,
+    wanted: impl Fn(&str, &str) -> bool,
+) -> Vec<(String, MountLine)> {
     let mut seen = BTreeSet::new();
-    let mut tables = Vec::new();
+    let mut found = Vec::new();
     let is_process = |name: &String| name.chars().all(|c| c.is_ascii_digit());
     for process in names(proc).into_iter().filter(is_process) {
         let folder = proc.join(&process);
@@ -62,11 +144,11 @@ pub(super) fn everywhere(proc: &Path) -> Vec<(String, Vec<MountLine>)> {
         if !namespace.as_os_str().is_empty() && !seen.insert(namespace) {
             continue;
         }
-        if let Ok(text) = std::fs::read_to_string(folder.join("mountinfo")) {
-            tables.push((process, parse(&text)));
-        }
+        let text = std::fs::read_to_string(folder.join("mountinfo")).unwrap_or_default();
+        let lines = parse(&text).filter(|entry| wanted(entry.number, &plain(entry.source)));
+        found.extend(lines.map(|entry| (process.clone(), entry.line())));
     }
-    tables
+    found
 }
 
 /// The swap spaces in use, by path.
@@ -82,10 +164,25 @@ mod tests {
     #[test]
     fn a_mount_table_is_read_with_all_its_oddities() {
         let text = "36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n37 35 7:1 / /a ro - xfs /dev/loop1 rw\nnonsense\n";
-        let lines = parse(text);
+        let lines: Vec<_> = parse(text).map(|entry| entry.line()).collect();
         assert_eq!(lines.len(), 2);
         assert_eq!((lines[0].point.as_str(), lines[0].number.as_str()), ("/mnt 2", "98:0"));
         assert!(!lines[0].read_only && lines[1].read_only);
         assert_eq!((lines[1].source.as_str(), lines[1].filesystem.as_str()), ("/dev/loop1", "xfs"));
+    }
+
+    #[test]
+    fn a_table_is_as_it_is_now_whoever_keeps_it() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("self")).unwrap();
+        let file = folder.path().join("self/mountinfo");
+        let table = Own::new(folder.path());
+        assert!(table.lines().is_err(), "there is none");
+        for points in [&["/a"][..], &["/a", "/b"], &[]] {
+            let line = |point: &&str| format!("36 35 7:0 / {point} rw - ext4 /dev/loop0 rw\n");
+            std::fs::write(&file, points.iter().map(line).collect::<String>()).unwrap();
+            let now: Vec<_> = table.lines().unwrap().iter().map(|l| l.point.clone()).collect();
+            assert_eq!(now, points);
+        }
     }
 }

@@ -72,7 +72,7 @@ impl Roots {
     }
 
     fn is_multipath(&self, name: &str) -> bool {
-        line(&self.block(name).join("dm/uuid")).starts_with("mpath-")
+        name.starts_with("dm-") && line(&self.block(name).join("dm/uuid")).starts_with("mpath-")
     }
 
     /// Whether a disk is one of several paths to another.
@@ -95,8 +95,12 @@ impl Roots {
     }
 
     fn path(&self, name: &str) -> String {
-        let plain = match line(&self.block(name).join("dm/name")) {
-            map if map.is_empty() => self.dev.join(name.replace('!', "/")),
+        let map = match name.starts_with("dm-") {
+            true => line(&self.block(name).join("dm/name")),
+            false => String::new(),
+        };
+        let plain = match map.as_str() {
+            "" => self.dev.join(name.replace('!', "/")),
             map => self.dev.join("mapper").join(map),
         };
         plain.display().to_string()
@@ -120,7 +124,11 @@ impl Roots {
             known.chain(read).find(|text| !text.is_empty()).unwrap_or_default()
         };
         let backing = line(&folder.join("loop/backing_file"));
-        let place = std::fs::canonicalize(&folder).unwrap_or_else(|_| folder.clone());
+        let place = match backing.is_empty() {
+            true => std::fs::canonicalize(&folder).unwrap_or_else(|_| folder.clone()),
+            false => PathBuf::new(),
+        };
+        let parts = self.partition_names(name);
         let bus = say(&["ID_PATH", "DM_NAME"], &[]);
         let (serial, bus_path) = if backing.is_empty() {
             let serial =
@@ -153,10 +161,19 @@ impl Roots {
             bus_path,
             numa: line(&folder.join("device/numa_node")).parse().ok().filter(|node| *node >= 0),
             multipath: self.is_multipath(name),
-            holders: self.holders(name),
-            partitions: self.partitions(name),
+            holders: self.holders(name, &parts),
+            partitions: self.partitions(name, parts),
             ..Disk::default()
         })
+    }
+
+    /// What a disk is bound by: its number, its sequence and its size; `None` if it is not there.
+    pub(super) fn bound(&self, name: &str) -> Option<(String, u64, u64)> {
+        let folder = self.block(name);
+        let device = line(&folder.join("dev"));
+        let size = number(&folder.join("size")) * 512;
+        let there = !device.is_empty() && size > 0;
+        there.then(|| (device, number(&folder.join("diskseq")), size))
     }
 
     /// The place on the bus, as the kernel names it.
@@ -169,10 +186,10 @@ impl Roots {
     }
 
     /// What stands on a disk or on its partitions.
-    fn holders(&self, name: &str) -> Vec<String> {
+    fn holders(&self, name: &str, parts: &[String]) -> Vec<String> {
         let folder = self.block(name);
         let mut all = names(&folder.join("holders"));
-        for part in self.partition_names(name) {
+        for part in parts {
             all.extend(names(&folder.join(part).join("holders")));
         }
         all
@@ -185,9 +202,9 @@ impl Roots {
         inside.filter(|part| folder.join(part).join("partition").is_file()).collect()
     }
 
-    fn partitions(&self, name: &str) -> Vec<Partition> {
+    fn partitions(&self, name: &str, parts: Vec<String>) -> Vec<Partition> {
         let folder = self.block(name);
-        let parts = self.partition_names(name).into_iter().map(|part| {
+        let parts = parts.into_iter().map(|part| {
             let number = line(&folder.join(&part).join("dev"));
             let properties = self.properties(&number);
             let say = |key: &str| properties.get(key).cloned().unwrap_or_default();

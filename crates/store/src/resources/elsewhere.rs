@@ -1,0 +1,86 @@
+//! Writes of objects that somebody else keeps ([`Remote`]): handed over as they are.
+
+use serde_json::{Map, Value};
+
+use super::{Effect, Error, Resources, Subresource, TRIES, Written, is_race, metadata_text};
+use crate::object::{Key, Record};
+use crate::registry::Kind;
+use crate::remote::{Remote, is_leaving};
+
+impl Resources {
+    pub(super) async fn create_there(
+        &self,
+        remote: &dyn Remote,
+        kind: &Kind,
+        namespace: Option<&str>,
+        object: Map<String, Value>,
+    ) -> Result<Written, Error> {
+        let name = metadata_text(&object, "name").to_owned();
+        match remote.create(kind, namespace, object).await {
+            Ok(record) => Ok(Written { record, warnings: Vec::new(), effect: Effect::Created }),
+            Err(error) => Err(Error::from_store(kind, &name, error)),
+        }
+    }
+
+    /// Hands over what `edit` makes of the object, first of what is at hand. Only a write shows
+    /// whether that was the newest: before anything else is concluded from it, the object is read.
+    pub(super) async fn modify_there(
+        &self,
+        remote: &dyn Remote,
+        kind: &Kind,
+        key: &Key,
+        subresource: Option<Subresource>,
+        mut edit: impl FnMut(&Map<String, Value>) -> Result<Map<String, Value>, Error> + Send,
+    ) -> Result<Written, Error> {
+        let mut at_hand = remote.at_hand(key);
+        let mut tries = TRIES;
+        loop {
+            tries -= 1;
+            let (record, newest) = match at_hand.take() {
+                Some(record) => (record, false),
+                None => (self.get(kind, key).await?, true),
+            };
+            let old = record.object();
+            let mut new = match edit(&old) {
+                Ok(new) if newest || new != old => new,
+                Err(error) if newest => return Err(error),
+                _ => continue,
+            };
+            pin(&mut new, &record);
+            match self.replace_there(remote, kind, key, subresource, new).await {
+                Err(error) if tries > 0 && (is_race(&error) || !newest && error.is_not_found()) => {
+                }
+                other => return other,
+            }
+        }
+    }
+
+    pub(super) async fn replace_there(
+        &self,
+        remote: &dyn Remote,
+        kind: &Kind,
+        key: &Key,
+        subresource: Option<Subresource>,
+        object: Map<String, Value>,
+    ) -> Result<Written, Error> {
+        let before = metadata_text(&object, "resourceVersion").to_owned();
+        let leaves = subresource.is_none() && is_leaving(&object);
+        let record = remote.replace(kind, key, subresource, object).await;
+        let record = record.map_err(|error| Error::from_store(kind, key.name(), error))?;
+        let effect = match record.revision().to_string() == before {
+            _ if leaves => Effect::Removed,
+            true => Effect::Unchanged,
+            false => Effect::Changed,
+        };
+        Ok(Written { record, warnings: Vec::new(), effect })
+    }
+}
+
+/// Has an object say which version it was made of, if it says nothing.
+fn pin(object: &mut Map<String, Value>, record: &Record) {
+    let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
+    if let Some(metadata) = metadata.as_object_mut() {
+        let version = metadata.entry("resourceVersion");
+        version.or_insert_with(|| Value::from(record.revision().to_string()));
+    }
+}
