@@ -77,7 +77,7 @@ impl Pools {
         let now = Time::new(self.resources.clock().now());
         let mut group = match self.groups.find(None, name) {
             Some(group) => (*group).clone(),
-            None => match self.make(pool).await? {
+            None => match self.make(pool, space, now).await? {
                 Some(group) => group,
                 None => return Ok(()),
             },
@@ -102,11 +102,17 @@ impl Pools {
     }
 
     /// Makes the group of a pool, or finds the one that somebody made meanwhile.
-    async fn make(&self, pool: &Pool) -> Result<Option<LVMVolumeGroup>, StoreError> {
+    async fn make(
+        &self,
+        pool: &Pool,
+        space: Space,
+        now: Time,
+    ) -> Result<Option<LVMVolumeGroup>, StoreError> {
         let mut group = LVMVolumeGroup::default();
         group.metadata.name.clone_from(&pool.device);
         group.spec.local = Local { node_name: pool.node.clone() };
         describe(&mut group, pool);
+        measure(&mut group, pool, space, now);
         match self.resources.create_as(&group, &write_options()).await {
             Err(error) if error.is_already_exists() => {
                 self.resources.get_as(None, &pool.device).await

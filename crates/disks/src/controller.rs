@@ -43,7 +43,7 @@ use self::world::World;
 use crate::api::{BlockDevice, Makes};
 use crate::backend::{Backend, Pool};
 use crate::config::{self, Config};
-use crate::host::{Host, Place};
+use crate::host::{Disk, Host, Place};
 use crate::lease::Leases;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
@@ -52,6 +52,9 @@ use crate::metrics::Metrics;
 const BY_NODE: &str = "node";
 /// The name of the index of objects by what links them with disks.
 const BY_LINK: &str = "link";
+
+/// How long what was seen at the end of an operation is believed.
+const FRESH: Duration = Duration::from_millis(500);
 
 /// Why disks cannot be looked after.
 #[derive(Debug, thiserror::Error)]
@@ -157,6 +160,8 @@ struct Shell {
     world: Mutex<World>,
     /// The tokens of operations this process wrote, and when they were queued.
     mine: Mutex<BTreeMap<String, Duration>>,
+    /// Disks as they were at the end of an operation a moment ago, by object.
+    fresh: Mutex<BTreeMap<String, (Duration, Disk)>>,
     /// Objects whose operation is queued or running.
     busy: Mutex<BTreeSet<String>>,
     /// The versions this process wrote that its copy of the objects may not show yet.
@@ -184,6 +189,22 @@ impl Shell {
 
     fn busy(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps what was seen of a disk at the end of an operation, for the look that follows.
+    fn saw(&self, name: &str, disk: Disk) {
+        let now = self.clock().elapsed();
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.insert(name.to_owned(), (now, disk));
+    }
+
+    /// What was seen of a disk a moment ago. Says so once, and not for long: whatever acts on a
+    /// disk looks at it again, under its lease.
+    fn seen_just_now(&self, name: &str) -> Option<Disk> {
+        let now = self.clock().elapsed();
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, disk) = fresh.remove(name)?;
+        (now.saturating_sub(at) < FRESH).then_some(disk)
     }
 
     /// Notes what this process wrote.
@@ -278,7 +299,7 @@ impl Disks {
             // What happened is told without haste, as kubelet does it: the disks come first.
             waiting: 8_192,
             at_once: 2,
-            pace: Some(Flow { interval: Duration::from_millis(20), burst: 100 }),
+            pace: Some(Flow { interval: Duration::from_millis(20), burst: 25 }),
             ..events::Options::new("mainstay-agent")
         };
         let recorder = Recorder::run(recording, resources);
@@ -290,6 +311,7 @@ impl Disks {
             leases: Leases::default(),
             world: Mutex::default(),
             mine: Mutex::default(),
+            fresh: Mutex::default(),
             busy: Mutex::default(),
             ahead: Mutex::default(),
             jobs: std::sync::OnceLock::new(),

@@ -86,7 +86,7 @@ impl Shell {
         if let Some(queued) = queued {
             self.parts.metrics.waited(begun.saturating_sub(queued));
         }
-        let view = self.view(&device).await?;
+        let view = self.view(&device, None).await?;
         let hold = hold.and_then(|hold| hold.over(view.disk.as_ref()?));
         // Emptying a pool waits for others; everything else is brought to its end.
         acting.store(operation != Operation::Deregister, Ordering::SeqCst);

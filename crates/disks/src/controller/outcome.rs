@@ -77,6 +77,11 @@ impl Shell {
         if let Ok(mounts) = self.parts.host.mounts().await {
             view.mounts = mounts;
         }
+        // These say what they made of the disk, or leave it as it was.
+        let told = matches!(operation, Operation::Format | Operation::Mount | Operation::Register);
+        if let (Ending::Ok, true, Some(disk)) = (ending, told, &view.disk) {
+            self.saw(name, disk.clone());
+        }
         let write = || self.write_end(device, operation, token, ending, &account, &view);
         let written = self.insist(name, "an outcome", write).await;
         // The token of an outcome that may not be written stays ours: nothing is done twice for it.

@@ -61,7 +61,7 @@ impl Shell {
             }
             return Ok(Outcome::Done);
         }
-        let view = self.view(&device).await?;
+        let view = self.view(&device, self.seen_just_now(name)).await?;
         if view.assigned.is_none() && device.phase() == Some(Phase::Unprovisioned) {
             // Nothing is left of its disk: the scan lets the object go.
             self.rematch.notify_one();
@@ -130,13 +130,19 @@ impl Shell {
         self.world().disk_of(name).map(|disk| (**disk).clone())
     }
 
-    /// Reads the disk, the mount table and the record of an object, now.
-    pub(super) async fn view(&self, device: &BlockDevice) -> Result<View, Error> {
+    /// Reads the mount table and the record of an object, now, and its disk unless it was `seen` a
+    /// moment ago.
+    pub(super) async fn view(
+        &self,
+        device: &BlockDevice,
+        seen: Option<Disk>,
+    ) -> Result<View, Error> {
         let assigned = self.world().assigned.get(&device.metadata.name).cloned();
         let host = &self.parts.host;
-        let disk = match &assigned {
-            Some(assigned) => host.look(&assigned.disk).await?,
-            None => None,
+        let disk = match (&assigned, seen) {
+            (Some(_), Some(seen)) => Some(seen),
+            (Some(assigned), None) => host.look(&assigned.disk).await?,
+            (None, _) => None,
         };
         // What took the place of the disk since the last scan is not its disk.
         let expected = self.assigned_disk(&device.metadata.name);

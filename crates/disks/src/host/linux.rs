@@ -5,6 +5,7 @@
 //! own with a deadline, and never twice at once for one disk. Programs are run by [`cmd`].
 
 mod act;
+mod blank;
 mod cmd;
 mod listen;
 mod mounts;
@@ -14,7 +15,7 @@ mod sysfs;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +25,7 @@ use futures_util::future::BoxFuture;
 use rustix::fs::OFlags;
 use tokio::sync::Mutex as AsyncMutex;
 
+use self::blank::Blanks;
 use self::cmd::Programs;
 use self::listen::Bell;
 pub use self::sysfs::Roots;
@@ -67,6 +69,7 @@ struct Inner {
     /// Disks a thread reads, or is stuck on.
     reading: Mutex<BTreeSet<String>>,
     ended: tokio::sync::Notify,
+    blanks: Blanks,
 }
 
 impl LinuxHost {
@@ -81,7 +84,8 @@ impl LinuxHost {
         let programs = Programs::find(options.path.clone(), options.state_dir.clone());
         let mounts = mounts::Own::new(&options.roots.proc);
         let ended = tokio::sync::Notify::new();
-        let inner = Arc::new(Inner { options, reading: Mutex::default(), ended });
+        let (reading, blanks) = (Mutex::default(), Blanks::default());
+        let inner = Arc::new(Inner { options, reading, ended, blanks });
         let lvm = AsyncMutex::new(());
         Ok(Self { inner, programs, bell, mounts, lvm, _listener: listener })
     }
@@ -139,11 +143,18 @@ impl LinuxHost {
             let arguments: Vec<_> = arguments.iter().map(|word| (*word).to_owned()).collect();
             async move { self.programs.run(program, &arguments, None, PROBE).await }
         };
+        let (written, now) = (self.roots().written(&disk.name), tokio::time::Instant::now());
+        if last && contents.is_blank() && self.inner.blanks.holds(disk, written, now) {
+            return Ok(());
+        }
         let wipefs = run("wipefs", &["--no-act", "--json", &path]).await?;
         if !wipefs.ok() {
             contents.unreadable = Some(format!("wipefs: {}", wipefs.complaint()));
         }
         contents.add(act::wipefs_signatures(&wipefs.out));
+        if contents.is_blank() {
+            self.inner.blanks.note(disk, written, now);
+        }
         // Where nothing at all was found there is nothing that could contradict itself.
         if last && !contents.is_blank() {
             let blkid = run("blkid", &["-p", "-o", "export", &path]).await?;
@@ -245,6 +256,30 @@ impl Inner {
         scene.read_only = disk.read_only;
         scene.contents = disk.contents.clone();
         scene.holders = disk.holders.clone();
+        scene.loops = roots.loops_on(disk);
+        scene.multipath_member = roots.is_member(&disk.name);
+        // Only under the lock: a look must not stand in the way of somebody's mkfs.
+        let held = if scene.lock.take().is_some() { Ok(None) } else { lock(disk).map(Some) };
+        let mut alone = false;
+        match &held {
+            Ok(_) => {
+                let opened = exclusive(&disk.path);
+                alone = opened.as_ref().is_ok_and(is_device);
+                scene.exclusive = opened.err().map(|error| error.to_string());
+            }
+            Err(trouble) => scene.lock = Some(trouble.message().to_owned()),
+        }
+        // What is mounted or swapped to, anywhere, the kernel gives to nobody else.
+        if !alone {
+            self.users(disk, &mut scene);
+        }
+        scene.audit = self.audit_log().err().map(|error| error.to_string());
+        scene
+    }
+
+    /// Who uses a disk: mounts in every namespace, and swap spaces.
+    fn users(&self, disk: &Disk, scene: &mut Scene) {
+        let roots = &self.options.roots;
         let numbers = roots.numbers(disk);
         let is_part = |source: &str| {
             let name = source.rsplit('/').next().unwrap_or_default();
@@ -266,16 +301,6 @@ impl Inner {
                 scene.system.get_or_insert_with(|| format!("swap on {swap}"));
             }
         }
-        scene.loops = roots.loops_on(disk);
-        scene.multipath_member = roots.is_member(&disk.name);
-        // Only under the lock: a look must not stand in the way of somebody's mkfs.
-        let held = if scene.lock.take().is_some() { Ok(None) } else { lock(disk).map(Some) };
-        match &held {
-            Ok(_) => scene.exclusive = exclusive(&disk.path),
-            Err(trouble) => scene.lock = Some(trouble.message().to_owned()),
-        }
-        scene.audit = self.audit_log().err().map(|error| error.to_string());
-        scene
     }
 
     fn audit_log(&self) -> std::io::Result<File> {
@@ -284,11 +309,15 @@ impl Inner {
     }
 }
 
-/// Why a disk cannot be opened by us alone; `None` if it can.
-fn exclusive(path: &str) -> Option<String> {
+/// Opens a disk for us alone.
+fn exclusive(path: &str) -> std::io::Result<File> {
     let flags = OFlags::EXCL.bits().cast_signed();
-    let opened = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
-    opened.err().map(|error| error.to_string())
+    std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+/// Whether a file is a disk, not one that stands in for it.
+fn is_device(file: &File) -> bool {
+    file.metadata().is_ok_and(|found| found.file_type().is_block_device())
 }
 
 /// Locks a disk, if it is still the one that was looked at.
@@ -388,7 +417,7 @@ impl Host for LinuxHost {
     }
 
     fn is_busy<'a>(&'a self, disk: &'a Disk) -> BoxFuture<'a, bool> {
-        std::future::ready(exclusive(&disk.path).is_some()).boxed()
+        std::future::ready(exclusive(&disk.path).is_err()).boxed()
     }
 
     fn commands(&self, disk: &Disk, act: &Act) -> Vec<Vec<String>> {

@@ -149,6 +149,7 @@ pub(super) fn kind() -> Kind {
         .short("lvg")
         .category("storage")
         .status()
+        .status_on_create()
         .column(Column::string("Node", ".spec.local.nodeName"))
         .column(Column::string("Phase", ".status.phase"))
         .column(Column::string("Size", ".status.vgSize"))

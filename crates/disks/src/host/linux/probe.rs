@@ -1,7 +1,7 @@
 //! What is on a disk, read from the disk itself: a table of well-known signatures.
 //!
-//! This is the quick look, done at every turn. Before anything destructive the gate also asks blkid
-//! and wipefs, which know more kinds; what any of the three finds counts.
+//! This is the quick look, done at every turn. Before anything destructive the gate also asks wipefs
+//! (and blkid, where there is anything), which know more kinds; what any of the three finds counts.
 
 use std::fs::File;
 use std::io;

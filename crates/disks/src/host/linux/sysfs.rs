@@ -176,6 +176,19 @@ impl Roots {
         there.then(|| (device, number(&folder.join("diskseq")), size))
     }
 
+    /// How much the kernel has counted as written to a disk or discarded on it; `None` if it does
+    /// not count.
+    pub(super) fn written(&self, name: &str) -> Option<u64> {
+        let folder = self.block(name);
+        if line(&folder.join("queue/iostats")) != "1" {
+            return None;
+        }
+        let counts = line(&folder.join("stat"));
+        let counts: Vec<u64> = counts.split_whitespace().flat_map(str::parse).collect();
+        // Writes, their sectors, discards, their sectors.
+        [4, 6, 11, 13].into_iter().map(|at| counts.get(at)).sum()
+    }
+
     /// The place on the bus, as the kernel names it.
     fn bus(&self, place: &Path) -> String {
         let root = std::fs::canonicalize(self.sys.join("devices"));

@@ -25,6 +25,8 @@ use crate::error::Error as CommandError;
 
 /// How long the disks are left alone while their cost is measured.
 const STEADY: Duration = Duration::from_secs(10);
+/// How long one waits for everything to be told.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// How many events are sent to them.
 const EVENTS: u64 = 200;
 
@@ -66,6 +68,7 @@ pub(super) async fn simulate(kubeconfig: &Path, count: usize) -> Result<Vec<Row>
     let looked = Disks::start(Options::new("bench", "/mnt"), parts).await;
     let looked = looked.map_err(|error| wrong(&error))?;
     settled(&resources, count).await?;
+    idle().await;
     let before = cpu_seconds();
     tokio::time::sleep(STEADY).await;
     let idle = (cpu_seconds() - before) / STEADY.as_secs_f64() * 100.0;
@@ -100,6 +103,20 @@ async fn settled(resources: &Resources, count: usize) -> Result<(), CommandError
         }
         last = Some(versions);
         tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Waits until nothing is done any more: what happened is told in events, at their own pace.
+async fn idle() {
+    let begun = Instant::now();
+    let mut spent = cpu_seconds();
+    while begun.elapsed() < PATIENCE {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let now = cpu_seconds();
+        if now <= spent {
+            return;
+        }
+        spent = now;
     }
 }
 

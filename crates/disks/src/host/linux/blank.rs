@@ -1,0 +1,85 @@
+//! Disks on which wipefs found nothing, for as long as that is known to hold.
+//!
+//! The gate is asked twice within moments: before an operation is queued, and under the lease before
+//! the first byte. Where the kernel has counted no write in between, wipefs would read the same
+//! zeros again; it is then not run a second time.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::host::Disk;
+use crate::lease::Device;
+
+/// How long a disk is taken to be as it was, though nothing was counted: another machine that
+/// reaches the same disk is not counted here.
+const LASTS: Duration = Duration::from_secs(10);
+
+/// What was found blank.
+#[derive(Debug, Default)]
+pub(super) struct Blanks {
+    found: Mutex<BTreeMap<String, Found>>,
+}
+
+#[derive(Debug)]
+struct Found {
+    device: Device,
+    size: u64,
+    written: u64,
+    at: Instant,
+}
+
+impl Blanks {
+    /// Notes that nothing was found on a disk of which `written` was counted before; what is not
+    /// counted cannot be noted.
+    pub(super) fn note(&self, disk: &Disk, written: Option<u64>, now: Instant) {
+        let Some(written) = written else { return };
+        let found = Found { device: Device::of(disk), size: disk.size, written, at: now };
+        let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, found| now.duration_since(found.at) < LASTS);
+        all.insert(disk.name.clone(), found);
+    }
+
+    /// Whether a disk is for certain as it was when nothing was found on it. Says so once.
+    pub(super) fn holds(&self, disk: &Disk, written: Option<u64>, now: Instant) -> bool {
+        let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&disk.name).is_some_and(|found| {
+            found.device == Device::of(disk)
+                && found.size == disk.size
+                && Some(found.written) == written
+                && now.duration_since(found.at) < LASTS
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_blank_is_so_while_nothing_is_counted_and_nothing_else_took_its_place() {
+        let disk = Disk { name: "sda".to_owned(), diskseq: 7, size: 9, ..Disk::default() };
+        let other = Disk { diskseq: 8, ..disk.clone() };
+        let grown = Disk { size: 10, ..disk.clone() };
+        let now = Instant::now();
+        let cases = [
+            (&disk, Some(3), LASTS / 2, true),
+            (&disk, Some(3), LASTS, false),
+            (&disk, Some(4), Duration::ZERO, false),
+            (&disk, None, Duration::ZERO, false),
+            (&other, Some(3), Duration::ZERO, false),
+            (&grown, Some(3), Duration::ZERO, false),
+        ];
+        for (then, written, later, expected) in cases {
+            let blanks = Blanks::default();
+            blanks.note(&disk, Some(3), now);
+            assert_eq!(blanks.holds(then, written, now + later), expected, "{then:?} {written:?}");
+            assert!(!blanks.holds(&disk, Some(3), now), "only once");
+        }
+        let blanks = Blanks::default();
+        blanks.note(&disk, None, now);
+        assert!(!blanks.holds(&disk, None, now), "what is not counted is never known");
+    }
+}
