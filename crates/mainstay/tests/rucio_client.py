@@ -70,6 +70,11 @@ def accounts(c):
     assert list(c.list_account_attributes("alice"))[0] == [{"key": "country", "value": "ch"}]
     c.delete_account_attribute("alice", "country")
     assert list(c.list_account_attributes("alice"))[0] == []
+    refused(exception.KeyNotFound, c.delete_account_attribute, "alice", "country")
+    refused(InvalidObject, c.add_account_attribute, "alice", "two words", "x")
+    refused(AccountNotFound, c.add_account_attribute, "nobody", "country", "ch")
+    refused(InvalidObject, c.add_identity, "alice", "x", "NONSENSE", "a@example.org", password="a long word")
+    refused(exception.IdentityError, c.del_identity, "alice", "nobody", "USERPASS")
     refused(ScopeNotFound, c.list_scopes_for_account, "alice")
     c.add_scope("alice", "user.alice")
     refused(Duplicate, c.add_scope, "alice", "user.alice")
@@ -99,6 +104,7 @@ def sites(c):
     c.add_rse_attribute("SITE-C", "gone", "soon")
     c.delete_rse_attribute("SITE-C", "gone")
     assert "gone" not in c.list_rse_attributes("SITE-C")
+    refused(exception.RSEAttributeNotFound, c.delete_rse_attribute, "SITE-C", "gone")
     assert [one["rse"] for one in c.list_rses("tier=1")] == ["SITE-A", "SITE-B"]
     assert {one["rse"] for one in c.list_rses()} == {"SITE-A", "SITE-B", "SITE-C"}
     refused(InvalidRSEExpression, c.list_rses, "tier=7")
@@ -131,10 +137,18 @@ def sites(c):
     c.delete_rse_limits("SITE-C", "MinFreeSpace")
     c.set_rse_usage("SITE-C", "storage", used=5, free=95)
     assert any(one["source"] == "storage" and one["total"] == 100 for one in c.get_rse_usage("SITE-C"))
+    assert [one["used"] for one in c.get_rse_usage("SITE-C", {"source": "storage"})] == [5]
+    refused(RSENotFound, c.get_rse_usage, "NOWHERE")
+    refused(exception.NoDistance, c.update_distance, "SITE-A", "SITE-B", {"distance": 2})
+    refused(InvalidObject, c.add_distance, "SITE-A", "SITE-B", {"distance": "far"})
+    refused(RSENotFound, c.add_distance, "SITE-A", "NOWHERE", {"distance": 3})
     c.add_distance("SITE-A", "SITE-B", {"distance": 3})
-    assert c.get_distance("SITE-A", "SITE-B")
+    refused(Duplicate, c.add_distance, "SITE-A", "SITE-B", {"distance": 4})
+    assert [one["distance"] for one in c.get_distance("SITE-A", "SITE-B")] == [3]
     c.update_distance("SITE-A", "SITE-B", {"distance": 2})
+    assert [one["distance"] for one in c.get_distance("SITE-A", "SITE-B")] == [2]
     c.delete_distance("SITE-A", "SITE-B")
+    assert c.get_distance("SITE-A", "SITE-B") == []
     c.add_rse("SITE-D")
     c.delete_rse("SITE-D")
     refused(RSENotFound, c.get_rse, "SITE-D")
@@ -354,6 +368,84 @@ def rules(c):
     return moved
 
 
+def strays(c):
+    """What nobody has, what is empty, what is odd: the exception the client knows, or nothing."""
+    here = [{"scope": "user.alice", "name": "ds1"}]
+    lost = [{"scope": "user.alice", "name": "nowhere"}]
+    for call in [c.get_did, c.list_content, c.list_files, c.list_parent_dids, c.list_did_rules, c.get_metadata,
+                 c.list_associated_rules_for_file, c.list_content_history, c.list_dataset_replicas,
+                 c.list_dataset_replicas_vp, c.get_dataset_locks, c.list_replication_rule_full_history]:
+        for name in ["nowhere", "né", "x" * 600, "a/b/c", "%", "' OR 1=1 --"]:
+            refused(DataIdentifierNotFound, call, "user.alice", name)
+    for call in [c.list_replicas, c.bulk_list_files, c.list_dataset_replicas_bulk]:
+        refused(DataIdentifierNotFound, call, lost)
+    refused(DataIdentifierNotFound, c.get_locks_for_dids, [{**lost[0], "type": "dataset"}])
+    refused(DataIdentifierNotFound, c.set_metadata, "user.alice", "nowhere", "project", "x")
+    refused(DataIdentifierNotFound, c.set_status, "user.alice", "nowhere", open=False)
+    refused(exception.UnsupportedStatus, c.set_status, "user.alice", "ds1", nonsense=1)
+    refused(DataIdentifierNotFound, c.detach_dids, "user.alice", "ds1", lost)
+    for call in [c.get_replication_rule, c.list_replica_locks, c.examine_replication_rule, c.delete_replication_rule,
+                 c.approve_replication_rule, c.deny_replication_rule]:
+        refused(RuleNotFound, call, "0" * 32)
+    for call in [c.get_rse, c.list_rse_attributes, c.get_rse_limits, c.get_protocols, c.delete_rse,
+                 c.get_dataset_locks_by_rse, c.list_datasets_per_rse, c.list_rse_usage_history]:
+        refused(RSENotFound, call, "NOWHERE")
+    for call in [c.get_account, c.list_identities, c.get_local_account_limits, c.get_local_account_usage, c.delete_account]:
+        refused(AccountNotFound, call, "nobody")
+    for call in [c.get_local_account_limit, c.get_local_account_usage]:
+        refused(RSENotFound, call, "alice", "NOWHERE")
+    refused(InvalidRSEExpression, c.get_global_account_usage, "alice", "((")
+    refused(InvalidRSEExpression, c.set_global_account_limit, "alice", "((", 1)
+    for name in ["né", "two words", "x" * 260, "../up", "a%2Fb", ""]:
+        refused((InvalidObject, UnsupportedOperation), c.add_dataset, "user.alice", name)
+    refused(InvalidObject, c.list_replication_rules, {"state": "X"})
+    refused(InvalidObject, c.list_replication_rules, {"created_before": "yesterday"})
+    refused(UnsupportedOperation, c.list_dids, "user.alice", {}, did_type="nonsense")
+    assert list(c.list_dids("nowhere", {})) == [] and list(c.list_dids("user.alice", {"name": "nothing*"})) == []
+    assert list(c.list_replicas([])) == [] and list(c.list_requests(None, None, ["X"])) == []
+    # Two ways to the same files, and how they are ranked.
+    c.add_protocol("SITE-B", {"scheme": "davs", "hostname": "b.example.org", "port": 443, "prefix": "/b",
+                              "domains": {"wan": {"read": 2, "write": 2, "delete": 2}, "lan": {}}})
+    ranks = lambda: {one["scheme"]: one["domains"]["wan"]["read"] for one in c.get_rse("SITE-B")["protocols"]}
+    assert ranks() == {"file": 1, "davs": 2}
+    # It asks for one of the two only, and so never finds the other; with Rucio's server too.
+    assert c.swap_protocols("SITE-B", "wan", "read", "file", "davs") is False
+    refused(RSENotFound, c.swap_protocols, "NOWHERE", "wan", "read", "file", "davs")
+    for scheme, rank in [("davs", 1), ("file", 2)]:
+        c.update_protocols("SITE-B", scheme, {"domains": {"wan": {"read": rank}}})
+    assert ranks() == {"file": 2, "davs": 1}
+    refused(RSEProtocolNotSupported, c.update_protocols, "SITE-B", "gsiftp", {})
+    refused(RSEProtocolNotSupported, c.get_protocols, "SITE-B", scheme="gsiftp")
+    c.update_protocols("SITE-B", "file", {"domains": {"wan": {"read": 1}}})
+    c.delete_protocols("SITE-B", "davs", hostname="b.example.org", port=443)
+    assert ranks() == {"file": 1}
+    # Bad by its physical name.
+    c.add_replica("SITE-A", "user.alice", "rotten", 5, "00000001")
+    (found,) = c.list_replicas([{"scope": "user.alice", "name": "rotten"}])
+    (physical,) = found["pfns"]
+    refused(RSENotFound, c.get_did_from_pfns, [physical], "NOWHERE")
+    assert list(c.get_did_from_pfns([physical], "SITE-B")) == []
+    for state in ["SUSPICIOUS", "TEMPORARY_UNAVAILABLE"]:
+        refused(UnsupportedOperation, c.add_bad_pfns, [physical], "odd", state, None)
+    refused(InvalidObject, c.add_bad_pfns, [physical], "odd", "NONSENSE", None)
+    refused(UnsupportedOperation, c.declare_suspicious_file_replicas, [physical], "odd")
+    refused(UnsupportedOperation, c.quarantine_replicas, [{"path": "/x"}], rse="SITE-A")
+    assert c.add_bad_pfns([physical, "file://localhost:0/nobody/knows"], "unreadable", "BAD", None) is True
+    refused(DataIdentifierNotFound, c.delete_replicas, "SITE-A", lost)
+    refused(InvalidObject, c.add_replica, "SITE-A", "user.alice", "negative", -1, "00000001")
+    refused(InvalidObject, c.add_replica, "SITE-A", "user.alice", "nohex", 1, "zz")
+    refused(ScopeNotFound, c.add_replica, "SITE-A", "nowhere", "f", 1, "00000001")
+    assert c.add_datasets_to_containers([{"scope": "user.alice", "name": "c3", "dids": here}]) is True
+    c.add_container("user.alice", "c4")
+    assert c.add_containers_to_containers([{"scope": "user.alice", "name": "c4", "dids": [{"scope": "user.alice", "name": "c3"}]}]) is True
+    refused(UnsupportedOperation, c.add_containers_to_containers,
+            [{"scope": "user.alice", "name": "c3", "dids": [{"scope": "user.alice", "name": "c4"}]}])
+    # What is not kept here says so, and never by an unknown error.
+    rules = [{"copies": 1, "rse_expression": "SITE-A", "activity": "User Subscriptions"}]
+    refused(UnsupportedOperation, c.add_subscription, "s", "root", {"scope": ["user.alice"]}, rules, "", False, False, False)
+    refused(UnsupportedOperation, c.list_archive_content, "user.alice", "f0")
+
+
 def trust(c):
     alice = Client(account="alice", auth_type="userpass", creds={"username": "alice", "password": "a long word"})
     assert alice.whoami()["account"] == "alice"
@@ -395,6 +487,33 @@ def command(c):
     assert "SITE-A" in rucio("replica", "list", "file", "user.alice:ds1")
     listed = rucio("rule", "list", "--did", "user.alice:ds1")
     assert "SITE-A" in listed, listed
+    listed = rucio("did", "list", "--filter", "type=file", "user.alice:*")
+    assert "user.alice:f0" in listed and "user.alice:ds1" not in listed, listed
+    assert "user.alice" not in rucio("did", "list", "--filter", "type=container", "user.alice:ds*")
+    assert "SCOPE:NAME" in rucio("did", "list", "user.alice:nothing*")
+    assert "SCOPE:NAME" in rucio("did", "content", "list", "user.alice:files")
+    assert "N/A" not in rucio("rule", "list", "--did", "user.alice:files")
+    for said, words in [
+        ("Data identifier not found", ["did", "show", "user.alice:né"]),
+        ("Data identifier not found", ["did", "content", "list", "user.alice:" + "x" * 500]),
+        ("Data identifier not found", ["rule", "list", "--did", "user.alice:nowhere"]),
+        ("Data identifier not found", ["rule", "add", "user.alice:nowhere", "--copies", "1", "--rses", "SITE-A"]),
+        ("RSE expression is considered invalid", ["rule", "add", "user.alice:ds1", "--copies", "1", "--rses", "NOWHERE"]),
+        ("RSE expression is considered invalid", ["rse", "list", "--rses", "tier=99"]),
+        ("does not match schema", ["did", "add", "user.alice:né", "--type", "dataset"]),
+        ("Already Exists", ["did", "add", "user.alice:ds1", "--type", "dataset"]),
+        ("RSE does not exist", ["rse", "show", "NOWHERE"]),
+        ("Account does not exist", ["account", "limit", "list", "nobody"]),
+        ("No replication rule found", ["rule", "remove", "0" * 32]),
+    ]:
+        answer = rucio(*words, code=1)
+        assert said in answer, (words, answer)
+    c.update_scope("root", "given")
+    alice = ["--account", "alice", "--auth-strategy", "userpass", "--user", "alice", "--password", "a long word"]
+    for words in [["rse", "add", "SITE-X"], ["did", "add", "given:x", "--type", "dataset"],
+                  ["rule", "add", "user.alice:ds3", "--copies", "1", "--rses", "SITE-A", "--account", "root"]]:
+        answer = rucio(*alice, *words, code=1)
+        assert "Access to the requested resource denied" in answer, (words, answer)
     rucio("did", "show", "user.alice:nothing", code=1)
     rucio("rule", "show", "0" * 32, code=1)
     assert list(c.list_datasets_per_rse("SITE-A"))[0]["scope"] == "user.alice"
@@ -420,7 +539,7 @@ def files(c):
 
 def main():
     c = Client()
-    for part in [accounts, sites, quotas, names, replicas, rules, command, files, trust]:
+    for part in [accounts, sites, quotas, names, replicas, rules, strays, command, files, trust]:
         part(c)
         print(part.__name__, "is well", flush=True)
     print("all is well")

@@ -77,6 +77,7 @@ pub fn set_attribute(
     value: &str,
     now: Micros,
 ) -> Result<()> {
+    crate::rse::check_attribute(key, value)?;
     check_exists(tx, account)?;
     tx.execute(
         "INSERT INTO account_attr_map (account, key, value, created_at) VALUES (?1, ?2, ?3, ?4)

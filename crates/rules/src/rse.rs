@@ -169,8 +169,8 @@ pub fn by_name(tx: &mut Tx<'_>, name: &str) -> Result<Rse> {
     })
 }
 
-/// Sets an attribute.
-pub fn set_attribute(tx: &mut Tx<'_>, name: &str, key: &str, value: &str) -> Result<()> {
+/// What an attribute of an RSE or an account may be.
+pub(crate) fn check_attribute(key: &str, value: &str) -> Result<()> {
     let legal = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
     if key.is_empty() || key.len() > 255 || value.len() > 255 || !key.chars().all(legal) {
         return Err(refuse(
@@ -178,6 +178,12 @@ pub fn set_attribute(tx: &mut Tx<'_>, name: &str, key: &str, value: &str) -> Res
             "An attribute's key is made of letters, digits, . _ and -, its value of at most 255 letters.",
         ));
     }
+    Ok(())
+}
+
+/// Sets an attribute.
+pub fn set_attribute(tx: &mut Tx<'_>, name: &str, key: &str, value: &str) -> Result<()> {
+    check_attribute(key, value)?;
     let id = by_name(tx, name)?.id;
     tx.execute(
         "INSERT INTO rse_attr_map (rse_id, key, value) VALUES (?1, ?2, ?3)
@@ -190,7 +196,11 @@ pub fn set_attribute(tx: &mut Tx<'_>, name: &str, key: &str, value: &str) -> Res
 /// Removes an attribute.
 pub fn delete_attribute(tx: &mut Tx<'_>, name: &str, key: &str) -> Result<()> {
     let id = by_name(tx, name)?.id;
-    tx.execute("DELETE FROM rse_attr_map WHERE rse_id = ?1 AND key = ?2", values![id, key])?;
+    let sql = "DELETE FROM rse_attr_map WHERE rse_id = ?1 AND key = ?2";
+    if tx.execute(sql, values![id, key])? == 0 {
+        let message = format!("RSE attribute '{key:.60}' cannot be found");
+        return Err(refuse(Class::RSEAttributeNotFound, message));
+    }
     tx.rses_changed()
 }
 

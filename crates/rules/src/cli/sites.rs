@@ -77,7 +77,10 @@ impl Cli<'_> {
             }
             RseCommand::Distance { from, to, distance } => {
                 let path = format!("/rses/{}/distances/{}", part(&from), part(&to));
-                self.done("POST", &path, Some(json!({"distance": distance}))).await
+                let known = self.value("GET", &path, None).await?;
+                let new = known.as_array().is_none_or(Vec::is_empty);
+                let method = if new { "POST" } else { "PUT" };
+                self.done(method, &path, Some(json!({"distance": distance}))).await
             }
             RseCommand::Transfers { expression, most, from, activity } => {
                 let direction = if from { "SOURCE" } else { "DESTINATION" };

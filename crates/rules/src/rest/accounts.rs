@@ -293,6 +293,11 @@ async fn show_limits(
             let uuid = |id: i64| rses.iter().find(|rse| rse.id == id).map_or("", |rse| rse.uuid.as_str());
             let mut lines = Vec::new();
             let wanted = |name: &str| on.as_deref().is_none_or(|on| on == name);
+            match &on {
+                Some(on) if usage && global => drop(rse::resolve(tx, on)?),
+                Some(on) if usage => drop(rse::by_name(tx, on)?),
+                _ => {}
+            }
             if global {
                 for (one, set) in account::global_usage(tx, &owner)?.iter().filter(|one| wanted(&one.0.on)) {
                     if usage {

@@ -25,10 +25,16 @@ pub(super) async fn replicas_at(call: &Call, parts: &[&str]) -> Result<Reply> {
         (&Method::POST, ["tombstone"]) => tombstones(call).await,
         (&Method::POST, ["bad"]) => bad(call).await,
         (&Method::POST, ["bad", "dids"]) => bad_dids(call).await,
+        (&Method::POST, ["bad", "pfns"]) => bad_names(call).await,
         (&Method::GET, ["bad", "states"]) => Ok(bad_states()),
         (&Method::POST, ["dids"]) => dids_of(call).await,
         // Nobody is under suspicion here: a replica is good or bad.
         (&Method::GET, ["suspicious"]) => Ok(whole(Vec::new())),
+        (&Method::POST, ["suspicious"]) => Err(no_suspicion()),
+        (&Method::POST, ["quarantine"]) => {
+            let why = "Files that no replica is registered for are left alone: remove them from the storage, or register them";
+            Err(refuse(Class::UnsupportedOperation, why))
+        }
         (&Method::POST, ["datasets_bulk"]) => {
             let names = dids(call.body.get("dids"))?;
             sites::dataset_replicas(call, names).await
@@ -181,13 +187,35 @@ fn meant(rses: &[Rse], entry: &Value) -> Option<(Did, String)> {
 }
 
 async fn bad(call: &Call) -> Result<Reply> {
-    call.privileged("declare replicas bad")?;
     let list = call
         .field("replicas")
         .or_else(|_| call.field("pfns"))?
         .as_array()
         .cloned()
         .ok_or_else(|| wrong("replicas is a list"))?;
+    Ok(Reply::CreatedJson(json!(declare_bad(call, list).await?)))
+}
+
+fn no_suspicion() -> Error {
+    let why = "A replica is good or bad: declare it bad, and it is replaced by a good one";
+    refuse(Class::UnsupportedOperation, why)
+}
+
+/// Physical names that somebody found to be bad; those that nobody knows are passed over.
+async fn bad_names(call: &Call) -> Result<Reply> {
+    let names = call.field("pfns")?.as_array().cloned().ok_or_else(|| wrong("pfns is a list"))?;
+    match call.text("state")?.to_ascii_uppercase().as_str() {
+        "BAD" => {}
+        "SUSPICIOUS" | "TEMPORARY_UNAVAILABLE" => return Err(no_suspicion()),
+        _ => return Err(wrong("state is BAD")),
+    }
+    declare_bad(call, names).await?;
+    Ok(created())
+}
+
+/// Declares replicas bad; returns those that are not known, by RSE.
+async fn declare_bad(call: &Call, list: Vec<Value>) -> Result<BTreeMap<String, Vec<String>>> {
+    call.privileged("declare replicas bad")?;
     let reason = call.text("reason").unwrap_or_default();
     let (account, now) = (call.caller.account.clone(), call.now());
     let mut unknown: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -221,7 +249,7 @@ async fn bad(call: &Call) -> Result<Reply> {
             unknown.entry(rse).or_default().push(what);
         }
     }
-    Ok(Reply::CreatedJson(json!(unknown)))
+    Ok(unknown)
 }
 
 async fn bad_dids(call: &Call) -> Result<Reply> {
@@ -267,9 +295,13 @@ fn named(tx: &mut Tx<'_>, rses: &[Rse], name: &str) -> Result<Option<(Did, Strin
 /// Which files some physical names belong to.
 async fn dids_of(call: &Call) -> Result<Reply> {
     let names = call.field("pfns")?.as_array().cloned().ok_or_else(|| wrong("pfns is a list"))?;
+    let on = call.body.get("rse").and_then(Value::as_str).map(str::to_owned);
     let lines = call
         .read(move |tx| {
-            let rses = tx.rses()?;
+            let rses = match &on {
+                Some(on) => vec![crate::rse::by_name(tx, on)?],
+                None => tx.rses()?.to_vec(),
+            };
             let mut lines = Vec::new();
             for name in names.iter().filter_map(Value::as_str) {
                 if let Some((did, _)) = named(tx, &rses, name)? {

@@ -4,6 +4,8 @@
 //! each of conditions that all must. A condition is a key, perhaps with `.gt`, `.gte`, `.lt`,
 //! `.lte` or `.ne` at its end, and a value in which `*` stands for anything.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
 use super::{Call, Reply, show};
@@ -269,33 +271,67 @@ fn common_start(groups: &[Vec<Condition>]) -> String {
     start.flatten().unwrap_or("").to_owned()
 }
 
+/// What is meant by a type.
+fn kinds(name: &str) -> Option<&'static [DidType]> {
+    Some(match name {
+        "all" => &[DidType::File, DidType::Dataset, DidType::Container],
+        "collection" => &[DidType::Dataset, DidType::Container],
+        "dataset" => &[DidType::Dataset],
+        "container" => &[DidType::Container],
+        "file" => &[DidType::File],
+        _ => return None,
+    })
+}
+
+/// The types that conditions ask for, and the other conditions. What they say goes before what was
+/// asked for beside them: the command line knows only this way.
+fn typed(
+    mut group: Vec<Condition>,
+    unsaid: &'static [DidType],
+) -> (&'static [DidType], Vec<Condition>) {
+    let said = |one: &Condition| {
+        let plain = one.key == "type" && one.relation == Relation::Equal;
+        one.value.as_str().filter(|_| plain).and_then(|name| kinds(&name.to_ascii_lowercase()))
+    };
+    let found = group.iter().enumerate().find_map(|(at, one)| Some((at, said(one)?)));
+    match found {
+        Some((at, kinds)) => {
+            group.remove(at);
+            (kinds, group)
+        }
+        None => (unsaid, group),
+    }
+}
+
 pub(super) fn search(call: &Call, scope: &str) -> Result<Reply> {
     let scope = scope.to_owned();
-    let types = match call.arg("type").unwrap_or("collection") {
-        "all" => "'F', 'D', 'C'",
-        "collection" => "'D', 'C'",
-        "dataset" => "'D'",
-        "container" => "'C'",
-        "file" => "'F'",
-        _ => {
-            let message = "type is all, collection, dataset, container or file";
-            return Err(refuse(Class::UnsupportedOperation, message));
-        }
-    };
+    let unsaid = kinds(call.arg("type").unwrap_or("collection")).ok_or_else(|| {
+        let message = "type is all, collection, dataset, container or file";
+        refuse(Class::UnsupportedOperation, message)
+    })?;
     let groups = filters(literal(call.arg("filters").unwrap_or("None"))?)?;
     let flag = |key: &str| matches!(call.arg(key), Some("True" | "true" | "1"));
     let (long, recursive) = (flag("long"), flag("recursive"));
     let start = common_start(&groups);
     // The last letter a name can have comes before this one.
     let end = format!("{start}~~");
-    let sql = did::search_sql(types);
+    let mut groups: Vec<_> = groups.into_iter().map(|group| typed(group, unsaid)).collect();
+    if groups.is_empty() {
+        groups.push((unsaid, Vec::new()));
+    }
+    let types: BTreeSet<DidType> =
+        groups.iter().flat_map(|(kinds, _)| kinds.iter().copied()).collect();
+    let types: Vec<String> = types.iter().map(|kind| format!("'{}'", kind.letter())).collect();
+    let sql = did::search_sql(&types.join(", "));
     Ok(Reply::Lines(Box::new(move |tx, line| {
         let mut below = Vec::new();
         tx.for_each(&sql, values![&scope, &start, &end], &mut |row| {
             let found = did::from_row(&row);
             let meta = did::meta_of(&row);
-            let taken = |group: &Vec<Condition>| group.iter().all(|one| one.holds(&found, &meta));
-            if !groups.is_empty() && !groups.iter().any(taken) {
+            let taken = |(kinds, group): &(&[DidType], Vec<Condition>)| {
+                kinds.contains(&found.did_type) && group.iter().all(|one| one.holds(&found, &meta))
+            };
+            if !groups.iter().any(taken) {
                 return Ok(());
             }
             if recursive && found.did_type != DidType::File {

@@ -220,7 +220,11 @@ async fn distances_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
     let (from, to) = (owned[0].clone(), owned[2].clone());
     let both = matches!(call.arg("bidirectional"), Some("True" | "true" | "1"))
         || call.body.get("bidirectional").and_then(Value::as_bool).unwrap_or(false);
-    let far = || call.body.get("distance").and_then(Value::as_i64);
+    let far = |unsaid: Option<i64>| {
+        let said = call.body.get("distance").filter(|said| !said.is_null());
+        let found = said.map_or(unsaid, Value::as_i64);
+        found.ok_or_else(|| wrong("distance is a whole number"))
+    };
     let set = move |tx: &mut Tx<'_>, distance: i64| {
         rse::set_distance(tx, &from, &to, distance)?;
         if both { rse::set_distance(tx, &to, &from, distance) } else { Ok(()) }
@@ -239,12 +243,20 @@ async fn distances_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
             Ok(Reply::Json(lines.unwrap_or_else(|| json!([]))))
         }
         Method::POST => {
-            let distance = far().unwrap_or(1);
-            call.write(move |tx| set(tx, distance)).await?;
+            let distance = far(Some(1))?;
+            call.write(move |tx| match rse::distance(tx, &owned[0], &owned[2])? {
+                None => set(tx, distance),
+                Some(_) => {
+                    let message =
+                        format!("Distance from {} to {} already exists!", owned[0], owned[2]);
+                    Err(refuse(Class::Duplicate, message))
+                }
+            })
+            .await?;
             Ok(created())
         }
         Method::PUT => {
-            let distance = far().ok_or_else(|| wrong("distance is a whole number"))?;
+            let distance = far(None)?;
             call.write(move |tx| match rse::distance(tx, &owned[0], &owned[2])? {
                 Some(_) => set(tx, distance),
                 None => {
@@ -336,11 +348,15 @@ fn dataset_replica_lines(
 }
 
 async fn rse_usage(call: &Call, owned: Vec<String>) -> Result<Reply> {
+    let source = call.arg("source").map(str::to_owned);
     let lines = call
         .read(move |tx| {
             let found = rse::by_name(tx, &owned[0])?;
             let usage = rse::usage(tx, &owned[0])?;
-            let shown = usage.iter().map(|usage| {
+            let wanted = usage
+                .iter()
+                .filter(|usage| source.as_ref().is_none_or(|source| *source == usage.source));
+            let shown = wanted.map(|usage| {
                 let total = usage.free.map(|free| free.saturating_add(usage.used));
                 json!({
                     "rse_id": found.uuid, "rse": found.name, "source": usage.source, "used": usage.used, "free": usage.free,
