@@ -20,6 +20,27 @@ pub struct Tree {
     pub down: BTreeMap<i64, DidType>,
 }
 
+/// The condition that a row of a table goes with one of a work table: its `columns` are the `keys`
+/// there. PostgreSQL knows nothing of work tables and would rather read the whole table, so that
+/// there each is looked up. That is for rows nobody else changes now: where their files are held.
+pub(crate) fn goes_with(
+    tx: &Tx<'_>,
+    (prefix, table, columns): (&str, &str, &[&str]),
+    (work, keys): (&str, &[&str]),
+) -> String {
+    if !tx.is_postgres() {
+        let columns: Vec<String> =
+            columns.iter().map(|column| format!("{prefix}{column}")).collect();
+        return format!("({}) IN (SELECT {} FROM {work})", columns.join(", "), keys.join(", "));
+    }
+    let same = columns.iter().zip(keys).map(|(column, key)| format!("{column} = w.{key}"));
+    format!(
+        "{prefix}ctid = ANY (ARRAY(SELECT l.place FROM {work} w CROSS JOIN LATERAL
+         (SELECT ctid AS place FROM {table} WHERE {} OFFSET 0) AS l))",
+        same.collect::<Vec<_>>().join(" AND ")
+    )
+}
+
 const UP: &str = "WITH RECURSIVE up(id) AS (SELECT parent FROM contents WHERE child IN ARRAY(?1)
     UNION SELECT c.parent FROM up CROSS JOIN contents c ON (c.child = up.id)) SELECT id FROM up";
 

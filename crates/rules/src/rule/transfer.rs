@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{Counts, LockState, Micros, RequestState, Rule, RuleState};
 use crate::catalog::engine::values;
-use crate::catalog::order::{lock_files, lock_rules};
+use crate::catalog::order::{goes_with, lock_files, lock_rules};
 use crate::catalog::{Column, Daemon, Tx, Value};
 use crate::error::{Class, Error, Result, refuse};
 use crate::rule::{Settings, state};
@@ -43,6 +43,20 @@ impl Units {
         }
     }
 
+    /// The same for rows of a table that nobody else changes while the files are held.
+    fn held_within(
+        &self,
+        tx: &Tx<'_>,
+        table: &str,
+        (file, rse): (&str, &str),
+        first: usize,
+    ) -> String {
+        match self.one {
+            Some(_) => self.within(file, rse, first),
+            None => goes_with(tx, ("", table, &[file, rse]), ("w_pairs", &["did", "rse"])),
+        }
+    }
+
     fn params(&self, mut first: Vec<Value>) -> Vec<Value> {
         if let Some((file, rse)) = self.one {
             first.extend([Value::Int(file), Value::Int(rse)]);
@@ -68,7 +82,7 @@ impl Units {
     fn locks(&self, tx: &mut Tx<'_>) -> Result<BTreeMap<i64, Counts>> {
         let sql = format!(
             "SELECT rule_id, state, COUNT(*) FROM locks WHERE {} GROUP BY rule_id, state",
-            self.within("did_id", "rse_id", 0)
+            self.held_within(tx, "locks", ("did_id", "rse_id"), 0)
         );
         let mut found: BTreeMap<i64, Counts> = BTreeMap::new();
         for row in tx.query(&sql, &self.params(Vec::new()))? {
@@ -121,7 +135,7 @@ fn end(tx: &mut Tx<'_>, units: &[(i64, i64)], outcome: Outcome<'_>, now: Micros)
     };
     let sql = format!(
         "UPDATE locks SET state = '{letter}', updated_at = ?1 WHERE {} AND state <> '{letter}'",
-        units.within("did_id", "rse_id", 1)
+        units.held_within(tx, "locks", ("did_id", "rse_id"), 1)
     );
     tx.later(&sql, &units.params(vec![Value::Int(now)]))?;
     archive(tx, &units, outcome, now)?;
@@ -163,10 +177,11 @@ fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) ->
          SELECT id, request_type, did_id, dest_rse_id, source_rse_id, '{}', rule_id, activity, bytes, retry_count,
          COALESCE(err_msg, ?2), requested_at, ?1 FROM requests WHERE {}",
         state.letter(),
-        units.within("did_id", "dest_rse_id", 2)
+        units.held_within(tx, "requests", ("did_id", "dest_rse_id"), 2)
     );
     tx.later(&sql, &units.params(vec![Value::Int(now), Value::from(error)]))?;
-    let sql = format!("DELETE FROM requests WHERE {}", units.within("did_id", "dest_rse_id", 0));
+    let ended = units.held_within(tx, "requests", ("did_id", "dest_rse_id"), 0);
+    let sql = format!("DELETE FROM requests WHERE {ended}");
     tx.later(&sql, &units.params(Vec::new()))
 }
 

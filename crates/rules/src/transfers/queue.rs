@@ -11,7 +11,7 @@ use super::waiting::{self, Waiting};
 use super::{End, Held, Job, Outcome, store};
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
-use crate::catalog::order::lock_files;
+use crate::catalog::order::{goes_with, lock_files};
 use crate::catalog::{Column, Daemon, Tx};
 use crate::error::{Class, Error, Result};
 use crate::expression::{Expression, Rse};
@@ -314,12 +314,13 @@ fn lease_out(
             ("rse", Column::ints(jobs.iter().map(|one| one.2))),
         ],
     )?;
-    let rows = tx.query(
+    let these = goes_with(tx, ("", "requests", &["id"]), ("w_pairs", &["did"]));
+    let sql = format!(
         "UPDATE requests SET state = 'S', worker = ?1, lease_until = ?2, attempt = attempt + 1, moved = 0, err_msg = NULL,
          submitted_at = ?3, updated_at = ?3, source_rse_id = (SELECT w.rse FROM w_pairs w WHERE w.did = requests.id)
-         WHERE id IN (SELECT did FROM w_pairs) AND state = 'Q' RETURNING id, attempt",
-        values![worker, now.saturating_add(lease), now],
-    )?;
+         WHERE {these} AND state = 'Q' RETURNING id, attempt"
+    );
+    let rows = tx.query(&sql, values![worker, now.saturating_add(lease), now])?;
     let ours: BTreeMap<i64, i64> = rows.iter().map(|row| (row.int(0), row.int(1))).collect();
     let job = |(job, _, _): Chosen| {
         let attempt = *ours.get(&job.request)?;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
+use crate::catalog::order::goes_with;
 use crate::catalog::{Column, Row, Tx};
 use crate::error::Result;
 
@@ -99,7 +100,8 @@ fn foremost(mut some: Vec<(Reverse<i64>, i64)>, most: usize) -> Vec<i64> {
 pub(super) fn read(tx: &mut Tx<'_>, ids: &[i64]) -> Result<Vec<Waiting>> {
     tx.clear(&["w_ids"])?;
     tx.load("w_ids", &[("id", Column::ints(ids.iter().copied()))])?;
-    let sql = format!("{WAITING} WHERE q.id IN (SELECT w.id FROM w_ids w) AND q.state = 'Q'");
+    let these = goes_with(tx, ("q.", "requests", &["id"]), ("w_ids", &["id"]));
+    let sql = format!("{WAITING} WHERE {these} AND q.state = 'Q'");
     let rows = tx.query(&sql, &[])?;
     let mut found: BTreeMap<i64, Waiting> =
         rows.iter().map(waiting).map(|one| (one.id, one)).collect();
