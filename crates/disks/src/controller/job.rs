@@ -22,6 +22,9 @@ use crate::retry;
 /// How long one waits before looking again whether another process let go of a disk.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long what this process wrote itself need not be read.
+const MOMENT: Duration = Duration::from_secs(2);
+
 impl Shell {
     /// One turn of an object in the queue.
     pub(super) async fn run_job(self: &Arc<Self>, mut slot: Slot<String>) {
@@ -72,7 +75,7 @@ impl Shell {
     ) -> Result<(), Error> {
         let begun = self.clock().elapsed();
         let hold = self.hold(name, slot).await?;
-        let device = self.parts.resources.get_as::<BlockDevice>(None, name).await?;
+        let device = self.object(name).await?;
         // Nothing is begun for an object on its way out; what was begun is discarded.
         let ours = |device: &BlockDevice| {
             device.spec.node_name == self.options.node && !device.is_deleting()
@@ -108,6 +111,21 @@ impl Shell {
         self.parts.metrics.ended(operation, end.outcome(), took);
         self.complete(&device, operation, token.as_ref(), end, hold, view).await;
         Ok(())
+    }
+
+    /// The object as it is now. One that bears a token this process wrote a moment ago is as the
+    /// copy shows it; any other is read.
+    async fn object(&self, name: &str) -> Result<Option<BlockDevice>, Error> {
+        let now = self.clock().elapsed();
+        let is_ours = |device: &BlockDevice| {
+            let token = device.status.operation.as_ref();
+            let queued = token.and_then(|token| self.mine().get(&token.id).copied());
+            queued.is_some_and(|queued| now.saturating_sub(queued) < MOMENT)
+        };
+        match self.objects.find(None, name).filter(|device| is_ours(device)) {
+            Some(device) => Ok(Some((*device).clone())),
+            None => Ok(self.parts.resources.get_as(None, name).await?),
+        }
     }
 
     /// Does what is left of an operation that this process did not begin. Nothing if the token no

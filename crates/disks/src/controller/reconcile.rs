@@ -37,13 +37,23 @@ pub(super) struct View {
     pub(super) assigned: Option<Assigned>,
 }
 
+/// Whether a rule took a disk.
+enum Taking {
+    /// None did.
+    Not,
+    /// One did, and this is the object now.
+    Done(Box<BlockDevice>),
+    /// One would have; somebody else was faster, and their change brings the object back.
+    Lost,
+}
+
 impl Shell {
     /// Looks at one object and does what follows.
     pub(super) async fn reconcile(&self, name: &str) -> Result<Outcome, Error> {
         let Some(device) = self.objects.find(None, name) else {
             return Ok(Outcome::Done);
         };
-        let device = (*device).clone();
+        let mut device = (*device).clone();
         if device.spec.node_name != self.options.node {
             return Ok(Outcome::Done);
         }
@@ -61,7 +71,7 @@ impl Shell {
             }
             return Ok(Outcome::Done);
         }
-        let view = self.view(&device, self.seen_just_now(name)).await?;
+        let mut view = self.view(&device, self.seen_just_now(name)).await?;
         if view.assigned.is_none() && device.phase() == Some(Phase::Unprovisioned) {
             // Nothing is left of its disk: the scan lets the object go.
             self.rematch.notify_one();
@@ -72,8 +82,14 @@ impl Shell {
             return Ok(Outcome::After(UNREADABLE));
         }
         self.remember(&device, &view).await?;
-        if self.take_unasked(&device, &view).await? {
-            return Ok(Outcome::Done);
+        match self.take_unasked(&device, &view).await? {
+            Taking::Not => {}
+            Taking::Lost => return Ok(Outcome::Done),
+            Taking::Done(taken) => {
+                device = *taken;
+                view.known = self.known(&device).await?;
+                self.remember(&device, &view).await?;
+            }
         }
         let facts = self.facts(&device, &view).await;
         let (facts, verdict) = self.ask_gate(&device, &view, facts).await;
@@ -150,16 +166,20 @@ impl Shell {
             expected.is_some_and(|expected| Device::of(&expected) == Device::of(disk))
         });
         let mounts = host.mounts().await?;
+        let known = self.known(device).await?;
+        Ok(View { disk, mounts, known, assigned })
+    }
+
+    /// What is known of the pool an object's disk is, if it may be one.
+    async fn known(&self, device: &BlockDevice) -> Result<backend::Known, Error> {
         let used = device.wanted()
             || matches!(device.phase(), Some(Phase::Mounted | Phase::Provisioned | Phase::Failed))
             || device.phase().is_some_and(Phase::is_lock);
-        let known = if used {
-            self.parts.backend.look(&self.pool(device, None)).await?
-        } else {
-            let record = Record::Missing;
-            backend::Known { record, closed: false, ready: false, replicas: Vec::new() }
-        };
-        Ok(View { disk, mounts, known, assigned })
+        if used {
+            return Ok(self.parts.backend.look(&self.pool(device, None)).await?);
+        }
+        let record = Record::Missing;
+        Ok(backend::Known { record, closed: false, ready: false, replicas: Vec::new() })
     }
 
     pub(super) async fn facts(&self, device: &BlockDevice, view: &View) -> Facts {
@@ -212,9 +232,9 @@ impl Shell {
         self.parts.memory.set(&device.metadata.name, worth).await.map_err(Error::Memory)
     }
 
-    /// Asks for a blank disk that a rule takes. Says whether it did.
-    async fn take_unasked(&self, device: &BlockDevice, view: &View) -> Result<bool, Error> {
-        let Some(disk) = &view.disk else { return Ok(false) };
+    /// Asks for a blank disk that a rule takes.
+    async fn take_unasked(&self, device: &BlockDevice, view: &View) -> Result<Taking, Error> {
+        let Some(disk) = &view.disk else { return Ok(Taking::Not) };
         let recalled = self.recalled(device);
         let untouched = device.phase() == Some(Phase::Unprovisioned)
             && !device.wanted()
@@ -223,13 +243,13 @@ impl Shell {
         let duplicate = view.assigned.as_ref().is_some_and(|place| !place.duplicates.is_empty());
         let excluded = duplicate || self.excluded(disk, &view.mounts).is_some();
         if !untouched || excluded || !disk.contents.is_blank() {
-            return Ok(false);
+            return Ok(Taking::Not);
         }
         let rule = {
             let world = self.world();
             world.config.takes(&self.options.node, disk).cloned()
         };
-        let Some(rule) = rule else { return Ok(false) };
+        let Some(rule) = rule else { return Ok(Taking::Not) };
         let (name, options) = (&device.metadata.name, Self::write_options());
         let resources = &self.parts.resources;
         let now = self.clock().now();
@@ -240,7 +260,7 @@ impl Shell {
         conditions::set(&mut said.status.conditions, &report, now);
         let written = match resources.replace_status_as(&said, &options).await {
             Ok((written, _)) => written,
-            Err(error) if error.is_conflict() || error.is_not_found() => return Ok(true),
+            Err(error) if error.is_conflict() || error.is_not_found() => return Ok(Taking::Lost),
             Err(error) => return Err(error.into()),
         };
         let mut wanted = written;
@@ -256,9 +276,9 @@ impl Shell {
                 let message = "an auto-provision rule takes this blank disk";
                 self.tell(device, Severity::Normal, "AutoProvisionDetected", message);
                 tracing::info!(name, path = disk.path, "auto-provisioning a blank disk");
-                Ok(true)
+                Ok(Taking::Done(Box::new(written)))
             }
-            Err(error) if error.is_conflict() || error.is_not_found() => Ok(true),
+            Err(error) if error.is_conflict() || error.is_not_found() => Ok(Taking::Lost),
             Err(error) => Err(error.into()),
         }
     }
