@@ -4,9 +4,10 @@
 //! An acknowledgement of data loss is never remembered: it counts for what was seen when it was
 //! given.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -44,14 +45,30 @@ pub fn worth(device: &BlockDevice, identity: &Identity) -> Option<Remembered> {
     (!dull).then(|| Remembered { identity: identity.clone(), spec, formatted })
 }
 
-/// A file that remembers. Every change is on disk before it counts; changes that come together are
-/// written together.
+/// The first line of a file that remembers; one without it is of an older version.
+const FIRST: &[u8] = b"mainstay disks 1\n";
+
+/// How many lines a file may have more than disks are remembered, before it is written anew.
+const SPARE: usize = 1_000;
+
+/// A file that remembers: a line for every change, the last one of a disk counts. Every change is on
+/// disk before it counts; changes that come together are written together. What one costs does not
+/// depend on how many disks there are.
 #[derive(Debug)]
 pub struct Memory {
     file: Option<PathBuf>,
     disks: Mutex<Disks>,
-    /// The newest change that is on disk. Whoever holds it writes.
-    written: AsyncMutex<u64>,
+    /// Whoever holds it writes.
+    written: AsyncMutex<Written>,
+}
+
+/// What is on disk.
+#[derive(Debug, Default)]
+struct Written {
+    /// The newest change.
+    change: u64,
+    /// How many bytes and lines are whole; unknown before the first write.
+    whole: Option<(u64, usize)>,
 }
 
 #[derive(Debug, Default)]
@@ -60,12 +77,42 @@ struct Disks {
     changes: u64,
     /// What is remembered, and the number of the change that made it so.
     known: BTreeMap<String, (u64, Option<Remembered>)>,
+    /// Disks with changes that nobody has begun to write.
+    waiting: BTreeSet<String>,
+}
+
+/// A line of the file.
+#[derive(Deserialize)]
+struct Line {
+    name: String,
+    disk: Option<Remembered>,
+}
+
+/// A line of the file that is about to be written.
+#[derive(Serialize)]
+struct NewLine<'a> {
+    name: &'a str,
+    disk: Option<&'a Remembered>,
 }
 
 impl Disks {
-    fn text(&self) -> serde_json::Result<Vec<u8>> {
-        let known = self.known.iter().filter_map(|(name, (_, disk))| Some((name, disk.as_ref()?)));
-        serde_json::to_vec_pretty(&known.collect::<BTreeMap<_, _>>())
+    fn line(&self, name: &str) -> io::Result<Vec<u8>> {
+        let disk = self.known.get(name).and_then(|(_, disk)| disk.as_ref());
+        let mut line = serde_json::to_vec(&NewLine { name, disk })?;
+        line.push(b'\n');
+        Ok(line)
+    }
+
+    /// The whole file.
+    fn text(&self) -> io::Result<(Vec<u8>, usize)> {
+        let mut text = FIRST.to_vec();
+        let kept = self.known.iter().filter(|(_, (_, disk))| disk.is_some());
+        let mut lines = 0;
+        for (name, _) in kept {
+            text.extend(self.line(name)?);
+            lines += 1;
+        }
+        Ok((text, lines))
     }
 }
 
@@ -82,13 +129,13 @@ impl Memory {
     /// If the file cannot be read, or is not of this sort: what was wanted must not be forgotten
     /// silently.
     pub fn open(file: &Path) -> io::Result<Self> {
-        let known: BTreeMap<String, Remembered> = match std::fs::read(file) {
-            Ok(bytes) => serde_json::from_slice(&bytes)?,
+        let known = match std::fs::read(file) {
+            Ok(bytes) => read(&bytes)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(error),
         };
         let known = known.into_iter().map(|(name, disk)| (name, (0, Some(disk)))).collect();
-        let disks = Mutex::new(Disks { changes: 0, known });
+        let disks = Mutex::new(Disks { known, ..Disks::default() });
         Ok(Self { file: Some(file.to_owned()), disks, written: AsyncMutex::default() })
     }
 
@@ -121,6 +168,9 @@ impl Memory {
                     disks.changes += 1;
                     let change = disks.changes;
                     disks.known.insert(name.to_owned(), (change, disk));
+                    if self.file.is_some() {
+                        disks.waiting.insert(name.to_owned());
+                    }
                     change
                 }
             }
@@ -132,22 +182,64 @@ impl Memory {
     async fn write(&self, change: u64) -> io::Result<()> {
         let Some(file) = self.file.clone().filter(|_| change > 0) else { return Ok(()) };
         let mut written = self.written.lock().await;
-        if *written >= change {
+        if written.change >= change {
             return Ok(());
         }
-        let (newest, bytes) = {
-            let disks = self.lock();
-            (disks.changes, disks.text()?)
+        let (newest, at, text, after) = {
+            let mut disks = self.lock();
+            let names = std::mem::take(&mut disks.waiting);
+            let most = disks.known.len() + SPARE;
+            match written.whole.filter(|(_, lines)| *lines < most) {
+                Some((bytes, lines)) => {
+                    let new = names.iter().map(|name| disks.line(name));
+                    let new = new.collect::<io::Result<Vec<_>>>()?.concat();
+                    let after = (bytes + new.len() as u64, lines + names.len());
+                    (disks.changes, Some(bytes), new, after)
+                }
+                None => {
+                    let (text, lines) = disks.text()?;
+                    let after = (text.len() as u64, lines);
+                    (disks.changes, None, text, after)
+                }
+            }
         };
-        let replaced = tokio::task::spawn_blocking(move || replace(&file, &bytes)).await;
-        replaced.map_err(io::Error::other)??;
-        *written = newest;
+        // Until this has gone well nobody knows what the file holds: the next one writes all of it.
+        written.whole = None;
+        let done = tokio::task::spawn_blocking(move || match at {
+            Some(at) => append(&file, at, &text),
+            None => replace(&file, &text),
+        });
+        done.await.map_err(io::Error::other)??;
+        *written = Written { change: newest, whole: Some(after) };
         Ok(())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Disks> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What a file remembers. A last line that was not finished never counted.
+fn read(bytes: &[u8]) -> io::Result<BTreeMap<String, Remembered>> {
+    let Some(lines) = bytes.strip_prefix(FIRST) else {
+        return Ok(serde_json::from_slice(bytes)?);
+    };
+    let mut known = BTreeMap::new();
+    for line in lines.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+        let Line { name, disk } = serde_json::from_slice(line)?;
+        match disk {
+            Some(disk) => known.insert(name, disk),
+            None => known.remove(&name),
+        };
+    }
+    Ok(known)
+}
+
+/// Writes after the first `at` bytes of a file.
+fn append(file: &Path, at: u64, bytes: &[u8]) -> io::Result<()> {
+    let file = std::fs::OpenOptions::new().write(true).open(file)?;
+    file.write_all_at(bytes, at)?;
+    file.sync_data()
 }
 
 /// Replaces a file by another in one step that survives a crash.
@@ -236,7 +328,46 @@ mod tests {
     fn a_damaged_file_is_said() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("disks.json");
-        std::fs::write(&file, "{").unwrap();
-        assert!(Memory::open(&file).is_err());
+        for text in ["{", "mainstay disks 1", "mainstay disks 1\n{}\n", "mainstay disks 1\n{\n{}"] {
+            std::fs::write(&file, text).unwrap();
+            assert!(Memory::open(&file).is_err(), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_that_was_not_finished_never_counted_and_the_file_does_not_grow_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disks.json");
+        let identity = Identity { serial: "s1".to_owned(), ..Identity::default() };
+        let memory = Memory::open(&file).unwrap();
+        let mut changing = device();
+        let lines = || std::fs::read_to_string(&file).unwrap().lines().count();
+        let mut most = 0;
+        for n in 0..2 * SPARE + 10 {
+            changing.spec.retry = n.to_string();
+            memory.set("a", worth(&changing, &identity)).await.unwrap();
+            most = most.max(lines());
+        }
+        assert!(most > SPARE / 2 && most <= SPARE + 3, "{most} lines");
+        let whole = std::fs::read(&file).unwrap();
+        let last = |file: &Path| Memory::open(file).unwrap().of("a").map(|disk| disk.spec.retry);
+        assert_eq!(last(&file), Some((2 * SPARE + 9).to_string()));
+        std::fs::write(&file, &whole[..whole.len() - 5]).unwrap();
+        assert_eq!(last(&file), Some((2 * SPARE + 8).to_string()));
+        // What is written next stands in the place of the broken end.
+        let again = Memory::open(&file).unwrap();
+        again.set("b", worth(&device(), &identity)).await.unwrap();
+        again.set("a", None).await.unwrap();
+        let found = Memory::open(&file).unwrap();
+        assert!(found.of("a").is_none() && found.of("b").is_some());
+    }
+
+    #[test]
+    fn a_file_of_an_older_version_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disks.json");
+        let old = serde_json::json!({"a": worth(&device(), &Identity::default())});
+        std::fs::write(&file, old.to_string()).unwrap();
+        assert!(Memory::open(&file).unwrap().of("a").is_some());
     }
 }

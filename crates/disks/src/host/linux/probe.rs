@@ -3,6 +3,7 @@
 //! This is the quick look, done at every turn. Before anything destructive the gate also asks wipefs
 //! (and blkid, where there is anything), which know more kinds; what any of the three finds counts.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -14,21 +15,37 @@ const HEAD: usize = 72 << 10;
 /// Where ZFS keeps its uberblocks, and how many there are of how many bytes each.
 const UBERS: (u64, usize, usize) = (128 << 10, 128, 1 << 10);
 
+thread_local! {
+    /// What was read last on a thread. Making room for so much each time costs more than reading it.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// So many zeros.
+fn zeroed(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
+    buffer.clear();
+    buffer.resize(length, 0);
+    buffer
+}
+
 /// Reads what is on a disk of `size` bytes.
 pub(crate) fn probe(file: &File, size: u64, sector: u64) -> io::Result<Contents> {
     // Nothing but what is asked for: reading ahead would be most of the work. A file that cannot be
     // advised is read all the same.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
-    let mut head = vec![0; HEAD.min(usize::try_from(size).unwrap_or(HEAD))];
-    read_at(file, &mut head, 0)?;
-    let mut found = Vec::new();
-    filesystems(&head, &mut found);
-    others(&head, &mut found);
-    raid(file, &head, size, &mut found)?;
-    tables(file, &head, size, sector, &mut found)?;
-    if found.is_empty() {
-        zfs(file, &mut found)?;
-    }
+    let found = BUFFER.with_borrow_mut(|buffer| {
+        let head = zeroed(buffer, HEAD.min(usize::try_from(size).unwrap_or(HEAD)));
+        read_at(file, head, 0)?;
+        let mut found = Vec::new();
+        filesystems(head, &mut found);
+        others(head, &mut found);
+        raid(file, head, size, &mut found)?;
+        tables(file, head, size, sector, &mut found)?;
+        if found.is_empty() {
+            zfs(file, zeroed(buffer, UBERS.1 * UBERS.2), &mut found)?;
+        }
+        Ok::<_, io::Error>(found)
+    });
+    let mut found = found?;
     found.sort_by(|a, b| (a.offset, &a.name).cmp(&(b.offset, &b.name)));
     Ok(Contents { signatures: found, ..Contents::default() })
 }
@@ -197,10 +214,9 @@ fn others(head: &[u8], found: &mut Vec<Signature>) {
 
 /// Looks for ZFS. It is asked for only where nothing else is found: whatever was made over a pool
 /// leaves its uberblocks, and the programs that the gate asks see both.
-fn zfs(file: &File, found: &mut Vec<Signature>) -> io::Result<()> {
-    let (start, count, each) = UBERS;
-    let mut ubers = vec![0; count * each];
-    read_at(file, &mut ubers, start)?;
+fn zfs(file: &File, ubers: &mut [u8], found: &mut Vec<Signature>) -> io::Result<()> {
+    let (start, _, each) = UBERS;
+    read_at(file, ubers, start)?;
     let magic = |uber: &[u8]| is(uber, 0, b"\x0c\xb1\xba\x00") || is(uber, 4, b"\x00\xba\xb1\x0c");
     if let Some(at) = ubers.chunks(each).position(magic) {
         let offset = start + (at * each) as u64;
