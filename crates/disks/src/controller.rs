@@ -299,7 +299,7 @@ impl Disks {
             // What happened is told without haste, as kubelet does it: the disks come first.
             waiting: 8_192,
             at_once: 2,
-            pace: Some(Flow { interval: Duration::from_millis(20), burst: 25 }),
+            pace: Some(Flow { interval: Duration::from_millis(20), burst: 10 }),
             ..events::Options::new("mainstay-agent")
         };
         let recorder = Recorder::run(recording, resources);

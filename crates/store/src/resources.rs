@@ -490,6 +490,11 @@ impl Resources {
         mut edit: impl FnMut(&Map<String, Value>) -> Result<Map<String, Value>, Error> + Send,
     ) -> Result<Written, Error> {
         if let Some(remote) = self.remote(options, origin) {
+            let edit = |record: &Record| {
+                let old = record.object();
+                let object = edit(&old)?;
+                Ok(elsewhere::Edited { differs: object != old, object })
+            };
             return self.modify_there(remote, kind, key, subresource, edit).await;
         }
         let strictness =

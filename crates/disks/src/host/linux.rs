@@ -70,6 +70,8 @@ struct Inner {
     reading: Mutex<BTreeSet<String>>,
     ended: tokio::sync::Notify,
     blanks: Blanks,
+    /// Loop devices with what they stand on, and what the kernel had told when they were read.
+    loops: Mutex<(String, Vec<(String, String)>)>,
 }
 
 impl LinuxHost {
@@ -85,7 +87,7 @@ impl LinuxHost {
         let mounts = mounts::Own::new(&options.roots.proc);
         let ended = tokio::sync::Notify::new();
         let (reading, blanks) = (Mutex::default(), Blanks::default());
-        let inner = Arc::new(Inner { options, reading, ended, blanks });
+        let inner = Arc::new(Inner { options, reading, ended, blanks, loops: Mutex::default() });
         let lvm = AsyncMutex::new(());
         Ok(Self { inner, programs, bell, mounts, lvm, _listener: listener })
     }
@@ -256,7 +258,7 @@ impl Inner {
         scene.read_only = disk.read_only;
         scene.contents = disk.contents.clone();
         scene.holders = disk.holders.clone();
-        scene.loops = roots.loops_on(disk);
+        scene.loops = self.loops_on(disk);
         scene.multipath_member = roots.is_member(&disk.name);
         // Only under the lock: a look must not stand in the way of somebody's mkfs.
         let held = if scene.lock.take().is_some() { Ok(None) } else { lock(disk).map(Some) };
@@ -275,6 +277,19 @@ impl Inner {
         }
         scene.audit = self.audit_log().err().map(|error| error.to_string());
         scene
+    }
+
+    /// Loop devices that stand on a disk or on one of its partitions. The kernel tells of every loop
+    /// device that is made or taken away: while it tells nothing, they are as they were.
+    fn loops_on(&self, disk: &Disk) -> Vec<String> {
+        let roots = &self.options.roots;
+        let (told, paths) = (roots.told(), roots.paths(disk));
+        let mut known = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_empty() || known.0 != told {
+            *known = (told, roots.loops());
+        }
+        let on = known.1.iter().filter(|(_, backing)| paths.contains(backing));
+        on.map(|(name, _)| name.clone()).collect()
     }
 
     /// Who uses a disk: mounts in every namespace, and swap spaces.

@@ -7,6 +7,13 @@ use crate::object::{Key, Record};
 use crate::registry::Kind;
 use crate::remote::{Remote, is_leaving};
 
+/// What became of an object.
+pub(super) struct Edited {
+    pub(super) object: Map<String, Value>,
+    /// Whether it is another than it was.
+    pub(super) differs: bool,
+}
+
 impl Resources {
     pub(super) async fn create_there(
         &self,
@@ -30,7 +37,7 @@ impl Resources {
         kind: &Kind,
         key: &Key,
         subresource: Option<Subresource>,
-        mut edit: impl FnMut(&Map<String, Value>) -> Result<Map<String, Value>, Error> + Send,
+        mut edit: impl FnMut(&Record) -> Result<Edited, Error> + Send,
     ) -> Result<Written, Error> {
         let mut at_hand = remote.at_hand(key);
         let mut tries = TRIES;
@@ -40,9 +47,8 @@ impl Resources {
                 Some(record) => (record, false),
                 None => (self.get(kind, key).await?, true),
             };
-            let old = record.object();
-            let mut new = match edit(&old) {
-                Ok(new) if newest || new != old => new,
+            let mut new = match edit(&record) {
+                Ok(edited) if newest || edited.differs => edited.object,
                 Err(error) if newest => return Err(error),
                 _ => continue,
             };

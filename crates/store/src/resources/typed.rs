@@ -2,8 +2,10 @@
 
 use serde_json::{Map, Value};
 
+use super::elsewhere::Edited;
 use super::{
-    DeleteOptions, Deleted, Effect, Error, Reason, Resources, Subresource, WriteOptions, Written,
+    DeleteOptions, Deleted, Effect, Error, Origin, Reason, Resources, Subresource, WriteOptions,
+    Written,
 };
 use crate::object::Record;
 use crate::objects::At;
@@ -132,13 +134,26 @@ impl Resources {
     ) -> Result<(T, Effect), Error> {
         let kind = self.kind_of::<T>()?;
         let key = kind.key(namespace, name);
-        let Written { record, effect, .. } = self
-            .modify(kind, &key, subresource, options, |old| {
-                let mut typed = T::deserialize(old).map_err(Error::internal)?;
-                edit(&mut typed);
-                encode(kind, &typed)
-            })
-            .await?;
+        let Written { record, effect, .. } = match self.remote(options, Origin::Update) {
+            Some(remote) => {
+                let edit = |record: &Record| {
+                    let mut typed: T = decode(record)?;
+                    let old = encode(kind, &typed)?;
+                    edit(&mut typed);
+                    let object = encode(kind, &typed)?;
+                    Ok(Edited { differs: object != old, object })
+                };
+                self.modify_there(remote, kind, &key, subresource, edit).await?
+            }
+            None => {
+                let edit = |old: &Map<String, Value>| {
+                    let mut typed = T::deserialize(old).map_err(Error::internal)?;
+                    edit(&mut typed);
+                    encode(kind, &typed)
+                };
+                self.modify(kind, &key, subresource, options, edit).await?
+            }
+        };
         Ok((decode(&record)?, effect))
     }
 

@@ -252,18 +252,27 @@ impl Roots {
         numbers
     }
 
-    /// Loop devices whose backing is this disk or one of its partitions.
-    pub(super) fn loops_on(&self, disk: &Disk) -> Vec<String> {
+    /// Every loop device with what it stands on.
+    pub(super) fn loops(&self) -> Vec<(String, String)> {
+        let loops = self.all().into_iter().filter(|name| name.starts_with("loop"));
+        let backed = loops.map(|name| {
+            let backing = line(&self.block(&name).join("loop/backing_file"));
+            (name, backing)
+        });
+        backed.filter(|(_, backing)| !backing.is_empty()).collect()
+    }
+
+    /// A number that grows with everything the kernel tells about devices; empty if there is none.
+    pub(super) fn told(&self) -> String {
+        line(&self.sys.join("kernel/uevent_seqnum"))
+    }
+
+    /// The paths of a disk and its partitions.
+    pub(super) fn paths(&self, disk: &Disk) -> Vec<String> {
         let folder = Path::new(&disk.path).parent().unwrap_or(&self.dev);
-        let mut paths = vec![disk.path.clone()];
-        paths.extend(
-            disk.partitions.iter().map(|part| folder.join(&part.name).display().to_string()),
-        );
-        let backed = |name: &String| {
-            let backing = line(&self.block(name).join("loop/backing_file"));
-            !backing.is_empty() && paths.contains(&backing)
-        };
-        self.all().into_iter().filter(|name| name.starts_with("loop")).filter(backed).collect()
+        let parts = disk.partitions.iter().map(|part| folder.join(&part.name));
+        let parts = parts.map(|path| path.display().to_string());
+        std::iter::once(disk.path.clone()).chain(parts).collect()
     }
 }
 
