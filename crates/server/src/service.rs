@@ -80,6 +80,8 @@ pub(crate) struct Asked {
     pub(crate) acting_as: Option<Arc<str>>,
     pub(crate) changes: bool,
     pub(crate) lasting: bool,
+    /// Whether all was said and somebody else decides how long the answer takes.
+    pub(crate) patient: Arc<AtomicBool>,
 }
 
 impl App {
@@ -97,7 +99,8 @@ impl App {
         let (parts, body) = request.into_parts();
         let wants = encoding::Wants::of(&parts.headers);
         let mut asked = Asked::default();
-        let routed = self.within_time(self.route(peer, parts, body, &mut asked)).await;
+        let patient = asked.patient.clone();
+        let routed = self.within_time(self.route(peer, parts, body, &mut asked), &patient).await;
         let mut reply = match routed {
             Ok(reply) => reply,
             Err(error) => {
@@ -135,10 +138,12 @@ impl App {
         reply
     }
 
-    /// Gives up on what takes too long. No timer is set for what is ready at once.
+    /// Gives up on what takes too long, unless it is left to a keeper, who has limits of his own. No
+    /// timer is set for what is ready at once.
     async fn within_time(
         &self,
         answer: impl Future<Output = Result<Reply, Error>>,
+        patient: &AtomicBool,
     ) -> Result<Reply, Error> {
         let mut answer = pin!(answer);
         if let std::task::Poll::Ready(answer) = futures_util::poll!(&mut answer) {
@@ -146,6 +151,7 @@ impl App {
         }
         match select(answer, self.clock.sleep(self.limits.request)).await {
             Either::Left((answer, _)) => answer,
+            Either::Right((_, answer)) if patient.load(Relaxed) => answer.await,
             Either::Right(_) => {
                 let message = "Timeout: request did not complete within the allotted time";
                 let mut error = Error::new(Reason::Timeout, message);
@@ -300,6 +306,7 @@ impl App {
             user,
             attempt,
             only_own: verdict == Verdict::IfOwn,
+            patient: asked.patient.clone(),
         };
         let key = name.map(|name| kind.key(namespace, name));
         let mut reply = match (verb, &key) {

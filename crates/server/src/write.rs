@@ -1,6 +1,8 @@
 //! Writing: create, update, patch, delete, of one object or of many.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -42,6 +44,8 @@ pub(crate) struct Writing<'a> {
     pub(crate) attempt: Attempt<'a>,
     /// Only objects of the user's node may be touched.
     pub(crate) only_own: bool,
+    /// Told when all was read and a keeper decides how long the answer takes.
+    pub(crate) patient: Arc<AtomicBool>,
 }
 
 impl Writing<'_> {
@@ -59,6 +63,7 @@ impl Writing<'_> {
         options.duplicates = decoded.duplicates;
         self.check_own(&decoded.object)?;
         let resources = &self.app.resources;
+        self.patient.store(resources.is_kept(self.kind), Relaxed);
         let written = resources.create(self.kind, self.namespace, decoded.object, &options).await?;
         written.record.key().name().clone_into(name);
         self.written(StatusCode::CREATED, written)

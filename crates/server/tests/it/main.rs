@@ -8,6 +8,7 @@ mod conformance;
 mod elsewhere;
 #[path = "../../../store/tests/it/model.rs"]
 mod model;
+mod patience;
 mod refusals;
 #[path = "../../../store/tests/it/words.rs"]
 mod words;
