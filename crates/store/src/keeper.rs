@@ -23,7 +23,8 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
     fn create(&self, key: Key, object: Prepared) -> BoxFuture<'_, Result<Arc<Record>, Error>>;
 
     /// An object shall become another, or is marked as being deleted. `before` is what the caller
-    /// saw.
+    /// saw; a keeper to whom somebody else has said otherwise since answers that it is stale, and
+    /// the caller looks again.
     fn update(
         &self,
         key: Key,

@@ -519,7 +519,10 @@ impl Resources {
             let keeper = self.keeper(kind).filter(|_| !options.dry_run);
             let (change, body, effect) = match update.outcome {
                 Outcome::Write(object) if let Some(keeper) = keeper => {
-                    let record = keeper.update(key.clone(), record, object).await?;
+                    let record = match keeper.update(key.clone(), record, object).await {
+                        Err(error) if is_race(&error) && tries > 0 => continue,
+                        written => written?,
+                    };
                     let warnings = update.warnings;
                     return Ok(Written { record, warnings, effect: Effect::Changed });
                 }

@@ -10,7 +10,7 @@ use mainstay_controller::events::{Recorder, Severity};
 use mainstay_controller::reflector::{Reflector, Subscription};
 use mainstay_store::builtin::{Node, ObjectReference};
 use mainstay_store::keeper::Prepared;
-use mainstay_store::object::{self, Record};
+use mainstay_store::object::{self, Record, Revision};
 use mainstay_store::registry::Typed;
 use mainstay_store::resources::Resources;
 use mainstay_store::status::{Error, Reason};
@@ -131,6 +131,8 @@ pub(super) struct Actor {
     publisher: Publisher,
     lines: HashMap<Key, Line>,
     waiters: HashMap<Ticket, (Key, Waiter)>,
+    /// Sessions that users changed, and the version that made of them.
+    edited: HashMap<Key, Revision>,
     /// Applications whose status changed.
     applications: HashSet<Key>,
     /// Whether this server is in command, and writes what must survive.
@@ -154,6 +156,7 @@ impl Actor {
             publisher,
             lines: HashMap::new(),
             waiters: HashMap::new(),
+            edited: HashMap::new(),
             applications: HashSet::new(),
             leads: true,
             tickets: 0,
@@ -304,8 +307,8 @@ impl Actor {
         let now = self.now();
         match input {
             Input::Open { key, object, answer } => self.open(&key, object, answer, now),
-            Input::Update { key, object, answer } => {
-                self.update(&key, object, answer, now).await;
+            Input::Update { key, before, object, answer } => {
+                self.update(&key, before, object, answer, now).await;
             }
             Input::DeleteInstance { key } => {
                 self.parts.engine.delete_instance(&key.path().into(), now);
@@ -428,6 +431,7 @@ impl Actor {
     async fn update(
         &mut self,
         key: &object::Key,
+        before: Option<Revision>,
         object: Prepared,
         answer: oneshot::Sender<Result<Arc<Record>, Error>>,
         now: Moment,
@@ -443,6 +447,16 @@ impl Actor {
             .get("metadata")
             .and_then(|metadata| metadata.get("deletionTimestamp"))
             .is_some_and(|time| *time != Value::Null);
+        // What the session does meanwhile contradicts nobody; what another user did
+        // does, except where it ends.
+        let edited = self.edited.get(&name);
+        if let (Some(before), Some(edited)) = (before, edited)
+            && before < *edited
+            && !deleted
+        {
+            let _ = answer.send(Err(self.stale(key.name())));
+            return;
+        }
         self.publisher.know(&name, object);
         if deleted {
             self.parts.engine.close(&name, now);
@@ -453,8 +467,19 @@ impl Actor {
             // It had no instance to wait for and is gone already.
             None => self.parts.desk.recall(key),
         };
+        if let Some(record) = record.as_ref().filter(|_| !deleted) {
+            self.edited.insert(name, record.revision());
+        }
         let gone = || Error::new(Reason::NotFound, format!("\"{}\" is gone", key.name()));
         let _ = answer.send(record.ok_or_else(gone));
+    }
+
+    /// What somebody hears whose change was made of an older session.
+    fn stale(&self, name: &str) -> Error {
+        match self.parts.resources.kind_of::<ApplicationSession>() {
+            Ok(kind) => Error::stale(kind, name),
+            Err(error) => error,
+        }
     }
 
     /// Does what the engine wants done.
@@ -480,6 +505,7 @@ impl Actor {
             Effect::Answer { ticket, answer } => self.answer(ticket, answer, now).await,
             Effect::Session(name) => self.publisher.session_changed(name),
             Effect::SessionGone(name, last) => {
+                self.edited.remove(&name);
                 if let Some(record) = self.publisher.hide(&name, &last).await {
                     let until = now.elapsed + self.parts.engine.settings().closed;
                     self.parts.desk.bury(record, until);

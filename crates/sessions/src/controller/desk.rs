@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 use mainstay_placement::machines::Considered;
 use mainstay_store::keeper::{Keeper, Prepared};
-use mainstay_store::object::{self, Record};
+use mainstay_store::object::{self, Record, Revision};
 use mainstay_store::status::{Error, Reason};
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
@@ -35,6 +35,8 @@ pub(super) enum Input {
     },
     Update {
         key: object::Key,
+        /// What the change was made of; nothing if it counts whatever happened since.
+        before: Option<Revision>,
         object: Prepared,
         answer: oneshot::Sender<Result<Arc<Record>, Error>>,
     },
@@ -196,13 +198,14 @@ impl Keeper for Kept {
     fn update(
         &self,
         key: object::Key,
-        _before: Arc<Record>,
+        before: Arc<Record>,
         object: Prepared,
     ) -> BoxFuture<'_, Result<Arc<Record>, Error>> {
         if !self.sessions {
             return std::future::ready(Err(not_yours())).boxed();
         }
-        let changed = self.desk.ask(|answer| Input::Update { key, object, answer });
+        let before = Some(before.revision());
+        let changed = self.desk.ask(move |answer| Input::Update { key, before, object, answer });
         changed.map(|answer| answer.unwrap_or_else(|| Err(closing()))).boxed()
     }
 
@@ -220,7 +223,8 @@ impl Keeper for Kept {
                 {
                     metadata.entry("deletionTimestamp").or_insert(now);
                 }
-                let changed = self.desk.ask(|answer| Input::Update { key, object, answer });
+                let changed =
+                    self.desk.ask(|answer| Input::Update { key, before: None, object, answer });
                 changed.await.unwrap_or_else(|| Err(closing()))?;
             } else if !self.desk.put(Input::DeleteInstance { key }).await {
                 return Err(closing());

@@ -216,6 +216,44 @@ async fn a_session_is_answered_when_it_is_open_and_an_instance_is_nobodys_to_mak
 }
 
 #[tokio::test]
+async fn two_who_change_a_session_at_once_are_told_of_each_other() {
+    let house = House::build().await;
+    let (well, _) = house.join("well", 4_096).await;
+    tokio::spawn(well.obey());
+    house.application(1).await;
+    house.idle(1).await;
+    let session =
+        json!({"metadata": {"name": "s", "namespace": "t"}, "spec": {"applicationName": "game"}});
+    house.create::<ApplicationSession>(session).await.unwrap();
+    let kind = house.resources.kind_of::<ApplicationSession>().unwrap().clone();
+    let place = kind.key(Some("t"), "s");
+    let seen = house.resources.get(&kind, &place).await.unwrap();
+    let labelled = |label: &str| {
+        let mut object = seen.object();
+        object["metadata"]["labels"] = json!({ label: "1" });
+        object
+    };
+    let (keeper, _) = house.desk.keepers();
+    // Both saw the same session.
+    keeper.update(place.clone(), seen.clone(), labelled("first")).await.unwrap();
+    let late = keeper.update(place.clone(), seen.clone(), labelled("second")).await.unwrap_err();
+    assert_eq!(late.reason, Reason::Conflict, "{late}");
+    // Who does not insist on a version looks again, and both changes stand.
+    let add = |session: &mut ApplicationSession| {
+        session.metadata.labels.insert("second".to_owned(), "1".to_owned());
+    };
+    let options = WriteOptions::default();
+    let (now, _) = house.resources.modify_as(Some("t"), "s", None, &options, add).await.unwrap();
+    let labels: Vec<_> = now.metadata.labels.keys().cloned().collect();
+    assert_eq!(labels, ["first", "second"]);
+    // Whoever ends it ends it, whatever was said meanwhile.
+    let mut ended = seen.object();
+    ended["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    keeper.update(place, seen, ended).await.unwrap();
+    house.sessions.shutdown().await;
+}
+
+#[tokio::test]
 async fn ports_outlive_the_process() {
     let house = House::build().await;
     let (scribe, orders) = scribe::Scribe::new(house.resources.clone(), house.desk.clone());
