@@ -195,6 +195,7 @@ impl Shell {
     fn saw(&self, name: &str, disk: Disk) {
         let now = self.clock().elapsed();
         let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.retain(|_, (at, _)| now.saturating_sub(*at) < FRESH);
         fresh.insert(name.to_owned(), (now, disk));
     }
 

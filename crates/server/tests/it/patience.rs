@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use http::Method;
 use mainstay_server::{Options, Server};
 use mainstay_store::builtin::Namespace;
-use mainstay_store::clock::SystemClock;
+use mainstay_store::clock::{Clock, ManualClock, SystemClock};
 use mainstay_store::keeper::{Keeper, Prepared};
 use mainstay_store::kubernetes::{Address, Client};
 use mainstay_store::object::{Body, Key, Record, Resource, Revision};
@@ -21,16 +21,22 @@ use serde_json::json;
 use crate::{access, block_on, registry};
 
 /// How long a request may take here.
-const LIMIT: Duration = Duration::from_millis(200);
+const LIMIT: Duration = Duration::from_secs(60);
 
-/// Thinks for longer than a request may take.
+/// Thinks for longer than a request may take: the time passes while it does.
 #[derive(Debug)]
-struct Slow;
+struct Slow {
+    clock: Arc<ManualClock>,
+}
 
 impl Keeper for Slow {
     fn create(&self, key: Key, object: Prepared) -> BoxFuture<'_, Result<Arc<Record>, Error>> {
         async move {
-            tokio::time::sleep(LIMIT * 5).await;
+            // Whoever waits beside it is asked after each step.
+            for _ in 0..3 {
+                self.clock.advance(LIMIT);
+                tokio::task::yield_now().await;
+            }
             Ok(Arc::new(Body::new(&object).at(key, Revision(7), Revision(7))))
         }
         .boxed()
@@ -60,9 +66,10 @@ fn what_a_keeper_lets_wait_is_answered_by_the_keeper() {
         let folder = tempfile::tempdir().unwrap();
         let anywhere = "127.0.0.1:0".parse().unwrap();
         let data = folder.path().to_owned();
-        let mut options = Options::new(anywhere, data, registry(), SystemClock::new());
+        let clock = ManualClock::new(SystemClock::new().now());
+        let mut options = Options::new(anywhere, data, registry(), clock.clone());
         options.limits.request = LIMIT;
-        let keeper: Arc<dyn Keeper> = Arc::new(Slow);
+        let keeper: Arc<dyn Keeper> = Arc::new(Slow { clock });
         options.keepers = HashMap::from([(Resource::new("", "apples"), keeper)]);
         let running = Server::start(options).await.unwrap();
         let mut namespace = Namespace::default();
