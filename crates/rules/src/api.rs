@@ -170,6 +170,14 @@ letters! {
     }
 }
 
+impl RequestState {
+    /// Whether nobody works on it any more.
+    #[must_use]
+    pub fn is_end(self) -> bool {
+        !matches!(self, Self::Queued | Self::Submitting | Self::Submitted)
+    }
+}
+
 /// The name of a data identifier.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Did {

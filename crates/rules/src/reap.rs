@@ -23,6 +23,8 @@ pub struct Doomed {
     pub did: Did,
     pub rse: i64,
     pub path: Option<String>,
+    /// Another replica is said to be at the same path: the file is not ours alone.
+    pub shared: bool,
 }
 
 /// Whether the evaluator is so far behind that what it has not seen may be needed.
@@ -80,7 +82,8 @@ pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> R
 
 fn marked(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<Vec<Doomed>> {
     let rows = tx.query(
-        "SELECT d.id, d.scope, d.name, p.path FROM replicas p JOIN dids d ON d.id = p.did_id
+        "SELECT d.id, d.scope, d.name, p.path, CASE WHEN EXISTS (SELECT 1 FROM replicas o WHERE o.rse_id = p.rse_id
+         AND o.path = p.path AND o.did_id <> p.did_id AND o.state <> 'B') THEN 1 ELSE 0 END FROM replicas p JOIN dids d ON d.id = p.did_id
          WHERE p.rse_id = ?1 AND p.state = 'B' AND p.did_id IN ARRAY(?2) ORDER BY d.id",
         values![rse, files.to_vec()],
     )?;
@@ -89,6 +92,7 @@ fn marked(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<Vec<Doomed>> {
         did: Did::new(row.text(1), row.text(2)),
         rse,
         path: row.opt_text(3),
+        shared: row.int(4) == 1,
     };
     Ok(rows.iter().map(doomed).collect())
 }

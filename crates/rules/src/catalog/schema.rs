@@ -143,7 +143,34 @@ const MIGRATIONS: &[&str] = &[
     // 4: what waits is found by where it goes
     "DROP INDEX requests_queued;
     CREATE INDEX requests_queued ON requests (dest_rse_id, activity, priority DESC, id) WHERE state = 'Q'",
+    // 5: who else has a path is found, and the number of a request is never given again (in SQLite
+    // it was, when it had been the highest)
+    "CREATE INDEX replicas_path ON replicas (rse_id, path) WHERE path IS NOT NULL
+    SQLITE ALONE;
+    DROP VIEW named_requests;
+    CREATE TABLE numbered (id INTEGER PRIMARY KEY AUTOINCREMENT, request_type TEXT NOT NULL, did_id BIGINT NOT NULL,
+        dest_rse_id BIGINT NOT NULL, source_rse_id BIGINT, state TEXT NOT NULL, rule_id BIGINT NOT NULL,
+        activity TEXT NOT NULL, priority BIGINT NOT NULL, bytes BIGINT NOT NULL, retry_count BIGINT, err_msg TEXT,
+        attributes TEXT, external_id TEXT, requested_at BIGINT NOT NULL, submitted_at BIGINT, updated_at BIGINT NOT NULL,
+        worker TEXT, lease_until BIGINT, attempt BIGINT NOT NULL DEFAULT 0, not_before BIGINT NOT NULL DEFAULT 0,
+        moved BIGINT NOT NULL DEFAULT 0);
+    INSERT INTO numbered SELECT id, request_type, did_id, dest_rse_id, source_rse_id, state, rule_id, activity, priority,
+        bytes, retry_count, err_msg, attributes, external_id, requested_at, submitted_at, updated_at, worker, lease_until,
+        attempt, not_before, moved FROM requests;
+    DROP TABLE requests;
+    ALTER TABLE numbered RENAME TO requests;
+    CREATE UNIQUE INDEX requests_unit ON requests (did_id, dest_rse_id, request_type);
+    CREATE INDEX requests_ended ON requests (state, id) WHERE state NOT IN ('Q');
+    CREATE INDEX requests_queued ON requests (dest_rse_id, activity, priority DESC, id) WHERE state = 'Q';
+    DELETE FROM sqlite_sequence WHERE name = 'requests';
+    INSERT INTO sqlite_sequence (name, seq) SELECT 'requests', MAX((SELECT COALESCE(MAX(id), 0) FROM requests),
+        (SELECT COALESCE(MAX(id), 0) FROM requests_history));
+    CREATE VIEW named_requests AS SELECT q.id, d.scope, d.name, r.rse, q.request_type, q.state, q.activity, q.retry_count, q.err_msg
+        FROM requests q JOIN dids d ON d.id = q.did_id JOIN rses r ON r.id = q.dest_rse_id",
 ];
+
+/// What comes after this in a migration is for SQLite only.
+const SQLITE_ALONE: &str = "SQLITE ALONE";
 
 /// Tables of one connection that hold what a transaction works on.
 const WORK_TABLES: &str = "
@@ -216,7 +243,13 @@ fn migrate_within(engine: &mut dyn Engine) -> Result<()> {
     }
     for version in found..NEWEST {
         let at = usize::try_from(version).unwrap_or(usize::MAX);
-        engine.batch(&dialect(MIGRATIONS[at], engine.is_postgres()))?;
+        let both = MIGRATIONS[at].split_once(SQLITE_ALONE);
+        let migration = match both {
+            Some((both, _)) if engine.is_postgres() => both.to_owned(),
+            Some((both, alone)) => format!("{both}{alone}"),
+            None => MIGRATIONS[at].to_owned(),
+        };
+        engine.batch(&dialect(&migration, engine.is_postgres()))?;
         engine.execute("INSERT INTO catalog_schema (version) VALUES (?1)", values![version + 1])?;
     }
     Ok(())

@@ -312,7 +312,11 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         let full = doomed.len() >= 1_000;
         let mut removed = Vec::with_capacity(doomed.len());
         for doomed in &doomed {
-            match pass.storage.remove(rse, doomed) {
+            let gone = match doomed.shared {
+                true => Ok(()),
+                false => pass.storage.remove(rse, doomed),
+            };
+            match gone {
                 Ok(()) => removed.push(doomed.file),
                 Err(error) => {
                     tracing::warn!(%error, file = %doomed.did, rse = rse.name, "not deleted");

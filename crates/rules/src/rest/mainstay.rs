@@ -148,8 +148,9 @@ async fn report(call: &Call) -> Result<Reply> {
     call.privileged("report transfers")?;
     let did = Did::new(call.text("scope")?, call.text("name")?);
     let (rse, state) = (call.text("rse")?, call.text("state")?);
-    let state = RequestState::read(&state)
-        .ok_or_else(|| refuse(Class::InvalidObject, "state is the name of a request's state"))?;
+    let state = RequestState::read(&state).filter(|state| state.is_end()).ok_or_else(|| {
+        refuse(Class::InvalidObject, "state is how a request ended, like DONE or FAILED")
+    })?;
     let error = call.body.get("error").and_then(Value::as_str).map(str::to_owned);
     let now = call.now();
     let found = call
@@ -209,11 +210,11 @@ async fn finish(call: &Call) -> Result<Reply> {
     let (worker, _) = worker(call)?;
     let outcomes: Vec<Outcome> = list(call, "outcomes")?;
     let (catalog, now) = (call.service.catalog.clone(), call.now());
-    let unwanted =
+    let finished =
         tokio::task::spawn_blocking(move || queue::finish_each(&catalog, &worker, &outcomes, now))
             .await
             .map_err(|error| crate::error::Error::Database(error.to_string()))??;
-    Ok(Reply::Json(json!({"unwanted": unwanted})))
+    Ok(Reply::Json(json!({"unwanted": finished.unwanted, "lost": finished.lost})))
 }
 
 /// What is moving, at which rate, and why something waits.

@@ -63,7 +63,7 @@ impl Default for Settings {
             soft_delete: hour,
             transfer_retries: 3,
             transfer_backoff: 15 * SECOND,
-            link_transfers: 1_000,
+            link_transfers: 4_000,
             activity_shares: BTreeMap::from([
                 ("Express".to_owned(), 4),
                 ("Recovery".to_owned(), 2),

@@ -81,6 +81,15 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Whether nothing more can run to an RSE now, wherever it comes from.
+    #[must_use]
+    pub fn closes(&self, load: &Load, to: i64, activity: &str) -> bool {
+        let of_writes = self.rses.iter().filter(|limit| !limit.reads);
+        of_writes
+            .filter(|limit| limit.concerns(to, to, activity))
+            .any(|limit| load.sum(|from, to, why| limit.concerns(from, to, why)) >= limit.most)
+    }
+
     /// Why one more transfer cannot run now, if it cannot.
     #[must_use]
     pub fn refuses(&self, load: &Load, from: i64, to: i64, activity: &str) -> Option<String> {

@@ -12,7 +12,7 @@ use super::{End, Held, Job, Outcome, store};
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
 use crate::catalog::order::{goes_with, lock_files};
-use crate::catalog::{Column, Daemon, Tx};
+use crate::catalog::{Column, Daemon, Row, Tx};
 use crate::error::{Class, Error, Result};
 use crate::expression::{Expression, Rse};
 use crate::protocol;
@@ -30,10 +30,12 @@ struct World<'a> {
 
 /// What is to be done with a request.
 enum Verdict {
-    /// It is copied from this RSE, where it has this path.
-    Go(i64, Option<String>),
+    /// It is copied from this RSE.
+    Go(i64, Box<Job>),
     /// It waits, for this reason.
     Wait(String),
+    /// It waits until others are done: a limit is reached.
+    Full(String),
     /// There is nothing to copy from.
     NoSources,
 }
@@ -134,26 +136,32 @@ impl<'a> World<'a> {
             return wait(format!("no worker can read it from {}", names.join(", ")));
         };
         match self.limits.refuses(&self.load, best.rse, to.id, &request.activity) {
-            Some(why) => wait(why),
+            Some(why) => Verdict::Full(why),
             None => {
-                let path = all.iter().find(|one| one.0 == best.rse).and_then(|one| one.1.clone());
-                Verdict::Go(best.rse, path)
+                let path =
+                    all.iter().find(|one| one.0 == best.rse).and_then(|one| one.1.as_deref());
+                self.job(request, best.rse, path)
+                    .map_or_else(Verdict::Wait, |job| Verdict::Go(best.rse, Box::new(job)))
             }
         }
     }
 
-    fn job(&self, request: &Waiting, from: i64, path: Option<&str>) -> Option<Job> {
-        let (from, to) = (self.rse(from)?, self.rse(request.destination)?);
-        let (read, written) = (store::way(from, "read")?, store::way(to, "write")?);
-        let source = protocol::path(from, &request.did, path).ok()?;
+    fn job(&self, request: &Waiting, from: i64, path: Option<&str>) -> Result<Job, String> {
+        let gone = || "its RSE is gone".to_owned();
+        let from = self.rse(from).ok_or_else(gone)?;
+        let to = self.rse(request.destination).ok_or_else(gone)?;
+        let no_way = |rse: &Rse| format!("{} has no protocol that a worker speaks", rse.name);
+        let read = store::way(from, "read").ok_or_else(|| no_way(from))?;
+        let written = store::way(to, "write").ok_or_else(|| no_way(to))?;
+        let source = protocol::path(from, &request.did, path).map_err(|error| error.to_string())?;
         let destination = match &request.path {
             Some(path) => path.trim_start_matches('/').to_owned(),
             None => protocol::hashed_path(&request.did),
         };
         if !protocol::stays_below(&destination) {
-            return None;
+            return Err(format!("the path {destination:.200} leaves the folder of {}", to.name));
         }
-        Some(Job {
+        Ok(Job {
             request: request.id,
             attempt: 0,
             did: request.did.clone(),
@@ -190,6 +198,13 @@ fn reclaim(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     .map(drop)
 }
 
+/// So many more are looked at than are wanted, as some may have to wait.
+const SPARE: usize = 10;
+
+/// How many requests are looked at at most, where many have no source that can be read. Where limits
+/// are reached it is a few times what is wanted: this is asked again whenever a file has arrived.
+const LOOKED_AT: usize = 10_000;
+
 /// Gives a worker up to `most` files to move, for as long as the lease.
 pub fn take(
     tx: &mut Tx<'_>,
@@ -207,20 +222,35 @@ pub fn take(
         return Ok(Vec::new());
     }
     let mut world = World::read(tx, &rses, settings)?;
-    // More than are wanted, as some may have to wait.
-    let found = waiting::next(tx, &reached, most.saturating_mul(4).saturating_add(100), now)?;
-    let numbers = found.iter().map(|(activity, ids)| (activity.clone(), ids.len())).collect();
+    let mut lines = waiting::lines(tx, &reached, most.saturating_add(SPARE), now)?;
+    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    for line in &lines {
+        *numbers.entry(line.activity.clone()).or_default() += line.len();
+    }
     let shares = choose::share(most, &numbers, &settings.activity_shares);
     let mut chosen = Decided::default();
-    for (activity, ids) in &found {
-        let mut left = shares.get(activity).copied().unwrap_or(0);
-        let mut ids = ids.as_slice();
-        while left > 0 && !ids.is_empty() {
-            let (some, rest) = ids.split_at(ids.len().min(left + 10));
-            let some = waiting::read(tx, some)?;
-            world.read_replicas(tx, some.iter().map(|one| one.file).collect())?;
-            left -= decide(&mut world, &some, left, now, &mut chosen);
-            ids = rest;
+    let (mut looked_at, few) = (0, most.saturating_mul(4).saturating_add(100));
+    // First everybody's share; then the others have what some could not use.
+    for second in [false, true] {
+        for activity in numbers.keys() {
+            let mut left = match second {
+                true => most - chosen.jobs.len(),
+                false => shares.get(activity).copied().unwrap_or(0),
+            };
+            while left > 0 && looked_at < if chosen.full { few } else { LOOKED_AT } {
+                let open = |line: &waiting::Line| {
+                    line.activity == *activity
+                        && !world.limits.closes(&world.load, line.to, activity)
+                };
+                let some = waiting::next(tx, &mut lines, left + SPARE, open, now)?;
+                if some.is_empty() {
+                    break;
+                }
+                looked_at += some.len();
+                let some = waiting::read(tx, &some)?;
+                world.read_replicas(tx, some.iter().map(|one| one.file).collect())?;
+                left -= decide(&mut world, &some, left, now, &mut chosen);
+            }
         }
     }
     if !chosen.hopeless.is_empty() {
@@ -252,6 +282,8 @@ type Chosen = (Job, i64, i64);
 struct Decided {
     jobs: Vec<Chosen>,
     hopeless: Vec<(i64, i64)>,
+    /// Some wait because a limit is reached.
+    full: bool,
 }
 
 /// Chooses up to `most` among requests of one activity that wait. Returns how many.
@@ -268,14 +300,14 @@ fn decide(
             break;
         }
         match world.judge(request, now) {
-            Verdict::Go(from, path) => {
-                let Some(job) = world.job(request, from, path.as_deref()) else { continue };
+            Verdict::Go(from, job) => {
                 world.load.add(from, request.destination, &request.activity, 1);
-                into.jobs.push((job, request.file, from));
+                into.jobs.push((*job, request.file, from));
                 number += 1;
             }
             Verdict::NoSources => into.hopeless.push((request.id, request.file)),
             Verdict::Wait(_) => {}
+            Verdict::Full(_) => into.full = true,
         }
     }
     number
@@ -361,30 +393,51 @@ pub fn renew(
     Ok(ids.into_iter().filter(|id| !kept.contains(id)).collect())
 }
 
-/// A worker says what became of its jobs. Returns the requests whose file nobody wants any more:
-/// the worker removes what it has written.
+/// What became of what a worker said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finished {
+    /// Requests whose file nobody wants any more: the worker removes what it has written.
+    pub unwanted: Vec<i64>,
+    /// Requests that were not the worker's, or not this file's: what it said of them counts for
+    /// nothing.
+    pub lost: Vec<i64>,
+}
+
+/// A worker says what became of its jobs.
 pub fn finish(
     tx: &mut Tx<'_>,
     worker: &str,
     outcomes: &[Outcome],
     now: Micros,
-) -> Result<Vec<i64>> {
+) -> Result<Finished> {
     let ids: Vec<i64> = outcomes.iter().map(|one| one.request).collect();
     let rows = tx.query(
-        "SELECT id, did_id, dest_rse_id, attempt FROM requests WHERE id IN ARRAY(?1) AND worker = ?2 AND state = 'S'",
+        "SELECT q.id, q.did_id, q.dest_rse_id, q.attempt, d.scope, d.name FROM requests q JOIN dids d ON d.id = q.did_id
+         WHERE q.id IN ARRAY(?1) AND q.worker = ?2 AND q.state = 'S'",
         values![ids, worker],
     )?;
-    let ours: BTreeMap<(i64, i64), (i64, i64)> =
-        rows.iter().map(|row| ((row.int(0), row.int(3)), (row.int(1), row.int(2)))).collect();
+    let rses = tx.rses()?;
+    let held: BTreeMap<(i64, i64), &Row> =
+        rows.iter().map(|row| ((row.int(0), row.int(3)), row)).collect();
+    let ours = |one: &Outcome| {
+        let row = held.get(&(one.request, one.attempt))?;
+        let rse = rses.iter().find(|rse| rse.id == row.int(2))?;
+        let same = row.text(4) == one.did.scope && row.text(5) == one.did.name;
+        (same && rse.name == one.rse).then(|| (row.int(1), row.int(2)))
+    };
     let mut well = Vec::new();
     let mut ill = Vec::new();
-    let mut unwanted = Vec::new();
+    let mut finished = Finished::default();
     for one in outcomes {
-        match (ours.get(&(one.request, one.attempt)), &one.error) {
-            (Some(unit), None) => well.push(*unit),
+        match (ours(one), &one.error) {
+            (Some(unit), None) => well.push(unit),
             (Some(unit), Some(error)) => ill.push((one, unit.0, error)),
-            (None, None) if !is_wanted(tx, one)? => unwanted.push(one.request),
-            (None, _) => {}
+            (None, error) => {
+                finished.lost.push(one.request);
+                if error.is_none() && !is_wanted(tx, one)? {
+                    finished.unwanted.push(one.request);
+                }
+            }
         }
     }
     transfer::successful_transfer(tx, &well, now)?;
@@ -404,7 +457,7 @@ pub fn finish(
         tx.wake_workers();
         tx.wake(Daemon::Finisher);
     }
-    Ok(unwanted)
+    Ok(finished)
 }
 
 /// [`finish`], one by one where all at once is refused because of one of them.
@@ -413,21 +466,24 @@ pub fn finish_each(
     worker: &str,
     outcomes: &[Outcome],
     now: Micros,
-) -> Result<Vec<i64>> {
+) -> Result<Finished> {
     match catalog.write_blocking(|tx| finish(tx, worker, outcomes, now)) {
         Err(Error::Refused(refusal)) if refusal.class == Class::ReplicaNotFound => {}
         other => return other,
     }
-    let mut unwanted = Vec::new();
+    let mut finished = Finished::default();
     for one in outcomes {
         let alone = std::slice::from_ref(one);
         match catalog.write_blocking(|tx| finish(tx, worker, alone, now)) {
-            Ok(more) => unwanted.extend(more),
-            Err(Error::Refused(_)) => unwanted.push(one.request),
+            Ok(more) => {
+                finished.unwanted.extend(more.unwanted);
+                finished.lost.extend(more.lost);
+            }
+            Err(Error::Refused(_)) => finished.unwanted.push(one.request),
             Err(error) => return Err(error),
         }
     }
-    Ok(unwanted)
+    Ok(finished)
 }
 
 /// Whether a file that was written belongs where it is, though the request is no longer ours.
@@ -494,7 +550,7 @@ pub fn show(
         let (source, why) = match world.judge(one, now) {
             Verdict::Go(from, _) => (name(Some(from)), "it is next for a worker".to_owned()),
             Verdict::NoSources => (None, "there is no replica to copy from".to_owned()),
-            Verdict::Wait(why) => (None, why),
+            Verdict::Wait(why) | Verdict::Full(why) => (None, why),
         };
         Shown {
             did: one.did.clone(),

@@ -4,7 +4,7 @@
 //! up by destination and activity, of which there are few, and never passed over one by one.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
@@ -64,36 +64,88 @@ const QUEUES: &str = "WITH RECURSIVE d(dest) AS (SELECT MIN(dest_rse_id) FROM re
         AND q.activity > a.activity) FROM a WHERE a.activity IS NOT NULL)
     SELECT dest, activity FROM a WHERE activity IS NOT NULL";
 
-/// Up to `most` requests of each activity that may go now to these destinations, the next first.
-pub(super) fn next(
+/// The requests of one activity that wait to go to one RSE, and how far they were looked at.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) to: i64,
+    pub(super) activity: String,
+    /// Some that were read ahead, the next first: priority and number.
+    ready: VecDeque<(Reverse<i64>, i64)>,
+    /// The last that was read.
+    last: Option<(i64, i64)>,
+    /// Nobody stands behind those.
+    ended: bool,
+}
+
+/// Every line to these destinations, with its first requests.
+pub(super) fn lines(
     tx: &mut Tx<'_>,
     reached: &[i64],
-    most: usize,
+    page: usize,
     now: Micros,
-) -> Result<BTreeMap<String, Vec<i64>>> {
-    let limit = i64::try_from(most).unwrap_or(i64::MAX);
-    let mut found: BTreeMap<String, Vec<(Reverse<i64>, i64)>> = BTreeMap::new();
+) -> Result<Vec<Line>> {
+    let mut found = Vec::new();
     for queue in tx.query(QUEUES, &[])? {
-        let (to, activity) = (queue.int(0), queue.text(1));
+        let (to, activity) = (queue.int(0), queue.text(1).to_owned());
         if !reached.contains(&to) {
             continue;
         }
-        let rows = tx.query(
-            "SELECT priority, id FROM requests WHERE state = 'Q' AND dest_rse_id = ?1 AND activity = ?2 AND not_before <= ?3
-             ORDER BY priority DESC, id LIMIT ?4",
-            values![to, activity, now, limit],
-        )?;
-        let some = rows.iter().map(|row| (Reverse(row.int(0)), row.int(1)));
-        found.entry(activity.to_owned()).or_default().extend(some);
+        let mut line = Line { to, activity, ready: VecDeque::new(), last: None, ended: false };
+        line.read_on(tx, page, now)?;
+        found.push(line);
     }
-    Ok(found.into_iter().map(|(activity, some)| (activity, foremost(some, most))).collect())
+    Ok(found)
 }
 
-/// The first `most` of requests to several destinations.
-fn foremost(mut some: Vec<(Reverse<i64>, i64)>, most: usize) -> Vec<i64> {
-    some.sort_unstable();
-    some.truncate(most);
-    some.into_iter().map(|(_, id)| id).collect()
+impl Line {
+    /// How many are known to wait.
+    pub(super) fn len(&self) -> usize {
+        self.ready.len()
+    }
+
+    fn read_on(&mut self, tx: &mut Tx<'_>, page: usize, now: Micros) -> Result<()> {
+        let limit = i64::try_from(page).unwrap_or(i64::MAX);
+        let mut params = values![self.to, &self.activity, now, limit].to_vec();
+        let behind = match self.last {
+            None => "",
+            Some((priority, id)) => {
+                params.extend(values![priority, id].iter().cloned());
+                "AND priority <= ?5 AND (priority < ?5 OR id > ?6)"
+            }
+        };
+        let rows = tx.query(
+            &format!(
+                "SELECT priority, id FROM requests WHERE state = 'Q' AND dest_rse_id = ?1 AND activity = ?2
+                 AND not_before <= ?3 {behind} ORDER BY priority DESC, id LIMIT ?4"
+            ),
+            &params,
+        )?;
+        self.ended = rows.len() < page;
+        self.last = rows.last().map(|row| (row.int(0), row.int(1))).or(self.last);
+        self.ready.extend(rows.iter().map(|row| (Reverse(row.int(0)), row.int(1))));
+        Ok(())
+    }
+}
+
+/// Takes the next requests of an activity, up to `most`, from the lines that are `open`.
+pub(super) fn next(
+    tx: &mut Tx<'_>,
+    lines: &mut [Line],
+    most: usize,
+    open: impl Fn(&Line) -> bool,
+    now: Micros,
+) -> Result<Vec<i64>> {
+    let mut ids = Vec::new();
+    let mut lines: Vec<&mut Line> = lines.iter_mut().filter(|line| open(line)).collect();
+    while ids.len() < most {
+        for line in lines.iter_mut().filter(|line| line.ready.is_empty() && !line.ended) {
+            line.read_on(tx, most, now)?;
+        }
+        let foremost = lines.iter_mut().filter(|line| !line.ready.is_empty());
+        let Some(line) = foremost.min_by_key(|line| line.ready.front().copied()) else { break };
+        ids.extend(line.ready.pop_front().map(|(_, id)| id));
+    }
+    Ok(ids)
 }
 
 /// What is known of these requests, in this order, as far as they still wait.

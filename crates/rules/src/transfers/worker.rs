@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -30,11 +30,24 @@ pub const LEASE: Duration = Duration::from_secs(60);
 /// How long a worker without work waits before it asks again, unless it is woken.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How often it is told how far a large file is.
+const PROGRESS: Duration = Duration::from_secs(2);
+
 /// How many outcomes are told at once at most.
 const TOLD_TOGETHER: usize = 500;
 
-/// Files up to this size are taken many at a time: asking for them takes longer than moving them.
+/// How long the first of them waits for others at most, while there are any on their way: putting
+/// many on disk and telling of them takes hardly longer than one.
+const GATHER: Duration = Duration::from_millis(100);
+
+/// Files up to this size are moved one after the other by the same thread: waking one takes longer.
 const SMALL: i64 = 4 << 20;
+
+/// How many bytes a worker has ahead for each file it moves at once.
+const AHEAD: i64 = 128 << 20;
+
+/// How many files it has ahead for each, at most.
+const MOST_AHEAD: i64 = 512;
 
 /// Where a worker's files come from.
 pub trait Queue: Send + Sync {
@@ -102,7 +115,8 @@ impl Queue for Own {
             let told = tokio::task::spawn_blocking(move || {
                 queue::finish_each(&catalog, &worker, &outcomes, now)
             });
-            told.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+            let told = told.await.map_err(|error| error.to_string())?;
+            told.map(|finished| finished.unwanted).map_err(|error| error.to_string())
         }
         .boxed()
     }
@@ -120,13 +134,20 @@ impl Queue for Own {
 #[derive(Clone, Debug)]
 struct Moving {
     attempt: i64,
+    bytes: i64,
     moved: Arc<AtomicI64>,
     stop: Arc<AtomicBool>,
 }
 
 impl Moving {
     fn new(job: &Job) -> Self {
-        Self { attempt: job.attempt, moved: Arc::default(), stop: Arc::default() }
+        let (attempt, bytes) = (job.attempt, job.bytes);
+        Self { attempt, bytes, moved: Arc::default(), stop: Arc::default() }
+    }
+
+    /// Whether people want to see how far it is.
+    fn is_watched(&self) -> bool {
+        self.bytes > SMALL && self.moved.load(Ordering::Acquire) > 0
     }
 }
 
@@ -167,8 +188,9 @@ impl Worker {
 /// of yet; large ones are left to others.
 fn ahead(most: usize, last: &[Job]) -> usize {
     let bytes = last.iter().map(|job| job.bytes).fold(0, i64::saturating_add);
-    let mean = bytes.checked_div(last.len() as i64).unwrap_or(i64::MAX);
-    most.saturating_mul(if mean <= SMALL { 128 } else { 2 })
+    let mean = bytes.checked_div(last.len() as i64).unwrap_or(i64::MAX).max(1);
+    let each = (AHEAD / mean).clamp(2, MOST_AHEAD);
+    most.saturating_mul(usize::try_from(each).unwrap_or(2))
 }
 
 /// How many files one thread moves one after the other: small ones, so that none is woken for each.
@@ -186,11 +208,13 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
     }
     let under: Under = Arc::default();
     let turns = Arc::new(Semaphore::new(most));
+    let coming = Arc::new(AtomicUsize::new(0));
     let (tell, told) = mpsc::channel(TOLD_TOGETHER * 2);
     let (settled, settle) = mpsc::channel(1);
     // What was told makes room, here and below the limits of storage elements: there may be more.
     let room = Arc::new(Notify::new());
-    let settling = tokio::spawn(settle_outcomes(Arc::clone(&access), told, settled));
+    let settling = Settling { access: Arc::clone(&access), coming: Arc::clone(&coming), told };
+    let settling = tokio::spawn(settling.run(settled));
     let telling = Telling {
         queue: Arc::clone(&queue),
         access: Arc::clone(&access),
@@ -219,7 +243,14 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
                 for (moving, job) in &some {
                     locked(&under).insert(job.request, moving.clone());
                 }
-                copies.spawn(several(some, Arc::clone(&access), Arc::clone(&turns), tell.clone()));
+                coming.fetch_add(some.len(), Ordering::AcqRel);
+                let moving = Several {
+                    some,
+                    access: Arc::clone(&access),
+                    coming: Arc::clone(&coming),
+                    tell: tell.clone(),
+                };
+                copies.spawn(moving.run(Arc::clone(&turns)));
             }
             continue;
         }
@@ -243,25 +274,31 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
     }
 }
 
-/// Moves files one after the other when it is their turn, and hands over what became of each.
-async fn several(
+/// Files that one thread moves.
+struct Several {
     some: Vec<(Moving, Job)>,
     access: Arc<Access>,
-    turns: Arc<Semaphore>,
+    coming: Arc<AtomicUsize>,
     tell: mpsc::Sender<(Job, Outcome)>,
-) {
-    let turn = turns.acquire().await;
-    let moved = tokio::task::spawn_blocking(move || {
-        for (moving, job) in some {
-            let outcome = one(&access, &moving, &job);
-            // Nobody listens only when all is over; then the lease runs out.
-            let _ = tell.blocking_send((job, outcome));
+}
+
+impl Several {
+    /// Moves them one after the other when it is their turn, and hands over what became of each.
+    async fn run(self, turns: Arc<Semaphore>) {
+        let turn = turns.acquire().await;
+        let moved = tokio::task::spawn_blocking(move || {
+            for (moving, job) in self.some {
+                let outcome = one(&self.access, &moving, &job);
+                self.coming.fetch_sub(1, Ordering::AcqRel);
+                // Nobody listens only when all is over; then the lease runs out.
+                let _ = self.tell.blocking_send((job, outcome));
+            }
+        });
+        if let Err(error) = moved.await {
+            tracing::error!(%error, "a transfer panicked");
         }
-    });
-    if let Err(error) = moved.await {
-        tracing::error!(%error, "a transfer panicked");
+        drop(turn);
     }
-    drop(turn);
 }
 
 /// Moves one file, and says what became of it.
@@ -296,26 +333,54 @@ fn settle(access: &Access, some: &mut [(Job, Outcome)]) {
 /// What became of some files.
 type Outcomes = Vec<(Job, Outcome)>;
 
-/// Settles outcomes, as many at once as there are, until there are no more. Meanwhile those before
-/// are told.
-async fn settle_outcomes(
+/// Puts files on disk for good, many at once.
+struct Settling {
     access: Arc<Access>,
-    mut told: mpsc::Receiver<(Job, Outcome)>,
-    settled: mpsc::Sender<Outcomes>,
-) {
-    let mut some = Vec::new();
-    while told.recv_many(&mut some, TOLD_TOGETHER).await > 0 {
-        let (mut outcomes, into) = (std::mem::take(&mut some), Arc::clone(&access));
-        let settling = tokio::task::spawn_blocking(move || {
-            if catch_unwind(AssertUnwindSafe(|| settle(&into, &mut outcomes))).is_err() {
-                for (_, outcome) in &mut outcomes {
-                    outcome.error.get_or_insert_with(|| "the worker failed".to_owned());
-                }
+    /// Files that are taken and have not arrived.
+    coming: Arc<AtomicUsize>,
+    told: mpsc::Receiver<(Job, Outcome)>,
+}
+
+impl Settling {
+    /// Settles outcomes until there are no more. Meanwhile those before are told.
+    async fn run(mut self, settled: mpsc::Sender<Outcomes>) {
+        loop {
+            let mut outcomes = self.gather().await;
+            if outcomes.is_empty() {
+                return;
             }
-            outcomes
-        });
-        let Ok(outcomes) = settling.await else { return };
-        let _ = settled.send(outcomes).await;
+            let access = Arc::clone(&self.access);
+            let settling = tokio::task::spawn_blocking(move || {
+                if catch_unwind(AssertUnwindSafe(|| settle(&access, &mut outcomes))).is_err() {
+                    for (_, outcome) in &mut outcomes {
+                        outcome.error.get_or_insert_with(|| "the worker failed".to_owned());
+                    }
+                }
+                outcomes
+            });
+            let Ok(outcomes) = settling.await else { return };
+            let _ = settled.send(outcomes).await;
+        }
+    }
+
+    /// As many outcomes as are told together, or all that come soon; none when there are no more.
+    async fn gather(&mut self) -> Outcomes {
+        let mut some = Vec::new();
+        self.told.recv_many(&mut some, TOLD_TOGETHER).await;
+        let until = tokio::time::Instant::now() + GATHER;
+        while (1..TOLD_TOGETHER).contains(&some.len()) {
+            let room = TOLD_TOGETHER - some.len();
+            // One that is being handed over at this moment goes with the next ones.
+            if self.coming.load(Ordering::Acquire) == 0 && self.told.is_empty() {
+                break;
+            }
+            let more = self.told.recv_many(&mut some, room);
+            match tokio::time::timeout_at(until, more).await {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            }
+        }
+        some
     }
 }
 
@@ -362,15 +427,19 @@ impl Telling {
     }
 }
 
-/// Renews leases; a copy whose lease is gone is given up.
+/// Renews leases; a copy whose lease is gone is given up. How far large files are is told in between.
 async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: CancellationToken) {
-    loop {
+    let tick = PROGRESS.min(queue.lease() / 4);
+    let ticks = (queue.lease().as_millis() / 4).div_euclid(tick.as_millis().max(1)).max(1);
+    for at in 1_u128.. {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(queue.lease() / 4) => {}
+            () = tokio::time::sleep(tick) => {}
         }
+        let all = at % ticks == 0;
         let held: Vec<Held> = locked(&under)
             .iter()
+            .filter(|(_, moving)| all || moving.is_watched())
             .map(|(request, moving)| Held {
                 request: *request,
                 attempt: moving.attempt,
@@ -400,6 +469,44 @@ mod tests {
     use crate::api::Did;
     use crate::protocol::Protocol;
 
+    fn arrived() -> (Job, Outcome) {
+        let protocol = Protocol::read("file", &Map::new()).unwrap();
+        let end = End { rse: "A".to_owned(), protocol, path: "f".to_owned() };
+        let job = Job {
+            request: 1,
+            attempt: 1,
+            did: Did::new("s", "f"),
+            bytes: 1,
+            adler32: None,
+            md5: None,
+            source: end.clone(),
+            destination: end,
+        };
+        let outcome = Outcome::of(&job, None);
+        (job, outcome)
+    }
+
+    #[test]
+    fn what_arrives_waits_for_what_is_coming_and_for_nothing_else() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _within = runtime.enter();
+        let (tell, told) = mpsc::channel(TOLD_TOGETHER * 2);
+        let coming = Arc::new(AtomicUsize::new(0));
+        let mut settling = Settling { access: Arc::default(), coming: Arc::clone(&coming), told };
+        let mut gathered = |sent: usize, more: usize| {
+            for _ in 0..sent {
+                tell.try_send(arrived()).unwrap();
+            }
+            coming.store(more, Ordering::Release);
+            settling.gather().now_or_never().map(|some| some.len())
+        };
+        assert_eq!(gathered(1, 0), Some(1), "nobody else comes");
+        assert_eq!(gathered(3, 0), Some(3));
+        assert_eq!(gathered(TOLD_TOGETHER + 1, 5), Some(TOLD_TOGETHER), "enough");
+        assert_eq!(gathered(0, 0), Some(1), "the rest");
+        assert_eq!(gathered(1, 1), None, "another comes");
+    }
+
     #[test]
     fn small_files_are_taken_many_at_a_time_and_large_ones_are_left_to_others() {
         let protocol = Protocol::read("file", &Map::new()).unwrap();
@@ -416,7 +523,9 @@ mod tests {
         };
         for (sizes, taken) in [
             (vec![], 8),
-            (vec![100_000; 3], 512),
+            (vec![100_000; 3], 2_048),
+            (vec![0; 3], 2_048),
+            (vec![4 << 20; 3], 128),
             (vec![100_000, 1 << 30], 8),
             (vec![i64::MAX, i64::MAX], 8),
         ] {

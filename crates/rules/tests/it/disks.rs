@@ -112,7 +112,9 @@ impl Disks {
 
     pub(crate) fn tell(&self, worker: &str, job: &Job, error: Option<String>) -> Vec<i64> {
         let outcome = Outcome::of(job, error);
-        queue::finish_each(&self.world.catalog, worker, &[outcome], self.world.now()).unwrap()
+        queue::finish_each(&self.world.catalog, worker, &[outcome], self.world.now())
+            .unwrap()
+            .unwanted
     }
 
     /// Takes and moves everything that can be, and tells what became of it.
