@@ -13,6 +13,7 @@ use crate::error::{Class, Result, refuse};
 use crate::protocol::{self, Protocol, Which};
 use crate::rse;
 use crate::rse::RseSettings;
+use crate::transfers::folder::Folder;
 
 fn settings(body: &Map<String, Value>, mut settings: RseSettings) -> Result<RseSettings> {
     for (key, value) in body {
@@ -169,7 +170,9 @@ async fn protocols_at(call: &Call, name: &str, rest: &[&str]) -> Result<Reply> {
         }
         (&Method::POST, [scheme]) => {
             let new = Protocol::read(scheme, call.object()?)?;
+            let folder = new.clone();
             call.write(move |tx| protocol::add(tx, &name, &new)).await?;
+            make_folder(folder).await;
             Ok(created())
         }
         (&Method::PUT, [_, ..]) => {
@@ -183,6 +186,18 @@ async fn protocols_at(call: &Call, name: &str, rest: &[&str]) -> Result<Reply> {
             Ok(Reply::Done)
         }
         _ => Err(no_such_path()),
+    }
+}
+
+/// A folder that is to hold an RSE's files is made now or never: one that is missing later may be on
+/// a disk that is not mounted. Where other machines move the files it is theirs to make.
+async fn make_folder(protocol: Protocol) {
+    if protocol.scheme != "file" {
+        return;
+    }
+    let made = tokio::task::spawn_blocking(move || Folder::open(&protocol).make()).await;
+    if let Ok(Err(error)) = made {
+        tracing::warn!(%error, "the folder of a storage element is not made");
     }
 }
 

@@ -164,8 +164,9 @@ pub fn copy(access: &Access, job: &Job, moved: &AtomicI64, stop: &AtomicBool) ->
     let (adler32, md5) = (job.adler32.as_deref(), job.md5.as_deref());
     let differs = |sums: &Sums| differs(sums, job.bytes, adler32, md5);
 
-    // Somebody may have finished it, and died before telling.
-    if let Ok((file, length)) = to.read(&job.destination.path)
+    // Somebody may have finished it, and died before telling; not if this is the first attempt.
+    if job.attempt > 1
+        && let Ok((file, length)) = to.read(&job.destination.path)
         && i64::try_from(length) == Ok(job.bytes)
         && (adler32.is_some() || md5.is_some())
         && let Ok(sums) = add_up(file, md5.is_some(), stop, |_| Ok(()))?
@@ -174,7 +175,6 @@ pub fn copy(access: &Access, job: &Job, moved: &AtomicI64, stop: &AtomicBool) ->
         moved.store(job.bytes, Ordering::Release);
         return Ok(());
     }
-    to.sweep(&job.destination.path).map_err(at_destination)?;
     let (file, length) = from.read(&job.source.path).map_err(at_source)?;
     if i64::try_from(length) != Ok(job.bytes) {
         return Err(wrong_source(format!("are {length} bytes instead of {}", job.bytes)));
@@ -262,6 +262,7 @@ mod tests {
         assert_eq!(std::fs::read(to.path().join("s/f")).unwrap(), content);
         // Again, without the source: it is there already.
         std::fs::remove_file(from.path().join("s/f")).unwrap();
+        let good = Job { attempt: 2, ..good };
         assert!(run(&good).is_ok());
         std::fs::remove_file(to.path().join("s/f")).unwrap();
         assert!(run(&good).unwrap_err().contains("is not there"));

@@ -4,12 +4,17 @@
 //! is right; nobody ever sees half of one. Temporary names tell which file, request and attempt
 //! they belong to, so that whoever comes next removes what a killed worker has left. Many files
 //! are put on disk for good at once ([`Store::sync`]): one by one it takes longer than copying.
+//!
+//! The folder itself is made when it is named ([`Folder::make`]) and not when it is used: where it is not there, a disk may not be mounted, and then
+//! its files are neither gone nor to be written anywhere else.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use md5::{Digest, Md5};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -33,6 +38,8 @@ const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXE
 struct Place {
     folder: OwnedFd,
     name: String,
+    /// The folder was made for it: there is nothing in it.
+    new: bool,
     /// What people know it by.
     shown: PathBuf,
 }
@@ -43,6 +50,11 @@ impl Folder {
     pub fn open(protocol: &Protocol) -> Self {
         let prefix = protocol.prefix.trim_matches('/');
         Self { root: Path::new("/").join(prefix) }
+    }
+
+    /// Makes the folder; one that is there stays as it is.
+    pub fn make(&self) -> Result<(), Error> {
+        std::fs::create_dir_all(&self.root).map_err(Error::at(self.root.display().to_string()))
     }
 
     /// Where a path leads, as people know it.
@@ -57,24 +69,20 @@ impl Folder {
     fn place(&self, path: &str, make: bool) -> Result<Place, Error> {
         let shown = self.shown(path)?;
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let found = self.root(make).and_then(|root| descend(&root, above, make));
-        let folder = match found {
-            Err(error) if is_odd(error) => self.by_links(&self.root.join(above), make)?,
-            found => found
-                .map_err(std::io::Error::from)
-                .map_err(Error::at(shown.display().to_string()))?,
+        let found = descend(&self.root()?, above, make);
+        let (folder, new) = match found {
+            Ok(found) => found,
+            Err(error) if is_odd(error) => (self.by_links(&self.root.join(above), make)?, false),
+            Err(error) => return Err(Error::at(shown.display().to_string())(error.into())),
         };
-        Ok(Place { folder, name: name.to_owned(), shown })
+        Ok(Place { folder, name: name.to_owned(), new, shown })
     }
 
-    fn root(&self, make: bool) -> Result<OwnedFd, Errno> {
+    fn root(&self) -> Result<OwnedFd, Error> {
+        let shown = || self.root.display().to_string();
         match rustix::fs::open(&self.root, PASSED, Mode::empty()) {
-            Err(Errno::NOENT) if make => {
-                let made = std::fs::create_dir_all(&self.root);
-                made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-                rustix::fs::open(&self.root, PASSED, Mode::empty())
-            }
-            other => other,
+            Err(Errno::NOENT | Errno::NOTDIR) => Err(Error::NoFolder(shown())),
+            other => other.map_err(|error| Error::at(shown())(error.into())),
         }
     }
 
@@ -109,8 +117,21 @@ impl Folder {
 
     /// The temporary name of a file under way.
     fn temporary(name: &str, tag: &str) -> String {
-        format!(".{name}.{tag}.part")
+        format!(".{}.{tag}.part", stem(name))
     }
+}
+
+/// How long a name may be that is whole in temporary names: these may have 255 bytes.
+const WHOLE: usize = 190;
+
+/// What a file is called in temporary names; where its own name is too long, by part of it.
+fn stem(name: &str) -> String {
+    if name.len() <= WHOLE {
+        return name.to_owned();
+    }
+    let digest: String =
+        Md5::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}~{digest}", &name[..name.floor_char_boundary(WHOLE - 40)])
 }
 
 /// A link that may lead out, or a system that cannot say: the way is looked at piece by piece.
@@ -125,17 +146,19 @@ fn below(folder: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> 
     rustix::fs::openat2(folder, path, flags, Mode::empty(), within)
 }
 
-fn descend(root: &OwnedFd, path: &str, make: bool) -> Result<OwnedFd, Errno> {
+/// Opens a folder below another, and says whether it had to be made.
+fn descend(root: &OwnedFd, path: &str, make: bool) -> Result<(OwnedFd, bool), Errno> {
     match below(root, path, PASSED) {
         Err(Errno::NOENT) if make && !path.is_empty() => {
             let (above, last) = path.rsplit_once('/').unwrap_or(("", path));
-            let above = descend(root, above, true)?;
-            match rustix::fs::mkdirat(&above, last, Mode::from_raw_mode(0o777)) {
-                Ok(()) | Err(Errno::EXIST) => below(&above, last, PASSED),
-                Err(error) => Err(error),
-            }
+            let (above, _) = descend(root, above, true)?;
+            let new = match rustix::fs::mkdirat(&above, last, Mode::from_raw_mode(0o777)) {
+                Err(Errno::EXIST) => false,
+                made => made.map(|()| true)?,
+            };
+            Ok((below(&above, last, PASSED)?, new))
         }
-        other => other,
+        other => other.map(|folder| (folder, false)),
     }
 }
 
@@ -154,7 +177,7 @@ impl Place {
 
     /// Removes what earlier attempts have left.
     fn sweep(&self) -> Result<(), Error> {
-        let start = format!(".{}.", self.name);
+        let start = format!(".{}.", stem(&self.name));
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let listed = rustix::fs::openat(&self.folder, ".", flags, Mode::empty());
         for entry in listed.and_then(Dir::new).map_err(self.fails())? {
@@ -174,20 +197,25 @@ impl Store for Folder {
     fn read(&self, path: &str) -> Result<(Box<dyn Read + Send>, u64), Error> {
         let place = self.shown(path)?;
         let what = || Error::at(place.display().to_string());
-        let opened = self.root(false).and_then(|root| below(&root, path, READ));
-        let file = match opened {
+        let file = match below(&self.root()?, path, READ) {
             Err(error) if is_odd(error) => self.open_real(&place, READ)?,
             opened => opened.map_err(std::io::Error::from).map_err(what())?,
         };
         let file = File::from(file);
-        let length = file.metadata().map_err(what())?.len();
-        Ok((Box::new(file), length))
+        let found = file.metadata().map_err(what())?;
+        if !found.is_file() {
+            return Err(Error::NoFile(place.display().to_string()));
+        }
+        Ok((Box::new(file), found.len()))
     }
 
     fn write(&self, path: &str, plan: &Plan) -> Result<Box<dyn store::Draft>, Error> {
         let place = self.place(path, true)?;
+        if !plan.new && !place.new {
+            place.sweep()?;
+        }
         let temporary = Self::temporary(&place.name, &plan.tag);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
         let mode = Mode::from_raw_mode(0o666);
         let file = rustix::fs::openat(&place.folder, &temporary, flags | OFlags::CLOEXEC, mode);
         let file = File::from(file.map_err(place.fails())?);
@@ -202,13 +230,6 @@ impl Store for Folder {
                 place.sweep()?;
                 place.remove(&place.name)
             }
-        }
-    }
-
-    fn sweep(&self, path: &str) -> Result<(), Error> {
-        match self.place(path, false) {
-            Err(Error::Missing(_)) => Ok(()),
-            found => found?.sweep(),
         }
     }
 
@@ -240,9 +261,9 @@ impl store::Draft for Draft {
     }
 
     fn read_back(&self) -> Result<Box<dyn Read + Send>, Error> {
-        let flags = READ | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(&self.place.folder, &self.temporary, flags, Mode::empty());
-        Ok(Box::new(File::from(file.map_err(self.place.fails())?)))
+        let what = self.place.shown.display();
+        let file = self.file.try_clone().map_err(Error::at(what.to_string()))?;
+        Ok(Box::new(Back { file, at: 0 }))
     }
 
     fn keep(mut self: Box<Self>) -> Result<(), Error> {
@@ -256,6 +277,20 @@ impl store::Draft for Draft {
         named.map_err(self.place.fails())?;
         self.kept = true;
         Ok(())
+    }
+}
+
+/// A draft from its beginning, whatever was written to it.
+struct Back {
+    file: File,
+    at: u64,
+}
+
+impl Read for Back {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.file.read_at(into, self.at)?;
+        self.at += read as u64;
+        Ok(read)
     }
 }
 
@@ -297,7 +332,6 @@ mod tests {
         // A worker that is killed leaves its draft; the next one removes it, and only it.
         std::mem::forget(folder.write("a/b/f", &plan("7-2")).unwrap());
         std::fs::write(root.path().join("a/b/.f.notes.part"), "mine").unwrap();
-        folder.sweep("a/b/f").unwrap();
         let mut draft = folder.write("a/b/f", &plan("7-3")).unwrap();
         draft.add(b"whole").unwrap();
         draft.keep().unwrap();
@@ -369,6 +403,57 @@ mod tests {
             0,
         )
         .unwrap();
-        assert_eq!(folder.read("pipe").unwrap().1, 0);
+        assert!(matches!(folder.read("pipe").map(drop), Err(Error::NoFile(_))));
+        assert!(matches!(folder.read("disk").map(drop), Err(Error::NoFile(_))));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_neither_made_nor_taken_for_empty() {
+        let above = tempfile::tempdir().unwrap();
+        let root = above.path().join("disk");
+        let folder = at(&root);
+        for made in [false, true] {
+            if made {
+                std::fs::create_dir(&root).unwrap();
+            }
+            let found = [
+                folder.read("s/f").map(drop),
+                folder.write("s/f", &plan("1-1")).map(drop),
+                folder.remove("s/f"),
+            ];
+            match made {
+                false => {
+                    for one in found {
+                        assert!(matches!(&one, Err(Error::NoFolder(_))), "{one:?}");
+                    }
+                    assert!(!root.exists());
+                }
+                true => {
+                    assert!(matches!(found[0], Err(Error::Missing(_))));
+                    assert!(found[1].is_ok() && found[2].is_ok());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_names_can_be_written_and_what_is_left_of_them_goes() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = at(root.path());
+        let last = "9223372036854775807-9223372036854775807";
+        for name in ["n".repeat(250), "ü".repeat(125)] {
+            let other = format!("{}x", &name[..name.floor_char_boundary(248)]);
+            std::mem::forget(folder.write(&other, &plan(last)).unwrap());
+            std::mem::forget(folder.write(&name, &plan(last)).unwrap());
+            let mut draft = folder.write(&name, &plan("7-2")).unwrap();
+            draft.add(b"there").unwrap();
+            draft.keep().unwrap();
+            assert_eq!(folder.read(&name).unwrap().1, 5);
+            let left = std::fs::read_dir(root.path()).unwrap().count();
+            assert_eq!(left, 2, "the file, and the draft of another");
+            folder.remove(&name).unwrap();
+            folder.remove(&other).unwrap();
+            assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+        }
     }
 }

@@ -357,6 +357,7 @@ impl Store for Remote {
         Ok((Box::new(pieces), length))
     }
 
+    /// What a killed attempt has left is written over by the next, or removed with the file.
     fn write(&self, path: &str, plan: &Plan) -> Result<Box<dyn store::Draft>, Error> {
         Ok(Box::new(Sent::new(Arc::clone(&self.inner), path, plan)?))
     }
@@ -366,11 +367,6 @@ impl Store for Remote {
             self.inner.delete(&Inner::temporary(path))?;
         }
         self.inner.delete(path)
-    }
-
-    /// What a killed attempt has left is written over by the next, or removed with the file.
-    fn sweep(&self, _: &str) -> Result<(), Error> {
-        Ok(())
     }
 
     /// Both kinds of service have what they have acknowledged.

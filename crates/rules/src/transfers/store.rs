@@ -33,6 +33,12 @@ pub enum Error {
     /// The file is not there.
     #[error("{0} is not there")]
     Missing(String),
+    /// What the storage is kept in is not there, and with it all its files.
+    #[error("the folder {0} is not there: make it, or mount what belongs there")]
+    NoFolder(String),
+    /// Something else has this name.
+    #[error("{0} is not a file")]
+    NoFile(String),
     /// Another file has this name.
     #[error("{0} is there already")]
     There(String),
@@ -81,12 +87,11 @@ pub struct Plan {
 pub trait Store: Send + Sync + std::fmt::Debug {
     /// Opens a file for reading, and says how long it is.
     fn read(&self, path: &str) -> Result<(Box<dyn Read + Send>, u64), Error>;
-    /// Begins to write a file.
+    /// Begins to write a file. What earlier attempts at it have left goes, unless it must be new:
+    /// then others may be at it.
     fn write(&self, path: &str, plan: &Plan) -> Result<Box<dyn Draft>, Error>;
     /// Removes a file and what was under way to its place; one that is not there is removed.
     fn remove(&self, path: &str) -> Result<(), Error>;
-    /// Removes what earlier attempts at a file have left.
-    fn sweep(&self, path: &str) -> Result<(), Error>;
     /// Returns when everything that was kept will be there after the power has failed.
     fn sync(&self) -> Result<(), Error>;
 }

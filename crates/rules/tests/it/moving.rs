@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use mainstay_rules::api::{Grouping, NewFile, NewRule};
 use mainstay_rules::rse::RseSettings;
-use mainstay_rules::transfers::{Held, Outcome, queue};
+use mainstay_rules::transfers::{Held, Job, Outcome, queue};
 use mainstay_rules::{replica, rse};
 
 use crate::disks::{Disks, LEASE};
@@ -312,5 +312,132 @@ fn an_upload_is_a_transfer_of_its_client_and_one_that_died_is_found_out() {
             assert!(world.get(rule).error.unwrap().contains("no replica to copy from"));
         }
         disks.check();
+    }
+}
+
+#[test]
+fn what_must_wait_keeps_nothing_behind_it_waiting() {
+    let express = |name: &str, to: &str| NewRule {
+        activity: "Express".to_owned(),
+        ..World::new_rule(name, 1, to)
+    };
+    for disks in Disks::each() {
+        let world = &disks.world;
+        disks.folder_rse("D");
+        world.limit("root", "D", -1);
+        world.change("INSERT INTO transfer_limits (rse_expression, activity, direction, max_transfers) VALUES ('C', '', 'DESTINATION', 0)");
+        world.change("UPDATE rses SET availability_read = 0 WHERE rse = 'D'");
+        world.change("UPDATE versions SET value = value + 1 WHERE name = 'rses'");
+        for at in 0..30 {
+            // To an RSE whose limit is reached, and from one that nobody may read.
+            let [full, urgent, unread] =
+                ["full", "urgent", "unread"].map(|name| format!("{name}{at}"));
+            disks.file(&full, "A", b"x", Some(b"x"));
+            disks.file(&urgent, "A", b"x", Some(b"x"));
+            disks.file(&unread, "D", b"x", Some(b"x"));
+            world.add(&World::new_rule(&full, 1, "C"));
+            world.add(&express(&urgent, "C"));
+            world.add(&World::new_rule(&unread, 1, "B"));
+        }
+        disks.file("free", "A", b"x", Some(b"x"));
+        world.add(&World::new_rule("free", 1, "B"));
+        let names = |most: usize| -> Vec<String> {
+            disks.take("w", most).into_iter().map(|job| job.did.name).collect()
+        };
+        assert_eq!(names(1), ["free"], "on {}", world.catalog.backend());
+        assert_eq!(names(5), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_report_counts_for_the_request_of_the_file_it_names_and_for_no_other() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        for name in ["one", "two"] {
+            disks.file(name, "A", b"x", Some(b"x"));
+        }
+        let first = world.rule("one", 1, "B", Grouping::None);
+        let held = disks.take("w", 10).remove(0);
+        let say = |job: &Job, did: &str, rse: &str| {
+            let said =
+                Outcome { did: World::did(did), rse: rse.to_owned(), ..Outcome::of(job, None) };
+            queue::finish_each(&world.catalog, "w", &[said], world.now()).unwrap()
+        };
+        for (did, rse) in [("two", "B"), ("one", "C"), ("nosuch", "B"), ("one", "NOWHERE")] {
+            assert_eq!(say(&held, did, rse).lost, [held.request], "{did} {rse}");
+            assert_eq!(world.state(&first), "REPLICATING 0/1/0");
+        }
+        // The number of a request that is gone is not given to another.
+        world.delete(&first);
+        let second = world.rule("two", 1, "B", Grouping::None);
+        let next = disks.take("w", 10).remove(0);
+        assert_ne!(next.request, held.request, "on {}", world.catalog.backend());
+        assert_eq!(say(&held, "one", "B").lost, [held.request]);
+        assert_eq!(world.state(&second), "REPLICATING 0/1/0");
+        disks.copy(&next).unwrap();
+        assert_eq!(say(&next, "two", "B"), queue::Finished::default());
+        assert_eq!(world.state(&second), "OK 1/0/0");
+    }
+}
+
+#[test]
+fn the_reaper_leaves_files_that_others_have_too_and_forgets_none_whose_folder_is_away() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        let free = RseSettings { deterministic: false, ..RseSettings::default() };
+        world.rse_with("FREE", &free);
+        disks.folder_protocol("FREE");
+        for name in ["kept", "doomed"] {
+            disks.file(name, "FREE", b"x", None);
+        }
+        world.change("UPDATE replicas SET path = 'both'");
+        let file = disks.folder("FREE").join("both");
+        std::fs::write(&file, b"x").unwrap();
+        let doom = |name: &str| {
+            world.change(&format!(
+                "UPDATE replicas SET tombstone = 0 WHERE did_id = (SELECT id FROM dids WHERE name = '{name}')"
+            ));
+            disks.reap();
+            world.sql(&format!(
+                "SELECT COUNT(*) FROM replicas p JOIN dids d ON d.id = p.did_id WHERE d.name = '{name}'"
+            ))
+        };
+        assert_eq!(doom("doomed"), 0);
+        assert!(file.exists());
+        let away = disks.folder("FREE").with_file_name("away");
+        std::fs::rename(disks.folder("FREE"), &away).unwrap();
+        assert_eq!(doom("kept"), 1, "its disk is not mounted");
+        assert!(!disks.folder("FREE").exists());
+        std::fs::rename(&away, disks.folder("FREE")).unwrap();
+        assert_eq!(doom("kept"), 0);
+        assert!(!file.exists());
+    }
+}
+
+#[test]
+fn a_transfer_that_cannot_begin_says_why() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        let free = RseSettings { deterministic: false, ..RseSettings::default() };
+        world.rse_with("FREE", &free);
+        disks.folder_protocol("FREE");
+        disks.file("f", "FREE", b"x", None);
+        let rule = world.rule("f", 1, "B", Grouping::None);
+        assert_eq!(disks.take("w", 10), Vec::new());
+        let (settings, now) = (&world.settings, world.now());
+        let (_, waiting) = world.write(|tx| queue::show(tx, 10, settings, now));
+        let why = waiting[0].why.clone().unwrap();
+        assert!(why.contains("Nobody said where") && why.contains("FREE"), "{why}");
+        // A destination that is away fails, and is not made.
+        world.change("UPDATE replicas SET path = 'there' WHERE path IS NULL AND state = 'A'");
+        std::fs::write(disks.folder("FREE").join("there"), b"x").unwrap();
+        std::fs::remove_dir(disks.folder("B")).unwrap();
+        assert_eq!(disks.work("w"), 0);
+        assert!(!disks.folder("B").exists());
+        std::fs::create_dir(disks.folder("B")).unwrap();
+        disks.finish();
+        world.advance(3600);
+        assert_eq!(disks.work("w"), 1);
+        assert_eq!(world.state(&rule), "OK 1/0/0");
     }
 }
