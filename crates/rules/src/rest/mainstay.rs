@@ -14,6 +14,7 @@ use crate::error::{Class, Result, refuse};
 use crate::expression::{Expression, Operator};
 use crate::judge::{Managed, Pass};
 use crate::rule::{read, repair, transfer, update};
+use crate::transfers::store::Speaks;
 use crate::transfers::{Held, Outcome, queue};
 
 /// The daemon of this name.
@@ -169,11 +170,12 @@ fn worker(call: &Call) -> Result<(String, i64)> {
     if worker.is_empty() || worker.len() > 100 {
         return Err(refuse(Class::InvalidObject, "worker is a name of at most 100 letters"));
     }
-    let lease = call.body.get("lease").and_then(Value::as_i64).unwrap_or(60);
-    if !(1..=86_400).contains(&lease) {
-        return Err(refuse(Class::InvalidObject, "lease is 1 to 86400 seconds"));
-    }
-    Ok((worker, lease * SECOND))
+    let lease = match call.body.get("lease") {
+        None => Some(60),
+        Some(lease) => lease.as_i64().filter(|lease| (1..=86_400).contains(lease)),
+    };
+    let wrong = || refuse(Class::InvalidObject, "lease is 1 to 86400 seconds");
+    Ok((worker, lease.ok_or_else(wrong)? * SECOND))
 }
 
 fn list<T: serde::de::DeserializeOwned>(call: &Call, key: &str) -> Result<Vec<T>> {
@@ -182,13 +184,27 @@ fn list<T: serde::de::DeserializeOwned>(call: &Call, key: &str) -> Result<Vec<T>
     })
 }
 
+/// The schemes a transfer tool speaks; without any, those of our own workers.
+fn speaks(call: &Call) -> Result<Speaks> {
+    if call.body.get("schemes").is_none_or(Value::is_null) {
+        return Ok(Speaks::Ours);
+    }
+    Ok(Speaks::Schemes(list::<String>(call, "schemes")?.into_iter().collect()))
+}
+
 /// A transfer tool takes requests, for as long as its lease.
 async fn take(call: &Call) -> Result<Reply> {
     let (worker, lease) = worker(call)?;
-    let most = call.body.get("most").and_then(Value::as_u64).unwrap_or(1).min(1_000);
+    let most = match call.body.get("most") {
+        None => 1,
+        Some(most) => most
+            .as_u64()
+            .ok_or_else(|| refuse(Class::InvalidObject, "most is a number of files"))?,
+    };
+    let most = usize::try_from(most.min(1_000)).unwrap_or(1);
+    let wanted = queue::Wanted { worker, most, lease, speaks: speaks(call)? };
     let (settings, now) = (call.service.settings.clone(), call.now());
-    let most = usize::try_from(most).unwrap_or(1);
-    let jobs = call.write(move |tx| queue::take(tx, &worker, most, lease, &settings, now)).await?;
+    let jobs = call.write(move |tx| queue::take(tx, &wanted, &settings, now)).await?;
     let shown = jobs.iter().map(|job| {
         let mut value = json!(job);
         value["source"]["pfn"] = json!(job.source.protocol.name(&job.source.path));

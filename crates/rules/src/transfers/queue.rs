@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::choose::{self, Limit, Limits, Load, Source};
+use super::store::Speaks;
 use super::waiting::{self, Waiting};
-use super::{End, Held, Job, Outcome, store};
+use super::{End, Held, Job, Outcome};
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
 use crate::catalog::order::{goes_with, lock_files};
@@ -21,6 +22,7 @@ use crate::rule::{Settings, transfer};
 /// What a decision about requests rests on.
 struct World<'a> {
     rses: &'a [Rse],
+    speaks: &'a Speaks,
     distances: BTreeMap<(i64, i64), i64>,
     limits: Limits,
     load: Load,
@@ -40,18 +42,13 @@ enum Verdict {
     NoSources,
 }
 
-/// Whether workers can write to an RSE.
-fn is_written(rse: &Rse) -> bool {
-    store::way(rse, "write").is_some()
-}
-
-/// Whether workers can read from an RSE.
-fn is_read(rse: &Rse) -> bool {
-    store::way(rse, "read").is_some()
-}
-
 impl<'a> World<'a> {
-    fn read(tx: &mut Tx<'_>, rses: &'a [Rse], settings: &Settings) -> Result<Self> {
+    fn read(
+        tx: &mut Tx<'_>,
+        rses: &'a [Rse],
+        speaks: &'a Speaks,
+        settings: &Settings,
+    ) -> Result<Self> {
         let rows = tx.query("SELECT src_rse_id, dest_rse_id, distance FROM distances", &[])?;
         let distances = rows.iter().map(|row| ((row.int(0), row.int(1)), row.int(2))).collect();
         let mut limits = Limits { rses: Vec::new(), link: settings.link_transfers };
@@ -76,7 +73,7 @@ impl<'a> World<'a> {
         for row in tx.query(sql, &[])? {
             load.add(row.int(0), row.int(1), row.text(2), row.int(3));
         }
-        Ok(Self { rses, distances, limits, load, replicas: BTreeMap::new() })
+        Ok(Self { rses, speaks, distances, limits, load, replicas: BTreeMap::new() })
     }
 
     fn read_replicas(&mut self, tx: &mut Tx<'_>, files: Vec<i64>) -> Result<()> {
@@ -103,7 +100,7 @@ impl<'a> World<'a> {
             let why = request.error.as_deref().unwrap_or("nobody said why");
             return wait(format!("it failed ({why}) and is tried again in {left} s"));
         }
-        if !is_written(to) {
+        if self.speaks.way(to, "write").is_none() {
             return wait(format!("{} has no protocol that a worker can write by", to.name));
         }
         if !to.write {
@@ -121,7 +118,7 @@ impl<'a> World<'a> {
             .iter()
             .filter(|one| within.as_ref().is_none_or(|within| within.contains(&one.0)))
             .filter_map(|one| self.rse(one.0))
-            .filter(|rse| rse.read && is_read(rse))
+            .filter(|rse| rse.read && self.speaks.way(rse, "read").is_some())
             .map(|rse| Source {
                 rse: rse.id,
                 distance: self.distances.get(&(rse.id, to.id)).copied(),
@@ -151,8 +148,8 @@ impl<'a> World<'a> {
         let from = self.rse(from).ok_or_else(gone)?;
         let to = self.rse(request.destination).ok_or_else(gone)?;
         let no_way = |rse: &Rse| format!("{} has no protocol that a worker speaks", rse.name);
-        let read = store::way(from, "read").ok_or_else(|| no_way(from))?;
-        let written = store::way(to, "write").ok_or_else(|| no_way(to))?;
+        let read = self.speaks.way(from, "read").ok_or_else(|| no_way(from))?;
+        let written = self.speaks.way(to, "write").ok_or_else(|| no_way(to))?;
         let source = protocol::path(from, &request.did, path).map_err(|error| error.to_string())?;
         let destination = match &request.path {
             Some(path) => path.trim_start_matches('/').to_owned(),
@@ -205,23 +202,36 @@ const SPARE: usize = 10;
 /// are reached it is a few times what is wanted: this is asked again whenever a file has arrived.
 const LOOKED_AT: usize = 10_000;
 
-/// Gives a worker up to `most` files to move, for as long as the lease.
+/// Who wants files to move, and how many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// What the worker calls itself.
+    pub worker: String,
+    /// How many files at most.
+    pub most: usize,
+    /// For how long.
+    pub lease: Micros,
+    /// How it reaches them.
+    pub speaks: Speaks,
+}
+
+/// Gives a worker files to move, for as long as the lease.
 pub fn take(
     tx: &mut Tx<'_>,
-    worker: &str,
-    most: usize,
-    lease: Micros,
+    wanted: &Wanted,
     settings: &Settings,
     now: Micros,
 ) -> Result<Vec<Job>> {
+    let Wanted { worker, most, lease, speaks } = wanted;
+    let (most, lease) = (*most, *lease);
     reclaim(tx, now)?;
     let rses = tx.rses()?;
-    let reached: Vec<i64> =
-        rses.iter().filter(|rse| rse.write && is_written(rse)).map(|rse| rse.id).collect();
+    let written = rses.iter().filter(|rse| rse.write && speaks.way(rse, "write").is_some());
+    let reached: Vec<i64> = written.map(|rse| rse.id).collect();
     if reached.is_empty() || most == 0 {
         return Ok(Vec::new());
     }
-    let mut world = World::read(tx, &rses, settings)?;
+    let mut world = World::read(tx, &rses, speaks, settings)?;
     let mut lines = waiting::lines(tx, &reached, most.saturating_add(SPARE), now)?;
     let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
     for line in &lines {
@@ -544,7 +554,7 @@ pub fn show(
     });
     let moving = moving.collect();
     let queued = waiting::first(tx, most)?;
-    let mut world = World::read(tx, &rses, settings)?;
+    let mut world = World::read(tx, &rses, &Speaks::Ours, settings)?;
     world.read_replicas(tx, queued.iter().map(|one| one.file).collect())?;
     let shown = queued.iter().map(|one| {
         let (source, why) = match world.judge(one, now) {

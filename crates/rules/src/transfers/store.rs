@@ -8,7 +8,7 @@
 //!
 //! Everything here waits for disks and networks: it is called where waiting is allowed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{ErrorKind, Read};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -114,14 +114,39 @@ pub fn is_known(protocol: &Protocol) -> bool {
     protocol.scheme == "file" || super::remote::kind(protocol).is_some()
 }
 
+/// Which protocols somebody who moves files speaks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Speaks {
+    /// Those of our own workers.
+    #[default]
+    Ours,
+    /// Those with these schemes: another tool.
+    Schemes(BTreeSet<String>),
+}
+
+impl Speaks {
+    fn knows(&self, protocol: &Protocol) -> bool {
+        match self {
+            Self::Ours => is_known(protocol),
+            Self::Schemes(schemes) => schemes.contains(&protocol.scheme),
+        }
+    }
+
+    /// The best way to an RSE's files for an operation.
+    #[must_use]
+    pub fn way<'a>(&self, rse: &'a Rse, operation: &str) -> Option<&'a Protocol> {
+        let known = rse.protocols.iter().filter(|protocol| self.knows(protocol));
+        known
+            .filter_map(|protocol| Some((protocol.rank("wan", operation)?, protocol)))
+            .min_by_key(|(rank, _)| *rank)
+            .map(|(_, protocol)| protocol)
+    }
+}
+
 /// The best way to an RSE's files that workers know, for an operation.
 #[must_use]
 pub fn way<'a>(rse: &'a Rse, operation: &str) -> Option<&'a Protocol> {
-    let known = rse.protocols.iter().filter(|protocol| is_known(protocol));
-    known
-        .filter_map(|protocol| Some((protocol.rank("wan", operation)?, protocol)))
-        .min_by_key(|(rank, _)| *rank)
-        .map(|(_, protocol)| protocol)
+    Speaks::Ours.way(rse, operation)
 }
 
 /// The way into all storage: the keys to it, and what is open already.

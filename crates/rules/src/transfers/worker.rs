@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::copy::{self, copy};
-use super::store::Access;
+use super::store::{Access, Speaks};
 use super::{End, Held, Job, Outcome, queue};
 use crate::api::Micros;
 use crate::catalog::Catalog;
@@ -87,12 +87,11 @@ impl Own {
 impl Queue for Own {
     fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
         async move {
-            let (worker, settings) = (self.worker.clone(), self.settings.clone());
-            let (now, lease) = (self.around.now(), self.micros());
-            let taken = self
-                .catalog
-                .write(move |tx| queue::take(tx, &worker, most, lease, &settings, now))
-                .await;
+            let (worker, lease, speaks) = (self.worker.clone(), self.micros(), Speaks::Ours);
+            let wanted = queue::Wanted { worker, most, lease, speaks };
+            let (settings, now) = (self.settings.clone(), self.around.now());
+            let taken =
+                self.catalog.write(move |tx| queue::take(tx, &wanted, &settings, now)).await;
             taken.map_err(|error| error.to_string())
         }
         .boxed()

@@ -13,7 +13,7 @@ use mainstay_rules::protocol::{self, Protocol};
 use mainstay_rules::replica;
 use mainstay_rules::transfers::copy::{self, Adding};
 use mainstay_rules::transfers::credential::Credentials;
-use mainstay_rules::transfers::store::Access;
+use mainstay_rules::transfers::store::{Access, Speaks};
 use mainstay_rules::transfers::{Job, Outcome, queue};
 use serde_json::{Value, json};
 
@@ -106,8 +106,13 @@ impl Disks {
     }
 
     pub(crate) fn take(&self, worker: &str, most: usize) -> Vec<Job> {
+        self.take_by(worker, most, Speaks::Ours)
+    }
+
+    pub(crate) fn take_by(&self, worker: &str, most: usize, speaks: Speaks) -> Vec<Job> {
         let (now, settings) = (self.world.now(), &self.world.settings);
-        self.world.write(|tx| queue::take(tx, worker, most, LEASE, settings, now))
+        let wanted = queue::Wanted { worker: worker.to_owned(), most, lease: LEASE, speaks };
+        self.world.write(|tx| queue::take(tx, &wanted, settings, now))
     }
 
     pub(crate) fn tell(&self, worker: &str, job: &Job, error: Option<String>) -> Vec<i64> {

@@ -4,9 +4,12 @@
 use std::collections::BTreeSet;
 
 use mainstay_rules::api::{Grouping, NewFile, NewRule};
+use mainstay_rules::protocol::{self, Protocol};
 use mainstay_rules::rse::RseSettings;
+use mainstay_rules::transfers::store::Speaks;
 use mainstay_rules::transfers::{Held, Job, Outcome, queue};
 use mainstay_rules::{replica, rse};
+use serde_json::json;
 
 use crate::disks::{Disks, LEASE};
 use crate::world::World;
@@ -439,5 +442,39 @@ fn a_transfer_that_cannot_begin_says_why() {
         world.advance(3600);
         assert_eq!(disks.work("w"), 1);
         assert_eq!(world.state(&rule), "OK 1/0/0");
+    }
+}
+
+#[test]
+fn another_tool_takes_what_it_can_reach_and_leaves_the_rest() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        for rse in ["FAR", "FARTHER"] {
+            world.rse(rse);
+            world.limit("root", rse, -1);
+            let body = json!({"hostname": "xr.example.org", "port": 1094, "prefix": "/data"});
+            let new = Protocol::read("root", body.as_object().unwrap()).unwrap();
+            world.write(|tx| protocol::add(tx, rse, &new));
+        }
+        disks.file("f", "FAR", b"x", None);
+        let far = world.rule("f", 1, "FARTHER", Grouping::None);
+        let near = world.rule("f", 1, "B", Grouping::None);
+        assert_eq!(disks.take("ours", 10), Vec::new());
+        let by = |schemes: &[&str]| {
+            let schemes = schemes.iter().map(|&scheme| scheme.to_owned()).collect();
+            disks.take_by("tool", 10, Speaks::Schemes(schemes))
+        };
+        assert_eq!(by(&["gsiftp"]), Vec::new());
+        let jobs = by(&["root"]);
+        let reached: Vec<&str> = jobs.iter().map(|job| job.destination.rse.as_str()).collect();
+        assert_eq!(reached, ["FARTHER"]);
+        assert!(disks.tell("tool", &jobs[0], None).is_empty());
+        assert_eq!(
+            (world.state(&far), world.state(&near)),
+            ("OK 1/0/0".into(), "REPLICATING 0/1/0".into())
+        );
+        let both = by(&["root", "file"]);
+        assert_eq!(both[0].destination.rse, "B");
+        assert_eq!(both[0].source.protocol.scheme, "root");
     }
 }
