@@ -297,6 +297,8 @@ pub fn detach_identifier(
         return Err(unsupported("Self-detach is not valid!"));
     }
     lock_dids(tx, &BTreeSet::from([found.id]))?;
+    // It may have been closed before it was held.
+    let found = by_id(tx, found.id)?.ok_or_else(|| not_found(parent))?;
     let named: Vec<Child> = children.iter().cloned().map(Child::named).collect();
     load_names(tx, &named)?;
     detach_loaded(tx, &found, now)
@@ -324,21 +326,32 @@ fn detach_loaded(tx: &mut Tx<'_>, found: &DidRecord, now: Micros) -> Result<()> 
          WHERE parent = ?1 AND child IN (SELECT id FROM w_names) ON CONFLICT (parent, child) DO NOTHING",
         values![found.id],
     )?;
-    if found.length.is_some() {
-        tx.execute(
-            "UPDATE dids SET length = length - s.length, bytes = bytes - s.bytes FROM
-             (SELECT CAST(COALESCE(SUM(COALESCE(d.length, 1)), 0) AS BIGINT) AS length,
-             CAST(COALESCE(SUM(d.bytes), 0) AS BIGINT) AS bytes FROM dids d WHERE d.id IN (SELECT id FROM w_names)) AS s
-             WHERE dids.id = ?1",
-            values![found.id],
-        )?;
-    }
     tx.execute(
         "DELETE FROM contents WHERE parent = ?1 AND child IN (SELECT id FROM w_names)",
         values![found.id],
     )?;
+    if found.length.is_some() {
+        shrink(tx, found)?;
+    }
     tx.execute("UPDATE dids SET updated_at = ?2 WHERE id = ?1", values![found.id, now])?;
     queue(tx, found.id, "D", now)
+}
+
+/// Takes what `w_names` has, and a closed parent no longer, from the parent's size.
+fn shrink(tx: &mut Tx<'_>, found: &DidRecord) -> Result<()> {
+    if found.did_type == DidType::Container {
+        // What is below may be open, and be there by another way too: only a count knows.
+        let (length, bytes) = size(tx, found.id)?;
+        let sql = "UPDATE dids SET length = ?2, bytes = ?3 WHERE id = ?1";
+        return tx.execute(sql, values![found.id, length, bytes]).map(drop);
+    }
+    tx.execute(
+        "UPDATE dids SET length = dids.length - gone.files, bytes = dids.bytes - gone.held FROM
+         (SELECT COUNT(*) AS files, CAST(COALESCE(SUM(d.bytes), 0) AS BIGINT) AS held FROM dids d
+         WHERE d.id IN (SELECT id FROM w_names)) AS gone WHERE dids.id = ?1",
+        values![found.id],
+    )
+    .map(drop)
 }
 
 /// Length and bytes of a collection over its files, through distinct datasets.
