@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Map, Value, json};
 
-use super::rules::{dids, new_rule, stream, whole};
+use super::rules::{dids, may_add, new_rule, stream, whole};
 use super::{Call, Reply, created, meta, no_such_path, search, show, wrong};
 use crate::api::{Did, DidRecord, DidType, NewFile};
 use crate::catalog::Tx;
@@ -293,7 +293,7 @@ fn inline_rules(
             rule.as_object().cloned().ok_or_else(|| wrong("rules is a list of objects"))?;
         rule.insert("dids".to_owned(), json!([{"scope": did.scope, "name": did.name}]));
         let new = new_rule(&rule, &call.caller.account)?;
-        call.owner_or_privileged("add a rule for another account", &new.account)?;
+        may_add(call, &new)?;
         rules.push(new);
     }
     Ok(rules)

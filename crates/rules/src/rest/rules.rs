@@ -15,6 +15,7 @@ use crate::catalog::Tx;
 use crate::catalog::engine::values;
 use crate::error::{Class, Result, refuse};
 use crate::rule::read::{DatasetLocksOf, Filter};
+use crate::rule::update::Move;
 use crate::rule::{add, delete, read, update};
 
 /// Activities a rule may name.
@@ -143,12 +144,18 @@ pub(super) async fn dispatch(call: &Call, path: &[String]) -> Result<Reply> {
     }
 }
 
-async fn add_rule(call: &Call) -> Result<Reply> {
-    let new = new_rule(call.object()?, &call.caller.account)?;
+/// Fails unless the caller may add this rule, wherever it is asked for.
+pub(super) fn may_add(call: &Call, new: &NewRule) -> Result<()> {
     call.owner_or_privileged("add a rule for another account", &new.account)?;
     if new.locked {
         call.privileged("add a locked rule")?;
     }
+    Ok(())
+}
+
+async fn add_rule(call: &Call) -> Result<Reply> {
+    let new = new_rule(call.object()?, &call.caller.account)?;
+    may_add(call, &new)?;
     let (now, seed, settings) =
         (call.now(), call.service.around.seed(), call.service.settings.clone());
     let made = call
@@ -288,12 +295,19 @@ async fn move_rule(call: &Call, id: &str) -> Result<Reply> {
     if overrides.contains_key("account") {
         call.privileged("move a rule to another account")?;
     }
+    for key in ["locked", "ignore_account_limit"] {
+        if overrides.get(key).is_some_and(|value| *value != Value::Bool(false)) {
+            call.privileged("lock a rule or lift its limits by moving it")?;
+        }
+    }
+    let privileged = call.caller.privileged;
     let (id, now, seed, settings) =
         (id.to_owned(), call.now(), call.service.around.seed(), call.service.settings.clone());
     let made = call
         .write(move |tx| {
             let mut rng = SmallRng::seed_from_u64(seed);
-            update::move_rule(tx, &id, &expression, &overrides, &settings, &mut rng, now)
+            let to = Move { expression: &expression, overrides: &overrides, privileged };
+            update::move_rule(tx, &id, &to, &settings, &mut rng, now)
         })
         .await?;
     Ok(Reply::Created(json!(made).to_string()))

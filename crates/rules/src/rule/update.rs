@@ -242,6 +242,10 @@ fn change_state(
     rules: &[Rule],
     now: Micros,
 ) -> Result<()> {
+    if rule.state == RuleState::WaitingApproval {
+        let message = "The rule waits for approval: approve it, or deny it";
+        return Err(refuse(Class::UnsupportedOperation, message));
+    }
     match value.as_str().and_then(RuleState::read) {
         Some(RuleState::Suspended) => {
             let by = Rule {
@@ -407,12 +411,22 @@ fn hold_to_replace(tx: &mut Tx<'_>, uuid: &str) -> Result<Rule> {
     lock_rules(tx, &BTreeSet::from([rule.id]))?.pop().ok_or_else(|| read::not_found(uuid))
 }
 
+/// Where a rule is moved to.
+#[derive(Clone, Copy, Debug)]
+pub struct Move<'a> {
+    /// The new expression.
+    pub expression: &'a str,
+    /// What else is different about the new rule.
+    pub overrides: &'a Map<String, Value>,
+    /// Whether who moves it may add locked rules, and such that no limit binds.
+    pub privileged: bool,
+}
+
 /// Moves a rule to another expression: a new rule is made, and the old one goes once it is OK.
 pub fn move_rule(
     tx: &mut Tx<'_>,
     uuid: &str,
-    expression: &str,
-    overrides: &Map<String, Value>,
+    to: &Move<'_>,
     settings: &Settings,
     rng: &mut dyn Rng,
     now: Micros,
@@ -421,10 +435,17 @@ pub fn move_rule(
     if rule.child_rule_id.is_some() {
         return Err(refuse(Class::RuleReplaceFailed, "The rule must not have a child rule."));
     }
+    if rule.state == RuleState::WaitingApproval {
+        let message = "The rule waits for approval, which is for where it is.";
+        return Err(refuse(Class::RuleReplaceFailed, message));
+    }
     let mut new = as_new(&rule, vec![rule.did.clone()], now);
-    new.rse_expression = expression.to_owned();
-    new.copies = rule.copies;
-    override_with(&mut new, overrides)?;
+    if !to.privileged {
+        // Both were granted for where the rule is.
+        (new.locked, new.ignore_account_limit) = (false, false);
+    }
+    new.rse_expression = to.expression.to_owned();
+    override_with(&mut new, to.overrides)?;
     let made = add::add_replication_rule(tx, &new, settings, rng, now)?;
     let made = made.into_iter().next().unwrap_or_default();
     let child = read::rule(tx, &made)?;

@@ -145,7 +145,7 @@ fn answers_have_the_statuses_and_classes_clients_know() {
 }
 
 /// What a caller gets, by way of the mounted surface.
-fn as_account(
+pub(crate) fn as_account(
     world: &World,
     account: &str,
     method: &str,

@@ -73,15 +73,9 @@ pub(super) fn move_to(
     let (now, seed) = (world.now(), world.seed());
     world.catalog.write_blocking(|tx| {
         let mut rng = SmallRng::seed_from_u64(seed);
-        update::move_rule(
-            tx,
-            uuid,
-            expression,
-            &options(overrides.clone()),
-            &world.settings,
-            &mut rng,
-            now,
-        )
+        let overrides = options(overrides.clone());
+        let to = update::Move { expression, overrides: &overrides, privileged: true };
+        update::move_rule(tx, uuid, &to, &world.settings, &mut rng, now)
     })
 }
 
