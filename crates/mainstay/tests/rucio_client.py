@@ -338,6 +338,8 @@ def rules(c):
     refused(ReplicaIsLocked, c.set_tombstone, [{"scope": "user.alice", "name": "f0", "rse": "SITE-A"}])
     refused(RuleReplaceFailed, c.reduce_replication_rule, rule, 1)
     requests(c, rule)
+    assert c.examine_replication_rule(rule) == {
+        "rule_error": "This replication rule is currently REPLICATING", "transfers": []}
     files = [{"scope": "user.alice", "name": f"f{at}", "state": "A"} for at in range(3)]
     c.update_replicas_states("SITE-B", files)
     assert c.get_replication_rule(rule)["state"] == "OK"

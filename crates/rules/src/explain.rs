@@ -23,6 +23,8 @@ pub struct CopyOf {
     pub attempts: i64,
     pub last_error: Option<String>,
     pub last_time: Option<Micros>,
+    /// The RSE from which it was last tried.
+    pub last_source: Option<String>,
     /// RSEs with another replica, and whether it can be read.
     pub sources: Vec<(String, bool)>,
     /// Why it is here, why it waits, what would help.
@@ -127,12 +129,20 @@ fn remedy(rule: &Rule, refusal: Option<&str>) -> Option<String> {
     }
 }
 
+/// What became of a transfer that is over.
+struct Failure {
+    error: Option<String>,
+    at: Micros,
+    source: Option<String>,
+}
+
 fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<CopyOf>> {
     let rows = tx.query(
-        "SELECT d.id, d.scope, d.name, l.rse_id, r.rse, l.state, l.repair_cnt, p.state, q.state, q.retry_count, q.err_msg, l.created_at, p.created_at
+        "SELECT d.id, d.scope, d.name, l.rse_id, r.rse, l.state, l.repair_cnt, p.state, q.state, q.retry_count, q.err_msg, l.created_at, p.created_at, s.rse
          FROM locks l JOIN dids d ON d.id = l.did_id JOIN rses r ON r.id = l.rse_id
          LEFT JOIN replicas p ON p.did_id = l.did_id AND p.rse_id = l.rse_id
          LEFT JOIN requests q ON q.did_id = l.did_id AND q.dest_rse_id = l.rse_id
+         LEFT JOIN rses s ON s.id = q.source_rse_id
          WHERE l.rule_id = ?1 AND (?2 = 0 OR l.did_id = ?2)
          ORDER BY CASE l.state WHEN 'S' THEN 0 WHEN 'R' THEN 1 ELSE 2 END, l.did_id, l.rse_id LIMIT ?3",
         values![rule.id, only, most],
@@ -149,10 +159,12 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
             row.flag(3),
         ));
     }
-    let mut failures: BTreeMap<(i64, i64), (Option<String>, Micros)> = BTreeMap::new();
-    let sql = "SELECT did_id, dest_rse_id, err_msg, updated_at FROM requests_history WHERE did_id IN ARRAY(?1) AND state <> 'D' ORDER BY updated_at";
+    let mut failures: BTreeMap<(i64, i64), Failure> = BTreeMap::new();
+    let sql = "SELECT h.did_id, h.dest_rse_id, h.err_msg, h.updated_at, s.rse FROM requests_history h
+        LEFT JOIN rses s ON s.id = h.source_rse_id WHERE h.did_id IN ARRAY(?1) AND h.state <> 'D' ORDER BY h.updated_at";
     for row in tx.query(sql, values![files])? {
-        failures.insert((row.int(0), row.int(1)), (row.opt_text(2), row.int(3)));
+        let failure = Failure { error: row.opt_text(2), at: row.int(3), source: row.opt_text(4) };
+        failures.insert((row.int(0), row.int(1)), failure);
     }
     Ok(rows
         .iter()
@@ -170,7 +182,7 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
             let failure = failures.get(&unit);
             let state = LockState::read(row.text(5)).unwrap_or(LockState::Stuck);
             let last_error =
-                row.opt_text(10).or_else(|| failure.and_then(|failure| failure.0.clone()));
+                row.opt_text(10).or_else(|| failure.and_then(|failure| failure.error.clone()));
             CopyOf {
                 did: Did::new(row.text(1), row.text(2)),
                 rse_id: unit.1,
@@ -179,7 +191,10 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
                 attempts: row.int(9) + row.int(6),
                 why: why(rule, state, row, &others, last_error.as_deref()),
                 last_error,
-                last_time: failure.map(|failure| failure.1),
+                last_time: failure.map(|failure| failure.at),
+                last_source: row
+                    .opt_text(13)
+                    .or_else(|| failure.and_then(|failure| failure.source.clone())),
                 sources: others,
             }
         })

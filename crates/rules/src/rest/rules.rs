@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Call, Reply, no_such_path, show};
 use crate::api::{
-    DEFAULT_ACTIVITY, Did, DidType, Grouping, NewRule, Notification, Rule, RuleState,
+    DEFAULT_ACTIVITY, Did, DidType, Grouping, LockState, NewRule, Notification, Rule, RuleState,
 };
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
@@ -399,17 +399,20 @@ async fn analysis(call: &Call, id: &str) -> Result<Reply> {
             let transfers: Vec<Value> = why
                 .copies
                 .iter()
-                .filter(|copy| copy.state != crate::api::LockState::Ok)
+                .filter(|copy| copy.state == LockState::Stuck)
                 .map(|copy| {
                     json!({
                         "scope": copy.did.scope, "name": copy.did.name, "rse": copy.rse,
                         "rse_id": uuids.get(&copy.rse_id), "attempts": copy.attempts, "last_error": copy.last_error,
-                        "last_source": null, "last_time": show::time(copy.last_time),
+                        "last_source": copy.last_source, "last_time": show::time(copy.last_time),
                         "sources": copy.sources.iter().map(|(rse, available)| json!([rse, available])).collect::<Vec<_>>(),
                     })
                 })
                 .collect();
-            Ok(json!({"rule_error": rule.error, "transfers": transfers}))
+            let error = rule.error.unwrap_or_else(|| {
+                format!("This replication rule is currently {}", rule.state)
+            });
+            Ok(json!({"rule_error": error, "transfers": transfers}))
         })
         .await?;
     Ok(Reply::Json(value))

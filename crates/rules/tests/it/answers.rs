@@ -159,3 +159,30 @@ fn a_rule_that_waits_for_approval_waits_whatever_its_owner_does() {
         world.check();
     }
 }
+
+#[test]
+fn an_analysis_says_what_is_stuck_and_where_it_was_tried_from() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 2, 100, "R1");
+        let uuid = world.rule("ds", 1, "R2", Grouping::Dataset);
+        let shell = Shell::over(&world);
+        let analysis =
+            || document(shell.call("GET", &format!("/rules/{uuid}/analysis"), Value::Null));
+        let waiting = json!({"rule_error": "This replication rule is currently REPLICATING", "transfers": []});
+        assert_eq!(analysis(), waiting);
+        world.change(
+            "UPDATE requests SET source_rse_id = (SELECT id FROM rses WHERE rse = 'R1')
+             WHERE did_id = (SELECT id FROM dids WHERE name = 'ds-0')",
+        );
+        world.fail(&["ds-0"], "R2");
+        let found = analysis();
+        assert_eq!(found["rule_error"], json!("no luck"));
+        let stuck = found["transfers"].as_array().unwrap();
+        assert_eq!(stuck.len(), 1, "{found}");
+        assert_eq!((&stuck[0]["name"], &stuck[0]["rse"]), (&json!("ds-0"), &json!("R2")));
+        assert_eq!(stuck[0]["last_source"], json!("R1"), "{found}");
+        assert_eq!(stuck[0]["last_error"], json!("no luck"));
+        assert_eq!(stuck[0]["sources"], json!([["R1", true]]));
+    }
+}
