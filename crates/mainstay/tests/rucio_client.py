@@ -323,6 +323,10 @@ def rules(c):
     refused(RuleNotFound, c.get_replication_rule, "xyz")
     assert [one["id"] for one in c.list_replication_rules({"account": "alice", "scope": "user.*"})] == [rule]
     assert list(c.list_replication_rules({"state": "S"})) == []
+    assert [one["id"] for one in c.list_replication_rules({"id": rule, "copies": 2, "locked": False})] == [rule]
+    assert list(c.list_replication_rules({"priority": 5})) == []
+    assert len(list(c.list_replication_rules({"updated_after": datetime(2020, 1, 1, 0, 0, 0, 5)}))) == 1
+    refused(InputValidationError, c.list_replication_rules, {"colour": "red"})
     assert [one["id"] for one in c.list_did_rules("user.alice", "ds1")] == [rule]
     assert [one["id"] for one in c.list_associated_rules_for_file("user.alice", "f0")] == [rule]
     assert [one["id"] for one in c.list_account_rules("alice")] == [rule]

@@ -106,9 +106,7 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
             call.write(move |tx| account::add(tx, &owned[0], &kind, email.as_deref(), now)).await?;
             Ok(created())
         }
-        (&Method::GET, [_, "rules"]) => {
-            Ok(stream(Filter { account: Some(owned[0].clone()), ..Filter::default() }))
-        }
+        (&Method::GET, [_, "rules"]) => Ok(stream(Filter::of_account(&owned[0]))),
         (&Method::GET, [_, "scopes"]) => scopes(call, Some(owned[0].clone())).await,
         (&Method::POST, [_, "scopes", _]) => {
             call.write(move |tx| account::add_scope(tx, &owned[2], &owned[0], now)).await?;

@@ -152,7 +152,7 @@ pub(super) async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
         }
         (&Method::GET, Some("rules")) => {
             let id = call.read(move |tx| Ok(did::get(tx, &name)?.id)).await?;
-            Ok(stream(Filter { did_id: Some(id), ..Filter::default() }))
+            Ok(stream(Filter::of_did(id)))
         }
         (&Method::GET, Some("associated_rules")) => {
             let lines = call

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Call, Reply, no_such_path, show};
 use crate::api::{
-    DEFAULT_ACTIVITY, Did, DidType, Grouping, LockState, NewRule, Notification, Rule, RuleState,
+    DEFAULT_ACTIVITY, Did, Grouping, LockState, NewRule, Notification, Rule, RuleState,
 };
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
@@ -167,35 +167,10 @@ async fn add_rule(call: &Call) -> Result<Reply> {
 }
 
 fn list(call: &Call) -> Result<Reply> {
-    let word = |key: &str| call.arg(key).map(str::to_owned);
-    let time = |key: &str| match call.arg(key) {
-        None => Ok(None),
-        Some(text) => update::read_time(text).map(Some).ok_or_else(|| wrong(key, "a date")),
-    };
-    let state = match call.arg("state") {
-        None => None,
-        Some(text) => {
-            Some(RuleState::read(text).ok_or_else(|| wrong("state", "R, O, S, U, W or I"))?)
-        }
-    };
-    let did_type = match call.arg("did_type") {
-        None => None,
-        Some(text) => Some(DidType::read(text).ok_or_else(|| wrong("did_type", "F, D or C"))?),
-    };
-    let filter = Filter {
-        account: word("account"),
-        scope: word("scope"),
-        name: word("name"),
-        did_id: None,
-        state,
-        did_type,
-        rse_expression: word("rse_expression"),
-        activity: word("activity"),
-        created_before: time("created_before")?,
-        created_after: time("created_after")?,
-        updated_before: time("updated_before")?,
-        updated_after: time("updated_after")?,
-    };
+    let filter = call
+        .query
+        .iter()
+        .try_fold(Filter::default(), |filter, (key, text)| filter.and(key, text))?;
     Ok(stream(filter))
 }
 
@@ -344,7 +319,7 @@ fn locks_of(id: &str) -> Reply {
 }
 
 async fn history(call: &Call, id: &str) -> Result<Reply> {
-    let uuid = id.replace('-', "").to_ascii_lowercase();
+    let uuid = read::plain(id);
     let lines = call.read(move |tx| history_where(tx, "rule_uuid = ?1", values![&uuid])).await?;
     if lines.is_empty() {
         return Err(read::not_found(id));

@@ -1,11 +1,12 @@
 //! Reading rules and their locks.
 
 use crate::api::{
-    Counts, Did, DidType, Grouping, LockState, Micros, Notification, Rule, RuleState,
+    Counts, Did, DidType, Grouping, LockState, Micros, Notification, Rule, RuleState, SECOND,
 };
 use crate::catalog::engine::values;
 use crate::catalog::{Row, Tx, Value};
 use crate::error::{Class, Error, Result, refuse};
+use crate::rule::update::read_time;
 
 const COLUMNS: &str = "r.id, r.uuid, r.account, r.did_id, d.scope, d.name, r.did_type, r.copies, r.rse_expression, r.weight,
     r.source_replica_expression, r.grouping, r.state, r.locks_ok_cnt, r.locks_replicating_cnt, r.locks_stuck_cnt,
@@ -76,12 +77,16 @@ pub(crate) fn not_found(uuid: &str) -> Error {
     refuse(Class::RuleNotFound, format!("No rule with the id {shown} found"))
 }
 
+/// An identity as it is kept: 32 digits.
+pub(crate) fn plain(uuid: &str) -> String {
+    uuid.replace('-', "").to_ascii_lowercase()
+}
+
 /// The rule with this identity, as 32 digits or with dashes.
 pub fn rule(tx: &mut Tx<'_>, uuid: &str) -> Result<Rule> {
-    let plain = uuid.replace('-', "").to_ascii_lowercase();
     let sql =
         format!("SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.uuid = ?1");
-    tx.first(&sql, values![plain])?.as_ref().map(from_row).ok_or_else(|| not_found(uuid))
+    tx.first(&sql, values![plain(uuid)])?.as_ref().map(from_row).ok_or_else(|| not_found(uuid))
 }
 
 /// The rule with this number.
@@ -89,23 +94,141 @@ pub(crate) fn rule_by_id(tx: &mut Tx<'_>, id: i64) -> Result<Option<Rule>> {
     Ok(by_ids(tx, vec![id])?.into_iter().next())
 }
 
+/// How the text of a filter is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Text,
+    /// A text in which `*` stands for anything.
+    Pattern,
+    /// The identity of a rule.
+    Identity,
+    Number,
+    Flag,
+    State,
+    DidType,
+    Grouping,
+    Notification,
+    /// A second; what is kept is finer.
+    Second,
+    Moment,
+}
+
+/// What rules can be listed by: each thing that is shown of them. `#` is what it must be.
+const FILTERS: &[(&str, &str, Kind)] = &[
+    ("id", "r.uuid = #", Kind::Identity),
+    ("account", "r.account = #", Kind::Text),
+    ("scope", "d.scope = #", Kind::Pattern),
+    ("name", "d.name = #", Kind::Text),
+    ("did_type", "r.did_type = #", Kind::DidType),
+    ("rse_expression", "r.rse_expression = #", Kind::Text),
+    ("copies", "r.copies = #", Kind::Number),
+    ("grouping", "r.grouping = #", Kind::Grouping),
+    ("state", "r.state = #", Kind::State),
+    ("locks_ok_cnt", "r.locks_ok_cnt = #", Kind::Number),
+    ("locks_replicating_cnt", "r.locks_replicating_cnt = #", Kind::Number),
+    ("locks_stuck_cnt", "r.locks_stuck_cnt = #", Kind::Number),
+    ("locked", "r.locked = #", Kind::Flag),
+    ("weight", "r.weight = #", Kind::Text),
+    ("source_replica_expression", "r.source_replica_expression = #", Kind::Text),
+    ("activity", "r.activity = #", Kind::Text),
+    ("notification", "r.notification = #", Kind::Notification),
+    ("purge_replicas", "r.purge_replicas = #", Kind::Flag),
+    ("ignore_availability", "r.ignore_availability = #", Kind::Flag),
+    ("ignore_account_limit", "r.ignore_account_limit = #", Kind::Flag),
+    ("comments", "r.comments = #", Kind::Text),
+    ("priority", "r.priority = #", Kind::Number),
+    (
+        "child_rule_id",
+        "r.child_rule_id = (SELECT c.id FROM rules c WHERE c.uuid = #)",
+        Kind::Identity,
+    ),
+    ("subscription_id", "r.subscription_id = #", Kind::Text),
+    ("split_container", "r.split_container = #", Kind::Flag),
+    ("meta", "r.meta = #", Kind::Text),
+    ("error", "r.error = #", Kind::Text),
+    ("expires_at", "r.expires_at / 1000000 = #", Kind::Second),
+    ("eol_at", "r.eol_at / 1000000 = #", Kind::Second),
+    ("stuck_at", "r.stuck_at / 1000000 = #", Kind::Second),
+    ("created_at", "r.created_at / 1000000 = #", Kind::Second),
+    ("updated_at", "r.updated_at / 1000000 = #", Kind::Second),
+    ("deleted_at", "r.deleted_at / 1000000 = #", Kind::Second),
+    ("created_before", "r.created_at < #", Kind::Moment),
+    ("created_after", "r.created_at > #", Kind::Moment),
+    ("updated_before", "r.updated_at < #", Kind::Moment),
+    ("updated_after", "r.updated_at > #", Kind::Moment),
+];
+
+impl Kind {
+    /// What a text means, or what it should be.
+    fn read(self, text: &str) -> Result<Value, &'static str> {
+        let word = |word: Option<&'static str>| word.map(Value::from);
+        match self {
+            Self::Text | Self::Pattern => Ok(Value::from(text)),
+            Self::Identity => Ok(Value::from(plain(text))),
+            Self::Number => text.parse().map(Value::Int).map_err(|_| "a whole number"),
+            Self::Flag => match text.to_ascii_lowercase().as_str() {
+                "true" | "1" => Ok(Value::Int(1)),
+                "false" | "0" => Ok(Value::Int(0)),
+                _ => Err("true or false"),
+            },
+            Self::State => {
+                word(RuleState::read(text).map(RuleState::letter)).ok_or("R, O, S, U, W or I")
+            }
+            Self::DidType => word(DidType::read(text).map(DidType::letter)).ok_or("F, D or C"),
+            Self::Grouping => word(Grouping::read(text).map(Grouping::letter)).ok_or("A, D or N"),
+            Self::Notification => {
+                word(Notification::read(text).map(Notification::letter)).ok_or("Y, N, C or P")
+            }
+            Self::Second => {
+                read_time(text).map(|at| Value::Int(at.div_euclid(SECOND))).ok_or("a date")
+            }
+            Self::Moment => read_time(text).map(Value::Int).ok_or("a date"),
+        }
+    }
+}
+
 /// Which rules to list; nothing said means all.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the fields of a rule")]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
-    pub account: Option<String>,
-    /// May hold `*`.
-    pub scope: Option<String>,
-    pub name: Option<String>,
-    pub did_id: Option<i64>,
-    pub state: Option<RuleState>,
-    pub did_type: Option<DidType>,
-    pub rse_expression: Option<String>,
-    pub activity: Option<String>,
-    pub created_before: Option<Micros>,
-    pub created_after: Option<Micros>,
-    pub updated_before: Option<Micros>,
-    pub updated_after: Option<Micros>,
+    /// What must hold, each with a value for its `#`.
+    conditions: Vec<(&'static str, Value)>,
+}
+
+impl Filter {
+    /// The rules of one data identifier.
+    #[must_use]
+    pub fn of_did(id: i64) -> Self {
+        Self { conditions: vec![("r.did_id = #", Value::Int(id))] }
+    }
+
+    /// The rules of one account.
+    #[must_use]
+    pub fn of_account(account: &str) -> Self {
+        Self { conditions: vec![("r.account = #", Value::from(account))] }
+    }
+
+    /// Takes only rules of which `key` is what the text says.
+    pub fn and(mut self, key: &str, text: &str) -> Result<Self> {
+        let Some((_, condition, kind)) = FILTERS.iter().find(|(name, ..)| *name == key) else {
+            let message = format!("Rules cannot be listed by {key:.40}");
+            return Err(refuse(Class::InputValidationError, message));
+        };
+        let value = kind.read(text).map_err(|should| {
+            refuse(Class::InvalidObject, format!("The filter {key} should be {should}"))
+        })?;
+        self.conditions.push(match *kind {
+            Kind::Pattern if text.contains('*') => {
+                ("d.scope LIKE # ESCAPE '\\'", Value::from(like(text)))
+            }
+            _ => (condition, value),
+        });
+        Ok(self)
+    }
+}
+
+/// A pattern with `*` as SQL has it.
+fn like(pattern: &str) -> String {
+    pattern.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%")
 }
 
 /// Hands over the rules that a filter takes, oldest first.
@@ -114,45 +237,15 @@ pub fn list(
     filter: &Filter,
     each: &mut dyn FnMut(Rule) -> Result<()>,
 ) -> Result<()> {
-    let mut conditions = Vec::new();
-    let mut params: Vec<Value> = Vec::new();
-    let mut add = |condition: &str, value: Value| {
-        params.push(value);
-        conditions.push(condition.replace('#', &format!("?{}", params.len())));
-    };
-    let text = |value: &Option<String>| value.as_ref().map(|value| Value::from(value.as_str()));
-    let number = |value: Option<i64>| value.map(Value::Int);
-    if let Some(scope) = &filter.scope {
-        if scope.contains('*') {
-            let pattern = scope
-                .replace('\\', "\\\\")
-                .replace('%', "\\%")
-                .replace('_', "\\_")
-                .replace('*', "%");
-            add("d.scope LIKE # ESCAPE '\\'", Value::from(pattern));
-        } else {
-            add("d.scope = #", Value::from(scope.as_str()));
-        }
-    }
-    for (condition, value) in [
-        ("r.account = #", text(&filter.account)),
-        ("d.name = #", text(&filter.name)),
-        ("r.did_id = #", number(filter.did_id)),
-        ("r.state = #", filter.state.map(|state| Value::from(state.letter()))),
-        ("r.did_type = #", filter.did_type.map(|kind| Value::from(kind.letter()))),
-        ("r.rse_expression = #", text(&filter.rse_expression)),
-        ("r.activity = #", text(&filter.activity)),
-        ("r.created_at < #", number(filter.created_before)),
-        ("r.created_at > #", number(filter.created_after)),
-        ("r.updated_at < #", number(filter.updated_before)),
-        ("r.updated_at > #", number(filter.updated_after)),
-    ] {
-        if let Some(value) = value {
-            add(condition, value);
-        }
-    }
+    let conditions: Vec<String> = filter
+        .conditions
+        .iter()
+        .enumerate()
+        .map(|(at, (condition, _))| condition.replace('#', &format!("?{}", at + 1)))
+        .collect();
     let conditions =
         if conditions.is_empty() { "1 = 1".to_owned() } else { conditions.join(" AND ") };
+    let params: Vec<Value> = filter.conditions.iter().map(|(_, value)| value.clone()).collect();
     let sql = format!(
         "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE {conditions} ORDER BY r.id"
     );

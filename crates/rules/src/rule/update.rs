@@ -149,16 +149,25 @@ pub(crate) fn meta(value: &Value) -> Result<Option<String>> {
 
 /// Reads a date as clients write it, or RFC 3339.
 pub(crate) fn read_time(text: &str) -> Option<Micros> {
-    let stamp = text.parse::<jiff::Timestamp>().ok().or_else(|| {
-        let civil =
-            ["%a, %d %b %Y %H:%M:%S UTC", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"];
-        civil.iter().find_map(|format| {
-            let parsed = jiff::fmt::strtime::parse(format, text).ok()?;
-            let civil = parsed.to_datetime().or_else(|_| parsed.to_date().map(Into::into)).ok()?;
-            civil.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
-        })
+    if let Ok(stamp) = text.parse::<jiff::Timestamp>() {
+        return Some(stamp.as_microsecond());
+    }
+    let formats = [
+        "%a, %d %b %Y %H:%M:%S UTC",
+        "%Y-%m-%dT%H:%M:%S",
+        "%Y-%m-%d %H:%M:%S",
+        "%Y-%m-%dT%H:%M:%S%.f",
+        "%Y-%m-%d %H:%M:%S%.f",
+        "%Y-%m-%d",
+    ];
+    let civil = formats.iter().find_map(|format| {
+        let parsed = jiff::fmt::strtime::parse(format, text).ok()?;
+        parsed.to_datetime().or_else(|_| parsed.to_date().map(Into::into)).ok()
     })?;
-    Some(stamp.as_microsecond())
+    // The last day there is has no timestamp, but is a date all the same.
+    let since =
+        civil.duration_since(jiff::civil::date(1970, 1, 1).to_datetime(jiff::civil::Time::MIN));
+    i64::try_from(since.as_micros()).ok()
 }
 
 /// Fails when the account has another such rule.
@@ -488,4 +497,27 @@ pub fn reduce_rule(
     }
     delete::delete_whole(tx, rule, None, now)?;
     Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_date_is_read_however_clients_write_it() {
+        let at = 1_794_780_174 * SECOND;
+        for (text, meant) in [
+            ("2026-11-15T22:02:54Z", Some(at)),
+            ("Sun, 15 Nov 2026 22:02:54 UTC", Some(at)),
+            ("2026-11-15T22:02:54", Some(at)),
+            ("2026-11-15 22:02:54", Some(at)),
+            ("2026-11-15 22:02:54.250000", Some(at + 250_000)),
+            ("1970-01-02", Some(86_400 * SECOND)),
+            ("9999-12-31T23:59:59", Some(253_402_300_799 * SECOND)),
+            ("yesterday", None),
+            ("", None),
+        ] {
+            assert_eq!(read_time(text), meant, "{text}");
+        }
+    }
 }

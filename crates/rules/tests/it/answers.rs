@@ -2,12 +2,12 @@
 //! and what stays as it is when it is said again.
 
 use mainstay_rules::account;
-use mainstay_rules::api::{DidType, Grouping, NewRule};
+use mainstay_rules::api::{DidType, Grouping, NewRule, Notification};
 use mainstay_rules::catalog::Daemon;
 use serde_json::{Value, json};
 
 use crate::surface::{Shell, as_account};
-use crate::world::World;
+use crate::world::{START, World};
 
 /// An answer that is one document.
 fn document(answer: (u16, String)) -> Value {
@@ -184,5 +184,81 @@ fn an_analysis_says_what_is_stuck_and_where_it_was_tried_from() {
         assert_eq!(stuck[0]["last_source"], json!("R1"), "{found}");
         assert_eq!(stuck[0]["last_error"], json!("no luck"));
         assert_eq!(stuck[0]["sources"], json!([["R1", true]]));
+    }
+}
+
+#[test]
+fn rules_are_listed_by_whatever_is_shown_of_them() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 2, 100, "R1");
+        world.dataset("other", 1, 100, "R1");
+        let plain = world.rule("other", 1, "R1", Grouping::Dataset);
+        let told = world.add(&NewRule {
+            grouping: Grouping::None,
+            weight: Some("fakeweight".to_owned()),
+            lifetime: Some(3_600),
+            locked: true,
+            source_replica_expression: Some("R1".to_owned()),
+            activity: "Debug".to_owned(),
+            notify: Notification::Progress,
+            purge_replicas: true,
+            ignore_availability: true,
+            ignore_account_limit: true,
+            comment: Some("100%_'--".to_owned()),
+            priority: 5,
+            split_container: true,
+            meta: Some("{}".to_owned()),
+            eol_at: Some(START),
+            subscription_id: Some("sub".to_owned()),
+            ..World::new_rule("ds", 2, "T1")
+        });
+        world.advance(5);
+        world.change(&format!(
+            "UPDATE rules SET child_rule_id = (SELECT id FROM rules WHERE uuid = '{plain}'), error = 'odd',
+             stuck_at = 1800000001500000, deleted_at = 1800000002000000, updated_at = updated_at + 9000000,
+             created_at = created_at + 7000000, soft_deleted = 1 WHERE uuid = '{told}'"
+        ));
+        let shell = Shell::over(&world);
+        let ids = |query: &str| -> Vec<String> {
+            let (status, said) = shell.call("GET", &format!("/rules/?{query}"), Value::Null);
+            assert_eq!(status, 200, "{query}: {said}");
+            let id = |line: &str| {
+                let rule: Value = serde_json::from_str(line).unwrap();
+                rule["id"].as_str().unwrap().to_owned()
+            };
+            said.lines().map(id).collect()
+        };
+        let shown = document(shell.call("GET", &format!("/rules/{told}"), Value::Null));
+        let encoded =
+            |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
+        for (key, value) in shown.as_object().unwrap() {
+            let text = match value {
+                Value::String(text) => text.clone(),
+                value => value.to_string(),
+            };
+            let found = ids(&format!("{key}={}", encoded(&text)));
+            let both = ["scope", "account", "did_type", "locks_stuck_cnt"].contains(&key.as_str());
+            let expected =
+                if both { vec![plain.clone(), told.clone()] } else { vec![told.clone()] };
+            assert_eq!(found, expected, "{key}={text} on {}", world.catalog.backend());
+        }
+        assert_eq!(ids("priority=5&locked=True&scope=s*"), [told.as_str()]);
+        assert_eq!(ids("priority=3&locked=True"), [] as [String; 0]);
+        assert_eq!(ids("comments=100%25"), [] as [String; 0]);
+        assert_eq!(ids("created_before=9999-12-31T23:59:59").len(), 2);
+        for (query, expected, class) in [
+            ("colour=red", 400, "InputValidationError"),
+            ("r.id=1", 400, "InputValidationError"),
+            ("", 200, ""),
+            ("copies=two", 409, "InvalidObject"),
+            ("locked=perhaps", 409, "InvalidObject"),
+            ("grouping=X", 409, "InvalidObject"),
+            ("expires_at=soon", 409, "InvalidObject"),
+        ] {
+            let (status, said) = shell.call("GET", &format!("/rules/?{query}"), Value::Null);
+            assert_eq!(status, expected, "{query}: {said}");
+            assert!(said.contains(class), "{query}: {said}");
+        }
     }
 }
