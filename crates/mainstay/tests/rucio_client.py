@@ -177,6 +177,7 @@ def quotas(c):
     c.delete_global_account_limit("alice", "SITE-C")
     assert list(c.get_global_account_limits("alice")) == ["tier=1"]
     refused(AccountNotFound, c.set_local_account_limit, "nobody", "SITE-A", 1)
+    refused(InvalidObject, c.set_local_account_limit, "alice", "SITE-A", -2)
     refused(RSENotFound, c.set_local_account_limit, "alice", "NOWHERE", 1)
 
 
@@ -338,6 +339,7 @@ def rules(c):
     c.update_replication_rule(rule, {"lifetime": 3600, "comment": "hi", "priority": 4})
     assert c.get_replication_rule(rule)["expires_at"] > datetime.utcnow() + timedelta(minutes=50)
     refused(InputValidationError, c.update_replication_rule, rule, {"foo": 1})
+    refused(InvalidObject, c.update_replication_rule, rule, {"activity": "sleeping"})
     c.update_replication_rule(rule, {"lifetime": None})
     refused(ReplicaIsLocked, c.set_tombstone, [{"scope": "user.alice", "name": "f0", "rse": "SITE-A"}])
     refused(RuleReplaceFailed, c.reduce_replication_rule, rule, 1)

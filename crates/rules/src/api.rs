@@ -412,7 +412,7 @@ impl NewRule {
     /// Fails when a field is out of its bounds.
     pub fn check(&self) -> Result<()> {
         let long = |what: &str, text: Option<&str>, most: usize| match text {
-            Some(text) if text.len() > most => Err(refuse(
+            Some(text) if text.chars().count() > most => Err(refuse(
                 Class::InvalidObject,
                 format!("Problem validating rule: {what} is longer than {most}"),
             )),
@@ -437,17 +437,8 @@ impl NewRule {
                 "Problem validating rule: priority is not between 1 and 5",
             ));
         }
-        let horizon = 1_000 * 366 * 86_400;
-        if [self.lifetime, self.delay_injection]
-            .into_iter()
-            .flatten()
-            .any(|seconds| seconds.abs() > horizon)
-        {
-            return Err(refuse(
-                Class::InvalidObject,
-                "Problem validating rule: a time is more than 1000 years away",
-            ));
-        }
+        check_seconds("rule", self.lifetime)?;
+        check_seconds("rule", self.delay_injection)?;
         long("rse_expression", Some(&self.rse_expression), 3000)?;
         long("source_replica_expression", self.source_replica_expression.as_deref(), 255)?;
         long("comment", self.comment.as_deref(), 250)?;
@@ -459,6 +450,53 @@ impl NewRule {
 
 /// The activity of a rule that names none.
 pub const DEFAULT_ACTIVITY: &str = "User Subscriptions";
+
+/// Activities a rule may name.
+const ACTIVITIES: &[&str] = &[
+    "Data Brokering",
+    "Data Consolidation",
+    "Data Rebalancing",
+    "Debug",
+    "DebugJudge",
+    "Express",
+    "Functional Test",
+    "Group Subscriptions",
+    "Production Input",
+    "Production Output",
+    "Analysis Input",
+    "Analysis Output",
+    "Staging",
+    "T0 Export",
+    "T0 Tape",
+    "Upload/Download (Job)",
+    "Upload/Download (User)",
+    "User Subscriptions",
+    "Data Challenge",
+    "Recovery",
+];
+
+/// Fails unless a rule may name this activity.
+pub(crate) fn check_activity(activity: &str) -> Result<()> {
+    if ACTIVITIES.contains(&activity) {
+        return Ok(());
+    }
+    let message = format!("Problem validating rule: '{activity:.50}' is not one of {ACTIVITIES:?}");
+    Err(refuse(Class::InvalidObject, message))
+}
+
+/// The furthest moment that is meant seriously, in seconds from now.
+const HORIZON: i64 = 1_000 * 366 * 86_400;
+
+/// Fails when a time is further away than anybody means.
+pub(crate) fn check_seconds(what: &str, seconds: Option<i64>) -> Result<()> {
+    match seconds {
+        Some(seconds) if !(-HORIZON..=HORIZON).contains(&seconds) => {
+            let message = format!("Problem validating {what}: a time is more than 1000 years away");
+            Err(refuse(Class::InvalidObject, message))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// A rule as stored.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 pub(crate) use metadata::{below, children, meta_of, metadata, search_sql, top_sql};
 pub use metadata::{delete_metadata, set_metadata};
 
-use crate::api::{Did, DidRecord, DidType, Micros, SECOND};
+use crate::api::{Did, DidRecord, DidType, Micros, SECOND, check_seconds};
 use crate::catalog::engine::values;
 use crate::catalog::order::{lock_dids, lock_files, lock_rules, lock_tree};
 use crate::catalog::{Column, Daemon, Row, Tx};
@@ -116,6 +116,7 @@ pub struct NewDid {
 /// Creates a dataset or container.
 pub fn add_identifier(tx: &mut Tx<'_>, new: &NewDid, now: Micros) -> Result<i64> {
     new.did.check()?;
+    check_seconds("data identifier", new.lifetime)?;
     if new.did_type == DidType::File {
         return Err(refuse(
             Class::UnsupportedOperation,
@@ -494,6 +495,7 @@ pub fn list_parents(tx: &mut Tx<'_>, did: &Did) -> Result<Vec<Listed>> {
 
 /// Changes when a data identifier expires: never, or in so many seconds.
 pub fn set_lifetime(tx: &mut Tx<'_>, did: &Did, lifetime: Option<i64>, now: Micros) -> Result<()> {
+    check_seconds("data identifier", lifetime)?;
     let found = get(tx, did)?;
     lock_dids(tx, &BTreeSet::from([found.id]))?;
     let expires = lifetime.map(|seconds| now.saturating_add(seconds.saturating_mul(SECOND)));

@@ -4,7 +4,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::rules::{stream, whole};
-use super::{Call, Reply, created, no_such_path, show, wrong};
+use super::{Call, Reply, created, flag, no_such_path, show, text, wrong};
 use crate::catalog::engine::values;
 use crate::error::{Class, Result, refuse};
 use crate::identity::{self, Identity};
@@ -77,10 +77,13 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
         (&Method::GET, ["whoami"]) => Ok(Reply::Elsewhere(call.caller.account.clone())),
         (&Method::GET, [_]) => get_account(call, owned).await,
         (&Method::PUT, [_]) => {
-            let body = call.object()?.clone();
+            let mut changes = Vec::new();
+            for key in call.object()?.keys() {
+                changes.push((key.clone(), text(&call.body, key)?.map(str::to_owned)));
+            }
             call.write(move |tx| {
-                body.iter().try_for_each(|(key, value)| {
-                    account::update(tx, &owned[0], key, value.as_str(), now)
+                changes.iter().try_for_each(|(key, value)| {
+                    account::update(tx, &owned[0], key, value.as_deref(), now)
                 })
             })
             .await?;
@@ -102,7 +105,7 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
         }
         (&Method::POST, [_]) => {
             let kind = call.text("type")?;
-            let email = call.body.get("email").and_then(Value::as_str).map(str::to_owned);
+            let email = text(&call.body, "email")?.map(str::to_owned);
             call.write(move |tx| account::add(tx, &owned[0], &kind, email.as_deref(), now)).await?;
             Ok(created())
         }
@@ -198,10 +201,10 @@ async fn identities_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
             let new = Identity {
                 identity: call.text("identity")?,
                 kind: call.text("authtype")?.to_ascii_uppercase(),
-                email: call.body.get("email").and_then(Value::as_str).map(str::to_owned),
+                email: text(&call.body, "email")?.map(str::to_owned),
             };
-            let default = call.body.get("default").and_then(Value::as_bool).unwrap_or(false);
-            let password = call.body.get("password").and_then(Value::as_str).map(str::to_owned);
+            let default = flag(&call.body, "default")?.unwrap_or(false);
+            let password = text(&call.body, "password")?.map(str::to_owned);
             let hashed = tokio::task::spawn_blocking(move || {
                 password.as_deref().map(identity::hash_password).transpose()
             });
@@ -251,10 +254,10 @@ async fn limits_at(
     let owner = owner.to_owned();
     match (method, what, on) {
         (&Method::POST, "limits", Some(on)) => {
-            let bytes = match call.field("bytes")? {
-                Value::Null => -1,
-                value => value.as_i64().ok_or_else(|| wrong("bytes is a whole number"))?,
-            };
+            let bytes = call.number("bytes")?;
+            if bytes < -1 {
+                return Err(wrong("bytes is a limit, or -1 for none"));
+            }
             call.write(move |tx| match global {
                 true => account::set_global_limit(tx, &owner, &on, Some(bytes)),
                 false => account::set_local_limit(tx, &owner, &on, Some(bytes)),

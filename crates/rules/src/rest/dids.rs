@@ -3,10 +3,12 @@
 use axum::http::Method;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::rules::{dids, may_add, new_rule, stream, whole};
-use super::{Call, Reply, created, meta, no_such_path, search, show, wrong};
+use super::{
+    Call, Reply, created, field, flag, list, meta, no_such_path, number, search, show, text, wrong,
+};
 use crate::api::{Did, DidRecord, DidType, NewFile};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
@@ -122,12 +124,12 @@ pub(super) async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
     let Some((name, verb)) = split(parts) else { return Err(no_such_path()) };
     match (&call.method, verb) {
         (&Method::POST, None) => {
-            let body = call.object()?.clone();
-            add_did(call, name, body).await
+            call.object()?;
+            add_did(call, name, &call.body).await
         }
         (&Method::GET, None) => get_did(call, name).await,
         (&Method::PUT, Some("status")) => status(call, name).await,
-        (&Method::POST, Some("dids")) => attach(call, name, call.object()?.clone(), false).await,
+        (&Method::POST, Some("dids")) => attach(call, name, &call.body, false).await,
         (&Method::DELETE, Some("dids")) => detach(call, name).await,
         (&Method::GET, Some("dids")) => Ok(Reply::Lines(Box::new(move |tx, line| {
             did::list_content(tx, &name, &mut |child| line(show::content(&child)))
@@ -193,71 +195,73 @@ pub(super) async fn own_scope(call: &Call, scope: &str, what: &str) -> Result<()
     }
 }
 
-fn new_did(name: Did, body: &Map<String, Value>, account: &str) -> Result<NewDid> {
-    let kind = body.get("type").and_then(Value::as_str).and_then(DidType::read);
-    let monotonic =
-        body.get("statuses").and_then(|all| all.get("monotonic")).and_then(Value::as_bool);
+fn new_did(name: Did, body: &Value, account: &str) -> Result<NewDid> {
+    let kind = text(body, "type")?.and_then(DidType::read);
+    let statuses = field(body, "statuses", "an object", |value| value.as_object().map(|_| value))?;
+    let monotonic = statuses.map(|statuses| flag(statuses, "monotonic")).transpose()?.flatten();
+    let meta = field(body, "meta", "an object", Value::as_object)?;
     Ok(NewDid {
         did: name,
         did_type: kind.ok_or_else(|| wrong("type is DATASET or CONTAINER"))?,
         account: account.to_owned(),
         monotonic: monotonic.unwrap_or(false),
-        lifetime: body.get("lifetime").and_then(Value::as_i64),
-        meta: body.get("meta").filter(|meta| !meta.is_null()).map(Value::to_string),
+        lifetime: number(body, "lifetime")?,
+        meta: meta.map(|meta| json!(meta).to_string()),
     })
 }
 
-/// The children of an attachment, and the files among them that are to be registered.
-fn children(body: &Map<String, Value>) -> Result<Vec<Child>> {
-    let list = dids(body.get("dids"))?;
-    let rows = body.get("dids").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
-    Ok(list
-        .into_iter()
-        .zip(rows)
-        .map(|(did, value)| Child {
+/// What is to be attached, and where files among it that are not known yet are to be registered.
+struct Attachment {
+    children: Vec<Child>,
+    rse: Option<String>,
+}
+
+fn attachment(body: &Value) -> Result<Attachment> {
+    let named = dids(body.get("dids"))?;
+    let child = |(did, value): (Did, &Value)| {
+        Ok(Child {
             did,
-            bytes: value.get("bytes").and_then(Value::as_i64),
-            adler32: text(value, "adler32"),
-            md5: text(value, "md5"),
+            bytes: number(value, "bytes")?,
+            adler32: text(value, "adler32")?.map(str::to_owned),
+            md5: text(value, "md5")?.map(str::to_owned),
         })
-        .collect())
+    };
+    Ok(Attachment {
+        children: named.into_iter().zip(list(body, "dids")?).map(child).collect::<Result<_>>()?,
+        rse: text(body, "rse")?.map(str::to_owned),
+    })
 }
 
 /// Attaches within a transaction, registering files first when an RSE is named.
 fn attach_within(
     tx: &mut Tx<'_>,
     parent: &Did,
-    body: &Map<String, Value>,
+    what: &Attachment,
     account: &str,
     again: bool,
     now: i64,
 ) -> Result<()> {
-    let children = children(body)?;
-    if let Some(rse) = body.get("rse").and_then(Value::as_str) {
-        let mut files = Vec::new();
-        for child in children.iter().filter(|child| child.bytes.is_some()) {
+    if let Some(rse) = &what.rse {
+        let file = |child: &Child| {
             let (adler32, md5) = (child.adler32.clone(), child.md5.clone());
-            let bytes = child.bytes.unwrap_or(0);
-            files.push(NewFile {
-                did: child.did.clone(),
-                bytes,
-                adler32,
-                md5,
-                path: None,
-                state: None,
-            });
-        }
+            let did = child.did.clone();
+            Some(NewFile { did, bytes: child.bytes?, adler32, md5, path: None, state: None })
+        };
+        let files: Vec<NewFile> = what.children.iter().filter_map(file).collect();
         replica::add_missing_replicas(tx, rse, &files, account, now)?;
     }
-    did::attach_identifier(tx, parent, &children, again, now)?;
+    did::attach_identifier(tx, parent, &what.children, again, now)?;
     Ok(())
 }
 
-async fn add_did(call: &Call, name: Did, body: Map<String, Value>) -> Result<Reply> {
+async fn add_did(call: &Call, name: Did, body: &Value) -> Result<Reply> {
     own_scope(call, &name.scope, "add data identifiers in this scope").await?;
-    let new = new_did(name, &body, &call.caller.account)?;
-    let rules = inline_rules(call, &new.did, &body)?;
+    let new = new_did(name, body, &call.caller.account)?;
+    let rules = inline_rules(call, &new.did, body)?;
+    let inside = match list(body, "dids")? {
+        [] => None,
+        _ => Some(attachment(body)?),
+    };
     let (account, now, seed, settings) = (
         call.caller.account.clone(),
         call.now(),
@@ -266,9 +270,8 @@ async fn add_did(call: &Call, name: Did, body: Map<String, Value>) -> Result<Rep
     );
     call.write(move |tx| {
         did::add_identifier(tx, &new, now)?;
-        if body.get("dids").is_some_and(|list| list.as_array().is_some_and(|list| !list.is_empty()))
-        {
-            attach_within(tx, &new.did, &body, &account, false, now)?;
+        if let Some(inside) = &inside {
+            attach_within(tx, &new.did, inside, &account, false, now)?;
         }
         let mut rng = SmallRng::seed_from_u64(seed);
         for rule in &rules {
@@ -281,14 +284,9 @@ async fn add_did(call: &Call, name: Did, body: Map<String, Value>) -> Result<Rep
 }
 
 /// Rules given with a data identifier.
-fn inline_rules(
-    call: &Call,
-    did: &Did,
-    body: &Map<String, Value>,
-) -> Result<Vec<crate::api::NewRule>> {
-    let list = body.get("rules").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let mut rules = Vec::with_capacity(list.len());
-    for rule in list {
+fn inline_rules(call: &Call, did: &Did, body: &Value) -> Result<Vec<crate::api::NewRule>> {
+    let mut rules = Vec::new();
+    for rule in list(body, "rules")? {
         let mut rule =
             rule.as_object().cloned().ok_or_else(|| wrong("rules is a list of objects"))?;
         rule.insert("dids".to_owned(), json!([{"scope": did.scope, "name": did.name}]));
@@ -308,8 +306,7 @@ async fn add_many(call: &Call) -> Result<Reply> {
             .cloned()
             .ok_or_else(|| wrong("a list of data identifiers"))?,
     };
-    for entry in list {
-        let body = entry.as_object().cloned().ok_or_else(|| wrong("a list of objects"))?;
+    for body in &list {
         let part = |key: &str| body.get(key).and_then(Value::as_str).map(str::to_owned);
         let (scope, name) =
             part("scope").zip(part("name")).ok_or_else(|| wrong("each has a scope and a name"))?;
@@ -318,10 +315,10 @@ async fn add_many(call: &Call) -> Result<Reply> {
     Ok(created())
 }
 
-async fn attach(call: &Call, parent: Did, body: Map<String, Value>, again: bool) -> Result<Reply> {
+async fn attach(call: &Call, parent: Did, body: &Value, again: bool) -> Result<Reply> {
     own_scope(call, &parent.scope, "attach data identifiers in this scope").await?;
-    let (account, now) = (call.caller.account.clone(), call.now());
-    call.write(move |tx| attach_within(tx, &parent, &body, &account, again, now)).await?;
+    let (account, now, what) = (call.caller.account.clone(), call.now(), attachment(body)?);
+    call.write(move |tx| attach_within(tx, &parent, &what, &account, again, now)).await?;
     Ok(created())
 }
 
@@ -333,12 +330,10 @@ async fn attachments(call: &Call) -> Result<Reply> {
                 .and_then(Value::as_array)
                 .cloned()
                 .ok_or_else(|| wrong("attachments is a list"))?,
-            body.get("ignore_duplicate").and_then(Value::as_bool).unwrap_or(false),
+            flag(body, "ignore_duplicate")?.unwrap_or(false),
         ),
     };
-    for entry in list {
-        let body =
-            entry.as_object().cloned().ok_or_else(|| wrong("attachments is a list of objects"))?;
+    for body in &list {
         let part = |key: &str| body.get(key).and_then(Value::as_str).map(str::to_owned);
         let (scope, name) =
             part("scope").zip(part("name")).ok_or_else(|| wrong("each has a scope and a name"))?;
@@ -368,9 +363,9 @@ async fn status(call: &Call, name: Did) -> Result<Reply> {
                 let name = name.clone();
                 call.write(move |tx| did::reopen(tx, &name, now)).await?;
             }
-            ("lifetime", value) => {
-                let name = name.clone();
-                call.write(move |tx| did::set_lifetime(tx, &name, value.as_i64(), now)).await?;
+            ("lifetime", _) => {
+                let (name, lifetime) = (name.clone(), number(&call.body, "lifetime")?);
+                call.write(move |tx| did::set_lifetime(tx, &name, lifetime, now)).await?;
             }
             (key, _) => {
                 let message = format!("The status {key:.40} is not valid.");

@@ -121,12 +121,12 @@ enum Reply {
 }
 
 async fn answer(service: Service, request: Request) -> Response {
-    let listing = request.uri().path().starts_with("/rses");
+    let at = At::of(request.method(), request.uri().path());
     let path: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
     match path.as_slice() {
         ["auth", rest @ ..] => {
             let answered = auth::dispatch(&service, request.method(), rest, request.headers());
-            return answered.await.unwrap_or_else(|error| failure(&error, false));
+            return answered.await.unwrap_or_else(|error| failure(&error, at));
         }
         // What clients tell about their downloads is taken and not kept.
         ["traces"] if request.method() == Method::POST => {
@@ -140,10 +140,30 @@ async fn answer(service: Service, request: Request) -> Response {
     }
     match call(service, request).await {
         Ok((call, service)) => match dispatch(call).await {
-            Ok(reply) => render(service, reply).await,
-            Err(error) => failure(&error, listing),
+            Ok(reply) => render(service, reply, at).await,
+            Err(error) => failure(&error, at),
         },
-        Err(error) => failure(&error, false),
+        Err(error) => failure(&error, at),
+    }
+}
+
+/// Where something is asked for, as far as the status of a refusal depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// Among the RSEs, where a wrong expression is a wrong question and not a conflict.
+    Rses,
+    /// Where a rule is changed, and what it cannot be is a conflict with what it is.
+    ChangedRule,
+    Elsewhere,
+}
+
+impl At {
+    fn of(method: &Method, path: &str) -> Self {
+        match path.split('/').find(|part| !part.is_empty()) {
+            Some("rses") => Self::Rses,
+            Some("rules") if *method == Method::PUT => Self::ChangedRule,
+            _ => Self::Elsewhere,
+        }
     }
 }
 
@@ -320,6 +340,38 @@ fn reads(method: &Method, path: &[String]) -> bool {
         )
 }
 
+/// A field of a body that may be left out; what it must be otherwise is said.
+fn field<'a, T>(
+    body: &'a Value,
+    key: &str,
+    should: &str,
+    read: impl Fn(&'a Value) -> Option<T>,
+) -> Result<Option<T>> {
+    match body.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => {
+            let wrong = || wrong(&format!("The field {key} should be {should}"));
+            read(value).map(Some).ok_or_else(wrong)
+        }
+    }
+}
+
+fn text<'a>(body: &'a Value, key: &str) -> Result<Option<&'a str>> {
+    field(body, key, "a text", Value::as_str)
+}
+
+fn number(body: &Value, key: &str) -> Result<Option<i64>> {
+    field(body, key, "a whole number", Value::as_i64)
+}
+
+fn flag(body: &Value, key: &str) -> Result<Option<bool>> {
+    field(body, key, "true or false", Value::as_bool)
+}
+
+fn list<'a>(body: &'a Value, key: &str) -> Result<&'a [Value]> {
+    Ok(field(body, key, "a list", |value| value.as_array())?.map_or(&[], Vec::as_slice))
+}
+
 /// A refusal of a body that is not as it should be.
 fn wrong(what: &str) -> Error {
     refuse(Class::InvalidObject, what)
@@ -342,7 +394,7 @@ fn with_type(status: StatusCode, kind: &'static str, body: Body) -> Response {
     response
 }
 
-async fn render(service: Service, reply: Reply) -> Response {
+async fn render(service: Service, reply: Reply, at: At) -> Response {
     match reply {
         Reply::Json(value) => {
             with_type(StatusCode::OK, "application/json", value.to_string().into())
@@ -360,26 +412,29 @@ async fn render(service: Service, reply: Reply) -> Response {
             answer
         }
         Reply::Done => with_type(StatusCode::OK, TEXT, Body::empty()),
-        Reply::Lines(lines) => streamed(service, lines, "application/x-json-stream").await,
-        Reply::Metalink(lines) => streamed(service, lines, "application/metalink4+xml").await,
+        Reply::Lines(lines) => streamed(service, lines, "application/x-json-stream", at).await,
+        Reply::Metalink(lines) => streamed(service, lines, "application/metalink4+xml", at).await,
     }
 }
 
-async fn streamed(service: Service, lines: Lines, kind: &'static str) -> Response {
+async fn streamed(service: Service, lines: Lines, kind: &'static str, at: At) -> Response {
     match stream::body(service.catalog, lines).await {
         Ok(body) => with_type(StatusCode::OK, kind, body),
-        Err(error) => failure(&error, false),
+        Err(error) => failure(&error, at),
     }
 }
 
-/// An error as clients read it: the class decides what they raise. Where RSEs are listed a wrong
-/// expression is a wrong question, elsewhere a conflict with what is there.
-fn failure(error: &Error, listing: bool) -> Response {
+/// An error as clients read it: the class decides what they raise.
+fn failure(error: &Error, at: At) -> Response {
     let (status, class) = match error {
-        Error::Refused(refusal) if listing && refusal.class == Class::InvalidRSEExpression => {
-            (400, refusal.class.to_string())
+        Error::Refused(refusal) => {
+            let status = match (at, refusal.class) {
+                (At::Rses, Class::InvalidRSEExpression) => 400,
+                (At::ChangedRule, Class::InputValidationError) => 409,
+                (_, class) => class.status(),
+            };
+            (status, refusal.class.to_string())
         }
-        Error::Refused(refusal) => (refusal.class.status(), refusal.class.to_string()),
         Error::Unavailable(_) | Error::Moved => (503, "DatabaseException".to_owned()),
         _ => (500, "RucioException".to_owned()),
     };

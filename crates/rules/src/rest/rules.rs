@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{Call, Reply, no_such_path, show};
 use crate::api::{
     DEFAULT_ACTIVITY, Did, Grouping, LockState, NewRule, Notification, Rule, RuleState,
+    check_activity,
 };
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
@@ -17,30 +18,6 @@ use crate::error::{Class, Result, refuse};
 use crate::rule::read::{DatasetLocksOf, Filter};
 use crate::rule::update::Move;
 use crate::rule::{add, delete, read, update};
-
-/// Activities a rule may name.
-const ACTIVITIES: &[&str] = &[
-    "Data Brokering",
-    "Data Consolidation",
-    "Data Rebalancing",
-    "Debug",
-    "DebugJudge",
-    "Express",
-    "Functional Test",
-    "Group Subscriptions",
-    "Production Input",
-    "Production Output",
-    "Analysis Input",
-    "Analysis Output",
-    "Staging",
-    "T0 Export",
-    "T0 Tape",
-    "Upload/Download (Job)",
-    "Upload/Download (User)",
-    "User Subscriptions",
-    "Data Challenge",
-    "Recovery",
-];
 
 fn wrong(key: &str, should: &str) -> crate::error::Error {
     refuse(Class::InvalidObject, format!("Problem validating rule: {key} should be {should}"))
@@ -71,25 +48,19 @@ fn number(body: &Map<String, Value>, key: &str) -> Result<Option<i64>> {
 
 /// Reads a list of names.
 pub(super) fn dids(value: Option<&Value>) -> Result<Vec<Did>> {
-    let list = value.and_then(Value::as_array).ok_or_else(|| wrong("dids", "a list"))?;
+    let wrong = || super::wrong("The names should be a list of objects with a scope and a name");
+    let list = value.and_then(Value::as_array).ok_or_else(wrong)?;
     let did = |value: &Value| {
         let part = |key: &str| value.get(key).and_then(Value::as_str);
         Some(Did::new(part("scope")?, part("name")?))
     };
-    list.iter()
-        .map(|value| did(value).ok_or_else(|| wrong("dids", "a list of scopes and names")))
-        .collect()
+    list.iter().map(|value| did(value).ok_or_else(wrong)).collect()
 }
 
 /// Reads a rule as clients write it.
 pub(super) fn new_rule(body: &Map<String, Value>, caller: &str) -> Result<NewRule> {
     let activity = text(body, "activity")?.unwrap_or_else(|| DEFAULT_ACTIVITY.to_owned());
-    if !ACTIVITIES.contains(&activity.as_str()) {
-        return Err(refuse(
-            Class::InvalidObject,
-            format!("Problem validating rule: '{activity:.50}' is not one of {ACTIVITIES:?}"),
-        ));
-    }
+    check_activity(&activity)?;
     let notify = match text(body, "notify")? {
         None => Notification::No,
         Some(text) => Notification::read(&text).ok_or_else(|| wrong("notify", "Y, N, C or P"))?,
@@ -241,8 +212,8 @@ async fn put(call: &Call, id: &str) -> Result<Reply> {
 
 async fn remove(call: &Call, id: &str) -> Result<Reply> {
     owned(call, id, "delete a rule").await?;
-    let purge = call.body.get("purge_replicas").and_then(Value::as_bool);
-    let at_once = call.body.get("immediately").and_then(Value::as_bool).unwrap_or(false);
+    let purge = super::flag(&call.body, "purge_replicas")?;
+    let at_once = super::flag(&call.body, "immediately")?.unwrap_or(false);
     let (id, now, settings) = (id.to_owned(), call.now(), call.service.settings.clone());
     if !at_once {
         call.write(move |tx| delete::expire_replication_rule(tx, &id, purge, &settings, now))

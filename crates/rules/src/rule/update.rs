@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::api::{
     Counts, Did, DidType, Grouping, Micros, NewRule, Notification, Rule, RuleState, SECOND,
+    check_activity,
 };
 use crate::catalog::engine::values;
 use crate::catalog::ledger::Ledger;
@@ -59,8 +60,18 @@ fn set(
 fn text(key: &str, value: &Value, most: usize) -> Result<Option<String>> {
     match value {
         Value::Null => Ok(None),
-        Value::String(text) if text.len() <= most => Ok(Some(text.clone())),
+        Value::String(text) if text.chars().count() <= most => Ok(Some(text.clone())),
         _ => Err(invalid(format!("{key} is a text of at most {most} letters"))),
+    }
+}
+
+fn number(key: &str, value: &Value) -> Result<Option<i64>> {
+    match value {
+        Value::Null => Ok(None),
+        value => {
+            let wrong = || invalid(format!("{key} is a whole number, or null"));
+            value.as_i64().map(Some).ok_or_else(wrong)
+        }
     }
 }
 
@@ -130,7 +141,7 @@ fn update_one(
         },
         "child_rule_id" => change_child(tx, rule, value),
         "boost_rule" => boost(tx, rule),
-        _ => Err(invalid(format!("Unknown option {key:.40}"))),
+        _ => Err(invalid(format!("{key:.40} is not a valid option to set."))),
     }
 }
 
@@ -141,7 +152,7 @@ pub(crate) fn meta(value: &Value) -> Result<Option<String>> {
         Value::String(text) => text.clone(),
         value => value.to_string(),
     };
-    if text.len() > 3999 {
+    if text.chars().count() > 3999 {
         return Err(invalid("meta is at most 3999 letters"));
     }
     Ok(Some(text))
@@ -218,6 +229,7 @@ fn hold(tx: &mut Tx<'_>, rule: i64, state: &str) -> Result<()> {
 
 fn change_activity(tx: &mut Tx<'_>, rule: &Rule, value: &Value, now: Micros) -> Result<()> {
     let activity = text("activity", value, 50)?.ok_or_else(|| invalid("activity is a text"))?;
+    check_activity(&activity)?;
     hold(tx, rule.id, "R")?;
     set(tx, rule, "activity", activity.as_str())?;
     // Transfers that run are begun anew under the new activity.
@@ -319,7 +331,8 @@ fn cancel_all(tx: &mut Tx<'_>, rules: &[Rule], now: Micros) -> Result<()> {
 }
 
 fn change_child(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
-    let Some(child) = value.as_str() else {
+    let child = text("child_rule_id", value, 60)?;
+    let Some(child) = child else {
         if rule.child_rule_id.is_none() {
             return Err(invalid("Cannot detach child when no such relationship exists"));
         }
@@ -330,7 +343,7 @@ fn change_child(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
             )
             .map(drop);
     };
-    let child = read::rule(tx, child)?;
+    let child = read::rule(tx, &child)?;
     if child.did_id != rule.did_id {
         return Err(invalid("Parent and child rule must be set on the same dataset."));
     }
@@ -384,12 +397,16 @@ fn override_with(new: &mut NewRule, overrides: &Map<String, Value>) -> Result<()
         match key.as_str() {
             "account" => new.account = value.as_str().ok_or_else(wrong)?.to_owned(),
             "copies" => new.copies = value.as_i64().ok_or_else(wrong)?,
-            "activity" => new.activity = value.as_str().ok_or_else(wrong)?.to_owned(),
+            "activity" => {
+                new.activity = value.as_str().ok_or_else(wrong)?.to_owned();
+                check_activity(&new.activity)?;
+            }
             "grouping" => {
-                new.grouping = value.as_str().and_then(Grouping::read).unwrap_or(Grouping::Dataset)
+                let said = text(key, value, 50)?.and_then(|text| Grouping::read(&text));
+                new.grouping = said.unwrap_or(Grouping::Dataset);
             }
             "weight" => new.weight = text(key, value, 255)?,
-            "lifetime" => new.lifetime = value.as_i64(),
+            "lifetime" => new.lifetime = number(key, value)?,
             "locked" => new.locked = flag(key, value)?,
             "source_replica_expression" => new.source_replica_expression = text(key, value, 255)?,
             "notify" => {
@@ -401,7 +418,7 @@ fn override_with(new: &mut NewRule, overrides: &Map<String, Value>) -> Result<()
             "comment" => new.comment = text(key, value, 250)?,
             "ask_approval" => new.ask_approval = flag(key, value)?,
             "asynchronous" => new.asynchronous = flag(key, value)?,
-            "delay_injection" => new.delay_injection = value.as_i64(),
+            "delay_injection" => new.delay_injection = number(key, value)?,
             "priority" => new.priority = value.as_i64().ok_or_else(wrong)?,
             "split_container" => new.split_container = flag(key, value)?,
             "meta" => new.meta = meta(value)?,

@@ -262,3 +262,91 @@ fn rules_are_listed_by_whatever_is_shown_of_them() {
         }
     }
 }
+
+#[test]
+fn what_is_of_the_wrong_kind_is_refused_and_not_passed_over() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 1, 100, "R1");
+        let uuid = world.rule("ds", 1, "R1", Grouping::Dataset);
+        let shell = Shell::over(&world);
+        let huge: Value = serde_json::from_str("1000000000000000000000000000000").unwrap();
+        let did = |key: &str, value: Value| json!({"type": "DATASET", key: value});
+        let child =
+            |key: &str, value: Value| json!({"dids": [{"scope": "s", "name": "ds-0", key: value}]});
+        let to =
+            |key: &str, value: Value| json!({"rse_expression": "R2", "override": {key: value}});
+        let option = |key: &str, value: Value| json!({"options": {key: value}});
+        let (rule, moved) = (format!("/rules/{uuid}"), format!("/rules/{uuid}/move"));
+        let (new, into, limit) = ("/dids/s/new", "/dids/s/ds/dids", "/accounts/alice/limits");
+        let (local, global) = (format!("{limit}/local/R1"), format!("{limit}/global/T1"));
+        for (method, path, body, status) in [
+            ("POST", new, did("lifetime", json!("x")), 409),
+            ("POST", new, did("lifetime", huge.clone()), 409),
+            ("POST", new, did("lifetime", json!(i64::MAX)), 409),
+            ("POST", new, did("rules", json!(5)), 409),
+            ("POST", new, did("rules", json!([5])), 409),
+            ("POST", new, did("meta", json!(5)), 409),
+            ("POST", new, did("statuses", json!(5)), 409),
+            ("POST", new, did("statuses", json!({"monotonic": 5})), 409),
+            ("POST", new, did("dids", json!(5)), 409),
+            ("POST", into, child("bytes", json!("x")), 409),
+            ("POST", into, child("adler32", json!(5)), 409),
+            ("POST", into, json!({"dids": 5}), 409),
+            ("PUT", "/dids/s/ds/status", json!({"lifetime": "x"}), 409),
+            ("POST", &moved, to("lifetime", huge.clone()), 400),
+            ("POST", &moved, to("delay_injection", json!("x")), 400),
+            ("POST", &moved, to("grouping", json!(5)), 400),
+            ("POST", &moved, to("activity", json!("sleeping")), 409),
+            ("PUT", &rule, option("activity", json!("sleeping")), 409),
+            ("PUT", &rule, option("child_rule_id", json!(5)), 409),
+            ("PUT", &rule, option("priority", json!("x")), 409),
+            ("PUT", &rule, option("foo", json!(1)), 409),
+            ("DELETE", &rule, json!({"purge_replicas": "x"}), 409),
+            ("POST", "/accounts/new", json!({"type": "USER", "email": 5}), 409),
+            ("PUT", "/accounts/alice", json!({"email": 5}), 409),
+            ("POST", &local, json!({"bytes": null}), 409),
+            ("POST", &local, json!({"bytes": -2}), 409),
+            ("POST", &global, json!({"bytes": null}), 409),
+            ("POST", &global, json!({"bytes": -2}), 409),
+        ] {
+            let (got, said) = shell.call(method, path, body.clone());
+            assert_eq!(got, status, "{method} {path} {body}: {said}");
+            let known = ["InvalidObject", "InputValidationError"];
+            assert!(known.iter().any(|class| said.contains(class)), "{path} {body}: {said}");
+            assert_eq!(
+                said.contains("Problem validating rule"),
+                said.contains("sleeping"),
+                "{said}"
+            );
+        }
+        let nulls = json!({"type": "DATASET", "lifetime": null, "rules": null, "meta": null, "statuses": null, "dids": null});
+        let limits = [-1, 0, 5].map(|bytes| ("POST", local.as_str(), json!({"bytes": bytes}), 201));
+        for (method, path, body, status) in [("POST", new, nulls, 201)].into_iter().chain(limits) {
+            let (got, said) = shell.call(method, path, body);
+            assert_eq!(got, status, "{method} {path}: {said}");
+        }
+        world.check();
+    }
+}
+
+#[test]
+fn a_comment_is_measured_in_letters() {
+    let world = World::sqlite();
+    world.f4();
+    world.dataset("ds", 1, 100, "R1");
+    let shell = Shell::over(&world);
+    let add = |letters: usize, on: &str| {
+        let comment = "é".repeat(letters);
+        let body = json!({"dids": [{"scope": "s", "name": "ds"}], "copies": 1, "rse_expression": on, "account": "jdoe", "comment": comment});
+        shell.call("POST", "/rules/", body)
+    };
+    assert_eq!(add(251, "R1").0, 409);
+    let (status, said) = add(250, "R1");
+    assert_eq!(status, 201, "{said}");
+    let (uuid,): (String,) = serde_json::from_str(&said).unwrap();
+    for (letters, status) in [(250, 200), (251, 409)] {
+        let body = json!({"options": {"comment": "é".repeat(letters)}});
+        assert_eq!(shell.call("PUT", &format!("/rules/{uuid}"), body).0, status);
+    }
+}
