@@ -191,7 +191,10 @@ def names(c):
     refused(DataIdentifierNotFound, c.get_did, "user.alice", "nothing")
     files = [{"scope": "user.alice", "name": f"f{at}", "bytes": 1000 + at, "adler32": "0cc737eb"} for at in range(3)]
     c.add_replicas("SITE-A", files)
-    refused(Duplicate, c.add_replicas, "SITE-A", files)
+    c.add_replicas("SITE-A", files)
+    c.add_replicas("SITE-A", files[:1] + files[:1])
+    refused(exception.FileConsistencyMismatch, c.add_replicas, "SITE-A", [{**files[0], "bytes": 1}])
+    refused(Duplicate, c.add_replicas, "SITE-A", [{**files[0], "state": "C"}])
     refused(InvalidPath, c.add_replicas, "SITE-A",
             [{**files[0], "name": "escape", "pfn": f"file://localhost:0{FOLDER}/site-a/../../etc/passwd"}])
     named = [{"scope": one["scope"], "name": one["name"]} for one in files]

@@ -25,8 +25,9 @@ fn first_tombstone(delay: Option<&str>, now: Micros) -> Option<Micros> {
     }
 }
 
-/// Registers files on an RSE. Files that are not known yet come into being; registering the same
-/// replica again is refused.
+/// Registers files on an RSE. Files that are not known yet come into being; a replica that is
+/// registered already, as it is said, stays as it is, so that who had no answer may ask again. One
+/// in another state or at another path is refused.
 pub fn add_replicas(
     tx: &mut Tx<'_>,
     rse: &str,
@@ -77,18 +78,16 @@ fn register(
          FROM w_names n CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name) WHERE TRUE ORDER BY d.id
          ON CONFLICT (did_id, rse_id) DO NOTHING";
     let params = values![rse.id, tombstone, now];
-    let (new, bytes) = if again {
+    let (new, bytes) = if known {
         let new = tx.query(&format!("{sql} RETURNING bytes"), params)?;
         (new.len() as u64, new.iter().map(|row| row.int(0)).sum())
     } else {
         (tx.execute(sql, params)?, files.iter().map(|file| file.bytes).sum())
     };
     if new < files.len() as u64 && !again {
-        let message =
-            format!("A replica of one of the files is already registered on '{}'", rse.name);
-        return Err(refuse(Class::Duplicate, message));
+        check_registered(tx, &rse)?;
     }
-    if known {
+    if known && new > 0 {
         tx.execute(
             "UPDATE dids SET availability = 'A' WHERE availability = 'L' AND id IN (SELECT did FROM w_files)",
             &[],
@@ -175,6 +174,21 @@ fn check_known(tx: &mut Tx<'_>) -> Result<()> {
         ),
         _ => refuse(Class::UnsupportedOperation, format!("Data identifier '{did}' is not a file")),
     })
+}
+
+/// A replica that is registered must be as `w_names` says.
+fn check_registered(tx: &mut Tx<'_>, rse: &Rse) -> Result<()> {
+    let row = tx.first(
+        "SELECT n.scope, n.name FROM w_names n CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
+         CROSS JOIN replicas p ON (p.did_id = d.id) WHERE p.rse_id = ?1
+         AND (p.state <> COALESCE(n.state, 'A') OR COALESCE(n.path <> p.path, FALSE)) ORDER BY n.ord LIMIT 1",
+        values![rse.id],
+    )?;
+    let Some(row) = row else { return Ok(()) };
+    let did = Did::new(row.text(0), row.text(1));
+    let message =
+        format!("A replica of '{did}' is already registered on '{}', otherwise", rse.name);
+    Err(refuse(Class::Duplicate, message))
 }
 
 /// A replica as listed.

@@ -350,3 +350,53 @@ fn a_comment_is_measured_in_letters() {
         assert_eq!(shell.call("PUT", &format!("/rules/{uuid}"), body).0, status);
     }
 }
+
+#[test]
+fn a_replica_that_is_registered_again_stays_as_it_is() {
+    for world in World::each() {
+        world.f4();
+        let shell = Shell::over(&world);
+        let file = |name: &str, more: Value| {
+            let mut file = json!({"scope": "s", "name": name, "bytes": 7, "adler32": "0cc737eb"});
+            file.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            file
+        };
+        let say =
+            |files: &[Value]| shell.call("POST", "/replicas", json!({"rse": "R1", "files": files}));
+        let (a, b) = (file("a", json!({})), file("b", json!({})));
+        let copying = file("c", json!({"state": "C"}));
+        for files in [
+            vec![a.clone()],
+            vec![a.clone()],
+            vec![b.clone(), b.clone()],
+            vec![a.clone(), b.clone(), file("d", json!({}))],
+            vec![copying.clone()],
+            vec![copying.clone()],
+        ] {
+            let (status, said) = say(&files);
+            assert_eq!(status, 201, "{files:?} on {}: {said}", world.catalog.backend());
+        }
+        let usage = "SELECT used FROM rse_usage WHERE source = 'mainstay' AND rse_id = (SELECT id FROM rses WHERE rse = 'R1')";
+        assert_eq!(world.sql(usage), 28, "each counts once");
+        for (files, status, class) in [
+            (vec![file("a", json!({"bytes": 8}))], 412, "FileConsistencyMismatch"),
+            (vec![file("a", json!({"adler32": "00000001"}))], 412, "FileConsistencyMismatch"),
+            (
+                vec![file("e", json!({})), file("e", json!({"bytes": 8}))],
+                412,
+                "FileConsistencyMismatch",
+            ),
+            (vec![file("a", json!({"state": "C"}))], 409, "Duplicate"),
+            (vec![file("c", json!({}))], 409, "Duplicate"),
+            (vec![file("e", json!({})), file("c", json!({}))], 409, "Duplicate"),
+        ] {
+            let (got, said) = say(&files);
+            assert_eq!(got, status, "{files:?}: {said}");
+            assert!(said.contains(class), "{said}");
+        }
+        assert_eq!(world.sql("SELECT COUNT(*) FROM dids"), 4);
+        assert_eq!(world.sql("SELECT COUNT(*) FROM replicas WHERE state = 'C'"), 1);
+        assert_eq!(world.sql(usage), 28);
+        world.check();
+    }
+}
