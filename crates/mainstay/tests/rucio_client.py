@@ -112,6 +112,9 @@ def sites(c):
     c.update_rse("SITE-C", {"availability_write": False})
     assert c.get_rse("SITE-C")["availability_write"] is False
     c.update_rse("SITE-C", {"availability_write": True})
+    refused(InvalidObject, c.update_rse, "SITE-C", {"rse_type": "FLOPPY"})
+    refused(InputValidationError, c.update_rse, "SITE-C", {"colour": "red"})
+    refused(InputValidationError, c.add_rse, "SITE-X", colour="red")
     for name in ["SITE-A", "SITE-B"]:
         prefix = os.path.join(FOLDER, name.lower())
         os.makedirs(prefix, exist_ok=True)

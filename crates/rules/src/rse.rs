@@ -80,6 +80,13 @@ fn from_row(row: &Row) -> Rse {
     }
 }
 
+fn check_settings(settings: &RseSettings) -> Result<()> {
+    match settings.rse_type.as_str() {
+        "DISK" | "TAPE" => Ok(()),
+        _ => Err(refuse(Class::InvalidObject, "An RSE's type is DISK or TAPE.")),
+    }
+}
+
 /// Creates an RSE; its name becomes an attribute that is true.
 pub fn add(
     tx: &mut Tx<'_>,
@@ -89,9 +96,7 @@ pub fn add(
     now: Micros,
 ) -> Result<i64> {
     check_rse(name)?;
-    if !matches!(settings.rse_type.as_str(), "DISK" | "TAPE") {
-        return Err(refuse(Class::InvalidObject, "An RSE's type is DISK or TAPE."));
-    }
+    check_settings(settings)?;
     if tx.rses()?.iter().any(|rse| rse.name == name) {
         return Err(refuse(Class::Duplicate, format!("RSE '{name}' already exists!")));
     }
@@ -128,6 +133,7 @@ pub fn add(
 /// Changes an RSE's settings.
 pub fn update(tx: &mut Tx<'_>, name: &str, settings: &RseSettings, now: Micros) -> Result<()> {
     let id = by_name(tx, name)?.id;
+    check_settings(settings)?;
     tx.execute(
         "UPDATE rses SET rse_type = ?2, deterministic = ?3, volatile = ?4, staging_area = ?5, availability_read = ?6,
          availability_write = ?7, availability_delete = ?8, updated_at = ?9 WHERE id = ?1",

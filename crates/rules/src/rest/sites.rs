@@ -15,6 +15,23 @@ use crate::rse;
 use crate::rse::RseSettings;
 use crate::transfers::folder::Folder;
 
+/// What clients may say of an RSE and nobody here asks for.
+const NOT_KEPT: &[&str] = &[
+    "ASN",
+    "ISP",
+    "city",
+    "continent",
+    "country_name",
+    "latitude",
+    "longitude",
+    "name",
+    "qos_class",
+    "region_code",
+    "rse",
+    "time_zone",
+    "vo",
+];
+
 fn settings(body: &Map<String, Value>, mut settings: RseSettings) -> Result<RseSettings> {
     for (key, value) in body {
         let flag = || value.as_bool().ok_or_else(|| wrong(&format!("{key:.40} is true or false")));
@@ -28,11 +45,16 @@ fn settings(body: &Map<String, Value>, mut settings: RseSettings) -> Result<RseS
             "rse_type" => settings.rse_type = value.as_str().unwrap_or("").to_ascii_uppercase(),
             // Kept by clients that know the sum of the three.
             "availability" => {
-                let sum = value.as_i64().unwrap_or(7);
+                let sum = value.as_i64().filter(|sum| (0..=7).contains(sum));
+                let sum = sum.ok_or_else(|| wrong("availability is a number from 0 to 7"))?;
                 (settings.read, settings.write, settings.delete) =
                     (sum & 4 != 0, sum & 2 != 0, sum & 1 != 0);
             }
-            _ => {}
+            key if NOT_KEPT.contains(&key) => {}
+            _ => {
+                let message = format!("{key:.40} is nothing that an RSE has");
+                return Err(refuse(Class::InputValidationError, message));
+            }
         }
     }
     Ok(settings)
@@ -51,7 +73,10 @@ pub(super) async fn rses_at(call: &Call, parts: &[&str]) -> Result<Reply> {
             Ok(Reply::Json(show::rse_whole(&found)))
         }
         (&Method::POST, [_]) => {
-            let body = call.body.as_object().cloned().unwrap_or_default();
+            let body = match &call.body {
+                Value::Null => Map::new(),
+                _ => call.object()?.clone(),
+            };
             let (settings, seed) =
                 (settings(&body, RseSettings::default())?, call.service.around.seed());
             call.write(move |tx| {

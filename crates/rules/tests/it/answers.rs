@@ -400,3 +400,36 @@ fn a_replica_that_is_registered_again_stays_as_it_is() {
         world.check();
     }
 }
+
+#[test]
+fn an_rse_has_what_it_has_and_nothing_else() {
+    for world in World::each() {
+        world.rse("R1");
+        let shell = Shell::over(&world);
+        for (body, status, class) in [
+            (json!({"rse_type": "FLOPPY"}), 409, "InvalidObject"),
+            (json!({"rse_type": 5}), 409, "InvalidObject"),
+            (json!({"volatile": "x"}), 409, "InvalidObject"),
+            (json!({"availability": "x"}), 409, "InvalidObject"),
+            (json!({"availability": 8}), 409, "InvalidObject"),
+            (json!({"colour": "red"}), 400, "InputValidationError"),
+            (json!([]), 409, "InvalidObject"),
+        ] {
+            for (method, path) in [("POST", "/rses/NEW"), ("PUT", "/rses/R1")] {
+                let (got, said) = shell.call(method, path, body.clone());
+                assert_eq!(got, status, "{method} {body}: {said}");
+                assert!(said.contains(class), "{said}");
+            }
+        }
+        let all = json!({"rse_type": "TAPE", "deterministic": false, "volatile": true, "staging_area": false,
+            "availability": 6, "availability_read": true, "availability_write": true, "availability_delete": false,
+            "vo": "def", "city": "Bern", "region_code": "BE", "country_name": "CH", "continent": "EU", "ASN": "1",
+            "time_zone": "CET", "ISP": "x", "longitude": 7.4, "latitude": 46.9, "qos_class": null});
+        for (method, path) in [("POST", "/rses/NEW"), ("PUT", "/rses/R1")] {
+            let (status, said) = shell.call(method, path, all.clone());
+            assert_eq!(status, 201, "{method}: {said}");
+            let found = document(shell.call("GET", path, Value::Null));
+            assert_eq!((&found["rse_type"], &found["availability"]), (&json!("TAPE"), &json!(6)));
+        }
+    }
+}
