@@ -404,7 +404,7 @@ def strays(c):
     for call in [c.get_rse, c.list_rse_attributes, c.get_rse_limits, c.get_protocols, c.delete_rse,
                  c.get_dataset_locks_by_rse, c.list_datasets_per_rse, c.list_rse_usage_history]:
         refused(RSENotFound, call, "NOWHERE")
-    for call in [c.get_account, c.list_identities, c.get_local_account_limits, c.get_local_account_usage, c.delete_account]:
+    for call in [c.get_account, c.list_account_rules, c.list_account_attributes, c.list_identities, c.get_local_account_limits, c.get_local_account_usage, c.delete_account]:
         refused(AccountNotFound, call, "nobody")
     for call in [c.get_local_account_limit, c.get_local_account_usage]:
         refused(RSENotFound, call, "alice", "NOWHERE")
@@ -486,6 +486,9 @@ def trust(c):
     for headers, status in [({}, 400), ({"X-Rucio-Auth-Token": "root-root-unknown-" + "0" * 64}, 401)]:
         answer = c.session.get(f"{c.host}/rules/", headers=headers, verify=c.ca_cert)
         assert (answer.status_code, answer.json()["ExceptionClass"]) == (status, "CannotAuthenticate"), answer.text
+    for method, path, status in [("GET", "/", 404), ("GET", "/nothing", 404), ("POST", "/ping", 405), ("PATCH", "/rules/", 405)]:
+        answer = c.session.request(method, f"{c.host}{path}", headers=c.headers, verify=c.ca_cert)
+        assert (answer.status_code, answer.json()["ExceptionClass"]) == (status, "UnsupportedOperation"), answer.text
     c.del_identity("alice", "alice", "USERPASS")
     refused(CannotAuthenticate, forged.whoami)
 

@@ -1,7 +1,7 @@
 //! What can go wrong, in the names clients of replication rules know.
 //!
 //! A [`Refusal`] is an answer: the request was understood and cannot be done. Its [`Class`] is the
-//! exception name a client maps to its own type, so the names are part of the interface. All
+//! exception name a client maps to its own type, so the names are part of the interface. Most
 //! other variants of [`Error`] are about the catalog itself.
 
 use std::fmt;
@@ -109,6 +109,9 @@ pub enum Error {
     /// The request cannot be done. Retrying it unchanged gives the same answer.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// There is nothing where something was asked for, or not by this method.
+    #[error("There is nothing at this path for this method")]
+    Nowhere,
     /// What was read changed before it could be locked. The transaction is retried whole.
     #[error("the catalog changed while the request was being worked on")]
     Moved,

@@ -109,7 +109,11 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
             call.write(move |tx| account::add(tx, &owned[0], &kind, email.as_deref(), now)).await?;
             Ok(created())
         }
-        (&Method::GET, [_, "rules"]) => Ok(stream(Filter::of_account(&owned[0]))),
+        (&Method::GET, [_, "rules"]) => {
+            let filter = Filter::of_account(&owned[0]);
+            call.read(move |tx| account::check_exists(tx, &owned[0])).await?;
+            Ok(stream(filter))
+        }
         (&Method::GET, [_, "scopes"]) => scopes(call, Some(owned[0].clone())).await,
         (&Method::POST, [_, "scopes", _]) => {
             call.write(move |tx| account::add_scope(tx, &owned[2], &owned[0], now)).await?;
@@ -118,6 +122,7 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
         (&Method::GET, [_, "attr"]) => {
             let found = call
                 .read(move |tx| {
+                    account::check_exists(tx, &owned[0])?;
                     let rows = tx.query(
                         "SELECT key, value FROM account_attr_map WHERE account = ?1 ORDER BY key",
                         values![&owned[0]],

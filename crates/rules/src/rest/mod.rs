@@ -12,6 +12,7 @@ mod dids;
 mod listing;
 mod mainstay;
 mod meta;
+mod paths;
 mod replicas;
 mod requests;
 mod rules;
@@ -27,6 +28,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::{Extensions, HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
+use axum::routing::any;
 use serde_json::{Map, Value};
 
 use crate::catalog::{Catalog, Tx};
@@ -77,14 +79,16 @@ pub fn mounted(
     service: Service,
     who: impl Fn(&Extensions, &HeaderMap) -> Option<Caller> + Clone + Send + Sync + 'static,
 ) -> Router {
-    let below = Router::new().fallback(move |mut request: Request| {
+    let answered = move |mut request: Request| {
         let service = service.clone();
         if let Some(caller) = who(request.extensions(), request.headers()) {
             request.extensions_mut().insert(caller);
         }
         async move { answer(service, request).await }
-    });
-    Router::new().nest(path, below)
+    };
+    let below = Router::new().fallback(answered.clone());
+    // What is nested does not begin with nothing at all.
+    Router::new().route(&format!("{path}/"), any(answered)).nest(path, below)
 }
 
 /// One request, taken apart.
@@ -121,7 +125,8 @@ enum Reply {
 }
 
 async fn answer(service: Service, request: Request) -> Response {
-    let at = At::of(request.method(), request.uri().path());
+    let decoded: Vec<String> = parts(request.uri().path());
+    let at = At::of(request.method(), &decoded.iter().map(String::as_str).collect::<Vec<_>>());
     let path: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
     match path.as_slice() {
         ["auth", rest @ ..] => {
@@ -149,7 +154,14 @@ async fn answer(service: Service, request: Request) -> Response {
 
 /// Where something is asked for, as far as the status of a refusal depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+struct At {
+    part: Part,
+    /// Whether something is there, if by another method.
+    exists: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
     /// Among the RSEs, where a wrong expression is a wrong question and not a conflict.
     Rses,
     /// Where a rule is changed, and what it cannot be is a conflict with what it is.
@@ -158,12 +170,13 @@ enum At {
 }
 
 impl At {
-    fn of(method: &Method, path: &str) -> Self {
-        match path.split('/').find(|part| !part.is_empty()) {
-            Some("rses") => Self::Rses,
-            Some("rules") if *method == Method::PUT => Self::ChangedRule,
-            _ => Self::Elsewhere,
-        }
+    fn of(method: &Method, path: &[&str]) -> Self {
+        let part = match path.first() {
+            Some(&"rses") => Part::Rses,
+            Some(&"rules") if *method == Method::PUT => Part::ChangedRule,
+            _ => Part::Elsewhere,
+        };
+        Self { part, exists: paths::exists(path) }
     }
 }
 
@@ -176,8 +189,7 @@ fn without_token() -> Response {
 
 async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
     let (parts, body) = request.into_parts();
-    let path: Vec<String> =
-        parts.uri.path().split('/').filter(|part| !part.is_empty()).map(decode).collect();
+    let path = self::parts(parts.uri.path());
     let query = parts.uri.query().map(pairs).unwrap_or_default();
     let open = path.len() == 1 && path[0] == "ping";
     let caller = match parts.extensions.get::<Caller>() {
@@ -218,19 +230,26 @@ fn has_zero(body: &Value) -> bool {
     }
 }
 
-/// Decodes one part of a path or query: `%2F`, and `+` for a space.
+/// The decoded parts of a path.
+fn parts(path: &str) -> Vec<String> {
+    path.split('/').filter(|part| !part.is_empty()).map(decode).collect()
+}
+
+/// Decodes one part of a path or query: `%2F`, and `+` for a space. What is no such thing stays.
 fn decode(part: &str) -> String {
+    let part = part.as_bytes();
+    let digit = |at: usize| part.get(at).and_then(|byte| (*byte as char).to_digit(16));
     let mut bytes = Vec::with_capacity(part.len());
-    let mut rest = part.bytes();
-    while let Some(byte) = rest.next() {
-        let digit = |byte: Option<u8>| byte.and_then(|byte| (byte as char).to_digit(16));
-        match byte {
-            b'+' => bytes.push(b' '),
-            b'%' => match (digit(rest.next()), digit(rest.next())) {
-                (Some(high), Some(low)) => bytes.push((high * 16 + low) as u8),
-                _ => bytes.push(b'%'),
-            },
-            byte => bytes.push(byte),
+    let mut at = 0;
+    while let Some(byte) = part.get(at) {
+        at += 1;
+        match (byte, digit(at), digit(at + 1)) {
+            (b'+', ..) => bytes.push(b' '),
+            (b'%', Some(high), Some(low)) => {
+                bytes.push((high * 16 + low) as u8);
+                at += 2;
+            }
+            _ => bytes.push(*byte),
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
@@ -307,13 +326,15 @@ impl Call {
 async fn dispatch(call: Call) -> Result<Reply> {
     let path: Vec<String> = call.path.clone();
     let Some(first) = path.first() else { return Err(no_such_path()) };
-    if call.caller.read_only && !reads(&call.method, &path) {
+    if path == ["ping"] && matches!(call.method, Method::GET | Method::HEAD) {
+        return Ok(Reply::Json(serde_json::json!({"version": "41.5.1"})));
+    }
+    if call.caller.read_only && first != "ping" && !reads(&call.method, &path) {
         let message = format!("Account {} may only look", call.caller.account);
         return Err(refuse(Class::AccessDenied, message));
     }
     let parts: Vec<&str> = path.iter().map(String::as_str).collect();
     match first.as_str() {
-        "ping" => Ok(Reply::Json(serde_json::json!({"version": "41.5.1"}))),
         "rules" => rules::dispatch(&call, &path[1..]).await,
         "locks" => rules::locks(&call, &path[1..]).await,
         "dids" => dids::dids_at(&call, &parts[1..]).await,
@@ -384,7 +405,7 @@ fn created() -> Reply {
 const TEXT: &str = "text/html; charset=utf-8";
 
 fn no_such_path() -> Error {
-    refuse(Class::UnsupportedOperation, "There is nothing at this path for this method")
+    Error::Nowhere
 }
 
 fn with_type(status: StatusCode, kind: &'static str, body: Body) -> Response {
@@ -428,12 +449,15 @@ async fn streamed(service: Service, lines: Lines, kind: &'static str, at: At) ->
 fn failure(error: &Error, at: At) -> Response {
     let (status, class) = match error {
         Error::Refused(refusal) => {
-            let status = match (at, refusal.class) {
-                (At::Rses, Class::InvalidRSEExpression) => 400,
-                (At::ChangedRule, Class::InputValidationError) => 409,
+            let status = match (at.part, refusal.class) {
+                (Part::Rses, Class::InvalidRSEExpression) => 400,
+                (Part::ChangedRule, Class::InputValidationError) => 409,
                 (_, class) => class.status(),
             };
             (status, refusal.class.to_string())
+        }
+        Error::Nowhere => {
+            (if at.exists { 405 } else { 404 }, Class::UnsupportedOperation.to_string())
         }
         Error::Unavailable(_) | Error::Moved => (503, "DatabaseException".to_owned()),
         _ => (500, "RucioException".to_owned()),
@@ -464,9 +488,15 @@ mod tests {
 
     #[test]
     fn encoded_parts_read_as_they_were_meant() {
-        for (part, meant) in
-            [("a%2Fb", "a/b"), ("a+b", "a b"), ("100%25", "100%"), ("tier%3D1", "tier=1")]
-        {
+        for (part, meant) in [
+            ("a%2Fb", "a/b"),
+            ("a+b", "a b"),
+            ("100%25", "100%"),
+            ("tier%3D1", "tier=1"),
+            ("%zz", "%zz"),
+            ("a%4", "a%4"),
+            ("%%41", "%A"),
+        ] {
             assert_eq!(decode(part), meant);
         }
     }

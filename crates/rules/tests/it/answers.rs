@@ -433,3 +433,42 @@ fn an_rse_has_what_it_has_and_nothing_else() {
         }
     }
 }
+
+#[test]
+fn what_is_not_there_and_what_is_not_done_there_are_told_apart() {
+    for world in World::each() {
+        let uuid = with_alice(&world);
+        let shell = Shell::over(&world);
+        let (rule, nothing) = (format!("/rules/{uuid}/locks"), format!("/rules/{uuid}/colours"));
+        for (method, path, status, class) in [
+            ("GET", "/", 404, "UnsupportedOperation"),
+            ("GET", "/nothing", 404, "UnsupportedOperation"),
+            ("POST", "/nothing/at/all", 404, "UnsupportedOperation"),
+            ("GET", &nothing, 404, "UnsupportedOperation"),
+            ("GET", "/rses/R1/colours", 404, "UnsupportedOperation"),
+            ("DELETE", &rule, 405, "UnsupportedOperation"),
+            ("PATCH", "/rules/", 405, "UnsupportedOperation"),
+            ("POST", "/ping", 405, "UnsupportedOperation"),
+            ("OPTIONS", "/ping", 405, "UnsupportedOperation"),
+            ("OPTIONS", "/rules/", 405, "UnsupportedOperation"),
+            ("GET", "/dids/s/ds/status", 405, "UnsupportedOperation"),
+            ("GET", "/auth/nothing", 404, "UnsupportedOperation"),
+            ("POST", "/auth/userpass", 405, "UnsupportedOperation"),
+            ("GET", "/traces", 405, "UnsupportedOperation"),
+            ("GET", "/accounts/nosuch/attr/", 404, "AccountNotFound"),
+            ("GET", "/accounts/nosuch/rules", 404, "AccountNotFound"),
+        ] {
+            let (got, said) = shell.call(method, path, Value::Null);
+            assert_eq!(got, status, "{method} {path}: {said}");
+            assert!(said.contains(class), "{method} {path}: {said}");
+            let (got, said) = as_account(&world, "alice", method, path, Value::Null);
+            assert_eq!(got, status, "{method} {path}, mounted: {said}");
+            assert!(said.contains(class), "{method} {path}: {said}");
+        }
+        assert_eq!(shell.call("GET", "/accounts/alice/attr/", Value::Null).1, "[]");
+        assert_eq!(shell.call("GET", "/accounts/alice/rules", Value::Null).1.lines().count(), 1);
+        // No token is needed to be told the version, nor to be told that nothing else is there.
+        assert_eq!(as_account(&world, "nobody", "GET", "/ping", Value::Null).0, 200);
+        assert_eq!(as_account(&world, "nobody", "POST", "/ping", Value::Null).0, 405);
+    }
+}
