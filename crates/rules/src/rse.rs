@@ -256,6 +256,9 @@ pub fn delete_distance(tx: &mut Tx<'_>, from: &str, to: &str) -> Result<()> {
     tx.execute(sql, values![from, to]).map(drop)
 }
 
+/// The name by which clients know the catalog's own count.
+pub const OWN_NAME: &str = "rucio";
+
 /// What one source says about an RSE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "plain numbers")]
@@ -291,7 +294,7 @@ pub fn set_usage(
     free: i64,
     now: Micros,
 ) -> Result<()> {
-    if source == OWN_COUNT {
+    if [OWN_COUNT, OWN_NAME].contains(&source) {
         return Err(refuse(Class::UnsupportedOperation, "The catalog keeps its own count."));
     }
     let id = by_name(tx, name)?.id;

@@ -163,7 +163,9 @@ pub(super) async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
                     let mut lines = Vec::new();
                     for rule in read::associated(tx, id)? {
                         let child = show::uuid_of(tx, rule.child_rule_id)?;
-                        lines.push(Value::Object(show::rule(&rule, child)).to_string());
+                        let mut shown = show::rule(&rule, child);
+                        shown.insert("bytes".to_owned(), Value::Null);
+                        lines.push(Value::Object(shown).to_string());
                     }
                     Ok(lines)
                 })

@@ -426,7 +426,8 @@ async fn render(service: Service, reply: Reply, at: At) -> Response {
             with_type(StatusCode::CREATED, "application/json", value.to_string().into())
         }
         Reply::Elsewhere(place) => {
-            let mut answer = with_type(StatusCode::SEE_OTHER, TEXT, Body::empty());
+            let body = "<!doctype html>\n<title>Redirecting...</title>\n";
+            let mut answer = with_type(StatusCode::SEE_OTHER, TEXT, body.into());
             if let Ok(place) = HeaderValue::from_str(&place) {
                 answer.headers_mut().insert(header::LOCATION, place);
             }

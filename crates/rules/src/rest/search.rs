@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{Call, Reply, show};
+use super::{Call, Reply};
 use crate::api::{DidRecord, DidType, Micros};
 use crate::catalog::engine::values;
 use crate::did;
@@ -350,9 +350,10 @@ fn show_found(found: &DidRecord, long: bool) -> String {
     if !long {
         return json!(found.did.name).to_string();
     }
+    let length = found.length.filter(|_| found.did_type != DidType::File);
     json!({
         "scope": found.did.scope, "name": found.did.name, "did_type": found.did_type, "bytes": found.bytes,
-        "length": found.length, "created_at": show::time(Some(found.created_at)),
+        "length": length,
     })
     .to_string()
 }

@@ -9,6 +9,7 @@ use super::rules::whole;
 use super::{Call, Reply, created, no_such_path, show, wrong};
 use crate::api::{Did, ReplicaState, show_time};
 use crate::catalog::Tx;
+use crate::catalog::ledger::OWN_COUNT;
 use crate::error::{Class, Result, refuse};
 use crate::protocol::{self, Protocol, Which};
 use crate::rse;
@@ -393,13 +394,16 @@ async fn rse_usage(call: &Call, owned: Vec<String>) -> Result<Reply> {
         .read(move |tx| {
             let found = rse::by_name(tx, &owned[0])?;
             let usage = rse::usage(tx, &owned[0])?;
-            let wanted = usage
-                .iter()
-                .filter(|usage| source.as_ref().is_none_or(|source| *source == usage.source));
-            let shown = wanted.map(|usage| {
-                let total = usage.free.map(|free| free.saturating_add(usage.used));
+            let named = usage.iter().map(|usage| match usage.source.as_str() {
+                OWN_COUNT => (rse::OWN_NAME, usage),
+                other => (other, usage),
+            });
+            let wanted =
+                named.filter(|(name, _)| source.as_ref().is_none_or(|source| source == name));
+            let shown = wanted.map(|(name, usage)| {
+                let total = usage.used.saturating_add(usage.free.unwrap_or(0));
                 json!({
-                    "rse_id": found.uuid, "rse": found.name, "source": usage.source, "used": usage.used, "free": usage.free,
+                    "rse_id": found.uuid, "rse": found.name, "source": name, "used": usage.used, "free": usage.free,
                     "total": total, "files": usage.files, "updated_at": show_time(usage.updated_at),
                 })
                 .to_string()

@@ -472,3 +472,49 @@ fn what_is_not_there_and_what_is_not_done_there_are_told_apart() {
         assert_eq!(as_account(&world, "nobody", "POST", "/ping", Value::Null).0, 405);
     }
 }
+
+#[test]
+fn lists_look_as_they_were_recorded() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 1, 7, "R1");
+        world.rule("ds", 1, "R1", Grouping::Dataset);
+        let shell = Shell::over(&world);
+        let lines = |path: &str| -> Vec<Value> {
+            let (status, said) = shell.call("GET", path, Value::Null);
+            assert_eq!(status, 200, "{path}: {said}");
+            said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        };
+        let rules = lines("/dids/s/ds-0/associated_rules");
+        assert_eq!((rules.len(), rules[0].get("bytes")), (1, Some(&Value::Null)));
+        let found = lines("/dids/s/dids/search?type=file&long=True");
+        let file =
+            json!({"scope": "s", "name": "ds-0", "did_type": "FILE", "bytes": 7, "length": null});
+        assert_eq!(found, [file]);
+        let say = |source: &str| {
+            let body = json!({"source": source, "used": 5, "free": 95});
+            shell.call("PUT", "/rses/R1/usage", body).0
+        };
+        assert_eq!((say("storage"), say("rucio"), say("mainstay")), (200, 409, 409));
+        let mut usage: Vec<(String, Value, Value)> = lines("/rses/R1/usage")
+            .iter()
+            .map(|one| {
+                (
+                    one["source"].as_str().unwrap().to_owned(),
+                    one["used"].clone(),
+                    one["total"].clone(),
+                )
+            })
+            .collect();
+        usage.sort_by(|one, other| one.0.cmp(&other.0));
+        let expected = [
+            ("rucio".to_owned(), json!(7), json!(7)),
+            ("storage".to_owned(), json!(5), json!(100)),
+        ];
+        assert_eq!(usage, expected);
+        assert_eq!(lines("/rses/R1/usage?source=rucio").len(), 1);
+        assert!(
+            shell.call("GET", "/accounts/whoami", Value::Null).1.starts_with("<!doctype html>")
+        );
+    }
+}
