@@ -7,9 +7,11 @@
 
 mod command;
 mod data;
+mod download;
 mod files;
 mod sites;
 mod table;
+mod upload;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -52,6 +54,9 @@ pub enum Error {
     /// What was typed is not right.
     #[error("{0}")]
     Usage(String),
+    /// What was tried did not work: storage, or a file of this machine.
+    #[error("{0}")]
+    Failed(String),
     /// The output cannot be written.
     #[error("the output cannot be written")]
     Output(#[from] std::io::Error),

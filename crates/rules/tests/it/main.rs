@@ -17,4 +17,5 @@ mod moving;
 mod services;
 mod surface;
 mod tls;
+mod uploads;
 mod world;
