@@ -505,9 +505,9 @@ pub struct JudgeArgs {
     /// The daemon.
     #[arg(value_parser = ["evaluator", "repairer", "cleaner", "injector", "finisher", "reaper"])]
     pub(super) daemon: String,
-    /// One pass and no more.
-    #[arg(long)]
-    pub(super) once: bool,
+    /// One pass and no more; the server runs the others.
+    #[arg(long, required = true)]
+    pub once: bool,
     /// The time it is to be, RFC 3339.
     #[arg(long)]
     pub(super) now: Option<String>,

@@ -87,6 +87,19 @@ pub(super) fn ways(rse: &Value, operation: &str) -> Result<Vec<Protocol>, Error>
     Ok(ways.into_iter().map(|(_, protocol)| protocol).collect())
 }
 
+/// A transfer with the whole name of its file; in a table one that is very long is shortened, so
+/// that it does not push everything else off the screen.
+fn named(transfer: &Value, format: Format) -> Value {
+    let text = |key: &str| transfer[key].as_str().unwrap_or_default();
+    let name = format!("{}:{}", text("scope"), text("name"));
+    let mut shown = transfer.clone();
+    shown["name"] = Value::String(match format {
+        Format::Table => table::shortened(&name),
+        _ => name,
+    });
+    shown
+}
+
 impl Cli<'_> {
     /// An RSE as the server knows it.
     pub(super) async fn rse_named(&self, rse: &str) -> Result<Value, Error> {
@@ -99,14 +112,18 @@ impl Cli<'_> {
             table::value(self.out, self.format, &value)?;
             return Ok(0);
         }
-        let list = |key: &str| value[key].as_array().map(Vec::as_slice).unwrap_or_default();
+        let format = self.format;
+        let list = |key: &str| -> Vec<Value> {
+            value[key].as_array().into_iter().flatten().map(|one| named(one, format)).collect()
+        };
         let columns =
             ["name", "source", "destination", "bytes", "moved", "bytes_per_second", "worker"];
-        table::rows(self.out, self.format, list("moving"), &columns)?;
-        if !list("waiting").is_empty() {
+        table::rows(self.out, self.format, &list("moving"), &columns)?;
+        let waiting = list("waiting");
+        if !waiting.is_empty() {
             writeln!(self.out)?;
             let columns = ["name", "destination", "bytes", "activity", "why"];
-            table::rows(self.out, self.format, list("waiting"), &columns)?;
+            table::rows(self.out, self.format, &waiting, &columns)?;
         }
         Ok(0)
     }

@@ -252,11 +252,6 @@ async fn carry_out(
         Command::Transfers { most } => cli.transfers(most).await,
         Command::Transfer(command) => cli.transfer(command).await,
         Command::Judge(args) => {
-            if !args.once {
-                return Err(Error::Usage(
-                    "the server runs the judge; here it is run with --once".to_owned(),
-                ));
-            }
             let path = format!("/mainstay/judge/{}", args.daemon);
             cli.show("POST", &path, Some(json!({"now": args.now}))).await
         }

@@ -68,6 +68,19 @@ pub(super) fn rows(
     Ok(())
 }
 
+/// How many letters of a name are shown.
+const LONGEST: usize = 60;
+
+/// A name without its middle, where it is too long for a table: its ends tell most.
+pub(super) fn shortened(name: &str) -> String {
+    let letters: Vec<char> = name.chars().collect();
+    if letters.len() <= LONGEST {
+        return name.to_owned();
+    }
+    let (start, end) = (&letters[..LONGEST / 2], &letters[letters.len() + 1 - LONGEST / 2..]);
+    start.iter().chain(&['…']).chain(end).collect()
+}
+
 /// A bar of forty letters: done, on the way, stuck.
 pub(super) fn bar(ok: u64, moving: u64, stuck: u64) -> String {
     let total = (ok + moving + stuck).max(1);
@@ -84,6 +97,17 @@ pub(super) fn bar(ok: u64, moving: u64, stuck: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_name_keeps_its_ends() {
+        for short in ["", "s:f", &"ä".repeat(60)] {
+            assert_eq!(shortened(short), short);
+        }
+        let long = format!("s:{}.root", "ä".repeat(500));
+        let shown = shortened(&long);
+        assert_eq!(shown.chars().count(), 60);
+        assert!(shown.starts_with("s:ä") && shown.contains('…') && shown.ends_with(".root"));
+    }
 
     #[test]
     fn a_bar_is_always_as_long() {
