@@ -154,6 +154,9 @@ pub struct Download {
     /// Only from RSEs of this expression.
     #[arg(short, long)]
     pub expression: Option<String>,
+    /// Replace files that are there with another content.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// What a new rule says.

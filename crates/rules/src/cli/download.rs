@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use serde_json::{Value, json};
 
-use super::files::{Bar, aside, failed, ways};
+use super::files::{Bar, add_up, aside, failed, ways};
 use super::{Cli, Download, Error, did};
 use crate::api::Did;
 use crate::protocol::{self, Protocol};
-use crate::transfers::copy::copy;
+use crate::transfers::copy::{self, differs};
 use crate::transfers::store::Access;
 use crate::transfers::{End, Job};
 
@@ -28,22 +28,81 @@ impl Cli<'_> {
         for line in text.lines() {
             let value: Value =
                 serde_json::from_str(line).map_err(|error| Error::Answer(error.to_string()))?;
-            for rse in value["rses"].as_object().into_iter().flatten().map(|(rse, _)| rse) {
+            for rse in value["states"].as_object().into_iter().flatten().map(|(rse, _)| rse) {
                 if !known.contains_key(rse) {
                     known.insert(rse.clone(), ways(&self.rse_named(rse).await?, "read")?);
                 }
             }
-            let (sources, into) = (sources(&value, &known), download.into.clone());
-            let (access, wanted) = (Arc::clone(&self.access), value.clone());
-            match aside(move || fetch(&access, &wanted, &sources, &into)).await {
-                Ok(place) => writeln!(self.out, "{}", place.display())?,
+            let wanted = Wanted::read(&value, &known);
+            let (name, into) = (wanted.did.to_string(), download.into.clone());
+            let (access, force) = (Arc::clone(&self.access), download.force);
+            match aside(move || fetch(&access, &wanted, &into, force)).await {
+                Ok((place, new)) => {
+                    writeln!(self.out, "{}", place.display())?;
+                    if !new {
+                        eprintln!("{name} is there already");
+                    }
+                }
                 Err(error) => {
-                    eprintln!("{}: {error}", value["name"].as_str().unwrap_or(""));
+                    eprintln!("{name}: {error}");
                     missed += 1;
                 }
             }
         }
         Ok(u8::from(missed > 0))
+    }
+}
+
+/// A file to fetch, as the catalog has it.
+struct Wanted {
+    did: Did,
+    bytes: i64,
+    adler32: Option<String>,
+    md5: Option<String>,
+    /// Where it can be read from here, the nearest first.
+    sources: Vec<End>,
+    /// RSEs that have it and cannot be read from here.
+    beyond: Vec<String>,
+}
+
+impl Wanted {
+    fn read(value: &Value, known: &BTreeMap<String, Vec<Protocol>>) -> Self {
+        let text = |key: &str| value[key].as_str().map(str::to_owned);
+        let sources = sources(value, known);
+        let beyond = value["states"].as_object().into_iter().flatten().map(|(rse, _)| rse);
+        let beyond = beyond.filter(|rse| sources.iter().all(|source| source.rse != **rse));
+        Self {
+            did: Did::new(text("scope").unwrap_or_default(), text("name").unwrap_or_default()),
+            bytes: value["bytes"].as_i64().unwrap_or(0),
+            adler32: text("adler32"),
+            md5: text("md5"),
+            beyond: beyond.cloned().collect(),
+            sources,
+        }
+    }
+
+    /// Whether a file of this machine is known to be the same.
+    fn is_at(&self, place: &Path) -> Result<bool, Error> {
+        let (adler32, md5) = (self.adler32.as_deref(), self.md5.as_deref());
+        let Ok(found) = std::fs::metadata(place) else { return Ok(false) };
+        if !found.is_file() || (adler32.is_none() && md5.is_none()) {
+            return Ok(false);
+        }
+        if i64::try_from(found.len()) != Ok(self.bytes) {
+            return Ok(false);
+        }
+        let file = std::fs::File::open(place).map_err(failed(place))?;
+        Ok(differs(&add_up(file, place)?, self.bytes, adler32, md5).is_none())
+    }
+
+    /// Why it cannot be had, by RSE.
+    fn missed(&self, mut why: Vec<String>) -> Error {
+        let none = |rse: &String| format!("{rse}: it has no protocol to read by from here");
+        why.extend(self.beyond.iter().map(none));
+        Error::Failed(match why.is_empty() {
+            true => "no RSE that can be read now has it".to_owned(),
+            false => why.join("; "),
+        })
     }
 }
 
@@ -63,51 +122,70 @@ fn sources(value: &Value, known: &BTreeMap<String, Vec<Protocol>>) -> Vec<End> {
     all.into_iter().map(|(_, end)| end).collect()
 }
 
-/// Fetches one file into a folder, from the first source that has it right.
-fn fetch(access: &Access, value: &Value, from: &[End], into: &Path) -> Result<PathBuf, Error> {
-    let text = |key: &str| value[key].as_str().map(str::to_owned);
-    let (scope, name) = (text("scope").unwrap_or_default(), text("name").unwrap_or_default());
-    let place = name.trim_start_matches('/').to_owned();
-    if !protocol::stays_below(&place) {
+/// Fetches one file into a folder, from the first source that has it right; says where it is, and
+/// whether it was not there already.
+fn fetch(
+    access: &Access,
+    wanted: &Wanted,
+    into: &Path,
+    force: bool,
+) -> Result<(PathBuf, bool), Error> {
+    let path = wanted.did.name.trim_start_matches('/').to_owned();
+    if !protocol::stays_below(&path) {
         return Err(Error::Answer("its name leads out of the folder".to_owned()));
     }
-    let bytes = value["bytes"].as_i64().unwrap_or(0);
-    let into = into.join(&scope);
+    let into = into.join(&wanted.did.scope);
+    let place = into.join(&path);
+    if place.symlink_metadata().is_ok() {
+        if wanted.is_at(&place)? {
+            return Ok((place, false));
+        }
+        if !force {
+            return Err(Error::Failed(format!(
+                "{} is there with another content; --force replaces it",
+                place.display()
+            )));
+        }
+    }
     std::fs::create_dir_all(&into).map_err(failed(&into))?;
     let whole = std::path::absolute(&into).map_err(failed(&into))?;
     let prefix = json!(whole.display().to_string());
     let body = serde_json::Map::from_iter([("prefix".to_owned(), prefix)]);
     let protocol =
         Protocol::read("file", &body).map_err(|error| Error::Usage(error.to_string()))?;
-    let here = End { rse: "here".to_owned(), protocol, path: place.clone() };
-    let mut last = Error::Usage("no RSE that has it can be read from here".to_owned());
-    for source in from {
+    let here = End { rse: "here".to_owned(), protocol, path };
+    let mut why = Vec::new();
+    for source in &wanted.sources {
         let job = Job {
             request: 0,
             attempt: i64::from(std::process::id()),
-            did: Did::new(scope.as_str(), place.as_str()),
-            bytes,
-            adler32: text("adler32"),
-            md5: text("md5"),
+            did: wanted.did.clone(),
+            bytes: wanted.bytes,
+            adler32: wanted.adler32.clone(),
+            md5: wanted.md5.clone(),
             source: source.clone(),
             destination: here.clone(),
         };
-        let moved = AtomicI64::new(0);
-        let bar = Bar::new(&place, u64::try_from(bytes).unwrap_or(0));
-        let done = std::thread::scope(|scope| {
-            let copying = scope.spawn(|| copy(access, &job, &moved, &AtomicBool::new(false)));
-            let mut bar = bar;
-            while !copying.is_finished() {
-                let more = moved.load(Ordering::Acquire) - i64::try_from(bar.done).unwrap_or(0);
-                bar.add(u64::try_from(more).unwrap_or(0));
-                std::thread::sleep(std::time::Duration::from_millis(20));
-            }
-            copying.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
-        match done {
-            Ok(()) => return Ok(into.join(&place)),
-            Err(error) => last = Error::Usage(error.to_string()),
+        match copy_shown(access, &job) {
+            Ok(()) => return Ok((place, true)),
+            Err(copy::Error::Source { rse, why: reason }) => why.push(format!("{rse}: {reason}")),
+            Err(error) => why.push(format!("{}: {error}", source.rse)),
         }
     }
-    Err(last)
+    Err(wanted.missed(why))
+}
+
+/// Copies a file, and shows how far it is.
+fn copy_shown(access: &Access, job: &Job) -> Result<(), copy::Error> {
+    let moved = AtomicI64::new(0);
+    let mut bar = Bar::new(&job.did.name, u64::try_from(job.bytes).unwrap_or(0));
+    std::thread::scope(|scope| {
+        let copying = scope.spawn(|| copy::copy(access, job, &moved, &AtomicBool::new(false)));
+        while !copying.is_finished() {
+            let more = moved.load(Ordering::Acquire) - i64::try_from(bar.done).unwrap_or(0);
+            bar.add(u64::try_from(more).unwrap_or(0));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        copying.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }

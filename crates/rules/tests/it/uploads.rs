@@ -220,3 +220,48 @@ fn an_upload_that_cannot_be_is_refused_before_anything_is_written() {
         assert_eq!(run(&disks, &format!("upload A --scope s {file}")).unwrap().0, 0);
     }
 }
+
+#[test]
+fn a_download_replaces_nothing_that_it_is_not_told_to() {
+    for disks in Disks::each().into_iter().take(1) {
+        let folder = tempfile::tempdir().unwrap();
+        disks.file("f", "A", b"content", Some(b"content"));
+        let line = format!("download s:f --into {}", folder.path().display());
+        let place = folder.path().join("s/f");
+        let said = format!("{}\n", place.display());
+        assert_eq!(run(&disks, &line), Ok((0, said.clone())));
+        // The same again is found.
+        std::fs::remove_file(disks.place("A", "f")).unwrap();
+        assert_eq!(run(&disks, &line), Ok((0, said.clone())));
+        std::fs::write(disks.place("A", "f"), "content").unwrap();
+        for mine in ["CONTENT", "my notes"] {
+            std::fs::write(&place, mine).unwrap();
+            assert_eq!(run(&disks, &line), Ok((1, String::new())));
+            assert_eq!(std::fs::read_to_string(&place).unwrap(), mine);
+        }
+        assert_eq!(run(&disks, &format!("{line} --force")), Ok((0, said)));
+        assert_eq!(std::fs::read_to_string(&place).unwrap(), "content");
+    }
+}
+
+#[test]
+fn a_table_of_transfers_names_files_in_full_unless_they_are_very_long() {
+    for disks in Disks::each().into_iter().take(1) {
+        let long = "x".repeat(200);
+        for name in ["f", &long] {
+            disks.file(name, "A", b"content", Some(b"content"));
+            disks.world.rule(name, 1, "B", Grouping::None);
+        }
+        let (_, said) = run(&disks, "transfers").unwrap();
+        assert!(said.contains("\ns:f  "), "{said}");
+        assert!(said.contains("\ns:xxx") && said.contains("xxx…xxx"), "{said}");
+        assert!(!said.contains(&long), "{said}");
+    }
+}
+
+#[test]
+fn a_daemon_of_the_judge_is_run_only_once_from_here() {
+    let error = Tree::try_parse_from(["rules", "judge", "reaper"]).err().unwrap();
+    assert!(error.to_string().contains("--once"), "{error}");
+    assert!(Tree::try_parse_from(["rules", "judge", "reaper", "--once"]).is_ok());
+}
