@@ -5,9 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use mainstay_rules::api::Did;
 use mainstay_rules::bench::server::PrivatePostgres;
+use mainstay_rules::protocol::hashed_path;
 
-use crate::process::{MAINSTAY, TestServer, cannot_test, folder};
+use crate::process::{MAINSTAY, TestServer, cannot_test, folder, signal};
 use crate::rules::{must, run};
 use crate::services::{ACCESS_KEY, Nginx, PASSWORD, S3, SECRET_KEY, USER};
 
@@ -164,4 +166,74 @@ fn nor_is_anything_on_webdav() {
         let way = format!("dav://127.0.0.1:{}/", nginx.port);
         killed_in_the_middle(catalog, disk, &way, &nginx.files());
     });
+}
+
+/// Much to read and nothing to keep: whoever copies it is told to end long before he has it all.
+fn endless(place: &Path) {
+    std::fs::File::create(place).unwrap().set_len(1 << 34).unwrap();
+}
+
+/// Runs a command, tells it to end once there is something in a folder, and gives its exit code.
+fn cut_off(server: &TestServer, line: &str, at: &Path, how: &str) -> Option<i32> {
+    let mut command = server.client(MAINSTAY);
+    let command = command.arg("rules").args(line.split_whitespace());
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while found(at).is_empty() {
+        assert!(child.try_wait().unwrap().is_none(), "{line} ended by itself");
+        std::thread::yield_now();
+    }
+    signal(child.id(), how);
+    child.wait().unwrap().code()
+}
+
+#[test]
+fn what_is_cut_off_by_hand_leaves_nothing_and_what_is_killed_is_cleared_by_the_next() {
+    let (data, disk) = (folder(), folder());
+    let server = TestServer::start_in(data.path(), &["--only", "rules", "--log", "error"]);
+    let (site, into) = (disk.path().join("a"), disk.path().join("in"));
+    for line in [
+        "rse add SITE-A",
+        &format!("rse protocol SITE-A file://{}", site.display()),
+        "account scope root s",
+    ] {
+        must(&server, line);
+    }
+    let place = disk.path().join("f");
+    endless(&place);
+    let upload = format!("upload SITE-A --scope s {}", place.display());
+    for (how, code) in [("INT", Some(130)), ("TERM", Some(143))] {
+        assert_eq!(cut_off(&server, &upload, &site, how), code);
+        assert_eq!(found(&site), []);
+    }
+    assert_eq!(cut_off(&server, &upload, &site, "KILL"), None);
+    assert_eq!(found(&site).len(), 1);
+    std::fs::write(&place, "short").unwrap();
+    must(&server, &upload);
+    let uploaded = site.join(hashed_path(&Did::new("s", "f")));
+    assert_eq!(found(&site), [(uploaded.clone(), 5)]);
+
+    let long = site.join(hashed_path(&Did::new("s", "long")));
+    std::fs::create_dir_all(long.parent().unwrap()).unwrap();
+    endless(&long);
+    must(&server, &format!("replica add SITE-A s:long:{}", 1_u64 << 34));
+    let download = format!("download s:long --into {}", into.display());
+    for (how, code) in [("INT", Some(130)), ("TERM", Some(143))] {
+        assert_eq!(cut_off(&server, &download, &into, how), code);
+        assert_eq!(found(&into), []);
+    }
+    // Every RSE is named with what was wrong there.
+    must(&server, "rse add SITE-B");
+    must(&server, "replica add SITE-B s:f:5");
+    std::fs::write(&uploaded, "SHORT").unwrap();
+    let into = into.display().to_string();
+    let (code, said) = run(&server, &["download", "s:f", "--into", &into]);
+    let why = ["s:f: SITE-A: the adler32 checksum", "; SITE-B: it has no protocol"];
+    assert!(code == Some(1) && why.iter().all(|part| said.contains(part)), "{said}");
+    std::fs::write(&uploaded, "short").unwrap();
+    must(&server, &format!("download s:f --into {into}"));
+    std::fs::write(disk.path().join("in/s/f"), "mine").unwrap();
+    let (code, said) = run(&server, &["download", "s:f", "--into", &into]);
+    assert!(code == Some(1) && said.contains("in/s/f is there with another content"), "{said}");
+    assert!(said.contains("--force"), "{said}");
+    assert_eq!(server.terminate().code(), Some(0));
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use serde_json::{Value, json};
 
-use super::files::{Bar, add_up, aside, failed, ways};
+use super::files::{Bar, add_up, aside, failed, go_on, in_order, ways};
 use super::{Cli, Download, Error, did};
 use crate::api::Did;
 use crate::protocol::{self, Protocol};
@@ -17,6 +17,15 @@ use crate::transfers::{End, Job};
 
 impl Cli<'_> {
     pub(super) async fn download(&mut self, download: Download) -> Result<u8, Error> {
+        let stop = Arc::new(AtomicBool::new(false));
+        in_order(&stop, self.download_all(&download, &stop)).await
+    }
+
+    async fn download_all(
+        &mut self,
+        download: &Download,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<u8, Error> {
         let (scope, name) = did(&download.did)?;
         let body = json!({
             "dids": [{"scope": scope, "name": name}], "rse_expression": download.expression,
@@ -36,13 +45,15 @@ impl Cli<'_> {
             let wanted = Wanted::read(&value, &known);
             let (name, into) = (wanted.did.to_string(), download.into.clone());
             let (access, force) = (Arc::clone(&self.access), download.force);
-            match aside(move || fetch(&access, &wanted, &into, force)).await {
+            let end = Arc::clone(stop);
+            match aside(move || fetch(&access, &wanted, &into, force, &end)).await {
                 Ok((place, new)) => {
                     writeln!(self.out, "{}", place.display())?;
                     if !new {
                         eprintln!("{name} is there already");
                     }
                 }
+                Err(Error::Interrupted) => return Err(Error::Interrupted),
                 Err(error) => {
                     eprintln!("{name}: {error}");
                     missed += 1;
@@ -82,7 +93,7 @@ impl Wanted {
     }
 
     /// Whether a file of this machine is known to be the same.
-    fn is_at(&self, place: &Path) -> Result<bool, Error> {
+    fn is_at(&self, place: &Path, stop: &AtomicBool) -> Result<bool, Error> {
         let (adler32, md5) = (self.adler32.as_deref(), self.md5.as_deref());
         let Ok(found) = std::fs::metadata(place) else { return Ok(false) };
         if !found.is_file() || (adler32.is_none() && md5.is_none()) {
@@ -92,7 +103,7 @@ impl Wanted {
             return Ok(false);
         }
         let file = std::fs::File::open(place).map_err(failed(place))?;
-        Ok(differs(&add_up(file, place)?, self.bytes, adler32, md5).is_none())
+        Ok(differs(&add_up(file, place, stop)?, self.bytes, adler32, md5).is_none())
     }
 
     /// Why it cannot be had, by RSE.
@@ -129,7 +140,9 @@ fn fetch(
     wanted: &Wanted,
     into: &Path,
     force: bool,
+    stop: &AtomicBool,
 ) -> Result<(PathBuf, bool), Error> {
+    go_on(stop)?;
     let path = wanted.did.name.trim_start_matches('/').to_owned();
     if !protocol::stays_below(&path) {
         return Err(Error::Answer("its name leads out of the folder".to_owned()));
@@ -137,7 +150,7 @@ fn fetch(
     let into = into.join(&wanted.did.scope);
     let place = into.join(&path);
     if place.symlink_metadata().is_ok() {
-        if wanted.is_at(&place)? {
+        if wanted.is_at(&place, stop)? {
             return Ok((place, false));
         }
         if !force {
@@ -166,8 +179,9 @@ fn fetch(
             source: source.clone(),
             destination: here.clone(),
         };
-        match copy_shown(access, &job) {
+        match copy_shown(access, &job, stop) {
             Ok(()) => return Ok((place, true)),
+            Err(copy::Error::Cancelled) => return Err(Error::Interrupted),
             Err(copy::Error::Source { rse, why: reason }) => why.push(format!("{rse}: {reason}")),
             Err(error) => why.push(format!("{}: {error}", source.rse)),
         }
@@ -176,11 +190,11 @@ fn fetch(
 }
 
 /// Copies a file, and shows how far it is.
-fn copy_shown(access: &Access, job: &Job) -> Result<(), copy::Error> {
+fn copy_shown(access: &Access, job: &Job, stop: &AtomicBool) -> Result<(), copy::Error> {
     let moved = AtomicI64::new(0);
     let mut bar = Bar::new(&job.did.name, u64::try_from(job.bytes).unwrap_or(0));
     std::thread::scope(|scope| {
-        let copying = scope.spawn(|| copy::copy(access, job, &moved, &AtomicBool::new(false)));
+        let copying = scope.spawn(|| copy::copy(access, job, &moved, stop));
         while !copying.is_finished() {
             let more = moved.load(Ordering::Acquire) - i64::try_from(bar.done).unwrap_or(0);
             bar.add(u64::try_from(more).unwrap_or(0));

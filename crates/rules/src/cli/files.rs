@@ -6,8 +6,10 @@
 
 use std::io::{IsTerminal, Read};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Cli, Error, Format, part, table};
 use crate::protocol::Protocol;
@@ -65,6 +67,49 @@ pub(super) async fn aside<T: Send + 'static>(
 ) -> Result<T, Error> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| Error::Failed(error.to_string()))?
+}
+
+/// What a program ended by a signal exits with.
+const INTERRUPTED: u8 = 130;
+const TERMINATED: u8 = 143;
+
+/// Carries out what would leave half a file when it is cut off. The first SIGINT or SIGTERM only
+/// tells it to `stop`; a second one ends it at once.
+pub(super) async fn in_order(
+    stop: &AtomicBool,
+    work: impl Future<Output = Result<u8, Error>>,
+) -> Result<u8, Error> {
+    let failed = |error| Error::Failed(format!("cannot listen for signals: {error}"));
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut told = async || {
+        tokio::select! {
+            _ = interrupt.recv() => INTERRUPTED,
+            _ = terminate.recv() => TERMINATED,
+        }
+    };
+    let mut work = std::pin::pin!(work);
+    let code = tokio::select! {
+        done = &mut work => return done,
+        code = told() => code,
+    };
+    stop.store(true, Ordering::Release);
+    eprintln!("ending …");
+    tokio::select! {
+        done = work => match done {
+            Err(Error::Interrupted) => Ok(code),
+            done => done,
+        },
+        code = told() => Ok(code),
+    }
+}
+
+/// Fails once somebody has asked for the end.
+pub(super) fn go_on(stop: &AtomicBool) -> Result<(), Error> {
+    match stop.load(Ordering::Acquire) {
+        true => Err(Error::Interrupted),
+        false => Ok(()),
+    }
 }
 
 /// The protocols by which an RSE is written or read from here, the best first.
@@ -129,10 +174,12 @@ impl Cli<'_> {
     }
 }
 
-pub(super) fn add_up(mut from: impl Read, what: &Path) -> Result<Sums, Error> {
+/// What a file adds up to.
+pub(super) fn add_up(mut from: impl Read, what: &Path, stop: &AtomicBool) -> Result<Sums, Error> {
     let mut adding = Adding::new(true);
     let mut piece = vec![0; PIECE];
     loop {
+        go_on(stop)?;
         match from.read(&mut piece).map_err(failed(what))? {
             0 => return Ok(adding.sums()),
             read => adding.add(&piece[..read]),

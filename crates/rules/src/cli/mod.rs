@@ -8,6 +8,7 @@
 mod command;
 mod data;
 mod download;
+mod draft;
 mod files;
 mod sites;
 mod table;
@@ -57,6 +58,9 @@ pub enum Error {
     /// What was tried did not work: storage, or a file of this machine.
     #[error("{0}")]
     Failed(String),
+    /// Somebody asked for the end.
+    #[error("it was interrupted")]
+    Interrupted,
     /// The output cannot be written.
     #[error("the output cannot be written")]
     Output(#[from] std::io::Error),

@@ -9,11 +9,12 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use serde_json::{Value, json};
 
-use super::files::{Bar, PIECE, add_up, aside, failed, stored, ways};
-use super::{Cli, Error, Upload, did, did_path};
+use super::files::{Bar, PIECE, add_up, aside, failed, go_on, in_order, stored, ways};
+use super::{Cli, Error, Upload, did, did_path, draft};
 use crate::api::{Did, ReplicaState};
 use crate::protocol::{self, Protocol};
 use crate::transfers::copy::{Adding, Sums, differs};
@@ -93,14 +94,19 @@ fn given(upload: &Upload) -> Result<Vec<Given>, Error> {
 
 impl Cli<'_> {
     pub(super) async fn upload(&mut self, upload: Upload) -> Result<u8, Error> {
-        let files = given(&upload)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        in_order(&stop, self.upload_all(&upload, &stop)).await
+    }
+
+    async fn upload_all(&mut self, upload: &Upload, stop: &Arc<AtomicBool>) -> Result<u8, Error> {
+        let files = given(upload)?;
         let target = self.target(&upload.rse).await?;
         if let Some(dataset) = &upload.dataset {
             self.check_dataset(dataset).await?;
         }
         let mut there = Vec::with_capacity(files.len());
         for file in &files {
-            match self.upload_one(&target, file).await {
+            match self.upload_one(&target, file, stop).await {
                 Ok(new) => {
                     writeln!(self.out, "{}", file.name)?;
                     if !new {
@@ -108,7 +114,7 @@ impl Cli<'_> {
                     }
                     there.push(&file.name);
                 }
-                Err(error @ Error::Unreachable(_)) => return Err(error),
+                Err(error @ (Error::Unreachable(_) | Error::Interrupted)) => return Err(error),
                 Err(error) if files.len() == 1 => return Err(error),
                 // The others need not wait for somebody to see to this one.
                 Err(error) => eprintln!("{}: {error}", file.from.display()),
@@ -178,13 +184,25 @@ impl Cli<'_> {
     }
 
     /// Puts one file there; says whether it was not there already.
-    async fn upload_one(&self, to: &Target, file: &Given) -> Result<bool, Error> {
-        let name = &file.name;
+    async fn upload_one(
+        &self,
+        to: &Target,
+        file: &Given,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<bool, Error> {
+        go_on(stop)?;
+        let (name, path) = (&file.name, protocol::hashed_path(&file.name));
+        let (way, place) = (to.protocol.clone(), path.clone());
+        aside(move || {
+            draft::clear(&way, &place);
+            Ok(())
+        })
+        .await?;
         if let Some(known) = self.known(name, &to.rse).await? {
-            let from = file.from.clone();
+            let (from, end) = (file.from.clone(), Arc::clone(stop));
             let sums = aside(move || {
                 let opened = std::fs::File::open(&from).map_err(failed(&from))?;
-                add_up(opened, &from)
+                add_up(opened, &from, &end)
             });
             known.compare(name, &sums.await?)?;
             match known.state {
@@ -193,12 +211,12 @@ impl Cli<'_> {
                 Some(state) => return Err(taken(name, &to.rse, state)),
             }
         }
-        let path = protocol::hashed_path(name);
         let (access, rse, way) = (Arc::clone(&self.access), to.rse.clone(), to.protocol.clone());
         let (place, from, shown) = (path.clone(), file.from.clone(), name.name.clone());
+        let end = Arc::clone(stop);
         let (store, sums, made) = aside(move || {
             let store = access.open(&rse, &way).map_err(stored)?;
-            let (sums, made) = put(&*store, &place, &from, &shown)?;
+            let (sums, made) = put(&*store, &place, &from, &shown, &end)?;
             Ok((store, sums, made))
         })
         .await?;
@@ -253,15 +271,22 @@ fn left(refused: &Error, asking: &Error, name: &Did, rse: &str, shown: &str) -> 
 
 /// Puts a file on storage; gives what it adds up to, and whether it was not there before. Done
 /// again after it died half-way, it finds what is there.
-fn put(store: &dyn Store, path: &str, from: &Path, name: &str) -> Result<(Sums, bool), Error> {
+fn put(
+    store: &dyn Store,
+    path: &str,
+    from: &Path,
+    name: &str,
+    stop: &AtomicBool,
+) -> Result<(Sums, bool), Error> {
     let mut file = std::fs::File::open(from).map_err(failed(from))?;
     let length = file.metadata().map_err(failed(from))?.len();
-    let plan = Plan { tag: format!("0-{}", std::process::id()), bytes: length, new: true };
+    let plan = Plan { tag: draft::tag(), bytes: length, new: true };
     let mut draft = store.write(path, &plan).map_err(stored)?;
     let mut bar = Bar::new(name, length);
     let mut adding = Adding::new(true);
     let mut piece = vec![0; PIECE];
     loop {
+        go_on(stop)?;
         let read = file.read(&mut piece).map_err(failed(from))?;
         if read == 0 {
             break;
@@ -273,7 +298,7 @@ fn put(store: &dyn Store, path: &str, from: &Path, name: &str) -> Result<(Sums, 
     drop(bar);
     let sums = adding.sums();
     let kept = match draft.seal().and_then(|()| draft.read_back()) {
-        Ok(back) => match add_up(back, from)? == sums {
+        Ok(back) => match add_up(back, from, stop)? == sums {
             true => draft.keep(),
             false => {
                 return Err(Error::Usage(format!(
@@ -287,7 +312,7 @@ fn put(store: &dyn Store, path: &str, from: &Path, name: &str) -> Result<(Sums, 
         // Nothing that is there already is ever written over.
         Err(store::Error::There(what)) => {
             let (there, _) = store.read(path).map_err(stored)?;
-            match add_up(there, from)? == sums {
+            match add_up(there, from, stop)? == sums {
                 true => Ok((sums, false)),
                 false => Err(stored(store::Error::There(what))),
             }

@@ -1,0 +1,102 @@
+//! Drafts of uploads in folders, and which of them nobody will ever finish.
+//!
+//! An upload that is killed leaves its draft. Workers sweep drafts away, but an upload must not:
+//! somebody else may be at the same file. So its tag says which process of which machine it is
+//! from, and the next upload of the file removes those whose process is gone.
+
+use std::path::Path;
+
+use md5::{Digest, Md5};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+use crate::protocol::Protocol;
+
+/// What tells uploads from transfers, whose requests count from one.
+const UPLOAD: &str = "0";
+
+/// A number for this machine, short because it is part of file names. Folders may be shared by
+/// machines, and another one knows nothing of the processes here.
+fn machine() -> u16 {
+    let digest = Md5::digest(rustix::system::uname().nodename().to_bytes());
+    u16::from_be_bytes([digest[0], digest[1]])
+}
+
+/// The tag of what this process writes.
+pub(super) fn tag() -> String {
+    format!("{UPLOAD}-{}-{}", std::process::id(), machine())
+}
+
+/// The process that a draft of a file is from, if it is one of an upload from this machine.
+fn process(draft: &str, file: &str, machine: u16) -> Option<Pid> {
+    let tag = draft.strip_prefix('.')?.strip_prefix(file)?.strip_prefix('.')?;
+    let mut parts = tag.strip_suffix(".part")?.split('-');
+    let (first, process, place) = (parts.next()?, parts.next()?, parts.next()?);
+    let ours = first == UPLOAD && place.parse() == Ok(machine) && parts.next().is_none();
+    Pid::from_raw(process.parse().ok().filter(|number| *number > 0 && ours)?)
+}
+
+/// Removes what uploads of a file that died on this machine have left in its folder. What cannot be
+/// removed now is left to the next one.
+pub(super) fn clear(protocol: &Protocol, path: &str) {
+    if protocol.scheme != "file" {
+        return;
+    }
+    let place = Path::new("/").join(protocol.prefix.trim_matches('/')).join(path);
+    let (Some(folder), Some(file)) = (place.parent(), place.file_name()) else { return };
+    let (file, here) = (file.to_string_lossy(), machine());
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let gone = process(&entry.file_name().to_string_lossy(), &file, here)
+            .is_some_and(|process| test_kill_process(process) == Err(Errno::SRCH));
+        if gone {
+            // Somebody else may have removed it.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn only_drafts_of_uploads_that_died_here_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let Value::Object(body) = json!({"prefix": root.path().display().to_string()}) else {
+            unreachable!()
+        };
+        let protocol = Protocol::read("file", &body).unwrap();
+        // A process that was, and is waited for, is gone.
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = child.id();
+        child.wait().unwrap();
+        let (here, there, own) = (machine(), machine() ^ 1, std::process::id());
+        let left = format!(".f.0-{dead}-{here}.part");
+        let stay = [
+            "f".to_owned(),
+            format!(".f.{}.part", tag()),
+            format!(".f.0-{own}-{here}.part"),
+            format!(".f.0-{dead}-{there}.part"),
+            format!(".f.0-{dead}.part"),
+            format!(".f.7-{dead}-{here}.part"),
+            format!(".f.0-{dead}-{here}-1.part"),
+            format!(".f.0--1-{here}.part"),
+            format!(".f.0-0-{here}.part"),
+            format!(".g.0-{dead}-{here}.part"),
+            format!(".f.0-{dead}-{here}"),
+        ];
+        let folder = root.path().join("a");
+        clear(&protocol, "a/f");
+        std::fs::create_dir(&folder).unwrap();
+        for name in stay.iter().chain([&left]) {
+            std::fs::write(folder.join(name), "half").unwrap();
+        }
+        clear(&protocol, "a/f");
+        assert!(!folder.join(&left).exists());
+        for name in &stay {
+            assert!(folder.join(name).exists(), "{name}");
+        }
+    }
+}
