@@ -87,6 +87,9 @@ fn register(
     if new < files.len() as u64 && !again {
         check_registered(tx, &rse)?;
     }
+    if files.iter().any(|file| file.path.is_some()) {
+        check_paths(tx, &rse)?;
+    }
     if known && new > 0 {
         tx.execute(
             "UPDATE dids SET availability = 'A' WHERE availability = 'L' AND id IN (SELECT did FROM w_files)",
@@ -188,6 +191,20 @@ fn check_registered(tx: &mut Tx<'_>, rse: &Rse) -> Result<()> {
     let did = Did::new(row.text(0), row.text(1));
     let message =
         format!("A replica of '{did}' is already registered on '{}', otherwise", rse.name);
+    Err(refuse(Class::Duplicate, message))
+}
+
+/// No two files are said to be at the same path of an RSE: who removes one would remove both.
+fn check_paths(tx: &mut Tx<'_>, rse: &Rse) -> Result<()> {
+    let row = tx.first(
+        "SELECT n.path, d.scope, d.name FROM w_names n CROSS JOIN replicas p ON (p.rse_id = ?1 AND p.path = n.path)
+         CROSS JOIN dids d ON (d.id = p.did_id) WHERE n.path IS NOT NULL AND (d.scope <> n.scope OR d.name <> n.name)
+         ORDER BY n.ord LIMIT 1",
+        values![rse.id],
+    )?;
+    let Some(row) = row else { return Ok(()) };
+    let other = Did::new(row.text(1), row.text(2));
+    let message = format!("The path '{:.200}' on '{}' is that of '{other}'", row.text(0), rse.name);
     Err(refuse(Class::Duplicate, message))
 }
 

@@ -478,3 +478,36 @@ fn another_tool_takes_what_it_can_reach_and_leaves_the_rest() {
         assert_eq!(both[0].source.protocol.scheme, "root");
     }
 }
+
+#[test]
+fn no_two_files_are_at_the_same_path() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        let free = RseSettings { deterministic: false, ..RseSettings::default() };
+        world.rse_with("FREE", &free);
+        world.rse_with("OTHER", &free);
+        let at = |name: &str, path: &str| NewFile {
+            did: World::did(name),
+            bytes: 1,
+            adler32: None,
+            md5: None,
+            path: Some(path.to_owned()),
+            state: None,
+        };
+        let now = world.now();
+        let register = |rse: &str, files: &[NewFile]| {
+            let done = world
+                .catalog
+                .write_blocking(|tx| replica::add_replicas(tx, rse, files, "root", now));
+            done.map_err(|error| error.to_string())
+        };
+        register("FREE", &[at("one", "x/one")]).unwrap();
+        register("FREE", &[at("one", "x/one")]).unwrap();
+        register("OTHER", &[at("two", "x/one")]).unwrap();
+        let taken = register("FREE", &[at("three", "y"), at("two", "x/one")]).unwrap_err();
+        assert!(taken.contains("'x/one'") && taken.contains("one'"), "{taken}");
+        assert!(register("FREE", &[at("four", "z"), at("five", "z")]).is_err());
+        register("FREE", &[at("three", "y"), at("four", "z")]).unwrap();
+        world.check();
+    }
+}
