@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::*;
-use world::{Node, close, eventually, id, open, pid_of, script, state_of};
+use world::{Node, close, eventually, id, is_stopped, open, pid_of, script, state_of};
 
 #[tokio::test]
 async fn a_process_finds_what_it_needs_and_is_reached() {
@@ -124,7 +124,7 @@ async fn freezes(cgroups: bool) {
     let group = node.shared.ledger().get(&id("cold")).unwrap().hold.group.clone();
     let frozen = || match group.shown_frozen() {
         Some(shown) => shown,
-        None => state_of(pid) == Some('T'),
+        None => is_stopped(pid),
     };
     eventually("the kernel shows it frozen", frozen).await;
     if cgroups && group.shown_frozen().is_none() {

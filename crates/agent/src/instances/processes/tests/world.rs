@@ -77,6 +77,21 @@ pub(super) fn state_of(pid: Pid) -> Option<char> {
     line.rsplit_once(") ")?.1.chars().next()
 }
 
+/// Whether the kernel shows a process stopped. A shell that has just begun to start a program waits
+/// for it uninterruptibly; stopped at that moment it is the new process that is shown so.
+pub(super) fn is_stopped(pid: Pid) -> bool {
+    match state_of(pid) {
+        Some('D') => {
+            let pid = pid.as_raw_nonzero();
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            let children = children.unwrap_or_default();
+            let mut children = children.split_whitespace().filter_map(|child| child.parse().ok());
+            children.any(|child| Pid::from_raw(child).and_then(state_of) == Some('T'))
+        }
+        shown => shown == Some('T'),
+    }
+}
+
 pub(super) fn pid_of(node: &Node, name: &str) -> Pid {
     node.shared.ledger().get(&id(name)).unwrap().hold.alive.pid
 }
