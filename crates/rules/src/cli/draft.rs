@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::protocol::Protocol;
+use crate::transfers::folder::stem;
 
 /// What tells uploads from transfers, whose requests count from one.
 const UPLOAD: &str = "0";
@@ -29,7 +30,7 @@ pub(super) fn tag() -> String {
 
 /// The process that a draft of a file is from, if it is one of an upload from this machine.
 fn process(draft: &str, file: &str, machine: u16) -> Option<Pid> {
-    let tag = draft.strip_prefix('.')?.strip_prefix(file)?.strip_prefix('.')?;
+    let tag = draft.strip_prefix('.')?.strip_prefix(&*stem(file))?.strip_prefix('.')?;
     let mut parts = tag.strip_suffix(".part")?.split('-');
     let (first, process, place) = (parts.next()?, parts.next()?, parts.next()?);
     let ours = first == UPLOAD && place.parse() == Ok(machine) && parts.next().is_none();
@@ -73,7 +74,8 @@ mod tests {
         let dead = child.id();
         child.wait().unwrap();
         let (here, there, own) = (machine(), machine() ^ 1, std::process::id());
-        let left = format!(".f.0-{dead}-{here}.part");
+        let (left, long) = (format!(".f.0-{dead}-{here}.part"), "n".repeat(250));
+        let left_long = format!(".{}.0-{dead}-{here}.part", stem(&long));
         let stay = [
             "f".to_owned(),
             format!(".f.{}.part", tag()),
@@ -90,11 +92,12 @@ mod tests {
         let folder = root.path().join("a");
         clear(&protocol, "a/f");
         std::fs::create_dir(&folder).unwrap();
-        for name in stay.iter().chain([&left]) {
+        for name in stay.iter().chain([&left, &left_long]) {
             std::fs::write(folder.join(name), "half").unwrap();
         }
         clear(&protocol, "a/f");
-        assert!(!folder.join(&left).exists());
+        clear(&protocol, &format!("a/{long}"));
+        assert!(!folder.join(&left).exists() && !folder.join(&left_long).exists());
         for name in &stay {
             assert!(folder.join(name).exists(), "{name}");
         }

@@ -125,7 +125,7 @@ impl Folder {
 const WHOLE: usize = 190;
 
 /// What a file is called in temporary names; where its own name is too long, by part of it.
-fn stem(name: &str) -> String {
+pub(crate) fn stem(name: &str) -> String {
     if name.len() <= WHOLE {
         return name.to_owned();
     }
