@@ -125,13 +125,17 @@ enum Reply {
 }
 
 async fn answer(service: Service, request: Request) -> Response {
-    let decoded: Vec<String> = parts(request.uri().path());
-    let at = At::of(request.method(), &decoded.iter().map(String::as_str).collect::<Vec<_>>());
+    let asked: Vec<String> = parts(request.uri().path());
+    let part = Part::of(request.method(), &asked);
+    let refused = |error: &Error| {
+        let exists = matches!(error, Error::Nowhere) && paths::exists(&asked);
+        failure(error, part, exists)
+    };
     let path: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
     match path.as_slice() {
         ["auth", rest @ ..] => {
             let answered = auth::dispatch(&service, request.method(), rest, request.headers());
-            return answered.await.unwrap_or_else(|error| failure(&error, at));
+            return answered.await.unwrap_or_else(|error| refused(&error));
         }
         // What clients tell about their downloads is taken and not kept.
         ["traces"] if request.method() == Method::POST => {
@@ -145,21 +149,14 @@ async fn answer(service: Service, request: Request) -> Response {
     }
     match call(service, request).await {
         Ok((call, service)) => match dispatch(call).await {
-            Ok(reply) => render(service, reply, at).await,
-            Err(error) => failure(&error, at),
+            Ok(reply) => render(service, reply, part).await,
+            Err(error) => refused(&error),
         },
-        Err(error) => failure(&error, at),
+        Err(error) => refused(&error),
     }
 }
 
 /// Where something is asked for, as far as the status of a refusal depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct At {
-    part: Part,
-    /// Whether something is there, if by another method.
-    exists: bool,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// Among the RSEs, where a wrong expression is a wrong question and not a conflict.
@@ -169,14 +166,13 @@ enum Part {
     Elsewhere,
 }
 
-impl At {
-    fn of(method: &Method, path: &[&str]) -> Self {
-        let part = match path.first() {
-            Some(&"rses") => Part::Rses,
-            Some(&"rules") if *method == Method::PUT => Part::ChangedRule,
-            _ => Part::Elsewhere,
-        };
-        Self { part, exists: paths::exists(path) }
+impl Part {
+    fn of(method: &Method, path: &[String]) -> Self {
+        match path.first().map(String::as_str) {
+            Some("rses") => Self::Rses,
+            Some("rules") if *method == Method::PUT => Self::ChangedRule,
+            _ => Self::Elsewhere,
+        }
     }
 }
 
@@ -415,7 +411,7 @@ fn with_type(status: StatusCode, kind: &'static str, body: Body) -> Response {
     response
 }
 
-async fn render(service: Service, reply: Reply, at: At) -> Response {
+async fn render(service: Service, reply: Reply, part: Part) -> Response {
     match reply {
         Reply::Json(value) => {
             with_type(StatusCode::OK, "application/json", value.to_string().into())
@@ -434,32 +430,31 @@ async fn render(service: Service, reply: Reply, at: At) -> Response {
             answer
         }
         Reply::Done => with_type(StatusCode::OK, TEXT, Body::empty()),
-        Reply::Lines(lines) => streamed(service, lines, "application/x-json-stream", at).await,
-        Reply::Metalink(lines) => streamed(service, lines, "application/metalink4+xml", at).await,
+        Reply::Lines(lines) => streamed(service, lines, "application/x-json-stream", part).await,
+        Reply::Metalink(lines) => streamed(service, lines, "application/metalink4+xml", part).await,
     }
 }
 
-async fn streamed(service: Service, lines: Lines, kind: &'static str, at: At) -> Response {
+async fn streamed(service: Service, lines: Lines, kind: &'static str, part: Part) -> Response {
     match stream::body(service.catalog, lines).await {
         Ok(body) => with_type(StatusCode::OK, kind, body),
-        Err(error) => failure(&error, at),
+        Err(error) => failure(&error, part, true),
     }
 }
 
-/// An error as clients read it: the class decides what they raise.
-fn failure(error: &Error, at: At) -> Response {
+/// An error as clients read it: the class decides what they raise. Where there is nothing to be had,
+/// something else may be by another method.
+fn failure(error: &Error, part: Part, exists: bool) -> Response {
     let (status, class) = match error {
         Error::Refused(refusal) => {
-            let status = match (at.part, refusal.class) {
+            let status = match (part, refusal.class) {
                 (Part::Rses, Class::InvalidRSEExpression) => 400,
                 (Part::ChangedRule, Class::InputValidationError) => 409,
                 (_, class) => class.status(),
             };
             (status, refusal.class.to_string())
         }
-        Error::Nowhere => {
-            (if at.exists { 405 } else { 404 }, Class::UnsupportedOperation.to_string())
-        }
+        Error::Nowhere => (if exists { 405 } else { 404 }, Class::UnsupportedOperation.to_string()),
         Error::Unavailable(_) | Error::Moved => (503, "DatabaseException".to_owned()),
         _ => (500, "RucioException".to_owned()),
     };
