@@ -20,6 +20,8 @@ use crate::registry::Kind;
 const PAGE: usize = 500;
 /// How long one waits before a server is asked again, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How long a version that the server has told of may take to come.
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// A copy of one collection.
 #[derive(Debug)]
@@ -87,22 +89,32 @@ impl Feed {
         }
     }
 
+    /// Waits until the copy has what was written through us.
+    async fn caught_up(&self) -> Result<(), Error> {
+        self.ready().await?;
+        let expected = *self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        tokio::select! {
+            () = self.stop.cancelled() => Err(Error::Closed),
+            () = self.cache.reached(expected) => Ok(()),
+        }
+    }
+
     pub(super) async fn collection(
         &self,
         resource: &Resource,
         at: At,
     ) -> Result<Collection, Error> {
-        self.ready().await?;
-        let expected = *self.expected.lock().unwrap_or_else(PoisonError::into_inner);
-        tokio::select! {
-            () = self.stop.cancelled() => return Err(Error::Closed),
-            () = self.cache.reached(expected) => {}
-        }
+        self.caught_up().await?;
         self.cache.collection(resource, at)
     }
 
+    /// Watches from a version that the server has told of, which the copy may not have yet.
     pub(super) async fn watch(&self, scope: Scope, from: Revision) -> Result<Watch, Error> {
-        self.ready().await?;
+        self.caught_up().await?;
+        if from > self.cache.revision() {
+            // One that never comes is too new.
+            let _ = tokio::time::timeout(PATIENCE, self.cache.reached(from)).await;
+        }
         self.cache.watch(scope, from)
     }
 

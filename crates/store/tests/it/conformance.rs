@@ -490,6 +490,18 @@ async fn see_in_order(store: Arc<dyn Objects>, scope: Scope, from: Revision, las
 }
 
 #[test]
+fn a_watch_may_begin_at_what_was_just_written() {
+    on_every_backend(Retention::default(), async |stage| {
+        let pear = key("apples", "a", "pear");
+        let mut at = stage.store.write(create(&pear, 0)).await.unwrap().revision();
+        for count in 1..=50 {
+            at = stage.store.write(update(&pear, at, count)).await.unwrap().revision();
+            stage.store.watch(Scope::all(pear.resource()), at).await.unwrap();
+        }
+    });
+}
+
+#[test]
 fn what_is_written_comes_back_to_the_letter() {
     on_every_backend(Retention::default(), async |mut stage| {
         let apple = key("apples", "a", "text");
