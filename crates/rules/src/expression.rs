@@ -9,6 +9,7 @@
 //! Enter at [`Expression::parse`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::error::{Class, Refusal};
 
@@ -40,7 +41,7 @@ pub struct Rse {
     /// Limits such as `MaxSpaceAvailable`.
     pub limits: BTreeMap<String, i64>,
     /// How its files are reached.
-    pub protocols: Vec<crate::protocol::Protocol>,
+    pub protocols: Vec<Arc<crate::protocol::Protocol>>,
     /// When it was created and changed, in microseconds.
     pub times: (i64, i64),
 }

@@ -266,7 +266,7 @@ pub fn update(
     changes: &Map<String, Value>,
 ) -> Result<()> {
     let found = crate::rse::by_name(tx, rse)?;
-    let old: Vec<&Protocol> = found.protocols.iter().filter(|one| which.takes(one)).collect();
+    let old: Vec<_> = found.protocols.iter().filter(|one| which.takes(one)).collect();
     if old.is_empty() {
         return Err(unsupported(rse, which));
     }
@@ -300,7 +300,7 @@ pub(crate) fn load(tx: &mut Tx<'_>) -> Result<Vec<(i64, Protocol)>> {
 #[must_use]
 pub fn best<'a>(rse: &'a Rse, domain: &str, operation: &str) -> Option<&'a Protocol> {
     let ranked = rse.protocols.iter().filter_map(|one| Some((one.rank(domain, operation)?, one)));
-    ranked.min_by_key(|(rank, _)| *rank).map(|(_, protocol)| protocol)
+    ranked.min_by_key(|(rank, _)| *rank).map(|(_, protocol)| &**protocol)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Storage elements, their attributes, limits and usage.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::api::{Micros, check_rse};
 use crate::catalog::engine::values;
@@ -57,7 +58,7 @@ pub(crate) fn load(tx: &mut Tx<'_>) -> Result<Vec<Rse>> {
     }
     for (id, protocol) in crate::protocol::load(tx)? {
         if let Ok(at) = rses.binary_search_by_key(&id, |rse| rse.id) {
-            rses[at].protocols.push(protocol);
+            rses[at].protocols.push(Arc::new(protocol));
         }
     }
     Ok(rses)

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Tx;
 use super::engine::values;
+use super::{Tx, Value};
 use crate::api::{DidType, Rule};
 use crate::error::{Error, Result};
 
@@ -133,13 +133,28 @@ pub fn lock_rules(tx: &mut Tx<'_>, ids: &BTreeSet<i64>) -> Result<Vec<Rule>> {
 
 /// Locks the files in `w_files`.
 pub fn lock_files(tx: &mut Tx<'_>) -> Result<()> {
-    if tx.is_postgres() {
-        tx.later(
-            // One look-up for each file in order, whatever the planner believes about either table.
-            "SELECT COUNT(*) FROM (SELECT did FROM w_files ORDER BY did) AS w
-             CROSS JOIN LATERAL (SELECT id FROM dids WHERE id = w.did LOCK ROWS) AS held",
-            &[],
-        )?;
+    lock_listed(tx, "SELECT did FROM w_files", &[])
+}
+
+/// Locks the files in `w_pairs`.
+pub fn lock_paired(tx: &mut Tx<'_>) -> Result<()> {
+    lock_listed(tx, "SELECT DISTINCT did FROM w_pairs", &[])
+}
+
+/// Locks files by number.
+pub fn lock_these(tx: &mut Tx<'_>, files: &BTreeSet<i64>) -> Result<()> {
+    let files: Vec<i64> = files.iter().copied().collect();
+    lock_listed(tx, "SELECT did FROM unnest(?1::bigint[]) AS listed(did)", values![files])
+}
+
+fn lock_listed(tx: &mut Tx<'_>, files: &str, params: &[Value]) -> Result<()> {
+    if !tx.is_postgres() {
+        return Ok(());
     }
-    Ok(())
+    // One look-up for each file in order, whatever the planner believes about either table.
+    let sql = format!(
+        "SELECT COUNT(*) FROM ({files} ORDER BY did) AS w
+         CROSS JOIN LATERAL (SELECT id FROM dids WHERE id = w.did LOCK ROWS) AS held"
+    );
+    tx.later(&sql, params)
 }

@@ -12,7 +12,7 @@ use super::{Cli, Download, Error, did};
 use crate::api::Did;
 use crate::protocol::{self, Protocol};
 use crate::transfers::copy::{self, differs};
-use crate::transfers::store::Access;
+use crate::transfers::store::{Access, Opened};
 use crate::transfers::{End, Job};
 
 impl Cli<'_> {
@@ -125,7 +125,7 @@ fn sources(value: &Value, known: &BTreeMap<String, Vec<Protocol>>) -> Vec<End> {
         let ways = known.get(rse).map(Vec::as_slice).unwrap_or_default();
         let found = ways.iter().find_map(|way| Some((way, way.path_of(name)?)));
         if let Some((protocol, path)) = found {
-            let end = End { rse: rse.to_owned(), protocol: protocol.clone(), path };
+            let end = End { rse: rse.to_owned(), protocol: Arc::new(protocol.clone()), path };
             all.push((one["priority"].as_i64().unwrap_or(i64::MAX), end));
         }
     }
@@ -166,7 +166,7 @@ fn fetch(
     let body = serde_json::Map::from_iter([("prefix".to_owned(), prefix)]);
     let protocol =
         Protocol::read("file", &body).map_err(|error| Error::Usage(error.to_string()))?;
-    let here = End { rse: "here".to_owned(), protocol, path };
+    let here = End { rse: "here".to_owned(), protocol: Arc::new(protocol), path };
     let mut why = Vec::new();
     for source in &wanted.sources {
         let job = Job {
@@ -194,7 +194,7 @@ fn copy_shown(access: &Access, job: &Job, stop: &AtomicBool) -> Result<(), copy:
     let moved = AtomicI64::new(0);
     let mut bar = Bar::new(&job.did.name, u64::try_from(job.bytes).unwrap_or(0));
     std::thread::scope(|scope| {
-        let copying = scope.spawn(|| copy::copy(access, job, &moved, stop));
+        let copying = scope.spawn(|| copy::copy(&mut Opened::new(access), job, &moved, stop));
         while !copying.is_finished() {
             let more = moved.load(Ordering::Acquire) - i64::try_from(bar.done).unwrap_or(0);
             bar.add(u64::try_from(more).unwrap_or(0));

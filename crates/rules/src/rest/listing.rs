@@ -132,7 +132,7 @@ impl Wanted {
         let site = |rse: &'a Rse| {
             let mut bases = Vec::new();
             for domain in self.domains {
-                let mut ranked: Vec<(i64, &protocol::Protocol)> = rse
+                let mut ranked: Vec<_> = rse
                     .protocols
                     .iter()
                     .filter(|one| {

@@ -8,7 +8,6 @@ use crate::catalog::Tx;
 use crate::did::Listed;
 use crate::error::Result;
 use crate::expression::Rse;
-use crate::protocol::Protocol;
 use crate::rule::read::{DatasetLock, Lock};
 
 pub(super) fn time(at: Option<Micros>) -> Value {
@@ -117,7 +116,7 @@ pub(super) fn rse_whole(rse: &Rse) -> Value {
     let mut value = self::rse(rse);
     for (key, more) in [
         ("domain", json!(["lan", "wan"])),
-        ("protocols", json!(rse.protocols.iter().map(Protocol::show).collect::<Vec<_>>())),
+        ("protocols", json!(rse.protocols.iter().map(|one| one.show()).collect::<Vec<_>>())),
         ("lfn2pfn_algorithm", json!("hash")),
         ("verify_checksum", json!(true)),
         ("sign_url", Value::Null),

@@ -239,7 +239,10 @@ async fn physical_names(call: &Call, owned: Vec<String>) -> Result<Reply> {
             let found = rse::by_name(tx, &owned[0])?;
             let protocol = match &scheme {
                 None => protocol::best(&found, &domain, &operation),
-                Some(scheme) => found.protocols.iter().find(|one| one.scheme == *scheme),
+                Some(scheme) => {
+                    let mut all = found.protocols.iter().map(|one| &**one);
+                    all.find(|one| one.scheme == *scheme)
+                }
             };
             let protocol = protocol.ok_or_else(|| {
                 let message = format!("RSE '{}' has no protocol for that", found.name);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{Counts, LockState, Micros, RequestState, Rule, RuleState};
 use crate::catalog::engine::values;
-use crate::catalog::order::{goes_with, lock_files, lock_rules};
+use crate::catalog::order::{goes_with, lock_paired, lock_rules, lock_these};
 use crate::catalog::{Column, Daemon, Tx, Value};
 use crate::error::{Class, Error, Result, refuse};
 use crate::rule::{Settings, state};
@@ -24,7 +24,7 @@ impl Units {
             return Ok(Self { one: Some(*unit), number: 1 });
         }
         let units: BTreeSet<(i64, i64)> = units.iter().copied().collect();
-        tx.clear(&["w_pairs", "w_files"])?;
+        tx.clear(&["w_pairs"])?;
         tx.load(
             "w_pairs",
             &[
@@ -72,10 +72,7 @@ impl Units {
                 }
                 Ok(())
             }
-            None => {
-                tx.execute("INSERT INTO w_files (did) SELECT DISTINCT did FROM w_pairs", &[])?;
-                lock_files(tx)
-            }
+            None => lock_paired(tx),
         }
     }
 
@@ -171,18 +168,24 @@ fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) ->
             (RequestState::Failed, Some(crate::decide::clip(error, 255)))
         }
     };
-    let sql = format!(
+    let noted = format!(
         "INSERT INTO requests_history (id, request_type, did_id, dest_rse_id, source_rse_id, state, rule_id, activity, bytes,
          retry_count, err_msg, requested_at, updated_at)
          SELECT id, request_type, did_id, dest_rse_id, source_rse_id, '{}', rule_id, activity, bytes, retry_count,
-         COALESCE(err_msg, ?2), requested_at, ?1 FROM requests WHERE {}",
+         COALESCE(err_msg, ?2), requested_at, ?1",
         state.letter(),
-        units.held_within(tx, "requests", ("did_id", "dest_rse_id"), 2)
     );
-    tx.later(&sql, &units.params(vec![Value::Int(now), Value::from(error)]))?;
+    let params = units.params(vec![Value::Int(now), Value::from(error)]);
+    let ended = units.held_within(tx, "requests", ("did_id", "dest_rse_id"), 2);
+    if tx.is_postgres() {
+        let sql = format!(
+            "WITH ended AS (DELETE FROM requests WHERE {ended} RETURNING *) {noted} FROM ended"
+        );
+        return tx.later(&sql, &params);
+    }
+    tx.later(&format!("{noted} FROM requests WHERE {ended}"), &params)?;
     let ended = units.held_within(tx, "requests", ("did_id", "dest_rse_id"), 0);
-    let sql = format!("DELETE FROM requests WHERE {ended}");
-    tx.later(&sql, &units.params(Vec::new()))
+    tx.later(&format!("DELETE FROM requests WHERE {ended}"), &units.params(Vec::new()))
 }
 
 /// Moves the rule's locks `here` to their new state.
@@ -280,9 +283,7 @@ pub(crate) fn requeue(
 ) -> Result<()> {
     let ids: Vec<i64> = requests.iter().map(|ended| ended.id).collect();
     let files: BTreeSet<i64> = requests.iter().map(|ended| ended.unit.0).collect();
-    tx.clear(&["w_files"])?;
-    tx.load("w_files", &[("did", Column::ints(files))])?;
-    lock_files(tx)?;
+    lock_these(tx, &files)?;
     tx.execute(
         "UPDATE requests SET state = 'Q', retry_count = COALESCE(retry_count, 0) + 1, updated_at = ?2, worker = NULL,
          lease_until = NULL, not_before = ?2 + ?3 * (COALESCE(retry_count, 0) + 1) * (COALESCE(retry_count, 0) + 1)

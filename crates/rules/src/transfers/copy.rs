@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use md5::{Digest, Md5};
 
 use super::Job;
-use super::store::{self, Access, Plan};
+use super::store::{self, Opened, Plan};
 
 /// How much is moved at a time: little enough to stay near the processor.
 const PIECE: usize = 256 << 10;
@@ -152,15 +152,19 @@ fn add_up(
 
 /// Moves a file. `moved` tells how far it is; `stop` makes it give up. Done twice, the second time
 /// finds it there.
-pub fn copy(access: &Access, job: &Job, moved: &AtomicI64, stop: &AtomicBool) -> Result<(), Error> {
+pub fn copy(
+    opened: &mut Opened<'_>,
+    job: &Job,
+    moved: &AtomicI64,
+    stop: &AtomicBool,
+) -> Result<(), Error> {
     let wrong_source = |why: String| Error::Source { rse: job.source.rse.clone(), why };
     let wrong_destination =
         |why: String| Error::Destination { rse: job.destination.rse.clone(), why };
     let at_source = |error: store::Error| wrong_source(error.to_string());
     let at_destination = |error: store::Error| wrong_destination(error.to_string());
-    let from = access.open(&job.source.rse, &job.source.protocol).map_err(at_source)?;
-    let to =
-        access.open(&job.destination.rse, &job.destination.protocol).map_err(at_destination)?;
+    let from = opened.at(&job.source).map_err(at_source)?;
+    let to = opened.at(&job.destination).map_err(at_destination)?;
     let (adler32, md5) = (job.adler32.as_deref(), job.md5.as_deref());
     let differs = |sums: &Sums| differs(sums, job.bytes, adler32, md5);
 
@@ -209,10 +213,12 @@ pub fn copy(access: &Access, job: &Job, moved: &AtomicI64, stop: &AtomicBool) ->
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::Arc;
 
     use serde_json::{Value, json};
 
     use super::super::End;
+    use super::super::store::Access;
     use super::*;
     use crate::api::Did;
     use crate::protocol::Protocol;
@@ -222,7 +228,7 @@ mod tests {
             unreachable!()
         };
         let protocol = Protocol::read("file", &body).unwrap();
-        End { rse: rse.to_owned(), protocol, path: "s/f".to_owned() }
+        End { rse: rse.to_owned(), protocol: Arc::new(protocol), path: "s/f".to_owned() }
     }
 
     fn job(from: &Path, to: &Path, content: &[u8]) -> Job {
@@ -243,7 +249,8 @@ mod tests {
 
     fn run(job: &Job) -> Result<i64, String> {
         let moved = AtomicI64::new(0);
-        let done = copy(&Access::default(), job, &moved, &AtomicBool::new(false));
+        let access = Access::default();
+        let done = copy(&mut Opened::new(&access), job, &moved, &AtomicBool::new(false));
         done.map(|()| moved.load(Ordering::Acquire)).map_err(|error| error.to_string())
     }
 
@@ -284,7 +291,8 @@ mod tests {
         std::fs::create_dir(from.path().join("s")).unwrap();
         std::fs::write(from.path().join("s/f"), b"abc").unwrap();
         let job = job(from.path(), to.path(), b"abc");
-        let stopped = copy(&Access::default(), &job, &AtomicI64::new(0), &AtomicBool::new(true));
+        let (access, stop) = (Access::default(), AtomicBool::new(true));
+        let stopped = copy(&mut Opened::new(&access), &job, &AtomicI64::new(0), &stop);
         assert!(matches!(stopped, Err(Error::Cancelled)));
         assert_eq!(left(to.path()), 0);
     }

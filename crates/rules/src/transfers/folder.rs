@@ -5,14 +5,17 @@
 //! they belong to, so that whoever comes next removes what a killed worker has left. Many files
 //! are put on disk for good at once ([`Store::sync`]): one by one it takes longer than copying.
 //!
-//! The folder itself is made when it is named ([`Folder::make`]) and not when it is used: where it is not there, a disk may not be mounted, and then
-//! its files are neither gone nor to be written anywhere else.
+//! The folder itself is made when it is named ([`Folder::make`]) and not when it is used: where it
+//! is not there, a disk may not be mounted, and then its files are neither gone nor to be written
+//! anywhere else. It is held open once it was used, for a few files at most: see
+//! [`store::Opened`].
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use md5::{Digest, Md5};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
@@ -22,9 +25,10 @@ use super::store::{self, Error, Plan, Store};
 use crate::protocol::{Protocol, stays_below};
 
 /// A folder that holds an RSE's files.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Folder {
     root: PathBuf,
+    opened: OnceLock<OwnedFd>,
 }
 
 /// What is only passed through.
@@ -49,12 +53,12 @@ impl Folder {
     #[must_use]
     pub fn open(protocol: &Protocol) -> Self {
         let prefix = protocol.prefix.trim_matches('/');
-        Self { root: Path::new("/").join(prefix) }
+        Self { root: Path::new("/").join(prefix), opened: OnceLock::new() }
     }
 
     /// Makes the folder; one that is there stays as it is.
     pub fn make(&self) -> Result<(), Error> {
-        std::fs::create_dir_all(&self.root).map_err(Error::at(self.root.display().to_string()))
+        std::fs::create_dir_all(&self.root).map_err(Error::at(&self.root))
     }
 
     /// Where a path leads, as people know it.
@@ -69,35 +73,40 @@ impl Folder {
     fn place(&self, path: &str, make: bool) -> Result<Place, Error> {
         let shown = self.shown(path)?;
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let found = descend(&self.root()?, above, make);
+        let found = descend(self.root()?, above, make);
         let (folder, new) = match found {
             Ok(found) => found,
             Err(error) if is_odd(error) => (self.by_links(&self.root.join(above), make)?, false),
-            Err(error) => return Err(Error::at(shown.display().to_string())(error.into())),
+            Err(error) => return Err(Error::at(&shown)(error.into())),
         };
         Ok(Place { folder, name: name.to_owned(), new, shown })
     }
 
-    fn root(&self) -> Result<OwnedFd, Error> {
-        let shown = || self.root.display().to_string();
-        match rustix::fs::open(&self.root, PASSED, Mode::empty()) {
-            Err(Errno::NOENT | Errno::NOTDIR) => Err(Error::NoFolder(shown())),
-            other => other.map_err(|error| Error::at(shown())(error.into())),
+    fn root(&self) -> Result<&OwnedFd, Error> {
+        if let Some(root) = self.opened.get() {
+            return Ok(root);
         }
+        let root = match rustix::fs::open(&self.root, PASSED, Mode::empty()) {
+            Err(Errno::NOENT | Errno::NOTDIR) => {
+                return Err(Error::NoFolder(self.root.display().to_string()));
+            }
+            other => other.map_err(|error| Error::at(&self.root)(error.into()))?,
+        };
+        Ok(self.opened.get_or_init(|| root))
     }
 
     /// The same where links are on the way, which may lead anywhere within the folder.
     fn by_links(&self, folder: &Path, make: bool) -> Result<OwnedFd, Error> {
         if make {
             self.follow(folder)?;
-            std::fs::create_dir_all(folder).map_err(Error::at(folder.display().to_string()))?;
+            std::fs::create_dir_all(folder).map_err(Error::at(folder))?;
         }
         self.open_real(folder, PASSED)
     }
 
     /// Opens what links lead to, if that is within the folder.
     fn open_real(&self, place: &Path, flags: OFlags) -> Result<OwnedFd, Error> {
-        let what = || Error::at(place.display().to_string());
+        let what = || Error::at(place);
         self.follow(place)?;
         let real = place.canonicalize().map_err(what())?;
         let opened = rustix::fs::open(&real, flags | OFlags::NOFOLLOW, Mode::empty());
@@ -164,8 +173,7 @@ fn descend(root: &OwnedFd, path: &str, make: bool) -> Result<(OwnedFd, bool), Er
 
 impl Place {
     fn fails(&self) -> impl FnOnce(Errno) -> Error {
-        let what = Error::at(self.shown.display().to_string());
-        |error| what(error.into())
+        |error| Error::at(&self.shown)(error.into())
     }
 
     fn remove(&self, name: &str) -> Result<(), Error> {
@@ -196,8 +204,8 @@ impl Place {
 impl Store for Folder {
     fn read(&self, path: &str) -> Result<(Box<dyn Read + Send>, u64), Error> {
         let place = self.shown(path)?;
-        let what = || Error::at(place.display().to_string());
-        let file = match below(&self.root()?, path, READ) {
+        let what = || Error::at(&place);
+        let file = match below(self.root()?, path, READ) {
             Err(error) if is_odd(error) => self.open_real(&place, READ)?,
             opened => opened.map_err(std::io::Error::from).map_err(what())?,
         };
@@ -234,7 +242,7 @@ impl Store for Folder {
     }
 
     fn sync(&self) -> Result<(), Error> {
-        let what = || Error::at(self.root.display().to_string());
+        let what = || Error::at(&self.root);
         let root = File::open(&self.root).map_err(what())?;
         rustix::fs::syncfs(&root).map_err(std::io::Error::from).map_err(what())
     }
@@ -252,8 +260,7 @@ struct Draft {
 
 impl store::Draft for Draft {
     fn add(&mut self, piece: &[u8]) -> Result<(), Error> {
-        let what = self.place.shown.display();
-        self.file.write_all(piece).map_err(Error::at(what.to_string()))
+        self.file.write_all(piece).map_err(Error::at(&self.place.shown))
     }
 
     fn seal(&mut self) -> Result<(), Error> {
@@ -261,8 +268,7 @@ impl store::Draft for Draft {
     }
 
     fn read_back(&self) -> Result<Box<dyn Read + Send>, Error> {
-        let what = self.place.shown.display();
-        let file = self.file.try_clone().map_err(Error::at(what.to_string()))?;
+        let file = self.file.try_clone().map_err(Error::at(&self.place.shown))?;
         Ok(Box::new(Back { file, at: 0 }))
     }
 

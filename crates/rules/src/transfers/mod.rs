@@ -20,6 +20,8 @@ pub mod store;
 mod waiting;
 pub mod worker;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::api::Did;
@@ -31,7 +33,7 @@ pub struct End {
     /// The RSE.
     pub rse: String,
     /// How it is reached.
-    pub protocol: Protocol,
+    pub protocol: Arc<Protocol>,
     /// Where the file is below the protocol's prefix.
     pub path: String,
 }

@@ -5,6 +5,7 @@
 //! believed, except that a file which is there is there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::choose::{self, Limit, Limits, Load, Source};
 use super::store::Speaks;
@@ -12,17 +13,24 @@ use super::waiting::{self, Waiting};
 use super::{End, Held, Job, Outcome};
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
-use crate::catalog::order::{goes_with, lock_files};
+use crate::catalog::order::{goes_with, lock_these};
 use crate::catalog::{Column, Daemon, Row, Tx};
 use crate::error::{Class, Error, Result};
 use crate::expression::{Expression, Rse};
-use crate::protocol;
+use crate::protocol::{self, Protocol};
 use crate::rule::{Settings, transfer};
+
+/// An RSE, and how whoever moves files reads and writes there.
+struct Site<'a> {
+    rse: &'a Rse,
+    read: Option<&'a Arc<Protocol>>,
+    write: Option<&'a Arc<Protocol>>,
+}
 
 /// What a decision about requests rests on.
 struct World<'a> {
     rses: &'a [Rse],
-    speaks: &'a Speaks,
+    sites: BTreeMap<i64, Site<'a>>,
     distances: BTreeMap<(i64, i64), i64>,
     limits: Limits,
     load: Load,
@@ -46,7 +54,7 @@ impl<'a> World<'a> {
     fn read(
         tx: &mut Tx<'_>,
         rses: &'a [Rse],
-        speaks: &'a Speaks,
+        speaks: &Speaks,
         settings: &Settings,
     ) -> Result<Self> {
         let rows = tx.query("SELECT src_rse_id, dest_rse_id, distance FROM distances", &[])?;
@@ -73,7 +81,12 @@ impl<'a> World<'a> {
         for row in tx.query(sql, &[])? {
             load.add(row.int(0), row.int(1), row.text(2), row.int(3));
         }
-        Ok(Self { rses, speaks, distances, limits, load, replicas: BTreeMap::new() })
+        let site = |rse: &'a Rse| {
+            let (read, write) = (speaks.way(rse, "read"), speaks.way(rse, "write"));
+            (rse.id, Site { rse, read, write })
+        };
+        let sites = rses.iter().map(site).collect();
+        Ok(Self { rses, sites, distances, limits, load, replicas: BTreeMap::new() })
     }
 
     fn read_replicas(&mut self, tx: &mut Tx<'_>, files: Vec<i64>) -> Result<()> {
@@ -86,13 +99,9 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn rse(&self, id: i64) -> Option<&'a Rse> {
-        self.rses.iter().find(|rse| rse.id == id)
-    }
-
     fn judge(&self, request: &Waiting, now: Micros) -> Verdict {
         let wait = |why: String| Verdict::Wait(why);
-        let Some(to) = self.rse(request.destination) else {
+        let Some(Site { rse: to, write, .. }) = self.sites.get(&request.destination) else {
             return wait("its RSE is gone".to_owned());
         };
         if request.not_before > now {
@@ -100,7 +109,7 @@ impl<'a> World<'a> {
             let why = request.error.as_deref().unwrap_or("nobody said why");
             return wait(format!("it failed ({why}) and is tried again in {left} s"));
         }
-        if self.speaks.way(to, "write").is_none() {
+        if write.is_none() {
             return wait(format!("{} has no protocol that a worker can write by", to.name));
         }
         if !to.write {
@@ -117,9 +126,9 @@ impl<'a> World<'a> {
         let sources: Vec<Source> = all
             .iter()
             .filter(|one| within.as_ref().is_none_or(|within| within.contains(&one.0)))
-            .filter_map(|one| self.rse(one.0))
-            .filter(|rse| rse.read && self.speaks.way(rse, "read").is_some())
-            .map(|rse| Source {
+            .filter_map(|one| self.sites.get(&one.0))
+            .filter(|site| site.rse.read && site.read.is_some())
+            .map(|Site { rse, .. }| Source {
                 rse: rse.id,
                 distance: self.distances.get(&(rse.id, to.id)).copied(),
                 tape: rse.rse_type == "TAPE",
@@ -128,8 +137,8 @@ impl<'a> World<'a> {
             })
             .collect();
         let Some(best) = choose::source(&sources) else {
-            let names: Vec<&str> =
-                all.iter().filter_map(|one| self.rse(one.0)).map(|rse| rse.name.as_str()).collect();
+            let sites = all.iter().filter_map(|one| self.sites.get(&one.0));
+            let names: Vec<&str> = sites.map(|site| site.rse.name.as_str()).collect();
             return wait(format!("no worker can read it from {}", names.join(", ")));
         };
         match self.limits.refuses(&self.load, best.rse, to.id, &request.activity) {
@@ -145,11 +154,11 @@ impl<'a> World<'a> {
 
     fn job(&self, request: &Waiting, from: i64, path: Option<&str>) -> Result<Job, String> {
         let gone = || "its RSE is gone".to_owned();
-        let from = self.rse(from).ok_or_else(gone)?;
-        let to = self.rse(request.destination).ok_or_else(gone)?;
+        let Site { rse: from, read, .. } = self.sites.get(&from).ok_or_else(gone)?;
+        let Site { rse: to, write, .. } = self.sites.get(&request.destination).ok_or_else(gone)?;
         let no_way = |rse: &Rse| format!("{} has no protocol that a worker speaks", rse.name);
-        let read = self.speaks.way(from, "read").ok_or_else(|| no_way(from))?;
-        let written = self.speaks.way(to, "write").ok_or_else(|| no_way(to))?;
+        let read = read.ok_or_else(|| no_way(from))?;
+        let write = write.ok_or_else(|| no_way(to))?;
         let source = protocol::path(from, &request.did, path).map_err(|error| error.to_string())?;
         let destination = match &request.path {
             Some(path) => path.trim_start_matches('/').to_owned(),
@@ -165,17 +174,18 @@ impl<'a> World<'a> {
             bytes: request.bytes,
             adler32: request.adler32.clone(),
             md5: request.md5.clone(),
-            source: End { rse: from.name.clone(), protocol: read.clone(), path: source },
-            destination: End { rse: to.name.clone(), protocol: written.clone(), path: destination },
+            source: End { rse: from.name.clone(), protocol: Arc::clone(read), path: source },
+            destination: End {
+                rse: to.name.clone(),
+                protocol: Arc::clone(write),
+                path: destination,
+            },
         })
     }
 }
 
 fn hold(tx: &mut Tx<'_>, files: impl IntoIterator<Item = i64>) -> Result<()> {
-    let files: BTreeSet<i64> = files.into_iter().collect();
-    tx.clear(&["w_files"])?;
-    tx.load("w_files", &[("did", Column::ints(files))])?;
-    lock_files(tx)
+    lock_these(tx, &files.into_iter().collect())
 }
 
 /// Requests whose lease has run out wait again.

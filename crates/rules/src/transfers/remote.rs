@@ -151,7 +151,7 @@ impl Remote {
         let prefix = protocol.prefix.trim_matches('/');
         let headers = authorization(credential).ok_or_else(|| failed("the user cannot be sent"))?;
         let pem = match &credential.ca {
-            Some(file) => std::fs::read(file).map_err(Error::at(file.display().to_string()))?,
+            Some(file) => std::fs::read(file).map_err(Error::at(file))?,
             None => Vec::new(),
         };
         let mut options = ClientOptions::new()

@@ -10,8 +10,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{ErrorKind, Read};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::End;
 use super::credential::{Credential, Credentials};
 use super::folder::Folder;
 use super::remote::Remote;
@@ -61,13 +63,15 @@ pub enum Error {
 }
 
 impl Error {
-    pub(super) fn at(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
-        let what = what.into();
-        move |source| match source.kind() {
-            ErrorKind::NotFound => Self::Missing(what),
-            ErrorKind::AlreadyExists => Self::There(what),
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::Full(what),
-            _ => Self::Io { what, source },
+    pub(super) fn at(place: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| {
+            let what = place.display().to_string();
+            match source.kind() {
+                ErrorKind::NotFound => Self::Missing(what),
+                ErrorKind::AlreadyExists => Self::There(what),
+                ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::Full(what),
+                _ => Self::Io { what, source },
+            }
         }
     }
 }
@@ -134,7 +138,7 @@ impl Speaks {
 
     /// The best way to an RSE's files for an operation.
     #[must_use]
-    pub fn way<'a>(&self, rse: &'a Rse, operation: &str) -> Option<&'a Protocol> {
+    pub fn way<'a>(&self, rse: &'a Rse, operation: &str) -> Option<&'a Arc<Protocol>> {
         let known = rse.protocols.iter().filter(|protocol| self.knows(protocol));
         known
             .filter_map(|protocol| Some((protocol.rank("wan", operation)?, protocol)))
@@ -146,7 +150,7 @@ impl Speaks {
 /// The best way to an RSE's files that workers know, for an operation.
 #[must_use]
 pub fn way<'a>(rse: &'a Rse, operation: &str) -> Option<&'a Protocol> {
-    Speaks::Ours.way(rse, operation)
+    Speaks::Ours.way(rse, operation).map(|protocol| &**protocol)
 }
 
 /// The way into all storage: the keys to it, and what is open already.
@@ -178,5 +182,35 @@ impl Access {
         let remote = Arc::new(Remote::open(protocol, credential)?);
         opened.insert(key, Arc::clone(&remote));
         Ok(remote)
+    }
+}
+
+/// Storage that a few files in a row are moved through: what was opened for one serves the next.
+/// It is not kept for longer, as others may be mounted in its place.
+#[derive(Debug)]
+pub struct Opened<'a> {
+    access: &'a Access,
+    stores: Vec<(String, Arc<Protocol>, Arc<dyn Store>)>,
+}
+
+impl<'a> Opened<'a> {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(access: &'a Access) -> Self {
+        Self { access, stores: Vec::new() }
+    }
+
+    /// The storage at one end of a transfer.
+    pub fn at(&mut self, end: &End) -> Result<Arc<dyn Store>, Error> {
+        let End { rse, protocol, .. } = end;
+        let same = |one: &&(String, Arc<Protocol>, _)| {
+            one.0 == *rse && (Arc::ptr_eq(&one.1, protocol) || one.1 == *protocol)
+        };
+        if let Some((_, _, store)) = self.stores.iter().find(same) {
+            return Ok(Arc::clone(store));
+        }
+        let store = self.access.open(rse, protocol)?;
+        self.stores.push((rse.clone(), Arc::clone(protocol), Arc::clone(&store)));
+        Ok(store)
     }
 }

@@ -55,7 +55,7 @@ fn waiting(row: &Row) -> Waiting {
 }
 
 /// Every destination and activity that requests wait for.
-const QUEUES: &str = "WITH RECURSIVE d(dest) AS (SELECT MIN(dest_rse_id) FROM requests WHERE state = 'Q' UNION ALL
+const QUEUES: &str = "WITH RECURSIVE d(dest) AS (SELECT (SELECT dest_rse_id FROM requests WHERE state = 'Q' ORDER BY dest_rse_id LIMIT 1) UNION ALL
         SELECT (SELECT MIN(q.dest_rse_id) FROM requests q WHERE q.state = 'Q' AND q.dest_rse_id > d.dest) FROM d
         WHERE d.dest IS NOT NULL),
     a(dest, activity) AS (SELECT d.dest, (SELECT MIN(q.activity) FROM requests q WHERE q.state = 'Q'

@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::copy::{self, copy};
-use super::store::{Access, Speaks};
+use super::store::{Access, Opened, Speaks};
 use super::{End, Held, Job, Outcome, queue};
 use crate::api::Micros;
 use crate::catalog::Catalog;
@@ -226,9 +226,10 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
     let mut wanted = ahead(most, &[]);
     while !stop.is_cancelled() {
         while copies.try_join_next().is_some() {}
-        // Asked for only when half of them are done: not for one at a time.
-        let held = locked(&under).len();
-        let jobs = match wanted.saturating_sub(held) {
+        // Asked for only when half of them have arrived: not for one at a time. As many may have
+        // arrived and not be told of yet.
+        let untold = wanted.saturating_mul(2).saturating_sub(locked(&under).len());
+        let jobs = match wanted.saturating_sub(coming.load(Ordering::Acquire)).min(untold) {
             room if room * 2 < wanted => None,
             room => Some(queue.take(room).await.unwrap_or_else(|error| {
                 tracing::warn!(error, "no files to move could be had");
@@ -237,12 +238,13 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
         };
         if let Some(jobs) = jobs.filter(|jobs| !jobs.is_empty()) {
             wanted = ahead(most, &jobs);
-            for some in jobs.chunks(together(most, &jobs)) {
-                let some: Vec<_> = some.iter().map(|job| (Moving::new(job), job.clone())).collect();
-                for (moving, job) in &some {
-                    locked(&under).insert(job.request, moving.clone());
-                }
-                coming.fetch_add(some.len(), Ordering::AcqRel);
+            coming.fetch_add(jobs.len(), Ordering::AcqRel);
+            let together = together(most, &jobs);
+            let mut jobs = jobs.into_iter().map(|job| (Moving::new(&job), job)).peekable();
+            while jobs.peek().is_some() {
+                let some: Vec<_> = jobs.by_ref().take(together).collect();
+                let new = some.iter().map(|(moving, job)| (job.request, moving.clone()));
+                locked(&under).extend(new);
                 let moving = Several {
                     some,
                     access: Arc::clone(&access),
@@ -286,8 +288,9 @@ impl Several {
     async fn run(self, turns: Arc<Semaphore>) {
         let turn = turns.acquire().await;
         let moved = tokio::task::spawn_blocking(move || {
+            let mut opened = Opened::new(&self.access);
             for (moving, job) in self.some {
-                let outcome = one(&self.access, &moving, &job);
+                let outcome = one(&mut opened, &moving, &job);
                 self.coming.fetch_sub(1, Ordering::AcqRel);
                 // Nobody listens only when all is over; then the lease runs out.
                 let _ = self.tell.blocking_send((job, outcome));
@@ -301,8 +304,8 @@ impl Several {
 }
 
 /// Moves one file, and says what became of it.
-fn one(access: &Access, moving: &Moving, job: &Job) -> Outcome {
-    let copy = || copy(access, job, &moving.moved, &moving.stop);
+fn one(opened: &mut Opened<'_>, moving: &Moving, job: &Job) -> Outcome {
+    let copy = || copy(opened, job, &moving.moved, &moving.stop);
     let done = catch_unwind(AssertUnwindSafe(copy));
     let given_up = matches!(done, Ok(Err(copy::Error::Cancelled)));
     let error = match done {
@@ -399,7 +402,7 @@ impl Telling {
     }
 
     async fn tell(&self, some: Outcomes) {
-        let outcomes: Vec<Outcome> = some.iter().map(|(_, outcome)| outcome.clone()).collect();
+        let (jobs, outcomes): (Vec<Job>, Vec<Outcome>) = some.into_iter().unzip();
         let unwanted: BTreeSet<i64> = match self.queue.finish(outcomes).await {
             Ok(unwanted) => unwanted.into_iter().collect(),
             Err(error) => {
@@ -408,12 +411,12 @@ impl Telling {
                 BTreeSet::new()
             }
         };
-        for (job, _) in &some {
+        for job in &jobs {
             // Until it is told its lease is kept.
             locked(&self.under).remove(&job.request);
         }
         self.room.notify_one();
-        for (job, _) in some.into_iter().filter(|(job, _)| unwanted.contains(&job.request)) {
+        for job in jobs.into_iter().filter(|job| unwanted.contains(&job.request)) {
             let access = Arc::clone(&self.access);
             let removed = tokio::task::spawn_blocking(move || {
                 let End { rse, protocol, path } = &job.destination;
@@ -469,7 +472,7 @@ mod tests {
     use crate::protocol::Protocol;
 
     fn arrived() -> (Job, Outcome) {
-        let protocol = Protocol::read("file", &Map::new()).unwrap();
+        let protocol = Arc::new(Protocol::read("file", &Map::new()).unwrap());
         let end = End { rse: "A".to_owned(), protocol, path: "f".to_owned() };
         let job = Job {
             request: 1,
@@ -508,7 +511,7 @@ mod tests {
 
     #[test]
     fn small_files_are_taken_many_at_a_time_and_large_ones_are_left_to_others() {
-        let protocol = Protocol::read("file", &Map::new()).unwrap();
+        let protocol = Arc::new(Protocol::read("file", &Map::new()).unwrap());
         let end = End { rse: "A".to_owned(), protocol, path: "f".to_owned() };
         let job = |bytes: i64| Job {
             request: 1,

@@ -13,7 +13,7 @@ use mainstay_rules::protocol::{self, Protocol};
 use mainstay_rules::replica;
 use mainstay_rules::transfers::copy::{self, Adding};
 use mainstay_rules::transfers::credential::Credentials;
-use mainstay_rules::transfers::store::{Access, Speaks};
+use mainstay_rules::transfers::store::{Access, Opened, Speaks};
 use mainstay_rules::transfers::{Job, Outcome, queue};
 use serde_json::{Value, json};
 
@@ -79,7 +79,7 @@ impl Disks {
 
     /// Moves one file.
     pub(crate) fn copy(&self, job: &Job) -> Result<(), copy::Error> {
-        copy::copy(&self.access, job, &AtomicI64::new(0), &AtomicBool::new(false))
+        copy::copy(&mut Opened::new(&self.access), job, &AtomicI64::new(0), &AtomicBool::new(false))
     }
 
     /// Registers a file on an RSE; what lies there is `found`.
