@@ -10,6 +10,7 @@
 //! | I6 | a locked replica has no tombstone |
 //! | I7 | usage of an account is the sum of its locks, that of an RSE the sum of its replicas |
 //! | I8 | the copies of a file for one rule are on distinct RSEs |
+//! | I9 | what a worker may be writing has a replica |
 //!
 //! What the evaluator has not seen yet is not judged by I3 and I4.
 
@@ -22,7 +23,7 @@ use crate::error::Result;
 /// One violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// `I1` … `I8`.
+    /// `I1` … `I9`.
     pub invariant: &'static str,
     /// What is wrong, in one sentence.
     pub what: String,
@@ -150,6 +151,13 @@ fn laws() -> Vec<Law> {
             "SELECT u.uuid, d.scope, d.name FROM locks l JOIN rules u ON u.id = l.rule_id JOIN dids d ON d.id = l.did_id
              GROUP BY u.uuid, d.scope, d.name HAVING COUNT(*) <> COUNT(DISTINCT l.rse_id) LIMIT ?1",
             |row| format!("rule {} has two copies of {}:{} on one RSE", row.text(0), row.text(1), row.text(2)),
+        ),
+        law(
+            "I9",
+            "SELECT w.did_id, w.rse_id FROM (SELECT did_id, dest_rse_id AS rse_id FROM requests WHERE state = 'S'
+             UNION SELECT did_id, rse_id FROM given_up) AS w LEFT JOIN replicas p ON p.did_id = w.did_id AND p.rse_id = w.rse_id
+             WHERE p.did_id IS NULL LIMIT ?1",
+            |row| format!("file {} may be under way to RSE {}, where there is no replica", row.int(0), row.int(1)),
         ),
     ]
 }

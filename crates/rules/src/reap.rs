@@ -2,6 +2,7 @@
 //!
 //! A replica is marked first, removed from storage, and then forgotten; a lock that came in
 //! between turns what was removed into an unavailable replica, which the repairer fetches again.
+//! A replica that a worker may still be writing is left alone until it is not (`transfers::given_up`).
 
 use std::collections::BTreeSet;
 
@@ -14,6 +15,7 @@ use crate::decide::{Reap, reap};
 use crate::error::{Error, Result};
 use crate::expression::Rse;
 use crate::rule::Settings;
+use crate::transfers::given_up;
 
 /// A replica marked for deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,10 +51,15 @@ pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> R
         Reap::Everything => (now, i64::MAX),
         Reap::Until(bytes) => (now, bytes),
     };
-    // Not what a transfer reads from, and not the last copy while somebody wants one.
-    let free = "p.rse_id = ?1 AND p.tombstone < ?2 AND p.tombstone IS NOT NULL AND p.lock_cnt = 0 AND p.state <> 'B'
+    // Not what a transfer reads from, not the last copy while somebody wants one, and nothing that
+    // may still be written.
+    let free = format!(
+        "p.rse_id = ?1 AND p.tombstone < ?2 AND p.tombstone IS NOT NULL AND p.lock_cnt = 0 AND p.state <> 'B'
         AND NOT EXISTS (SELECT 1 FROM requests q WHERE q.did_id = p.did_id AND (q.source_rse_id = p.rse_id
-        OR NOT EXISTS (SELECT 1 FROM replicas o WHERE o.did_id = p.did_id AND o.rse_id <> p.rse_id AND o.state = 'A')))";
+        OR NOT EXISTS (SELECT 1 FROM replicas o WHERE o.did_id = p.did_id AND o.rse_id <> p.rse_id AND o.state = 'A')))
+        AND {}",
+        given_up::nobody_at("p")
+    );
     let sql = format!(
         "SELECT p.did_id, p.bytes, p.tombstone FROM replicas p WHERE {free} ORDER BY p.tombstone, p.did_id LIMIT ?3"
     );
@@ -81,12 +88,13 @@ pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> R
 }
 
 fn marked(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<Vec<Doomed>> {
-    let rows = tx.query(
+    let sql = format!(
         "SELECT d.id, d.scope, d.name, p.path, CASE WHEN EXISTS (SELECT 1 FROM replicas o WHERE o.rse_id = p.rse_id
          AND o.path = p.path AND o.did_id <> p.did_id AND o.state <> 'B') THEN 1 ELSE 0 END FROM replicas p JOIN dids d ON d.id = p.did_id
-         WHERE p.rse_id = ?1 AND p.state = 'B' AND p.did_id IN ARRAY(?2) ORDER BY d.id",
-        values![rse, files.to_vec()],
-    )?;
+         WHERE p.rse_id = ?1 AND p.state = 'B' AND p.did_id IN ARRAY(?2) AND {} ORDER BY d.id",
+        given_up::nobody_at("p")
+    );
+    let rows = tx.query(&sql, values![rse, files.to_vec()])?;
     let doomed = |row: &crate::catalog::Row| Doomed {
         file: row.int(0),
         did: Did::new(row.text(1), row.text(2)),
@@ -99,14 +107,17 @@ fn marked(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<Vec<Doomed>> {
 
 /// Replicas that were marked before and not yet forgotten, by a reaper that was interrupted.
 pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64) -> Result<Vec<Doomed>> {
-    let sql =
-        "SELECT did_id FROM replicas WHERE rse_id = ?1 AND state = 'B' ORDER BY did_id LIMIT ?2";
-    let files: Vec<i64> = tx.query(sql, values![rse, most])?.iter().map(|row| row.int(0)).collect();
+    let sql = format!(
+        "SELECT did_id FROM replicas p WHERE rse_id = ?1 AND state = 'B' AND {} ORDER BY did_id LIMIT ?2",
+        given_up::nobody_at("p")
+    );
+    let files: Vec<i64> =
+        tx.query(&sql, values![rse, most])?.iter().map(|row| row.int(0)).collect();
     marked(tx, rse, &files)
 }
 
-/// Forgets replicas that were removed from storage. A file without any replica leaves its datasets
-/// and the catalog.
+/// Forgets replicas that were removed from storage, unless somebody has written one again meanwhile.
+/// A file without any replica leaves its datasets and the catalog.
 pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u64> {
     let parents = |tx: &mut Tx<'_>| -> Result<BTreeSet<i64>> {
         let sql = "SELECT DISTINCT c.parent FROM contents c WHERE c.child IN ARRAY(?1)
@@ -126,11 +137,12 @@ pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u
          AND did_id IN (SELECT did FROM w_files)",
         values![rse, now],
     )?;
-    let gone = tx.query(
+    let sql = format!(
         "DELETE FROM replicas WHERE rse_id = ?1 AND state = 'B' AND lock_cnt = 0 AND did_id IN (SELECT did FROM w_files)
-         RETURNING bytes",
-        values![rse],
-    )?;
+         AND {} RETURNING bytes",
+        given_up::nobody_at("replicas")
+    );
+    let gone = tx.query(&sql, values![rse])?;
     let mut ledger = Ledger::default();
     ledger.hold_more(rse, -(gone.len() as i64), -gone.iter().map(|row| row.int(0)).sum::<i64>());
     let orphan = "(SELECT w.did FROM w_files w WHERE NOT EXISTS (SELECT 1 FROM replicas p WHERE p.did_id = w.did)

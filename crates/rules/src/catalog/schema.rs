@@ -167,6 +167,10 @@ const MIGRATIONS: &[&str] = &[
         (SELECT COALESCE(MAX(id), 0) FROM requests_history));
     CREATE VIEW named_requests AS SELECT q.id, d.scope, d.name, r.rse, q.request_type, q.state, q.activity, q.retry_count, q.err_msg
         FROM requests q JOIN dids d ON d.id = q.did_id JOIN rses r ON r.id = q.dest_rse_id",
+    // 6: what was given up while a worker was at it
+    "CREATE TABLE given_up (did_id BIGINT NOT NULL, rse_id BIGINT NOT NULL, request_id BIGINT NOT NULL,
+        attempt BIGINT NOT NULL, worker TEXT, lease_until BIGINT NOT NULL,
+        PRIMARY KEY (did_id, rse_id, request_id, attempt)) CLUSTERED",
 ];
 
 /// What comes after this in a migration is for SQLite only.

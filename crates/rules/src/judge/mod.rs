@@ -24,6 +24,7 @@ use crate::rule::delete::Deleted;
 use crate::rule::evaluate::{Evaluated, evaluate_attach, evaluate_detach};
 use crate::rule::inject::Injected;
 use crate::rule::{Settings, delete, inject, repair, transfer};
+use crate::transfers::given_up;
 use crate::transfers::store::{self, Access};
 
 /// Time and chance, as a shell provides them.
@@ -297,8 +298,9 @@ fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done>
 
 fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
     let (shard, now) = (pass.shard, pass.now);
+    let more = catalog.write_blocking(|tx| given_up::expire(tx, shard, now))?;
     let rses = catalog.read_blocking(|tx| tx.rses())?;
-    let mut done = Done::default();
+    let mut done = Done { more, ..Done::default() };
     for rse in rses.iter().filter(|rse| rse.id % shard.1 == shard.0) {
         let doomed = catalog.write_blocking(|tx| {
             let what = reap::decide_for(tx, rse, settings)?;

@@ -11,6 +11,7 @@ use crate::catalog::order::{goes_with, lock_paired, lock_rules, lock_these};
 use crate::catalog::{Column, Daemon, Tx, Value};
 use crate::error::{Class, Error, Result, refuse};
 use crate::rule::{Settings, state};
+use crate::transfers::given_up;
 
 /// Some (file, RSE) pairs: one is asked for directly, many through `w_pairs`.
 struct Units {
@@ -92,7 +93,12 @@ impl Units {
 
 /// The copies of these (file, RSE) pairs are there. Telling it twice changes nothing.
 pub fn successful_transfer(tx: &mut Tx<'_>, units: &[(i64, i64)], now: Micros) -> Result<()> {
-    end(tx, units, Outcome::Success, now)
+    end(tx, units, Outcome::Success, Teller::Other, now)
+}
+
+/// The same, told by the worker that has them: it writes no more.
+pub(crate) fn finished_transfer(tx: &mut Tx<'_>, units: &[(i64, i64)], now: Micros) -> Result<()> {
+    end(tx, units, Outcome::Success, Teller::Holder, now)
 }
 
 /// The copies of these (file, RSE) pairs could not be made. `broken_rule` (by number) is to blame
@@ -104,7 +110,7 @@ pub fn failed_transfer(
     broken_rule: Option<i64>,
     now: Micros,
 ) -> Result<()> {
-    end(tx, units, Outcome::Failure { error, broken_rule }, now)
+    end(tx, units, Outcome::Failure { error, broken_rule }, Teller::Other, now)
 }
 
 #[derive(Clone, Copy)]
@@ -113,7 +119,22 @@ enum Outcome<'a> {
     Failure { error: &'a str, broken_rule: Option<i64> },
 }
 
-fn end(tx: &mut Tx<'_>, units: &[(i64, i64)], outcome: Outcome<'_>, now: Micros) -> Result<()> {
+/// Who tells what became of transfers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Teller {
+    /// The worker that has them.
+    Holder,
+    /// Anybody: a worker may still be at them, unless they are uploads, of which the client tells.
+    Other,
+}
+
+fn end(
+    tx: &mut Tx<'_>,
+    units: &[(i64, i64)],
+    outcome: Outcome<'_>,
+    teller: Teller,
+    now: Micros,
+) -> Result<()> {
     if units.is_empty() {
         return Ok(());
     }
@@ -135,6 +156,11 @@ fn end(tx: &mut Tx<'_>, units: &[(i64, i64)], outcome: Outcome<'_>, now: Micros)
         units.held_within(tx, "locks", ("did_id", "rse_id"), 1)
     );
     tx.later(&sql, &units.params(vec![Value::Int(now)]))?;
+    if teller == Teller::Other {
+        let which = units.held_within(tx, "requests", ("did_id", "dest_rse_id"), 1);
+        let which = format!("{which} AND worker <> 'upload'");
+        given_up::remember(tx, &which, &units.params(vec![Value::Int(now)]))?;
+    }
     archive(tx, &units, outcome, now)?;
     for rule in &rules {
         let Some(here) = locks.get(&rule.id) else { continue };

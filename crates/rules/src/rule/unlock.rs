@@ -5,6 +5,7 @@ use crate::catalog::engine::values;
 use crate::catalog::ledger::Ledger;
 use crate::catalog::{Daemon, Tx};
 use crate::error::Result;
+use crate::transfers::given_up;
 
 /// Removes the locks in `w_units` (did, rse, bytes, lock) from a rule, with all that follows: a
 /// replica that loses its last lock gets a tombstone, one that was still on its way is given up
@@ -53,8 +54,10 @@ fn cancel(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     archive(tx, unwanted, "'X'", now)
 }
 
-/// Moves requests for the given (file, RSE) pairs to the history, in the given state.
+/// Moves requests for the given (file, RSE) pairs to the history, in the given state. Those that a
+/// worker is at are remembered until it is not.
 pub(crate) fn archive(tx: &mut Tx<'_>, pairs: &str, state: &str, now: Micros) -> Result<()> {
+    given_up::remember(tx, &format!("(did_id, dest_rse_id) IN {pairs}"), values![now])?;
     let sql = format!(
         "INSERT INTO requests_history (id, request_type, did_id, dest_rse_id, source_rse_id, state, rule_id, activity, bytes,
          retry_count, err_msg, requested_at, updated_at)

@@ -15,6 +15,7 @@ use crate::catalog::order::{lock_files, lock_rules, lock_tree};
 use crate::catalog::{Daemon, Tx};
 use crate::error::{Class, Error, Result, refuse};
 use crate::rule::{Settings, add, delete, read, state};
+use crate::transfers::given_up;
 
 fn invalid(message: impl Into<String>) -> Error {
     refuse(Class::InputValidationError, message)
@@ -233,13 +234,13 @@ fn change_activity(tx: &mut Tx<'_>, rule: &Rule, value: &Value, now: Micros) -> 
     hold(tx, rule.id, "R")?;
     set(tx, rule, "activity", activity.as_str())?;
     // Transfers that run are begun anew under the new activity.
-    tx.execute(
-        "UPDATE requests SET activity = ?2, state = 'Q', external_id = NULL, submitted_at = NULL, updated_at = ?3
-         WHERE (did_id, dest_rse_id) IN (SELECT did_id, rse_id FROM locks WHERE rule_id = ?1 AND state = 'R')
-         AND state IN ('Q', 'G', 'S')",
-        values![rule.id, activity, now],
-    )?;
-    Ok(())
+    let these = "(did_id, dest_rse_id) IN (SELECT did_id, rse_id FROM locks WHERE rule_id = ?2 AND state = 'R')";
+    given_up::remember(tx, these, values![now, rule.id])?;
+    let sql = format!(
+        "UPDATE requests SET activity = ?3, state = 'Q', external_id = NULL, submitted_at = NULL, updated_at = ?1
+         WHERE {these} AND state IN ('Q', 'G', 'S')"
+    );
+    tx.execute(&sql, values![now, rule.id, activity]).map(drop)
 }
 
 fn change_priority(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
@@ -327,6 +328,8 @@ fn cancel_all(tx: &mut Tx<'_>, rules: &[Rule], now: Micros) -> Result<()> {
             None => Ok(()),
         };
     }
+    let these = "(did_id, dest_rse_id) IN (SELECT did, rse FROM w_units)";
+    given_up::remember(tx, these, values![now])?;
     crate::rule::transfer::failed_transfer(tx, &units, "Cancelled by hand", None, now)
 }
 

@@ -5,7 +5,8 @@
 //! ([`choose`], pure). It moves each file ([`copy`]) through the protocols of the two RSEs
 //! ([`store`]) to a temporary name, reads back what arrived, compares checksums and only then gives
 //! the file its name. A worker that dies loses its leases, and whoever takes them next finds
-//! what is there already. [`worker`] runs in the server or as a process of its own, with the
+//! what is there already; what nobody takes any more stays known until no worker can be at it
+//! (`given_up`), and then the reaper removes it. [`worker`] runs in the server or as a process of its own, with the
 //! catalog or with a server behind it.
 
 pub mod afar;
@@ -13,6 +14,7 @@ pub mod choose;
 pub mod copy;
 pub mod credential;
 pub mod folder;
+pub(crate) mod given_up;
 pub mod queue;
 mod remote;
 mod send;

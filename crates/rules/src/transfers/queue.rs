@@ -184,7 +184,7 @@ impl<'a> World<'a> {
     }
 }
 
-fn hold(tx: &mut Tx<'_>, files: impl IntoIterator<Item = i64>) -> Result<()> {
+pub(super) fn hold(tx: &mut Tx<'_>, files: impl IntoIterator<Item = i64>) -> Result<()> {
     lock_these(tx, &files.into_iter().collect())
 }
 
@@ -460,7 +460,7 @@ pub fn finish(
             }
         }
     }
-    transfer::successful_transfer(tx, &well, now)?;
+    transfer::finished_transfer(tx, &well, now)?;
     if !ill.is_empty() {
         hold(tx, ill.iter().map(|one| one.1))?;
         for (one, _, error) in ill {

@@ -37,6 +37,8 @@ fn every_corruption_is_found_and_counters_are_mended() {
         ("UPDATE replicas SET tombstone = 5", "I6", true),
         ("UPDATE account_usage SET bytes = bytes + 1", "I7", true),
         ("UPDATE rse_usage SET files = files + 1", "I7", true),
+        ("UPDATE requests SET state = 'S', dest_rse_id = -1", "I9", false),
+        ("INSERT INTO given_up VALUES (-1, -1, 1, 1, 'w', 5)", "I9", false),
     ] {
         for world in World::each() {
             furnished(&world);

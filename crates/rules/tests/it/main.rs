@@ -9,6 +9,7 @@ mod concurrency;
 mod defects;
 mod disks;
 mod elsewhere;
+mod given_up;
 mod hostile;
 mod judge;
 mod large;
