@@ -2,7 +2,7 @@
 //!
 //! Whoever changes a request holds the row of its file, like everybody else. A lease that is not
 //! renewed runs out, and the request waits again; what its former holder says after that is not
-//! believed, except that a file which is there is there.
+//! believed, and what it has written is left to the catalog (`given_up`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::choose::{self, Limit, Limits, Load, Source};
 use super::store::Speaks;
 use super::waiting::{self, Waiting};
-use super::{End, Held, Job, Outcome};
+use super::{End, Held, Job, Outcome, given_up};
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
 use crate::catalog::order::{goes_with, lock_these};
@@ -416,20 +416,15 @@ pub fn renew(
 /// What became of what a worker said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Finished {
-    /// Requests whose file nobody wants any more: the worker removes what it has written.
+    /// Requests whose file or RSE is gone: the worker removes what it has written.
     pub unwanted: Vec<i64>,
     /// Requests that were not the worker's, or not this file's: what it said of them counts for
-    /// nothing.
+    /// nothing. What it has written there is left to the catalog, unless it is unwanted.
     pub lost: Vec<i64>,
 }
 
-/// A worker says what became of its jobs.
-pub fn finish(
-    tx: &mut Tx<'_>,
-    worker: &str,
-    outcomes: &[Outcome],
-    now: Micros,
-) -> Result<Finished> {
+/// A worker says what became of its jobs. Returns those that are lost.
+fn finish(tx: &mut Tx<'_>, worker: &str, outcomes: &[Outcome], now: Micros) -> Result<Vec<i64>> {
     let ids: Vec<i64> = outcomes.iter().map(|one| one.request).collect();
     let rows = tx.query(
         "SELECT q.id, q.did_id, q.dest_rse_id, q.attempt, d.scope, d.name FROM requests q JOIN dids d ON d.id = q.did_id
@@ -447,17 +442,12 @@ pub fn finish(
     };
     let mut well = Vec::new();
     let mut ill = Vec::new();
-    let mut finished = Finished::default();
+    let mut lost = Vec::new();
     for one in outcomes {
         match (ours(one), &one.error) {
             (Some(unit), None) => well.push(unit),
             (Some(unit), Some(error)) => ill.push((one, unit.0, error)),
-            (None, error) => {
-                finished.lost.push(one.request);
-                if error.is_none() && !is_wanted(tx, one)? {
-                    finished.unwanted.push(one.request);
-                }
-            }
+            (None, _) => lost.push(one.request),
         }
     }
     transfer::finished_transfer(tx, &well, now)?;
@@ -477,43 +467,49 @@ pub fn finish(
         tx.wake_workers();
         tx.wake(Daemon::Finisher);
     }
-    Ok(finished)
+    Ok(lost)
 }
 
-/// [`finish`], one by one where all at once is refused because of one of them.
+/// A worker says what became of its jobs. What it says of those that are its own no longer counts
+/// for nothing, and where it has written their files they are left to the reaper: removed by the
+/// worker, they might be another's by then. Telling it twice changes nothing.
 pub fn finish_each(
     catalog: &crate::catalog::Catalog,
     worker: &str,
     outcomes: &[Outcome],
     now: Micros,
 ) -> Result<Finished> {
+    let lost = finish_or_lose(catalog, worker, outcomes, now)?;
+    let ids: BTreeSet<i64> = lost.iter().copied().collect();
+    let left: Vec<&Outcome> = outcomes.iter().filter(|one| ids.contains(&one.request)).collect();
+    let unwanted = match left.is_empty() {
+        true => Vec::new(),
+        false => catalog.write_blocking(|tx| given_up::leave(tx, worker, &left, now))?,
+    };
+    Ok(Finished { unwanted, lost })
+}
+
+/// [`finish`], one by one where all at once is refused because of one of them.
+fn finish_or_lose(
+    catalog: &crate::catalog::Catalog,
+    worker: &str,
+    outcomes: &[Outcome],
+    now: Micros,
+) -> Result<Vec<i64>> {
     match catalog.write_blocking(|tx| finish(tx, worker, outcomes, now)) {
         Err(Error::Refused(refusal)) if refusal.class == Class::ReplicaNotFound => {}
         other => return other,
     }
-    let mut finished = Finished::default();
+    let mut lost = Vec::new();
     for one in outcomes {
         let alone = std::slice::from_ref(one);
         match catalog.write_blocking(|tx| finish(tx, worker, alone, now)) {
-            Ok(more) => {
-                finished.unwanted.extend(more.unwanted);
-                finished.lost.extend(more.lost);
-            }
-            Err(Error::Refused(_)) => finished.unwanted.push(one.request),
+            Ok(more) => lost.extend(more),
+            Err(Error::Refused(_)) => lost.push(one.request),
             Err(error) => return Err(error),
         }
     }
-    Ok(finished)
-}
-
-/// Whether a file that was written belongs where it is, though the request is no longer ours.
-fn is_wanted(tx: &mut Tx<'_>, one: &Outcome) -> Result<bool> {
-    let Some(file) = crate::did::find(tx, &one.did)? else { return Ok(false) };
-    let rses = tx.rses()?;
-    let Some(rse) = rses.iter().find(|rse| rse.name == one.rse) else { return Ok(false) };
-    let sql =
-        "SELECT 1 FROM replicas WHERE did_id = ?1 AND rse_id = ?2 AND state IN ('A', 'C', 'T')";
-    Ok(tx.first(sql, values![file.id, rse.id])?.is_some())
+    Ok(lost)
 }
 
 /// A request as people see it.

@@ -55,7 +55,7 @@ pub trait Queue: Send + Sync {
     fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>>;
     /// Keeps what is held; returns the requests that are ours no longer.
     fn renew(&self, held: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>>;
-    /// Tells what became of some; returns the requests whose file nobody wants.
+    /// Tells what became of some; returns the requests whose file or RSE is gone.
     fn finish(&self, outcomes: Vec<Outcome>) -> BoxFuture<'_, Result<Vec<i64>, String>>;
     /// Completes when there may be more to do.
     fn woken(&self) -> BoxFuture<'_, ()>;
@@ -416,6 +416,7 @@ impl Telling {
             locked(&self.under).remove(&job.request);
         }
         self.room.notify_one();
+        // All else that counts for nothing is the reaper's: here it might be another's by now.
         for job in jobs.into_iter().filter(|job| unwanted.contains(&job.request)) {
             let access = Arc::clone(&self.access);
             let removed = tokio::task::spawn_blocking(move || {
@@ -423,7 +424,7 @@ impl Telling {
                 access.open(rse, protocol).and_then(|store| store.remove(path))
             });
             if let Ok(Err(error)) = removed.await {
-                tracing::warn!(%error, "a file that nobody wants could not be removed");
+                tracing::warn!(%error, "what was written of a file that is gone could not be removed");
             }
         }
     }

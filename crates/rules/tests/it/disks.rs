@@ -77,6 +77,11 @@ impl Disks {
         self.folder(rse).join(protocol::hashed_path(&World::did(file)))
     }
 
+    /// The way into all storage.
+    pub(crate) fn access(&self) -> Arc<Access> {
+        Arc::clone(&self.access)
+    }
+
     /// Moves one file.
     pub(crate) fn copy(&self, job: &Job) -> Result<(), copy::Error> {
         copy::copy(&mut Opened::new(&self.access), job, &AtomicI64::new(0), &AtomicBool::new(false))

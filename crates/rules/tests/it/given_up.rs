@@ -1,11 +1,23 @@
-//! Transfers that are given up while somebody is at them, on either catalog: whoever dies, every byte
-//! on disk has a replica.
+//! Transfers that are given up while somebody is at them, on either catalog: whoever dies, whoever is
+//! late, every byte on disk has a replica, and nobody removes what another has brought.
 
 use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use mainstay_rules::api::{Grouping, NewRule};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, pending};
+use mainstay_rules::api::{Grouping, Micros, NewRule};
+use mainstay_rules::catalog::Daemon;
+use mainstay_rules::expression::Rse;
+use mainstay_rules::judge::{self, Managed, Pass, Storage};
+use mainstay_rules::reap::Doomed;
+use mainstay_rules::rse::RseSettings;
 use mainstay_rules::rule::update;
-use mainstay_rules::{Class, replica, rse};
+use mainstay_rules::transfers::worker::{Queue, Worker};
+use mainstay_rules::transfers::{Held, Job, Outcome, queue};
+use mainstay_rules::{Catalog, Class, replica, rse};
 use serde_json::json;
 
 use crate::disks::Disks;
@@ -116,5 +128,205 @@ fn what_a_client_was_uploading_when_it_was_given_up_is_removed_after_its_day() {
         disks.reap();
         assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 0);
         disks.check();
+    }
+}
+
+#[test]
+fn a_worker_that_says_it_is_done_is_waited_for_no_longer_and_no_other_can_say_so() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        disks.file("f", "A", b"content", Some(b"content"));
+        for error in [None, Some("it was given up".to_owned())] {
+            let rule = world.rule("f", 1, "B", Grouping::None);
+            let job = disks.take("w", 1).remove(0);
+            world.delete(&rule);
+            if error.is_none() {
+                disks.copy(&job).unwrap();
+            }
+            let earlier = Job { attempt: job.attempt - 1, ..job.clone() };
+            for (worker, job) in [("other", &job), ("w", &earlier)] {
+                assert_eq!(disks.tell(worker, job, error.clone()), Vec::<i64>::new());
+                disks.reap();
+                assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 2);
+            }
+            assert_eq!(disks.tell("w", &job, error.clone()), Vec::<i64>::new());
+            disks.reap();
+            assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
+            disks.check();
+        }
+    }
+}
+
+#[test]
+fn what_a_worker_brings_after_its_replica_is_gone_is_removed_by_the_reaper() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        let free = RseSettings { deterministic: false, ..RseSettings::default() };
+        world.rse_with("FREE", &free);
+        disks.folder_protocol("FREE");
+        disks.file("f", "A", b"content", Some(b"content"));
+        for to in ["B", "FREE"] {
+            let rule = world.rule("f", 1, to, Grouping::None);
+            let job = disks.take("late", 1).remove(0);
+            world.advance(61);
+            world.delete(&rule);
+            disks.reap();
+            assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
+            disks.copy(&job).unwrap();
+            // What nobody ever asked for does not come about because somebody speaks of it.
+            let other = Outcome { rse: "C".to_owned(), ..Outcome::of(&job, None) };
+            queue::finish_each(&world.catalog, "late", &[other], world.now()).unwrap();
+            assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
+            for _ in 0..2 {
+                assert_eq!(disks.tell("late", &job, None), Vec::<i64>::new());
+                assert!(disks.folder(to).join(&job.destination.path).exists());
+                assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 2);
+                world.check();
+            }
+            disks.reap();
+            assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
+            disks.check();
+        }
+        // Where the file itself is gone the worker removes what it has written.
+        let rule = world.rule("f", 1, "B", Grouping::None);
+        let job = disks.take("late", 1).remove(0);
+        world.advance(61);
+        disks.copy(&job).unwrap();
+        world.delete(&rule);
+        world.change("UPDATE replicas SET tombstone = 0");
+        disks.reap();
+        assert_eq!(world.sql("SELECT COUNT(*) FROM dids"), 0);
+        assert_eq!(disks.tell("late", &job, None), [job.request]);
+        world.check();
+    }
+}
+
+/// Storage in which a worker finishes a file at the moment after it was removed.
+#[derive(Debug)]
+struct Written {
+    storage: Managed,
+    catalog: Catalog,
+    job: Mutex<Option<Job>>,
+    place: PathBuf,
+    now: Micros,
+}
+
+impl Storage for Written {
+    fn remove(&self, rse: &Rse, doomed: &Doomed) -> Result<(), String> {
+        self.storage.remove(rse, doomed)?;
+        if let Some(job) = self.job.lock().unwrap().take() {
+            std::fs::write(&self.place, b"content").unwrap();
+            let outcome = Outcome::of(&job, None);
+            let told = queue::finish_each(&self.catalog, "late", &[outcome], self.now).unwrap();
+            assert_eq!(told.unwanted, Vec::<i64>::new());
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_a_worker_brings_while_its_replica_is_being_removed_is_removed_too() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        disks.file("f", "A", b"content", Some(b"content"));
+        let rule = world.rule("f", 1, "B", Grouping::None);
+        let job = disks.take("late", 1).remove(0);
+        world.advance(61);
+        disks.copy(&job).unwrap();
+        world.delete(&rule);
+        let storage = Arc::new(Written {
+            storage: Managed::default(),
+            catalog: world.catalog.clone(),
+            job: Mutex::new(Some(job)),
+            place: disks.place("B", "f"),
+            now: world.now(),
+        });
+        let pass = Pass { storage, ..Pass::new(world.now(), world.seed()) };
+        judge::pass(&world.catalog, Daemon::Reaper, &world.settings, &pass).unwrap();
+        assert!(disks.place("B", "f").exists());
+        assert_eq!(world.sql("SELECT COUNT(*) FROM replicas WHERE state = 'B'"), 1);
+        world.check();
+        disks.reap();
+        assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
+        disks.check();
+    }
+}
+
+/// A queue with one file. After it has heard what became of it, it waits before it answers.
+struct Slow {
+    catalog: Catalog,
+    jobs: Mutex<Vec<Job>>,
+    now: Micros,
+    told: SyncSender<()>,
+    answer: Arc<Mutex<Receiver<()>>>,
+}
+
+impl Queue for Slow {
+    fn take(&self, _: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
+        let jobs = std::mem::take(&mut *self.jobs.lock().unwrap());
+        async move { Ok(jobs) }.boxed()
+    }
+
+    fn renew(&self, _: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+        async { Ok(Vec::new()) }.boxed()
+    }
+
+    fn finish(&self, outcomes: Vec<Outcome>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+        let (catalog, now) = (self.catalog.clone(), self.now);
+        let (told, answer) = (self.told.clone(), Arc::clone(&self.answer));
+        let finish = tokio::task::spawn_blocking(move || {
+            let finished = queue::finish_each(&catalog, "slow", &outcomes, now).unwrap();
+            told.send(()).unwrap();
+            answer.lock().unwrap().recv().unwrap();
+            finished.unwanted
+        });
+        async { finish.await.map_err(|error| error.to_string()) }.boxed()
+    }
+
+    fn woken(&self) -> BoxFuture<'_, ()> {
+        pending().boxed()
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+}
+
+#[test]
+fn a_worker_that_lost_its_request_removes_nothing_that_another_has_brought() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    for disks in Disks::each() {
+        let world = &disks.world;
+        disks.file("f", "A", b"content", Some(b"content"));
+        for late in [false, true] {
+            let rule = world.rule("f", 1, "B", Grouping::None);
+            let jobs = Mutex::new(disks.take("slow", 1));
+            if late {
+                world.advance(61);
+            }
+            world.delete(&rule);
+            disks.reap();
+            let (told, hears) = sync_channel(1);
+            let (answers, answer) = sync_channel(1);
+            let answer = Arc::new(Mutex::new(answer));
+            let (catalog, now) = (world.catalog.clone(), world.now());
+            let slow = Slow { catalog, jobs, now, told, answer };
+            let within = runtime.enter();
+            let worker = Worker::start(Arc::new(slow), disks.access(), 1);
+            drop(within);
+            hears.recv().unwrap();
+            // Before it has its answer somebody wants the file again, and another brings it.
+            let again = NewRule { purge_replicas: true, ..World::new_rule("f", 1, "B") };
+            let again = world.add(&again);
+            assert_eq!(disks.work("other"), 1);
+            assert_eq!(world.state(&again), "OK 1/0/0");
+            answers.send(()).unwrap();
+            runtime.block_on(worker.stop());
+            assert!(disks.place("B", "f").exists(), "on {}", world.catalog.backend());
+            disks.check();
+            world.delete(&again);
+            disks.reap();
+            disks.check();
+        }
     }
 }
