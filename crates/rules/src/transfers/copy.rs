@@ -202,6 +202,7 @@ pub fn copy(
     let arrived = add_up(back, md5.is_some(), stop, |_| Ok(()))?
         .map_err(|error| wrong_destination(error.to_string()))?;
     if arrived != sent {
+        draft.reject();
         return Err(wrong_destination("what was written does not read back the same".to_owned()));
     }
     if stop.load(Ordering::Acquire) {

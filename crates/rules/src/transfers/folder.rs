@@ -272,6 +272,9 @@ impl store::Draft for Draft {
         Ok(Box::new(Back { file, at: 0 }))
     }
 
+    /// It has no name yet that others know.
+    fn reject(&mut self) {}
+
     fn keep(mut self: Box<Self>) -> Result<(), Error> {
         let Place { folder, name, .. } = &self.place;
         if self.new {

@@ -58,9 +58,9 @@ pub(crate) fn expire(tx: &mut Tx<'_>, shard: (i64, i64), now: Micros) -> Result<
 }
 
 /// A worker writes no more for requests that are its own no longer, and what it has written may be
-/// where it belongs. Whoever looks after the replica there looks after it; where there is none any
-/// more, one comes back for the reaper. Returns the requests whose file or RSE is gone: no replica
-/// can stand for what is there, and the worker removes it.
+/// where it belongs, on S3 even if it failed. Whoever looks after the replica there looks after
+/// it; where there is none any more, one comes back for the reaper. Returns the requests whose file
+/// or RSE is gone: no replica can stand for what is there, and the worker removes it.
 pub(super) fn leave(
     tx: &mut Tx<'_>,
     worker: &str,
@@ -99,10 +99,6 @@ pub(super) fn leave(
             "DELETE FROM given_up WHERE did_id = ?1 AND rse_id = ?2 AND request_id = ?3 AND attempt = ?4 AND worker = ?5",
             values![file, rse.id, one.request, one.attempt, worker],
         )?;
-        // What failed has left nothing.
-        if one.error.is_some() {
-            continue;
-        }
         match states.get(&(file, rse.id)) {
             // The reaper may have removed the file before it was written: it must not forget it yet.
             Some(&"B") => tx.later(

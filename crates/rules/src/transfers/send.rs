@@ -49,6 +49,7 @@ pub(super) struct Sent {
     held: Option<Bytes>,
     sending: Sending,
     sealed: bool,
+    rejected: bool,
     kept: bool,
 }
 
@@ -84,6 +85,7 @@ impl Sent {
             held: None,
             sending: Sending::NotYet,
             sealed: false,
+            rejected: false,
             kept: false,
         })
     }
@@ -259,6 +261,10 @@ impl Draft for Sent {
         Ok(Box::new(self.inner.open(&self.draft)?.0))
     }
 
+    fn reject(&mut self) {
+        self.rejected = true;
+    }
+
     fn keep(mut self: Box<Self>) -> Result<(), Error> {
         if let Way::Dav { .. } = self.inner.way {
             let what = self.inner.name(&self.path);
@@ -294,7 +300,12 @@ impl Drop for Sent {
             return;
         }
         drop(self.finish(SILENCE));
-        if self.sealed || matches!(self.inner.way, Way::Dav { .. }) {
+        let goes = match self.inner.way {
+            Way::Dav { .. } => true,
+            // A worker that came after may have found the object, and the catalog may count it.
+            Way::S3 { .. } => self.sealed && (self.plan.new || self.rejected),
+        };
+        if goes {
             // Whoever comes next writes over it, or the reaper removes it.
             drop(self.inner.delete(&self.draft));
         }

@@ -100,7 +100,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     fn sync(&self) -> Result<(), Error>;
 }
 
-/// A file under way. Dropped before it is kept, it is gone.
+/// A file under way. Dropped before it is kept, it is gone, unless it has its name already and
+/// others may have found it there: that is left to whoever looks after the replica.
 pub trait Draft {
     /// Writes more of it.
     fn add(&mut self, piece: &[u8]) -> Result<(), Error>;
@@ -108,6 +109,8 @@ pub trait Draft {
     fn seal(&mut self) -> Result<(), Error>;
     /// Reads back what arrived, once it is sealed.
     fn read_back(&self) -> Result<Box<dyn Read + Send>, Error>;
+    /// Says that what arrived is wrong: dropped, it is gone in any case.
+    fn reject(&mut self);
     /// Gives the file its name.
     fn keep(self: Box<Self>) -> Result<(), Error>;
 }

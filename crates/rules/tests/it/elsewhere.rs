@@ -6,7 +6,8 @@ use std::net::TcpListener;
 
 use mainstay_rules::api::{Grouping, NewRule};
 use mainstay_rules::transfers::credential::{Credential, Credentials};
-use mainstay_rules::transfers::queue;
+use mainstay_rules::transfers::store::Plan;
+use mainstay_rules::transfers::{End, Job, queue};
 use serde_json::json;
 
 use crate::disks::Disks;
@@ -245,6 +246,59 @@ fn what_a_killed_worker_left_is_written_over_or_removed() {
         std::fs::rename(disks.folder("C").join("aside"), &source).unwrap();
         std::fs::copy(&source, disks.place("DAV", "again")).unwrap();
         disks.check();
+    }
+}
+
+#[test]
+fn an_object_that_another_worker_has_found_is_left_by_the_one_that_brought_it() {
+    for (disks, _services) in worlds() {
+        let world = &disks.world;
+        let content = content(100_000);
+        disks.file("f", "A", &content, Some(&content));
+        // It has put the object there, and is told to give up before it has read it back.
+        let bring = |job: &Job| {
+            let End { rse, protocol, path } = &job.destination;
+            let store = disks.access().open(rse, protocol).unwrap();
+            let plan = Plan { tag: "1-1".to_owned(), bytes: content.len() as u64, new: false };
+            let mut draft = store.write(path, &plan).unwrap();
+            draft.add(&content).unwrap();
+            draft.seal().unwrap();
+            draft
+        };
+        for to in ["BUCKET", "PARTS"] {
+            let rule = world.add(&fetch("f", "A", to));
+            let given_up = bring(&disks.take("slow", 1)[0]);
+            world.advance(61);
+            assert_eq!(disks.work("other"), 1);
+            assert_eq!(world.state(&rule), "OK 1/0/0");
+            drop(given_up);
+            disks.check();
+            world.delete(&rule);
+            disks.reap();
+            disks.check();
+            // Where nobody has found it the reaper removes it, however late that is.
+            for late in [0, 61] {
+                let rule = world.add(&fetch("f", "A", to));
+                let job = disks.take("slow", 1).remove(0);
+                world.advance(late);
+                world.delete(&rule);
+                disks.reap();
+                drop(bring(&job));
+                assert!(disks.place(to, "f").exists(), "{to}");
+                disks.tell("slow", &job, Some("it was given up".to_owned()));
+                disks.reap();
+                disks.check();
+            }
+            // What reads back wrong is nobody's.
+            let rule = world.add(&fetch("f", "A", to));
+            let mut wrong = bring(&disks.take("slow", 1)[0]);
+            wrong.reject();
+            drop(wrong);
+            disks.check();
+            world.advance(61);
+            world.delete(&rule);
+            disks.reap();
+        }
     }
 }
 
