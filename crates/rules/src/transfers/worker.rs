@@ -13,6 +13,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::copy::{self, copy};
@@ -136,12 +137,14 @@ struct Moving {
     bytes: i64,
     moved: Arc<AtomicI64>,
     stop: Arc<AtomicBool>,
+    /// When its lease is over, unless it is renewed.
+    until: Instant,
 }
 
 impl Moving {
-    fn new(job: &Job) -> Self {
+    fn new(job: &Job, until: Instant) -> Self {
         let (attempt, bytes) = (job.attempt, job.bytes);
-        Self { attempt, bytes, moved: Arc::default(), stop: Arc::default() }
+        Self { attempt, bytes, moved: Arc::default(), stop: Arc::default(), until }
     }
 
     /// Whether people want to see how far it is.
@@ -228,6 +231,7 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
         while copies.try_join_next().is_some() {}
         // Asked for only when half of them have arrived: not for one at a time. As many may have
         // arrived and not be told of yet.
+        let until = Instant::now() + queue.lease();
         let untold = wanted.saturating_mul(2).saturating_sub(locked(&under).len());
         let jobs = match wanted.saturating_sub(coming.load(Ordering::Acquire)).min(untold) {
             room if room * 2 < wanted => None,
@@ -240,7 +244,7 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
             wanted = ahead(most, &jobs);
             coming.fetch_add(jobs.len(), Ordering::AcqRel);
             let together = together(most, &jobs);
-            let mut jobs = jobs.into_iter().map(|job| (Moving::new(&job), job)).peekable();
+            let mut jobs = jobs.into_iter().map(|job| (Moving::new(&job, until), job)).peekable();
             while jobs.peek().is_some() {
                 let some: Vec<_> = jobs.by_ref().take(together).collect();
                 let new = some.iter().map(|(moving, job)| (job.request, moving.clone()));
@@ -369,7 +373,7 @@ impl Settling {
     async fn gather(&mut self) -> Outcomes {
         let mut some = Vec::new();
         self.told.recv_many(&mut some, TOLD_TOGETHER).await;
-        let until = tokio::time::Instant::now() + GATHER;
+        let until = Instant::now() + GATHER;
         while (1..TOLD_TOGETHER).contains(&some.len()) {
             let room = TOLD_TOGETHER - some.len();
             // One that is being handed over at this moment goes with the next ones.
@@ -430,10 +434,12 @@ impl Telling {
     }
 }
 
-/// Renews leases; a copy whose lease is gone is given up. How far large files are is told in between.
+/// Renews leases; a copy whose lease is gone, or could not be renewed in time, is given up. How far
+/// large files are is told in between.
 async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: CancellationToken) {
-    let tick = PROGRESS.min(queue.lease() / 4);
-    let ticks = (queue.lease().as_millis() / 4).div_euclid(tick.as_millis().max(1)).max(1);
+    let lease = queue.lease();
+    let tick = PROGRESS.min(lease / 4);
+    let ticks = (lease.as_millis() / 4).div_euclid(tick.as_millis().max(1)).max(1);
     for at in 1_u128.. {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -449,23 +455,37 @@ async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: CancellationToke
                 moved: moving.moved.load(Ordering::Acquire),
             })
             .collect();
-        if held.is_empty() {
-            continue;
+        if !held.is_empty() {
+            renew(&*queue, &under, held).await;
         }
-        match queue.renew(held).await {
-            Ok(lost) => {
-                let under = locked(&under);
-                for moving in lost.iter().filter_map(|request| under.get(request)) {
-                    moving.stop.store(true, Ordering::Release);
-                }
-            }
-            Err(error) => tracing::warn!(error, "leases could not be renewed"),
+        let now = Instant::now();
+        for moving in locked(&under).values().filter(|moving| moving.until <= now) {
+            moving.stop.store(true, Ordering::Release);
+        }
+    }
+}
+
+async fn renew(queue: &dyn Queue, under: &Under, held: Vec<Held>) {
+    let (asked, lease) = (Instant::now(), queue.lease());
+    let answer = tokio::time::timeout(lease / 4, queue.renew(held.clone())).await;
+    let lost: BTreeSet<i64> = match answer.unwrap_or_else(|_| Err("nobody answers".to_owned())) {
+        Ok(lost) => lost.into_iter().collect(),
+        Err(error) => return tracing::warn!(error, "leases could not be renewed"),
+    };
+    let mut under = locked(under);
+    for one in held {
+        let Some(moving) = under.get_mut(&one.request) else { continue };
+        match lost.contains(&one.request) {
+            true => moving.stop.store(true, Ordering::Release),
+            false => moving.until = asked + lease,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use serde_json::Map;
 
     use super::*;
@@ -544,6 +564,71 @@ mod tests {
         ] {
             let jobs: Vec<Job> = sizes.iter().copied().map(job).collect();
             assert_eq!(together(4, &jobs), at_once, "{} of {:?}", sizes.len(), sizes.first());
+        }
+    }
+
+    /// Answers each renewal as it is told, and the last one from then on.
+    struct Renewing(Mutex<VecDeque<Result<Vec<i64>, String>>>);
+
+    impl Queue for Renewing {
+        fn take(&self, _: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
+            async { Ok(Vec::new()) }.boxed()
+        }
+
+        fn renew(&self, _: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+            let mut answers = self.0.lock().unwrap();
+            let next =
+                if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
+            async move {
+                match next {
+                    Some(answer) => answer,
+                    None => std::future::pending().await,
+                }
+            }
+            .boxed()
+        }
+
+        fn finish(&self, _: Vec<Outcome>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+            async { Ok(Vec::new()) }.boxed()
+        }
+
+        fn woken(&self) -> BoxFuture<'_, ()> {
+            std::future::pending().boxed()
+        }
+
+        fn lease(&self) -> Duration {
+            Duration::from_millis(40)
+        }
+    }
+
+    #[test]
+    fn what_is_no_longer_leased_is_given_up() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let refused = || Err("the catalog is away".to_owned());
+        for (case, answers) in [
+            ("lost", vec![Ok(vec![1])]),
+            ("lost after a while", vec![Ok(vec![]), refused(), Ok(vec![]), Ok(vec![1])]),
+            ("not renewed", vec![refused()]),
+            ("not renewed any more", vec![Ok(vec![]), Ok(vec![]), refused()]),
+            ("not answered", vec![]),
+        ] {
+            let queue: Arc<dyn Queue> = Arc::new(Renewing(Mutex::new(answers.into())));
+            let moving = Moving::new(&arrived().0, Instant::now() + queue.lease());
+            let stopped = Arc::clone(&moving.stop);
+            let under: Under = Arc::new(Mutex::new(BTreeMap::from([(1, moving)])));
+            let over = CancellationToken::new();
+            runtime.block_on(async {
+                let keeping = tokio::spawn(keep_leases(queue, under, over.clone()));
+                let given_up = async {
+                    while !stopped.load(Ordering::Acquire) {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                };
+                let patience = Duration::from_secs(60);
+                assert!(tokio::time::timeout(patience, given_up).await.is_ok(), "{case}");
+                over.cancel();
+                keeping.await.unwrap();
+            });
         }
     }
 }
