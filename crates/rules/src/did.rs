@@ -176,6 +176,39 @@ fn load_names(tx: &mut Tx<'_>, children: &[Child]) -> Result<()> {
     Ok(())
 }
 
+/// Holds everything that several attachments hold, in order: later ones then wait for nothing while
+/// earlier ones hold something. What is not there is held by nobody.
+pub fn hold_for_attaching(tx: &mut Tx<'_>, pairs: &[(&Did, &[Child])]) -> Result<()> {
+    if !tx.is_postgres() {
+        return Ok(());
+    }
+    let parents = pairs.iter().map(|(parent, _)| *parent);
+    let children = pairs.iter().flat_map(|(_, children)| children.iter().map(|child| &child.did));
+    let names: Vec<&Did> = parents.chain(children).collect();
+    tx.clear(&["w_names", "w_files"])?;
+    tx.load(
+        "w_names",
+        &[
+            ("ord", Column::ints(0..names.len() as i64)),
+            ("scope", Column::texts(names.iter().map(|name| name.scope.clone()))),
+            ("name", Column::texts(names.iter().map(|name| name.name.clone()))),
+        ],
+    )?;
+    let sql = "SELECT n.ord, d.id, d.did_type FROM w_names n CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)";
+    let (mut up, mut down, mut files) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for row in tx.query(sql, &[])? {
+        let is_parent = row.int(0) < pairs.len() as i64;
+        match row.text(2) {
+            "F" => drop(files.insert(row.int(1))),
+            "C" if is_parent => up.push(row.int(1)),
+            _ => down.push(row.int(1)),
+        }
+    }
+    lock_tree(tx, &up, &down)?;
+    tx.load("w_files", &[("did", Column::ints(files))])?;
+    lock_files(tx)
+}
+
 fn unsupported(message: impl Into<String>) -> Error {
     refuse(Class::UnsupportedOperation, message)
 }

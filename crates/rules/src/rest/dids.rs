@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use super::rules::{dids, may_add, new_rule, stream, whole};
 use super::{
-    Call, Reply, created, field, flag, list, meta, no_such_path, number, search, show, text, wrong,
+    Call, Reply, created, field, flag, list, meta, no_such_path, number, replicas, search, show,
+    text, wrong,
 };
-use crate::api::{Did, DidRecord, DidType, NewFile};
+use crate::api::{Did, DidRecord, DidType, NewFile, NewRule};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
 use crate::did::{Child, NewDid};
@@ -125,11 +126,11 @@ pub(super) async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
     match (&call.method, verb) {
         (&Method::POST, None) => {
             call.object()?;
-            add_did(call, name, &call.body).await
+            add_all(call, vec![addition(call, name, &call.body).await?]).await
         }
         (&Method::GET, None) => get_did(call, name).await,
         (&Method::PUT, Some("status")) => status(call, name).await,
-        (&Method::POST, Some("dids")) => attach(call, name, &call.body, false).await,
+        (&Method::POST, Some("dids")) => attach(call, name).await,
         (&Method::DELETE, Some("dids")) => detach(call, name).await,
         (&Method::GET, Some("dids")) => Ok(Reply::Lines(Box::new(move |tx, line| {
             did::list_content(tx, &name, &mut |child| line(show::content(&child)))
@@ -212,13 +213,17 @@ fn new_did(name: Did, body: &Value, account: &str) -> Result<NewDid> {
     })
 }
 
-/// What is to be attached, and where files among it that are not known yet are to be registered.
+/// What is to be attached to what, and which files among it are to be registered first, and where.
 struct Attachment {
+    parent: Did,
     children: Vec<Child>,
     rse: Option<String>,
+    files: Vec<NewFile>,
 }
 
-fn attachment(body: &Value) -> Result<Attachment> {
+/// Reads an attachment, and fails unless the caller may attach and register what it says.
+async fn attachment(call: &Call, parent: Did, body: &Value) -> Result<Attachment> {
+    own_scope(call, &parent.scope, "attach data identifiers in this scope").await?;
     let named = dids(body.get("dids"))?;
     let child = |(did, value): (Did, &Value)| {
         Ok(Child {
@@ -228,42 +233,69 @@ fn attachment(body: &Value) -> Result<Attachment> {
             md5: text(value, "md5")?.map(str::to_owned),
         })
     };
-    Ok(Attachment {
-        children: named.into_iter().zip(list(body, "dids")?).map(child).collect::<Result<_>>()?,
-        rse: text(body, "rse")?.map(str::to_owned),
-    })
+    let all = list(body, "dids")?;
+    let children: Vec<Child> = named.into_iter().zip(all).map(child).collect::<Result<_>>()?;
+    let rse = text(body, "rse")?.map(str::to_owned);
+    let files = match &rse {
+        None => Vec::new(),
+        Some(rse) => {
+            // What is known already is attached by its name alone.
+            let said = children.iter().zip(all).filter(|(child, _)| child.bytes.is_some());
+            let said: Vec<Value> = said.map(|(_, value)| value.clone()).collect();
+            replicas::new_files(call, rse, said).await?
+        }
+    };
+    Ok(Attachment { parent, children, rse, files })
 }
 
-/// Attaches within a transaction, registering files first when an RSE is named.
+/// Attaches within a transaction, registering files first where an RSE is named.
 fn attach_within(
     tx: &mut Tx<'_>,
-    parent: &Did,
-    what: &Attachment,
+    what: &[Attachment],
     account: &str,
     again: bool,
     now: i64,
 ) -> Result<()> {
-    if let Some(rse) = &what.rse {
-        let file = |child: &Child| {
-            let (adler32, md5) = (child.adler32.clone(), child.md5.clone());
-            let did = child.did.clone();
-            Some(NewFile { did, bytes: child.bytes?, adler32, md5, path: None, state: None })
-        };
-        let files: Vec<NewFile> = what.children.iter().filter_map(file).collect();
-        replica::add_missing_replicas(tx, rse, &files, account, now)?;
+    if what.len() > 1 || what.iter().any(|one| one.rse.is_some()) {
+        let pairs: Vec<(&Did, &[Child])> =
+            what.iter().map(|one| (&one.parent, one.children.as_slice())).collect();
+        did::hold_for_attaching(tx, &pairs)?;
     }
-    did::attach_identifier(tx, parent, &what.children, again, now)?;
+    for one in what {
+        if let Some(rse) = &one.rse {
+            replica::add_missing_replicas(tx, rse, &one.files, account, now)?;
+        }
+        did::attach_identifier(tx, &one.parent, &one.children, again, now)?;
+    }
     Ok(())
 }
 
-async fn add_did(call: &Call, name: Did, body: &Value) -> Result<Reply> {
+/// A data identifier to add, with what is to be in it and its rules.
+struct Addition {
+    new: NewDid,
+    inside: Option<Attachment>,
+    rules: Vec<NewRule>,
+}
+
+async fn addition(call: &Call, name: Did, body: &Value) -> Result<Addition> {
     own_scope(call, &name.scope, "add data identifiers in this scope").await?;
     let new = new_did(name, body, &call.caller.account)?;
     let rules = inline_rules(call, &new.did, body)?;
     let inside = match list(body, "dids")? {
         [] => None,
-        _ => Some(attachment(body)?),
+        _ => Some(attachment(call, new.did.clone(), body).await?),
     };
+    Ok(Addition { new, inside, rules })
+}
+
+/// Adds data identifiers, all or none.
+async fn add_all(call: &Call, mut all: Vec<Addition>) -> Result<Reply> {
+    let inside: Vec<Attachment> = all.iter_mut().filter_map(|one| one.inside.take()).collect();
+    let rules: Vec<NewRule> =
+        all.iter_mut().flat_map(|one| std::mem::take(&mut one.rules)).collect();
+    // Two who add the same names wait for each other in the same order.
+    let mut names: Vec<NewDid> = all.into_iter().map(|one| one.new).collect();
+    names.sort_by(|one, other| one.did.cmp(&other.did));
     let (account, now, seed, settings) = (
         call.caller.account.clone(),
         call.now(),
@@ -271,10 +303,10 @@ async fn add_did(call: &Call, name: Did, body: &Value) -> Result<Reply> {
         call.service.settings.clone(),
     );
     call.write(move |tx| {
-        did::add_identifier(tx, &new, now)?;
-        if let Some(inside) = &inside {
-            attach_within(tx, &new.did, inside, &account, false, now)?;
+        for new in &names {
+            did::add_identifier(tx, new, now)?;
         }
+        attach_within(tx, &inside, &account, false, now)?;
         let mut rng = SmallRng::seed_from_u64(seed);
         for rule in &rules {
             add::add_replication_rule(tx, rule, &settings, &mut rng, now)?;
@@ -286,7 +318,7 @@ async fn add_did(call: &Call, name: Did, body: &Value) -> Result<Reply> {
 }
 
 /// Rules given with a data identifier.
-fn inline_rules(call: &Call, did: &Did, body: &Value) -> Result<Vec<crate::api::NewRule>> {
+fn inline_rules(call: &Call, did: &Did, body: &Value) -> Result<Vec<NewRule>> {
     let mut rules = Vec::new();
     for rule in list(body, "rules")? {
         let mut rule =
@@ -299,48 +331,58 @@ fn inline_rules(call: &Call, did: &Did, body: &Value) -> Result<Vec<crate::api::
     Ok(rules)
 }
 
+/// The entries of a list, each with the data identifier that it is about.
+fn named(list: &[Value]) -> Result<Vec<(Did, &Value)>> {
+    let one = |body| {
+        let (scope, name) = text(body, "scope")?
+            .zip(text(body, "name")?)
+            .ok_or_else(|| wrong("each has a scope and a name"))?;
+        Ok((Did::new(scope, name), body))
+    };
+    list.iter().map(one).collect()
+}
+
 async fn add_many(call: &Call) -> Result<Reply> {
     let list = match &call.body {
-        Value::Array(list) => list.clone(),
+        Value::Array(list) => list,
         body => body
             .get("dids")
             .and_then(Value::as_array)
-            .cloned()
             .ok_or_else(|| wrong("a list of data identifiers"))?,
     };
-    for body in &list {
-        let part = |key: &str| body.get(key).and_then(Value::as_str).map(str::to_owned);
-        let (scope, name) =
-            part("scope").zip(part("name")).ok_or_else(|| wrong("each has a scope and a name"))?;
-        add_did(call, Did::new(scope, name), body).await?;
+    let mut all = Vec::with_capacity(list.len());
+    for (name, body) in named(list)? {
+        all.push(addition(call, name, body).await?);
     }
-    Ok(created())
+    add_all(call, all).await
 }
 
-async fn attach(call: &Call, parent: Did, body: &Value, again: bool) -> Result<Reply> {
-    own_scope(call, &parent.scope, "attach data identifiers in this scope").await?;
-    let (account, now, what) = (call.caller.account.clone(), call.now(), attachment(body)?);
-    call.write(move |tx| attach_within(tx, &parent, &what, &account, again, now)).await?;
-    Ok(created())
+async fn attach(call: &Call, parent: Did) -> Result<Reply> {
+    let what = attachment(call, parent, &call.body).await?;
+    attach_all(call, vec![what], false).await
 }
 
 async fn attachments(call: &Call) -> Result<Reply> {
     let (list, again) = match &call.body {
-        Value::Array(list) => (list.clone(), false),
+        Value::Array(list) => (list, false),
         body => (
             body.get("attachments")
                 .and_then(Value::as_array)
-                .cloned()
                 .ok_or_else(|| wrong("attachments is a list"))?,
             flag(body, "ignore_duplicate")?.unwrap_or(false),
         ),
     };
-    for body in &list {
-        let part = |key: &str| body.get(key).and_then(Value::as_str).map(str::to_owned);
-        let (scope, name) =
-            part("scope").zip(part("name")).ok_or_else(|| wrong("each has a scope and a name"))?;
-        attach(call, Did::new(scope, name), body, again).await?;
+    let mut all = Vec::with_capacity(list.len());
+    for (parent, body) in named(list)? {
+        all.push(attachment(call, parent, body).await?);
     }
+    attach_all(call, all, again).await
+}
+
+/// Attaches everything or nothing.
+async fn attach_all(call: &Call, what: Vec<Attachment>, again: bool) -> Result<Reply> {
+    let (account, now) = (call.caller.account.clone(), call.now());
+    call.write(move |tx| attach_within(tx, &what, &account, again, now)).await?;
     Ok(created())
 }
 
@@ -351,30 +393,40 @@ async fn detach(call: &Call, parent: Did) -> Result<Reply> {
     Ok(Reply::Done)
 }
 
+/// A change of a data identifier's status.
+enum Change {
+    Close,
+    Reopen,
+    Lifetime(Option<i64>),
+}
+
 async fn status(call: &Call, name: Did) -> Result<Reply> {
     own_scope(call, &name.scope, "change data identifiers in this scope").await?;
-    let (body, now) = (call.object()?.clone(), call.now());
-    for (key, value) in body {
-        match (key.as_str(), value) {
-            ("open", Value::Bool(false)) => {
-                let name = name.clone();
-                call.write(move |tx| did::close(tx, &name, now)).await?;
-            }
+    let mut changes = Vec::new();
+    for (key, value) in call.object()? {
+        changes.push(match (key.as_str(), value) {
+            ("open", Value::Bool(false)) => Change::Close,
             ("open", Value::Bool(true)) => {
                 call.privileged("open a closed data identifier")?;
-                let name = name.clone();
-                call.write(move |tx| did::reopen(tx, &name, now)).await?;
+                Change::Reopen
             }
-            ("lifetime", _) => {
-                let (name, lifetime) = (name.clone(), number(&call.body, "lifetime")?);
-                call.write(move |tx| did::set_lifetime(tx, &name, lifetime, now)).await?;
-            }
+            ("open", _) => return Err(wrong("The field open should be true or false")),
+            ("lifetime", _) => Change::Lifetime(number(&call.body, "lifetime")?),
             (key, _) => {
                 let message = format!("The status {key:.40} is not valid.");
                 return Err(refuse(Class::UnsupportedStatus, message));
             }
-        }
+        });
     }
+    let now = call.now();
+    call.write(move |tx| {
+        changes.iter().try_for_each(|change| match change {
+            Change::Close => did::close(tx, &name, now),
+            Change::Reopen => did::reopen(tx, &name, now),
+            Change::Lifetime(lifetime) => did::set_lifetime(tx, &name, *lifetime, now),
+        })
+    })
+    .await?;
     Ok(Reply::Done)
 }
 

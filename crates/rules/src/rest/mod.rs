@@ -389,6 +389,12 @@ fn list<'a>(body: &'a Value, key: &str) -> Result<&'a [Value]> {
     Ok(field(body, key, "a list", |value| value.as_array())?.map_or(&[], Vec::as_slice))
 }
 
+fn texts(body: &Value, key: &str) -> Result<Option<Vec<String>>> {
+    field(body, key, "a list of texts", |value| {
+        value.as_array()?.iter().map(|one| one.as_str().map(str::to_owned)).collect()
+    })
+}
+
 /// A refusal of a body that is not as it should be.
 fn wrong(what: &str) -> Error {
     refuse(Class::InvalidObject, what)

@@ -1,13 +1,13 @@
 //! `/replicas`: which file is where, under which name, and when it may go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::dids::own_scope;
 use super::rules::{dids, whole};
-use super::{Call, Reply, created, listing, no_such_path, show, sites, wrong};
+use super::{Call, Reply, created, listing, no_such_path, show, sites, text, texts, wrong};
 use crate::api::{Did, NewFile, ReplicaState};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
@@ -50,6 +50,15 @@ pub(super) async fn replicas_at(call: &Call, parts: &[&str]) -> Result<Reply> {
 async fn add_replicas(call: &Call) -> Result<Reply> {
     let rse = call.text("rse")?;
     let list = call.field("files")?.as_array().cloned().ok_or_else(|| wrong("files is a list"))?;
+    let files = new_files(call, &rse, list).await?;
+    let (account, now) = (call.caller.account.clone(), call.now());
+    call.write(move |tx| replica::add_replicas(tx, &rse, &files, &account, now)).await?;
+    Ok(created())
+}
+
+/// Reads files that are to be registered on an RSE, and fails unless the caller may register files in
+/// all of their scopes.
+pub(super) async fn new_files(call: &Call, rse: &str, list: Vec<Value>) -> Result<Vec<NewFile>> {
     let mut files = Vec::with_capacity(list.len());
     let mut named = Vec::new();
     for value in list {
@@ -59,19 +68,16 @@ async fn add_replicas(call: &Call) -> Result<Reply> {
         named.extend(physical.map(|name| (files.len(), name)));
         files.push(file);
     }
-    let at = rse.clone();
+    let at = rse.to_owned();
     let found = call.read(move |tx| crate::rse::by_name(tx, &at)).await?;
     for (at, name) in named {
         files[at].path = said_path(&found, &files[at].did, &name)?;
     }
-    for scope in
-        files.iter().map(|file| file.did.scope.as_str()).collect::<std::collections::BTreeSet<_>>()
-    {
+    let scopes: BTreeSet<&str> = files.iter().map(|file| file.did.scope.as_str()).collect();
+    for scope in scopes {
         own_scope(call, scope, "register files in this scope").await?;
     }
-    let (account, now) = (call.caller.account.clone(), call.now());
-    call.write(move |tx| replica::add_replicas(tx, &rse, &files, &account, now)).await?;
-    Ok(created())
+    Ok(files)
 }
 
 /// The path that a physical name says, where it does not follow from the logical one.
@@ -122,68 +128,62 @@ async fn update_replicas(call: &Call) -> Result<Reply> {
     let mut well = Vec::new();
     let mut ill: BTreeMap<String, Vec<Did>> = BTreeMap::new();
     for (name, row) in names.into_iter().zip(rows) {
-        let state = row.get("state").and_then(Value::as_str).and_then(ReplicaState::read);
+        let state = text(&row, "state")?.and_then(ReplicaState::read);
         match state {
             Some(ReplicaState::Available) => well.push(name),
             Some(ReplicaState::Unavailable) => {
-                let error = row
-                    .get("error_message")
-                    .and_then(Value::as_str)
-                    .unwrap_or("The transfer failed");
+                let error = text(&row, "error_message")?.unwrap_or("The transfer failed");
                 ill.entry(error.to_owned()).or_default().push(name);
             }
             _ => return Err(wrong("state is A or U")),
         }
     }
     let now = call.now();
-    let units = |tx: &mut Tx<'_>, rse: &str, names: &[Did]| -> Result<Vec<(i64, i64)>> {
-        names.iter().map(|name| replica::unit(tx, name, rse)).collect()
-    };
-    let at = rse.clone();
     call.write(move |tx| {
-        let units = units(tx, &at, &well)?;
-        transfer::successful_transfer(tx, &units, now)
+        let units = |tx: &mut Tx<'_>, names: &[Did]| -> Result<Vec<(i64, i64)>> {
+            names.iter().map(|name| replica::unit(tx, name, &rse)).collect()
+        };
+        let well = units(tx, &well)?;
+        transfer::successful_transfer(tx, &well, now)?;
+        for (error, names) in &ill {
+            let ill = units(tx, names)?;
+            transfer::failed_transfer(tx, &ill, error, None, now)?;
+        }
+        Ok(())
     })
     .await?;
-    for (error, names) in ill {
-        let at = rse.clone();
-        call.write(move |tx| {
-            let units = units(tx, &at, &names)?;
-            transfer::failed_transfer(tx, &units, &error, None, now)
-        })
-        .await?;
-    }
     Ok(Reply::Done)
 }
 
 async fn tombstones(call: &Call) -> Result<Reply> {
     call.privileged("set tombstones")?;
-    let list =
-        call.field("replicas")?.as_array().cloned().ok_or_else(|| wrong("replicas is a list"))?;
+    let list = call.field("replicas")?.as_array().ok_or_else(|| wrong("replicas is a list"))?;
+    let part = |entry, key| {
+        text(entry, key)?
+            .map(str::to_owned)
+            .ok_or_else(|| wrong("each replica has a scope, a name and an rse"))
+    };
+    let replica =
+        |entry| Ok((Did::new(part(entry, "scope")?, part(entry, "name")?), part(entry, "rse")?));
+    let replicas: Vec<(Did, String)> = list.iter().map(replica).collect::<Result<_>>()?;
     let now = call.now();
-    for entry in list {
-        let part = |key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
-        let (Some(scope), Some(name), Some(rse)) = (part("scope"), part("name"), part("rse"))
-        else {
-            return Err(wrong("each replica has a scope, a name and an rse"));
-        };
-        let name = Did::new(scope, name);
-        call.write(move |tx| replica::set_tombstone(tx, &name, &rse, now)).await?;
-    }
+    call.write(move |tx| {
+        replicas.iter().try_for_each(|(name, rse)| replica::set_tombstone(tx, name, rse, now))
+    })
+    .await?;
     Ok(created())
 }
 
-/// A replica as clients name it: by its parts, or by its physical name.
-fn meant(rses: &[Rse], entry: &Value) -> Option<(Did, String)> {
-    let part = |key: &str| entry.get(key).and_then(Value::as_str);
-    if let (Some(scope), Some(name)) = (part("scope"), part("name")) {
-        let rse = part("rse").map(str::to_owned).or_else(|| {
-            let uuid = part("rse_id")?;
-            rses.iter().find(|rse| rse.uuid == uuid).map(|rse| rse.name.clone())
-        })?;
-        return Some((Did::new(scope, name), rse));
-    }
-    None
+/// A replica as clients name it by its parts; none where its RSE is known by no such number.
+fn meant(rses: &[Rse], entry: &Value) -> Result<Option<(Did, String)>> {
+    let wrong = || wrong("each replica is a physical name, or has a scope, a name and an rse");
+    let (scope, name) = text(entry, "scope")?.zip(text(entry, "name")?).ok_or_else(wrong)?;
+    let rse = match (text(entry, "rse")?, text(entry, "rse_id")?) {
+        (Some(rse), _) => Some(rse),
+        (None, Some(uuid)) => rses.iter().find(|rse| rse.uuid == uuid).map(|rse| rse.name.as_str()),
+        (None, None) => return Err(wrong()),
+    };
+    Ok(rse.map(|rse| (Did::new(scope, name), rse.to_owned())))
 }
 
 async fn bad(call: &Call) -> Result<Reply> {
@@ -213,49 +213,44 @@ async fn bad_names(call: &Call) -> Result<Reply> {
     Ok(created())
 }
 
-/// Declares replicas bad; returns those that are not known, by RSE.
+/// Declares replicas bad, all or none; returns those that are not known, by RSE.
 async fn declare_bad(call: &Call, list: Vec<Value>) -> Result<BTreeMap<String, Vec<String>>> {
     call.privileged("declare replicas bad")?;
-    let reason = call.text("reason").unwrap_or_default();
+    let reason = text(&call.body, "reason")?.unwrap_or_default().to_owned();
     let (account, now) = (call.caller.account.clone(), call.now());
-    let mut unknown: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for entry in list {
-        let (reason, account) = (reason.clone(), account.clone());
-        let missed = call
-            .write(move |tx| {
-                let rses = tx.rses()?;
-                let found = match &entry {
-                    Value::String(name) => named(tx, &rses, name)?,
-                    entry => meant(&rses, entry),
-                };
-                let Some((did, rse)) = found else {
-                    return Ok(Some(("Unknown".to_owned(), entry.to_string())));
-                };
-                match replica::declare_bad(tx, &did, &rse, &reason, &account, now) {
-                    Ok(()) => Ok(None),
-                    Err(Error::Refused(refusal))
-                        if matches!(
-                            refusal.class,
-                            Class::ReplicaNotFound | Class::DataIdentifierNotFound
-                        ) =>
-                    {
-                        Ok(Some((rse, format!("{did} Unknown replica"))))
+    call.write(move |tx| {
+        let rses = tx.rses()?;
+        let mut unknown: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for entry in &list {
+            let found = match entry {
+                Value::String(name) => named(tx, &rses, name)?,
+                entry => meant(&rses, entry)?,
+            };
+            let (rse, what) = match found {
+                None => ("Unknown".to_owned(), entry.to_string()),
+                Some((did, rse)) => {
+                    match replica::declare_bad(tx, &did, &rse, &reason, &account, now) {
+                        Ok(()) => continue,
+                        Err(error) if is_unknown(&error) => (rse, format!("{did} Unknown replica")),
+                        Err(error) => return Err(error),
                     }
-                    Err(error) => Err(error),
                 }
-            })
-            .await?;
-        if let Some((rse, what)) = missed {
+            };
             unknown.entry(rse).or_default().push(what);
         }
-    }
-    Ok(unknown)
+        Ok(unknown)
+    })
+    .await
+}
+
+fn is_unknown(error: &Error) -> bool {
+    matches!(error.class(), Some(Class::ReplicaNotFound | Class::DataIdentifierNotFound))
 }
 
 async fn bad_dids(call: &Call) -> Result<Reply> {
     call.privileged("declare replicas bad")?;
     let (rse, names) = (call.text("rse")?, dids(call.body.get("dids"))?);
-    let reason = call.text("reason").unwrap_or_default();
+    let reason = text(&call.body, "reason")?.unwrap_or_default().to_owned();
     let (account, now) = (call.caller.account.clone(), call.now());
     call.write(move |tx| {
         names
@@ -294,8 +289,8 @@ fn named(tx: &mut Tx<'_>, rses: &[Rse], name: &str) -> Result<Option<(Did, Strin
 
 /// Which files some physical names belong to.
 async fn dids_of(call: &Call) -> Result<Reply> {
-    let names = call.field("pfns")?.as_array().cloned().ok_or_else(|| wrong("pfns is a list"))?;
-    let on = call.body.get("rse").and_then(Value::as_str).map(str::to_owned);
+    let names = texts(&call.body, "pfns")?.ok_or_else(|| wrong("pfns is a list of texts"))?;
+    let on = text(&call.body, "rse")?.map(str::to_owned);
     let lines = call
         .read(move |tx| {
             let rses = match &on {
@@ -303,7 +298,7 @@ async fn dids_of(call: &Call) -> Result<Reply> {
                 None => tx.rses()?.to_vec(),
             };
             let mut lines = Vec::new();
-            for name in names.iter().filter_map(Value::as_str) {
+            for name in &names {
                 if let Some((did, _)) = named(tx, &rses, name)? {
                     lines.push(json!({name: {"scope": did.scope, "name": did.name}}).to_string());
                 }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod answers;
+mod bulk;
 mod cases;
 mod checker;
 mod concurrency;
