@@ -144,7 +144,9 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
                 .await?;
             Ok(created())
         }
-        (method, [_, what @ ("limits" | "usage"), which @ ("local" | "global"), rest @ ..]) => {
+        (method, [_, what @ ("limits" | "usage"), which @ ("local" | "global"), rest @ ..])
+            if rest.len() < 2 =>
+        {
             limits_at(
                 call,
                 method,

@@ -124,12 +124,16 @@ enum Reply {
     Text(String),
 }
 
-async fn answer(service: Service, request: Request) -> Response {
+async fn answer(service: Service, mut request: Request) -> Response {
+    // Who asks for the head is told the same, and the server leaves the rest away.
+    if request.method() == Method::HEAD {
+        *request.method_mut() = Method::GET;
+    }
     let asked: Vec<String> = parts(request.uri().path());
     let part = Part::of(request.method(), &asked);
     let refused = |error: &Error| {
-        let exists = matches!(error, Error::Nowhere) && paths::exists(&asked);
-        failure(error, part, exists)
+        let nowhere = matches!(error, Error::Nowhere);
+        failure(error, part, nowhere.then(|| paths::allowed(&asked)).flatten())
     };
     let path: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
     match path.as_slice() {
@@ -211,7 +215,7 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
     if words.into_iter().any(|text| text.contains('\0')) || has_zero(&body) {
         return Err(refuse(Class::InvalidObject, "A text may not hold the character 0"));
     }
-    let (service, method) = (service.clone(), parts.method);
+    let method = parts.method;
     let call = Call { service: service.clone(), method, path, query, body, metalink, caller };
     Ok((call, service))
 }
@@ -322,7 +326,7 @@ impl Call {
 async fn dispatch(call: Call) -> Result<Reply> {
     let path: Vec<String> = call.path.clone();
     let Some(first) = path.first() else { return Err(no_such_path()) };
-    if path == ["ping"] && matches!(call.method, Method::GET | Method::HEAD) {
+    if path == ["ping"] && call.method == Method::GET {
         return Ok(Reply::Json(serde_json::json!({"version": "41.5.1"})));
     }
     if call.caller.read_only && first != "ping" && !reads(&call.method, &path) {
@@ -348,7 +352,7 @@ async fn dispatch(call: Call) -> Result<Reply> {
 /// Whether a request changes nothing; some questions are too long for a path.
 fn reads(method: &Method, path: &[String]) -> bool {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
-    matches!(*method, Method::GET | Method::HEAD)
+    *method == Method::GET
         || matches!(
             path.as_slice(),
             ["replicas", "list" | "dids" | "datasets_bulk"]
@@ -444,13 +448,13 @@ async fn render(service: Service, reply: Reply, part: Part) -> Response {
 async fn streamed(service: Service, lines: Lines, kind: &'static str, part: Part) -> Response {
     match stream::body(service.catalog, lines).await {
         Ok(body) => with_type(StatusCode::OK, kind, body),
-        Err(error) => failure(&error, part, true),
+        Err(error) => failure(&error, part, None),
     }
 }
 
 /// An error as clients read it: the class decides what they raise. Where there is nothing to be had,
-/// something else may be by another method.
-fn failure(error: &Error, part: Part, exists: bool) -> Response {
+/// something else may be by one of the `allowed` methods.
+fn failure(error: &Error, part: Part, allowed: Option<String>) -> Response {
     let (status, class) = match error {
         Error::Refused(refusal) => {
             let status = match (part, refusal.class) {
@@ -460,7 +464,9 @@ fn failure(error: &Error, part: Part, exists: bool) -> Response {
             };
             (status, refusal.class.to_string())
         }
-        Error::Nowhere => (if exists { 405 } else { 404 }, Class::UnsupportedOperation.to_string()),
+        Error::Nowhere => {
+            (if allowed.is_some() { 405 } else { 404 }, Class::UnsupportedOperation.to_string())
+        }
         Error::Unavailable(_) | Error::Moved => (503, "DatabaseException".to_owned()),
         _ => (500, "RucioException".to_owned()),
     };
@@ -468,7 +474,11 @@ fn failure(error: &Error, part: Part, exists: bool) -> Response {
         tracing::error!(%error, "a request failed");
     }
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    told(status, class, &error.to_string())
+    let mut response = told(status, class, &error.to_string());
+    if let Some(methods) = allowed.and_then(|methods| HeaderValue::from_str(&methods).ok()) {
+        response.headers_mut().insert(header::ALLOW, methods);
+    }
+    response
 }
 
 fn told(status: StatusCode, class: String, message: &str) -> Response {

@@ -201,12 +201,12 @@ async fn protocols_at(call: &Call, name: &str, rest: &[&str]) -> Result<Reply> {
             make_folder(folder).await;
             Ok(created())
         }
-        (&Method::PUT, [_, ..]) => {
+        (&Method::PUT, [_] | [_, _] | [_, _, _]) => {
             let (which, body) = (which(rest)?, call.object()?.clone());
             call.write(move |tx| protocol::update(tx, &name, &which, &body)).await?;
             Ok(Reply::Done)
         }
-        (&Method::DELETE, [_, ..]) => {
+        (&Method::DELETE, [_] | [_, _] | [_, _, _]) => {
             let which = which(rest)?;
             call.write(move |tx| protocol::delete(tx, &name, &which)).await?;
             Ok(Reply::Done)

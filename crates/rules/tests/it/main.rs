@@ -15,6 +15,7 @@ mod hostile;
 mod judge;
 mod large;
 mod laws;
+mod methods;
 mod moving;
 mod services;
 mod surface;
