@@ -10,6 +10,7 @@ use crate::catalog::engine::values;
 use crate::catalog::ledger::Ledger;
 use crate::error::{Error, Result};
 use crate::rule::place;
+use crate::rule::transfer::UNASKED;
 use crate::select::{Verdict, Wish};
 
 /// One copy of one file.
@@ -129,11 +130,43 @@ fn remedy(rule: &Rule, refusal: Option<&str>) -> Option<String> {
     }
 }
 
-/// What became of a transfer that is over.
+/// What became of the last transfer, if it is over and the copy is not there.
 struct Failure {
     error: Option<String>,
     at: Micros,
     source: Option<String>,
+    how: Ended,
+}
+
+/// How a transfer ended without a copy.
+#[derive(Clone, Copy)]
+enum Ended {
+    Failed,
+    Cancelled,
+    /// It was told to have failed when nobody had asked for it.
+    Unasked,
+}
+
+/// The last transfers of files that ended without a copy.
+fn failures(tx: &mut Tx<'_>, files: Vec<i64>) -> Result<BTreeMap<(i64, i64), Failure>> {
+    let mut failures = BTreeMap::new();
+    let sql = "SELECT h.did_id, h.dest_rse_id, h.err_msg, h.updated_at, s.rse, h.state, h.id FROM requests_history h
+        LEFT JOIN rses s ON s.id = h.source_rse_id WHERE h.did_id IN ARRAY(?1) ORDER BY h.updated_at, h.id";
+    for row in tx.query(sql, values![files])? {
+        let unit = (row.int(0), row.int(1));
+        let how = match RequestState::read(row.text(5)) {
+            Some(RequestState::Done) => {
+                failures.remove(&unit);
+                continue;
+            }
+            Some(RequestState::Cancelled) => Ended::Cancelled,
+            _ if row.int(6) == UNASKED => Ended::Unasked,
+            _ => Ended::Failed,
+        };
+        let (error, source) = (row.opt_text(2), row.opt_text(4));
+        failures.insert(unit, Failure { error, at: row.int(3), source, how });
+    }
+    Ok(failures)
 }
 
 fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<CopyOf>> {
@@ -159,13 +192,7 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
             row.flag(3),
         ));
     }
-    let mut failures: BTreeMap<(i64, i64), Failure> = BTreeMap::new();
-    let sql = "SELECT h.did_id, h.dest_rse_id, h.err_msg, h.updated_at, s.rse FROM requests_history h
-        LEFT JOIN rses s ON s.id = h.source_rse_id WHERE h.did_id IN ARRAY(?1) AND h.state <> 'D' ORDER BY h.updated_at";
-    for row in tx.query(sql, values![files])? {
-        let failure = Failure { error: row.opt_text(2), at: row.int(3), source: row.opt_text(4) };
-        failures.insert((row.int(0), row.int(1)), failure);
-    }
+    let failures = failures(tx, files)?;
     Ok(rows
         .iter()
         .map(|row| {
@@ -179,8 +206,8 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
                         .collect()
                 })
                 .unwrap_or_default();
-            let failure = failures.get(&unit);
             let state = LockState::read(row.text(5)).unwrap_or(LockState::Stuck);
+            let failure = failures.get(&unit).filter(|_| state != LockState::Ok);
             let last_error =
                 row.opt_text(10).or_else(|| failure.and_then(|failure| failure.error.clone()));
             CopyOf {
@@ -189,7 +216,7 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
                 rse: row.text(4).to_owned(),
                 state,
                 attempts: row.int(9) + row.int(6),
-                why: why(rule, state, row, &others, last_error.as_deref()),
+                why: why(rule, state, row, &others, failure, last_error.as_deref()),
                 last_error,
                 last_time: failure.map(|failure| failure.at),
                 last_source: row
@@ -206,6 +233,7 @@ fn why(
     state: LockState,
     row: &crate::catalog::Row,
     sources: &[(String, bool)],
+    failure: Option<&Failure>,
     error: Option<&str>,
 ) -> String {
     let before = row.int(12) < row.int(11);
@@ -228,28 +256,35 @@ fn why(
             }
         }
         LockState::Stuck => {
-            let what = match (
-                error,
-                sources.iter().any(|source| source.1),
-                &rule.source_replica_expression,
-            ) {
-                (_, false, _) => {
-                    "no readable copy exists anywhere: register one, or declare the file lost"
-                        .to_owned()
-                }
-                (None, true, Some(expression)) => {
-                    format!(
-                        "no source on {expression} has it: make a copy there, or drop the source expression"
-                    )
-                }
-                (None, true, None) => {
-                    "the RSE took no writes: open it for writing, or move the rule".to_owned()
-                }
-                (Some(error), true, _) => {
-                    format!("the last transfer failed ({error}): it is tried again after a while")
-                }
-            };
+            let what = why_stuck(rule, sources.iter().any(|source| source.1), failure, error);
             format!("{here}; {what}")
+        }
+    }
+}
+
+fn why_stuck(
+    rule: &Rule,
+    has_source: bool,
+    failure: Option<&Failure>,
+    error: Option<&str>,
+) -> String {
+    const GONE: &str = "no readable copy exists anywhere: register one, or declare the file lost";
+    const AGAIN: &str = "it is tried again after a while";
+    let how = failure.map(|failure| failure.how);
+    let next = if has_source { AGAIN } else { GONE };
+    match (how, error, &rule.source_replica_expression) {
+        (Some(Ended::Unasked), error, _) => format!(
+            "a transfer was reported as failed ({}) though the copy was not on its way, so that it counts as gone: {next}",
+            error.unwrap_or("nobody said why")
+        ),
+        _ if !has_source => GONE.to_owned(),
+        (Some(Ended::Cancelled), None, _) => format!("its transfer was cancelled: {AGAIN}"),
+        (_, Some(error), _) => format!("the last transfer failed ({error}): {AGAIN}"),
+        (_, None, Some(expression)) => format!(
+            "no source on {expression} has it: make a copy there, or drop the source expression"
+        ),
+        (_, None, None) => {
+            "the RSE took no writes: open it for writing, or move the rule".to_owned()
         }
     }
 }

@@ -13,6 +13,9 @@ use crate::error::{Class, Error, Result, refuse};
 use crate::rule::{Settings, state};
 use crate::transfers::given_up;
 
+/// The number of a request that nobody made, in the history.
+pub(crate) const UNASKED: i64 = 0;
+
 /// Some (file, RSE) pairs: one is asked for directly, many through `w_pairs`.
 struct Units {
     one: Option<(i64, i64)>,
@@ -194,6 +197,9 @@ fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) ->
             (RequestState::Failed, Some(crate::decide::clip(error, 255)))
         }
     };
+    if error.is_some() {
+        unasked(tx, units, &error, now)?;
+    }
     let noted = format!(
         "INSERT INTO requests_history (id, request_type, did_id, dest_rse_id, source_rse_id, state, rule_id, activity, bytes,
          retry_count, err_msg, requested_at, updated_at)
@@ -212,6 +218,21 @@ fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) ->
     tx.later(&format!("{noted} FROM requests WHERE {ended}"), &params)?;
     let ended = units.held_within(tx, "requests", ("did_id", "dest_rse_id"), 0);
     tx.later(&format!("DELETE FROM requests WHERE {ended}"), &units.params(Vec::new()))
+}
+
+/// Failures of what nobody had asked for are kept too, so that locks which are stuck for them can be
+/// explained. Their requests have no number.
+fn unasked(tx: &mut Tx<'_>, units: &Units, error: &Option<String>, now: Micros) -> Result<()> {
+    let sql = format!(
+        "INSERT INTO requests_history (id, request_type, did_id, dest_rse_id, state, rule_id, activity, bytes, retry_count,
+         err_msg, requested_at, updated_at)
+         SELECT {UNASKED}, 'T', locks.did_id, locks.rse_id, 'F', MIN(locks.rule_id), MIN(r.activity), MIN(locks.bytes), 0, ?2, ?1, ?1
+         FROM locks JOIN rules r ON r.id = locks.rule_id WHERE {}
+         AND NOT EXISTS (SELECT 1 FROM requests q WHERE q.did_id = locks.did_id AND q.dest_rse_id = locks.rse_id)
+         GROUP BY locks.did_id, locks.rse_id",
+        units.within("locks.did_id", "locks.rse_id", 2)
+    );
+    tx.later(&sql, &units.params(vec![Value::Int(now), Value::from(error.clone())]))
 }
 
 /// Moves the rule's locks `here` to their new state.

@@ -188,6 +188,56 @@ fn an_analysis_says_what_is_stuck_and_where_it_was_tried_from() {
 }
 
 #[test]
+fn a_copy_that_is_reported_as_failed_is_explained_by_the_report() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 2, 100, "R1");
+        world.files(&["ds-0".to_owned()], 100, "R2");
+        let uuid = world.rule("ds", 1, "R1", Grouping::Dataset);
+        assert_eq!(world.state(&uuid), "OK 2/0/0");
+        let shell = Shell::over(&world);
+        let report = |name: &str, state: &str| {
+            let file = json!({"scope": "s", "name": name, "state": state, "error_message": "disk on fire"});
+            shell.call("PUT", "/replicas", json!({"rse": "R1", "files": [file]})).0
+        };
+        assert_eq!((report("ds-0", "U"), report("ds-1", "U")), (200, 200));
+        assert_eq!(world.state(&uuid), "STUCK 0/0/2");
+        let why = || -> Vec<(Value, String)> {
+            let path = format!("/mainstay/rules/{uuid}/explain");
+            let found = document(shell.call("GET", &path, Value::Null));
+            let copies = found["copies"].as_array().unwrap().iter();
+            copies.map(|copy| (copy["last_error"].clone(), copy["why"].to_string())).collect()
+        };
+        let told = why();
+        for (error, why) in &told {
+            assert_eq!(*error, json!("disk on fire"), "on {}", world.catalog.backend());
+            assert!(why.contains("reported as failed (disk on fire) though"), "{why}");
+        }
+        assert!(told[0].1.contains("tried again") && told[1].1.contains("no readable copy"));
+        // Once it is there again the report is forgotten.
+        assert_eq!((report("ds-0", "A"), report("ds-1", "A")), (200, 200));
+        assert_eq!(world.state(&uuid), "OK 2/0/0");
+        assert!(why().iter().all(|(error, _)| error.is_null()));
+        world.check();
+    }
+}
+
+#[test]
+fn a_copy_whose_transfer_was_cancelled_is_not_said_to_lack_room() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 1, 100, "R1");
+        let uuid = world.rule("ds", 1, "R2", Grouping::Dataset);
+        let shell = Shell::over(&world);
+        let stuck = json!({"options": {"state": "STUCK"}});
+        assert_eq!(shell.call("PUT", &format!("/rules/{uuid}"), stuck).0, 200);
+        let path = format!("/mainstay/rules/{uuid}/explain");
+        let found = document(shell.call("GET", &path, Value::Null));
+        assert!(found["copies"][0]["why"].to_string().contains("was cancelled"), "{found}");
+    }
+}
+
+#[test]
 fn rules_are_listed_by_whatever_is_shown_of_them() {
     for world in World::each() {
         world.f4();
