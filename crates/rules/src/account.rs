@@ -87,6 +87,14 @@ pub fn set_attribute(
     Ok(())
 }
 
+/// The accounts of which an attribute has this value; true and false are written in either case.
+pub fn with_attribute(tx: &mut Tx<'_>, key: &str, value: &str) -> Result<Vec<String>> {
+    let sql = "SELECT account, value FROM account_attr_map WHERE key = ?1";
+    let rows = tx.query(sql, values![key])?;
+    let taken = rows.iter().filter(|row| row.text(1).eq_ignore_ascii_case(value));
+    Ok(taken.map(|row| row.text(0).to_owned()).collect())
+}
+
 /// Removes an attribute of an account.
 pub fn delete_attribute(tx: &mut Tx<'_>, account: &str, key: &str) -> Result<()> {
     check_exists(tx, account)?;

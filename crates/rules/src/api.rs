@@ -75,10 +75,12 @@ fn malformed(what: &str, value: &str, right: &str) -> Error {
 /// Fails unless `scope` is well-formed.
 pub fn check_scope(scope: &str) -> Result<()> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if (1..=25).contains(&scope.len()) && scope.bytes().all(legal) {
+    // Scopes are folders too.
+    let leads_away = scope == "." || scope == "..";
+    if (1..=25).contains(&scope.len()) && scope.bytes().all(legal) && !leads_away {
         Ok(())
     } else {
-        Err(malformed("scope", scope, "^[A-Za-z0-9._-]{1,25}$"))
+        Err(malformed("scope", scope, "^[A-Za-z0-9._-]{1,25}$, and not . or .."))
     }
 }
 
@@ -164,7 +166,7 @@ pub struct DidRecord {
 }
 
 /// The furthest moment that is meant seriously, in seconds from now.
-const HORIZON: i64 = 1_000 * 366 * 86_400;
+pub(crate) const HORIZON: i64 = 1_000 * 366 * 86_400;
 
 /// Fails when a time is further away than anybody means.
 pub(crate) fn check_seconds(what: &str, seconds: Option<i64>) -> Result<()> {
@@ -202,6 +204,9 @@ mod tests {
             ("user alice", "x", false),
             ("", "x", false),
             ("s", "", false),
+            (".", "x", false),
+            ("..", "x", false),
+            ("a..b", "x", true),
             ("s", "x'; DROP TABLE dids", false),
         ] {
             assert_eq!(Did::new(scope, name).check().is_ok(), fits, "{scope}:{name}");

@@ -137,6 +137,12 @@ pub fn accounts(tx: &mut Tx<'_>, identity: &str, kind: &str) -> Result<Vec<Strin
     Ok(rows.iter().map(|row| row.text(0).to_owned()).collect())
 }
 
+/// The accounts that identities of this name may act as, of whichever kind they are.
+pub fn all_accounts(tx: &mut Tx<'_>, identity: &str) -> Result<Vec<String>> {
+    let sql = "SELECT DISTINCT account FROM account_map WHERE identity = ?1";
+    Ok(tx.query(sql, values![identity])?.iter().map(|row| row.text(0).to_owned()).collect())
+}
+
 /// The password hash of a user that may act as `account`, or as its default account without one;
 /// and which account that is.
 pub fn login(

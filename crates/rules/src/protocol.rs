@@ -58,6 +58,18 @@ fn is_secret(key: &str) -> bool {
         .any(|word| key.contains(word))
 }
 
+/// Whether ranks of operations are given for domains that there are.
+fn are_domains(value: &Value) -> bool {
+    let ranks = |ranks: &Value| {
+        ranks.as_object().is_some_and(|ranks| {
+            ranks.values().all(|rank| rank.is_null() || rank.as_u64().is_some())
+        })
+    };
+    value.as_object().is_some_and(|domains| {
+        domains.iter().all(|(domain, of)| ["lan", "wan"].contains(&domain.as_str()) && ranks(of))
+    })
+}
+
 impl Protocol {
     /// Reads a protocol as clients write it.
     pub fn read(scheme: &str, body: &Map<String, Value>) -> Result<Self> {
@@ -76,7 +88,9 @@ impl Protocol {
                 .ok_or_else(|| wrong("port is a number up to 65535"))?,
         };
         let legal = |letter: char| letter.is_ascii_alphanumeric() || "+-.".contains(letter);
-        if scheme.is_empty() || scheme.len() > 32 || !scheme.chars().all(legal) {
+        let first = scheme.chars().next();
+        let begins = first.is_some_and(|letter| letter.is_ascii_alphabetic());
+        if !begins || scheme.len() > 32 || !scheme.chars().all(legal) {
             return Err(wrong("scheme is a short word such as file, s3 or davs"));
         }
         let prefix = text("prefix", "")?;
@@ -86,10 +100,18 @@ impl Protocol {
         let all = json!({"read": 1, "write": 1, "delete": 1});
         let domains = match body.get("domains") {
             None | Some(Value::Null) => json!({"lan": all, "wan": all}),
-            Some(value @ Value::Object(_)) => value.clone(),
-            Some(_) => return Err(wrong("domains say which operations are ranked how")),
+            Some(value) if are_domains(value) => value.clone(),
+            Some(_) => {
+                return Err(wrong(
+                    "domains are lan and wan, and rank each operation by a number that is not negative",
+                ));
+            }
         };
-        let extended = body.get("extended_attributes").cloned().unwrap_or(Value::Null);
+        let extended = match body.get("extended_attributes") {
+            None | Some(Value::Null) => Value::Null,
+            Some(value @ Value::Object(_)) => value.clone(),
+            Some(_) => return Err(wrong("extended_attributes are an object")),
+        };
         if extended.as_object().is_some_and(|more| more.keys().any(|key| is_secret(key))) {
             return Err(wrong(
                 "keys are not kept in the catalog, where everybody reads them: they belong into the file of --credentials",

@@ -286,13 +286,21 @@ pub fn usage(tx: &mut Tx<'_>, name: &str) -> Result<Vec<RseUsage>> {
     Ok(rows.iter().map(usage).collect())
 }
 
+/// What somebody found on an RSE, in bytes and files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "plain numbers")]
+pub struct Measured {
+    pub used: i64,
+    pub free: i64,
+    pub files: Option<i64>,
+}
+
 /// Records what the storage itself reports.
 pub fn set_usage(
     tx: &mut Tx<'_>,
     name: &str,
     source: &str,
-    used: i64,
-    free: i64,
+    measured: &Measured,
     now: Micros,
 ) -> Result<()> {
     if [OWN_COUNT, OWN_NAME].contains(&source) {
@@ -300,9 +308,10 @@ pub fn set_usage(
     }
     let id = by_name(tx, name)?.id;
     tx.execute(
-        "INSERT INTO rse_usage (rse_id, source, used, free, files, updated_at) VALUES (?1, ?2, ?3, ?4, 0, ?5)
-         ON CONFLICT (rse_id, source) DO UPDATE SET used = excluded.used, free = excluded.free, updated_at = excluded.updated_at",
-        values![id, source, used, free, now],
+        "INSERT INTO rse_usage (rse_id, source, used, free, files, updated_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         ON CONFLICT (rse_id, source) DO UPDATE SET used = excluded.used, free = excluded.free, files = excluded.files,
+         updated_at = excluded.updated_at",
+        values![id, source, measured.used, measured.free, measured.files.unwrap_or(0), now],
     )?;
     tx.wake(crate::catalog::Daemon::Reaper);
     Ok(())

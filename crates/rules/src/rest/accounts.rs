@@ -4,7 +4,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::rules::{stream, whole};
-use super::{Call, Reply, created, flag, no_such_path, show, text, wrong};
+use super::{Call, Reply, attribute, created, flag, no_such_path, show, text, wrong};
 use crate::catalog::engine::values;
 use crate::error::{Class, Result, refuse};
 use crate::identity::{self, Identity};
@@ -136,10 +136,10 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
             Ok(Reply::Json(json!(found)))
         }
         (&Method::POST, [_, "attr", _]) => {
-            let value = match call.field("value")? {
-                Value::String(text) => text.clone(),
-                value => value.to_string(),
-            };
+            let value = attribute(&call.body)?;
+            if text(&call.body, "key")?.is_some_and(|key| key != owned[2]) {
+                return Err(wrong("key is another one than that of the path"));
+            }
             call.write(move |tx| account::set_attribute(tx, &owned[0], &owned[2], &value, now))
                 .await?;
             Ok(created())
@@ -161,24 +161,32 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
     }
 }
 
+/// The accounts that fit all that is asked for: what an account has, and its attributes.
 async fn list_accounts(call: &Call) -> Result<Reply> {
-    let arg = |key: &str| call.arg(key).map(str::to_owned);
-    let (kind, identity) = (arg("account_type"), arg("identity"));
-    let name = arg("account");
+    let wanted = call.query.clone();
     let lines = call
         .read(move |tx| {
-            let sql = "SELECT account, account_type, email FROM accounts WHERE deleted_at IS NULL ORDER BY account";
-            let rows = tx.query(sql, &[])?;
-            let own = match &identity {
-                None => None,
-                Some(identity) => Some(identity::accounts(tx, identity, "USERPASS")?),
-            };
-            let taken = rows.iter().filter(|row| {
-                kind.as_deref().is_none_or(|kind| kind == row.text(1))
-                    && name.as_deref().is_none_or(|name| name == row.text(0))
-                    && own.as_ref().is_none_or(|own| own.iter().any(|one| one == row.text(0)))
-            });
-            let shown = taken.map(|row| {
+            let sql = "SELECT account, account_type, email, status FROM accounts WHERE deleted_at IS NULL ORDER BY account";
+            let mut rows = tx.query(sql, &[])?;
+            for (key, value) in &wanted {
+                let column = match key.as_str() {
+                    "account" => Some(0),
+                    "account_type" | "type" => Some(1),
+                    "email" => Some(2),
+                    "status" => Some(3),
+                    _ => None,
+                };
+                let own = match key.as_str() {
+                    "identity" => identity::all_accounts(tx, value)?,
+                    _ if column.is_some() => Vec::new(),
+                    key => account::with_attribute(tx, key, value)?,
+                };
+                rows.retain(|row| match column {
+                    Some(at) => row.opt_text(at).as_deref() == Some(value),
+                    None => own.iter().any(|one| one == row.text(0)),
+                });
+            }
+            let shown = rows.iter().map(|row| {
                 json!({"account": row.text(0), "type": row.text(1), "email": row.opt_text(2)}).to_string()
             });
             Ok(shown.collect())

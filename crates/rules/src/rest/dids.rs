@@ -5,12 +5,13 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Value, json};
 
+use super::replicas::NewFiles;
 use super::rules::{dids, may_add, new_rule, stream, whole};
 use super::{
-    Call, Reply, created, field, flag, list, meta, no_such_path, number, replicas, search, show,
-    text, wrong,
+    Call, Reply, created, field, flag, list, meta, no_such_path, number, said, search, show, text,
+    wrong,
 };
-use crate::api::{Did, DidRecord, DidType, NewFile, NewRule};
+use crate::api::{Did, DidRecord, DidType, NewRule};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
 use crate::did::{Child, NewDid};
@@ -72,7 +73,7 @@ fn bulk_files(call: &Call) -> Result<Reply> {
 /// What is at the top of a scope, or below one of its names.
 fn scope_list(call: &Call, scope: &str) -> Result<Reply> {
     let (scope, name) = (scope.to_owned(), call.arg("name").map(str::to_owned));
-    let recursive = matches!(call.arg("recursive"), Some("True" | "true" | "1"));
+    let recursive = said(call, "recursive")?;
     Ok(Reply::Lines(Box::new(move |tx, line| {
         if tx.first("SELECT 1 FROM scopes WHERE scope = ?1", values![&scope])?.is_none() {
             return Err(refuse(Class::ScopeNotFound, format!("Scope '{scope:.40}' not found!")));
@@ -136,7 +137,7 @@ pub(super) async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
             did::list_content(tx, &name, &mut |child| line(show::content(&child)))
         }))),
         (&Method::GET, Some("files")) => {
-            let long = call.arg("long").is_some();
+            let long = said(call, "long")?;
             Ok(Reply::Lines(Box::new(move |tx, line| {
                 did::list_files(tx, &name, &mut |child| line(show::file(&child, long)))
             })))
@@ -202,6 +203,15 @@ fn new_did(name: Did, body: &Value, account: &str) -> Result<NewDid> {
     let kind = text(body, "type")?.and_then(DidType::read);
     let statuses = field(body, "statuses", "an object", |value| value.as_object().map(|_| value))?;
     let monotonic = statuses.map(|statuses| flag(statuses, "monotonic")).transpose()?.flatten();
+    let others = statuses.and_then(Value::as_object).into_iter().flatten();
+    // What is new is open.
+    let known = |(key, value): (&String, &Value)| {
+        key == "monotonic" || (key == "open" && *value == Value::Bool(true))
+    };
+    if !others.into_iter().all(known) {
+        let message = "A data identifier begins open, and monotonic or not";
+        return Err(refuse(Class::UnsupportedStatus, message));
+    }
     let meta = field(body, "meta", "an object", Value::as_object)?;
     Ok(NewDid {
         did: name,
@@ -217,8 +227,7 @@ fn new_did(name: Did, body: &Value, account: &str) -> Result<NewDid> {
 struct Attachment {
     parent: Did,
     children: Vec<Child>,
-    rse: Option<String>,
-    files: Vec<NewFile>,
+    files: Option<NewFiles>,
 }
 
 /// Reads an attachment, and fails unless the caller may attach and register what it says.
@@ -235,17 +244,16 @@ async fn attachment(call: &Call, parent: Did, body: &Value) -> Result<Attachment
     };
     let all = list(body, "dids")?;
     let children: Vec<Child> = named.into_iter().zip(all).map(child).collect::<Result<_>>()?;
-    let rse = text(body, "rse")?.map(str::to_owned);
-    let files = match &rse {
-        None => Vec::new(),
+    let files = match text(body, "rse")? {
+        None => None,
         Some(rse) => {
             // What is known already is attached by its name alone.
             let said = children.iter().zip(all).filter(|(child, _)| child.bytes.is_some());
             let said: Vec<Value> = said.map(|(_, value)| value.clone()).collect();
-            replicas::new_files(call, rse, said).await?
+            Some(NewFiles::read(call, rse, said).await?)
         }
     };
-    Ok(Attachment { parent, children, rse, files })
+    Ok(Attachment { parent, children, files })
 }
 
 /// Attaches within a transaction, registering files first where an RSE is named.
@@ -256,14 +264,14 @@ fn attach_within(
     again: bool,
     now: i64,
 ) -> Result<()> {
-    if what.len() > 1 || what.iter().any(|one| one.rse.is_some()) {
+    if what.len() > 1 || what.iter().any(|one| one.files.is_some()) {
         let pairs: Vec<(&Did, &[Child])> =
             what.iter().map(|one| (&one.parent, one.children.as_slice())).collect();
         did::hold_for_attaching(tx, &pairs)?;
     }
     for one in what {
-        if let Some(rse) = &one.rse {
-            replica::add_missing_replicas(tx, rse, &one.files, account, now)?;
+        if let Some(files) = &one.files {
+            files.register(tx, account, now)?;
         }
         did::attach_identifier(tx, &one.parent, &one.children, again, now)?;
     }
@@ -281,6 +289,7 @@ async fn addition(call: &Call, name: Did, body: &Value) -> Result<Addition> {
     own_scope(call, &name.scope, "add data identifiers in this scope").await?;
     let new = new_did(name, body, &call.caller.account)?;
     let rules = inline_rules(call, &new.did, body)?;
+    text(body, "rse")?;
     let inside = match list(body, "dids")? {
         [] => None,
         _ => Some(attachment(call, new.did.clone(), body).await?),
@@ -447,7 +456,12 @@ fn show_did(found: &DidRecord, size: Option<(i64, i64)>) -> Value {
 }
 
 async fn get_did(call: &Call, name: Did) -> Result<Reply> {
-    let deep = call.arg("dynamic_depth").is_some() || call.arg("dynamic").is_some();
+    let deep = match call.arg("dynamic_depth") {
+        None => said(call, "dynamic")?,
+        Some(text) => DidType::read(text)
+            .map(|_| true)
+            .ok_or_else(|| wrong("dynamic_depth is FILE or DATASET"))?,
+    };
     let value = call
         .read(move |tx| {
             let found = did::get(tx, &name)?;

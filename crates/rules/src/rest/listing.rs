@@ -5,12 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::rules::dids;
-use super::{Call, Reply};
-use crate::api::{Did, DidType, Micros, ReplicaState};
+use super::{Call, Reply, field, flag, number, text, texts, wrong};
+use crate::api::{Did, DidType, Micros, ReplicaState, SECOND};
 use crate::catalog::engine::values;
 use crate::catalog::{Row, Tx};
 use crate::error::Result;
@@ -22,12 +24,17 @@ use crate::{did, protocol};
 struct Wanted {
     dids: Vec<Did>,
     all_states: bool,
+    /// Whether replicas that are not there yet, or not any more, are listed too.
+    unavailable: bool,
     ignore_availability: bool,
     schemes: Option<Vec<String>>,
     expression: Option<String>,
     domains: &'static [&'static str],
     updated_after: Option<Micros>,
     parents: bool,
+    /// How many physical names of a file are listed, chosen at random.
+    at_most: Option<usize>,
+    seed: u64,
     metalink: bool,
 }
 
@@ -67,24 +74,33 @@ struct Site<'a> {
 
 pub(super) fn list(call: &Call) -> Result<Reply> {
     let body = &call.body;
-    let flag = |key: &str| body.get(key).and_then(Value::as_bool);
-    let text = |key: &str| body.get(key).and_then(Value::as_str).map(str::to_owned);
-    let schemes = body.get("schemes").and_then(Value::as_array).map(|list| {
-        list.iter().filter_map(Value::as_str).map(str::to_owned).collect::<Vec<String>>()
-    });
+    // Who asks from where, in which order, and for which time names are signed changes nothing here.
+    field(body, "client_location", "an object", Value::as_object)?;
+    text(body, "sort")?;
+    number(body, "signature_lifetime")?;
+    flag(body, "resolve_archives")?;
+    let at_most = field(body, "nrandom", "a number that is not negative", |value| {
+        value.as_u64().and_then(|number| usize::try_from(number).ok())
+    })?;
     let wanted = Wanted {
         dids: dids(body.get("dids"))?,
-        all_states: flag("all_states").unwrap_or(false),
-        ignore_availability: flag("ignore_availability").unwrap_or(true),
-        schemes,
-        expression: text("rse_expression").filter(|text| !text.is_empty()),
-        domains: match text("domain").as_deref() {
+        all_states: flag(body, "all_states")?.unwrap_or(false),
+        unavailable: flag(body, "unavailable")?.unwrap_or(false),
+        ignore_availability: flag(body, "ignore_availability")?.unwrap_or(true),
+        schemes: texts(body, "schemes")?,
+        expression: text(body, "rse_expression")?
+            .filter(|text| !text.is_empty())
+            .map(str::to_owned),
+        domains: match text(body, "domain")? {
+            None | Some("wan") => &["wan"],
             Some("lan") => &["lan"],
             Some("all") => &["wan", "lan"],
-            _ => &["wan"],
+            Some(_) => return Err(wrong("The field domain should be wan, lan or all")),
         },
-        updated_after: text("updated_after").as_deref().and_then(read_time),
-        parents: flag("resolve_parents").unwrap_or(false),
+        updated_after: field(body, "updated_after", "a moment", moment)?,
+        parents: flag(body, "resolve_parents")?.unwrap_or(false),
+        at_most: at_most.filter(|number| *number > 0),
+        seed: call.service.around.seed(),
         metalink: call.metalink,
     };
     let metalink = wanted.metalink;
@@ -96,6 +112,14 @@ pub(super) fn list(call: &Call) -> Result<Reply> {
         if wanted.metalink { line("</metalink>".to_owned()) } else { Ok(()) }
     });
     Ok(if metalink { Reply::Metalink(lines) } else { Reply::Lines(lines) })
+}
+
+/// A moment as clients write it: a text, or seconds since 1970.
+fn moment(value: &Value) -> Option<Micros> {
+    match value {
+        Value::String(text) => read_time(text),
+        value => value.as_f64().map(|seconds| (seconds * SECOND as f64) as Micros),
+    }
 }
 
 const METALINK: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<metalink xmlns=\"urn:ietf:params:xml:ns:metalink\">";
@@ -114,8 +138,8 @@ fn question(kind: DidType) -> String {
     };
     format!(
         "{with}SELECT d.id, d.scope, d.name, d.bytes, d.md5, d.adler32, p.rse_id, p.state, p.path
-         FROM {from} JOIN dids d ON d.id = f.id LEFT JOIN replicas p ON p.did_id = f.id AND (?2 = 1 OR p.state = 'A')
-         AND p.updated_at >= ?3 ORDER BY f.id"
+         FROM {from} JOIN dids d ON d.id = f.id LEFT JOIN replicas p ON p.did_id = f.id
+         AND (?2 = 1 OR p.state = 'A' OR (?4 = 1 AND p.state IN ('U', 'C'))) AND p.updated_at >= ?3 ORDER BY f.id"
     )
 }
 
@@ -172,10 +196,12 @@ impl Wanted {
     ) -> Result<()> {
         let mut file: Option<(i64, File<'_>)> = None;
         let since = self.updated_after.unwrap_or(0);
-        tx.for_each(&question(kind), values![root, self.all_states, since], &mut |row| {
+        let mut rng = SmallRng::seed_from_u64(self.seed);
+        let params = values![root, self.all_states, since, self.unavailable];
+        tx.for_each(&question(kind), params, &mut |row| {
             if file.as_ref().is_none_or(|file| file.0 != row.int(0)) {
                 if let Some((_, done)) = file.take() {
-                    line(self.show(&done))?;
+                    line(self.show(done, &mut rng))?;
                 }
                 let parents = self.parents.then_some(above);
                 file = Some((row.int(0), begin(&row, parents)));
@@ -188,16 +214,19 @@ impl Wanted {
             Ok(())
         })?;
         match file {
-            Some((_, done)) => line(self.show(&done)),
+            Some((_, done)) => line(self.show(done, &mut rng)),
             None => Ok(()),
         }
     }
 
-    fn show(&self, file: &File<'_>) -> String {
-        if self.metalink {
-            return metalink(file);
+    fn show(&self, mut file: File<'_>, rng: &mut SmallRng) -> String {
+        if let Some(most) = self.at_most {
+            thin_out(&mut file, most, rng);
         }
-        serde_json::to_string(file).unwrap_or_default()
+        if self.metalink {
+            return metalink(&file);
+        }
+        serde_json::to_string(&file).unwrap_or_default()
     }
 }
 
@@ -239,6 +268,20 @@ fn add<'a>(file: &mut File<'a>, site: &Site<'a>, row: &Row) {
         };
         file.pfns.insert(name, physical);
     }
+}
+
+/// Leaves so many physical names of a file, whichever.
+fn thin_out(file: &mut File<'_>, most: usize, rng: &mut SmallRng) {
+    while file.pfns.len() > most {
+        let nth = rng.random_range(0..file.pfns.len());
+        let Some(name) = file.pfns.keys().nth(nth).cloned() else { return };
+        file.pfns.remove(&name);
+        file.rses.values_mut().for_each(|names| names.retain(|one| *one != name));
+    }
+    file.rses.retain(|_, names| !names.is_empty());
+    let mut left: Vec<&mut Physical<'_>> = file.pfns.values_mut().collect();
+    left.sort_by_key(|one| one.priority);
+    (1..).zip(left).for_each(|(priority, one)| one.priority = priority);
 }
 
 fn escaped(text: &str) -> String {

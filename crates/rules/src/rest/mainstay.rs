@@ -7,7 +7,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Value, json};
 
-use super::{Call, Reply, no_such_path};
+use super::{Call, Reply, no_such_path, text};
 use crate::api::{Did, RequestState, SECOND};
 use crate::catalog::Daemon;
 use crate::error::{Class, Result, refuse};
@@ -113,7 +113,10 @@ async fn judge(call: &Call, name: &str) -> Result<Reply> {
             "The judge is evaluator, repairer, cleaner, injector, finisher or reaper",
         )
     })?;
-    let now = match call.body.get("now").and_then(Value::as_str) {
+    if !call.body.is_null() {
+        call.object()?;
+    }
+    let now = match text(&call.body, "now")? {
         None => call.now(),
         Some(text) => update::read_time(text).ok_or_else(|| {
             refuse(Class::InvalidObject, "now is a moment like 2026-11-15T22:00:00Z")
@@ -152,7 +155,7 @@ async fn report(call: &Call) -> Result<Reply> {
     let state = RequestState::read(&state).filter(|state| state.is_end()).ok_or_else(|| {
         refuse(Class::InvalidObject, "state is how a request ended, like DONE or FAILED")
     })?;
-    let error = call.body.get("error").and_then(Value::as_str).map(str::to_owned);
+    let error = text(&call.body, "error")?.map(str::to_owned);
     let now = call.now();
     let found = call
         .write(move |tx| {
@@ -235,7 +238,12 @@ async fn finish(call: &Call) -> Result<Reply> {
 
 /// What is moving, at which rate, and why something waits.
 async fn moving(call: &Call) -> Result<Reply> {
-    let most = call.arg("most").and_then(|text| text.parse().ok()).unwrap_or(100);
+    let most = match call.arg("most") {
+        None => 100,
+        Some(text) => {
+            text.parse().map_err(|_| refuse(Class::InvalidObject, "most is a number of files"))?
+        }
+    };
     let (settings, now) = (call.service.settings.clone(), call.now());
     let (moving, waiting) = call.read(move |tx| queue::show(tx, most, &settings, now)).await?;
     let shown = |one: &queue::Shown| {

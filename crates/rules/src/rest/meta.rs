@@ -3,14 +3,17 @@
 //! One object of keys and values is kept with each. Keys that are columns elsewhere are shown
 //! among the columns, all others as JSON metadata.
 
+use std::collections::BTreeSet;
+
 use axum::http::Method;
 use serde_json::{Map, Value, json};
 
 use super::dids::own_scope;
 use super::rules::whole;
-use super::{Call, Reply, created, no_such_path, show, wrong};
+use super::{Call, Reply, created, flag, no_such_path, show, text, wrong};
 use crate::api::Did;
 use crate::catalog::Tx;
+use crate::catalog::order::ancestors;
 use crate::did;
 use crate::error::{Class, Result, refuse};
 
@@ -59,11 +62,12 @@ pub(super) async fn at(call: &Call, name: Did, key: Option<&str>) -> Result<Repl
         }
         (&Method::POST, Some(key)) => {
             let meta = Map::from_iter([(key.to_owned(), call.field("value")?.clone())]);
-            set(call, name, meta).await
+            set(call, vec![(name, meta)]).await
         }
         (&Method::POST, None) => {
             let meta = call.field("meta")?.as_object().cloned();
-            set(call, name, meta.ok_or_else(|| wrong("meta is an object"))?).await
+            let meta = meta.ok_or_else(|| wrong("meta is an object"))?;
+            set(call, vec![(name, meta)]).await
         }
         (&Method::DELETE, None) => {
             own_scope(call, &name.scope, "change metadata in this scope").await?;
@@ -76,23 +80,53 @@ pub(super) async fn at(call: &Call, name: Did, key: Option<&str>) -> Result<Repl
     }
 }
 
-async fn set(call: &Call, name: Did, meta: Map<String, Value>) -> Result<Reply> {
-    own_scope(call, &name.scope, "change metadata in this scope").await?;
+/// What is said of a data identifier.
+type Said = (Did, Map<String, Value>);
+
+/// Sets metadata, all or none, and of everything below too where that is asked for.
+async fn set(call: &Call, mut all: Vec<Said>) -> Result<Reply> {
+    if flag(&call.body, "recursive")?.unwrap_or(false) {
+        all = call.read(move |tx| with_those_below(tx, &all)).await?;
+    }
+    let scopes: BTreeSet<&str> = all.iter().map(|(name, _)| name.scope.as_str()).collect();
+    for scope in scopes {
+        own_scope(call, scope, "change metadata in this scope").await?;
+    }
     let now = call.now();
-    call.write(move |tx| did::set_metadata(tx, &name, &meta, now)).await?;
+    call.write(move |tx| {
+        all.iter().try_for_each(|(name, meta)| did::set_metadata(tx, name, meta, now))
+    })
+    .await?;
     Ok(created())
+}
+
+fn with_those_below(tx: &mut Tx<'_>, all: &[Said]) -> Result<Vec<Said>> {
+    let mut found = Vec::new();
+    for (name, meta) in all {
+        found.push((name.clone(), meta.clone()));
+        let id = did::get(tx, name)?.id;
+        did::below(tx, &[id], &mut |below| {
+            found.push((below.did, meta.clone()));
+            Ok(())
+        })?;
+    }
+    Ok(found)
 }
 
 /// `bulkmeta`: the metadata of many.
 pub(super) async fn bulk(call: &Call) -> Result<Reply> {
     let names = super::rules::dids(call.body.get("dids"))?;
-    let half = half(call.body.get("plugin").and_then(Value::as_str))?;
+    let half = half(text(&call.body, "plugin")?)?;
+    let inherit = flag(&call.body, "inherit")?.unwrap_or(false);
     let lines = call
         .read(move |tx| {
             let mut lines = Vec::with_capacity(names.len());
             for name in &names {
                 match read(tx, name, half) {
                     Ok(mut found) => {
+                        if inherit && half != Half::Columns {
+                            inherited(tx, name, &mut found)?;
+                        }
                         found.insert("scope".to_owned(), json!(name.scope));
                         found.insert("name".to_owned(), json!(name.name));
                         lines.push(Value::Object(found).to_string());
@@ -108,6 +142,17 @@ pub(super) async fn bulk(call: &Call) -> Result<Reply> {
     Ok(whole(lines))
 }
 
+/// Adds what is said of the collections above, where nothing is said of the thing itself.
+fn inherited(tx: &mut Tx<'_>, name: &Did, found: &mut Map<String, Value>) -> Result<()> {
+    let own = did::get(tx, name)?.id;
+    for id in ancestors(tx, &[own])? {
+        for (key, value) in did::metadata(tx, id)? {
+            found.entry(key).or_insert(value);
+        }
+    }
+    Ok(())
+}
+
 /// `bulkdidsmeta`: sets the metadata of many, all or none.
 pub(super) async fn set_bulk(call: &Call) -> Result<Reply> {
     let list = call.field("dids")?.as_array().cloned().ok_or_else(|| wrong("dids is a list"))?;
@@ -118,13 +163,7 @@ pub(super) async fn set_bulk(call: &Call) -> Result<Reply> {
         let (Some(scope), Some(name), Some(meta)) = (part("scope"), part("name"), meta) else {
             return Err(wrong("each has a scope, a name and a meta"));
         };
-        own_scope(call, scope, "change metadata in this scope").await?;
         all.push((Did::new(scope, name), meta));
     }
-    let now = call.now();
-    call.write(move |tx| {
-        all.iter().try_for_each(|(name, meta)| did::set_metadata(tx, name, meta, now))
-    })
-    .await?;
-    Ok(created())
+    set(call, all).await
 }

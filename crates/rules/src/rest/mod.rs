@@ -399,6 +399,26 @@ fn texts(body: &Value, key: &str) -> Result<Option<Vec<String>>> {
     })
 }
 
+/// What an attribute is set to: its text is kept.
+fn attribute(body: &Value) -> Result<String> {
+    let should = "a text, a number, or true or false";
+    let read = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
+        _ => None,
+    };
+    field(body, "value", should, read)?.ok_or_else(|| wrong(&format!("value should be {should}")))
+}
+
+/// Whether an argument says yes, as Python, JSON or people write it.
+fn said(call: &Call, key: &str) -> Result<bool> {
+    match call.arg(key) {
+        None | Some("" | "None" | "False" | "false" | "0") => Ok(false),
+        Some("True" | "true" | "1") => Ok(true),
+        Some(_) => Err(wrong(&format!("{key} is True or False"))),
+    }
+}
+
 /// A refusal of a body that is not as it should be.
 fn wrong(what: &str) -> Error {
     refuse(Class::InvalidObject, what)

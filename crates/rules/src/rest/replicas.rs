@@ -3,18 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use axum::http::Method;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::dids::own_scope;
 use super::rules::{dids, whole};
-use super::{Call, Reply, created, listing, no_such_path, show, sites, text, texts, wrong};
-use crate::api::{Did, NewFile, ReplicaState};
+use super::{
+    Call, Reply, created, field, flag, listing, no_such_path, show, sites, text, texts, wrong,
+};
+use crate::api::{Did, Micros, NewFile, ReplicaState};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
 use crate::error::{Class, Error, Result, refuse};
 use crate::expression::Rse;
 use crate::rule::transfer;
-use crate::{protocol, replica};
+use crate::{did, protocol, replica};
 
 pub(super) async fn replicas_at(call: &Call, parts: &[&str]) -> Result<Reply> {
     match (&call.method, parts) {
@@ -50,34 +52,65 @@ pub(super) async fn replicas_at(call: &Call, parts: &[&str]) -> Result<Reply> {
 async fn add_replicas(call: &Call) -> Result<Reply> {
     let rse = call.text("rse")?;
     let list = call.field("files")?.as_array().cloned().ok_or_else(|| wrong("files is a list"))?;
-    let files = new_files(call, &rse, list).await?;
+    let only_open = flag(&call.body, "ignore_availability")? == Some(false);
+    let files = NewFiles::read(call, &rse, list).await?;
     let (account, now) = (call.caller.account.clone(), call.now());
-    call.write(move |tx| replica::add_replicas(tx, &rse, &files, &account, now)).await?;
+    call.write(move |tx| {
+        if only_open && !crate::rse::by_name(tx, &rse)?.write {
+            let message = format!("RSE {rse} takes no writes now");
+            return Err(refuse(Class::RSEWriteBlocked, message));
+        }
+        replica::add_replicas(tx, &rse, &files.files, &account, now)?;
+        files.describe(tx, now)
+    })
+    .await?;
     Ok(created())
 }
 
-/// Reads files that are to be registered on an RSE, and fails unless the caller may register files in
-/// all of their scopes.
-pub(super) async fn new_files(call: &Call, rse: &str, list: Vec<Value>) -> Result<Vec<NewFile>> {
-    let mut files = Vec::with_capacity(list.len());
-    let mut named = Vec::new();
-    for value in list {
-        let physical = value.get("pfn").and_then(Value::as_str).map(str::to_owned);
-        let file: NewFile = serde_json::from_value(value)
-            .map_err(|error| wrong(&format!("a file is not as it should be: {error}")))?;
-        named.extend(physical.map(|name| (files.len(), name)));
-        files.push(file);
+/// Files that are to be registered on an RSE.
+pub(super) struct NewFiles {
+    rse: String,
+    files: Vec<NewFile>,
+    /// What else is said of them.
+    meta: Vec<(Did, Map<String, Value>)>,
+}
+
+impl NewFiles {
+    /// Reads them, and fails unless the caller may register files in all of their scopes.
+    pub(super) async fn read(call: &Call, rse: &str, list: Vec<Value>) -> Result<Self> {
+        let (mut files, mut meta) = (Vec::with_capacity(list.len()), Vec::new());
+        let mut named = Vec::new();
+        for value in list {
+            let physical = text(&value, "pfn")?.map(str::to_owned);
+            let said = field(&value, "meta", "an object", Value::as_object)?.cloned();
+            let file: NewFile = serde_json::from_value(value)
+                .map_err(|error| wrong(&format!("a file is not as it should be: {error}")))?;
+            named.extend(physical.map(|name| (files.len(), name)));
+            let said = said.filter(|said| !said.is_empty());
+            meta.extend(said.map(|said| (file.did.clone(), said)));
+            files.push(file);
+        }
+        let at = rse.to_owned();
+        let found = call.read(move |tx| crate::rse::by_name(tx, &at)).await?;
+        for (at, name) in named {
+            files[at].path = said_path(&found, &files[at].did, &name)?;
+        }
+        let scopes: BTreeSet<&str> = files.iter().map(|file| file.did.scope.as_str()).collect();
+        for scope in scopes {
+            own_scope(call, scope, "register files in this scope").await?;
+        }
+        Ok(Self { rse: rse.to_owned(), files, meta })
     }
-    let at = rse.to_owned();
-    let found = call.read(move |tx| crate::rse::by_name(tx, &at)).await?;
-    for (at, name) in named {
-        files[at].path = said_path(&found, &files[at].did, &name)?;
+
+    /// Registers those that are not registered yet.
+    pub(super) fn register(&self, tx: &mut Tx<'_>, account: &str, now: Micros) -> Result<()> {
+        replica::add_missing_replicas(tx, &self.rse, &self.files, account, now)?;
+        self.describe(tx, now)
     }
-    let scopes: BTreeSet<&str> = files.iter().map(|file| file.did.scope.as_str()).collect();
-    for scope in scopes {
-        own_scope(call, scope, "register files in this scope").await?;
+
+    fn describe(&self, tx: &mut Tx<'_>, now: Micros) -> Result<()> {
+        self.meta.iter().try_for_each(|(did, meta)| did::set_metadata(tx, did, meta, now))
     }
-    Ok(files)
 }
 
 /// The path that a physical name says, where it does not follow from the logical one.
@@ -114,6 +147,7 @@ fn said_path(rse: &Rse, did: &Did, name: &str) -> Result<Option<String>> {
 async fn delete_replicas(call: &Call) -> Result<Reply> {
     call.privileged("delete replicas")?;
     let (rse, names, now) = (call.text("rse")?, dids(call.body.get("files"))?, call.now());
+    flag(&call.body, "ignore_availability")?;
     call.write(move |tx| names.iter().try_for_each(|name| replica::doom(tx, name, &rse, now)))
         .await?;
     Ok(Reply::Done)
@@ -129,10 +163,10 @@ async fn update_replicas(call: &Call) -> Result<Reply> {
     let mut ill: BTreeMap<String, Vec<Did>> = BTreeMap::new();
     for (name, row) in names.into_iter().zip(rows) {
         let state = text(&row, "state")?.and_then(ReplicaState::read);
+        let error = text(&row, "error_message")?.unwrap_or("The transfer failed");
         match state {
             Some(ReplicaState::Available) => well.push(name),
             Some(ReplicaState::Unavailable) => {
-                let error = text(&row, "error_message")?.unwrap_or("The transfer failed");
                 ill.entry(error.to_owned()).or_default().push(name);
             }
             _ => return Err(wrong("state is A or U")),
@@ -204,6 +238,7 @@ fn no_suspicion() -> Error {
 /// Physical names that somebody found to be bad; those that nobody knows are passed over.
 async fn bad_names(call: &Call) -> Result<Reply> {
     let names = call.field("pfns")?.as_array().cloned().ok_or_else(|| wrong("pfns is a list"))?;
+    text(&call.body, "expires_at")?;
     match call.text("state")?.to_ascii_uppercase().as_str() {
         "BAD" => {}
         "SUSPICIOUS" | "TEMPORARY_UNAVAILABLE" => return Err(no_suspicion()),
@@ -216,6 +251,7 @@ async fn bad_names(call: &Call) -> Result<Reply> {
 /// Declares replicas bad, all or none; returns those that are not known, by RSE.
 async fn declare_bad(call: &Call, list: Vec<Value>) -> Result<BTreeMap<String, Vec<String>>> {
     call.privileged("declare replicas bad")?;
+    flag(&call.body, "force")?;
     let reason = text(&call.body, "reason")?.unwrap_or_default().to_owned();
     let (account, now) = (call.caller.account.clone(), call.now());
     call.write(move |tx| {

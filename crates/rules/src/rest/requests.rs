@@ -4,7 +4,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::rules::whole;
-use super::{Call, Reply, created, no_such_path, show, wrong};
+use super::{Call, Reply, created, no_such_path, number, show, text, wrong};
 use crate::api::{Did, RequestState};
 use crate::catalog::engine::values;
 use crate::catalog::{Row, Tx};
@@ -142,6 +142,13 @@ async fn limits_at(call: &Call) -> Result<Reply> {
             if most < 0 {
                 return Err(wrong("max_transfers is not negative"));
             }
+            // Each transfer is let go by itself, and those that run are counted and not said.
+            for key in ["volume", "deadline", "transfers", "waitings"] {
+                number(&call.body, key)?;
+            }
+            if text(&call.body, "strategy")?.is_some_and(|strategy| strategy != "fifo") {
+                return Err(wrong("strategy is fifo"));
+            }
             call.write(move |tx| {
                 tx.execute(
                     "INSERT INTO transfer_limits (rse_expression, activity, direction, max_transfers) VALUES (?1, ?2, ?3, ?4)
@@ -169,13 +176,13 @@ async fn limits_at(call: &Call) -> Result<Reply> {
 }
 
 fn limit_key(call: &Call) -> Result<(String, String, String)> {
-    let text = |key: &str| call.body.get(key).and_then(Value::as_str).map(str::to_owned);
-    let direction = text("direction").unwrap_or_else(|| "DESTINATION".to_owned());
+    let direction = text(&call.body, "direction")?.unwrap_or("DESTINATION");
     let direction = match direction.to_ascii_uppercase().as_str() {
         "S" | "SOURCE" => "SOURCE",
         "D" | "DESTINATION" => "DESTINATION",
         _ => return Err(wrong("direction is SOURCE or DESTINATION")),
     };
-    let activity = text("activity").filter(|text| text != "all_activities");
-    Ok((call.text("rse_expression")?, activity.unwrap_or_default(), direction.to_owned()))
+    let activity = text(&call.body, "activity")?.filter(|text| *text != "all_activities");
+    let activity = activity.unwrap_or_default().to_owned();
+    Ok((call.text("rse_expression")?, activity, direction.to_owned()))
 }

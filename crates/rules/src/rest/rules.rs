@@ -393,6 +393,9 @@ fn dataset_lock_lines(tx: &mut Tx<'_>, of: DatasetLocksOf) -> Result<Vec<String>
 
 async fn bulk_locks(call: &Call) -> Result<Reply> {
     let dids = dids(call.body.get("dids"))?;
+    for entry in super::list(&call.body, "dids")? {
+        super::text(entry, "type")?;
+    }
     let lines = call
         .read(move |tx| {
             let mut lines = Vec::new();

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{Call, Reply};
+use super::{Call, Reply, said};
 use crate::api::{DidRecord, DidType, Micros};
 use crate::catalog::engine::values;
 use crate::did;
@@ -310,8 +310,7 @@ pub(super) fn search(call: &Call, scope: &str) -> Result<Reply> {
         refuse(Class::UnsupportedOperation, message)
     })?;
     let groups = filters(literal(call.arg("filters").unwrap_or("None"))?)?;
-    let flag = |key: &str| matches!(call.arg(key), Some("True" | "true" | "1"));
-    let (long, recursive) = (flag("long"), flag("recursive"));
+    let (long, recursive) = (said(call, "long")?, said(call, "recursive")?);
     let start = common_start(&groups);
     // The last letter a name can have comes before this one.
     let end = format!("{start}~~");

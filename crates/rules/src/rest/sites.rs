@@ -6,14 +6,14 @@ use rand::rngs::SmallRng;
 use serde_json::{Map, Value, json};
 
 use super::rules::whole;
-use super::{Call, Reply, created, no_such_path, show, wrong};
+use super::{Call, Reply, attribute, created, flag, no_such_path, number, said, show, wrong};
 use crate::api::{Did, ReplicaState, show_time};
 use crate::catalog::Tx;
 use crate::catalog::ledger::OWN_COUNT;
 use crate::error::{Class, Result, refuse};
 use crate::protocol::{self, Protocol, Which};
 use crate::rse;
-use crate::rse::RseSettings;
+use crate::rse::{Measured, RseSettings};
 use crate::transfers::folder::Folder;
 
 /// What clients may say of an RSE and nobody here asks for.
@@ -51,7 +51,11 @@ fn settings(body: &Map<String, Value>, mut settings: RseSettings) -> Result<RseS
                 (settings.read, settings.write, settings.delete) =
                     (sum & 4 != 0, sum & 2 != 0, sum & 1 != 0);
             }
-            key if NOT_KEPT.contains(&key) => {}
+            key if NOT_KEPT.contains(&key) => {
+                if value.is_array() || value.is_object() || value.is_boolean() {
+                    return Err(wrong(&format!("{key} is a text or a number")));
+                }
+            }
             _ => {
                 let message = format!("{key:.40} is nothing that an RSE has");
                 return Err(refuse(Class::InputValidationError, message));
@@ -123,10 +127,7 @@ pub(super) async fn rses_at(call: &Call, parts: &[&str]) -> Result<Reply> {
             Ok(Reply::Json(Value::Object(all)))
         }
         (&Method::POST, [_, "attr", _]) => {
-            let value = match call.field("value")? {
-                Value::String(text) => text.clone(),
-                value => value.to_string(),
-            };
+            let value = attribute(&call.body)?;
             call.write(move |tx| rse::set_attribute(tx, &owned[0], &owned[2], &value)).await?;
             Ok(created())
         }
@@ -138,7 +139,12 @@ pub(super) async fn rses_at(call: &Call, parts: &[&str]) -> Result<Reply> {
         (&Method::PUT, [_, "usage"]) => {
             let (source, used, free) =
                 (call.text("source")?, call.number("used")?, call.number("free")?);
-            call.write(move |tx| rse::set_usage(tx, &owned[0], &source, used, free, now)).await?;
+            let files = number(&call.body, "files")?;
+            if used < 0 || free < 0 || files.is_some_and(|files| files < 0) {
+                return Err(wrong("used, free and files are not negative"));
+            }
+            let measured = Measured { used, free, files };
+            call.write(move |tx| rse::set_usage(tx, &owned[0], &source, &measured, now)).await?;
             Ok(Reply::Done)
         }
         (&Method::GET, [_, "limits"]) => {
@@ -262,11 +268,9 @@ async fn physical_names(call: &Call, owned: Vec<String>) -> Result<Reply> {
 
 async fn distances_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
     let (from, to) = (owned[0].clone(), owned[2].clone());
-    let both = matches!(call.arg("bidirectional"), Some("True" | "true" | "1"))
-        || call.body.get("bidirectional").and_then(Value::as_bool).unwrap_or(false);
+    let both = said(call, "bidirectional")? || flag(&call.body, "bidirectional")?.unwrap_or(false);
     let far = |unsaid: Option<i64>| {
-        let said = call.body.get("distance").filter(|said| !said.is_null());
-        let found = said.map_or(unsaid, Value::as_i64);
+        let found = number(&call.body, "distance")?.or(unsaid);
         found.ok_or_else(|| wrong("distance is a whole number"))
     };
     let set = move |tx: &mut Tx<'_>, distance: i64| {

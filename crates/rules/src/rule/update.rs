@@ -6,8 +6,8 @@ use rand::Rng;
 use serde_json::{Map, Value};
 
 use crate::api::{
-    Counts, Did, DidType, Grouping, Micros, NewRule, Notification, Rule, RuleState, SECOND,
-    check_activity,
+    Counts, Did, DidType, Grouping, HORIZON, Micros, NewRule, Notification, Rule, RuleState,
+    SECOND, check_activity,
 };
 use crate::catalog::engine::values;
 use crate::catalog::ledger::Ledger;
@@ -100,7 +100,7 @@ fn update_one(
                 value => Some(
                     value
                         .as_i64()
-                        .filter(|seconds| seconds.abs() < 40_000_000_000)
+                        .filter(|seconds| (-HORIZON..=HORIZON).contains(seconds))
                         .ok_or_else(|| invalid("lifetime is a number of seconds, or null"))?,
                 ),
             };
@@ -141,7 +141,8 @@ fn update_one(
             false => Err(invalid("cancel_requests goes with state")),
         },
         "child_rule_id" => change_child(tx, rule, value),
-        "boost_rule" => boost(tx, rule),
+        "boost_rule" if flag(key, value)? => boost(tx, rule),
+        "boost_rule" => Ok(()),
         _ => Err(invalid(format!("{key:.40} is not a valid option to set."))),
     }
 }
@@ -151,7 +152,8 @@ pub(crate) fn meta(value: &Value) -> Result<Option<String>> {
     let text = match value {
         Value::Null => return Ok(None),
         Value::String(text) => text.clone(),
-        value => value.to_string(),
+        Value::Object(_) => value.to_string(),
+        _ => return Err(invalid("meta is an object or a text")),
     };
     if text.chars().count() > 3999 {
         return Err(invalid("meta is at most 3999 letters"));

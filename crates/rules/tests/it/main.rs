@@ -22,3 +22,4 @@ mod surface;
 mod tls;
 mod uploads;
 mod world;
+mod wrong;

@@ -237,7 +237,8 @@ pub(super) fn reap_01(world: &World) {
     let left = || world.sql("SELECT COUNT(*) FROM replicas");
     for (free, expected) in [(323_000_000_000, 250), (1, 200)] {
         let now = world.now();
-        world.write(|tx| rse::set_usage(tx, "R", "storage", 0, free, now));
+        let measured = rse::Measured { used: 0, free, files: None };
+        world.write(|tx| rse::set_usage(tx, "R", "storage", &measured, now));
         world.judge(Daemon::Reaper);
         assert_eq!(left(), expected);
     }
