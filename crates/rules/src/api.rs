@@ -108,6 +108,12 @@ pub fn check_rse(rse: &str) -> Result<()> {
     }
 }
 
+/// The largest size of a file: beyond it somebody has mistaken something.
+pub const LARGEST_FILE: i64 = 1 << 50;
+
+/// The most that an RSE holds, so that sums over RSEs and rules can still be counted.
+pub(crate) const LARGEST_RSE: i64 = 1 << 60;
+
 /// A file as it is registered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewFile {

@@ -34,7 +34,6 @@ pub enum Class {
     InvalidSourceReplicaExpression,
     InvalidValueForKey,
     KeyNotFound,
-    LockNotFound,
     ManualRuleApprovalBlocked,
     NoDistance,
     RSEAttributeNotFound,
@@ -71,7 +70,6 @@ impl Class {
             Self::AccountNotFound
             | Self::DataIdentifierNotFound
             | Self::KeyNotFound
-            | Self::LockNotFound
             | Self::NoDistance
             | Self::RSEAttributeNotFound
             | Self::RSEProtocolNotSupported
@@ -165,4 +163,9 @@ impl Error {
 /// A refusal as an [`Error`], in one call.
 pub(crate) fn refuse(class: Class, message: impl Into<String>) -> Error {
     Error::Refused(Refusal { class, message: message.into() })
+}
+
+/// A sum that is larger than the catalog can count.
+pub(crate) fn uncountable() -> Error {
+    refuse(Class::InvalidObject, "A sum of sizes is larger than can be counted")
 }

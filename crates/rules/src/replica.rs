@@ -5,9 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::{Did, LockState, Micros, NewFile, ReplicaState, Rule, SECOND};
+use crate::api::{
+    Did, LARGEST_FILE, LARGEST_RSE, LockState, Micros, NewFile, ReplicaState, Rule, SECOND,
+};
 use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
+use crate::catalog::ledger::{Ledger, OWN_COUNT};
 use crate::catalog::order::{lock_dids, lock_files, lock_rules};
 use crate::catalog::{Column, Row, Tx};
 use crate::did;
@@ -59,6 +61,7 @@ fn register(
 ) -> Result<u64> {
     let rse = crate::rse::by_name(tx, rse)?;
     check_new(tx, files)?;
+    check_sum(tx, &rse, files)?;
     load_files(tx, files)?;
     let made = tx.execute(
         "INSERT INTO dids (scope, name, did_type, account, bytes, length, md5, adler32, created_at, updated_at)
@@ -126,7 +129,8 @@ fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
         {
             return Err(crate::protocol::leaves(path));
         }
-        if file.bytes < 0 || !hex(&file.adler32, 8) || !hex(&file.md5, 32) || !state {
+        let size = (0..=LARGEST_FILE).contains(&file.bytes);
+        if !size || !hex(&file.adler32, 8) || !hex(&file.md5, 32) || !state {
             let message =
                 format!("The size, a checksum or the state of '{}' is not valid", file.did);
             return Err(refuse(Class::InvalidObject, message));
@@ -139,6 +143,21 @@ fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Fails when an RSE would hold more than can be counted. Who registers little cannot bring that about.
+fn check_sum(tx: &mut Tx<'_>, rse: &Rse, files: &[NewFile]) -> Result<()> {
+    let new = files.iter().fold(0, |sum: i64, file| sum.saturating_add(file.bytes));
+    if new < LARGEST_FILE >> 10 {
+        return Ok(());
+    }
+    let held = "SELECT COALESCE(MAX(used), 0) FROM rse_usage WHERE rse_id = ?1 AND source = ?2";
+    let held = tx.number(held, values![rse.id, OWN_COUNT])?;
+    if held.saturating_add(new) <= LARGEST_RSE {
+        return Ok(());
+    }
+    let message = format!("RSE {} would hold more than {LARGEST_RSE} bytes", rse.name);
+    Err(refuse(Class::RSEOverQuota, message))
 }
 
 fn load_files(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {

@@ -100,6 +100,8 @@ fn failed(error: &tokio_postgres::Error) -> Error {
     ];
     if again.contains(code) || code.code().starts_with("08") {
         Error::Unavailable(text)
+    } else if *code == SqlState::NUMERIC_VALUE_OUT_OF_RANGE {
+        crate::error::uncountable()
     } else {
         Error::Database(text)
     }

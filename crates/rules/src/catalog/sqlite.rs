@@ -39,6 +39,7 @@ fn failed(error: rusqlite::Error) -> Error {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             Error::Unavailable(error.to_string())
         }
+        _ if error.to_string().contains("integer overflow") => crate::error::uncountable(),
         _ => Error::Database(error.to_string()),
     }
 }

@@ -7,6 +7,7 @@ use super::rules::{stream, whole};
 use super::{Call, Reply, attribute, created, flag, no_such_path, show, text, wrong};
 use crate::catalog::engine::values;
 use crate::error::{Class, Result, refuse};
+use crate::expression::Expression;
 use crate::identity::{self, Identity};
 use crate::rule::read::Filter;
 use crate::{account, rse};
@@ -312,6 +313,7 @@ async fn show_limits(
             match &on {
                 Some(on) if usage && global => drop(rse::resolve(tx, on)?),
                 Some(on) if usage => drop(rse::by_name(tx, on)?),
+                Some(on) if global => drop(Expression::parse(on)?),
                 _ => {}
             }
             if global {
@@ -330,6 +332,9 @@ async fn show_limits(
                             json!(names), json!(ids), show::bound(one.limit)
                         ),
                     });
+                }
+                if let (Some(on), false, true) = (&on, usage, lines.is_empty()) {
+                    lines.push(format!("{}: null", Value::String(on.clone())));
                 }
                 return Ok(lines);
             }

@@ -241,7 +241,8 @@ async fn moving(call: &Call) -> Result<Reply> {
     let most = match call.arg("most") {
         None => 100,
         Some(text) => {
-            text.parse().map_err(|_| refuse(Class::InvalidObject, "most is a number of files"))?
+            let most = text.parse().ok().filter(|most| *most >= 0);
+            most.ok_or_else(|| refuse(Class::InvalidObject, "most is a number of files"))?
         }
     };
     let (settings, now) = (call.service.settings.clone(), call.now());

@@ -263,7 +263,10 @@ async fn declare_bad(call: &Call, list: Vec<Value>) -> Result<BTreeMap<String, V
                 entry => meant(&rses, entry)?,
             };
             let (rse, what) = match found {
-                None => ("Unknown".to_owned(), entry.to_string()),
+                None => {
+                    let what = entry.as_str().map_or_else(|| entry.to_string(), str::to_owned);
+                    ("Unknown".to_owned(), format!("{what} Unknown replica"))
+                }
                 Some((did, rse)) => {
                     match replica::declare_bad(tx, &did, &rse, &reason, &account, now) {
                         Ok(()) => continue,

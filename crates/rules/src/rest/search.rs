@@ -172,12 +172,12 @@ fn filters(value: Value) -> Result<Vec<Vec<Condition>>> {
         let Value::Object(conditions) = group else {
             return Err(malformed("it should be a list of dictionaries"));
         };
-        Ok(conditions.into_iter().map(|(key, value)| condition(&key, value)).collect())
+        conditions.into_iter().map(|(key, value)| condition(&key, value)).collect()
     };
     groups.into_iter().map(group).collect()
 }
 
-fn condition(key: &str, value: Value) -> Condition {
+fn condition(key: &str, value: Value) -> Result<Condition> {
     let (key, relation) = match key.rsplit_once('.') {
         Some((key, "gt")) => (key, Relation::More),
         Some((key, "gte")) => (key, Relation::AtLeast),
@@ -190,7 +190,10 @@ fn condition(key: &str, value: Value) -> Condition {
             key => (key, Relation::Equal),
         },
     };
-    Condition { key: key.to_owned(), relation, value }
+    if key == "created_at" && value.as_str().and_then(read_time).is_none() {
+        return Err(malformed("a date is written like 2026-11-15T22:02:54"));
+    }
+    Ok(Condition { key: key.to_owned(), relation, value })
 }
 
 /// Whether a text fits a pattern in which `*` stands for anything.

@@ -25,15 +25,17 @@ const NOT_KEPT: &[&str] = &[
     "country_name",
     "latitude",
     "longitude",
-    "name",
     "qos_class",
     "region_code",
-    "rse",
     "time_zone",
     "vo",
 ];
 
-fn settings(body: &Map<String, Value>, mut settings: RseSettings) -> Result<RseSettings> {
+fn settings(
+    name: &str,
+    body: &Map<String, Value>,
+    mut settings: RseSettings,
+) -> Result<RseSettings> {
     for (key, value) in body {
         let flag = || value.as_bool().ok_or_else(|| wrong(&format!("{key:.40} is true or false")));
         match key.as_str() {
@@ -50,6 +52,11 @@ fn settings(body: &Map<String, Value>, mut settings: RseSettings) -> Result<RseS
                 let sum = sum.ok_or_else(|| wrong("availability is a number from 0 to 7"))?;
                 (settings.read, settings.write, settings.delete) =
                     (sum & 4 != 0, sum & 2 != 0, sum & 1 != 0);
+            }
+            "name" | "rse" if value.as_str() == Some(name) => {}
+            "name" | "rse" => {
+                let message = format!("RSE {name} keeps its name");
+                return Err(refuse(Class::InputValidationError, message));
             }
             key if NOT_KEPT.contains(&key) => {
                 if value.is_array() || value.is_object() || value.is_boolean() {
@@ -82,8 +89,8 @@ pub(super) async fn rses_at(call: &Call, parts: &[&str]) -> Result<Reply> {
                 Value::Null => Map::new(),
                 _ => call.object()?.clone(),
             };
-            let (settings, seed) =
-                (settings(&body, RseSettings::default())?, call.service.around.seed());
+            let settings = settings(&owned[0], &body, RseSettings::default())?;
+            let seed = call.service.around.seed();
             call.write(move |tx| {
                 let random = rand::RngExt::random(&mut SmallRng::seed_from_u64(seed));
                 let uuid =
@@ -106,7 +113,7 @@ pub(super) async fn rses_at(call: &Call, parts: &[&str]) -> Result<Reply> {
                     write: old.write,
                     delete: old.delete,
                 };
-                rse::update(tx, &owned[0], &settings(&body, old)?, now)
+                rse::update(tx, &owned[0], &settings(&owned[0], &body, old)?, now)
             })
             .await?;
             Ok(created())

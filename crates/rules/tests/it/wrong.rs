@@ -58,6 +58,7 @@ fn a_field_of_the_wrong_kind_is_refused_wherever_it_is() {
             ("POST", "/rses/NEW", json!({"city": []})),
             ("POST", "/rses/NEW", json!({"longitude": {}})),
             ("POST", "/rses/R1/attr/k", json!({"value": {}})),
+            ("GET", "/accounts/alice/limits/global/R1%7C", Value::Null),
             ("POST", "/rses/R1/attr/k", json!({})),
             ("POST", "/rses/R1/protocols/..", json!({})),
             ("POST", "/rses/R1/protocols/file", json!({"domains": {"moon": {"read": 1}}})),
@@ -90,6 +91,8 @@ fn a_field_of_the_wrong_kind_is_refused_wherever_it_is() {
                 "/replicas",
                 with(&files("md5", Value::Null), "ignore_availability", json!(5)),
             ),
+            ("POST", "/replicas", files("bytes", json!(i64::MAX))),
+            ("POST", "/replicas", files("bytes", json!(1_i64 << 51))),
             ("PUT", "/replicas", files("state", json!(5))),
             (
                 "PUT",
@@ -140,6 +143,7 @@ fn a_field_of_the_wrong_kind_is_refused_wherever_it_is() {
             ("POST", "/mainstay/judge/finisher", json!({"now": 5})),
             ("POST", "/mainstay/judge/finisher", json!([])),
             ("GET", "/mainstay/transfers?most=some", Value::Null),
+            ("GET", "/mainstay/transfers?most=-1", Value::Null),
         ] {
             let (status, said) = shell.call(method, path, body.clone());
             assert_eq!(
@@ -148,7 +152,12 @@ fn a_field_of_the_wrong_kind_is_refused_wherever_it_is() {
                 "{method} {path} {body} on {}: {said}",
                 world.catalog.backend()
             );
-            let known = ["InvalidObject", "InputValidationError", "UnsupportedStatus"];
+            let known = [
+                "InvalidObject",
+                "InputValidationError",
+                "InvalidRSEExpression",
+                "UnsupportedStatus",
+            ];
             assert!(
                 known.iter().any(|class| said.contains(class)),
                 "{method} {path} {body}: {said}"
@@ -158,6 +167,82 @@ fn a_field_of_the_wrong_kind_is_refused_wherever_it_is() {
         assert!(status == 200 && !said.contains("\"k\""), "{said}");
         assert_eq!(world.state(&uuid), "OK 2/0/0");
         world.check();
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_not_said_to_be_done() {
+    for world in World::each() {
+        furnished(&world);
+        let shell = Shell::over(&world);
+        let unknown = json!({"replicas": ["davs://nowhere/x"], "reason": "r"});
+        let search = "/dids/s/dids/search?type=all&filters=";
+        let when = |filter: &str| format!("{search}%5B%7B{filter}%7D%5D");
+        for (method, path, body, status, said) in [
+            ("PUT", "/rses/R1".to_owned(), json!({"name": "R9"}), 400, "keeps its name"),
+            ("PUT", "/rses/R1".to_owned(), json!({"name": "R1", "rse": "R1"}), 201, "Created"),
+            ("GET", when("'created_after':'soon'"), Value::Null, 400, "DIDFilterSyntaxError"),
+            ("GET", when("'created_at.gt':5"), Value::Null, 400, "DIDFilterSyntaxError"),
+            ("GET", when("'created_after':'2020-01-01T00:00:00.000Z'"), Value::Null, 200, "ds"),
+            (
+                "GET",
+                "/accounts/alice/limits/global/R1".to_owned(),
+                Value::Null,
+                200,
+                r#"{"R1": null}"#,
+            ),
+            (
+                "POST",
+                "/replicas/bad".to_owned(),
+                unknown,
+                201,
+                r#"["davs://nowhere/x Unknown replica"]"#,
+            ),
+        ] {
+            let (got, text) = shell.call(method, &path, body.clone());
+            assert_eq!(
+                got,
+                status,
+                "{method} {path} {body} on {}: {text}",
+                world.catalog.backend()
+            );
+            assert!(text.contains(said), "{method} {path} {body}: {text}");
+        }
+    }
+}
+
+#[test]
+fn what_an_rse_holds_can_always_be_counted() {
+    for world in World::each() {
+        world.f4();
+        let shell = Shell::over(&world);
+        let add = |from: usize, number: usize| {
+            let file =
+                |at: usize| json!({"scope": "s", "name": format!("f{at}"), "bytes": 1_i64 << 50});
+            let files: Vec<Value> = (from..from + number).map(file).collect();
+            shell.call("POST", "/replicas", json!({"rse": "R1", "files": files}))
+        };
+        for (from, number, expected) in
+            [(0, 9_000, 409), (0, 1_000, 201), (1_000, 25, 409), (1_000, 24, 201)]
+        {
+            let (status, said) = add(from, number);
+            assert_eq!(status, expected, "{number} on {}: {said}", world.catalog.backend());
+            assert_eq!(status == 409, said.contains("RSEOverQuota"), "{said}");
+        }
+        let found = lines(shell.call("GET", "/rses/R1/usage?source=rucio", Value::Null));
+        assert_eq!(found[0]["used"], json!(1_i64 << 60));
+        // The same files in ten datasets are more than can be summed up.
+        let files: Vec<String> = (0..1_024).map(|at| format!("f{at}")).collect();
+        world.collection("c", DidType::Container);
+        for at in 0..10 {
+            let name = format!("d{at}");
+            world.collection(&name, DidType::Dataset);
+            world.attach(&name, &files);
+            world.attach("c", &[name]);
+        }
+        let (status, said) = shell.call("GET", "/dids/s/c?dynamic_depth=FILE", Value::Null);
+        assert_eq!(status, 409, "{said}");
+        assert!(said.contains("InvalidObject"), "{said}");
     }
 }
 
