@@ -82,6 +82,10 @@ impl NewFiles {
         let mut named = Vec::new();
         for value in list {
             let physical = text(&value, "pfn")?.map(str::to_owned);
+            // A path that is not judged could be that of another file.
+            if value.get("path").is_some() {
+                return Err(wrong("where a file is is said by its pfn"));
+            }
             let said = field(&value, "meta", "an object", Value::as_object)?.cloned();
             let file: NewFile = serde_json::from_value(value)
                 .map_err(|error| wrong(&format!("a file is not as it should be: {error}")))?;

@@ -242,3 +242,45 @@ fn what_is_asked_of_many_happens_to_all_of_them_or_to_none() {
         world.check();
     }
 }
+
+#[test]
+fn who_asks_for_the_same_in_another_order_waits_and_never_deadlocks() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("all", 40, 10, "R1");
+        for at in 0..8 {
+            world.collection(&format!("d{at}"), DidType::Dataset);
+            world.collection(&format!("c{at}"), DidType::Container);
+        }
+        let asked = |turned: bool, round: usize| {
+            let into = |parent: String, child: String| json!({"scope": "s", "name": parent, "dids": [{"scope": "s", "name": child}]});
+            let file = |at: usize| format!("all-{}", (at * 7 + round) % 40);
+            let mut all: Vec<Value> = (0..8).map(|at| into(format!("d{at}"), file(at))).collect();
+            all.extend((0..8).map(|at| into(format!("c{at}"), format!("d{}", (at + round) % 8))));
+            let new = |at: usize| json!({"scope": "s", "name": format!("n{round}-{at}"), "type": "DATASET"});
+            let mut many: Vec<Value> = (0..8).map(new).collect();
+            if turned {
+                all.reverse();
+                many.reverse();
+            }
+            (json!({"attachments": all, "ignore_duplicate": true}), json!(many))
+        };
+        std::thread::scope(|scope| {
+            for session in 0..4 {
+                let (world, asked) = (&world, &asked);
+                scope.spawn(move || {
+                    let shell = Shell::over(world);
+                    for round in 0..10 {
+                        let (all, many) = asked(session % 2 == 0, round);
+                        let (status, said) = shell.call("POST", "/dids/attachments", all);
+                        assert_eq!(status, 201, "{said}");
+                        let (status, said) = shell.call("POST", "/dids", many);
+                        assert!(status == 201 || status == 409, "{status}: {said}");
+                    }
+                });
+            }
+        });
+        assert_eq!(world.catalog.retries().1, 0, "a deadlock on {}", world.catalog.backend());
+        assert_eq!(world.sql("SELECT COUNT(*) FROM dids WHERE name LIKE 'n%'"), 80);
+    }
+}

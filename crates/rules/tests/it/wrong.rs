@@ -86,6 +86,7 @@ fn a_field_of_the_wrong_kind_is_refused_wherever_it_is() {
             ("GET", "/dids/s/dids/search?type=all&long=maybe", Value::Null),
             ("POST", "/replicas", files("meta", json!(5))),
             ("POST", "/replicas", files("pfn", json!(5))),
+            ("POST", "/replicas", files("path", json!("s/20/25/ds-0"))),
             (
                 "POST",
                 "/replicas",
@@ -292,7 +293,7 @@ fn metadata_goes_down_and_is_inherited_where_that_is_asked_for() {
             let body = json!({"dids": [{"scope": "s", "name": name}], "plugin": "JSON", "inherit": inherit});
             let mut found = lines(shell.call("POST", "/dids/bulkmeta", body)).remove(0);
             let found = found.as_object_mut().unwrap();
-            (found.remove("scope"), found.remove("name"));
+            found.retain(|key, _| key != "scope" && key != "name");
             json!(found)
         };
         set("/dids/s/c/meta/colour", json!({"value": "red", "recursive": true}));
