@@ -161,6 +161,8 @@ def quotas(c):
     refused(RSENotFound, c.set_local_account_limit, "alice", "NOWHERE", 5)
     c.set_local_account_limit("alice", "SITE-A", 10_000_000_000)
     c.set_local_account_limit("alice", "SITE-B", -1)
+    c.set_local_account_limit("alice", "SITE-B", float("inf"))
+    c.set_local_account_limit("alice", "SITE-A", 1e10)
     c.set_global_account_limit("alice", "tier=1", 20_000_000_000)
     assert c.get_local_account_limits("alice") == {"SITE-A": 10_000_000_000, "SITE-B": float("inf")}
     assert c.get_local_account_limit("alice", "SITE-A") == {"SITE-A": 10_000_000_000}

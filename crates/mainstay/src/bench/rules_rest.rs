@@ -236,8 +236,10 @@ impl Measuring {
         made.map(str::to_owned).ok_or_else(|| CommandError::negative("no rule was made"))
     }
 
-    /// Waits until every file is where a rule wants it.
+    /// Waits until every file is where a rule wants it. The longer it takes, the rarer it is asked:
+    /// asking takes time from those who move files.
     async fn applied(&self, rule: &str) -> Result<(), CommandError> {
+        let start = Instant::now();
         loop {
             let call = Call::get(format!("{SURFACE}/rules/{rule}"));
             let found = self.client.json(call).await.map_err(Error::from)?;
@@ -249,7 +251,8 @@ impl Measuring {
                     return Err(CommandError::negative(why));
                 }
             }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            let pause = (start.elapsed() / 50).max(Duration::from_millis(2));
+            tokio::time::sleep(pause).await;
         }
     }
 

@@ -4,7 +4,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::rules::{stream, whole};
-use super::{Call, Reply, attribute, created, flag, no_such_path, show, text, wrong};
+use super::{Call, Reply, attribute, created, flag, no_such_path, python, show, text, wrong};
 use crate::catalog::engine::values;
 use crate::error::{Class, Result, refuse};
 use crate::expression::Expression;
@@ -270,7 +270,10 @@ async fn limits_at(
     let owner = owner.to_owned();
     match (method, what, on) {
         (&Method::POST, "limits", Some(on)) => {
-            let bytes = call.number("bytes")?;
+            let bytes = match call.field("bytes")?.as_str() {
+                Some(python::INFINITY) => -1,
+                _ => call.number("bytes")?,
+            };
             if bytes < -1 {
                 return Err(wrong("bytes is a limit, or -1 for none"));
             }

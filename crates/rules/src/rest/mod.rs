@@ -13,6 +13,7 @@ mod listing;
 mod mainstay;
 mod meta;
 mod paths;
+mod python;
 mod replicas;
 mod requests;
 mod rules;
@@ -207,7 +208,7 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
     let body = if bytes.is_empty() {
         Value::Null
     } else {
-        serde_json::from_slice(&bytes).map_err(|error| {
+        serde_json::from_slice(&python::json(&bytes)).map_err(|error| {
             refuse(Class::InvalidObject, format!("The body is not JSON: {error}"))
         })?
     };
@@ -287,7 +288,7 @@ impl Call {
     fn number(&self, key: &str) -> Result<i64> {
         let wrong =
             || refuse(Class::InvalidObject, format!("The field {key} should be a whole number"));
-        self.field(key)?.as_i64().ok_or_else(wrong)
+        python::whole(self.field(key)?).ok_or_else(wrong)
     }
 
     fn now(&self) -> i64 {
@@ -382,7 +383,7 @@ fn text<'a>(body: &'a Value, key: &str) -> Result<Option<&'a str>> {
 }
 
 fn number(body: &Value, key: &str) -> Result<Option<i64>> {
-    field(body, key, "a whole number", Value::as_i64)
+    field(body, key, "a whole number", python::whole)
 }
 
 fn flag(body: &Value, key: &str) -> Result<Option<bool>> {

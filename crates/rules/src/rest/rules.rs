@@ -7,7 +7,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Map, Value, json};
 
-use super::{Call, Reply, no_such_path, show};
+use super::{Call, Reply, no_such_path, python, show};
 use crate::api::{
     DEFAULT_ACTIVITY, Did, Grouping, LockState, NewRule, Notification, Rule, RuleState,
     check_activity,
@@ -42,7 +42,7 @@ fn flag(body: &Map<String, Value>, key: &str) -> Result<bool> {
 fn number(body: &Map<String, Value>, key: &str) -> Result<Option<i64>> {
     match body.get(key) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => value.as_i64().map(Some).ok_or_else(|| wrong(key, "a whole number")),
+        Some(value) => python::whole(value).map(Some).ok_or_else(|| wrong(key, "a whole number")),
     }
 }
 

@@ -179,6 +179,7 @@ fn what_cannot_be_done_is_not_said_to_be_done() {
         let unknown = json!({"replicas": ["davs://nowhere/x"], "reason": "r"});
         let search = "/dids/s/dids/search?type=all&filters=";
         let when = |filter: &str| format!("{search}%5B%7B{filter}%7D%5D");
+        let limit = "/accounts/alice/limits/local/R1".to_owned();
         for (method, path, body, status, said) in [
             ("PUT", "/rses/R1".to_owned(), json!({"name": "R9"}), 400, "keeps its name"),
             ("PUT", "/rses/R1".to_owned(), json!({"name": "R1", "rse": "R1"}), 201, "Created"),
@@ -192,6 +193,11 @@ fn what_cannot_be_done_is_not_said_to_be_done() {
                 200,
                 r#"{"R1": null}"#,
             ),
+            ("POST", limit.clone(), json!({"bytes": 1e12}), 201, "Created"),
+            ("GET", limit.clone(), Value::Null, 200, r#"{"R1": 1000000000000}"#),
+            ("POST", limit.clone(), json!({"bytes": "Infinity"}), 201, "Created"),
+            ("GET", limit.clone(), Value::Null, 200, r#"{"R1": Infinity}"#),
+            ("POST", limit.clone(), json!({"bytes": 1.5}), 409, "InvalidObject"),
             (
                 "POST",
                 "/replicas/bad".to_owned(),
