@@ -116,6 +116,14 @@ pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64) -> Result<Vec<Doomed>> {
     marked(tx, rse, &files)
 }
 
+/// Which of them are still marked.
+pub fn still_marked(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed]) -> Result<BTreeSet<i64>> {
+    let files: Vec<i64> = doomed.iter().map(|one| one.file).collect();
+    let sql =
+        "SELECT did_id FROM replicas WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND state = 'B'";
+    Ok(tx.query(sql, values![files, rse])?.iter().map(|row| row.int(0)).collect())
+}
+
 /// Forgets replicas that were removed from storage, unless somebody has written one again meanwhile.
 /// A file without any replica leaves its datasets and the catalog.
 pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u64> {

@@ -112,6 +112,9 @@ pub struct Done {
 /// How much one pass takes.
 const BATCH: usize = 100;
 
+/// How many files are removed before the catalog is asked again whether they are to be.
+const REMOVED_AT_ONCE: usize = 10;
+
 /// Runs one pass of a daemon.
 pub fn pass(catalog: &Catalog, daemon: Daemon, settings: &Settings, pass: &Pass) -> Result<Done> {
     match daemon {
@@ -313,16 +316,20 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         })?;
         let full = doomed.len() >= 1_000;
         let mut removed = Vec::with_capacity(doomed.len());
-        for doomed in &doomed {
-            let gone = match doomed.shared {
-                true => Ok(()),
-                false => pass.storage.remove(rse, doomed),
-            };
-            match gone {
-                Ok(()) => removed.push(doomed.file),
-                Err(error) => {
-                    tracing::warn!(%error, file = %doomed.did, rse = rse.name, "not deleted");
-                    done.failed += 1;
+        for some in doomed.chunks(REMOVED_AT_ONCE) {
+            // Where another reaper is at the same, a worker may have brought what that one forgot.
+            let marked = catalog.read_blocking(|tx| reap::still_marked(tx, rse.id, some))?;
+            for doomed in some.iter().filter(|doomed| marked.contains(&doomed.file)) {
+                let gone = match doomed.shared {
+                    true => Ok(()),
+                    false => pass.storage.remove(rse, doomed),
+                };
+                match gone {
+                    Ok(()) => removed.push(doomed.file),
+                    Err(error) => {
+                        tracing::warn!(%error, file = %doomed.did, rse = rse.name, "not deleted");
+                        done.failed += 1;
+                    }
                 }
             }
         }

@@ -13,8 +13,8 @@ use super::waiting::{self, Waiting};
 use super::{End, Held, Job, Outcome, given_up};
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
-use crate::catalog::order::{goes_with, lock_these};
-use crate::catalog::{Column, Daemon, Row, Tx};
+use crate::catalog::order::lock_these;
+use crate::catalog::{Daemon, Row, Tx};
 use crate::error::{Class, Error, Result};
 use crate::expression::{Expression, Rse};
 use crate::protocol::{self, Protocol};
@@ -358,22 +358,20 @@ fn lease_out(
         return Ok(Vec::new());
     }
     hold(tx, jobs.iter().map(|one| one.1))?;
-    tx.clear(&["w_pairs"])?;
-    tx.load(
-        "w_pairs",
-        &[
-            ("did", Column::ints(jobs.iter().map(|one| one.0.request))),
-            ("rse", Column::ints(jobs.iter().map(|one| one.2))),
-        ],
-    )?;
-    let these = goes_with(tx, ("", "requests", &["id"]), ("w_pairs", &["did"]));
-    let sql = format!(
-        "UPDATE requests SET state = 'S', worker = ?1, lease_until = ?2, attempt = attempt + 1, moved = 0, err_msg = NULL,
-         submitted_at = ?3, updated_at = ?3, source_rse_id = (SELECT w.rse FROM w_pairs w WHERE w.did = requests.id)
-         WHERE {these} AND state = 'Q' RETURNING id, attempt"
-    );
-    let rows = tx.query(&sql, values![worker, now.saturating_add(lease), now])?;
-    let ours: BTreeMap<i64, i64> = rows.iter().map(|row| (row.int(0), row.int(1))).collect();
+    let mut sources: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
+    for (job, _, source) in &jobs {
+        sources.entry(*source).or_default().push(job.request);
+    }
+    let mut ours: BTreeMap<i64, i64> = BTreeMap::new();
+    for (source, requests) in sources {
+        let rows = tx.query(
+            "UPDATE requests SET state = 'S', worker = ?1, lease_until = ?2, attempt = attempt + 1, moved = 0, err_msg = NULL,
+             submitted_at = ?3, updated_at = ?3, source_rse_id = ?4 WHERE id IN ARRAY(?5) AND state = 'Q'
+             RETURNING id, attempt",
+            values![worker, now.saturating_add(lease), now, source, requests],
+        )?;
+        ours.extend(rows.iter().map(|row| (row.int(0), row.int(1))));
+    }
     let job = |(job, _, _): Chosen| {
         let attempt = *ours.get(&job.request)?;
         Some(Job { attempt, ..job })

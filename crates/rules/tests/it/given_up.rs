@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
-use mainstay_rules::api::{Grouping, Micros, NewRule};
-use mainstay_rules::catalog::Daemon;
+use mainstay_rules::api::{Grouping, Micros, NewFile, NewRule};
+use mainstay_rules::catalog::{Daemon, Tx};
 use mainstay_rules::expression::Rse;
 use mainstay_rules::judge::{self, Managed, Pass, Storage};
 use mainstay_rules::reap::Doomed;
 use mainstay_rules::rse::RseSettings;
-use mainstay_rules::rule::update;
+use mainstay_rules::rule::{Settings, update};
 use mainstay_rules::transfers::worker::{Queue, Worker};
 use mainstay_rules::transfers::{Held, Job, Outcome, queue};
 use mainstay_rules::{Catalog, Class, replica, rse};
@@ -248,6 +248,55 @@ fn what_a_worker_brings_while_its_replica_is_being_removed_is_removed_too() {
         world.check();
         disks.reap();
         assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
+        disks.check();
+    }
+}
+
+/// Storage in which, before the first file is removed, another reaper has removed all of them, and
+/// one was registered anew.
+#[derive(Debug)]
+struct Overtaken {
+    catalog: Catalog,
+    settings: Settings,
+    again: Mutex<Option<(NewFile, PathBuf)>>,
+    now: Micros,
+}
+
+impl Storage for Overtaken {
+    fn remove(&self, rse: &Rse, doomed: &Doomed) -> Result<(), String> {
+        let storage = Managed::default();
+        if let Some((file, place)) = self.again.lock().unwrap().take() {
+            let other = Pass::new(self.now, 1);
+            judge::pass(&self.catalog, Daemon::Reaper, &self.settings, &other).unwrap();
+            let files = std::slice::from_ref(&file);
+            let add =
+                |tx: &mut Tx<'_>| replica::add_replicas(tx, &rse.name, files, "root", self.now);
+            self.catalog.write_blocking(add).unwrap();
+            std::fs::write(place, b"content").unwrap();
+        }
+        storage.remove(rse, doomed)
+    }
+}
+
+#[test]
+fn a_reaper_that_was_overtaken_removes_nothing_that_came_after() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        for at in 0..12 {
+            disks.file(&format!("f{at}"), "A", b"content", Some(b"content"));
+        }
+        world.change("UPDATE replicas SET tombstone = 0");
+        let (did, path, state) = (World::did("f11"), None, None);
+        let file = NewFile { did, bytes: 7, adler32: None, md5: None, path, state };
+        let storage = Arc::new(Overtaken {
+            catalog: world.catalog.clone(),
+            settings: world.settings.clone(),
+            again: Mutex::new(Some((file, disks.place("A", "f11")))),
+            now: world.now(),
+        });
+        let pass = Pass { storage, ..Pass::new(world.now(), world.seed()) };
+        judge::pass(&world.catalog, Daemon::Reaper, &world.settings, &pass).unwrap();
+        assert_eq!(world.sql("SELECT COUNT(*) FROM replicas WHERE state = 'A'"), 1);
         disks.check();
     }
 }
