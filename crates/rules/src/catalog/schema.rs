@@ -180,6 +180,7 @@ const SQLITE_ALONE: &str = "SQLITE ALONE";
 const WORK_TABLES: &str = "
     CREATE TEMP TABLE IF NOT EXISTS w_names (ord BIGKEY, scope TEXT, name TEXT, bytes BIGINT, adler32 TEXT,
         md5 TEXT, path TEXT, state TEXT, id BIGINT);
+    CREATE TEMP TABLE IF NOT EXISTS w_ids (id BIGKEY);
     CREATE TEMP TABLE IF NOT EXISTS w_files (did BIGKEY, dataset BIGINT, bytes BIGINT);
     CREATE TEMP TABLE IF NOT EXISTS w_some (did BIGKEY, dataset BIGINT, bytes BIGINT);
     CREATE TEMP TABLE IF NOT EXISTS w_sets (ord BIGKEY, id BIGINT);

@@ -13,8 +13,8 @@ use super::waiting::{self, Waiting};
 use super::{End, Held, Job, Outcome, given_up};
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
-use crate::catalog::order::lock_these;
-use crate::catalog::{Daemon, Row, Tx};
+use crate::catalog::order::{goes_with, lock_these};
+use crate::catalog::{Column, Daemon, Row, Tx};
 use crate::error::{Class, Error, Result};
 use crate::expression::{Expression, Rse};
 use crate::protocol::{self, Protocol};
@@ -55,6 +55,7 @@ impl<'a> World<'a> {
         tx: &mut Tx<'_>,
         rses: &'a [Rse],
         speaks: &Speaks,
+        load: Load,
         settings: &Settings,
     ) -> Result<Self> {
         let rows = tx.query("SELECT src_rse_id, dest_rse_id, distance FROM distances", &[])?;
@@ -73,13 +74,6 @@ impl<'a> World<'a> {
                 reads: row.text(2) == "SOURCE",
                 most: row.int(3),
             });
-        }
-        let mut load = Load::default();
-        let sql =
-            "SELECT source_rse_id, dest_rse_id, activity, COUNT(*) FROM requests WHERE state = 'S'
-            GROUP BY source_rse_id, dest_rse_id, activity";
-        for row in tx.query(sql, &[])? {
-            load.add(row.int(0), row.int(1), row.text(2), row.int(3));
         }
         let site = |rse: &'a Rse| {
             let (read, write) = (speaks.way(rse, "read"), speaks.way(rse, "write"));
@@ -188,6 +182,19 @@ pub(super) fn hold(tx: &mut Tx<'_>, files: impl IntoIterator<Item = i64>) -> Res
     lock_these(tx, &files.into_iter().collect())
 }
 
+/// What runs from where to where, and when the first lease is over.
+fn running(tx: &mut Tx<'_>) -> Result<(Load, Option<Micros>)> {
+    let sql =
+        "SELECT source_rse_id, dest_rse_id, activity, COUNT(*), MIN(lease_until) FROM requests WHERE state = 'S'
+         GROUP BY source_rse_id, dest_rse_id, activity";
+    let (mut load, mut first) = (Load::default(), None);
+    for row in tx.query(sql, &[])? {
+        load.add(row.int(0), row.int(1), row.text(2), row.int(3));
+        first = first.into_iter().chain(row.opt_int(4)).min();
+    }
+    Ok((load, first))
+}
+
 /// Requests whose lease has run out wait again.
 fn reclaim(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     let sql = "SELECT id, did_id FROM requests WHERE state = 'S' AND lease_until < ?1 ORDER BY id LIMIT 1000";
@@ -234,14 +241,18 @@ pub fn take(
 ) -> Result<Vec<Job>> {
     let Wanted { worker, most, lease, speaks } = wanted;
     let (most, lease) = (*most, *lease);
-    reclaim(tx, now)?;
+    let (mut load, first) = running(tx)?;
+    if first.is_some_and(|first| first < now) {
+        reclaim(tx, now)?;
+        (load, _) = running(tx)?;
+    }
     let rses = tx.rses()?;
     let written = rses.iter().filter(|rse| rse.write && speaks.way(rse, "write").is_some());
     let reached: Vec<i64> = written.map(|rse| rse.id).collect();
     if reached.is_empty() || most == 0 {
         return Ok(Vec::new());
     }
-    let mut world = World::read(tx, &rses, speaks, settings)?;
+    let mut world = World::read(tx, &rses, speaks, load, settings)?;
     let mut lines = waiting::lines(tx, &reached, most.saturating_add(SPARE), now)?;
     let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
     for line in &lines {
@@ -358,20 +369,22 @@ fn lease_out(
         return Ok(Vec::new());
     }
     hold(tx, jobs.iter().map(|one| one.1))?;
-    let mut sources: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
-    for (job, _, source) in &jobs {
-        sources.entry(*source).or_default().push(job.request);
-    }
-    let mut ours: BTreeMap<i64, i64> = BTreeMap::new();
-    for (source, requests) in sources {
-        let rows = tx.query(
-            "UPDATE requests SET state = 'S', worker = ?1, lease_until = ?2, attempt = attempt + 1, moved = 0, err_msg = NULL,
-             submitted_at = ?3, updated_at = ?3, source_rse_id = ?4 WHERE id IN ARRAY(?5) AND state = 'Q'
-             RETURNING id, attempt",
-            values![worker, now.saturating_add(lease), now, source, requests],
-        )?;
-        ours.extend(rows.iter().map(|row| (row.int(0), row.int(1))));
-    }
+    tx.clear(&["w_pairs"])?;
+    tx.load(
+        "w_pairs",
+        &[
+            ("did", Column::ints(jobs.iter().map(|one| one.0.request))),
+            ("rse", Column::ints(jobs.iter().map(|one| one.2))),
+        ],
+    )?;
+    let these = goes_with(tx, ("", "requests", &["id"]), ("w_pairs", &["did"]));
+    let sql = format!(
+        "UPDATE requests SET state = 'S', worker = ?1, lease_until = ?2, attempt = attempt + 1, moved = 0, err_msg = NULL,
+         submitted_at = ?3, updated_at = ?3, source_rse_id = (SELECT w.rse FROM w_pairs w WHERE w.did = requests.id)
+         WHERE {these} AND state = 'Q' RETURNING id, attempt"
+    );
+    let rows = tx.query(&sql, values![worker, now.saturating_add(lease), now])?;
+    let ours: BTreeMap<i64, i64> = rows.iter().map(|row| (row.int(0), row.int(1))).collect();
     let job = |(job, _, _): Chosen| {
         let attempt = *ours.get(&job.request)?;
         Some(Job { attempt, ..job })
@@ -558,7 +571,8 @@ pub fn show(
     });
     let moving = moving.collect();
     let queued = waiting::first(tx, most)?;
-    let mut world = World::read(tx, &rses, &Speaks::Ours, settings)?;
+    let (load, _) = running(tx)?;
+    let mut world = World::read(tx, &rses, &Speaks::Ours, load, settings)?;
     world.read_replicas(tx, queued.iter().map(|one| one.file).collect())?;
     let shown = queued.iter().map(|one| {
         let (source, why) = match world.judge(one, now) {

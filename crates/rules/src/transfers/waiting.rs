@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::api::{Did, Micros};
 use crate::catalog::engine::values;
-use crate::catalog::{Row, Tx};
+use crate::catalog::order::goes_with;
+use crate::catalog::{Column, Row, Tx};
 use crate::error::Result;
 
 /// A request that waits.
@@ -149,8 +150,11 @@ pub(super) fn next(
 
 /// What is known of these requests, in this order, as far as they still wait.
 pub(super) fn read(tx: &mut Tx<'_>, ids: &[i64]) -> Result<Vec<Waiting>> {
-    let sql = format!("{WAITING} WHERE q.id IN ARRAY(?1) AND q.state = 'Q'");
-    let rows = tx.query(&sql, values![ids.to_vec()])?;
+    tx.clear(&["w_ids"])?;
+    tx.load("w_ids", &[("id", Column::ints(ids.iter().copied()))])?;
+    let these = goes_with(tx, ("q.", "requests", &["id"]), ("w_ids", &["id"]));
+    let sql = format!("{WAITING} WHERE {these} AND q.state = 'Q'");
+    let rows = tx.query(&sql, &[])?;
     let mut found: BTreeMap<i64, Waiting> =
         rows.iter().map(waiting).map(|one| (one.id, one)).collect();
     Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
