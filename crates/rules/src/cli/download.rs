@@ -194,7 +194,10 @@ fn copy_shown(access: &Access, job: &Job, stop: &AtomicBool) -> Result<(), copy:
     let moved = AtomicI64::new(0);
     let mut bar = Bar::new(&job.did.name, u64::try_from(job.bytes).unwrap_or(0));
     std::thread::scope(|scope| {
-        let copying = scope.spawn(|| copy::copy(&mut Opened::new(access), job, &moved, stop));
+        let copying = scope.spawn(|| {
+            let stop = || stop.load(Ordering::Acquire);
+            copy::copy(&mut Opened::new(access), job, &moved, &stop)
+        });
         while !copying.is_finished() {
             let more = moved.load(Ordering::Acquire) - i64::try_from(bar.done).unwrap_or(0);
             bar.add(u64::try_from(more).unwrap_or(0));

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use md5::{Digest, Md5};
 
@@ -124,14 +124,14 @@ pub fn differs(
 fn add_up(
     mut from: impl Read,
     md5: bool,
-    stop: &AtomicBool,
+    stop: &dyn Fn() -> bool,
     mut each: impl FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<Result<Sums, std::io::Error>, Error> {
     let mut adding = Adding::new(md5);
     let mut piece = ROOM.take();
     piece.resize(PIECE, 0);
     let ended = loop {
-        if stop.load(Ordering::Acquire) {
+        if stop() {
             break Err(Error::Cancelled);
         }
         match from.read(&mut piece) {
@@ -150,19 +150,28 @@ fn add_up(
     Ok(ended?.map(|()| adding.sums()))
 }
 
-/// Moves a file. `moved` tells how far it is; `stop` makes it give up. Done twice, the second time
+/// What a file adds up to, read to its end.
+pub fn sums(file: impl Read, md5: bool) -> Result<Sums, std::io::Error> {
+    add_up(file, md5, &|| false, |_| Ok(()))
+        .unwrap_or_else(|error| Err(std::io::Error::other(error)))
+}
+
+/// Moves a file. `moved` tells how far it is; it gives up when `stop` says so. Done twice, the second time
 /// finds it there.
 pub fn copy(
     opened: &mut Opened<'_>,
     job: &Job,
     moved: &AtomicI64,
-    stop: &AtomicBool,
+    stop: &dyn Fn() -> bool,
 ) -> Result<(), Error> {
     let wrong_source = |why: String| Error::Source { rse: job.source.rse.clone(), why };
     let wrong_destination =
         |why: String| Error::Destination { rse: job.destination.rse.clone(), why };
     let at_source = |error: store::Error| wrong_source(error.to_string());
     let at_destination = |error: store::Error| wrong_destination(error.to_string());
+    if stop() {
+        return Err(Error::Cancelled);
+    }
     let from = opened.at(&job.source).map_err(at_source)?;
     let to = opened.at(&job.destination).map_err(at_destination)?;
     let (adler32, md5) = (job.adler32.as_deref(), job.md5.as_deref());
@@ -205,7 +214,7 @@ pub fn copy(
         draft.reject();
         return Err(wrong_destination("what was written does not read back the same".to_owned()));
     }
-    if stop.load(Ordering::Acquire) {
+    if stop() {
         return Err(Error::Cancelled);
     }
     draft.keep().map_err(at_destination)
@@ -251,7 +260,7 @@ mod tests {
     fn run(job: &Job) -> Result<i64, String> {
         let moved = AtomicI64::new(0);
         let access = Access::default();
-        let done = copy(&mut Opened::new(&access), job, &moved, &AtomicBool::new(false));
+        let done = copy(&mut Opened::new(&access), job, &moved, &|| false);
         done.map(|()| moved.load(Ordering::Acquire)).map_err(|error| error.to_string())
     }
 
@@ -292,8 +301,8 @@ mod tests {
         std::fs::create_dir(from.path().join("s")).unwrap();
         std::fs::write(from.path().join("s/f"), b"abc").unwrap();
         let job = job(from.path(), to.path(), b"abc");
-        let (access, stop) = (Access::default(), AtomicBool::new(true));
-        let stopped = copy(&mut Opened::new(&access), &job, &AtomicI64::new(0), &stop);
+        let access = Access::default();
+        let stopped = copy(&mut Opened::new(&access), &job, &AtomicI64::new(0), &|| true);
         assert!(matches!(stopped, Err(Error::Cancelled)));
         assert_eq!(left(to.path()), 0);
     }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -30,6 +30,9 @@ pub const LEASE: Duration = Duration::from_secs(60);
 
 /// How long a worker without work waits before it asks again, unless it is woken.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long it waits for an answer when it is to stop.
+const LAST: Duration = Duration::from_secs(3);
 
 /// How often it is told how far a large file is.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -138,13 +141,20 @@ struct Moving {
     moved: Arc<AtomicI64>,
     stop: Arc<AtomicBool>,
     /// When its lease is over, unless it is renewed.
-    until: Instant,
+    until: Arc<Mutex<Instant>>,
 }
 
 impl Moving {
     fn new(job: &Job, until: Instant) -> Self {
         let (attempt, bytes) = (job.attempt, job.bytes);
+        let until = Arc::new(Mutex::new(until));
         Self { attempt, bytes, moved: Arc::default(), stop: Arc::default(), until }
+    }
+
+    /// Whether nothing may be written for it any more: it was given up, or its lease is over. A
+    /// worker can be stopped at any moment, and go on when others are at its files.
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Acquire) || Instant::now() >= *open(&self.until)
     }
 
     /// Whether people want to see how far it is.
@@ -156,8 +166,12 @@ impl Moving {
 /// What is under way, by request.
 type Under = Arc<Mutex<BTreeMap<i64, Moving>>>;
 
-fn locked(under: &Under) -> std::sync::MutexGuard<'_, BTreeMap<i64, Moving>> {
-    under.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(under: &Under) -> MutexGuard<'_, BTreeMap<i64, Moving>> {
+    open(under)
+}
+
+fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A worker that runs.
@@ -222,6 +236,7 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
         access: Arc::clone(&access),
         under: Arc::clone(&under),
         room: Arc::clone(&room),
+        stop: stop.clone(),
     };
     let telling = tokio::spawn(telling.run(settle));
     let renewing = tokio::spawn(keep_leases(Arc::clone(&queue), Arc::clone(&under), stop.clone()));
@@ -235,7 +250,7 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
         let untold = wanted.saturating_mul(2).saturating_sub(locked(&under).len());
         let jobs = match wanted.saturating_sub(coming.load(Ordering::Acquire)).min(untold) {
             room if room * 2 < wanted => None,
-            room => Some(queue.take(room).await.unwrap_or_else(|error| {
+            room => Some(within(&stop, queue.take(room)).await.unwrap_or_else(|error| {
                 tracing::warn!(error, "no files to move could be had");
                 Vec::new()
             })),
@@ -279,6 +294,19 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
     }
 }
 
+/// Waits for an answer; for who is told to stop, not long.
+async fn within<T>(
+    stop: &CancellationToken,
+    answer: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    tokio::select! {
+        answer = answer => answer,
+        () = async { stop.cancelled().await; tokio::time::sleep(LAST).await } => {
+            Err("nobody answers".to_owned())
+        }
+    }
+}
+
 /// Files that one thread moves.
 struct Several {
     some: Vec<(Moving, Job)>,
@@ -309,7 +337,7 @@ impl Several {
 
 /// Moves one file, and says what became of it.
 fn one(opened: &mut Opened<'_>, moving: &Moving, job: &Job) -> Outcome {
-    let copy = || copy(opened, job, &moving.moved, &moving.stop);
+    let copy = || copy(opened, job, &moving.moved, &|| moving.is_over());
     let done = catch_unwind(AssertUnwindSafe(copy));
     let given_up = matches!(done, Ok(Err(copy::Error::Cancelled)));
     let error = match done {
@@ -396,6 +424,7 @@ struct Telling {
     access: Arc<Access>,
     under: Under,
     room: Arc<Notify>,
+    stop: CancellationToken,
 }
 
 impl Telling {
@@ -407,7 +436,7 @@ impl Telling {
 
     async fn tell(&self, some: Outcomes) {
         let (jobs, outcomes): (Vec<Job>, Vec<Outcome>) = some.into_iter().unzip();
-        let unwanted: BTreeSet<i64> = match self.queue.finish(outcomes).await {
+        let unwanted: BTreeSet<i64> = match within(&self.stop, self.queue.finish(outcomes)).await {
             Ok(unwanted) => unwanted.into_iter().collect(),
             Err(error) => {
                 // Their leases run out, and whoever takes them next finds the files there.
@@ -458,10 +487,6 @@ async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: CancellationToke
         if !held.is_empty() {
             renew(&*queue, &under, held).await;
         }
-        let now = Instant::now();
-        for moving in locked(&under).values().filter(|moving| moving.until <= now) {
-            moving.stop.store(true, Ordering::Release);
-        }
     }
 }
 
@@ -472,12 +497,12 @@ async fn renew(queue: &dyn Queue, under: &Under, held: Vec<Held>) {
         Ok(lost) => lost.into_iter().collect(),
         Err(error) => return tracing::warn!(error, "leases could not be renewed"),
     };
-    let mut under = locked(under);
+    let under = locked(under);
     for one in held {
-        let Some(moving) = under.get_mut(&one.request) else { continue };
+        let Some(moving) = under.get(&one.request) else { continue };
         match lost.contains(&one.request) {
             true => moving.stop.store(true, Ordering::Release),
-            false => moving.until = asked + lease,
+            false => *open(&moving.until) = asked + lease,
         }
     }
 }
@@ -602,6 +627,17 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_begun_after_its_lease() {
+        let (job, _) = arrived();
+        let access = Access::default();
+        let past = Instant::now().checked_sub(Duration::from_millis(1)).unwrap();
+        for (until, given_up) in [(past, true), (past + Duration::from_secs(3_600), false)] {
+            let outcome = one(&mut Opened::new(&access), &Moving::new(&job, until), &job);
+            assert_eq!(outcome.given_up, given_up, "{:?}", outcome.error);
+        }
+    }
+
+    #[test]
     fn what_is_no_longer_leased_is_given_up() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let refused = || Err("the catalog is away".to_owned());
@@ -614,13 +650,12 @@ mod tests {
         ] {
             let queue: Arc<dyn Queue> = Arc::new(Renewing(Mutex::new(answers.into())));
             let moving = Moving::new(&arrived().0, Instant::now() + queue.lease());
-            let stopped = Arc::clone(&moving.stop);
-            let under: Under = Arc::new(Mutex::new(BTreeMap::from([(1, moving)])));
+            let under: Under = Arc::new(Mutex::new(BTreeMap::from([(1, moving.clone())])));
             let over = CancellationToken::new();
             runtime.block_on(async {
                 let keeping = tokio::spawn(keep_leases(queue, under, over.clone()));
                 let given_up = async {
-                    while !stopped.load(Ordering::Acquire) {
+                    while !moving.is_over() {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }
                 };

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::atomic::AtomicI64;
 
 use mainstay_rules::api::{NewFile, SECOND};
 use mainstay_rules::catalog::Daemon;
@@ -84,7 +84,7 @@ impl Disks {
 
     /// Moves one file.
     pub(crate) fn copy(&self, job: &Job) -> Result<(), copy::Error> {
-        copy::copy(&mut Opened::new(&self.access), job, &AtomicI64::new(0), &AtomicBool::new(false))
+        copy::copy(&mut Opened::new(&self.access), job, &AtomicI64::new(0), &|| false)
     }
 
     /// Registers a file on an RSE; what lies there is `found`.
