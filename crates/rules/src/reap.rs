@@ -5,16 +5,17 @@
 //! A replica that a worker may still be writing is left alone until it is not (`transfers::given_up`).
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use crate::api::{Did, Micros};
+use crate::api::{Did, Micros, SECOND};
 use crate::catalog::engine::values;
 use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{lock_dids, lock_files};
-use crate::catalog::{Column, Tx};
+use crate::catalog::order::{lock_dids, lock_files, lock_rules, lock_these};
+use crate::catalog::{Column, Daemon, Row, Tx};
 use crate::decide::{Reap, reap};
 use crate::error::{Error, Result};
 use crate::expression::Rse;
-use crate::rule::Settings;
+use crate::rule::{Settings, transfer};
 use crate::transfers::given_up;
 
 /// A replica marked for deletion.
@@ -43,6 +44,22 @@ pub fn decide_for(tx: &mut Tx<'_>, rse: &Rse, settings: &Settings) -> Result<Rea
     Ok(reap(rse.delete, behind, rse.flag("greedyDeletion"), needed))
 }
 
+/// How long a reaper has marked files for itself once it has claimed them; until then nobody looks
+/// whether one that was locked is still there.
+const CLAIM: Micros = 60 * SECOND;
+
+/// How much of that time a reaper uses: it may be stopped at any moment, and go on later.
+pub const REMOVING: Duration = Duration::from_secs(20);
+
+/// The condition that no other copy is there while somebody wants one.
+fn wanted(replica: &str) -> String {
+    format!(
+        "(NOT EXISTS (SELECT 1 FROM replicas o WHERE o.did_id = {replica}.did_id AND o.rse_id <> {replica}.rse_id AND o.state = 'A')
+        AND (EXISTS (SELECT 1 FROM requests q WHERE q.did_id = {replica}.did_id)
+        OR EXISTS (SELECT 1 FROM locks l WHERE l.did_id = {replica}.did_id AND l.rse_id <> {replica}.rse_id)))"
+    )
+}
+
 /// Marks replicas on an RSE for deletion, oldest tombstone first, at most `most`.
 pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> Result<Vec<Doomed>> {
     let (until, bytes) = match what {
@@ -51,13 +68,12 @@ pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> R
         Reap::Everything => (now, i64::MAX),
         Reap::Until(bytes) => (now, bytes),
     };
-    // Not what a transfer reads from, not the last copy while somebody wants one, and nothing that
-    // may still be written.
+    // Nothing that a transfer reads from, or that may still be written.
     let free = format!(
         "p.rse_id = ?1 AND p.tombstone < ?2 AND p.tombstone IS NOT NULL AND p.lock_cnt = 0 AND p.state <> 'B'
-        AND NOT EXISTS (SELECT 1 FROM requests q WHERE q.did_id = p.did_id AND (q.source_rse_id = p.rse_id
-        OR NOT EXISTS (SELECT 1 FROM replicas o WHERE o.did_id = p.did_id AND o.rse_id <> p.rse_id AND o.state = 'A')))
-        AND {}",
+        AND NOT EXISTS (SELECT 1 FROM requests q WHERE q.did_id = p.did_id AND q.source_rse_id = p.rse_id)
+        AND NOT {} AND {}",
+        wanted("p"),
         given_up::nobody_at("p")
     );
     let sql = format!(
@@ -116,12 +132,96 @@ pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64) -> Result<Vec<Doomed>> {
     marked(tx, rse, &files)
 }
 
-/// Which of them are still marked.
-pub fn still_marked(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed]) -> Result<BTreeSet<i64>> {
-    let files: Vec<i64> = doomed.iter().map(|one| one.file).collect();
+/// Claims marked replicas for one reaper, which then removes their files within [`REMOVING`]. Those
+/// that another has, that were forgotten since, or that were locked are not among them.
+pub fn claim(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed], now: Micros) -> Result<BTreeSet<i64>> {
+    let files: BTreeSet<i64> = doomed.iter().map(|one| one.file).collect();
+    lock_these(tx, &files)?;
+    let files: Vec<i64> = files.into_iter().collect();
+    let sql = "UPDATE replicas SET tombstone = ?3, updated_at = ?3 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND state = 'B'
+        AND lock_cnt = 0 AND (tombstone = 0 OR tombstone IS NULL OR updated_at <= ?4) RETURNING did_id";
+    let rows = tx.query(sql, values![files, rse, now, now.saturating_sub(CLAIM)])?;
+    Ok(rows.iter().map(|row| row.int(0)).collect())
+}
+
+/// Gives up the claim on replicas whose files could not be removed.
+pub fn unclaim(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
+    lock_these(tx, &files.iter().copied().collect())?;
+    let sql = "UPDATE replicas SET tombstone = 0 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND state = 'B' AND lock_cnt = 0";
+    tx.execute(sql, values![files.to_vec(), rse]).map(drop)
+}
+
+/// A marked replica that was locked since, and what its file should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Locked {
+    /// The replica.
+    pub doomed: Doomed,
+    /// The size of its file.
+    pub bytes: i64,
+    /// Its Adler-32 checksum, if known.
+    pub adler32: Option<String>,
+    /// Its MD5 checksum, if known.
+    pub md5: Option<String>,
+}
+
+/// Marked replicas that were locked since, and that no reaper can be at any more.
+pub fn locked_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Locked>> {
+    let sql = format!(
+        "SELECT d.id, d.scope, d.name, p.path, p.bytes, d.adler32, d.md5 FROM replicas p JOIN dids d ON d.id = p.did_id
+         WHERE p.rse_id = ?1 AND p.state = 'B' AND p.updated_at <= ?2 AND p.lock_cnt > 0 AND {} ORDER BY d.id LIMIT ?3",
+        given_up::nobody_at("p")
+    );
+    let found = |row: &Row| Locked {
+        doomed: Doomed {
+            file: row.int(0),
+            did: Did::new(row.text(1), row.text(2)),
+            rse,
+            path: row.opt_text(3),
+            shared: false,
+        },
+        bytes: row.int(4),
+        adler32: row.opt_text(5),
+        md5: row.opt_text(6),
+    };
+    let rows = tx.query(&sql, values![rse, now.saturating_sub(CLAIM), most])?;
+    Ok(rows.iter().map(found).collect())
+}
+
+/// Marked replicas that were locked count if their files are `there`; if not, they are fetched again.
+pub fn revive(tx: &mut Tx<'_>, rse: i64, files: &[i64], there: bool, now: Micros) -> Result<()> {
+    let these: BTreeSet<i64> = files.iter().copied().collect();
+    lock_these(tx, &these)?;
+    let sql = "UPDATE replicas SET state = ?4, updated_at = ?3, tombstone = NULL WHERE did_id IN ARRAY(?1) AND rse_id = ?2
+        AND state = 'B' AND lock_cnt > 0 AND updated_at <= ?5 RETURNING did_id";
+    let letter = if there { "A" } else { "U" };
+    let before = now.saturating_sub(CLAIM);
+    let rows = tx.query(sql, values![files.to_vec(), rse, now, letter, before])?;
+    if !there {
+        return Ok(());
+    }
+    let units: Vec<(i64, i64)> = rows.iter().map(|row| (row.int(0), rse)).collect();
+    transfer::successful_transfer(tx, &units, now)
+}
+
+/// Rules whose files were removed from under their locks have them fetched at once, and not when
+/// the repairer would come to it.
+pub fn fetch_soon(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
+    let sql = "SELECT DISTINCT l.rule_id FROM locks l JOIN replicas p ON p.did_id = l.did_id AND p.rse_id = l.rse_id
+        WHERE l.did_id IN ARRAY(?1) AND l.rse_id = ?2 AND l.state = 'S' AND p.state = 'U'";
+    let rows = tx.query(sql, values![files.to_vec(), rse])?;
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let rules: BTreeSet<i64> = rows.iter().map(|row| row.int(0)).collect();
+    lock_rules(tx, &rules)?;
+    lock_these(tx, &files.iter().copied().collect())?;
     let sql =
-        "SELECT did_id FROM replicas WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND state = 'B'";
-    Ok(tx.query(sql, values![files, rse])?.iter().map(|row| row.int(0)).collect())
+        "UPDATE locks SET updated_at = 0 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND state = 'S'";
+    tx.execute(sql, values![files.to_vec(), rse])?;
+    let sql = "UPDATE rules SET repair_at = 0 WHERE id IN ARRAY(?1) AND state = 'S'";
+    tx.execute(sql, values![rules.into_iter().collect::<Vec<i64>>()])?;
+    tx.wake(Daemon::Repairer);
+    Ok(())
 }
 
 /// Forgets replicas that were removed from storage, unless somebody has written one again meanwhile.
@@ -151,6 +251,10 @@ pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u
         given_up::nobody_at("replicas")
     );
     let gone = tx.query(&sql, values![rse])?;
+    // What was written again is removed again.
+    let sql = "UPDATE replicas SET tombstone = 0 WHERE rse_id = ?1 AND state = 'B' AND lock_cnt = 0
+        AND did_id IN (SELECT did FROM w_files)";
+    tx.execute(sql, values![rse])?;
     let mut ledger = Ledger::default();
     ledger.hold_more(rse, -(gone.len() as i64), -gone.iter().map(|row| row.int(0)).sum::<i64>());
     let orphan = "(SELECT w.did FROM w_files w WHERE NOT EXISTS (SELECT 1 FROM replicas p WHERE p.did_id = w.did)

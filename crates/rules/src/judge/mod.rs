@@ -8,10 +8,12 @@
 mod run;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 pub use run::{Judge, beat};
+use tokio::time::Instant;
 
 use crate::api::{Micros, RequestState, SECOND};
 use crate::catalog::engine::values;
@@ -24,8 +26,8 @@ use crate::rule::delete::Deleted;
 use crate::rule::evaluate::{Evaluated, evaluate_attach, evaluate_detach};
 use crate::rule::inject::Injected;
 use crate::rule::{Settings, delete, inject, repair, transfer};
-use crate::transfers::given_up;
 use crate::transfers::store::{self, Access};
+use crate::transfers::{copy, given_up};
 
 /// Time and chance, as a shell provides them.
 pub trait Surroundings: Send + Sync + std::fmt::Debug {
@@ -57,6 +59,9 @@ impl Surroundings for Machine {
 pub trait Storage: Send + Sync + std::fmt::Debug {
     /// Removes one file; an error keeps the replica marked, to be tried again.
     fn remove(&self, rse: &Rse, doomed: &reap::Doomed) -> std::result::Result<(), String>;
+
+    /// Whether a file is there as it should be; an error says nothing about it.
+    fn holds(&self, rse: &Rse, locked: &reap::Locked) -> std::result::Result<bool, String>;
 }
 
 /// Storage that is reached through the protocols of RSEs. Where an RSE has none, others look after
@@ -74,6 +79,21 @@ impl Storage for Managed {
         let way = store::way(rse, "delete").unwrap_or(best);
         let removed = self.0.open(&rse.name, way).and_then(|store| store.remove(&path));
         removed.map_err(|error| error.to_string())
+    }
+
+    fn holds(&self, rse: &Rse, locked: &reap::Locked) -> std::result::Result<bool, String> {
+        let reap::Locked { doomed, bytes, adler32, md5 } = locked;
+        let Some(way) = store::way(rse, "read") else { return Ok(false) };
+        let Ok(path) = protocol::path(rse, &doomed.did, doomed.path.as_deref()) else {
+            return Ok(false);
+        };
+        let opened = self.0.open(&rse.name, way).and_then(|store| store.read(&path));
+        let file = match opened {
+            Err(store::Error::Missing(_) | store::Error::NoFile(_)) => return Ok(false),
+            opened => opened.map_err(|error| error.to_string())?.0,
+        };
+        let sums = copy::sums(file, md5.is_some()).map_err(|error| error.to_string())?;
+        Ok(copy::differs(&sums, *bytes, adler32.as_deref(), md5.as_deref()).is_none())
     }
 }
 
@@ -112,8 +132,8 @@ pub struct Done {
 /// How much one pass takes.
 const BATCH: usize = 100;
 
-/// How many files are removed before the catalog is asked again whether they are to be.
-const REMOVED_AT_ONCE: usize = 10;
+/// How many files are claimed at once to be removed.
+const REMOVED_AT_ONCE: usize = 50;
 
 /// Runs one pass of a daemon.
 pub fn pass(catalog: &Catalog, daemon: Daemon, settings: &Settings, pass: &Pass) -> Result<Done> {
@@ -299,8 +319,35 @@ fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done>
     Ok(done)
 }
 
+/// Looks whether the files of marked replicas that were locked since are still there.
+fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<()> {
+    let now = pass.now;
+    let locked = catalog.read_blocking(|tx| reap::locked_again(tx, rse.id, BATCH as i64, now))?;
+    let (mut there, mut gone) = (Vec::new(), Vec::new());
+    for one in &locked {
+        match pass.storage.holds(rse, one) {
+            Ok(true) => there.push(one.doomed.file),
+            Ok(false) => gone.push(one.doomed.file),
+            Err(error) => {
+                tracing::warn!(%error, file = %one.doomed.did, rse = rse.name, "not looked at");
+            }
+        }
+    }
+    for (files, is_there) in [(there, true), (gone, false)] {
+        if !files.is_empty() {
+            catalog.write_blocking(|tx| reap::revive(tx, rse.id, &files, is_there, now))?;
+            catalog.write_blocking(|tx| reap::fetch_soon(tx, rse.id, &files))?;
+        }
+    }
+    Ok(())
+}
+
+fn micros(time: Duration) -> Micros {
+    Micros::try_from(time.as_micros()).unwrap_or(Micros::MAX)
+}
+
 fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
-    let (shard, now) = (pass.shard, pass.now);
+    let (shard, now, begun) = (pass.shard, pass.now, Instant::now());
     let more = catalog.write_blocking(|tx| given_up::expire(tx, shard, now))?;
     let rses = catalog.read_blocking(|tx| tx.rses())?;
     let mut done = Done { more, ..Done::default() };
@@ -317,24 +364,34 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         let full = doomed.len() >= 1_000;
         let mut removed = Vec::with_capacity(doomed.len());
         for some in doomed.chunks(REMOVED_AT_ONCE) {
-            // Where another reaper is at the same, a worker may have brought what that one forgot.
-            let marked = catalog.read_blocking(|tx| reap::still_marked(tx, rse.id, some))?;
-            for doomed in some.iter().filter(|doomed| marked.contains(&doomed.file)) {
+            // Another reaper may be at the same, and a worker may have brought what that one forgot.
+            let claimed = Instant::now();
+            let now = now.saturating_add(micros(claimed - begun));
+            let ours = catalog.write_blocking(|tx| reap::claim(tx, rse.id, some, now))?;
+            let mut kept = Vec::new();
+            for doomed in some.iter().filter(|doomed| ours.contains(&doomed.file)) {
                 let gone = match doomed.shared {
                     true => Ok(()),
+                    false if claimed.elapsed() > reap::REMOVING => break,
                     false => pass.storage.remove(rse, doomed),
                 };
                 match gone {
                     Ok(()) => removed.push(doomed.file),
                     Err(error) => {
                         tracing::warn!(%error, file = %doomed.did, rse = rse.name, "not deleted");
-                        done.failed += 1;
+                        kept.push(doomed.file);
                     }
                 }
             }
+            if !kept.is_empty() {
+                done.failed += kept.len();
+                catalog.write_blocking(|tx| reap::unclaim(tx, rse.id, &kept))?;
+            }
         }
+        revive(catalog, rse, pass)?;
         for batch in removed.chunks(BATCH) {
             let gone = catalog.write_blocking(|tx| reap::forget(tx, rse.id, batch, now))?;
+            catalog.write_blocking(|tx| reap::fetch_soon(tx, rse.id, batch))?;
             done.done += usize::try_from(gone).unwrap_or(usize::MAX);
         }
         done.more |= full && done.failed == 0;

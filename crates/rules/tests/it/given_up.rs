@@ -12,7 +12,7 @@ use mainstay_rules::api::{Grouping, Micros, NewFile, NewRule};
 use mainstay_rules::catalog::{Daemon, Tx};
 use mainstay_rules::expression::Rse;
 use mainstay_rules::judge::{self, Managed, Pass, Storage};
-use mainstay_rules::reap::Doomed;
+use mainstay_rules::reap::{Doomed, Locked};
 use mainstay_rules::rse::RseSettings;
 use mainstay_rules::rule::{Settings, update};
 use mainstay_rules::transfers::worker::{Queue, Worker};
@@ -222,6 +222,10 @@ impl Storage for Written {
         }
         Ok(())
     }
+
+    fn holds(&self, rse: &Rse, locked: &Locked) -> Result<bool, String> {
+        self.storage.holds(rse, locked)
+    }
 }
 
 #[test]
@@ -276,27 +280,85 @@ impl Storage for Overtaken {
         }
         storage.remove(rse, doomed)
     }
+
+    fn holds(&self, rse: &Rse, locked: &Locked) -> Result<bool, String> {
+        Managed::default().holds(rse, locked)
+    }
 }
 
 #[test]
 fn a_reaper_that_was_overtaken_removes_nothing_that_came_after() {
     for disks in Disks::each() {
         let world = &disks.world;
-        for at in 0..12 {
+        for at in 0..51 {
             disks.file(&format!("f{at}"), "A", b"content", Some(b"content"));
         }
         world.change("UPDATE replicas SET tombstone = 0");
-        let (did, path, state) = (World::did("f11"), None, None);
+        let (did, path, state) = (World::did("f50"), None, None);
         let file = NewFile { did, bytes: 7, adler32: None, md5: None, path, state };
         let storage = Arc::new(Overtaken {
             catalog: world.catalog.clone(),
             settings: world.settings.clone(),
-            again: Mutex::new(Some((file, disks.place("A", "f11")))),
+            again: Mutex::new(Some((file, disks.place("A", "f50")))),
             now: world.now(),
         });
         let pass = Pass { storage, ..Pass::new(world.now(), world.seed()) };
         judge::pass(&world.catalog, Daemon::Reaper, &world.settings, &pass).unwrap();
         assert_eq!(world.sql("SELECT COUNT(*) FROM replicas WHERE state = 'A'"), 1);
+        disks.check();
+    }
+}
+
+#[test]
+fn the_last_copy_stays_while_a_rule_is_stuck_for_it() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        disks.file("f", "A", b"content", Some(b"content"));
+        let here = world.rule("f", 1, "A", Grouping::None);
+        world.rule("f", 1, "B", Grouping::None);
+        // Its transfer failed for good, and the repairer has not come yet.
+        world.change("UPDATE locks SET state = 'S' WHERE state = 'R'");
+        world.change("DELETE FROM requests");
+        world.delete(&here);
+        world.change("UPDATE replicas SET tombstone = 0 WHERE lock_cnt = 0");
+        disks.reap();
+        assert!(disks.place("A", "f").exists(), "on {}", world.catalog.backend());
+    }
+}
+
+#[test]
+fn what_is_locked_after_it_was_marked_is_looked_at_and_never_removed() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        for name in ["kept", "gone"] {
+            disks.file(name, "A", b"content", Some(b"content"));
+        }
+        world.change("UPDATE replicas SET tombstone = 0");
+        // Its folder is away: what is marked cannot be removed.
+        let (folder, away) = (disks.folder("A"), disks.folder("A").with_extension("away"));
+        std::fs::rename(&folder, &away).unwrap();
+        disks.reap();
+        assert_eq!(world.sql("SELECT COUNT(*) FROM replicas WHERE state = 'B'"), 2);
+        for name in ["kept", "gone"] {
+            world.rule(name, 1, "A", Grouping::None);
+        }
+        std::fs::rename(&away, &folder).unwrap();
+        std::fs::remove_file(disks.place("A", "gone")).unwrap();
+        disks.file("gone", "B", b"content", Some(b"content"));
+        disks.reap();
+        assert!(disks.place("A", "kept").exists());
+        world.advance(61);
+        disks.reap();
+        let states = |letter: &str| {
+            world.sql(&format!("SELECT COUNT(*) FROM replicas WHERE state = '{letter}'"))
+        };
+        assert_eq!((states("A"), states("U")), (2, 1), "on {}", world.catalog.backend());
+        assert_eq!(world.sql("SELECT COUNT(*) FROM rules WHERE state = 'O'"), 1);
+        disks.check();
+        // What is not there any more is fetched at once.
+        world.judge(Daemon::Repairer);
+        assert_eq!(disks.work("w"), 1);
+        assert_eq!(world.sql("SELECT COUNT(*) FROM rules WHERE state = 'O'"), 2);
         disks.check();
     }
 }
