@@ -121,14 +121,23 @@ fn marked(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<Vec<Doomed>> {
     Ok(rows.iter().map(doomed).collect())
 }
 
+/// Marked replicas that a reaper may claim: nobody has locked them, and no other reaper has them.
+/// The last moment at which one that was interrupted claimed them is the parameter.
+fn claimable(parameter: &str) -> String {
+    format!(
+        "state = 'B' AND lock_cnt = 0 AND (tombstone = 0 OR tombstone IS NULL OR updated_at <= {parameter})"
+    )
+}
+
 /// Replicas that were marked before and not yet forgotten, by a reaper that was interrupted.
-pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64) -> Result<Vec<Doomed>> {
+pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Doomed>> {
     let sql = format!(
-        "SELECT did_id FROM replicas p WHERE rse_id = ?1 AND state = 'B' AND {} ORDER BY did_id LIMIT ?2",
+        "SELECT did_id FROM replicas p WHERE rse_id = ?1 AND {} AND {} ORDER BY did_id LIMIT ?3",
+        claimable("?2"),
         given_up::nobody_at("p")
     );
-    let files: Vec<i64> =
-        tx.query(&sql, values![rse, most])?.iter().map(|row| row.int(0)).collect();
+    let rows = tx.query(&sql, values![rse, now.saturating_sub(CLAIM), most])?;
+    let files: Vec<i64> = rows.iter().map(|row| row.int(0)).collect();
     marked(tx, rse, &files)
 }
 
@@ -138,9 +147,12 @@ pub fn claim(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed], now: Micros) -> Resul
     let files: BTreeSet<i64> = doomed.iter().map(|one| one.file).collect();
     lock_these(tx, &files)?;
     let files: Vec<i64> = files.into_iter().collect();
-    let sql = "UPDATE replicas SET tombstone = ?3, updated_at = ?3 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND state = 'B'
-        AND lock_cnt = 0 AND (tombstone = 0 OR tombstone IS NULL OR updated_at <= ?4) RETURNING did_id";
-    let rows = tx.query(sql, values![files, rse, now, now.saturating_sub(CLAIM)])?;
+    let sql = format!(
+        "UPDATE replicas SET tombstone = ?3, updated_at = ?3 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND {}
+         RETURNING did_id",
+        claimable("?4")
+    );
+    let rows = tx.query(&sql, values![files, rse, now, now.saturating_sub(CLAIM)])?;
     Ok(rows.iter().map(|row| row.int(0)).collect())
 }
 
@@ -189,8 +201,7 @@ pub fn locked_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result
 
 /// Marked replicas that were locked count if their files are `there`; if not, they are fetched again.
 pub fn revive(tx: &mut Tx<'_>, rse: i64, files: &[i64], there: bool, now: Micros) -> Result<()> {
-    let these: BTreeSet<i64> = files.iter().copied().collect();
-    lock_these(tx, &these)?;
+    hold_with_rules(tx, rse, files)?;
     let sql = "UPDATE replicas SET state = ?4, updated_at = ?3, tombstone = NULL WHERE did_id IN ARRAY(?1) AND rse_id = ?2
         AND state = 'B' AND lock_cnt > 0 AND updated_at <= ?5 RETURNING did_id";
     let letter = if there { "A" } else { "U" };
@@ -203,18 +214,26 @@ pub fn revive(tx: &mut Tx<'_>, rse: i64, files: &[i64], there: bool, now: Micros
     transfer::successful_transfer(tx, &units, now)
 }
 
-/// Rules whose files were removed from under their locks have them fetched at once, and not when
-/// the repairer would come to it.
-pub fn fetch_soon(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
-    let sql = "SELECT DISTINCT l.rule_id FROM locks l JOIN replicas p ON p.did_id = l.did_id AND p.rse_id = l.rse_id
-        WHERE l.did_id IN ARRAY(?1) AND l.rse_id = ?2 AND l.state = 'S' AND p.state = 'U'";
+/// Holds the rules that lock these files on an RSE, and then the files: everybody does so in this
+/// order.
+fn hold_with_rules(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<BTreeSet<i64>> {
+    let sql = "SELECT DISTINCT rule_id FROM locks WHERE did_id IN ARRAY(?1) AND rse_id = ?2";
     let rows = tx.query(sql, values![files.to_vec(), rse])?;
-    if rows.is_empty() {
-        return Ok(());
-    }
     let rules: BTreeSet<i64> = rows.iter().map(|row| row.int(0)).collect();
     lock_rules(tx, &rules)?;
     lock_these(tx, &files.iter().copied().collect())?;
+    Ok(rules)
+}
+
+/// Rules whose files were removed from under their locks have them fetched at once, and not when
+/// the repairer would come to it.
+pub fn fetch_soon(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
+    let sql = "SELECT 1 FROM locks l JOIN replicas p ON p.did_id = l.did_id AND p.rse_id = l.rse_id
+        WHERE l.did_id IN ARRAY(?1) AND l.rse_id = ?2 AND l.state = 'S' AND p.state = 'U' LIMIT 1";
+    if tx.first(sql, values![files.to_vec(), rse])?.is_none() {
+        return Ok(());
+    }
+    let rules = hold_with_rules(tx, rse, files)?;
     let sql =
         "UPDATE locks SET updated_at = 0 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND state = 'S'";
     tx.execute(sql, values![files.to_vec(), rse])?;

@@ -319,8 +319,9 @@ fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done>
     Ok(done)
 }
 
-/// Looks whether the files of marked replicas that were locked since are still there.
-fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<()> {
+/// Looks whether the files of marked replicas that were locked since are still there. Returns whether
+/// there may be more.
+fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<bool> {
     let now = pass.now;
     let locked = catalog.read_blocking(|tx| reap::locked_again(tx, rse.id, BATCH as i64, now))?;
     let (mut there, mut gone) = (Vec::new(), Vec::new());
@@ -333,13 +334,14 @@ fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<()> {
             }
         }
     }
+    let more = locked.len() >= BATCH && there.len() + gone.len() == locked.len();
     for (files, is_there) in [(there, true), (gone, false)] {
         if !files.is_empty() {
             catalog.write_blocking(|tx| reap::revive(tx, rse.id, &files, is_there, now))?;
             catalog.write_blocking(|tx| reap::fetch_soon(tx, rse.id, &files))?;
         }
     }
-    Ok(())
+    Ok(more)
 }
 
 fn micros(time: Duration) -> Micros {
@@ -355,7 +357,7 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         let doomed = catalog.write_blocking(|tx| {
             let what = reap::decide_for(tx, rse, settings)?;
             let mut doomed =
-                if rse.delete { reap::left_over(tx, rse.id, 1_000)? } else { Vec::new() };
+                if rse.delete { reap::left_over(tx, rse.id, 1_000, now)? } else { Vec::new() };
             let new = reap::mark(tx, rse, what, 1_000, now)?;
             doomed.retain(|old| new.iter().all(|new| new.file != old.file));
             doomed.extend(new);
@@ -388,7 +390,7 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
                 catalog.write_blocking(|tx| reap::unclaim(tx, rse.id, &kept))?;
             }
         }
-        revive(catalog, rse, pass)?;
+        done.more |= revive(catalog, rse, pass)?;
         for batch in removed.chunks(BATCH) {
             let gone = catalog.write_blocking(|tx| reap::forget(tx, rse.id, batch, now))?;
             catalog.write_blocking(|tx| reap::fetch_soon(tx, rse.id, batch))?;
