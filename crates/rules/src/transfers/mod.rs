@@ -15,6 +15,7 @@ pub mod copy;
 pub mod credential;
 pub mod folder;
 pub(crate) mod given_up;
+mod lease;
 pub mod queue;
 mod remote;
 mod send;

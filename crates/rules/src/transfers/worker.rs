@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::copy::{self, copy};
+use super::lease::{Moving, Under, keep_leases, locked};
 use super::store::{Access, Opened, Speaks};
 use super::{End, Held, Job, Outcome, queue};
 use crate::api::Micros;
@@ -34,9 +35,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long it waits for an answer when it is to stop.
 const LAST: Duration = Duration::from_secs(3);
 
-/// How often it is told how far a large file is.
-const PROGRESS: Duration = Duration::from_secs(2);
-
 /// How many outcomes are told at once at most.
 const TOLD_TOGETHER: usize = 500;
 
@@ -45,7 +43,7 @@ const TOLD_TOGETHER: usize = 500;
 const GATHER: Duration = Duration::from_millis(100);
 
 /// Files up to this size are moved one after the other by the same thread: waking one takes longer.
-const SMALL: i64 = 4 << 20;
+pub(super) const SMALL: i64 = 4 << 20;
 
 /// How many bytes a worker has ahead for each file it moves at once.
 const AHEAD: i64 = 128 << 20;
@@ -131,47 +129,6 @@ impl Queue for Own {
     fn lease(&self) -> Duration {
         self.lease
     }
-}
-
-/// A file under way.
-#[derive(Clone, Debug)]
-struct Moving {
-    attempt: i64,
-    bytes: i64,
-    moved: Arc<AtomicI64>,
-    stop: Arc<AtomicBool>,
-    /// When its lease is over, unless it is renewed.
-    until: Arc<Mutex<Instant>>,
-}
-
-impl Moving {
-    fn new(job: &Job, until: Instant) -> Self {
-        let (attempt, bytes) = (job.attempt, job.bytes);
-        let until = Arc::new(Mutex::new(until));
-        Self { attempt, bytes, moved: Arc::default(), stop: Arc::default(), until }
-    }
-
-    /// Whether nothing may be written for it any more: it was given up, or its lease is over. A
-    /// worker can be stopped at any moment, and go on when others are at its files.
-    fn is_over(&self) -> bool {
-        self.stop.load(Ordering::Acquire) || Instant::now() >= *open(&self.until)
-    }
-
-    /// Whether people want to see how far it is.
-    fn is_watched(&self) -> bool {
-        self.bytes > SMALL && self.moved.load(Ordering::Acquire) > 0
-    }
-}
-
-/// What is under way, by request.
-type Under = Arc<Mutex<BTreeMap<i64, Moving>>>;
-
-fn locked(under: &Under) -> MutexGuard<'_, BTreeMap<i64, Moving>> {
-    open(under)
-}
-
-fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A worker that runs.
@@ -463,54 +420,8 @@ impl Telling {
     }
 }
 
-/// Renews leases; a copy whose lease is gone, or could not be renewed in time, is given up. How far
-/// large files are is told in between.
-async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: CancellationToken) {
-    let lease = queue.lease();
-    let tick = PROGRESS.min(lease / 4);
-    let ticks = (lease.as_millis() / 4).div_euclid(tick.as_millis().max(1)).max(1);
-    for at in 1_u128.. {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(tick) => {}
-        }
-        let all = at % ticks == 0;
-        let held: Vec<Held> = locked(&under)
-            .iter()
-            .filter(|(_, moving)| all || moving.is_watched())
-            .map(|(request, moving)| Held {
-                request: *request,
-                attempt: moving.attempt,
-                moved: moving.moved.load(Ordering::Acquire),
-            })
-            .collect();
-        if !held.is_empty() {
-            renew(&*queue, &under, held).await;
-        }
-    }
-}
-
-async fn renew(queue: &dyn Queue, under: &Under, held: Vec<Held>) {
-    let (asked, lease) = (Instant::now(), queue.lease());
-    let answer = tokio::time::timeout(lease / 4, queue.renew(held.clone())).await;
-    let lost: BTreeSet<i64> = match answer.unwrap_or_else(|_| Err("nobody answers".to_owned())) {
-        Ok(lost) => lost.into_iter().collect(),
-        Err(error) => return tracing::warn!(error, "leases could not be renewed"),
-    };
-    let under = locked(under);
-    for one in held {
-        let Some(moving) = under.get(&one.request) else { continue };
-        match lost.contains(&one.request) {
-            true => moving.stop.store(true, Ordering::Release),
-            false => *open(&moving.until) = asked + lease,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
-
     use serde_json::Map;
 
     use super::*;
@@ -592,40 +503,6 @@ mod tests {
         }
     }
 
-    /// Answers each renewal as it is told, and the last one from then on.
-    struct Renewing(Mutex<VecDeque<Result<Vec<i64>, String>>>);
-
-    impl Queue for Renewing {
-        fn take(&self, _: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
-            async { Ok(Vec::new()) }.boxed()
-        }
-
-        fn renew(&self, _: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
-            let mut answers = self.0.lock().unwrap();
-            let next =
-                if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
-            async move {
-                match next {
-                    Some(answer) => answer,
-                    None => std::future::pending().await,
-                }
-            }
-            .boxed()
-        }
-
-        fn finish(&self, _: Vec<Outcome>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
-            async { Ok(Vec::new()) }.boxed()
-        }
-
-        fn woken(&self) -> BoxFuture<'_, ()> {
-            std::future::pending().boxed()
-        }
-
-        fn lease(&self) -> Duration {
-            Duration::from_millis(40)
-        }
-    }
-
     #[test]
     fn nothing_is_begun_after_its_lease() {
         let (job, _) = arrived();
@@ -634,36 +511,6 @@ mod tests {
         for (until, given_up) in [(past, true), (past + Duration::from_secs(3_600), false)] {
             let outcome = one(&mut Opened::new(&access), &Moving::new(&job, until), &job);
             assert_eq!(outcome.given_up, given_up, "{:?}", outcome.error);
-        }
-    }
-
-    #[test]
-    fn what_is_no_longer_leased_is_given_up() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let refused = || Err("the catalog is away".to_owned());
-        for (case, answers) in [
-            ("lost", vec![Ok(vec![1])]),
-            ("lost after a while", vec![Ok(vec![]), refused(), Ok(vec![]), Ok(vec![1])]),
-            ("not renewed", vec![refused()]),
-            ("not renewed any more", vec![Ok(vec![]), Ok(vec![]), refused()]),
-            ("not answered", vec![]),
-        ] {
-            let queue: Arc<dyn Queue> = Arc::new(Renewing(Mutex::new(answers.into())));
-            let moving = Moving::new(&arrived().0, Instant::now() + queue.lease());
-            let under: Under = Arc::new(Mutex::new(BTreeMap::from([(1, moving.clone())])));
-            let over = CancellationToken::new();
-            runtime.block_on(async {
-                let keeping = tokio::spawn(keep_leases(queue, under, over.clone()));
-                let given_up = async {
-                    while !moving.is_over() {
-                        tokio::time::sleep(Duration::from_millis(1)).await;
-                    }
-                };
-                let patience = Duration::from_secs(60);
-                assert!(tokio::time::timeout(patience, given_up).await.is_ok(), "{case}");
-                over.cancel();
-                keeping.await.unwrap();
-            });
         }
     }
 }
