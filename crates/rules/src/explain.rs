@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::api::{Did, DidType, Grouping, LockState, Micros, RequestState, Rule, RuleState};
+use crate::api::{
+    Did, DidType, Grouping, LockState, Micros, ReplicaState, RequestState, Rule, RuleState,
+};
 use crate::catalog::Tx;
 use crate::catalog::engine::values;
 use crate::catalog::ledger::Ledger;
@@ -256,11 +258,18 @@ fn why(
             }
         }
         LockState::Stuck => {
-            let what = why_stuck(rule, sources.iter().any(|source| source.1), failure, error);
+            let marked = ReplicaState::read(row.text(7)) == Some(ReplicaState::BeingDeleted);
+            let what = match marked {
+                true => MARKED.to_owned(),
+                false => why_stuck(rule, sources.iter().any(|source| source.1), failure, error),
+            };
             format!("{here}; {what}")
         }
     }
 }
+
+const MARKED: &str = "it was marked for removal before it was wanted again: the reaper looks within two minutes \
+    whether it is still there, and it is fetched anew if not";
 
 fn why_stuck(
     rule: &Rule,

@@ -2,6 +2,8 @@
 //!
 //! A replica is marked first, removed from storage, and then forgotten; a lock that came in
 //! between turns what was removed into an unavailable replica, which the repairer fetches again.
+//! What is only marked and needed again (locked, or the last copy while somebody wants one) is looked
+//! at, and counts again if its file is right.
 //! A replica that a worker may still be writing is left alone until it is not (`transfers::given_up`).
 
 use std::collections::BTreeSet;
@@ -121,11 +123,24 @@ fn marked(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<Vec<Doomed>> {
     Ok(rows.iter().map(doomed).collect())
 }
 
-/// Marked replicas that a reaper may claim: nobody has locked them, and no other reaper has them.
-/// The last moment at which one that was interrupted claimed them is the parameter.
-fn claimable(parameter: &str) -> String {
+/// Marked replicas without locks that no other reaper has. The last moment at which one that was
+/// interrupted claimed them is the parameter.
+fn unclaimed(replica: &str, parameter: &str) -> String {
     format!(
-        "state = 'B' AND lock_cnt = 0 AND (tombstone = 0 OR tombstone IS NULL OR updated_at <= {parameter})"
+        "({replica}.state = 'B' AND {replica}.lock_cnt = 0 AND ({replica}.tombstone = 0 OR {replica}.tombstone IS NULL
+         OR {replica}.updated_at <= {parameter}))"
+    )
+}
+
+/// Those among them that a reaper may claim: nobody wants them.
+fn claimable(replica: &str, parameter: &str) -> String {
+    format!("{} AND NOT {}", unclaimed(replica, parameter), wanted(replica))
+}
+
+/// Marked replicas that were locked, and that no reaper can be at any more.
+fn locked(replica: &str, parameter: &str) -> String {
+    format!(
+        "({replica}.state = 'B' AND {replica}.lock_cnt > 0 AND {replica}.updated_at <= {parameter})"
     )
 }
 
@@ -133,7 +148,7 @@ fn claimable(parameter: &str) -> String {
 pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Doomed>> {
     let sql = format!(
         "SELECT did_id FROM replicas p WHERE rse_id = ?1 AND {} AND {} ORDER BY did_id LIMIT ?3",
-        claimable("?2"),
+        claimable("p", "?2"),
         given_up::nobody_at("p")
     );
     let rows = tx.query(&sql, values![rse, now.saturating_sub(CLAIM), most])?;
@@ -142,7 +157,7 @@ pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Ve
 }
 
 /// Claims marked replicas for one reaper, which then removes their files within [`REMOVING`]. Those
-/// that another has, that were forgotten since, or that were locked are not among them.
+/// that another has, that were forgotten since, or that are needed again are not among them.
 pub fn claim(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed], now: Micros) -> Result<BTreeSet<i64>> {
     let files: BTreeSet<i64> = doomed.iter().map(|one| one.file).collect();
     lock_these(tx, &files)?;
@@ -150,7 +165,7 @@ pub fn claim(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed], now: Micros) -> Resul
     let sql = format!(
         "UPDATE replicas SET tombstone = ?3, updated_at = ?3 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND {}
          RETURNING did_id",
-        claimable("?4")
+        claimable("replicas", "?4")
     );
     let rows = tx.query(&sql, values![files, rse, now, now.saturating_sub(CLAIM)])?;
     Ok(rows.iter().map(|row| row.int(0)).collect())
@@ -163,11 +178,13 @@ pub fn unclaim(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
     tx.execute(sql, values![files.to_vec(), rse]).map(drop)
 }
 
-/// A marked replica that was locked since, and what its file should be.
+/// A marked replica that is needed again, and what its file should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Locked {
+pub struct Needed {
     /// The replica.
     pub doomed: Doomed,
+    /// Whether it was locked; if not, it is the last copy and somebody wants one elsewhere.
+    pub locked: bool,
     /// The size of its file.
     pub bytes: i64,
     /// Its Adler-32 checksum, if known.
@@ -176,14 +193,17 @@ pub struct Locked {
     pub md5: Option<String>,
 }
 
-/// Marked replicas that were locked since, and that no reaper can be at any more.
-pub fn locked_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Locked>> {
+/// Marked replicas that are needed again, and that no reaper can be at any more.
+pub fn needed_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Needed>> {
     let sql = format!(
-        "SELECT d.id, d.scope, d.name, p.path, p.bytes, d.adler32, d.md5 FROM replicas p JOIN dids d ON d.id = p.did_id
-         WHERE p.rse_id = ?1 AND p.state = 'B' AND p.updated_at <= ?2 AND p.lock_cnt > 0 AND {} ORDER BY d.id LIMIT ?3",
+        "SELECT d.id, d.scope, d.name, p.path, p.bytes, d.adler32, d.md5, p.lock_cnt FROM replicas p JOIN dids d ON d.id = p.did_id
+         WHERE p.rse_id = ?1 AND p.state = 'B' AND ({} OR ({} AND {})) AND {} ORDER BY d.id LIMIT ?3",
+        locked("p", "?2"),
+        unclaimed("p", "?2"),
+        wanted("p"),
         given_up::nobody_at("p")
     );
-    let found = |row: &Row| Locked {
+    let found = |row: &Row| Needed {
         doomed: Doomed {
             file: row.int(0),
             did: Did::new(row.text(1), row.text(2)),
@@ -191,6 +211,7 @@ pub fn locked_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result
             path: row.opt_text(3),
             shared: false,
         },
+        locked: row.int(7) > 0,
         bytes: row.int(4),
         adler32: row.opt_text(5),
         md5: row.opt_text(6),
@@ -199,19 +220,27 @@ pub fn locked_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result
     Ok(rows.iter().map(found).collect())
 }
 
-/// Marked replicas that were locked count if their files are `there`; if not, they are fetched again.
+/// Marked replicas that are needed again count if their files are `there`: what is locked stays, what
+/// is not may go later. If their files are not there, what is locked is fetched again.
 pub fn revive(tx: &mut Tx<'_>, rse: i64, files: &[i64], there: bool, now: Micros) -> Result<()> {
     hold_with_rules(tx, rse, files)?;
-    let sql = "UPDATE replicas SET state = ?4, updated_at = ?3, tombstone = NULL WHERE did_id IN ARRAY(?1) AND rse_id = ?2
-        AND state = 'B' AND lock_cnt > 0 AND updated_at <= ?5 RETURNING did_id";
+    let sql = format!(
+        "UPDATE replicas SET state = ?4, updated_at = ?3, tombstone = CASE WHEN lock_cnt > 0 THEN NULL ELSE 0 END
+         WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND ({} OR {}) RETURNING did_id",
+        locked("replicas", "?5"),
+        unclaimed("replicas", "?5")
+    );
     let letter = if there { "A" } else { "U" };
     let before = now.saturating_sub(CLAIM);
-    let rows = tx.query(sql, values![files.to_vec(), rse, now, letter, before])?;
+    let rows = tx.query(&sql, values![files.to_vec(), rse, now, letter, before])?;
     if !there {
         return Ok(());
     }
     let units: Vec<(i64, i64)> = rows.iter().map(|row| (row.int(0), rse)).collect();
-    transfer::successful_transfer(tx, &units, now)
+    transfer::successful_transfer(tx, &units, now)?;
+    // They can be copied from again.
+    tx.wake_workers();
+    Ok(())
 }
 
 /// Holds the rules that lock these files on an RSE, and then the files: everybody does so in this

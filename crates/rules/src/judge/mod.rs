@@ -60,8 +60,19 @@ pub trait Storage: Send + Sync + std::fmt::Debug {
     /// Removes one file; an error keeps the replica marked, to be tried again.
     fn remove(&self, rse: &Rse, doomed: &reap::Doomed) -> std::result::Result<(), String>;
 
-    /// Whether a file is there as it should be; an error says nothing about it.
-    fn holds(&self, rse: &Rse, locked: &reap::Locked) -> std::result::Result<bool, String>;
+    /// What is at the place of a file; an error says nothing about it.
+    fn look(&self, rse: &Rse, needed: &reap::Needed) -> std::result::Result<Found, String>;
+}
+
+/// What is at the place of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The file, as the catalog says.
+    Right,
+    /// Something else.
+    Wrong,
+    /// Nothing.
+    Nothing,
 }
 
 /// Storage that is reached through the protocols of RSEs. Where an RSE has none, others look after
@@ -81,19 +92,24 @@ impl Storage for Managed {
         removed.map_err(|error| error.to_string())
     }
 
-    fn holds(&self, rse: &Rse, locked: &reap::Locked) -> std::result::Result<bool, String> {
-        let reap::Locked { doomed, bytes, adler32, md5 } = locked;
-        let Some(way) = store::way(rse, "read") else { return Ok(false) };
+    fn look(&self, rse: &Rse, needed: &reap::Needed) -> std::result::Result<Found, String> {
+        let reap::Needed { doomed, bytes, adler32, md5, .. } = needed;
+        let Some(way) = store::way(rse, "read") else {
+            // Where nobody here removes anything it is still there.
+            let removes = protocol::best(rse, "wan", "delete").is_some();
+            return Ok(if removes { Found::Nothing } else { Found::Right });
+        };
         let Ok(path) = protocol::path(rse, &doomed.did, doomed.path.as_deref()) else {
-            return Ok(false);
+            return Ok(Found::Nothing);
         };
         let opened = self.0.open(&rse.name, way).and_then(|store| store.read(&path));
         let file = match opened {
-            Err(store::Error::Missing(_) | store::Error::NoFile(_)) => return Ok(false),
+            Err(store::Error::Missing(_) | store::Error::NoFile(_)) => return Ok(Found::Nothing),
             opened => opened.map_err(|error| error.to_string())?.0,
         };
         let sums = copy::sums(file, md5.is_some()).map_err(|error| error.to_string())?;
-        Ok(copy::differs(&sums, *bytes, adler32.as_deref(), md5.as_deref()).is_none())
+        let differs = copy::differs(&sums, *bytes, adler32.as_deref(), md5.as_deref());
+        Ok(if differs.is_some() { Found::Wrong } else { Found::Right })
     }
 }
 
@@ -319,29 +335,55 @@ fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done>
     Ok(done)
 }
 
-/// Looks whether the files of marked replicas that were locked since are still there. Returns whether
+/// Looks whether the files of marked replicas that are needed again are still there. Returns whether
 /// there may be more.
 fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<bool> {
     let now = pass.now;
-    let locked = catalog.read_blocking(|tx| reap::locked_again(tx, rse.id, BATCH as i64, now))?;
-    let (mut there, mut gone) = (Vec::new(), Vec::new());
-    for one in &locked {
-        match pass.storage.holds(rse, one) {
-            Ok(true) => there.push(one.doomed.file),
-            Ok(false) => gone.push(one.doomed.file),
-            Err(error) => {
-                tracing::warn!(%error, file = %one.doomed.did, rse = rse.name, "not looked at");
-            }
+    let needed = catalog.read_blocking(|tx| reap::needed_again(tx, rse.id, BATCH as i64, now))?;
+    let (mut there, mut fetched, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+    let mut unseen = Unreached::default();
+    for one in &needed {
+        match pass.storage.look(rse, one) {
+            Ok(Found::Right) => there.push(one.doomed.file),
+            Ok(_) if one.locked => fetched.push(one.doomed.file),
+            // Whoever copies it says what is wrong with it; nothing better is known to be anywhere.
+            Ok(Found::Wrong) => there.push(one.doomed.file),
+            Ok(Found::Nothing) => gone.push(one.doomed.file),
+            Err(error) => unseen.add(&one.doomed, error),
         }
     }
-    let more = locked.len() >= BATCH && there.len() + gone.len() == locked.len();
-    for (files, is_there) in [(there, true), (gone, false)] {
+    unseen.warn(rse, "not looked at");
+    let more = needed.len() >= BATCH && unseen.number == 0;
+    for (files, is_there) in [(there, true), (fetched, false)] {
         if !files.is_empty() {
             catalog.write_blocking(|tx| reap::revive(tx, rse.id, &files, is_there, now))?;
             catalog.write_blocking(|tx| reap::fetch_soon(tx, rse.id, &files))?;
         }
     }
+    if !gone.is_empty() {
+        catalog.write_blocking(|tx| reap::forget(tx, rse.id, &gone, now))?;
+    }
     Ok(more)
+}
+
+/// Files of one RSE that storage failed for: the first tells of all, as they mostly fail alike.
+#[derive(Default)]
+struct Unreached {
+    number: usize,
+    first: Option<(crate::api::Did, String)>,
+}
+
+impl Unreached {
+    fn add(&mut self, doomed: &reap::Doomed, error: String) {
+        self.number += 1;
+        self.first.get_or_insert_with(|| (doomed.did.clone(), error));
+    }
+
+    fn warn(&self, rse: &Rse, what: &str) {
+        if let Some((file, error)) = &self.first {
+            tracing::warn!(error, %file, files = self.number, rse = rse.name, "{what}");
+        }
+    }
 }
 
 fn micros(time: Duration) -> Micros {
@@ -365,6 +407,7 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         })?;
         let full = doomed.len() >= 1_000;
         let mut removed = Vec::with_capacity(doomed.len());
+        let mut unremoved = Unreached::default();
         for some in doomed.chunks(REMOVED_AT_ONCE) {
             // Another reaper may be at the same, and a worker may have brought what that one forgot.
             let claimed = Instant::now();
@@ -380,7 +423,7 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
                 match gone {
                     Ok(()) => removed.push(doomed.file),
                     Err(error) => {
-                        tracing::warn!(%error, file = %doomed.did, rse = rse.name, "not deleted");
+                        unremoved.add(doomed, error);
                         kept.push(doomed.file);
                     }
                 }
@@ -390,6 +433,7 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
                 catalog.write_blocking(|tx| reap::unclaim(tx, rse.id, &kept))?;
             }
         }
+        unremoved.warn(rse, "not deleted");
         done.more |= revive(catalog, rse, pass)?;
         for batch in removed.chunks(BATCH) {
             let gone = catalog.write_blocking(|tx| reap::forget(tx, rse.id, batch, now))?;

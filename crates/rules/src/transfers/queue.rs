@@ -36,6 +36,8 @@ struct World<'a> {
     load: Load,
     /// File → available replicas: RSE and path.
     replicas: BTreeMap<i64, Vec<(i64, Option<String>)>>,
+    /// Files and RSEs whose replica is marked for removal, and may be needed again.
+    marked: BTreeSet<(i64, i64)>,
 }
 
 /// What is to be done with a request.
@@ -46,6 +48,8 @@ enum Verdict {
     Wait(String),
     /// It waits until others are done: a limit is reached.
     Full(String),
+    /// It waits until the reaper has looked at a copy that was marked for removal.
+    Marked,
     /// There is nothing to copy from.
     NoSources,
 }
@@ -80,13 +84,17 @@ impl<'a> World<'a> {
             (rse.id, Site { rse, read, write })
         };
         let sites = rses.iter().map(site).collect();
-        Ok(Self { rses, sites, distances, limits, load, replicas: BTreeMap::new() })
+        let (replicas, marked) = (BTreeMap::new(), BTreeSet::new());
+        Ok(Self { rses, sites, distances, limits, load, replicas, marked })
     }
 
     fn read_replicas(&mut self, tx: &mut Tx<'_>, files: Vec<i64>) -> Result<()> {
-        let sql =
-            "SELECT did_id, rse_id, path FROM replicas WHERE did_id IN ARRAY(?1) AND state = 'A'";
+        let sql = "SELECT did_id, rse_id, path, state FROM replicas WHERE did_id IN ARRAY(?1) AND state IN ('A', 'B')";
         for row in tx.query(sql, values![files])? {
+            if row.text(3) == "B" {
+                self.marked.insert((row.int(0), row.int(1)));
+                continue;
+            }
             let replicas = self.replicas.entry(row.int(0)).or_default();
             replicas.push((row.int(1), row.opt_text(2)));
         }
@@ -112,7 +120,11 @@ impl<'a> World<'a> {
         let all = self.replicas.get(&request.file).map_or(&[][..], Vec::as_slice);
         let all: Vec<_> = all.iter().filter(|one| one.0 != to.id).collect();
         if all.is_empty() {
-            return Verdict::NoSources;
+            let mut marked = self.marked.range((request.file, i64::MIN)..=(request.file, i64::MAX));
+            return match marked.any(|one| one.1 != to.id) {
+                true => Verdict::Marked,
+                false => Verdict::NoSources,
+            };
         }
         let within = request.from.as_deref().map(|text| {
             Expression::parse(text).and_then(|parsed| parsed.resolve(self.rses)).unwrap_or_default()
@@ -287,6 +299,9 @@ pub fn take(
     if !chosen.hopeless.is_empty() {
         give_up(tx, &chosen.hopeless, now)?;
     }
+    if chosen.marked {
+        tx.wake(Daemon::Reaper);
+    }
     let jobs = lease_out(tx, chosen.jobs, worker, lease, now)?;
     for job in &jobs {
         note_path(tx, &rses, job)?;
@@ -315,6 +330,8 @@ struct Decided {
     hopeless: Vec<(i64, i64)>,
     /// Some wait because a limit is reached.
     full: bool,
+    /// Some wait for a copy that was marked for removal.
+    marked: bool,
 }
 
 /// Chooses up to `most` among requests of one activity that wait. Returns how many.
@@ -339,6 +356,7 @@ fn decide(
             Verdict::NoSources => into.hopeless.push((request.id, request.file)),
             Verdict::Wait(_) => {}
             Verdict::Full(_) => into.full = true,
+            Verdict::Marked => into.marked = true,
         }
     }
     number
@@ -351,7 +369,7 @@ fn give_up(tx: &mut Tx<'_>, requests: &[(i64, i64)], now: Micros) -> Result<()> 
     tx.execute(
         "UPDATE requests SET state = 'N', err_msg = 'there is no replica to copy from', updated_at = ?2
          WHERE id IN ARRAY(?1) AND state = 'Q' AND NOT EXISTS (SELECT 1 FROM replicas p WHERE p.did_id = requests.did_id
-         AND p.rse_id <> requests.dest_rse_id AND p.state = 'A')",
+         AND p.rse_id <> requests.dest_rse_id AND p.state IN ('A', 'B'))",
         values![ids, now],
     )?;
     tx.wake(Daemon::Finisher);
@@ -579,6 +597,9 @@ pub fn show(
             Verdict::Go(from, _) => (name(Some(from)), "it is next for a worker".to_owned()),
             Verdict::NoSources => (None, "there is no replica to copy from".to_owned()),
             Verdict::Wait(why) | Verdict::Full(why) => (None, why),
+            Verdict::Marked => {
+                (None, "its only copy was marked for removal, and is looked at first".to_owned())
+            }
         };
         Shown {
             did: one.did.clone(),

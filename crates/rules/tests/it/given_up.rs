@@ -11,13 +11,13 @@ use futures_util::future::{BoxFuture, pending};
 use mainstay_rules::api::{Grouping, Micros, NewFile, NewRule};
 use mainstay_rules::catalog::{Daemon, Tx};
 use mainstay_rules::expression::Rse;
-use mainstay_rules::judge::{self, Managed, Pass, Storage};
-use mainstay_rules::reap::{Doomed, Locked};
+use mainstay_rules::judge::{self, Found, Managed, Pass, Storage};
+use mainstay_rules::reap::{Doomed, Needed};
 use mainstay_rules::rse::RseSettings;
 use mainstay_rules::rule::{Settings, update};
 use mainstay_rules::transfers::worker::{Queue, Worker};
 use mainstay_rules::transfers::{Held, Job, Outcome, queue};
-use mainstay_rules::{Catalog, Class, replica, rse};
+use mainstay_rules::{Catalog, Class, explain, replica, rse};
 use serde_json::json;
 
 use crate::disks::Disks;
@@ -223,8 +223,8 @@ impl Storage for Written {
         Ok(())
     }
 
-    fn holds(&self, rse: &Rse, locked: &Locked) -> Result<bool, String> {
-        self.storage.holds(rse, locked)
+    fn look(&self, rse: &Rse, needed: &Needed) -> Result<Found, String> {
+        self.storage.look(rse, needed)
     }
 }
 
@@ -281,8 +281,8 @@ impl Storage for Overtaken {
         storage.remove(rse, doomed)
     }
 
-    fn holds(&self, rse: &Rse, locked: &Locked) -> Result<bool, String> {
-        Managed::default().holds(rse, locked)
+    fn look(&self, rse: &Rse, needed: &Needed) -> Result<Found, String> {
+        Managed::default().look(rse, needed)
     }
 }
 
@@ -340,7 +340,10 @@ fn what_is_locked_after_it_was_marked_is_looked_at_and_never_removed() {
         disks.reap();
         assert_eq!(world.sql("SELECT COUNT(*) FROM replicas WHERE state = 'B'"), 2);
         for name in ["kept", "gone"] {
-            world.rule(name, 1, "A", Grouping::None);
+            let rule = world.get(&world.rule(name, 1, "A", Grouping::None));
+            let why = world.write(|tx| explain::explain(tx, &rule, None, 1));
+            let why = &why.copies[0].why;
+            assert!(why.contains("marked for removal"), "{why}");
         }
         std::fs::rename(&away, &folder).unwrap();
         std::fs::remove_file(disks.place("A", "gone")).unwrap();

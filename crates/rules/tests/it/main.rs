@@ -14,6 +14,7 @@ mod given_up;
 mod hostile;
 mod judge;
 mod large;
+mod last_copy;
 mod laws;
 mod methods;
 mod moving;
