@@ -441,12 +441,20 @@ def strays(c):
     (physical,) = found["pfns"]
     refused(RSENotFound, c.get_did_from_pfns, [physical], "NOWHERE")
     assert list(c.get_did_from_pfns([physical], "SITE-B")) == []
-    for state in ["SUSPICIOUS", "TEMPORARY_UNAVAILABLE"]:
-        refused(UnsupportedOperation, c.add_bad_pfns, [physical], "odd", state, None)
+    refused(UnsupportedOperation, c.add_bad_pfns, [physical], "odd", "TEMPORARY_UNAVAILABLE", None)
     refused(InvalidObject, c.add_bad_pfns, [physical], "odd", "NONSENSE", None)
-    refused(UnsupportedOperation, c.declare_suspicious_file_replicas, [physical], "odd")
+    (suspects,) = c.declare_suspicious_file_replicas([physical, "file://localhost:0/nobody/knows"], "odd").values()
+    assert suspects == ["file://localhost:0/nobody/knows Unknown replica"], suspects
+    assert c.add_bad_pfns([physical], "odd again", "SUSPICIOUS", None) is True
+    (suspect,) = c.list_suspicious_replicas()
+    assert (suspect["name"], suspect["rse"], suspect["cnt"], suspect["reason"]) == ("rotten", "SITE-A", 2, "odd again")
+    assert list(c.list_suspicious_replicas(rse_expression="SITE-A", younger_than="2020-01-01", nattempts=2)) == [suspect]
+    for none in [{"rse_expression": "SITE-B"}, {"younger_than": "2999-01-01"}, {"nattempts": 3}]:
+        assert list(c.list_suspicious_replicas(**none)) == [], none
+    refused(InvalidRSEExpression, c.list_suspicious_replicas, rse_expression="A=(")
     refused(UnsupportedOperation, c.quarantine_replicas, [{"path": "/x"}], rse="SITE-A")
     assert c.add_bad_pfns([physical, "file://localhost:0/nobody/knows"], "unreadable", "BAD", None) is True
+    assert list(c.list_suspicious_replicas()) == []
     refused(DataIdentifierNotFound, c.delete_replicas, "SITE-A", lost)
     refused(InvalidObject, c.add_replica, "SITE-A", "user.alice", "negative", -1, "00000001")
     refused(InvalidObject, c.add_replica, "SITE-A", "user.alice", "nohex", 1, "zz")

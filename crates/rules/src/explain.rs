@@ -173,11 +173,12 @@ fn failures(tx: &mut Tx<'_>, files: Vec<i64>) -> Result<BTreeMap<(i64, i64), Fai
 
 fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<CopyOf>> {
     let rows = tx.query(
-        "SELECT d.id, d.scope, d.name, l.rse_id, r.rse, l.state, l.repair_cnt, p.state, q.state, q.retry_count, q.err_msg, l.created_at, p.created_at, s.rse
+        "SELECT d.id, d.scope, d.name, l.rse_id, r.rse, l.state, l.repair_cnt, p.state, q.state, q.retry_count, q.err_msg, l.created_at, p.created_at, s.rse, x.reason
          FROM locks l JOIN dids d ON d.id = l.did_id JOIN rses r ON r.id = l.rse_id
          LEFT JOIN replicas p ON p.did_id = l.did_id AND p.rse_id = l.rse_id
          LEFT JOIN requests q ON q.did_id = l.did_id AND q.dest_rse_id = l.rse_id
          LEFT JOIN rses s ON s.id = q.source_rse_id
+         LEFT JOIN suspicious_replicas x ON x.did_id = l.did_id AND x.rse_id = l.rse_id
          WHERE l.rule_id = ?1 AND (?2 = 0 OR l.did_id = ?2)
          ORDER BY CASE l.state WHEN 'S' THEN 0 WHEN 'R' THEN 1 ELSE 2 END, l.did_id, l.rse_id LIMIT ?3",
         values![rule.id, only, most],
@@ -246,7 +247,12 @@ fn why(
         (false, false) => "it was chosen by weight",
     };
     match state {
-        LockState::Ok => format!("{here}; the copy is there"),
+        LockState::Ok => match row.opt_text(14) {
+            None => format!("{here}; the copy is there"),
+            Some(reason) => format!(
+                "{here}; the copy is under suspicion ({reason}): if it is bad, declare it so, and it is fetched again"
+            ),
+        },
         LockState::Replicating => {
             let request =
                 RequestState::read(row.text(8)).map_or("not asked for", RequestState::name);

@@ -30,6 +30,7 @@ pub mod rest;
 pub mod rse;
 pub mod rule;
 pub mod select;
+pub mod suspect;
 pub mod transfers;
 
 pub use catalog::{Catalog, Tx};

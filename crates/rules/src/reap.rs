@@ -18,6 +18,7 @@ use crate::decide::{Reap, reap};
 use crate::error::{Error, Result};
 use crate::expression::Rse;
 use crate::rule::{Settings, transfer};
+use crate::suspect;
 use crate::transfers::given_up;
 
 /// A replica marked for deletion.
@@ -53,12 +54,13 @@ const CLAIM: Micros = 60 * SECOND;
 /// How much of that time a reaper uses: it may be stopped at any moment, and go on later.
 pub const REMOVING: Duration = Duration::from_secs(20);
 
-/// The condition that no other copy is there while somebody wants one.
+/// The condition that no other copy, or none above suspicion, is there while somebody wants one.
 fn wanted(replica: &str) -> String {
     format!(
-        "(NOT EXISTS (SELECT 1 FROM replicas o WHERE o.did_id = {replica}.did_id AND o.rse_id <> {replica}.rse_id AND o.state = 'A')
+        "(NOT EXISTS (SELECT 1 FROM replicas o WHERE o.did_id = {replica}.did_id AND o.rse_id <> {replica}.rse_id AND o.state = 'A' AND {})
         AND (EXISTS (SELECT 1 FROM requests q WHERE q.did_id = {replica}.did_id)
-        OR EXISTS (SELECT 1 FROM locks l WHERE l.did_id = {replica}.did_id AND l.rse_id <> {replica}.rse_id)))"
+        OR EXISTS (SELECT 1 FROM locks l WHERE l.did_id = {replica}.did_id AND l.rse_id <> {replica}.rse_id)))",
+        suspect::trusted("o")
     )
 }
 
@@ -299,6 +301,11 @@ pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u
         given_up::nobody_at("replicas")
     );
     let gone = tx.query(&sql, values![rse])?;
+    tx.execute(
+        "DELETE FROM suspicious_replicas WHERE rse_id = ?1 AND did_id IN (SELECT w.did FROM w_files w WHERE NOT EXISTS (
+         SELECT 1 FROM replicas p WHERE p.did_id = w.did AND p.rse_id = ?1))",
+        values![rse],
+    )?;
     // What was written again is removed again.
     let sql = "UPDATE replicas SET tombstone = 0 WHERE rse_id = ?1 AND state = 'B' AND lock_cnt = 0
         AND did_id IN (SELECT did FROM w_files)";

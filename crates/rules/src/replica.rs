@@ -16,6 +16,7 @@ use crate::did;
 use crate::error::{Class, Error, Result, refuse};
 use crate::expression::Rse;
 use crate::rule::message;
+use crate::suspect;
 
 /// When a replica without locks may be deleted on an RSE: at once, later, or not by itself.
 fn first_tombstone(delay: Option<&str>, now: Micros) -> Option<Micros> {
@@ -280,7 +281,7 @@ fn hold(tx: &mut Tx<'_>, files: &[i64]) -> Result<()> {
     lock_files(tx)
 }
 
-fn no_replica(file: &Did, rse: &str) -> Error {
+pub(crate) fn none_there(file: &Did, rse: &str) -> Error {
     refuse(Class::ReplicaNotFound, format!("No row found for '{file}' on '{rse}'"))
 }
 
@@ -290,7 +291,7 @@ pub fn set_tombstone(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Res
     hold(tx, &[id])?;
     let sql = "SELECT lock_cnt FROM replicas WHERE did_id = ?1 AND rse_id = ?2";
     match tx.first(sql, values![id, rse_id])? {
-        None => Err(no_replica(file, rse)),
+        None => Err(none_there(file, rse)),
         Some(row) if row.int(0) > 0 => {
             Err(refuse(Class::ReplicaIsLocked, format!("Replica {file} on RSE {rse} is locked.")))
         }
@@ -341,7 +342,7 @@ pub fn touch(tx: &mut Tx<'_>, file: &Did, rse: &str, at: Micros) -> Result<()> {
          WHERE did_id = ?1 AND rse_id = ?2",
         values![id, rse_id, at],
     )?;
-    if changed == 0 { Err(no_replica(file, rse)) } else { Ok(()) }
+    if changed == 0 { Err(none_there(file, rse)) } else { Ok(()) }
 }
 
 /// Bytes of a collection's files on each RSE.
@@ -403,6 +404,33 @@ pub fn declare_bad(
     account: &str,
     now: Micros,
 ) -> Result<()> {
+    let (unit, rules) = hold_with_rules(tx, file, rse)?;
+    declare_locked_bad(tx, (file, unit.0), (rse, unit.1), rules, reason, account, now)
+}
+
+/// Declares a replica bad that was proven to be, unless no other copy is there that is above
+/// suspicion: then it remains a suspect.
+pub(crate) fn declare_proven_bad(
+    tx: &mut Tx<'_>,
+    file: &Did,
+    rse: &str,
+    reason: &str,
+    now: Micros,
+) -> Result<()> {
+    let (unit, rules) = hold_with_rules(tx, file, rse)?;
+    let others = format!(
+        "SELECT COUNT(*) FROM replicas o WHERE o.did_id = ?1 AND o.rse_id <> ?2 AND o.state = 'A' AND {}",
+        suspect::trusted("o")
+    );
+    if tx.number(&others, values![unit.0, unit.1])? == 0 {
+        let sql = "UPDATE suspicious_replicas SET proven = 0 WHERE did_id = ?1 AND rse_id = ?2";
+        return tx.execute(sql, values![unit.0, unit.1]).map(drop);
+    }
+    declare_locked_bad(tx, (file, unit.0), (rse, unit.1), rules, reason, "root", now)
+}
+
+/// Holds a file with the collections it is in and the rules that lock it.
+fn hold_with_rules(tx: &mut Tx<'_>, file: &Did, rse: &str) -> Result<((i64, i64), Vec<Rule>)> {
     let (id, rse_id) = unit(tx, file, rse)?;
     let parents = parents_of(tx, id)?;
     lock_dids(tx, &parents)?;
@@ -412,7 +440,7 @@ pub fn declare_bad(
     if rules_of(tx, id)? != ids || parents_of(tx, id)? != parents {
         return Err(Error::Moved);
     }
-    declare_locked_bad(tx, (file, id), (rse, rse_id), rules, reason, account, now)
+    Ok(((id, rse_id), rules))
 }
 
 fn parents_of(tx: &mut Tx<'_>, file: i64) -> Result<BTreeSet<i64>> {
@@ -436,8 +464,9 @@ fn declare_locked_bad(
 ) -> Result<()> {
     let sql = "SELECT lock_cnt, state FROM replicas WHERE did_id = ?1 AND rse_id = ?2";
     let Some(replica) = tx.first(sql, values![id, rse_id])? else {
-        return Err(no_replica(file, rse));
+        return Err(none_there(file, rse));
     };
+    suspect::trust(tx, (id, rse_id))?;
     tx.execute(
         "INSERT INTO bad_replicas (did_id, rse_id, reason, account, created_at) VALUES (?1, ?2, ?3, ?4, ?5)",
         values![id, rse_id, reason, account, now],
@@ -496,6 +525,7 @@ fn lose(tx: &mut Tx<'_>, file: &Did, id: i64, rules: &[Rule], now: Micros) -> Re
     }
     let sql = "UPDATE replicas SET state = 'U', tombstone = 0, updated_at = ?2 WHERE did_id = ?1";
     tx.execute(sql, values![id, now])?;
+    tx.execute("DELETE FROM suspicious_replicas WHERE did_id = ?1", values![id])?;
     tx.execute(
         "UPDATE dids SET availability = 'L', updated_at = ?2 WHERE id = ?1",
         values![id, now],

@@ -171,6 +171,12 @@ const MIGRATIONS: &[&str] = &[
     "CREATE TABLE given_up (did_id BIGINT NOT NULL, rse_id BIGINT NOT NULL, request_id BIGINT NOT NULL,
         attempt BIGINT NOT NULL, worker TEXT, lease_until BIGINT NOT NULL,
         PRIMARY KEY (did_id, rse_id, request_id, attempt)) CLUSTERED",
+    // 7: replicas whose files were found to be others than the catalog says
+    "CREATE TABLE suspicious_replicas (did_id BIGINT NOT NULL, rse_id BIGINT NOT NULL, missing BIGINT NOT NULL,
+        reason TEXT NOT NULL, times BIGINT NOT NULL, proven BIGINT NOT NULL, created_at BIGINT NOT NULL,
+        updated_at BIGINT NOT NULL, PRIMARY KEY (did_id, rse_id)) CLUSTERED;
+    CREATE INDEX suspicious_missing ON suspicious_replicas (rse_id, updated_at) WHERE missing = 1;
+    CREATE INDEX suspicious_proven ON suspicious_replicas (did_id) WHERE proven = 1",
 ];
 
 /// What comes after this in a migration is for SQLite only.

@@ -469,6 +469,11 @@ pub enum ReplicaCommand {
         #[arg(long, default_value = "declared by hand")]
         reason: String,
     },
+    /// List replicas whose files were found to be others than the catalog says, or missing.
+    Suspicious {
+        /// Only those on RSEs of this expression.
+        expression: Option<String>,
+    },
     /// Make a replica without locks obsolete.
     Tombstone {
         /// The RSE.

@@ -113,6 +113,18 @@ impl Cli<'_> {
                 let body = json!({"replicas": [{"scope": scope, "name": name, "rse": rse}], "reason": reason});
                 self.done("POST", "/replicas/bad", Some(body)).await
             }
+            ReplicaCommand::Suspicious { expression } => {
+                let path = match expression {
+                    None => "/replicas/suspicious".to_owned(),
+                    Some(text) => format!("/replicas/suspicious?rse_expression={}", part(&text)),
+                };
+                let text = self.call("GET", &path, None).await?;
+                let rows: Vec<Value> =
+                    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+                let columns = ["scope", "name", "rse", "cnt", "created_at", "reason"];
+                table::rows(self.out, self.format, &rows, &columns)?;
+                Ok(0)
+            }
             ReplicaCommand::Tombstone { rse, file } => {
                 let (scope, name) = did(&file)?;
                 let body = json!({"replicas": [{"scope": scope, "name": name, "rse": rse}]});

@@ -26,6 +26,7 @@ use crate::rule::delete::Deleted;
 use crate::rule::evaluate::{Evaluated, evaluate_attach, evaluate_detach};
 use crate::rule::inject::Injected;
 use crate::rule::{Settings, delete, inject, repair, transfer};
+use crate::suspect;
 use crate::transfers::store::{self, Access};
 use crate::transfers::{copy, given_up};
 
@@ -62,6 +63,9 @@ pub trait Storage: Send + Sync + std::fmt::Debug {
 
     /// What is at the place of a file; an error says nothing about it.
     fn look(&self, rse: &Rse, needed: &reap::Needed) -> std::result::Result<Found, String>;
+
+    /// Whether a file of the right size is there, without reading it.
+    fn is_there(&self, rse: &Rse, needed: &reap::Needed) -> std::result::Result<bool, String>;
 }
 
 /// What is at the place of a file.
@@ -93,23 +97,41 @@ impl Storage for Managed {
     }
 
     fn look(&self, rse: &Rse, needed: &reap::Needed) -> std::result::Result<Found, String> {
-        let reap::Needed { doomed, bytes, adler32, md5, .. } = needed;
-        let Some(way) = store::way(rse, "read") else {
-            // Where nobody here removes anything it is still there.
-            let removes = protocol::best(rse, "wan", "delete").is_some();
-            return Ok(if removes { Found::Nothing } else { Found::Right });
-        };
-        let Ok(path) = protocol::path(rse, &doomed.did, doomed.path.as_deref()) else {
-            return Ok(Found::Nothing);
-        };
-        let opened = self.0.open(&rse.name, way).and_then(|store| store.read(&path));
-        let file = match opened {
-            Err(store::Error::Missing(_) | store::Error::NoFile(_)) => return Ok(Found::Nothing),
-            opened => opened.map_err(|error| error.to_string())?.0,
-        };
+        let reap::Needed { bytes, adler32, md5, .. } = needed;
+        if store::way(rse, "read").is_none() && protocol::best(rse, "wan", "delete").is_none() {
+            // Nobody here removes anything: it is still there.
+            return Ok(Found::Right);
+        }
+        let Some((file, _)) = self.open(rse, &needed.doomed)? else { return Ok(Found::Nothing) };
         let sums = copy::sums(file, md5.is_some()).map_err(|error| error.to_string())?;
         let differs = copy::differs(&sums, *bytes, adler32.as_deref(), md5.as_deref());
         Ok(if differs.is_some() { Found::Wrong } else { Found::Right })
+    }
+
+    fn is_there(&self, rse: &Rse, needed: &reap::Needed) -> std::result::Result<bool, String> {
+        let opened = self.open(rse, &needed.doomed)?;
+        Ok(opened.is_some_and(|(_, length)| i64::try_from(length) == Ok(needed.bytes)))
+    }
+}
+
+/// A file that can be read, and its length.
+type Readable = (Box<dyn std::io::Read + Send>, u64);
+
+impl Managed {
+    /// Opens the file of a replica, if there is one that can be read from here.
+    fn open(
+        &self,
+        rse: &Rse,
+        doomed: &reap::Doomed,
+    ) -> std::result::Result<Option<Readable>, String> {
+        let Some(way) = store::way(rse, "read") else { return Ok(None) };
+        let Ok(path) = protocol::path(rse, &doomed.did, doomed.path.as_deref()) else {
+            return Ok(None);
+        };
+        match self.0.open(&rse.name, way).and_then(|store| store.read(&path)) {
+            Err(store::Error::Missing(_) | store::Error::NoFile(_)) => Ok(None),
+            opened => opened.map(Some).map_err(|error| error.to_string()),
+        }
     }
 }
 
@@ -308,6 +330,9 @@ fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done>
             done.failed += number;
         }
     };
+    for (file, rse) in catalog.read_blocking(|tx| suspect::proven(tx, shard, BATCH as i64))? {
+        count(catalog.write_blocking(|tx| suspect::convict(tx, &file, &rse, now)), 1);
+    }
     let (well, ill): (Vec<_>, Vec<_>) =
         ended.into_iter().partition(|ended| ended.state == RequestState::Done);
     for batch in well.chunks(BATCH) {
@@ -364,6 +389,29 @@ fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<bool> {
         catalog.write_blocking(|tx| reap::forget(tx, rse.id, &gone, now))?;
     }
     Ok(more)
+}
+
+/// Looks whether files that were missing where they were to be read are there again.
+fn look_for(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<()> {
+    let now = pass.now;
+    let missing = catalog.read_blocking(|tx| suspect::missing(tx, rse.id, BATCH as i64, now))?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut unseen = Unreached::default();
+    let (mut back, mut still) = (Vec::new(), Vec::new());
+    for one in &missing {
+        match pass.storage.is_there(rse, one) {
+            Ok(true) => back.push(one.doomed.file),
+            Ok(false) => still.push(one.doomed.file),
+            Err(error) => {
+                unseen.add(&one.doomed, error);
+                still.push(one.doomed.file);
+            }
+        }
+    }
+    unseen.warn(rse, "not looked for");
+    catalog.write_blocking(|tx| suspect::looked_for(tx, rse.id, (&back, &still), now))
 }
 
 /// Files of one RSE that storage failed for: the first tells of all, as they mostly fail alike.
@@ -435,6 +483,7 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         }
         unremoved.warn(rse, "not deleted");
         done.more |= revive(catalog, rse, pass)?;
+        look_for(catalog, rse, pass)?;
         for batch in removed.chunks(BATCH) {
             let gone = catalog.write_blocking(|tx| reap::forget(tx, rse.id, batch, now))?;
             catalog.write_blocking(|tx| reap::fetch_soon(tx, rse.id, batch))?;

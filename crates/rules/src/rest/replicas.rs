@@ -16,7 +16,8 @@ use crate::catalog::engine::values;
 use crate::error::{Class, Error, Result, refuse};
 use crate::expression::Rse;
 use crate::rule::transfer;
-use crate::{did, protocol, replica};
+use crate::rule::update::read_time;
+use crate::{did, protocol, replica, suspect};
 
 pub(super) async fn replicas_at(call: &Call, parts: &[&str]) -> Result<Reply> {
     match (&call.method, parts) {
@@ -30,9 +31,12 @@ pub(super) async fn replicas_at(call: &Call, parts: &[&str]) -> Result<Reply> {
         (&Method::POST, ["bad", "pfns"]) => bad_names(call).await,
         (&Method::GET, ["bad", "states"]) => Ok(bad_states()),
         (&Method::POST, ["dids"]) => dids_of(call).await,
-        // Nobody is under suspicion here: a replica is good or bad.
-        (&Method::GET, ["suspicious"]) => Ok(whole(Vec::new())),
-        (&Method::POST, ["suspicious"]) => Err(no_suspicion()),
+        (&Method::GET, ["suspicious"]) => suspicious(call).await,
+        (&Method::POST, ["suspicious"]) => {
+            let names = names(call)?;
+            let unknown = declare_suspicious(call, names).await?;
+            Ok(Reply::CreatedJson(json!(unknown)))
+        }
         (&Method::POST, ["quarantine"]) => {
             let why = "Files that no replica is registered for are left alone: remove them from the storage, or register them";
             Err(refuse(Class::UnsupportedOperation, why))
@@ -234,33 +238,55 @@ async fn bad(call: &Call) -> Result<Reply> {
     Ok(Reply::CreatedJson(json!(declare_bad(call, list).await?)))
 }
 
-fn no_suspicion() -> Error {
-    let why = "A replica is good or bad: declare it bad, and it is replaced by a good one";
-    refuse(Class::UnsupportedOperation, why)
+fn names(call: &Call) -> Result<Vec<Value>> {
+    call.field("pfns")?.as_array().cloned().ok_or_else(|| wrong("pfns is a list"))
 }
 
-/// Physical names that somebody found to be bad; those that nobody knows are passed over.
+/// Physical names that somebody found to be bad or suspects; those that nobody knows are passed over.
 async fn bad_names(call: &Call) -> Result<Reply> {
-    let names = call.field("pfns")?.as_array().cloned().ok_or_else(|| wrong("pfns is a list"))?;
+    let names = names(call)?;
     text(&call.body, "expires_at")?;
     match call.text("state")?.to_ascii_uppercase().as_str() {
-        "BAD" => {}
-        "SUSPICIOUS" | "TEMPORARY_UNAVAILABLE" => return Err(no_suspicion()),
-        _ => return Err(wrong("state is BAD")),
-    }
-    declare_bad(call, names).await?;
+        "BAD" => declare_bad(call, names).await?,
+        "SUSPICIOUS" => declare_suspicious(call, names).await?,
+        "TEMPORARY_UNAVAILABLE" => {
+            let why = "A replica that cannot be read for a while is not declared: close its RSE for reading";
+            return Err(refuse(Class::UnsupportedOperation, why));
+        }
+        _ => return Err(wrong("state is BAD or SUSPICIOUS")),
+    };
     Ok(created())
 }
 
-/// Declares replicas bad, all or none; returns those that are not known, by RSE.
-async fn declare_bad(call: &Call, list: Vec<Value>) -> Result<BTreeMap<String, Vec<String>>> {
-    call.privileged("declare replicas bad")?;
+/// What was not known, by RSE.
+type Unknown = BTreeMap<String, Vec<String>>;
+
+async fn declare_bad(call: &Call, list: Vec<Value>) -> Result<Unknown> {
     flag(&call.body, "force")?;
     let reason = text(&call.body, "reason")?.unwrap_or_default().to_owned();
     let (account, now) = (call.caller.account.clone(), call.now());
+    declare(call, list, move |tx, did, rse| {
+        replica::declare_bad(tx, did, rse, &reason, &account, now)
+    })
+    .await
+}
+
+async fn declare_suspicious(call: &Call, list: Vec<Value>) -> Result<Unknown> {
+    let reason = text(&call.body, "reason")?.unwrap_or_default().to_owned();
+    let now = call.now();
+    declare(call, list, move |tx, did, rse| suspect::declare(tx, did, rse, &reason, now)).await
+}
+
+/// Says something of replicas, of all or none; returns those that are not known.
+async fn declare(
+    call: &Call,
+    list: Vec<Value>,
+    say: impl Fn(&mut Tx<'_>, &Did, &str) -> Result<()> + Send + 'static,
+) -> Result<Unknown> {
+    call.privileged("declare replicas bad or suspicious")?;
     call.write(move |tx| {
         let rses = tx.rses()?;
-        let mut unknown: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut unknown = Unknown::new();
         for entry in &list {
             let found = match entry {
                 Value::String(name) => named(tx, &rses, name)?,
@@ -271,19 +297,48 @@ async fn declare_bad(call: &Call, list: Vec<Value>) -> Result<BTreeMap<String, V
                     let what = entry.as_str().map_or_else(|| entry.to_string(), str::to_owned);
                     ("Unknown".to_owned(), format!("{what} Unknown replica"))
                 }
-                Some((did, rse)) => {
-                    match replica::declare_bad(tx, &did, &rse, &reason, &account, now) {
-                        Ok(()) => continue,
-                        Err(error) if is_unknown(&error) => (rse, format!("{did} Unknown replica")),
-                        Err(error) => return Err(error),
-                    }
-                }
+                Some((did, rse)) => match say(tx, &did, &rse) {
+                    Ok(()) => continue,
+                    Err(error) if is_unknown(&error) => (rse, format!("{did} Unknown replica")),
+                    Err(error) => return Err(error),
+                },
             };
             unknown.entry(rse).or_default().push(what);
         }
         Ok(unknown)
     })
     .await
+}
+
+/// Replicas under suspicion, the oldest first.
+async fn suspicious(call: &Call) -> Result<Reply> {
+    let since = match call.arg("younger_than") {
+        None => 0,
+        Some(text) => read_time(text).ok_or_else(|| wrong("younger_than is a date"))?,
+    };
+    let times: i64 = match call.arg("nattempts") {
+        None => 0,
+        Some(text) => text.parse().map_err(|_| wrong("nattempts is a number"))?,
+    };
+    let on = match call.arg("rse_expression").map(str::to_owned) {
+        None => None,
+        Some(text) => Some(call.read(move |tx| crate::rse::resolve(tx, &text)).await?),
+    };
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        let sql = "SELECT d.scope, d.name, r.rse, r.uuid, s.times, s.created_at, s.reason, s.rse_id FROM suspicious_replicas s
+            JOIN dids d ON d.id = s.did_id JOIN rses r ON r.id = s.rse_id WHERE s.updated_at >= ?1 AND s.times >= ?2
+            ORDER BY s.created_at, s.did_id, s.rse_id";
+        tx.for_each(sql, values![since, times], &mut |row| {
+            if on.as_ref().is_some_and(|on| !on.contains(&row.int(7))) {
+                return Ok(());
+            }
+            let value = json!({
+                "scope": row.text(0), "name": row.text(1), "rse": row.text(2), "rse_id": row.text(3),
+                "cnt": row.int(4), "created_at": show::time(row.opt_int(5)), "reason": row.text(6),
+            });
+            line(value.to_string())
+        })
+    })))
 }
 
 fn is_unknown(error: &Error) -> bool {

@@ -187,6 +187,14 @@ fn write_replicas(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Mic
             "No replica is registered for one of the files on this RSE",
         ));
     }
+    if let Outcome::Success = outcome {
+        // What was brought anew is what it should be.
+        let sql = format!(
+            "DELETE FROM suspicious_replicas WHERE {}",
+            units.within("did_id", "rse_id", 0)
+        );
+        tx.later(&sql, &units.params(Vec::new()))?;
+    }
     Ok(())
 }
 

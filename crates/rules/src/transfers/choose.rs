@@ -15,13 +15,15 @@ pub struct Source {
     pub busy: i64,
     /// Whether the last attempt read from there and failed.
     pub failed: bool,
+    /// Whether somebody found another file there than the catalog says.
+    pub suspect: bool,
 }
 
-/// The best source: one that has not just failed, on disk, near, and not busy.
+/// The best source: one above suspicion that has not just failed, on disk, near, and not busy.
 #[must_use]
 pub fn source(from: &[Source]) -> Option<&Source> {
     let far = |one: &Source| one.distance.unwrap_or(i64::MAX);
-    from.iter().min_by_key(|one| (one.failed, one.tape, far(one), one.busy, one.rse))
+    from.iter().min_by_key(|one| (one.suspect, one.failed, one.tape, far(one), one.busy, one.rse))
 }
 
 /// How transfers run at present.
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
 
     fn at(rse: i64, distance: Option<i64>, busy: i64) -> Source {
-        Source { rse, distance, tape: false, busy, failed: false }
+        Source { rse, distance, tape: false, busy, failed: false, suspect: false }
     }
 
     #[test]
@@ -159,6 +161,8 @@ mod tests {
             (vec![Source { tape: true, ..at(1, Some(1), 0) }, at(2, Some(9), 9)], Some(2)),
             (vec![Source { failed: true, ..at(1, Some(1), 0) }, at(2, None, 9)], Some(2)),
             (vec![Source { failed: true, ..at(1, Some(1), 0) }], Some(1)),
+            (vec![Source { suspect: true, ..at(1, Some(1), 0) }, at(2, None, 9)], Some(2)),
+            (vec![Source { suspect: true, ..at(1, Some(1), 0) }], Some(1)),
         ] {
             assert_eq!(source(&from).map(|one| one.rse), best, "{from:?}");
         }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use md5::{Digest, Md5};
 
-use super::Job;
 use super::store::{self, Opened, Plan};
+use super::{Fault, Job};
 
 /// How much is moved at a time: little enough to stay near the processor.
 const PIECE: usize = 256 << 10;
@@ -23,13 +23,23 @@ thread_local! {
 /// Why a file could not be moved.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The source has another file than the catalog says.
+    /// The source could not be read.
     #[error("at the source {rse} {why}")]
     Source {
         /// The RSE.
         rse: String,
         /// What is wrong.
         why: String,
+    },
+    /// The source has another file than the catalog says, or none.
+    #[error("at the source {rse} {why}")]
+    Differs {
+        /// The RSE.
+        rse: String,
+        /// What is wrong.
+        why: String,
+        /// The same for programs.
+        fault: Fault,
     },
     /// What arrived is not what was sent.
     #[error("at the destination {rse} {why}")]
@@ -167,7 +177,13 @@ pub fn copy(
     let wrong_source = |why: String| Error::Source { rse: job.source.rse.clone(), why };
     let wrong_destination =
         |why: String| Error::Destination { rse: job.destination.rse.clone(), why };
-    let at_source = |error: store::Error| wrong_source(error.to_string());
+    let differing =
+        |why: String, fault: Fault| Error::Differs { rse: job.source.rse.clone(), why, fault };
+    let at_source = |error: store::Error| match error {
+        store::Error::Missing(_) => differing(error.to_string(), Fault::Missing),
+        store::Error::NoFile(_) => differing(error.to_string(), Fault::Wrong),
+        other => wrong_source(other.to_string()),
+    };
     let at_destination = |error: store::Error| wrong_destination(error.to_string());
     if stop() {
         return Err(Error::Cancelled);
@@ -190,7 +206,8 @@ pub fn copy(
     }
     let (file, length) = from.read(&job.source.path).map_err(at_source)?;
     if i64::try_from(length) != Ok(job.bytes) {
-        return Err(wrong_source(format!("are {length} bytes instead of {}", job.bytes)));
+        let why = format!("are {length} bytes instead of {}", job.bytes);
+        return Err(differing(why, Fault::Wrong));
     }
     let tag = format!("{}-{}", job.request, job.attempt);
     let plan = Plan { tag, bytes: length, new: false };
@@ -198,13 +215,13 @@ pub fn copy(
     let read = add_up(file, md5.is_some(), stop, |piece| {
         let so_far = moved.fetch_add(piece.len() as i64, Ordering::AcqRel) + piece.len() as i64;
         if so_far > job.bytes {
-            return Err(wrong_source(format!("are more than {} bytes", job.bytes)));
+            return Err(differing(format!("are more than {} bytes", job.bytes), Fault::Wrong));
         }
         draft.add(piece).map_err(at_destination)
     })?;
     let sent = read.map_err(|error| wrong_source(error.to_string()))?;
     if let Some(why) = differs(&sent) {
-        return Err(wrong_source(why));
+        return Err(differing(why, Fault::Wrong));
     }
     draft.seal().map_err(at_destination)?;
     let back = draft.read_back().map_err(at_destination)?;

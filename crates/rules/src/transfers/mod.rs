@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::Did;
 use crate::protocol::Protocol;
+pub use crate::suspect::Fault;
 
 /// One end of a transfer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,6 +79,9 @@ pub struct Outcome {
     /// It was only given up, and waits for others.
     #[serde(default)]
     pub given_up: bool,
+    /// What was wrong at the source, if that is why it failed.
+    #[serde(default)]
+    pub source_fault: Option<Fault>,
 }
 
 impl Outcome {
@@ -91,7 +95,20 @@ impl Outcome {
             rse: job.destination.rse.clone(),
             error,
             given_up: false,
+            source_fault: None,
         }
+    }
+
+    /// The same, by how moving it ended.
+    #[must_use]
+    pub fn after(job: &Job, done: &Result<(), copy::Error>) -> Self {
+        let Err(error) = done else { return Self::of(job, None) };
+        let given_up = matches!(error, copy::Error::Cancelled);
+        let source_fault = match error {
+            copy::Error::Differs { fault, .. } => Some(*fault),
+            _ => None,
+        };
+        Self { given_up, source_fault, ..Self::of(job, Some(error.to_string())) }
     }
 }
 

@@ -19,6 +19,7 @@ use crate::error::{Class, Error, Result};
 use crate::expression::{Expression, Rse};
 use crate::protocol::{self, Protocol};
 use crate::rule::{Settings, transfer};
+use crate::suspect;
 
 /// An RSE, and how whoever moves files reads and writes there.
 struct Site<'a> {
@@ -36,6 +37,8 @@ struct World<'a> {
     load: Load,
     /// File → available replicas: RSE and path.
     replicas: BTreeMap<i64, Vec<(i64, Option<String>)>>,
+    /// Files and RSEs whose replica is under suspicion.
+    suspects: BTreeSet<(i64, i64)>,
     /// Files and RSEs whose replica is marked for removal, and may be needed again.
     marked: BTreeSet<(i64, i64)>,
 }
@@ -84,16 +87,23 @@ impl<'a> World<'a> {
             (rse.id, Site { rse, read, write })
         };
         let sites = rses.iter().map(site).collect();
-        let (replicas, marked) = (BTreeMap::new(), BTreeSet::new());
-        Ok(Self { rses, sites, distances, limits, load, replicas, marked })
+        let (replicas, suspects, marked) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        Ok(Self { rses, sites, distances, limits, load, replicas, suspects, marked })
     }
 
     fn read_replicas(&mut self, tx: &mut Tx<'_>, files: Vec<i64>) -> Result<()> {
-        let sql = "SELECT did_id, rse_id, path, state FROM replicas WHERE did_id IN ARRAY(?1) AND state IN ('A', 'B')";
-        for row in tx.query(sql, values![files])? {
+        let sql = format!(
+            "SELECT did_id, rse_id, path, state, CASE WHEN {} THEN 0 ELSE 1 END FROM replicas
+             WHERE did_id IN ARRAY(?1) AND state IN ('A', 'B')",
+            suspect::trusted("replicas")
+        );
+        for row in tx.query(&sql, values![files])? {
             if row.text(3) == "B" {
                 self.marked.insert((row.int(0), row.int(1)));
                 continue;
+            }
+            if row.flag(4) {
+                self.suspects.insert((row.int(0), row.int(1)));
             }
             let replicas = self.replicas.entry(row.int(0)).or_default();
             replicas.push((row.int(1), row.opt_text(2)));
@@ -140,6 +150,7 @@ impl<'a> World<'a> {
                 tape: rse.rse_type == "TAPE",
                 busy: self.load.from(rse.id),
                 failed: request.retries > 0 && request.last_source == Some(rse.id),
+                suspect: self.suspects.contains(&(request.file, rse.id)),
             })
             .collect();
         let Some(best) = choose::source(&sources) else {
@@ -456,8 +467,9 @@ pub struct Finished {
 fn finish(tx: &mut Tx<'_>, worker: &str, outcomes: &[Outcome], now: Micros) -> Result<Vec<i64>> {
     let ids: Vec<i64> = outcomes.iter().map(|one| one.request).collect();
     let rows = tx.query(
-        "SELECT q.id, q.did_id, q.dest_rse_id, q.attempt, d.scope, d.name FROM requests q JOIN dids d ON d.id = q.did_id
-         WHERE q.id IN ARRAY(?1) AND q.worker = ?2 AND q.state = 'S'",
+        "SELECT q.id, q.did_id, q.dest_rse_id, q.attempt, d.scope, d.name, q.source_rse_id,
+         CASE WHEN EXISTS (SELECT 1 FROM suspicious_replicas s WHERE s.did_id = q.did_id) THEN 1 ELSE 0 END
+         FROM requests q JOIN dids d ON d.id = q.did_id WHERE q.id IN ARRAY(?1) AND q.worker = ?2 AND q.state = 'S'",
         values![ids, worker],
     )?;
     let rses = tx.rses()?;
@@ -467,22 +479,31 @@ fn finish(tx: &mut Tx<'_>, worker: &str, outcomes: &[Outcome], now: Micros) -> R
         let row = held.get(&(one.request, one.attempt))?;
         let rse = rses.iter().find(|rse| rse.id == row.int(2))?;
         let same = row.text(4) == one.did.scope && row.text(5) == one.did.name;
-        (same && rse.name == one.rse).then(|| (row.int(1), row.int(2)))
+        (same && rse.name == one.rse).then_some(*row)
     };
     let mut well = Vec::new();
     let mut ill = Vec::new();
     let mut lost = Vec::new();
     for one in outcomes {
         match (ours(one), &one.error) {
-            (Some(unit), None) => well.push(unit),
-            (Some(unit), Some(error)) => ill.push((one, unit.0, error)),
+            (Some(row), None) => well.push((one, row)),
+            (Some(row), Some(error)) => ill.push((one, row, error)),
             (None, _) => lost.push(one.request),
         }
     }
-    transfer::finished_transfer(tx, &well, now)?;
+    let units: Vec<(i64, i64)> = well.iter().map(|(_, row)| (row.int(1), row.int(2))).collect();
+    transfer::finished_transfer(tx, &units, now)?;
+    for (one, row) in well.iter().filter(|(_, row)| row.flag(7)) {
+        // Later attempts may have found the file where it belongs, and read no source.
+        let source = row.opt_int(6).filter(|_| one.attempt == 1);
+        suspect::was_right(tx, row.int(1), source, now)?;
+    }
     if !ill.is_empty() {
-        hold(tx, ill.iter().map(|one| one.1))?;
-        for (one, _, error) in ill {
+        hold(tx, ill.iter().map(|(_, row, _)| row.int(1)))?;
+        for (one, row, error) in ill {
+            if let (Some(fault), Some(source)) = (one.source_fault, row.opt_int(6)) {
+                suspect::suspect(tx, (row.int(1), source), fault, error, now)?;
+            }
             let (letter, error) = match one.given_up {
                 true => ("Q", None),
                 false => ("F", Some(crate::decide::clip(error, 255))),

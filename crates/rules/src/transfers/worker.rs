@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::copy::{self, copy};
+use super::copy::copy;
 use super::lease::{Moving, Under, keep_leases, locked};
 use super::store::{Access, Opened, Speaks};
 use super::{End, Held, Job, Outcome, queue};
@@ -296,16 +296,14 @@ impl Several {
 fn one(opened: &mut Opened<'_>, moving: &Moving, job: &Job) -> Outcome {
     let copy = || copy(opened, job, &moving.moved, &|| moving.is_over());
     let done = catch_unwind(AssertUnwindSafe(copy));
-    let given_up = matches!(done, Ok(Err(copy::Error::Cancelled)));
-    let error = match done {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(error.to_string()),
-        Err(_) => Some("the worker failed".to_owned()),
+    let outcome = match done {
+        Ok(done) => Outcome::after(job, &done),
+        Err(_) => Outcome::of(job, Some("the worker failed".to_owned())),
     };
-    if let Some(error) = &error {
+    if let Some(error) = &outcome.error {
         tracing::info!(file = %job.did, to = job.destination.rse, error, "a transfer failed");
     }
-    Outcome { given_up, ..Outcome::of(job, error) }
+    outcome
 }
 
 /// Puts what has arrived on disk for good; what cannot be has not arrived.

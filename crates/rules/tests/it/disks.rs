@@ -127,6 +127,12 @@ impl Disks {
             .unwanted
     }
 
+    /// Tells how moving a file ended.
+    pub(crate) fn end(&self, worker: &str, job: &Job, done: &Result<(), copy::Error>) {
+        let (outcome, now) = (Outcome::after(job, done), self.world.now());
+        queue::finish_each(&self.world.catalog, worker, &[outcome], now).unwrap();
+    }
+
     /// Takes and moves everything that can be, and tells what became of it.
     pub(crate) fn work(&self, worker: &str) -> usize {
         let mut moved = 0;
@@ -138,7 +144,7 @@ impl Disks {
             for job in jobs {
                 let done = self.copy(&job);
                 moved += usize::from(done.is_ok());
-                self.tell(worker, &job, done.err().map(|error| error.to_string()));
+                self.end(worker, &job, &done);
             }
         }
     }

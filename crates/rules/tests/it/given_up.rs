@@ -226,6 +226,10 @@ impl Storage for Written {
     fn look(&self, rse: &Rse, needed: &Needed) -> Result<Found, String> {
         self.storage.look(rse, needed)
     }
+
+    fn is_there(&self, rse: &Rse, needed: &Needed) -> Result<bool, String> {
+        self.storage.is_there(rse, needed)
+    }
 }
 
 #[test]
@@ -283,6 +287,10 @@ impl Storage for Overtaken {
 
     fn look(&self, rse: &Rse, needed: &Needed) -> Result<Found, String> {
         Managed::default().look(rse, needed)
+    }
+
+    fn is_there(&self, rse: &Rse, needed: &Needed) -> Result<bool, String> {
+        Managed::default().is_there(rse, needed)
     }
 }
 

@@ -2,8 +2,11 @@
 //! was decided before about it or found out since about the others.
 
 use mainstay_rules::api::Grouping;
+use mainstay_rules::catalog::Daemon;
+use mainstay_rules::explain;
 
 use crate::disks::Disks;
+use crate::world::World;
 
 /// Marks all that has no locks, and cannot remove it: its folder is away meanwhile.
 fn mark_only(disks: &Disks, rse: &str) {
@@ -62,5 +65,111 @@ fn what_was_marked_and_is_not_right_any_more_is_said_to_be_so() {
             assert_eq!(disks.place("A", name).exists(), found.is_some(), "{case}");
             world.check();
         }
+    }
+}
+
+/// A file that is locked on A, where it is `found`, and is right and not locked on B; a rule wants it on
+/// C, and the first attempt, from A, has failed. Returns the two rules.
+fn tried_in_vain(disks: &Disks, name: &str, found: Option<&[u8]>) -> (String, String) {
+    let world = &disks.world;
+    disks.file(name, "A", b"content", found);
+    disks.file(name, "B", b"content", Some(b"content"));
+    let locked = world.rule(name, 1, "A", Grouping::None);
+    let wanted = world.rule(name, 1, "C", Grouping::None);
+    world.change("UPDATE replicas SET tombstone = 0 WHERE lock_cnt = 0");
+    let job = disks.take("w", 1).remove(0);
+    assert_eq!(job.source.rse, "A");
+    let done = disks.copy(&job);
+    assert!(done.is_err());
+    disks.end("w", &job, &done);
+    disks.finish();
+    world.advance(16);
+    (locked, wanted)
+}
+
+fn suspects(world: &World) -> i64 {
+    world.sql("SELECT COUNT(*) FROM suspicious_replicas")
+}
+
+#[test]
+fn a_copy_that_was_found_damaged_makes_no_other_superfluous_and_is_replaced_by_a_right_one() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        for (name, found) in [("wrong", &b"CONTENT"[..]), ("short", b"con"), ("long", b"contents")]
+        {
+            let (locked, wanted) = tried_in_vain(&disks, name, Some(found));
+            let case = format!("{name} on {}", world.catalog.backend());
+            assert_eq!(suspects(world), 1, "{case}");
+            let rule = world.get(&locked);
+            let why = world.write(|tx| explain::explain(tx, &rule, None, 1));
+            assert!(why.copies[0].why.contains("under suspicion (at the source A"), "{case}");
+            disks.reap();
+            assert!(disks.place("B", name).exists(), "{case}");
+            assert_eq!(disks.work("w"), 1, "{case}");
+            assert_eq!(world.state(&wanted), "OK 1/0/0", "{case}");
+            // It is proven now: another copy is as the catalog says.
+            world.judge(Daemon::Finisher);
+            assert_eq!(world.state(&locked), "REPLICATING 0/1/0", "{case}");
+            assert_eq!(suspects(world), 0, "{case}");
+            assert_eq!(disks.work("w"), 1, "{case}");
+            assert_eq!(world.state(&locked), "OK 1/0/0", "{case}");
+            assert_eq!(std::fs::read(disks.place("A", name)).unwrap(), b"content", "{case}");
+            disks.reap();
+            assert!(!disks.place("B", name).exists(), "{case}");
+            disks.check();
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_is_missing_is_suspect_until_it_is_back() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        let (locked, wanted) = tried_in_vain(&disks, "f", None);
+        assert_eq!(disks.work("w"), 1);
+        assert_eq!(world.state(&wanted), "OK 1/0/0");
+        // Its disk may only not be mounted: that it is not there proves nothing.
+        world.judge(Daemon::Finisher);
+        assert_eq!((world.state(&locked).as_str(), suspects(world)), ("OK 1/0/0", 1));
+        world.advance(601);
+        disks.reap();
+        assert_eq!(suspects(world), 1);
+        let place = disks.place("A", "f");
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        std::fs::write(&place, b"content").unwrap();
+        world.advance(601);
+        disks.reap();
+        assert_eq!(suspects(world), 0, "on {}", world.catalog.backend());
+        disks.check();
+    }
+}
+
+#[test]
+fn the_only_copy_is_not_declared_bad_because_it_differs() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        disks.file("f", "A", b"content", Some(b"CONTENT"));
+        let rule = world.rule("f", 1, "C", Grouping::None);
+        for _ in 0..4 {
+            assert_eq!(disks.work("w"), 0);
+            disks.finish();
+            world.advance(300);
+        }
+        assert_eq!(world.state(&rule), "STUCK 0/0/1");
+        assert_eq!(suspects(world), 1);
+        // Nor because another that differs was declared to be right by somebody who did not look.
+        disks.file("f", "B", b"content", Some(b"CONTENT"));
+        world.change("UPDATE suspicious_replicas SET proven = 1");
+        world.change("INSERT INTO suspicious_replicas SELECT did_id, (SELECT id FROM rses WHERE rse = 'B'), 0, 'odd', 1, 0, 0, 0 FROM suspicious_replicas");
+        world.judge(Daemon::Finisher);
+        assert_eq!(world.sql("SELECT COUNT(*) FROM replicas WHERE state = 'A'"), 2);
+        assert!(disks.place("A", "f").exists());
+        world.check();
+        // Once the catalog forgets a replica, nobody suspects the next one there.
+        world.delete(&rule);
+        world.change("UPDATE replicas SET tombstone = 0");
+        disks.reap();
+        assert_eq!((suspects(world), world.sql("SELECT COUNT(*) FROM replicas")), (0, 0));
+        disks.check();
     }
 }
