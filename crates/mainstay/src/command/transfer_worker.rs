@@ -9,6 +9,7 @@ use mainstay_rules::judge::{Machine, Surroundings};
 use mainstay_rules::transfers::afar::Afar;
 use mainstay_rules::transfers::worker::{Own, Queue, Worker};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use super::rules::{Server, open};
 use super::serve::Log;
@@ -54,14 +55,22 @@ impl TransferWorker {
         let name = self.name.clone().unwrap_or_else(|| {
             format!("worker-{}-{:08x}", std::process::id(), Machine.seed() >> 32)
         });
+        let over = CancellationToken::new();
+        let mut bell = None;
         let queue: Arc<dyn Queue> = match &self.catalog {
-            Some(address) => Arc::new(Own {
-                catalog: open(address).await?,
-                settings: Settings::default(),
-                around: Arc::new(Machine),
-                worker: name.clone(),
-                lease: self.lease,
-            }),
+            Some(address) => {
+                let catalog = open(address).await?;
+                // Servers on the same catalog hear of what failed here, and call when there is more.
+                let (attended, until) = (catalog.clone(), over.clone());
+                bell = Some(tokio::spawn(async move { attended.attend(&until).await }));
+                Arc::new(Own {
+                    catalog,
+                    settings: Settings::default(),
+                    around: Arc::new(Machine),
+                    worker: name.clone(),
+                    lease: self.lease,
+                })
+            }
             None => {
                 let remote = Arc::new(Server(self.connect.client()?));
                 Arc::new(Afar { remote, worker: name.clone(), lease: self.lease })
@@ -77,6 +86,12 @@ impl TransferWorker {
             _ = interrupt.recv() => {}
         }
         worker.stop().await;
+        over.cancel();
+        if let Some(bell) = bell
+            && let Err(error) = bell.await
+        {
+            tracing::error!(%error, "whoever listens to the catalog panicked");
+        }
         Ok(0)
     }
 }

@@ -1,4 +1,5 @@
-//! The bell: what one server leaves to be done wakes the daemons of all that share a PostgreSQL.
+//! The bell: what one server leaves to be done wakes the daemons and workers of all that share a
+//! PostgreSQL.
 //!
 //! A notification inside a transaction would make all commits of the database wait for each
 //! other, so work is gathered as it is committed and rung for shortly after, on a connection of its
@@ -23,8 +24,11 @@ const GATHER: Duration = Duration::from_millis(20);
 /// How long a lost connection is left alone.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// The workers, beside the daemons.
+pub(super) const WORKERS: u8 = 1 << Daemon::ALL.len();
+
 /// Everything that may have work.
-const ALL: u8 = (1 << Daemon::ALL.len()) - 1;
+const ALL: u8 = WORKERS | (WORKERS - 1);
 
 impl Catalog {
     /// Rings for what transactions of this process left to others, if anybody else can hear.
@@ -42,7 +46,7 @@ impl Catalog {
     }
 
     /// Rings and listens until told to stop. On SQLite there is nobody else.
-    pub(crate) async fn attend(&self, stop: &CancellationToken) {
+    pub async fn attend(&self, stop: &CancellationToken) {
         let Backend::Postgres { address, .. } = &self.inner.backend else { return };
         while !stop.is_cancelled() {
             let ended = tokio::select! {
@@ -100,6 +104,9 @@ impl Catalog {
     }
 
     fn notify(&self, rung: u8) {
+        if rung & WORKERS != 0 {
+            self.inner.moves.notify_one();
+        }
         for daemon in Daemon::ALL.iter().filter(|daemon| rung & (1 << **daemon as u8) != 0) {
             self.inner.wakes[*daemon as usize].notify_one();
         }
@@ -135,6 +142,14 @@ mod tests {
             here.wake(&[Daemon::Finisher]);
             here.ring().await;
             there.woken(Daemon::Finisher).await;
+            there.transfers_woken().await;
+            let wake = |tx: &mut crate::Tx<'_>| {
+                tx.wake_workers();
+                Ok(())
+            };
+            here.write(wake).await.unwrap();
+            here.ring().await;
+            there.transfers_woken().await;
             stop.cancel();
             listening.await.unwrap();
         });

@@ -91,7 +91,7 @@ struct Inner {
     wakes: [Notify; 6],
     /// Names this process to others that share the catalog.
     origin: String,
-    /// Daemons others should hear of, as bits, and who tells them.
+    /// Daemons, and workers, others should hear of, as bits, and who tells them.
     rung: AtomicU8,
     bell: Notify,
     /// Rung when there may be files to move.
@@ -226,7 +226,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Wakes the workers of this process once this transaction is committed.
+    /// Wakes workers once this transaction is committed.
     pub(crate) fn wake_workers(&mut self) {
         self.moves = true;
     }
@@ -431,6 +431,8 @@ impl Catalog {
         self.inner.statements.fetch_add(after.statements, Ordering::Relaxed);
         if after.moves {
             self.inner.moves.notify_one();
+            self.inner.rung.fetch_or(bell::WORKERS, Ordering::AcqRel);
+            self.inner.bell.notify_one();
         }
         self.wake(&after.wakes);
     }
