@@ -374,14 +374,15 @@ impl Engines {
         if let Some(sessions) = self.sessions {
             sessions.shutdown().await;
         }
+        if let Some(volumes) = self.volumes {
+            volumes.shutdown().await;
+        }
+        // Last: their database may be one that does not answer.
         if let Some(transfers) = self.transfers {
             transfers.stop().await;
         }
         if let Some(judge) = self.rules {
             judge.stop().await;
-        }
-        if let Some(volumes) = self.volumes {
-            volumes.shutdown().await;
         }
     }
 }
@@ -489,6 +490,10 @@ fn caller(extensions: &http::Extensions, headers: &http::HeaderMap) -> Option<re
     Some(rest::Caller { account: account.to_owned(), privileged, read_only })
 }
 
+/// How long engines have to come to an end: a database that hangs must not keep a server that is told
+/// to end. What it never answered is undone there.
+const ENGINES_END: Duration = Duration::from_secs(10);
+
 /// Serves until SIGINT or SIGTERM, then ends in order; a second signal ends at once.
 pub(crate) async fn until_told(running: Running, engines: Engines) -> Result<u8, Error> {
     let failed = || Error::io("cannot listen for signals");
@@ -508,12 +513,18 @@ pub(crate) async fn until_told(running: Running, engines: Engines) -> Result<u8,
     }
     anstream::eprintln!("ending …");
     let all = async {
-        engines.shut_down().await;
+        let in_order = tokio::time::timeout(ENGINES_END, engines.shut_down()).await.is_ok();
         handle.shut_down();
         ended.await;
+        match in_order {
+            true => Ok(0),
+            false => Err(Error::negative(
+                "ended, but not all that was under way had come to an end: its database does not answer",
+            )),
+        }
     };
     tokio::select! {
-        () = all => Ok(0),
+        ended = all => ended,
         () = told() => Err(Error::negative("ended at once, without waiting for what was under way")),
     }
 }

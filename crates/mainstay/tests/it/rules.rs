@@ -3,11 +3,13 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use mainstay_rules::Catalog;
 use mainstay_rules::bench::server::PrivatePostgres;
 
-use crate::process::{MAINSTAY, TestServer, folder};
+use crate::process::{MAINSTAY, TestServer, cannot_test, folder};
 
 /// The commands of the first block of a page, without their prompts.
 fn commands(page: &str) -> String {
@@ -114,6 +116,57 @@ fn session(kubeconfig: &Path, seed: u64, done: &AtomicUsize, over: &AtomicBool) 
         }
         done.fetch_add(1, Ordering::AcqRel);
     }
+}
+
+#[test]
+fn a_server_whose_database_does_not_answer_ends_all_the_same() {
+    let database = match PrivatePostgres::start(&["fsync=off"]) {
+        Ok(database) => database,
+        Err(why) => return cannot_test(&format!("a database that does not answer: {why}")),
+    };
+    database.make_schema("mute").unwrap();
+    let (url, disk) = (database.url("mute"), folder());
+    let server = TestServer::start_in(disk.path(), &["--only", "rules", "--catalog", &url]);
+    let server = Mutex::new(Some(server));
+    let catalog = Catalog::open_blocking(&url).unwrap();
+    // Who holds this keeps the server from leaving the list of those that live.
+    let held = catalog.write_blocking(|tx| {
+        tx.execute("LOCK TABLE judges IN ACCESS EXCLUSIVE MODE", &[])?;
+        Ok(server.lock().unwrap().take().map(TestServer::terminate))
+    });
+    assert_eq!(held.unwrap().and_then(|status| status.code()), Some(1));
+}
+
+#[test]
+fn what_is_waited_for_is_talk_and_a_rule_that_stops_is_no_success() {
+    let server = TestServer::start();
+    for line in [
+        "rse add SITE-A",
+        "rse add SITE-B",
+        "rse add SITE-C",
+        "account scope root s",
+        "quota set root SITE-A -1",
+        "quota set root SITE-B -1",
+        "replica add SITE-A s:f:100",
+    ] {
+        must(&server, line);
+    }
+    for (expression, more, code, said) in [
+        ("SITE-A", "", 0, "1 ok, 0 replicating, 0 stuck: OK"),
+        ("SITE-B", "--timeout 1", 1, "0 ok, 1 replicating, 0 stuck: REPLICATING"),
+        ("SITE-C", "--ask-approval", 1, "WAITING_APPROVAL"),
+        ("SITE-A|SITE-C", "--ask-approval", 1, "InvalidReplicationRule"),
+    ] {
+        let line = format!("rules add s:f --wait -e {expression} {more}");
+        let output = server.mainstay(&line.split_whitespace().collect::<Vec<_>>());
+        let talk = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {talk}");
+        assert!(talk.contains(said), "{line}: {talk}");
+        let data = String::from_utf8_lossy(&output.stdout);
+        assert!(data.is_empty() || data.trim().len() == 32, "{line}: {data}");
+    }
+    let (_, listed) = run(&server, &["list", "-o", "json"]);
+    assert_eq!(listed.matches("rse_expression").count(), 3, "{listed}");
 }
 
 #[test]

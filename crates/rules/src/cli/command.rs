@@ -20,6 +20,9 @@ pub enum Command {
     Watch {
         /// The rule, by its id.
         rule: String,
+        /// Seconds after which to give up, with exit 1; 0 for never.
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        timeout: u64,
     },
     /// Say why each copy is where it is, why it is stuck, and what would unstick it.
     Explain {
@@ -204,9 +207,12 @@ pub struct Add {
     /// RSEs that cannot be written now are targets too.
     #[arg(long)]
     pub(super) ignore_availability: bool,
-    /// Wait until all copies are there.
+    /// Wait until all copies are there; exit 1 if the rule stops before.
     #[arg(long)]
     pub(super) wait: bool,
+    /// Seconds after which to stop waiting, with exit 1; 0 for never.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, requires = "wait")]
+    pub(super) timeout: u64,
 }
 
 /// Which rules to list.

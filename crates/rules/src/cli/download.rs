@@ -182,7 +182,10 @@ fn fetch(
         match copy_shown(access, &job, stop) {
             Ok(()) => return Ok((place, true)),
             Err(copy::Error::Cancelled) => return Err(Error::Interrupted),
-            Err(copy::Error::Source { rse, why: reason }) => why.push(format!("{rse}: {reason}")),
+            Err(
+                copy::Error::Source { rse, why: reason }
+                | copy::Error::Differs { rse, why: reason, .. },
+            ) => why.push(format!("{rse}: {reason}")),
             Err(error) => why.push(format!("{}: {error}", source.rse)),
         }
     }

@@ -183,6 +183,13 @@ fn pair(text: &str) -> Result<(&str, &str), Error> {
     text.split_once('=').ok_or_else(|| Error::Usage(format!("{text:?} should be key=value")))
 }
 
+/// Where progress is written: to those who asked for it, or beside what they asked for.
+#[derive(Clone, Copy)]
+enum Shown {
+    AsData,
+    AsTalk,
+}
+
 struct Cli<'a> {
     remote: &'a dyn Remote,
     access: Arc<Access>,
@@ -214,7 +221,7 @@ async fn carry_out(
         Command::Add(add) => cli.add(add).await,
         Command::List(list) => cli.list(list).await,
         Command::Show { rule } => cli.show("GET", &format!("/rules/{}", part(&rule)), None).await,
-        Command::Watch { rule } => cli.watch(&rule).await,
+        Command::Watch { rule, timeout } => cli.watch(&rule, Shown::AsData, timeout).await,
         Command::Explain { rule, file } => cli.explain(&rule, file.as_deref()).await,
         Command::Repair { rule } => {
             cli.show("POST", &format!("/mainstay/rules/{}/repair", part(&rule)), None).await
@@ -322,14 +329,17 @@ impl Cli<'_> {
             "ignore_availability": add.ignore_availability,
         });
         let made = self.value("POST", "/rules/", Some(body)).await?;
-        for rule in made.as_array().map(Vec::as_slice).unwrap_or_default() {
-            let rule = rule.as_str().unwrap_or("");
-            writeln!(self.out, "{rule}")?;
-            if add.wait {
-                self.watch(rule).await?;
-            }
+        let made = made.as_array().map(Vec::as_slice).unwrap_or_default();
+        for rule in made {
+            writeln!(self.out, "{}", rule.as_str().unwrap_or(""))?;
         }
-        Ok(0)
+        self.out.flush()?;
+        let mut worst = 0;
+        for rule in made.iter().filter(|_| add.wait) {
+            let rule = rule.as_str().unwrap_or("");
+            worst = worst.max(self.watch(rule, Shown::AsTalk, add.timeout).await?);
+        }
+        Ok(worst)
     }
 
     async fn list(&mut self, list: List) -> Result<u8, Error> {
@@ -370,9 +380,11 @@ impl Cli<'_> {
         self.rows(&format!("/rules/?{}", query.join("&")), &columns).await
     }
 
-    /// Shows the progress of a rule until it is OK. A rule that stops is a negative finding.
-    async fn watch(&mut self, rule: &str) -> Result<u8, Error> {
+    /// Shows the progress of a rule until it is OK. A rule that stops, or takes longer than `timeout`
+    /// seconds if there are any, is a negative finding.
+    async fn watch(&mut self, rule: &str, shown_as: Shown, timeout: u64) -> Result<u8, Error> {
         let path = format!("/rules/{}", part(rule));
+        let begun = tokio::time::Instant::now();
         let mut shown = String::new();
         loop {
             let value = self.value("GET", &path, None).await?;
@@ -381,15 +393,25 @@ impl Cli<'_> {
                 (count("locks_ok_cnt"), count("locks_replicating_cnt"), count("locks_stuck_cnt"));
             let state = value["state"].as_str().unwrap_or("");
             let bar = table::bar(ok, moving, stuck);
-            let line = format!("{bar} {ok} ok, {moving} replicating, {stuck} stuck: {state}");
+            let why = value["error"].as_str().map(|why| format!(" ({why})")).unwrap_or_default();
+            let line = format!("{bar} {ok} ok, {moving} replicating, {stuck} stuck: {state}{why}");
             if line != shown {
-                writeln!(self.out, "{line}")?;
-                self.out.flush()?;
+                match shown_as {
+                    Shown::AsData => {
+                        writeln!(self.out, "{line}")?;
+                        self.out.flush()?;
+                    }
+                    Shown::AsTalk => eprintln!("{line}"),
+                }
                 shown = line;
             }
             match state {
                 "OK" => return Ok(0),
                 "SUSPENDED" | "WAITING_APPROVAL" => return Ok(1),
+                _ if timeout > 0 && begun.elapsed().as_secs() >= timeout => {
+                    eprintln!("rule {rule} is not OK after {timeout} s; it goes on by itself");
+                    return Ok(1);
+                }
                 _ => tokio::time::sleep(std::time::Duration::from_millis(500)).await,
             }
         }

@@ -80,8 +80,12 @@ pub(super) async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: Cance
                 moved: moving.moved.load(Ordering::Acquire),
             })
             .collect();
-        if !held.is_empty() {
-            renew(&*queue, &under, held).await;
+        if held.is_empty() {
+            continue;
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = renew(&*queue, &under, held) => {}
         }
     }
 }
