@@ -272,7 +272,9 @@ impl Measuring {
         let moved = Row { rss_mb: peak, ..row.rate(number, took, "files/s") };
         let row = Row::new("cp -r of the same files", self.backend, number);
         let copied = row.rate(number, (before + after) / 2.0, "files/s");
-        Ok(vec![self.told(moved), self.told(copied)])
+        let share = Row::new("moving compared with cp -r", self.backend, number);
+        let share = share.rate(100, 2.0 * took / (before + after), "%");
+        Ok(vec![self.told(moved), self.told(copied), self.told(share)])
     }
 }
 
