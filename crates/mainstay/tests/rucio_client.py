@@ -562,6 +562,24 @@ def files(c):
     rucio("download", "--dir", into, "user.alice:letter.txt")
     with open(os.path.join(into, "user.alice", "letter.txt")) as file:
         assert file.read() == "dear reader\n" * 1000
+    # Somebody without privileges uploads what is hers, and of nothing else she can say that it is there.
+    c.set_local_account_limit("alice", "SITE-A", -1)
+    with open(os.environ["RUCIO_CONFIG"]) as file:
+        lines = [line for line in file if not line.startswith(("account", "username", "password"))]
+    own = os.path.join(FOLDER, "alice.cfg")
+    with open(own, "w") as file:
+        for line in lines:
+            file.write(line)
+            if line.strip() == "[client]":
+                file.write("account = alice\nusername = alice\npassword = a long word\n")
+    hers = os.path.join(FOLDER, "hers.txt")
+    with open(hers, "w") as file:
+        file.write("mine\n")
+    rucio("--config", own, "upload", "--rse", "SITE-A", "--scope", "user.alice", hers)
+    (found,) = c.list_replicas([{"scope": "user.alice", "name": "hers.txt"}])
+    assert found["states"] == {"SITE-A": "AVAILABLE"}, found
+    (rule,) = c.list_did_rules("user.alice", "hers.txt")
+    assert (rule["state"], rule["account"]) == ("OK", "alice"), rule
 
 
 def main():

@@ -41,6 +41,13 @@ pub fn stays_below(path: &str) -> bool {
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
+/// Whether a path ends like those of files under way, which whoever looks after a place removes.
+#[must_use]
+pub fn is_of_a_draft(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.starts_with('.') && name.ends_with(".part")
+}
+
 /// The path of a file below the prefix, from its logical name.
 #[must_use]
 pub fn hashed_path(did: &Did) -> String {

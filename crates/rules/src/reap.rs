@@ -64,8 +64,15 @@ fn wanted(replica: &str) -> String {
     )
 }
 
-/// Marks replicas on an RSE for deletion, oldest tombstone first, at most `most`.
-pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> Result<Vec<Doomed>> {
+/// Marks replicas on an RSE for deletion, oldest tombstone first, at most `most`. Those on the RSEs
+/// `beside` are at the same place.
+pub fn mark(
+    tx: &mut Tx<'_>,
+    (rse, beside): (&Rse, &[i64]),
+    what: Reap,
+    most: i64,
+    now: Micros,
+) -> Result<Vec<Doomed>> {
     let (until, bytes) = match what {
         Reap::Nothing => return Ok(Vec::new()),
         Reap::Obsolete => (1, i64::MAX),
@@ -104,17 +111,19 @@ pub fn mark(tx: &mut Tx<'_>, rse: &Rse, what: Reap, most: i64, now: Micros) -> R
          SELECT p.did_id, p.rse_id FROM w_files w CROSS JOIN replicas p ON (p.did_id = w.did) WHERE {free})"
     );
     tx.execute(&sql, values![rse.id, until, now])?;
-    marked(tx, rse.id, &files)
+    marked(tx, (rse.id, beside), &files)
 }
 
-fn marked(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<Vec<Doomed>> {
+fn marked(tx: &mut Tx<'_>, (rse, beside): (i64, &[i64]), files: &[i64]) -> Result<Vec<Doomed>> {
     let sql = format!(
         "SELECT d.id, d.scope, d.name, p.path, CASE WHEN EXISTS (SELECT 1 FROM replicas o WHERE o.rse_id = p.rse_id
-         AND o.path = p.path AND o.did_id <> p.did_id AND o.state <> 'B') THEN 1 ELSE 0 END FROM replicas p JOIN dids d ON d.id = p.did_id
+         AND o.path = p.path AND o.did_id <> p.did_id AND o.state <> 'B') OR EXISTS (SELECT 1 FROM replicas o
+         WHERE o.did_id = p.did_id AND o.rse_id IN ARRAY(?3) AND o.state <> 'B') OR EXISTS (SELECT 1 FROM replicas o
+         WHERE o.rse_id IN ARRAY(?3) AND o.path = p.path AND o.state <> 'B') THEN 1 ELSE 0 END FROM replicas p JOIN dids d ON d.id = p.did_id
          WHERE p.rse_id = ?1 AND p.state = 'B' AND p.did_id IN ARRAY(?2) AND {} ORDER BY d.id",
         given_up::nobody_at("p")
     );
-    let rows = tx.query(&sql, values![rse, files.to_vec()])?;
+    let rows = tx.query(&sql, values![rse, files.to_vec(), beside.to_vec()])?;
     let doomed = |row: &crate::catalog::Row| Doomed {
         file: row.int(0),
         did: Did::new(row.text(1), row.text(2)),
@@ -147,7 +156,12 @@ fn locked(replica: &str, parameter: &str) -> String {
 }
 
 /// Replicas that were marked before and not yet forgotten, by a reaper that was interrupted.
-pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Doomed>> {
+pub fn left_over(
+    tx: &mut Tx<'_>,
+    (rse, beside): (i64, &[i64]),
+    most: i64,
+    now: Micros,
+) -> Result<Vec<Doomed>> {
     let sql = format!(
         "SELECT did_id FROM replicas p WHERE rse_id = ?1 AND {} AND {} ORDER BY did_id LIMIT ?3",
         claimable("p", "?2"),
@@ -155,7 +169,7 @@ pub fn left_over(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Ve
     );
     let rows = tx.query(&sql, values![rse, now.saturating_sub(CLAIM), most])?;
     let files: Vec<i64> = rows.iter().map(|row| row.int(0)).collect();
-    marked(tx, rse, &files)
+    marked(tx, (rse, beside), &files)
 }
 
 /// Claims marked replicas for one reaper, which then removes their files within [`REMOVING`]. Those

@@ -15,6 +15,7 @@ use crate::catalog::{Column, Row, Tx};
 use crate::did;
 use crate::error::{Class, Error, Result, refuse};
 use crate::expression::Rse;
+use crate::protocol;
 use crate::rule::message;
 use crate::suspect;
 
@@ -129,6 +130,11 @@ fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
             && !crate::protocol::stays_below(path)
         {
             return Err(crate::protocol::leaves(path));
+        }
+        if let Some(path) = file.path.as_deref().filter(|path| protocol::is_of_a_draft(path)) {
+            let message =
+                format!("Names like that of {path:.200} (.NAME.part) are for files under way");
+            return Err(refuse(Class::InvalidPath, message));
         }
         let size = (0..=LARGEST_FILE).contains(&file.bytes);
         if !size || !hex(&file.adler32, 8) || !hex(&file.md5, 32) || !state {
@@ -521,7 +527,10 @@ fn lose(tx: &mut Tx<'_>, file: &Did, id: i64, rules: &[Rule], now: Micros) -> Re
             values![rule.id, id],
         )?;
         let counts = crate::rule::unlock::remove_locks(tx, rule, true, &mut ledger, now)?;
-        crate::rule::state::settle(tx, rule, counts, !rule.incomplete, None, now)?;
+        // A file leaves its datasets, but not the rules that name it: they have nothing to hold.
+        let named = (rule.did_id == id).then(|| format!("The last copy of {file} is lost"));
+        let complete = !rule.incomplete && named.is_none();
+        crate::rule::state::settle(tx, rule, counts, complete, named.as_deref(), now)?;
     }
     let sql = "UPDATE replicas SET state = 'U', tombstone = 0, updated_at = ?2 WHERE did_id = ?1";
     tx.execute(sql, values![id, now])?;

@@ -133,8 +133,17 @@ pub fn add(
 
 /// Changes an RSE's settings.
 pub fn update(tx: &mut Tx<'_>, name: &str, settings: &RseSettings, now: Micros) -> Result<()> {
-    let id = by_name(tx, name)?.id;
+    let before = by_name(tx, name)?;
+    let id = before.id;
     check_settings(settings)?;
+    // What was put at places that follow from names has no other, and would not be found again.
+    let holds = "SELECT 1 FROM replicas WHERE rse_id = ?1 AND path IS NULL LIMIT 1";
+    if before.deterministic && !settings.deterministic && tx.first(holds, values![id])?.is_some() {
+        let message = format!(
+            "RSE {name} holds files at places that follow from their names: it stays deterministic while they are there"
+        );
+        return Err(refuse(Class::RSEOperationNotSupported, message));
+    }
     tx.execute(
         "UPDATE rses SET rse_type = ?2, deterministic = ?3, volatile = ?4, staging_area = ?5, availability_read = ?6,
          availability_write = ?7, availability_delete = ?8, updated_at = ?9 WHERE id = ?1",

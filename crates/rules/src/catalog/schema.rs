@@ -177,10 +177,23 @@ const MIGRATIONS: &[&str] = &[
         updated_at BIGINT NOT NULL, PRIMARY KEY (did_id, rse_id)) CLUSTERED;
     CREATE INDEX suspicious_missing ON suspicious_replicas (rse_id, updated_at) WHERE missing = 1;
     CREATE INDEX suspicious_proven ON suspicious_replicas (did_id) WHERE proven = 1",
+    // 8: names compare by their bytes, whatever the database's language
+    "POSTGRES ALONE
+    DROP VIEW named_locks; DROP VIEW named_replicas; DROP VIEW named_requests;
+    ALTER TABLE dids ALTER COLUMN scope TYPE TEXT COLLATE \"C\", ALTER COLUMN name TYPE TEXT COLLATE \"C\";
+    CREATE VIEW named_locks AS SELECT u.uuid AS rule_id, d.scope, d.name, r.rse, l.state, l.bytes, l.repair_cnt
+        FROM locks l JOIN rules u ON u.id = l.rule_id JOIN dids d ON d.id = l.did_id JOIN rses r ON r.id = l.rse_id;
+    CREATE VIEW named_replicas AS SELECT d.scope, d.name, r.rse, p.state, p.bytes, p.lock_cnt, p.tombstone
+        FROM replicas p JOIN dids d ON d.id = p.did_id JOIN rses r ON r.id = p.rse_id;
+    CREATE VIEW named_requests AS SELECT q.id, d.scope, d.name, r.rse, q.request_type, q.state, q.activity, q.retry_count, q.err_msg
+        FROM requests q JOIN dids d ON d.id = q.did_id JOIN rses r ON r.id = q.dest_rse_id",
 ];
 
 /// What comes after this in a migration is for SQLite only.
 const SQLITE_ALONE: &str = "SQLITE ALONE";
+
+/// A migration that begins with this is for PostgreSQL only.
+const POSTGRES_ALONE: &str = "POSTGRES ALONE";
 
 /// Tables of one connection that hold what a transaction works on.
 const WORK_TABLES: &str = "
@@ -253,11 +266,13 @@ fn migrate_within(engine: &mut dyn Engine) -> Result<()> {
     }
     for version in found..NEWEST {
         let at = usize::try_from(version).unwrap_or(usize::MAX);
-        let both = MIGRATIONS[at].split_once(SQLITE_ALONE);
-        let migration = match both {
-            Some((both, _)) if engine.is_postgres() => both.to_owned(),
-            Some((both, alone)) => format!("{both}{alone}"),
-            None => MIGRATIONS[at].to_owned(),
+        let text = MIGRATIONS[at];
+        let migration = match (text.strip_prefix(POSTGRES_ALONE), text.split_once(SQLITE_ALONE)) {
+            (Some(_), _) if !engine.is_postgres() => String::new(),
+            (Some(alone), _) => alone.to_owned(),
+            (None, Some((both, _))) if engine.is_postgres() => both.to_owned(),
+            (None, Some((both, alone))) => format!("{both}{alone}"),
+            (None, None) => text.to_owned(),
         };
         engine.batch(&dialect(&migration, engine.is_postgres()))?;
         engine.execute("INSERT INTO catalog_schema (version) VALUES (?1)", values![version + 1])?;

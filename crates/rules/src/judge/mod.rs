@@ -443,12 +443,16 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
     let more = catalog.write_blocking(|tx| given_up::expire(tx, shard, now))?;
     let rses = catalog.read_blocking(|tx| tx.rses())?;
     let mut done = Done { more, ..Done::default() };
+    let shared = store::shared_places(&rses);
     for rse in rses.iter().filter(|rse| rse.id % shard.1 == shard.0) {
+        let beside = shared.get(&rse.id).map_or(&[][..], Vec::as_slice);
         let doomed = catalog.write_blocking(|tx| {
             let what = reap::decide_for(tx, rse, settings)?;
-            let mut doomed =
-                if rse.delete { reap::left_over(tx, rse.id, 1_000, now)? } else { Vec::new() };
-            let new = reap::mark(tx, rse, what, 1_000, now)?;
+            let mut doomed = match rse.delete {
+                true => reap::left_over(tx, (rse.id, beside), 1_000, now)?,
+                false => Vec::new(),
+            };
+            let new = reap::mark(tx, (rse, beside), what, 1_000, now)?;
             doomed.retain(|old| new.iter().all(|new| new.file != old.file));
             doomed.extend(new);
             Ok(doomed)

@@ -162,10 +162,18 @@ async fn delete_replicas(call: &Call) -> Result<Reply> {
 }
 
 /// `A`: the copies are there; `U`: they could not be made.
+/// Says what became of copies. Whoever may register files in a scope may say that an upload of its own
+/// has arrived.
 async fn update_replicas(call: &Call) -> Result<Reply> {
-    call.privileged("update replicas")?;
     let rse = call.text("rse")?;
     let names = dids(call.body.get("files"))?;
+    let own = call.privileged("update replicas");
+    if own.is_err() {
+        let scopes: BTreeSet<&str> = names.iter().map(|name| name.scope.as_str()).collect();
+        for scope in scopes {
+            own_scope(call, scope, "update replicas").await?;
+        }
+    }
     let rows = call.field("files")?.as_array().cloned().unwrap_or_default();
     let mut well = Vec::new();
     let mut ill: BTreeMap<String, Vec<Did>> = BTreeMap::new();
@@ -180,12 +188,23 @@ async fn update_replicas(call: &Call) -> Result<Reply> {
             _ => return Err(wrong("state is A or U")),
         }
     }
-    let now = call.now();
+    if !ill.is_empty() {
+        call.privileged("update replicas")?;
+    }
+    let (now, uploads) = (call.now(), own.err());
+    let refusal = uploads.map(|error| error.to_string());
     call.write(move |tx| {
         let units = |tx: &mut Tx<'_>, names: &[Did]| -> Result<Vec<(i64, i64)>> {
             names.iter().map(|name| replica::unit(tx, name, &rse)).collect()
         };
         let well = units(tx, &well)?;
+        if let Some(refusal) = &refusal {
+            for unit in &well {
+                if !transfer::is_upload(tx, *unit)? {
+                    return Err(refuse(Class::AccessDenied, refusal.as_str()));
+                }
+            }
+        }
         transfer::successful_transfer(tx, &well, now)?;
         for (error, names) in &ill {
             let ill = units(tx, names)?;

@@ -120,7 +120,8 @@ impl Repair<'_> {
         [self.rule.id.into(), self.datasets.clone().into(), self.rule.did_id.into()]
     }
 
-    /// Holds the files that have stuck locks, and those that have not as many locks as copies.
+    /// Holds the files that have stuck locks, and those that have not as many locks as copies. Those that
+    /// are lost have nothing that could be locked.
     fn hold_files(&mut self, tx: &mut Tx<'_>) -> Result<()> {
         tx.clear(&["w_files", "w_some"])?;
         let sql = "INSERT INTO w_files (did) SELECT DISTINCT did_id FROM locks WHERE rule_id = ?1 AND state = 'S'
@@ -129,7 +130,7 @@ impl Repair<'_> {
         let sql = format!(
             "INSERT INTO w_some (did, dataset, bytes) SELECT f.did, (SELECT COUNT(*) FROM locks l WHERE l.rule_id = ?1
              AND l.did_id = f.did), d.bytes FROM {FILES} AS f JOIN dids d ON d.id = f.did WHERE (SELECT COUNT(*) FROM locks l
-             WHERE l.rule_id = ?1 AND l.did_id = f.did) <> ?4 ORDER BY f.did LIMIT ?5"
+             WHERE l.rule_id = ?1 AND l.did_id = f.did) <> ?4 AND d.availability <> 'L' ORDER BY f.did LIMIT ?5"
         );
         let mut params = self.scope().to_vec();
         params.extend([self.rule.copies.into(), self.settings.bulk.into()]);

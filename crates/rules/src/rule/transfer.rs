@@ -278,6 +278,13 @@ fn settle(
     Ok(())
 }
 
+/// Whether a client is uploading a copy, or has done so before: of that it may tell itself.
+pub(crate) fn is_upload(tx: &mut Tx<'_>, (file, rse): (i64, i64)) -> Result<bool> {
+    let sql = "SELECT 1 FROM replicas p WHERE p.did_id = ?1 AND p.rse_id = ?2 AND (p.state = 'A' OR (p.state = 'C' AND NOT EXISTS (
+        SELECT 1 FROM requests q WHERE q.did_id = p.did_id AND q.dest_rse_id = p.rse_id AND COALESCE(q.worker, '') <> 'upload')))";
+    Ok(tx.first(sql, values![file, rse])?.is_some())
+}
+
 /// A transfer tool reports on a request; the finisher sees to what follows. Returns whether there
 /// was such a request.
 pub fn report(

@@ -8,7 +8,7 @@
 //!
 //! Everything here waits for disks and networks: it is called where waiting is allowed.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -119,6 +119,36 @@ pub trait Draft {
 #[must_use]
 pub fn is_known(protocol: &Protocol) -> bool {
     protocol.scheme == "file" || super::remote::kind(protocol).is_some()
+}
+
+/// Where a protocol leads: two that lead to the same place lead to the same files.
+fn place(protocol: &Protocol) -> String {
+    let prefix = protocol.prefix.trim_matches('/');
+    if protocol.scheme != "file" {
+        return format!("{}:{}/{prefix}", protocol.hostname, protocol.port);
+    }
+    let folder = Path::new("/").join(prefix);
+    let real = folder.canonicalize().unwrap_or(folder);
+    real.display().to_string()
+}
+
+/// RSE → others whose files are at the same place. There should be none, but nobody forbids it.
+#[must_use]
+pub fn shared_places(rses: &[Rse]) -> BTreeMap<i64, Vec<i64>> {
+    let mut places: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
+    for rse in rses {
+        for protocol in rse.protocols.iter().filter(|protocol| is_known(protocol)) {
+            places.entry(place(protocol)).or_default().insert(rse.id);
+        }
+    }
+    let mut shared: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
+    for together in places.values() {
+        for one in together {
+            let others = together.iter().copied().filter(|other| other != one);
+            shared.entry(*one).or_default().extend(others);
+        }
+    }
+    shared
 }
 
 /// Which protocols somebody who moves files speaks.

@@ -1,9 +1,10 @@
 //! The last right copy of a file, on either catalog: it stays as long as somebody wants one, whatever
 //! was decided before about it or found out since about the others.
 
-use mainstay_rules::api::Grouping;
+use mainstay_rules::api::{Grouping, NewRule};
 use mainstay_rules::catalog::Daemon;
-use mainstay_rules::explain;
+use mainstay_rules::{explain, replica};
+use serde_json::json;
 
 use crate::disks::Disks;
 use crate::world::World;
@@ -170,6 +171,58 @@ fn the_only_copy_is_not_declared_bad_because_it_differs() {
         world.change("UPDATE replicas SET tombstone = 0");
         disks.reap();
         assert_eq!((suspects(world), world.sql("SELECT COUNT(*) FROM replicas")), (0, 0));
+        disks.check();
+    }
+}
+
+#[test]
+fn a_file_that_another_rse_has_at_the_same_place_stays() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        let (same, link) = (disks.folder("A"), disks.folder("A").with_extension("link"));
+        std::os::unix::fs::symlink(&same, &link).unwrap();
+        for (rse, folder) in [("SAME", &same), ("LINK", &link)] {
+            world.rse(rse);
+            disks.protocol(rse, "file", json!({"prefix": folder.display().to_string()}), folder);
+            disks.file(rse, "A", b"content", Some(b"content"));
+            let kept = world.rule(rse, 1, "A", Grouping::None);
+            let purged = NewRule { purge_replicas: true, ..World::new_rule(rse, 1, rse) };
+            let purged = world.add(&purged);
+            disks.work("w");
+            assert_eq!(world.state(&purged), "OK 1/0/0");
+            world.delete(&purged);
+            disks.reap();
+            assert!(disks.place("A", rse).exists(), "{rse} on {}", world.catalog.backend());
+            assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
+            world.delete(&kept);
+            world.change("UPDATE replicas SET tombstone = 0");
+            disks.reap();
+            assert!(!disks.place("A", rse).exists(), "{rse} on {}", world.catalog.backend());
+        }
+    }
+}
+
+#[test]
+fn a_rule_for_a_file_whose_last_copy_is_lost_says_so_until_the_file_is_back() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        disks.file("f", "A", b"content", Some(b"content"));
+        let rule = world.rule("f", 1, "A", Grouping::None);
+        let now = world.now();
+        world
+            .write(|tx| replica::declare_bad(tx, &World::did("f"), "A", "unreadable", "root", now));
+        let said = || (world.state(&rule), world.get(&rule).error.unwrap_or_default());
+        let lost = ("STUCK 0/0/0".to_owned(), "The last copy of s:f is lost".to_owned());
+        assert_eq!(said(), lost, "on {}", world.catalog.backend());
+        world.check();
+        world.judge(Daemon::Repairer);
+        assert_eq!(said(), lost, "on {}", world.catalog.backend());
+        disks.reap();
+        disks.check();
+        disks.file("f", "B", b"content", Some(b"content"));
+        world.judge(Daemon::Repairer);
+        assert_eq!(disks.work("w"), 1);
+        assert_eq!(said().0, "OK 1/0/0", "on {}", world.catalog.backend());
         disks.check();
     }
 }

@@ -74,6 +74,11 @@ impl World {
         Self::open(server.url(&schema), None)
     }
 
+    /// A world on a catalog of one's own.
+    pub(crate) fn at(url: &str) -> Self {
+        Self::open(url.to_owned(), None)
+    }
+
     fn open(url: String, folder: Option<tempfile::TempDir>) -> Self {
         let catalog = Catalog::open_blocking(&url).unwrap();
         let world = Self {
