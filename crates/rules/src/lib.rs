@@ -12,6 +12,7 @@
 
 pub mod account;
 pub mod api;
+pub mod audit;
 pub mod bench;
 pub mod catalog;
 pub mod check;

@@ -15,6 +15,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT, WARNING};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -126,6 +128,9 @@ impl Call {
     }
 }
 
+/// An answer as it comes in.
+pub(crate) type Pieces = BoxStream<'static, Result<Bytes, Error>>;
+
 /// A connection to one server as one user; cheap to use from several places at once.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -204,6 +209,26 @@ impl Client {
             .await
             .map_err(|_| self.late())??;
         Err(Status::parse(code, &bytes).into())
+    }
+
+    /// Sends a request and hands over the answer piece by piece, whatever its code says. Each piece may
+    /// take as long as a whole request.
+    pub(crate) async fn pieces(&self, call: &Call) -> Result<(StatusCode, Pieces), Error> {
+        let (_, response) = tokio::time::timeout(self.timeout, self.answer(call))
+            .await
+            .map_err(|_| self.late())??;
+        let code = response.status();
+        let (server, timeout) = (self.server().to_owned(), self.timeout);
+        let late = move || Error::Timeout { server: server.clone(), timeout };
+        let body = response.into_body().into_data_stream();
+        let pieces = stream::unfold((body, late), move |(mut body, late)| async move {
+            let piece = match tokio::time::timeout(timeout, body.next()).await {
+                Ok(piece) => piece?.map_err(Error::Broken),
+                Err(_) => Err(late()),
+            };
+            Some((piece, (body, late)))
+        });
+        Ok((code, pieces.boxed()))
     }
 
     async fn whole(&self, call: &Call) -> Result<(StatusCode, HeaderMap, Bytes), Error> {

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::sync::Arc;
 
 use clap::Args;
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt};
 use http::Method;
-use mainstay_rules::cli::{self, Answer, Format, Local, Remote};
+use mainstay_rules::cli::{self, Answer, Format, Local, Pieces, Remote};
 use mainstay_rules::judge::Machine;
 use mainstay_rules::rest::Service;
 use mainstay_rules::{Catalog, Settings};
@@ -104,12 +104,24 @@ impl Remote for Server {
                 None => Call::without_body(method, path),
                 Some(body) => Call::send(method, path, JSON, body),
             };
-            let (status, bytes) = self.0.raw(&call).await.map_err(|error| {
-                cli::Error::Unreachable(crate::error::with_causes(&Error::from(error)))
-            })?;
+            let (status, bytes) = self.0.raw(&call).await.map_err(unreachable)?;
             let body = String::from_utf8_lossy(&bytes).into_owned();
             Ok(Answer { status: status.as_u16(), body })
         }
         .boxed()
     }
+
+    fn stream<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<Pieces, cli::Error>> {
+        async move {
+            let call = Call::without_body(Method::GET, format!("{SURFACE}{path}"));
+            let (status, pieces) = self.0.pieces(&call).await.map_err(unreachable)?;
+            let body = pieces.map(|piece| piece.map_err(unreachable)).boxed();
+            Ok(Pieces { status: status.as_u16(), body })
+        }
+        .boxed()
+    }
+}
+
+fn unreachable(error: crate::client::Error) -> cli::Error {
+    cli::Error::Unreachable(crate::error::with_causes(&Error::from(error)))
 }

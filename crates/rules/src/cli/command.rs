@@ -120,11 +120,25 @@ pub enum Command {
     /// Run one pass of a daemon of the judge.
     Judge(JudgeArgs),
     /// Verify the invariants of the whole catalog; exit 1 and a list when one fails.
-    Check {
-        /// Mend counters.
-        #[arg(long)]
-        repair: bool,
-    },
+    Check(Check),
+}
+
+/// What is verified.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Check {
+    /// Mend counters of the catalog first; nothing in storage is changed.
+    #[arg(long)]
+    pub(super) repair: bool,
+    /// Compare the storage of RSEs with the catalog too, both ways: what is missing, what differs,
+    /// and what no replica stands for.
+    #[arg(long)]
+    pub(super) storage: bool,
+    /// Only the storage of RSEs of this expression.
+    #[arg(long, value_name = "EXPRESSION", requires = "storage")]
+    pub(super) rse: Option<String>,
+    /// Read every file and compare its checksums.
+    #[arg(long, requires = "storage")]
+    pub(super) checksums: bool,
 }
 
 /// What is put where.

@@ -5,6 +5,7 @@
 //! reach from here, through an [`Access`]. Data goes to the given writer, talk to standard error;
 //! [`run`] returns the exit code.
 
+mod check;
 mod command;
 mod data;
 mod download;
@@ -19,13 +20,15 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Request;
+use bytes::Bytes;
 use clap::ValueEnum;
 pub use command::{
-    AccountCommand, Add, Command, DidCommand, Download, JudgeArgs, List, QuotaCommand,
+    AccountCommand, Add, Check, Command, DidCommand, Download, JudgeArgs, List, QuotaCommand,
     ReplicaCommand, RseCommand, TransferCommand, Upload,
 };
-use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, LocalBoxFuture};
+use futures_util::stream::{self, BoxStream};
+use futures_util::{FutureExt, StreamExt};
 use http_body_util::BodyExt;
 use serde_json::{Map, Value, json};
 use tower::ServiceExt;
@@ -84,6 +87,29 @@ pub trait Remote: Send + Sync {
         path: &'a str,
         body: Option<Value>,
     ) -> BoxFuture<'a, Result<Answer, Error>>;
+
+    /// Asks for what may take long, and is told piece by piece as it is found out.
+    fn stream<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<Pieces, Error>> {
+        async move {
+            let Answer { status, body } = self.send("GET", path, None).await?;
+            Ok(Pieces { status, body: stream::iter([Ok(Bytes::from(body))]).boxed() })
+        }
+        .boxed()
+    }
+}
+
+/// An answer that comes in pieces.
+pub struct Pieces {
+    /// The HTTP status.
+    pub status: u16,
+    /// The body.
+    pub body: BoxStream<'static, Result<Bytes, Error>>,
+}
+
+impl std::fmt::Debug for Pieces {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Pieces").field("status", &self.status).finish_non_exhaustive()
+    }
 }
 
 /// The surface served in this process, as the account `root`.
@@ -100,6 +126,28 @@ impl Local {
     }
 }
 
+impl Local {
+    async fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<axum::response::Response, Error> {
+        let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .body(body)
+            .map_err(|error| Error::Usage(error.to_string()))?;
+        request.extensions_mut().insert(Caller {
+            account: "root".to_owned(),
+            privileged: true,
+            read_only: false,
+        });
+        Ok(self.router.clone().oneshot(request).await.unwrap_or_else(|never| match never {}))
+    }
+}
+
 impl Remote for Local {
     fn send<'a>(
         &'a self,
@@ -108,19 +156,7 @@ impl Remote for Local {
         body: Option<Value>,
     ) -> BoxFuture<'a, Result<Answer, Error>> {
         async move {
-            let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
-            let mut request = Request::builder()
-                .method(method)
-                .uri(path)
-                .body(body)
-                .map_err(|error| Error::Usage(error.to_string()))?;
-            request.extensions_mut().insert(Caller {
-                account: "root".to_owned(),
-                privileged: true,
-                read_only: false,
-            });
-            let answer =
-                self.router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
+            let answer = self.ask(method, path, body).await?;
             let status = answer.status().as_u16();
             let bytes = answer
                 .into_body()
@@ -129,6 +165,17 @@ impl Remote for Local {
                 .map_err(|error| Error::Answer(error.to_string()))?
                 .to_bytes();
             Ok(Answer { status, body: String::from_utf8_lossy(&bytes).into_owned() })
+        }
+        .boxed()
+    }
+
+    fn stream<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<Pieces, Error>> {
+        async move {
+            let answer = self.ask("GET", path, None).await?;
+            let status = answer.status().as_u16();
+            let body = answer.into_body().into_data_stream();
+            let body = body.map(|piece| piece.map_err(|error| Error::Answer(error.to_string())));
+            Ok(Pieces { status, body: body.boxed() })
         }
         .boxed()
     }
@@ -266,23 +313,38 @@ async fn carry_out(
             let path = format!("/mainstay/judge/{}", args.daemon);
             cli.show("POST", &path, Some(json!({"now": args.now}))).await
         }
-        Command::Check { repair } => cli.check(repair).await,
+        Command::Check(check) => cli.check(check).await,
+    }
+}
+
+fn refused(answer: &Answer) -> Error {
+    let error: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+    let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or("").to_owned();
+    Error::Refused {
+        status: answer.status,
+        class: text("ExceptionClass"),
+        message: text("ExceptionMessage"),
     }
 }
 
 impl Cli<'_> {
     async fn call(&self, method: &str, path: &str, body: Option<Value>) -> Result<String, Error> {
         let answer = self.remote.send(method, path, body).await?;
-        if answer.status < 400 {
-            return Ok(answer.body);
+        if answer.status < 400 { Ok(answer.body) } else { Err(refused(&answer)) }
+    }
+
+    /// The pieces of an answer that may take long.
+    async fn pieces(&self, path: &str) -> Result<BoxStream<'static, Result<Bytes, Error>>, Error> {
+        let Pieces { status, mut body } = self.remote.stream(path).await?;
+        if status < 400 {
+            return Ok(body);
         }
-        let error: Value = serde_json::from_str(&answer.body).unwrap_or_default();
-        let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or("").to_owned();
-        Err(Error::Refused {
-            status: answer.status,
-            class: text("ExceptionClass"),
-            message: text("ExceptionMessage"),
-        })
+        let mut whole = Vec::new();
+        while let Some(piece) = body.next().await {
+            whole.extend_from_slice(&piece?);
+        }
+        let body = String::from_utf8_lossy(&whole).into_owned();
+        Err(refused(&Answer { status, body }))
     }
 
     async fn value(&self, method: &str, path: &str, body: Option<Value>) -> Result<Value, Error> {
@@ -452,27 +514,5 @@ impl Cli<'_> {
         let rses = table::cell(&value["rses"]);
         writeln!(self.out, "= {rses}")?;
         Ok(u8::from(rses.is_empty()))
-    }
-
-    async fn check(&mut self, repair: bool) -> Result<u8, Error> {
-        if repair {
-            let mended = self.value("POST", "/mainstay/check/repair", None).await?;
-            eprintln!("{} counters mended", mended["mended"]);
-        }
-        let value = self.value("GET", "/mainstay/check", None).await?;
-        let found = value["violations"].as_array().map(Vec::as_slice).unwrap_or_default();
-        if self.format == Format::Json {
-            table::value(self.out, self.format, &value)?;
-        } else {
-            for violation in found {
-                writeln!(
-                    self.out,
-                    "{} {}",
-                    violation["invariant"].as_str().unwrap_or(""),
-                    violation["what"].as_str().unwrap_or("")
-                )?;
-            }
-        }
-        Ok(u8::from(!found.is_empty()))
     }
 }

@@ -38,6 +38,7 @@ pub(super) async fn dispatch(call: &Call, path: &[String]) -> Result<Reply> {
         (&Method::POST, ["rules", id, "repair"]) => repair_now(call, id).await,
         (&Method::POST, ["judge", name]) => judge(call, name).await,
         (&Method::GET, ["check"]) => check(call).await,
+        (&Method::GET, ["check", "storage"]) => super::storage::check(call).await,
         (&Method::POST, ["check", "repair"]) => mend(call).await,
         (&Method::POST, ["transfers"]) => report(call).await,
         (&Method::GET, ["transfers"]) => moving(call).await,

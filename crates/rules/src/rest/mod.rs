@@ -20,6 +20,7 @@ mod rules;
 pub(crate) mod search;
 mod show;
 mod sites;
+mod storage;
 mod stream;
 
 use std::sync::Arc;
@@ -112,6 +113,8 @@ enum Reply {
     Json(Value),
     /// One JSON document a line.
     Lines(Lines),
+    /// The same, from elsewhere than the catalog alone.
+    Streamed(Body),
     /// A metalink document, line by line.
     Metalink(Lines),
     /// 201 with this text.
@@ -430,6 +433,7 @@ fn created() -> Reply {
 }
 
 const TEXT: &str = "text/html; charset=utf-8";
+const LINES: &str = "application/x-json-stream";
 
 fn no_such_path() -> Error {
     Error::Nowhere
@@ -461,7 +465,8 @@ async fn render(service: Service, reply: Reply, part: Part) -> Response {
             answer
         }
         Reply::Done => with_type(StatusCode::OK, TEXT, Body::empty()),
-        Reply::Lines(lines) => streamed(service, lines, "application/x-json-stream", part).await,
+        Reply::Lines(lines) => streamed(service, lines, LINES, part).await,
+        Reply::Streamed(body) => with_type(StatusCode::OK, LINES, body),
         Reply::Metalink(lines) => streamed(service, lines, "application/metalink4+xml", part).await,
     }
 }

@@ -42,6 +42,7 @@ const PATHS: &[(&str, &str)] = &[
     ("locks/**", "GET"),
     ("mainstay/check", "GET"),
     ("mainstay/check/repair", "POST"),
+    ("mainstay/check/storage", "GET"),
     ("mainstay/expression", "GET"),
     ("mainstay/judge/*", "POST"),
     ("mainstay/rules/*/explain", "GET"),

@@ -12,8 +12,9 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -21,7 +22,8 @@ use md5::{Digest, Md5};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::store::{self, Error, Plan, Store};
+use super::store::{self, Drafts, Error, Found, Plan, Store};
+use super::walk;
 use crate::protocol::{Protocol, stays_below};
 
 /// A folder that holds an RSE's files.
@@ -36,6 +38,9 @@ const PASSED: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEX
 
 /// Whoever put something else than a file there must not make a worker wait for it.
 const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// What is only looked at.
+const LOOKED_AT: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
 /// A place for a file: its folder, held open, and its name there.
 #[derive(Debug)]
@@ -124,6 +129,22 @@ impl Folder {
         }
     }
 
+    /// Opens a file that is there, and says how it is.
+    fn reach(&self, path: &str, flags: OFlags) -> Result<(File, std::fs::Metadata), Error> {
+        let place = self.shown(path)?;
+        let what = || Error::at(&place);
+        let file = match below(self.root()?, path, flags) {
+            Err(error) if is_odd(error) => self.open_real(&place, flags)?,
+            opened => opened.map_err(std::io::Error::from).map_err(what())?,
+        };
+        let file = File::from(file);
+        let found = file.metadata().map_err(what())?;
+        if !found.is_file() {
+            return Err(Error::NoFile(place.display().to_string()));
+        }
+        Ok((file, found))
+    }
+
     /// The temporary name of a file under way.
     fn temporary(name: &str, tag: &str) -> String {
         format!(".{}.{tag}.part", stem(name))
@@ -203,17 +224,7 @@ impl Place {
 
 impl Store for Folder {
     fn read(&self, path: &str) -> Result<(Box<dyn Read + Send>, u64), Error> {
-        let place = self.shown(path)?;
-        let what = || Error::at(&place);
-        let file = match below(self.root()?, path, READ) {
-            Err(error) if is_odd(error) => self.open_real(&place, READ)?,
-            opened => opened.map_err(std::io::Error::from).map_err(what())?,
-        };
-        let file = File::from(file);
-        let found = file.metadata().map_err(what())?;
-        if !found.is_file() {
-            return Err(Error::NoFile(place.display().to_string()));
-        }
+        let (file, found) = self.reach(path, READ)?;
         Ok((Box::new(file), found.len()))
     }
 
@@ -245,6 +256,34 @@ impl Store for Folder {
         let what = || Error::at(&self.root);
         let root = File::open(&self.root).map_err(what())?;
         rustix::fs::syncfs(&root).map_err(std::io::Error::from).map_err(what())
+    }
+
+    fn look(&self, paths: &[&str]) -> Result<Vec<Result<Found, Error>>, Error> {
+        self.root()?;
+        let look = |path: &&str| {
+            let (_, found) = self.reach(path, LOOKED_AT)?;
+            let changed = walk::later(
+                (found.mtime(), found.mtime_nsec()),
+                (found.ctime(), found.ctime_nsec()),
+            );
+            Ok(Found { path: (*path).to_owned(), bytes: found.len(), changed })
+        };
+        Ok(paths.iter().map(look).collect())
+    }
+
+    fn list(
+        &self,
+        each: &mut dyn FnMut(Result<Found, Error>) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        walk::files(self.root()?, &self.root, each)
+    }
+
+    fn drafts(&self) -> Drafts {
+        Drafts::Tagged
+    }
+
+    fn links(&self, most: usize) -> Result<Vec<(String, String)>, Error> {
+        walk::links(self.root()?, &self.root, most)
     }
 }
 

@@ -16,11 +16,13 @@ pub mod credential;
 pub mod folder;
 pub(crate) mod given_up;
 mod lease;
+mod listed;
 pub mod queue;
 mod remote;
 mod send;
 pub mod store;
 mod waiting;
+mod walk;
 pub mod worker;
 
 use std::sync::Arc;

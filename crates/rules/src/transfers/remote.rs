@@ -1,9 +1,11 @@
 //! Storage elsewhere: buckets of S3 and folders of WebDAV.
 //!
-//! Reading and removing go through `object_store`; how files are sent is in [`super::send`].
+//! Reading and removing go through `object_store`; how files are sent is in [`super::send`], how they
+//! are listed in [`super::listed`].
 
 use std::collections::HashSet;
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +24,7 @@ use tokio::runtime::Runtime;
 
 use super::credential::Credential;
 use super::send::Sent;
-use super::store::{self, Error, Plan, Store};
+use super::store::{self, Drafts, Error, Found, Plan, Store};
 use crate::protocol::{Protocol, stays_below};
 
 /// How long a connection may take to come about.
@@ -71,13 +73,18 @@ pub(super) fn wait<T>(
 ) -> Result<T, Error> {
     let silent = || Error::Elsewhere { what: what.to_owned(), why: silence() };
     let waited = runtime()?.block_on(async { tokio::time::timeout(SILENCE, answer).await });
-    waited.map_err(|_| silent())?.map_err(|error| match error {
+    waited.map_err(|_| silent())?.map_err(|error| meant(what, &error))
+}
+
+/// What an error means for who asked.
+pub(super) fn meant(what: &str, error: &object_store::Error) -> Error {
+    match error {
         object_store::Error::NotFound { .. } => Error::Missing(what.to_owned()),
         object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. } => {
             Error::There(what.to_owned())
         }
-        other => Error::Elsewhere { what: what.to_owned(), why: causes(&other) },
-    })
+        other => Error::Elsewhere { what: what.to_owned(), why: causes(other) },
+    }
 }
 
 pub(super) fn silence() -> String {
@@ -372,6 +379,24 @@ impl Store for Remote {
     /// Both kinds of service have what they have acknowledged.
     fn sync(&self) -> Result<(), Error> {
         Ok(())
+    }
+
+    fn look(&self, paths: &[&str]) -> Result<Vec<Result<Found, Error>>, Error> {
+        self.inner.look(paths)
+    }
+
+    fn list(
+        &self,
+        each: &mut dyn FnMut(Result<Found, Error>) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        self.inner.list(each)
+    }
+
+    fn drafts(&self) -> Drafts {
+        match self.inner.way {
+            Way::S3 { .. } => Drafts::Unseen,
+            Way::Dav { .. } => Drafts::Plain,
+        }
     }
 }
 

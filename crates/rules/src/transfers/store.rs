@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{ErrorKind, Read};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,6 +18,7 @@ use super::End;
 use super::credential::{Credential, Credentials};
 use super::folder::Folder;
 use super::remote::Remote;
+use crate::api::Micros;
 use crate::expression::Rse;
 use crate::protocol::Protocol;
 
@@ -44,6 +46,9 @@ pub enum Error {
     /// Another file has this name.
     #[error("{0} is there already")]
     There(String),
+    /// The service does not say what it holds.
+    #[error("{0} does not list its files")]
+    Unlisted(String),
     /// A disk of this machine failed.
     #[error("{what}: {source}")]
     Io {
@@ -87,6 +92,28 @@ pub struct Plan {
     pub new: bool,
 }
 
+/// A file as storage has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Where it is below the protocol's prefix.
+    pub path: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// When its content, or where that can be told its name, last changed.
+    pub changed: Micros,
+}
+
+/// What files are called while they are under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drafts {
+    /// `.NAME.TAG.part`: the tag tells whose it is.
+    Tagged,
+    /// `.NAME.part`, whoever writes it.
+    Plain,
+    /// Nothing is seen of them.
+    Unseen,
+}
+
 /// Where the files of an RSE are. Paths are below the protocol's prefix.
 pub trait Store: Send + Sync + std::fmt::Debug {
     /// Opens a file for reading, and says how long it is.
@@ -98,6 +125,22 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     fn remove(&self, path: &str) -> Result<(), Error>;
     /// Returns when everything that was kept will be there after the power has failed.
     fn sync(&self) -> Result<(), Error>;
+    /// Looks at files, in the order of their paths. What is wrong with one of them alone is said in its
+    /// place; anything else is an error of the whole.
+    fn look(&self, paths: &[&str]) -> Result<Vec<Result<Found, Error>>, Error>;
+    /// Hands over every file there is, drafts too, until it is told to stop, and what of it all could not
+    /// be looked into. What comes and goes meanwhile may be among them or not. No link leads it
+    /// anywhere.
+    fn list(
+        &self,
+        each: &mut dyn FnMut(Result<Found, Error>) -> ControlFlow<()>,
+    ) -> Result<(), Error>;
+    /// What files under way are called here.
+    fn drafts(&self) -> Drafts;
+    /// Links that lead to other places of this storage, each with where it leads; at most so many.
+    fn links(&self, _most: usize) -> Result<Vec<(String, String)>, Error> {
+        Ok(Vec::new())
+    }
 }
 
 /// A file under way. Dropped before it is kept, it is gone, unless it has its name already and
@@ -149,6 +192,21 @@ pub fn shared_places(rses: &[Rse]) -> BTreeMap<i64, Vec<i64>> {
         }
     }
     shared
+}
+
+/// Whether two protocols lead to the same service, wherever their prefixes begin.
+#[must_use]
+pub fn is_same_service(one: &Protocol, other: &Protocol) -> bool {
+    let kind = |protocol| super::remote::kind(protocol).map(|(kind, _)| kind);
+    match (one.scheme.as_str(), other.scheme.as_str()) {
+        ("file", "file") => true,
+        _ => {
+            kind(one).is_some()
+                && kind(one) == kind(other)
+                && one.hostname == other.hostname
+                && one.port == other.port
+        }
+    }
 }
 
 /// Which protocols somebody who moves files speaks.

@@ -19,6 +19,7 @@ mod laws;
 mod methods;
 mod moving;
 mod services;
+mod storage;
 mod surface;
 mod tls;
 mod uploads;

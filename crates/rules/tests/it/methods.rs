@@ -71,6 +71,7 @@ fn who_asks_by_a_wrong_method_is_told_the_right_ones() {
         "/locks/bulk_locks_for_dids",
         "/mainstay/check",
         "/mainstay/check/repair",
+        "/mainstay/check/storage",
         "/mainstay/expression",
         "/mainstay/judge/evaluator",
         "/mainstay/rules/x/explain",

@@ -1,6 +1,7 @@
 //! Storage elsewhere, for tests: an S3 server in this process, an nginx that speaks WebDAV, and a
 //! small disk. Each keeps its files in a folder where they can be looked at.
 
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -120,6 +121,112 @@ impl Drop for Nginx {
         drop(self.process.kill());
         drop(self.process.wait());
     }
+}
+
+/// A WebDAV of this process that is only read: it tells files and, if it `lists`, folders. It ends with
+/// the process.
+pub(crate) struct Dav {
+    pub(crate) port: u16,
+    /// Where the files are.
+    pub(crate) root: PathBuf,
+}
+
+impl Dav {
+    pub(crate) fn start(root: &Path, lists: bool) -> Self {
+        std::fs::create_dir_all(root).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let served = root.to_owned();
+        std::thread::spawn(move || {
+            for socket in listener.incoming() {
+                let Ok(mut socket) = socket else { return };
+                let (head, body) = answer_dav(&served, lists, &socket);
+                // A client that goes away is its own affair.
+                drop(socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(&body)));
+            }
+        });
+        Self { port, root: root.to_owned() }
+    }
+}
+
+fn answer_dav(root: &Path, lists: bool, socket: &TcpStream) -> (String, Vec<u8>) {
+    let mut lines = BufReader::new(socket).lines().map_while(Result::ok);
+    let first = lines.next().unwrap_or_default();
+    let head: Vec<String> =
+        lines.take_while(|line| !line.is_empty()).map(|line| line.to_ascii_lowercase()).collect();
+    let mut words = first.split(' ');
+    let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or("/"));
+    let plain = decoded(path.trim_matches('/'));
+    let place = root.join(&plain);
+    let said = |status: &str, length: usize| {
+        format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n")
+    };
+    let Ok(found) = std::fs::metadata(&place) else {
+        return (said("404 Not Found", 0), Vec::new());
+    };
+    match method {
+        "PROPFIND" if lists => {
+            let mut told = vec![entry(&format!("/{plain}"), &found)];
+            if found.is_dir() && head.contains(&"depth: 1".to_owned()) {
+                for one in std::fs::read_dir(&place).unwrap().flatten() {
+                    let name = format!("/{plain}/{}", one.file_name().to_str().unwrap());
+                    told.push(entry(&name.replace("//", "/"), &one.metadata().unwrap()));
+                }
+            }
+            let body = format!(
+                "<?xml version=\"1.0\"?><D:multistatus xmlns:D=\"DAV:\">{}</D:multistatus>",
+                told.concat()
+            );
+            (said("207 Multi-Status", body.len()), body.into_bytes())
+        }
+        "HEAD" if found.is_file() => (said("200 OK", found.len() as usize), Vec::new()),
+        "GET" if found.is_file() => {
+            let body = std::fs::read(&place).unwrap();
+            (said("200 OK", body.len()), body)
+        }
+        "GET" | "HEAD" => (said("403 Forbidden", 0), Vec::new()),
+        _ => (said("405 Method Not Allowed", 0), Vec::new()),
+    }
+}
+
+fn entry(path: &str, found: &std::fs::Metadata) -> String {
+    let encoded: String = path
+        .bytes()
+        .map(|byte| match byte {
+            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => {
+                char::from(byte).to_string()
+            }
+            byte => format!("%{byte:02X}"),
+        })
+        .collect();
+    let (slash, kind) = if found.is_dir() { ("/", "<D:collection/>") } else { ("", "") };
+    let changed = "Mon, 02 Nov 2026 10:00:00 GMT";
+    let encoded = encoded.trim_end_matches('/');
+    format!(
+        "<D:response><D:href>{encoded}{slash}</D:href><D:propstat><D:prop><D:getlastmodified>{changed}</D:getlastmodified>\
+         <D:getcontentlength>{}</D:getcontentlength><D:resourcetype>{kind}</D:resourcetype></D:prop>\
+         <D:status>HTTP/1.1 200 OK</D:status></D:propstat></D:response>",
+        found.len()
+    )
+}
+
+fn decoded(path: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = path.as_bytes();
+    while let Some((first, more)) = rest.split_first() {
+        let code = std::str::from_utf8(more.get(..2).unwrap_or_default()).unwrap_or_default();
+        match (first, u8::from_str_radix(code, 16)) {
+            (b'%', Ok(byte)) => {
+                bytes.push(byte);
+                rest = &more[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = more;
+            }
+        }
+    }
+    String::from_utf8(bytes).unwrap()
 }
 
 /// A small file system in memory, taken away when dropped.

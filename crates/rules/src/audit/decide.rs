@@ -1,0 +1,443 @@
+//! What follows from what the catalog expects and what was found: pure, so that it can be read and
+//! tested without any storage.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::api::{Did, Micros, SECOND};
+use crate::protocol::{self, Protocol};
+use crate::transfers::copy::{self, Sums};
+use crate::transfers::store::{Drafts, Found, is_same_service};
+
+/// How long something is left alone after it has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// A file that the catalog does not know, or what a worker has left: twice a worker's lease.
+    pub file: Micros,
+    /// What may be an upload under way, of which the catalog hears only when it is over.
+    pub upload: Micros,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { file: 120 * SECOND, upload: 86_400 * SECOND }
+    }
+}
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A replica's file is not there.
+    Missing,
+    /// A replica's file is another than the catalog says.
+    Differs,
+    /// No replica stands for a file.
+    Orphan,
+    /// It could not be looked at.
+    Unread,
+}
+
+impl Kind {
+    /// The word it is told by.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Missing => "MISSING",
+            Self::Differs => "DIFFERS",
+            Self::Orphan => "ORPHAN",
+            Self::Unread => "UNREAD",
+        }
+    }
+}
+
+/// What the catalog says of a replica's file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The number of the file, and of the RSE.
+    pub unit: (i64, i64),
+    /// The file's name.
+    pub did: Did,
+    /// Where it is below the RSE's prefix, or why nobody knows.
+    pub path: Result<String, String>,
+    /// Its size.
+    pub bytes: i64,
+    /// Its Adler-32 checksum, if known.
+    pub adler32: Option<String>,
+    /// Its MD5 checksum, if known.
+    pub md5: Option<String>,
+    /// When the catalog last changed the replica. One that is read twice with the same moment was the
+    /// same all the time between.
+    pub updated_at: Micros,
+}
+
+impl Expected {
+    /// Whether a checksum is known.
+    #[must_use]
+    pub fn has_sums(&self) -> bool {
+        self.adler32.is_some() || self.md5.is_some()
+    }
+}
+
+/// What was found in a replica's place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// A file of this length.
+    Length(u64),
+    /// A file that adds up to this.
+    Whole(Sums),
+    /// Nothing that could be the file, and what was said about it.
+    Nothing(String),
+    /// It is not known: this went wrong.
+    Unread(String),
+}
+
+/// What is wrong with a replica, if anything.
+#[must_use]
+pub fn replica(expected: &Expected, seen: &Seen) -> Option<(Kind, String)> {
+    match seen {
+        Seen::Nothing(why) => Some((Kind::Missing, why.clone())),
+        Seen::Unread(why) => Some((Kind::Unread, why.clone())),
+        Seen::Length(bytes) if i64::try_from(*bytes) == Ok(expected.bytes) => None,
+        Seen::Length(bytes) => {
+            Some((Kind::Differs, format!("there are {bytes} bytes instead of {}", expected.bytes)))
+        }
+        Seen::Whole(sums) => {
+            let (adler32, md5) = (expected.adler32.as_deref(), expected.md5.as_deref());
+            let why = copy::differs(sums, expected.bytes, adler32, md5)?;
+            // Of lengths it says how many bytes there "are".
+            let why = if why.starts_with("are ") { format!("there {why}") } else { why };
+            Some((Kind::Differs, why))
+        }
+    }
+}
+
+/// What a file under way would be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draft {
+    /// The path of the file it is to become; a long name cannot be told from its draft.
+    pub owner: Option<String>,
+    /// Whose it is.
+    pub of: Writer,
+}
+
+/// Who writes a draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writer {
+    /// A worker, for this request.
+    Worker(i64),
+    /// An upload from somewhere.
+    Upload,
+    /// One or the other.
+    Either,
+}
+
+/// What Rucio's own client adds to a name until a file is whole.
+const BY_RUCIO: &str = ".rucio.upload";
+
+/// Reads the name of a draft, if it is one.
+#[must_use]
+pub fn draft(path: &str, drafts: Drafts) -> Option<Draft> {
+    if let Some(owner) = path.strip_suffix(BY_RUCIO) {
+        return Some(Draft { owner: Some(owner.to_owned()), of: Writer::Either });
+    }
+    let (folder, name) = path.rsplit_once('/').map_or(("", path), |(above, name)| (above, name));
+    let within = |name: &str| match folder {
+        "" => name.to_owned(),
+        folder => format!("{folder}/{name}"),
+    };
+    let inner = name.strip_prefix('.')?.strip_suffix(".part").filter(|name| !name.is_empty())?;
+    match drafts {
+        Drafts::Unseen => None,
+        Drafts::Plain => Some(Draft { owner: Some(within(inner)), of: Writer::Either }),
+        Drafts::Tagged => {
+            let (stem, tag) = inner.rsplit_once('.').filter(|(stem, _)| !stem.is_empty())?;
+            let numbers: Option<Vec<i64>> = tag
+                .split('-')
+                .map(|part| part.parse().ok().filter(|number| *number >= 0))
+                .collect();
+            let of = match numbers?.as_slice() {
+                [0, _, _] => Writer::Upload,
+                [request, _] => Writer::Worker(*request),
+                _ => return None,
+            };
+            // A stem that was shortened has the sum of its name at its end.
+            let sum = |text: &str| text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+            let shortened = stem.rsplit_once('~').is_some_and(|(_, end)| sum(end));
+            Some(Draft { owner: (!shortened).then(|| within(stem)), of })
+        }
+    }
+}
+
+/// What the catalog knows of some paths of an RSE.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Paths that a replica stands for, and whether somebody may be writing there.
+    pub standing: HashMap<String, bool>,
+    /// Requests to the RSE that are live, or that were given up while a worker may be at them.
+    pub requests: HashSet<i64>,
+}
+
+/// Why nobody stands for what was found, if nobody does and it is not too young to tell.
+#[must_use]
+pub fn orphan(
+    found: &Found,
+    drafts: Drafts,
+    known: &Known,
+    now: Micros,
+    patience: Patience,
+) -> Option<&'static str> {
+    if known.standing.contains_key(&found.path) {
+        return None;
+    }
+    let age = now.saturating_sub(found.changed);
+    let Some(draft) = draft(&found.path, drafts) else {
+        return (age >= patience.file).then_some("no replica stands for it");
+    };
+    let standing = draft.owner.as_ref().and_then(|owner| known.standing.get(owner));
+    let wanted = match draft.of {
+        Writer::Worker(request) => known.requests.contains(&request),
+        Writer::Upload | Writer::Either => false,
+    };
+    if wanted || standing == Some(&true) {
+        return None;
+    }
+    let least = match (draft.of, standing) {
+        (Writer::Worker(_), _) | (Writer::Either, Some(_)) => patience.file,
+        (Writer::Upload, _) | (Writer::Either, None) => patience.upload,
+    };
+    (age >= least).then_some("it was under way, and nobody is at it")
+}
+
+/// The files that may be at a path of a deterministic RSE, by the rule that their names are hashed.
+/// A name may begin with slashes, which its path does not have: up to `slashes` are thought of.
+#[must_use]
+pub fn names(path: &str, slashes: usize) -> Vec<Did> {
+    let parts: Vec<&str> = path.split('/').collect();
+    let hashed = |part: &str| part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let mut all = Vec::new();
+    for at in 1..parts.len().saturating_sub(2) {
+        if !hashed(parts[at]) || !hashed(parts[at + 1]) {
+            continue;
+        }
+        let (scope, name) = (parts[..at].join("."), parts[at + 2..].join("/"));
+        for more in 0..=slashes.min(250_usize.saturating_sub(name.len())) {
+            let did = Did::new(scope.as_str(), format!("{}{name}", "/".repeat(more)));
+            if protocol::hashed_path(&did) == path {
+                all.push(did);
+            }
+        }
+    }
+    all
+}
+
+/// Where a path of one protocol is by another, if that leads there at all.
+#[must_use]
+pub fn same_place(path: &str, of: &Protocol, by: &Protocol) -> Option<String> {
+    if !is_same_service(of, by) {
+        return None;
+    }
+    let parts = |protocol: &Protocol| -> Vec<String> {
+        let parts = protocol.prefix.split('/').filter(|part| !part.is_empty());
+        parts.map(str::to_owned).collect()
+    };
+    let (of, by) = (parts(of), parts(by));
+    let whole: Vec<&str> = of.iter().map(String::as_str).chain(path.split('/')).collect();
+    let rest = whole.strip_prefix(by.iter().map(String::as_str).collect::<Vec<_>>().as_slice())?;
+    (!rest.is_empty()).then(|| rest.join("/"))
+}
+
+/// How many other paths of a file are thought of where links lead in circles.
+const ALIASES: usize = 100;
+
+/// The paths a file can be reached by through links, each of which leads from one path to another.
+#[must_use]
+pub fn aliases(path: &str, links: &[(String, String)]) -> Vec<String> {
+    let mut all = vec![path.to_owned()];
+    let mut next = 0;
+    while let Some(known) = all.get(next).cloned() {
+        next += 1;
+        for (link, target) in links {
+            let rest = match target.as_str() {
+                "" => Some(format!("/{known}")),
+                target => known.strip_prefix(target).map(str::to_owned),
+            };
+            let Some(rest) = rest.filter(|rest| rest.is_empty() || rest.starts_with('/')) else {
+                continue;
+            };
+            let alias = format!("{link}{rest}");
+            if all.len() < ALIASES && !all.contains(&alias) {
+                all.push(alias);
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn expected(bytes: i64) -> Expected {
+        Expected {
+            unit: (1, 2),
+            did: Did::new("s", "f"),
+            path: Ok("s/00/00/f".to_owned()),
+            bytes,
+            adler32: Some("00620062".to_owned()),
+            md5: None,
+            updated_at: 5,
+        }
+    }
+
+    #[test]
+    fn a_replica_is_right_only_if_its_file_is_there_as_it_should_be() {
+        let sums = |bytes: u64, adler32: &str| {
+            Seen::Whole(Sums { bytes, adler32: adler32.to_owned(), md5: None })
+        };
+        for (seen, meant) in [
+            (Seen::Length(1), None),
+            (Seen::Length(0), Some("DIFFERS there are 0 bytes instead of 1")),
+            (sums(1, "00620062"), None),
+            (
+                sums(1, "00000001"),
+                Some("DIFFERS the adler32 checksum is 00000001 instead of 00620062"),
+            ),
+            (sums(2, "00620062"), Some("DIFFERS there are 2 bytes instead of 1")),
+            (Seen::Nothing("gone".to_owned()), Some("MISSING gone")),
+            (Seen::Unread("a disk".to_owned()), Some("UNREAD a disk")),
+        ] {
+            let found = replica(&expected(1), &seen);
+            let told = found.map(|(kind, why)| format!("{} {why}", kind.name()));
+            assert_eq!(told.as_deref(), meant, "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn drafts_are_told_from_files_that_look_like_them() {
+        let long = "n".repeat(250);
+        let shortened = format!("a/.{}.7-1.part", crate::transfers::folder::stem(&long));
+        let (worker, upload, either) = (Writer::Worker(7), Writer::Upload, Writer::Either);
+        for (path, drafts, meant) in [
+            ("a/.f.7-1.part", Drafts::Tagged, Some((Some("a/f"), worker))),
+            (".f.7-1.part", Drafts::Tagged, Some((Some("f"), worker))),
+            ("a/.f.x.7-1.part", Drafts::Tagged, Some((Some("a/f.x"), worker))),
+            ("a/.f.0-12-99.part", Drafts::Tagged, Some((Some("a/f"), upload))),
+            (&*shortened, Drafts::Tagged, Some((None, worker))),
+            ("a/.f.notes.part", Drafts::Tagged, None),
+            ("a/.f.7.part", Drafts::Tagged, None),
+            ("a/.f.7-1-2.part", Drafts::Tagged, None),
+            ("a/.f.-7-1.part", Drafts::Tagged, None),
+            ("a/.7-1.part", Drafts::Tagged, None),
+            ("a/f.7-1.part", Drafts::Tagged, None),
+            ("a/.f.7-1", Drafts::Tagged, None),
+            ("a/.part", Drafts::Tagged, None),
+            ("a/.f.part", Drafts::Plain, Some((Some("a/f"), either))),
+            ("a/.f.7-1.part", Drafts::Plain, Some((Some("a/f.7-1"), either))),
+            ("a/.f.7-1.part", Drafts::Unseen, None),
+            ("a/f.rucio.upload", Drafts::Unseen, Some((Some("a/f"), either))),
+        ] {
+            let found = draft(path, drafts);
+            let found = found.as_ref().map(|one| (one.owner.as_deref(), one.of));
+            assert_eq!(found, meant, "{path} {drafts:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_young_wanted_or_stood_for_is_no_orphan() {
+        let patience = Patience { file: 10, upload: 100 };
+        let known = Known {
+            standing: [("a/f".to_owned(), false), ("a/busy".to_owned(), true)].into(),
+            requests: [7].into(),
+        };
+        for (path, drafts, ages) in [
+            // Never, from some age on, or always: the least age at which it is accused.
+            ("a/f", Drafts::Tagged, None),
+            ("a/busy", Drafts::Tagged, None),
+            ("a/g", Drafts::Tagged, Some(10)),
+            ("g", Drafts::Unseen, Some(10)),
+            ("a/.f.7-1.part", Drafts::Tagged, None),
+            ("a/.f.8-1.part", Drafts::Tagged, Some(10)),
+            ("a/.g.8-1.part", Drafts::Tagged, Some(10)),
+            ("a/.busy.8-1.part", Drafts::Tagged, None),
+            ("a/.f.0-1-1.part", Drafts::Tagged, Some(100)),
+            ("a/.g.0-1-1.part", Drafts::Tagged, Some(100)),
+            ("a/.f.part", Drafts::Plain, Some(10)),
+            ("a/.g.part", Drafts::Plain, Some(100)),
+            ("a/.busy.part", Drafts::Plain, None),
+            ("a/.f.8-1.part", Drafts::Unseen, Some(10)),
+            ("a/busy.rucio.upload", Drafts::Tagged, None),
+            ("a/g.rucio.upload", Drafts::Tagged, Some(100)),
+        ] {
+            let found = Found { path: path.to_owned(), bytes: 1, changed: 1_000 };
+            for age in [-5, 0, 9, 10, 99, 100, 5_000] {
+                let accused = orphan(&found, drafts, &known, 1_000 + age, patience).is_some();
+                assert_eq!(accused, ages.is_some_and(|least| age >= least), "{path} {age}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_leads_back_to_every_name_it_may_stand_for() {
+        for (scope, name) in [
+            ("user.alice", "f0"),
+            ("user.alice.sub", "a/b/c.root"),
+            ("data17", "a/b.root"),
+            ("group", "00/11/22"),
+            ("s.t", "x..y"),
+        ] {
+            let did = Did::new(scope, name);
+            assert_eq!(names(&protocol::hashed_path(&did), 0), [did]);
+        }
+        for name in ["/a", "///a/b"] {
+            let did = Did::new("s", name);
+            assert!(names(&protocol::hashed_path(&did), 250).contains(&did), "{name}");
+        }
+        for path in ["", "f", "s/00/f", "s/00/00/f", "s/zz/yy/f", "s/34/c4/"] {
+            assert_eq!(names(path, 250), [], "{path}");
+        }
+    }
+
+    fn protocol(scheme: &str, prefix: &str) -> Protocol {
+        let Value::Object(body) = json!({"prefix": prefix}) else { unreachable!() };
+        Protocol::read(scheme, &body).unwrap()
+    }
+
+    #[test]
+    fn a_place_that_two_rses_share_is_known_by_both_its_paths() {
+        for (of, by, path, meant) in [
+            ("/data", "/data", "a/f", Some("a/f")),
+            ("/data", "/data/b", "b/a/f", Some("a/f")),
+            ("/data", "/data/b", "bb/f", None),
+            ("/data/b", "/data", "a/f", Some("b/a/f")),
+            ("/data", "/other", "a/f", None),
+            ("/", "/data/", "data/f", Some("f")),
+            ("//data/", "", "f", Some("data/f")),
+            ("/data", "/data/f", "f", None),
+        ] {
+            let found = same_place(path, &protocol("file", of), &protocol("file", by));
+            assert_eq!(found.as_deref(), meant, "{of} {by} {path}");
+        }
+        let (s3, dav) = (protocol("s3", "/data"), protocol("davs", "/data"));
+        assert_eq!(same_place("f", &s3, &dav), None);
+        assert_eq!(same_place("f", &dav, &protocol("https", "/data")).as_deref(), Some("f"));
+        assert_eq!(same_place("f", &dav, &protocol("file", "/data")), None);
+    }
+
+    #[test]
+    fn links_give_a_file_other_paths_and_circles_end() {
+        let links = |all: &[(&str, &str)]| -> Vec<(String, String)> {
+            all.iter().map(|(link, to)| ((*link).to_owned(), (*to).to_owned())).collect()
+        };
+        for (path, all, meant) in [
+            ("disk/s/f", &[][..], &["disk/s/f"][..]),
+            ("disk/s/f", &[("s", "disk/s")], &["disk/s/f", "s/f"]),
+            ("disk/s/f", &[("x", "disk/s/f")], &["disk/s/f", "x"]),
+            ("disk2/s/f", &[("s", "disk")], &["disk2/s/f"]),
+            ("a/f", &[("b", "a"), ("c", "b")], &["a/f", "b/f", "c/f"]),
+        ] {
+            assert_eq!(aliases(path, &links(all)), meant);
+        }
+        assert_eq!(aliases("f", &links(&[("whole", "")])).len(), ALIASES);
+    }
+}
