@@ -20,6 +20,7 @@ mod methods;
 mod moving;
 mod services;
 mod storage;
+mod storage_told;
 mod surface;
 mod tls;
 mod uploads;
