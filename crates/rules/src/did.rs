@@ -7,7 +7,9 @@ mod metadata;
 
 use std::collections::BTreeSet;
 
-pub(crate) use metadata::{below, children, meta_of, metadata, search_sql, top_sql};
+pub(crate) use metadata::{
+    below, children, is_own, meta_of, metadata, read_metadata, search_sql, top_sql,
+};
 pub use metadata::{delete_metadata, set_metadata};
 
 use crate::api::{Did, DidRecord, DidType, Micros, SECOND, check_seconds};

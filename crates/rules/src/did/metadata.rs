@@ -7,9 +7,93 @@ use crate::api::{Did, DidRecord, Micros};
 use crate::catalog::engine::values;
 use crate::catalog::{Row, Tx};
 use crate::error::{Class, Result, refuse};
+use crate::rest::python;
+use crate::rule::update::read_time;
 
 /// The most that is kept with one data identifier, in bytes of JSON.
 const MOST: usize = 64 << 10;
+
+/// What the catalog itself keeps of a data identifier: nobody can say otherwise by metadata.
+const OWN: &[&str] = &[
+    "access_cnt",
+    "accessed_at",
+    "account",
+    "adler32",
+    "availability",
+    "bytes",
+    "closed_at",
+    "constituent",
+    "created_at",
+    "deleted_at",
+    "did_type",
+    "expired_at",
+    "is_archive",
+    "is_open",
+    "length",
+    "md5",
+    "monotonic",
+    "name",
+    "purge_replicas",
+    "scope",
+    "suppressed",
+    "updated_at",
+];
+
+/// Whether the catalog itself keeps what is shown by this name.
+pub(crate) fn is_own(key: &str) -> bool {
+    OWN.contains(&key)
+}
+
+/// What is kept for a key that somebody sets. A command line writes numbers and flags as texts.
+fn settable(key: &str, value: &Value) -> Result<Value> {
+    let wrong = |message: String| Err(refuse(Class::InvalidMetadata, message));
+    if key.is_empty() || key.len() > 255 {
+        return wrong("A key has 1 to 255 letters".to_owned());
+    }
+    if is_own(key) {
+        return wrong(format!("{key} is kept by the catalog itself, and no metadata"));
+    }
+    let text = value.as_str();
+    let (read, should) = match key {
+        _ if value.is_null() => return Ok(Value::Null),
+        "events" | "lumiblocknr" | "panda_id" | "run_number" | "task_id" => {
+            let number = python::whole(value).or_else(|| text.and_then(|text| text.parse().ok()));
+            (number.filter(|number| *number >= 0).map(Value::from), "a number that is not negative")
+        }
+        "complete" | "hidden" | "is_new" | "obsolete" | "transient" => {
+            let flag = value.as_bool().or(match text {
+                Some("True" | "true") => Some(true),
+                Some("False" | "false") => Some(false),
+                _ => None,
+            });
+            (flag.map(Value::from), "true or false")
+        }
+        "eol_at" => (text.and_then(read_time).map(|_| value.clone()), "a date"),
+        "campaign" | "datatype" | "guid" | "phys_group" | "prod_step" | "project"
+        | "provenance" | "stream_name" | "version" => {
+            ((!value.is_array() && !value.is_object()).then(|| value.clone()), "a text")
+        }
+        _ => return Ok(value.clone()),
+    };
+    read.map_or_else(|| wrong(format!("{key} should be {should}")), Ok)
+}
+
+/// What is said of a data identifier: its lifetime in seconds, if that is said, and what is kept as
+/// metadata.
+pub(crate) fn read_metadata(
+    meta: &Map<String, Value>,
+) -> Result<(Option<Option<i64>>, Map<String, Value>)> {
+    let lifetime = match meta.get("lifetime") {
+        None => None,
+        Some(Value::Null) => Some(None),
+        Some(value) => Some(Some(python::whole(value).ok_or_else(|| {
+            refuse(Class::InvalidMetadata, "A lifetime is a whole number of seconds")
+        })?)),
+    };
+    let kept = meta.iter().filter(|(key, _)| *key != "lifetime");
+    let kept = kept.map(|(key, value)| Ok((key.clone(), settable(key, value)?)));
+    Ok((lifetime, kept.collect::<Result<_>>()?))
+}
 
 /// The metadata of a data identifier.
 pub(crate) fn metadata(tx: &mut Tx<'_>, id: i64) -> Result<Map<String, Value>> {
@@ -28,22 +112,12 @@ pub fn set_metadata(
     meta: &Map<String, Value>,
     now: Micros,
 ) -> Result<()> {
-    if let Some(lifetime) = meta.get("lifetime") {
-        let seconds = match lifetime {
-            Value::Null => None,
-            value => Some(value.as_i64().ok_or_else(|| {
-                refuse(Class::InvalidMetadata, "A lifetime is a whole number of seconds")
-            })?),
-        };
+    let (lifetime, kept) = read_metadata(meta)?;
+    if let Some(seconds) = lifetime {
         super::set_lifetime(tx, did, seconds, now)?;
     }
     change(tx, did, now, |held| {
-        for (key, value) in meta.iter().filter(|(key, _)| *key != "lifetime") {
-            if key.is_empty() || key.len() > 255 {
-                return Err(refuse(Class::InvalidMetadata, "A key has 1 to 255 letters"));
-            }
-            held.insert(key.clone(), value.clone());
-        }
+        held.extend(kept);
         Ok(())
     })
 }

@@ -41,8 +41,10 @@ fn read(tx: &mut Tx<'_>, name: &Did, half: Half) -> Result<Map<String, Value>> {
     let found = did::get(tx, name)?;
     let own = did::metadata(tx, found.id)?;
     let Value::Object(mut columns) = show::meta(&found) else { return Ok(Map::new()) };
+    // An earlier version took what it should not have.
+    let said = own.into_iter().filter(|(key, _)| !did::is_own(key));
     let (known, free): (Map<_, _>, Map<_, _>) =
-        own.into_iter().partition(|(key, _)| columns.contains_key(key));
+        said.partition(|(key, _)| columns.contains_key(key));
     if half == Half::Json {
         return Ok(free);
     }
@@ -147,6 +149,9 @@ fn inherited(tx: &mut Tx<'_>, name: &Did, found: &mut Map<String, Value>) -> Res
     let own = did::get(tx, name)?.id;
     for id in ancestors(tx, &[own])? {
         for (key, value) in did::metadata(tx, id)? {
+            if did::is_own(&key) {
+                continue;
+            }
             found.entry(key).or_insert(value);
         }
     }

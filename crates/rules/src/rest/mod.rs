@@ -13,7 +13,7 @@ mod listing;
 mod mainstay;
 mod meta;
 mod paths;
-mod python;
+pub(crate) mod python;
 mod replicas;
 mod requests;
 mod rules;

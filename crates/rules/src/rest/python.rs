@@ -34,7 +34,7 @@ pub(super) fn json(body: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// A whole number, also where it is written as a fraction.
-pub(super) fn whole(value: &Value) -> Option<i64> {
+pub(crate) fn whole(value: &Value) -> Option<i64> {
     // Beyond this not every whole number has a fraction that is equal to it.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let fraction = || value.as_f64().filter(|one| one.fract() == 0.0 && one.abs() <= EXACT);

@@ -8,6 +8,7 @@ mod cases;
 mod checker;
 mod concurrency;
 mod defects;
+mod described;
 mod disks;
 mod elsewhere;
 mod given_up;

@@ -1,0 +1,111 @@
+//! What people say of data identifiers: it is kept and shown wherever it is asked for, and never
+//! passes for what the catalog knows itself.
+
+use serde_json::{Value, json};
+
+use crate::surface::Shell;
+use crate::world::World;
+
+/// An answer that is a list.
+fn lines(answer: (u16, String)) -> Vec<Value> {
+    assert_eq!(answer.0, 200, "{}", answer.1);
+    answer.1.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn columns(shell: &Shell, name: &str) -> Value {
+    let (status, said) = shell.call("GET", &format!("/dids/s/{name}/meta"), Value::Null);
+    assert_eq!(status, 200, "{said}");
+    serde_json::from_str(&said).unwrap()
+}
+
+#[test]
+fn what_the_catalog_knows_itself_cannot_be_said_otherwise() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 1, 10, "R1");
+        let shell = Shell::over(&world);
+        let before = columns(&shell, "ds-0");
+        let own = [
+            "access_cnt",
+            "account",
+            "adler32",
+            "availability",
+            "bytes",
+            "closed_at",
+            "created_at",
+            "did_type",
+            "expired_at",
+            "is_open",
+            "length",
+            "md5",
+            "monotonic",
+            "name",
+            "purge_replicas",
+            "scope",
+            "updated_at",
+        ];
+        let untrue = own.map(|key| (key, json!(7)));
+        let odd = [
+            ("run_number", json!("many")),
+            ("events", json!(-1)),
+            ("events", json!(1.5)),
+            ("task_id", json!([])),
+            ("panda_id", json!(true)),
+            ("lumiblocknr", json!({})),
+            ("transient", json!("perhaps")),
+            ("eol_at", json!("soon")),
+            ("guid", json!([])),
+        ];
+        for (key, value) in untrue.into_iter().chain(odd) {
+            let meta = json!({key: value});
+            let file = json!({"scope": "s", "name": "new", "bytes": 1, "meta": meta});
+            let did = json!({"scope": "s", "name": "ds-0", "meta": meta});
+            for (path, body) in [
+                (format!("/dids/s/ds-0/meta/{key}"), json!({"value": value})),
+                ("/dids/s/ds-0/meta".to_owned(), json!({"meta": meta})),
+                ("/dids/bulkdidsmeta".to_owned(), json!({"dids": [did]})),
+                ("/dids/s/new".to_owned(), json!({"type": "DATASET", "meta": meta})),
+                ("/replicas".to_owned(), json!({"rse": "R1", "files": [file]})),
+            ] {
+                let (status, said) = shell.call("POST", &path, body.clone());
+                assert_eq!(status, 400, "{path} {body} on {}: {said}", world.catalog.backend());
+                assert!(said.contains("InvalidMetadata"), "{said}");
+            }
+        }
+        assert_eq!(columns(&shell, "ds-0"), before);
+        // What an earlier version took is not shown.
+        world.change(
+            r#"UPDATE dids SET meta = '{"bytes": 7, "run_number": 9}' WHERE name = 'ds-0'"#,
+        );
+        let now = columns(&shell, "ds-0");
+        assert_eq!((&now["bytes"], &now["run_number"]), (&json!(10), &json!(9)));
+        world.check();
+    }
+}
+
+#[test]
+fn numbers_and_flags_are_kept_as_such_however_they_are_written() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 1, 10, "R1");
+        let shell = Shell::over(&world);
+        for (key, said, kept) in [
+            ("run_number", json!("7"), json!(7)),
+            ("events", json!(10.0), json!(10)),
+            ("transient", json!("True"), json!(true)),
+            ("eol_at", json!("2026-11-15T22:02:54"), json!("2026-11-15T22:02:54")),
+            ("guid", json!("g"), json!("g")),
+            ("project", json!("x"), json!("x")),
+            ("events", Value::Null, Value::Null),
+        ] {
+            let path = format!("/dids/s/ds-0/meta/{key}");
+            let (status, text) = shell.call("POST", &path, json!({"value": said}));
+            assert_eq!(status, 201, "{key} {said}: {text}");
+            assert_eq!(columns(&shell, "ds-0")[key], kept, "{key} {said}");
+        }
+        let brief = json!({"type": "DATASET", "meta": {"lifetime": 60, "campaign": "c"}});
+        assert_eq!(shell.call("POST", "/dids/s/brief", brief).0, 201);
+        let found = columns(&shell, "brief");
+        assert!(found["expired_at"].is_string() && found["campaign"] == json!("c"), "{found}");
+    }
+}
