@@ -206,7 +206,12 @@ async fn put(call: &Call, id: &str) -> Result<Reply> {
     {
         call.privileged("change the account, the lock or the urgency of a rule")?;
     }
-    call.write(move |tx| update::update_rule(tx, &id, &options, now)).await?;
+    let caller = call.caller.clone();
+    call.write(move |tx| match caller.privileged {
+        true => update::update_rule(tx, &id, &options, now),
+        false => update::update_own_rule(tx, &id, &options, &caller.account, now),
+    })
+    .await?;
     Ok(Reply::Done)
 }
 

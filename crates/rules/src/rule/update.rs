@@ -21,11 +21,50 @@ fn invalid(message: impl Into<String>) -> Error {
     refuse(Class::InputValidationError, message)
 }
 
+/// What is asked of a rule.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    options: &'a Map<String, Value>,
+    /// The rules that are held.
+    rules: &'a [Rule],
+    /// The account beyond whose rules nothing may change; none if everything may.
+    within: Option<&'a str>,
+    now: Micros,
+}
+
+impl Asked<'_> {
+    /// Whether the transfers that the rule waits for are to end, whoever else waits for them.
+    fn cancels(&self) -> bool {
+        self.options.get("cancel_requests") == Some(&Value::Bool(true))
+    }
+}
+
 /// Changes options of a rule; all of them or none.
 pub fn update_rule(
     tx: &mut Tx<'_>,
     uuid: &str,
     options: &Map<String, Value>,
+    now: Micros,
+) -> Result<()> {
+    update(tx, uuid, options, None, now)
+}
+
+/// The same for an account that may change nothing beyond its own rules.
+pub fn update_own_rule(
+    tx: &mut Tx<'_>,
+    uuid: &str,
+    options: &Map<String, Value>,
+    account: &str,
+    now: Micros,
+) -> Result<()> {
+    update(tx, uuid, options, Some(account), now)
+}
+
+fn update(
+    tx: &mut Tx<'_>,
+    uuid: &str,
+    options: &Map<String, Value>,
+    within: Option<&str>,
     now: Micros,
 ) -> Result<()> {
     let rule = read::rule(tx, uuid)?;
@@ -42,7 +81,8 @@ pub fn update_rule(
     let rules = lock_rules(tx, &ids)?;
     for (key, value) in options {
         let Some(rule) = read::rule_by_id(tx, rule.id)? else { return Err(read::not_found(uuid)) };
-        update_one(tx, &rule, key, value, options, &rules, now)?;
+        let asked = Asked { options, rules: &rules, within, now };
+        update_one(tx, &rule, key, value, asked)?;
     }
     tx.execute("UPDATE rules SET updated_at = ?2 WHERE id = ?1", values![rule.id, now])?;
     Ok(())
@@ -85,10 +125,9 @@ fn update_one(
     rule: &Rule,
     key: &str,
     value: &Value,
-    options: &Map<String, Value>,
-    rules: &[Rule],
-    now: Micros,
+    asked: Asked<'_>,
 ) -> Result<()> {
+    let now = asked.now;
     match key {
         "comment" | "comments" => set(tx, rule, "comments", text(key, value, 250)?),
         "locked" => set(tx, rule, "locked", flag(key, value)?),
@@ -128,15 +167,8 @@ fn update_one(
             set(tx, rule, "source_replica_expression", expression)
         }
         "priority" => change_priority(tx, rule, value),
-        "state" => change_state(
-            tx,
-            rule,
-            value,
-            options.get("cancel_requests") == Some(&Value::Bool(true)),
-            rules,
-            now,
-        ),
-        "cancel_requests" => match options.contains_key("state") {
+        "state" => change_state(tx, rule, value, asked),
+        "cancel_requests" => match asked.options.contains_key("state") {
             true => Ok(()),
             false => Err(invalid("cancel_requests goes with state")),
         },
@@ -258,14 +290,8 @@ fn change_priority(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
     Ok(())
 }
 
-fn change_state(
-    tx: &mut Tx<'_>,
-    rule: &Rule,
-    value: &Value,
-    cancel: bool,
-    rules: &[Rule],
-    now: Micros,
-) -> Result<()> {
+fn change_state(tx: &mut Tx<'_>, rule: &Rule, value: &Value, asked: Asked<'_>) -> Result<()> {
+    let now = asked.now;
     if rule.state == RuleState::WaitingApproval {
         let message = "The rule waits for approval: approve it, or deny it";
         return Err(refuse(Class::UnsupportedOperation, message));
@@ -287,8 +313,11 @@ fn change_state(
                  WHERE rule_id = ?1 AND state = 'R'",
                 values![rule.id],
             )?;
-            if cancel {
-                return cancel_all(tx, rules, now);
+            if asked.cancels() {
+                if let Some(account) = asked.within {
+                    check_alone(tx, account)?;
+                }
+                return cancel_all(tx, asked.rules, now);
             }
             stick(tx, rule, now)
         }
@@ -316,6 +345,19 @@ fn stick(tx: &mut Tx<'_>, rule: &Rule, now: Micros) -> Result<()> {
     let active = Rule { state: RuleState::Replicating, suspended_by: None, ..rule.clone() };
     state::settle(tx, &active, counts, false, Some("Set to STUCK by hand"), now)?;
     Ok(())
+}
+
+/// Fails where a rule of another account waits for a transfer in `w_units`. The files are held, so
+/// that none comes to it.
+fn check_alone(tx: &mut Tx<'_>, account: &str) -> Result<()> {
+    let sql =
+        "SELECT 1 FROM w_units u CROSS JOIN locks o ON (o.did_id = u.did AND o.rse_id = u.rse)
+        JOIN rules r ON r.id = o.rule_id WHERE r.account <> ?1 LIMIT 1";
+    if tx.first(sql, values![account])?.is_none() {
+        return Ok(());
+    }
+    let message = format!("Account {account} can not cancel transfers that others wait for");
+    Err(refuse(Class::AccessDenied, message))
 }
 
 /// Cancels the transfers in `w_units`: every rule that waited for one is STUCK.

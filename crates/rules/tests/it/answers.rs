@@ -238,6 +238,35 @@ fn a_copy_whose_transfer_was_cancelled_is_not_said_to_lack_room() {
 }
 
 #[test]
+fn nobody_cancels_what_others_wait_for() {
+    for world in World::each() {
+        with_alice(&world);
+        world.limit("alice", "R2", 1_000);
+        let add = |account: &str, name: &str, expression: &str| {
+            let new = World::new_rule(name, 1, expression);
+            world.add(&NewRule { account: account.to_owned(), ..new })
+        };
+        let (own, again) = (add("alice", "ds", "R2"), add("alice", "ds-0", "R2"));
+        let cancel = json!({"options": {"state": "STUCK", "cancel_requests": true}});
+        let put = || as_account(&world, "alice", "PUT", &format!("/rules/{own}"), cancel.clone());
+        let other = add("jdoe", "ds-1", "R2");
+        let (status, said) = put();
+        assert_eq!(status, 403, "on {}: {said}", world.catalog.backend());
+        assert!(said.contains("AccessDenied"), "{said}");
+        assert_eq!(world.state(&own), "REPLICATING 0/2/0");
+        assert_eq!(world.state(&other), "REPLICATING 0/1/0");
+        world.delete(&other);
+        let (status, said) = put();
+        assert_eq!(status, 200, "{said}");
+        assert_eq!(
+            (world.state(&own), world.state(&again)),
+            ("STUCK 0/0/2".into(), "STUCK 0/0/1".into())
+        );
+        world.check();
+    }
+}
+
+#[test]
 fn rules_are_listed_by_whatever_is_shown_of_them() {
     for world in World::each() {
         world.f4();
