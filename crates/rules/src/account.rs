@@ -105,7 +105,8 @@ pub fn delete_attribute(tx: &mut Tx<'_>, account: &str, key: &str) -> Result<()>
     Ok(())
 }
 
-/// Changes an account's `status`, `email` or `account_type`.
+/// Changes an account's `status`, `email` or `account_type`. Without root nobody could take back what
+/// was done to it.
 pub fn update(
     tx: &mut Tx<'_>,
     account: &str,
@@ -114,6 +115,9 @@ pub fn update(
     now: Micros,
 ) -> Result<()> {
     check_exists(tx, account)?;
+    if (account, key) == ("root", "status") && value != Some("ACTIVE") {
+        return Err(refuse(Class::AccessDenied, "The account root stays"));
+    }
     let sql = match (key, value) {
         ("status", Some("ACTIVE" | "SUSPENDED")) => {
             "UPDATE accounts SET status = ?2, suspended_at = CASE WHEN ?2 = 'SUSPENDED' THEN CAST(?3 AS BIGINT) END, updated_at = CAST(?3 AS BIGINT) WHERE account = ?1"

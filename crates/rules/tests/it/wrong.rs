@@ -181,6 +181,15 @@ fn what_cannot_be_done_is_not_said_to_be_done() {
         let when = |filter: &str| format!("{search}%5B%7B{filter}%7D%5D");
         let limit = "/accounts/alice/limits/local/R1".to_owned();
         for (method, path, body, status, said) in [
+            (
+                "PUT",
+                "/accounts/root".to_owned(),
+                json!({"status": "SUSPENDED"}),
+                403,
+                "AccessDenied",
+            ),
+            ("PUT", "/accounts/root".to_owned(), json!({"status": "ACTIVE"}), 200, ""),
+            ("PUT", "/accounts/root".to_owned(), json!({"email": "r@x"}), 200, ""),
             ("PUT", "/rses/R1".to_owned(), json!({"name": "R9"}), 400, "keeps its name"),
             ("PUT", "/rses/R1".to_owned(), json!({"name": "R1", "rse": "R1"}), 201, "Created"),
             ("GET", when("'created_after':'soon'"), Value::Null, 400, "DIDFilterSyntaxError"),
