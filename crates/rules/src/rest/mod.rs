@@ -153,7 +153,7 @@ async fn answer(service: Service, mut request: Request) -> Response {
     }
     let open = path.as_slice() == ["ping"] || request.extensions().get::<Caller>().is_some();
     if !open && !request.headers().contains_key(auth::TOKEN) {
-        return without_token();
+        return without_token(request.headers());
     }
     match call(service, request).await {
         Ok((call, service)) => match dispatch(call).await {
@@ -185,8 +185,13 @@ impl Part {
 }
 
 /// A request that shows no token is a wrong one: a new token, for which clients log in again when
-/// they are told 401, would not help it.
-fn without_token() -> Response {
+/// they are told 401, would not help it. One that shows a user of the server whom the server does
+/// not know would be helped.
+fn without_token(headers: &HeaderMap) -> Response {
+    if headers.contains_key(header::AUTHORIZATION) {
+        let message = "The token in Authorization is not valid";
+        return told(StatusCode::UNAUTHORIZED, Class::CannotAuthenticate.to_string(), message);
+    }
     let message = "The header X-Rucio-Auth-Token is missing";
     told(StatusCode::BAD_REQUEST, Class::CannotAuthenticate.to_string(), message)
 }

@@ -152,14 +152,20 @@ pub(crate) fn as_account(
     path: &str,
     body: Value,
 ) -> (u16, String) {
-    let service = Service {
-        catalog: world.catalog.clone(),
-        settings: world.settings.clone(),
-        around: Arc::new(Machine),
-        access: Default::default(),
-    };
+    showing(world, account, &[], method, path, body)
+}
+
+/// The same with headers.
+fn showing(
+    world: &World,
+    account: &str,
+    headers: &[(&str, &str)],
+    method: &str,
+    path: &str,
+    body: Value,
+) -> (u16, String) {
     let account = account.to_owned();
-    let router = mainstay_rules::rest::mounted("/rucio", service, move |_, _| {
+    let router = mainstay_rules::rest::mounted("/rucio", service(world), move |_, _| {
         (account != "nobody").then(|| Caller {
             account: account.clone(),
             privileged: false,
@@ -167,11 +173,11 @@ pub(crate) fn as_account(
         })
     });
     let body = if body.is_null() { String::new() } else { body.to_string() };
-    let request = axum::http::Request::builder()
-        .method(method)
-        .uri(format!("/rucio{path}"))
-        .body(axum::body::Body::from(body))
-        .unwrap();
+    let mut request = axum::http::Request::builder().method(method).uri(format!("/rucio{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.body(axum::body::Body::from(body)).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let answer = tower::ServiceExt::oneshot(router, request).await.unwrap();
@@ -179,6 +185,29 @@ pub(crate) fn as_account(
         let bytes = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
         (status, String::from_utf8_lossy(&bytes).into_owned())
     })
+}
+
+#[test]
+fn who_shows_what_nobody_knows_is_told_so() {
+    for world in World::each() {
+        let (bearer, token) = (("authorization", "Bearer wrong"), ("x-rucio-auth-token", "wrong"));
+        for (headers, account, status, said) in [
+            (&[] as &[_], "nobody", 400, "X-Rucio-Auth-Token is missing"),
+            (&[bearer], "nobody", 401, "The token in Authorization is not valid"),
+            (&[("authorization", "Basic eDp5")], "nobody", 401, "Authorization is not valid"),
+            (&[token], "nobody", 401, "Cannot authenticate"),
+            (&[bearer, token], "nobody", 401, "Cannot authenticate"),
+            (&[bearer], "alice", 200, "alice"),
+        ] {
+            let path = "/accounts/alice";
+            let (got, text) = showing(&world, account, headers, "GET", path, Value::Null);
+            assert_eq!(got, status, "{headers:?}: {text}");
+            assert!(text.contains(said), "{headers:?}: {text}");
+            assert_eq!(status == 200, !text.contains("CannotAuthenticate"), "{text}");
+        }
+        let (status, _) = showing(&world, "nobody", &[bearer], "GET", "/ping", Value::Null);
+        assert_eq!(status, 200);
+    }
 }
 
 #[test]
