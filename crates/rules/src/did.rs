@@ -464,6 +464,8 @@ pub struct Listed {
     pub bytes: Option<i64>,
     pub adler32: Option<String>,
     pub md5: Option<String>,
+    /// What is said of a file, as JSON, where files are listed.
+    pub meta: Option<String>,
 }
 
 fn listed(row: &Row) -> Listed {
@@ -473,6 +475,7 @@ fn listed(row: &Row) -> Listed {
         bytes: row.opt_int(3),
         adler32: row.opt_text(4),
         md5: row.opt_text(5),
+        meta: None,
     }
 }
 
@@ -499,7 +502,9 @@ pub fn list_files(
 ) -> Result<()> {
     let found = get(tx, did)?;
     if found.did_type == DidType::File {
+        let meta = metadata(tx, found.id)?;
         return each(Listed {
+            meta: Some(serde_json::Value::Object(meta).to_string()),
             did: found.did,
             did_type: DidType::File,
             bytes: found.bytes,
@@ -510,10 +515,10 @@ pub fn list_files(
     tx.for_each(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
          UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
-         SELECT d.scope, d.name, d.did_type, d.bytes, d.adler32, d.md5 FROM down CROSS JOIN contents c ON (c.parent = down.id)
+         SELECT d.scope, d.name, d.did_type, d.bytes, d.adler32, d.md5, d.meta FROM down CROSS JOIN contents c ON (c.parent = down.id)
          JOIN dids d ON d.id = c.child WHERE down.did_type = 'D' ORDER BY down.id, d.id",
         values![found.id],
-        &mut |row| each(listed(&row)),
+        &mut |row| each(Listed { meta: row.opt_text(6), ..listed(&row) }),
     )
 }
 

@@ -59,10 +59,9 @@ fn bulk_files(call: &Call) -> Result<Reply> {
     Ok(Reply::Lines(Box::new(move |tx, line| {
         for name in &names {
             did::list_files(tx, name, &mut |child| {
-                let value = json!({
-                    "parent_scope": name.scope, "parent_name": name.name, "scope": child.did.scope,
-                    "name": child.did.name, "bytes": child.bytes, "adler32": child.adler32, "guid": null, "events": null,
-                });
+                let mut value = show::file(&child, false);
+                value["parent_scope"] = json!(name.scope);
+                value["parent_name"] = json!(name.name);
                 line(value.to_string())
             })?;
         }
@@ -139,7 +138,7 @@ pub(super) async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
         (&Method::GET, Some("files")) => {
             let long = said(call, "long")?;
             Ok(Reply::Lines(Box::new(move |tx, line| {
-                did::list_files(tx, &name, &mut |child| line(show::file(&child, long)))
+                did::list_files(tx, &name, &mut |child| line(show::file(&child, long).to_string()))
             })))
         }
         (&Method::GET, Some("parents")) => {

@@ -1,5 +1,6 @@
 //! How things look on the wire.
 
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::account::Usage;
@@ -89,15 +90,28 @@ pub(super) fn content(child: &Listed) -> String {
     .to_string()
 }
 
-pub(super) fn file(child: &Listed, long: bool) -> String {
+/// What is said of a file and shown wherever files are listed.
+#[derive(Default, Deserialize)]
+struct Said {
+    #[serde(default)]
+    guid: Value,
+    #[serde(default)]
+    events: Value,
+    #[serde(default)]
+    lumiblocknr: Value,
+}
+
+pub(super) fn file(child: &Listed, long: bool) -> Value {
+    let said = child.meta.as_deref().and_then(|text| serde_json::from_str::<Said>(text).ok());
+    let said = said.unwrap_or_default();
     let mut value = json!({
         "scope": child.did.scope, "name": child.did.name, "bytes": child.bytes, "adler32": child.adler32,
-        "guid": null, "events": null,
+        "guid": said.guid, "events": said.events,
     });
     if long {
-        value["lumiblocknr"] = Value::Null;
+        value["lumiblocknr"] = said.lumiblocknr;
     }
-    value.to_string()
+    value
 }
 
 pub(super) fn rse(rse: &Rse) -> Value {

@@ -1,6 +1,7 @@
 //! What people say of data identifiers: it is kept and shown wherever it is asked for, and never
 //! passes for what the catalog knows itself.
 
+use mainstay_rules::api::DidType;
 use serde_json::{Value, json};
 
 use crate::surface::Shell;
@@ -107,5 +108,42 @@ fn numbers_and_flags_are_kept_as_such_however_they_are_written() {
         assert_eq!(shell.call("POST", "/dids/s/brief", brief).0, 201);
         let found = columns(&shell, "brief");
         assert!(found["expired_at"].is_string() && found["campaign"] == json!("c"), "{found}");
+    }
+}
+
+#[test]
+fn files_are_listed_with_what_was_said_of_them() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 1, 10, "R1");
+        world.collection("c", DidType::Container);
+        world.attach("c", &["ds".to_owned()]);
+        let shell = Shell::over(&world);
+        let meta = json!({"guid": "g1", "events": 5, "lumiblocknr": 3, "colour": "red"});
+        let file =
+            json!({"scope": "s", "name": "told", "bytes": 7, "adler32": "0cc737eb", "meta": meta});
+        let body = json!({"rse": "R1", "files": [file]});
+        assert_eq!(shell.call("POST", "/replicas", body).0, 201);
+        world.attach("ds", &["told".to_owned()]);
+        let told = json!({"scope": "s", "name": "told", "bytes": 7, "adler32": "0cc737eb", "guid": "g1", "events": 5});
+        let with = |more: Value| {
+            let mut told = told.clone();
+            told.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            told
+        };
+        for name in ["c", "ds", "told"] {
+            let list = |rest: &str| {
+                let path = format!("/dids/s/{name}/files{rest}");
+                lines(shell.call("GET", &path, Value::Null))
+            };
+            let names = json!({"dids": [{"scope": "s", "name": name}]});
+            let bulk = lines(shell.call("POST", "/dids/bulkfiles", names));
+            let found = [list("").pop(), list("?long=True").pop(), bulk.last().cloned()];
+            let parent = with(json!({"parent_scope": "s", "parent_name": name}));
+            let expected = [told.clone(), with(json!({"lumiblocknr": 3})), parent];
+            assert_eq!(found, expected.map(Some), "{name} on {}", world.catalog.backend());
+        }
+        let plain = &lines(shell.call("GET", "/dids/s/ds/files", Value::Null))[0];
+        assert_eq!((&plain["guid"], &plain["events"]), (&Value::Null, &Value::Null));
     }
 }
