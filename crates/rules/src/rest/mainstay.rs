@@ -7,7 +7,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Value, json};
 
-use super::{Call, Reply, no_such_path, text};
+use super::{Call, Reply, no_such_path, number, text};
 use crate::api::{Did, RequestState, SECOND};
 use crate::catalog::Daemon;
 use crate::error::{Class, Result, refuse};
@@ -174,12 +174,11 @@ fn worker(call: &Call) -> Result<(String, i64)> {
     if worker.is_empty() || worker.len() > 100 {
         return Err(refuse(Class::InvalidObject, "worker is a name of at most 100 letters"));
     }
-    let lease = match call.body.get("lease") {
-        None => Some(60),
-        Some(lease) => lease.as_i64().filter(|lease| (1..=86_400).contains(lease)),
-    };
-    let wrong = || refuse(Class::InvalidObject, "lease is 1 to 86400 seconds");
-    Ok((worker, lease.ok_or_else(wrong)? * SECOND))
+    let lease = number(&call.body, "lease")?.unwrap_or(60);
+    if !(1..=86_400).contains(&lease) {
+        return Err(refuse(Class::InvalidObject, "lease is 1 to 86400 seconds"));
+    }
+    Ok((worker, lease * SECOND))
 }
 
 fn list<T: serde::de::DeserializeOwned>(call: &Call, key: &str) -> Result<Vec<T>> {
@@ -199,13 +198,9 @@ fn speaks(call: &Call) -> Result<Speaks> {
 /// A transfer tool takes requests, for as long as its lease.
 async fn take(call: &Call) -> Result<Reply> {
     let (worker, lease) = worker(call)?;
-    let most = match call.body.get("most") {
-        None => 1,
-        Some(most) => most
-            .as_u64()
-            .ok_or_else(|| refuse(Class::InvalidObject, "most is a number of files"))?,
-    };
-    let most = usize::try_from(most.min(1_000)).unwrap_or(1);
+    let most = number(&call.body, "most")?.unwrap_or(1).min(1_000);
+    let most = usize::try_from(most)
+        .map_err(|_| refuse(Class::InvalidObject, "most is a number of files"))?;
     let wanted = queue::Wanted { worker, most, lease, speaks: speaks(call)? };
     let (settings, now) = (call.service.settings.clone(), call.now());
     let jobs = call.write(move |tx| queue::take(tx, &wanted, &settings, now)).await?;

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 use super::dids::own_scope;
 use super::rules::{dids, whole};
 use super::{
-    Call, Reply, created, field, flag, listing, no_such_path, show, sites, text, texts, wrong,
+    Call, Reply, created, field, flag, listing, no_such_path, python, show, sites, text, texts,
+    wrong,
 };
 use crate::api::{Did, Micros, NewFile, ReplicaState};
 use crate::catalog::Tx;
@@ -84,7 +85,10 @@ impl NewFiles {
     pub(super) async fn read(call: &Call, rse: &str, list: Vec<Value>) -> Result<Self> {
         let (mut files, mut meta) = (Vec::with_capacity(list.len()), Vec::new());
         let mut named = Vec::new();
-        for value in list {
+        for mut value in list {
+            if let Some(bytes) = value.get("bytes").and_then(python::whole) {
+                value["bytes"] = json!(bytes);
+            }
             let physical = text(&value, "pfn")?.map(str::to_owned);
             // A path that is not judged could be that of another file.
             if value.get("path").is_some() {
