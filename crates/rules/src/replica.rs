@@ -400,6 +400,33 @@ pub fn held_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<Held>> {
     Ok(rows.iter().map(held).collect())
 }
 
+/// The datasets of which files are on an RSE, by name, each with its own length and bytes.
+pub fn datasets_on(
+    tx: &mut Tx<'_>,
+    rse: i64,
+    each: &mut dyn FnMut(Did, (i64, i64), Held) -> Result<()>,
+) -> Result<()> {
+    let sql = "SELECT d.scope, d.name, (SELECT COUNT(*) FROM contents c WHERE c.parent = d.id),
+        (SELECT CAST(COALESCE(SUM(c.bytes), 0) AS BIGINT) FROM contents c WHERE c.parent = d.id),
+        h.files, h.bytes, h.first, h.last, h.accessed FROM (SELECT c.parent,
+        CAST(SUM(CASE WHEN p.state IN ('A', 'T') THEN 1 ELSE 0 END) AS BIGINT) AS files,
+        CAST(SUM(CASE WHEN p.state IN ('A', 'T') THEN p.bytes ELSE 0 END) AS BIGINT) AS bytes,
+        MIN(p.created_at) AS first, MAX(p.updated_at) AS last, MAX(p.accessed_at) AS accessed
+        FROM replicas p JOIN contents c ON c.child = p.did_id WHERE p.rse_id = ?1 AND p.state <> 'B' GROUP BY c.parent) h
+        JOIN dids d ON d.id = h.parent ORDER BY d.scope, d.name";
+    tx.for_each(sql, values![rse], &mut |row| {
+        let held = Held {
+            rse_id: rse,
+            files: row.int(4),
+            bytes: row.int(5),
+            first: row.int(6),
+            last: row.int(7),
+            accessed: row.opt_int(8),
+        };
+        each(Did::new(row.text(0), row.text(1)), (row.int(2), row.int(3)), held)
+    })
+}
+
 /// Declares replicas bad. What is locked and has another copy is fetched again; what is not locked
 /// may be deleted; a file whose last copy is bad is lost.
 pub fn declare_bad(

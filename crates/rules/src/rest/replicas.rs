@@ -433,15 +433,10 @@ async fn dids_of(call: &Call) -> Result<Reply> {
 /// The datasets of which something is on an RSE.
 async fn datasets_on(call: &Call, rse: &str) -> Result<Reply> {
     let rse = rse.to_owned();
-    let names = call
-        .read(move |tx| {
-            let id = crate::rse::by_name(tx, &rse)?.id;
-            let sql = "SELECT DISTINCT d.scope, d.name FROM dataset_locks k JOIN dids d ON d.id = k.did_id
-                WHERE k.rse_id = ?1 ORDER BY d.scope, d.name";
-            let rows = tx.query(sql, values![id])?;
-            Ok((rse.clone(), rows.iter().map(|row| Did::new(row.text(0), row.text(1))).collect()))
+    let found = call.read(move |tx| crate::rse::by_name(tx, &rse)).await?;
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        replica::datasets_on(tx, found.id, &mut |name, (length, bytes), held| {
+            line(sites::dataset_replica(&name, &found, (length, bytes), &held))
         })
-        .await?;
-    let (rse, names): (String, Vec<Did>) = names;
-    sites::dataset_replicas_on(call, names, Some(rse)).await
+    })))
 }

@@ -11,7 +11,9 @@ use crate::api::{Did, ReplicaState, show_time};
 use crate::catalog::Tx;
 use crate::catalog::ledger::OWN_COUNT;
 use crate::error::{Class, Result, refuse};
+use crate::expression::Rse;
 use crate::protocol::{self, Protocol, Which};
+use crate::replica::Held;
 use crate::rse;
 use crate::rse::{Measured, RseSettings};
 use crate::transfers::folder::Folder;
@@ -354,20 +356,11 @@ async fn list_rses(call: &Call) -> Result<Reply> {
 
 /// How much of a dataset each RSE holds.
 pub(super) async fn dataset_replicas(call: &Call, names: Vec<Did>) -> Result<Reply> {
-    dataset_replicas_on(call, names, None).await
-}
-
-/// The same, of one RSE if it is named.
-pub(super) async fn dataset_replicas_on(
-    call: &Call,
-    names: Vec<Did>,
-    on: Option<String>,
-) -> Result<Reply> {
     let lines = call
         .read(move |tx| {
             let mut lines = Vec::new();
             for name in &names {
-                dataset_replica_lines(tx, name, on.as_deref(), &mut lines)?;
+                dataset_replica_lines(tx, name, &mut lines)?;
             }
             Ok(lines)
         })
@@ -375,29 +368,13 @@ pub(super) async fn dataset_replicas_on(
     Ok(whole(lines))
 }
 
-fn dataset_replica_lines(
-    tx: &mut Tx<'_>,
-    name: &Did,
-    on: Option<&str>,
-    lines: &mut Vec<String>,
-) -> Result<()> {
+fn dataset_replica_lines(tx: &mut Tx<'_>, name: &Did, lines: &mut Vec<String>) -> Result<()> {
     let found = crate::did::get(tx, name)?;
     let (length, bytes) = crate::did::size(tx, found.id)?;
     let rses = tx.rses()?;
     for held in crate::replica::held_by_rse(tx, found.id)? {
         let Some(rse) = rses.iter().find(|rse| rse.id == held.rse_id) else { continue };
-        if on.is_some_and(|on| on != rse.name) {
-            continue;
-        }
-        let whole = held.files == length;
-        let state = if whole { ReplicaState::Available } else { ReplicaState::Unavailable };
-        let value = json!({
-            "scope": name.scope, "name": name.name, "rse": rse.name, "rse_id": rse.uuid,
-            "length": length, "bytes": bytes, "available_length": held.files, "available_bytes": held.bytes,
-            "state": state, "created_at": show_time(held.first), "updated_at": show_time(held.last),
-            "accessed_at": show::time(held.accessed),
-        });
-        lines.push(value.to_string());
+        lines.push(dataset_replica(name, rse, (length, bytes), &held));
     }
     Ok(())
 }
@@ -427,3 +404,21 @@ async fn rse_usage(call: &Call, owned: Vec<String>) -> Result<Reply> {
         .await?;
     Ok(whole(lines))
 }
+/// What of a dataset of this size is on an RSE.
+pub(super) fn dataset_replica(
+    name: &Did,
+    rse: &Rse,
+    (length, bytes): (i64, i64),
+    held: &Held,
+) -> String {
+    let whole = held.files == length;
+    let state = if whole { ReplicaState::Available } else { ReplicaState::Unavailable };
+    json!({
+        "scope": name.scope, "name": name.name, "rse": rse.name, "rse_id": rse.uuid,
+        "length": length, "bytes": bytes, "available_length": held.files, "available_bytes": held.bytes,
+        "state": state, "created_at": show_time(held.first), "updated_at": show_time(held.last),
+        "accessed_at": show::time(held.accessed),
+    })
+    .to_string()
+}
+
