@@ -165,7 +165,13 @@ impl Wanted {
                     .filter_map(|one| Some((one.rank(domain, "read")?, one)))
                     .collect();
                 ranked.sort_by_key(|(rank, _)| *rank);
-                bases.extend(ranked.iter().map(|(_, one)| (one.base(), *domain)));
+                for (_, one) in ranked {
+                    let base = one.base();
+                    // What is reached from both sides is named once.
+                    if !bases.iter().any(|(known, _)| *known == base) {
+                        bases.push((base, *domain));
+                    }
+                }
             }
             (rse.id, Site { rse, bases })
         };
