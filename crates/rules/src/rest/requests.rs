@@ -71,6 +71,16 @@ async fn one(call: &Call, name: Did, rse: &str, over: bool) -> Result<Reply> {
     Ok(Reply::Json(value))
 }
 
+/// The letter of a state. Clients know three in which no request is here.
+fn state(text: &str) -> Option<&'static str> {
+    match text {
+        "P" | "PREPARING" => Some("P"),
+        "U" | "SUSPEND" => Some("U"),
+        "W" | "WAITING" => Some("W"),
+        text => RequestState::read(text).map(RequestState::letter),
+    }
+}
+
 async fn list(call: &Call, over: bool) -> Result<Reply> {
     let rse = |tx: &mut Tx<'_>, name: &Option<String>| match name {
         Some(name) => crate::rse::by_name(tx, name).map(|rse| rse.id),
@@ -84,7 +94,7 @@ async fn list(call: &Call, over: bool) -> Result<Reply> {
         .split(',')
         .map(|text| text.trim_matches(|letter: char| "[]()'\" ".contains(letter)))
         .filter(|text| !text.is_empty())
-        .map(|text| RequestState::read(text).map(RequestState::letter))
+        .map(state)
         .collect::<Option<_>>()
         .ok_or_else(|| wrong("request_states are names or letters of states, such as Q,S"))?;
     let page = |key: &str, otherwise: i64| match call.arg(key).filter(|text| *text != "None") {
