@@ -4,7 +4,9 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::rules::{stream, whole};
-use super::{Call, Reply, attribute, created, flag, no_such_path, python, show, text, wrong};
+use super::{
+    Call, Reply, attribute, created, flag, no_such_path, python, search, show, text, wrong,
+};
 use crate::catalog::engine::values;
 use crate::error::{Class, Result, refuse};
 use crate::expression::Expression;
@@ -165,6 +167,16 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
 /// The accounts that fit all that is asked for: what an account has, and its attributes.
 async fn list_accounts(call: &Call) -> Result<Reply> {
     let wanted = call.query.clone();
+    for (key, value) in &wanted {
+        let known: &[&str] = match key.as_str() {
+            "account_type" | "type" => &["USER", "GROUP", "SERVICE"],
+            "status" => &["ACTIVE", "SUSPENDED", "DELETED"],
+            _ => continue,
+        };
+        if !known.contains(&value.as_str()) {
+            return Err(wrong(&format!("{key} is one of {}", known.join(", "))));
+        }
+    }
     let lines = call
         .read(move |tx| {
             let sql = "SELECT account, account_type, email, status FROM accounts WHERE deleted_at IS NULL ORDER BY account";
@@ -183,6 +195,7 @@ async fn list_accounts(call: &Call) -> Result<Reply> {
                     key => account::with_attribute(tx, key, value)?,
                 };
                 rows.retain(|row| match column {
+                    Some(0) => search::fits(value, row.text(0)),
                     Some(at) => row.opt_text(at).as_deref() == Some(value),
                     None => own.iter().any(|one| one == row.text(0)),
                 });
