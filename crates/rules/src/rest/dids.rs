@@ -49,6 +49,12 @@ async fn many_at(call: &Call, parts: &[&str]) -> Option<Result<Reply>> {
         (&Method::POST, [scope, name @ .., "meta", key]) if !name.is_empty() => {
             meta::at(call, Did::new(*scope, name.join("/")), Some(key)).await
         }
+        // Clients write keys as they are. Only metadata has a value.
+        (&Method::POST, [scope, rest @ ..]) if call.body.get("value").is_some() => {
+            let at = rest.iter().skip(1).position(|part| *part == "meta")? + 1;
+            let (name, key) = (rest[..at].join("/"), rest[at + 1..].join("/"));
+            meta::at(call, Did::new(*scope, name), Some(&key)).await
+        }
         _ => return None,
     })
 }
