@@ -117,7 +117,7 @@ async fn judge(call: &Call, name: &str) -> Result<Reply> {
     if !call.body.is_null() {
         call.object()?;
     }
-    let now = match text(&call.body, "now")? {
+    let now = match text(&call.body, "now")?.or_else(|| call.arg("now")) {
         None => call.now(),
         Some(text) => update::read_time(text).ok_or_else(|| {
             refuse(Class::InvalidObject, "now is a moment like 2026-11-15T22:00:00Z")

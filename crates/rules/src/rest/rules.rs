@@ -371,6 +371,9 @@ async fn analysis(call: &Call, id: &str) -> Result<Reply> {
 
 pub(super) async fn locks(call: &Call, path: &[String]) -> Result<Reply> {
     let parts: Vec<&str> = path.iter().map(String::as_str).collect();
+    if call.arg("did_type").is_some_and(|kind| !kind.eq_ignore_ascii_case("dataset")) {
+        return Err(super::wrong("did_type is dataset: those are the locks that are listed here"));
+    }
     let of = match (&call.method, parts.as_slice()) {
         (&Method::POST, ["bulk_locks_for_dids"]) => return bulk_locks(call).await,
         (&Method::GET, [rse]) => {

@@ -184,6 +184,10 @@ fn condition(key: &str, value: Value) -> Result<Condition> {
         Some((key, "lt")) => (key, Relation::Less),
         Some((key, "lte")) => (key, Relation::AtMost),
         Some((key, "ne")) => (key, Relation::Not),
+        // Keys of people may have dots, those of the catalog have none.
+        Some((key, relation)) if did::is_own(key) => {
+            return Err(malformed(&format!("{relation:.40} is no relation")));
+        }
         _ => match key {
             "created_before" => ("created_at", Relation::AtMost),
             "created_after" => ("created_at", Relation::AtLeast),

@@ -192,21 +192,67 @@ fn which(rest: &[&str]) -> Result<Which> {
     })
 }
 
+/// Which protocols are asked for: those that an operation can be done by, in a domain.
+struct WantedProtocols {
+    domains: &'static [&'static str],
+    operation: Option<&'static str>,
+}
+
+impl WantedProtocols {
+    fn read(call: &Call) -> Result<Self> {
+        let arg = |key: &str| call.arg(key).filter(|text| !["", "None"].contains(text));
+        let domains: &[&str] = match arg("protocol_domain").map(str::to_ascii_lowercase).as_deref()
+        {
+            None | Some("all") => &["lan", "wan"],
+            Some("lan") => &["lan"],
+            Some("wan") => &["wan"],
+            Some(_) => return Err(wrong("protocol_domain is lan, wan or ALL")),
+        };
+        let known = [
+            "read",
+            "write",
+            "delete",
+            "third_party_copy",
+            "third_party_copy_read",
+            "third_party_copy_write",
+        ];
+        let operation = arg("operation").map(|text| {
+            let named = known.into_iter().find(|one| *one == text);
+            named.ok_or_else(|| wrong(&format!("operation is one of {}", known.join(", "))))
+        });
+        // The default is the first of each operation, and all are shown with their ranks.
+        said(call, "default")?;
+        Ok(Self { domains, operation: operation.transpose()? })
+    }
+
+    fn take(&self, protocol: &Protocol) -> bool {
+        match self.operation {
+            Some(operation) => {
+                self.domains.iter().any(|one| protocol.rank(one, operation).is_some())
+            }
+            None if self.domains.len() > 1 => true,
+            None => self.domains.iter().any(|one| {
+                let ranks = protocol.domains.get(*one).and_then(Value::as_object);
+                ranks.is_some_and(|all| all.keys().any(|key| protocol.rank(one, key).is_some()))
+            }),
+        }
+    }
+}
+
 async fn protocols_at(call: &Call, name: &str, rest: &[&str]) -> Result<Reply> {
     let name = name.to_owned();
     match (&call.method, rest) {
-        (&Method::GET, []) => {
-            let found = call.read(move |tx| rse::by_name(tx, &name)).await?;
-            Ok(Reply::Json(show::rse_whole(&found)))
-        }
-        (&Method::GET, [scheme]) => {
-            let scheme = (*scheme).to_owned();
+        (&Method::GET, [] | [_]) => {
+            let wanted = WantedProtocols::read(call)?;
             let mut found = call.read(move |tx| rse::by_name(tx, &name)).await?;
-            found.protocols.retain(|protocol| protocol.scheme == scheme);
-            if found.protocols.is_empty() {
-                let message = format!("RSE '{}' has no protocol '{scheme:.40}'", found.name);
-                return Err(refuse(Class::RSEProtocolNotSupported, message));
+            if let [scheme] = rest {
+                found.protocols.retain(|protocol| protocol.scheme == *scheme);
+                if found.protocols.is_empty() {
+                    let message = format!("RSE '{}' has no protocol '{scheme:.40}'", found.name);
+                    return Err(refuse(Class::RSEProtocolNotSupported, message));
+                }
             }
+            found.protocols.retain(|protocol| wanted.take(protocol));
             Ok(Reply::Json(show::rse_whole(&found)))
         }
         (&Method::POST, [scheme]) => {
@@ -379,6 +425,24 @@ fn dataset_replica_lines(tx: &mut Tx<'_>, name: &Did, lines: &mut Vec<String>) -
     Ok(())
 }
 
+/// What of a dataset of this size is on an RSE.
+pub(super) fn dataset_replica(
+    name: &Did,
+    rse: &Rse,
+    (length, bytes): (i64, i64),
+    held: &Held,
+) -> String {
+    let whole = held.files == length;
+    let state = if whole { ReplicaState::Available } else { ReplicaState::Unavailable };
+    json!({
+        "scope": name.scope, "name": name.name, "rse": rse.name, "rse_id": rse.uuid,
+        "length": length, "bytes": bytes, "available_length": held.files, "available_bytes": held.bytes,
+        "state": state, "created_at": show_time(held.first), "updated_at": show_time(held.last),
+        "accessed_at": show::time(held.accessed),
+    })
+    .to_string()
+}
+
 async fn rse_usage(call: &Call, owned: Vec<String>) -> Result<Reply> {
     let source = call.arg("source").map(str::to_owned);
     let lines = call
@@ -404,21 +468,3 @@ async fn rse_usage(call: &Call, owned: Vec<String>) -> Result<Reply> {
         .await?;
     Ok(whole(lines))
 }
-/// What of a dataset of this size is on an RSE.
-pub(super) fn dataset_replica(
-    name: &Did,
-    rse: &Rse,
-    (length, bytes): (i64, i64),
-    held: &Held,
-) -> String {
-    let whole = held.files == length;
-    let state = if whole { ReplicaState::Available } else { ReplicaState::Unavailable };
-    json!({
-        "scope": name.scope, "name": name.name, "rse": rse.name, "rse_id": rse.uuid,
-        "length": length, "bytes": bytes, "available_length": held.files, "available_bytes": held.bytes,
-        "state": state, "created_at": show_time(held.first), "updated_at": show_time(held.last),
-        "accessed_at": show::time(held.accessed),
-    })
-    .to_string()
-}
-

@@ -287,6 +287,18 @@ fn what_is_known_of_a_dataset_is_shown_as_clients_expect() {
             ("R2".to_owned(), 2, "UNAVAILABLE".to_owned()),
         ];
         assert_eq!(held, expected);
+        // An RSE tells the same of its datasets, whether they are locked there or not.
+        world.rule("ds", 1, "R1", Grouping::Dataset);
+        for (rse, line) in ["R1", "R2"].into_iter().zip(text.lines()) {
+            let (status, told) = shell.call("GET", &format!("/replicas/rse/{rse}"), Value::Null);
+            assert_eq!(status, 200, "{told}");
+            assert_eq!(told.trim(), line, "on {}", world.catalog.backend());
+        }
+        assert_eq!(shell.call("GET", "/replicas/rse/R3", Value::Null), (200, String::new()));
+        for states in ["W", "P", "WAITING,PREPARING", "U"] {
+            let path = format!("/requests/list?request_states={states}");
+            assert_eq!(shell.call("GET", &path, Value::Null), (200, String::new()), "{states}");
+        }
     }
 }
 

@@ -61,6 +61,29 @@ fn a_field_of_the_wrong_kind_is_refused_wherever_it_is() {
             ("GET", "/accounts/alice/limits/global/R1%7C", Value::Null),
             ("POST", "/rses/R1/attr/k", json!({})),
             ("POST", "/rses/R1/protocols/..", json!({})),
+            ("GET", "/rses/R1/protocols?protocol_domain=moon", Value::Null),
+            ("GET", "/rses/R1/protocols?operation=dance", Value::Null),
+            ("GET", "/rses/R1/protocols?default=maybe", Value::Null),
+            ("GET", "/locks/R1?did_type=zz", Value::Null),
+            ("GET", "/locks/s/ds?did_type=zz", Value::Null),
+            ("GET", "/accounts/?account_type=ROBOT", Value::Null),
+            ("GET", "/accounts/?status=asleep", Value::Null),
+            ("GET", "/requests/list?request_states=W,Z", Value::Null),
+            ("POST", "/mainstay/judge/finisher?now=junk", Value::Null),
+            ("POST", "/mainstay/transfers/take", json!({"worker": "w", "most": "x"})),
+            ("POST", "/mainstay/transfers/take", json!({"worker": "w", "most": -1})),
+            ("POST", "/mainstay/transfers/take", json!({"worker": "w", "lease": 0})),
+            (
+                "POST",
+                "/rses/R1/protocols/srm",
+                json!({"extended_attributes": {"space_token_secret": "x"}}),
+            ),
+            (
+                "POST",
+                "/rses/R1/protocols/srm",
+                json!({"extended_attributes": {"bearer_token": "x"}}),
+            ),
+            ("POST", "/rses/R1/protocols/srm", json!({"extended_attributes": {"token": "x"}})),
             ("POST", "/rses/R1/protocols/file", json!({"domains": {"moon": {"read": 1}}})),
             ("POST", "/rses/R1/protocols/file", json!({"domains": {"wan": 5}})),
             ("POST", "/rses/R1/protocols/file", json!({"domains": {"wan": {"read": "x"}}})),
@@ -178,6 +201,7 @@ fn what_cannot_be_done_is_not_said_to_be_done() {
         let shell = Shell::over(&world);
         let unknown = json!({"replicas": ["davs://nowhere/x"], "reason": "r"});
         let search = "/dids/s/dids/search?type=all&filters=";
+        let sized = |bytes: Value| json!({"rse": "R1", "files": [{"scope": "s", "name": "sized", "bytes": bytes}]});
         let when = |filter: &str| format!("{search}%5B%7B{filter}%7D%5D");
         let limit = "/accounts/alice/limits/local/R1".to_owned();
         for (method, path, body, status, said) in [
@@ -189,6 +213,51 @@ fn what_cannot_be_done_is_not_said_to_be_done() {
                 "AccessDenied",
             ),
             ("PUT", "/accounts/root".to_owned(), json!({"status": "ACTIVE"}), 200, ""),
+            ("POST", "/replicas".to_owned(), sized(json!(10.0)), 201, "Created"),
+            ("GET", "/dids/s/sized".to_owned(), Value::Null, 200, r#""bytes":10,"#),
+            ("POST", "/replicas".to_owned(), sized(json!(10.5)), 409, "InvalidObject"),
+            (
+                "POST",
+                "/mainstay/transfers/take".to_owned(),
+                json!({"worker": "w", "most": null, "lease": null, "schemes": null}),
+                200,
+                "jobs",
+            ),
+            ("POST", "/dids/s/ds/meta/a/b".to_owned(), json!({"value": 5}), 201, "Created"),
+            ("GET", "/dids/s/ds/meta?plugin=JSON".to_owned(), Value::Null, 200, r#"{"a/b":5}"#),
+            ("DELETE", "/dids/s/ds/meta?key=a/b".to_owned(), Value::Null, 200, ""),
+            ("GET", when("'bytes.foo':5"), Value::Null, 400, "DIDFilterSyntaxError"),
+            ("GET", when("'some.thing':5"), Value::Null, 200, ""),
+            (
+                "POST",
+                "/rses/R1/protocols/srm".to_owned(),
+                json!({"extended_attributes": {"space_token": "DATADISK", "web_service_path": "/x"},
+                    "domains": {"wan": {"read": 1}}}),
+                201,
+                "Created",
+            ),
+            (
+                "GET",
+                "/rses/R1/protocols?protocol_domain=ALL&operation=read".to_owned(),
+                Value::Null,
+                200,
+                "DATADISK",
+            ),
+            (
+                "GET",
+                "/rses/R1/protocols?protocol_domain=lan".to_owned(),
+                Value::Null,
+                200,
+                r#""protocols":[]"#,
+            ),
+            (
+                "GET",
+                "/rses/R1/protocols/srm?operation=write".to_owned(),
+                Value::Null,
+                200,
+                r#""protocols":[]"#,
+            ),
+            ("GET", "/locks/s/ds?did_type=dataset".to_owned(), Value::Null, 200, "R1"),
             ("PUT", "/accounts/root".to_owned(), json!({"email": "r@x"}), 200, ""),
             ("PUT", "/rses/R1".to_owned(), json!({"name": "R9"}), 400, "keeps its name"),
             ("PUT", "/rses/R1".to_owned(), json!({"name": "R1", "rse": "R1"}), 201, "Created"),
@@ -283,6 +352,9 @@ fn accounts_are_listed_by_what_they_have_and_by_their_attributes() {
             ("country=ch", true),
             ("admin=True", true),
             ("account=physics&status=ACTIVE&country=ch", true),
+            ("account=phy*", true),
+            ("account=*ysi*", true),
+            ("account=phy", false),
             ("country=de", false),
             ("colour=red", false),
             ("status=SUSPENDED", false),
@@ -385,6 +457,11 @@ fn replicas_are_listed_as_they_are_asked_for() {
         ] {
             assert_eq!(count(&list(more.clone())), counts, "{more} on {}", world.catalog.backend());
         }
+        let both = list(json!({"domain": "all"}));
+        let names = both["rses"]["R1"].as_array().unwrap();
+        assert_eq!(names.len(), 1, "{both}");
+        let first = &both["pfns"][names[0].as_str().unwrap()];
+        assert_eq!((&first["priority"], &first["domain"]), (&json!(1), &json!("wan")), "{both}");
         let one = list(json!({"nrandom": 1}));
         let (_, name) = one["pfns"].as_object().unwrap().iter().next().unwrap();
         assert_eq!(name["priority"], json!(1), "{one}");
