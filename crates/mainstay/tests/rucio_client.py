@@ -227,6 +227,13 @@ def names(c):
     assert c.get_metadata("user.alice", "ds1")["project"] == "x"
     assert list(c.list_dids("user.alice", [{"colour": "r*", "year.gte": 2026}])) == ["ds1"]
     assert list(c.get_metadata_bulk([{"scope": "user.alice", "name": "ds1"}]))[0]["name"] == "ds1"
+    for key, value in [("bytes", 5), ("is_open", False), ("adler32", "0"), ("run_number", "many")]:
+        refused(exception.InvalidMetadata, c.set_metadata, "user.alice", "ds1", key, value)
+    c.set_metadata("user.alice", "f0", "guid", "g0")
+    assert next(iter(c.list_files("user.alice", "ds1")))["guid"] == "g0"
+    c.set_metadata("user.alice", "ds1", "a/b", 1)
+    assert c.get_metadata("user.alice", "ds1", plugin="JSON")["a/b"] == 1
+    c.delete_metadata("user.alice", "ds1", "a/b")
     c.delete_metadata("user.alice", "ds1", "colour")
     refused(exception.KeyNotFound, c.delete_metadata, "user.alice", "ds1", "colour")
     assert {one["name"] for one in c.scope_list("user.alice")} >= {"c1"}
@@ -493,7 +500,8 @@ def trust(c):
     forged.headers["X-Rucio-Auth-Token"] = forged.auth_token
     # A token nobody gave is worth nothing: the client logs in again, as who it is.
     assert forged.whoami()["account"] == "alice"
-    for headers, status in [({}, 400), ({"X-Rucio-Auth-Token": "root-root-unknown-" + "0" * 64}, 401)]:
+    for headers, status in [({}, 400), ({"X-Rucio-Auth-Token": "root-root-unknown-" + "0" * 64}, 401),
+                            ({"Authorization": "Bearer wrong"}, 401)]:
         answer = c.session.get(f"{c.host}/rules/", headers=headers, verify=c.ca_cert)
         assert (answer.status_code, answer.json()["ExceptionClass"]) == (status, "CannotAuthenticate"), answer.text
     for method, path, status in [("GET", "/", 404), ("GET", "/nothing", 404), ("POST", "/ping", 405), ("PATCH", "/rules/", 405)]:
@@ -543,6 +551,7 @@ def command(c):
         assert "Access to the requested resource denied" in answer, (words, answer)
     rucio("did", "show", "user.alice:nothing", code=1)
     rucio("rule", "show", "0" * 32, code=1)
+    assert [one["account"] for one in c.list_accounts(filters={"account": "al*"})] == ["alice"]
     assert list(c.list_datasets_per_rse("SITE-A"))[0]["scope"] == "user.alice"
     assert list(c.list_rse_usage_history("SITE-A")) == []
     assert list(c.get_account_usage_history("alice", "SITE-A")) == []

@@ -78,11 +78,16 @@ fn settable(key: &str, value: &Value) -> Result<Value> {
     read.map_or_else(|| wrong(format!("{key} should be {should}")), Ok)
 }
 
-/// What is said of a data identifier: its lifetime in seconds, if that is said, and what is kept as
-/// metadata.
-pub(crate) fn read_metadata(
-    meta: &Map<String, Value>,
-) -> Result<(Option<Option<i64>>, Map<String, Value>)> {
+/// What is said of a data identifier.
+pub(crate) struct Said {
+    /// In how many seconds it expires, or never; nothing where that is not said.
+    pub(crate) lifetime: Option<Option<i64>>,
+    /// What is kept as metadata.
+    pub(crate) kept: Map<String, Value>,
+}
+
+/// Reads what is said of a data identifier.
+pub(crate) fn read_metadata(meta: &Map<String, Value>) -> Result<Said> {
     let lifetime = match meta.get("lifetime") {
         None => None,
         Some(Value::Null) => Some(None),
@@ -92,7 +97,7 @@ pub(crate) fn read_metadata(
     };
     let kept = meta.iter().filter(|(key, _)| *key != "lifetime");
     let kept = kept.map(|(key, value)| Ok((key.clone(), settable(key, value)?)));
-    Ok((lifetime, kept.collect::<Result<_>>()?))
+    Ok(Said { lifetime, kept: kept.collect::<Result<_>>()? })
 }
 
 /// The metadata of a data identifier.
@@ -112,7 +117,7 @@ pub fn set_metadata(
     meta: &Map<String, Value>,
     now: Micros,
 ) -> Result<()> {
-    let (lifetime, kept) = read_metadata(meta)?;
+    let Said { lifetime, kept } = read_metadata(meta)?;
     if let Some(seconds) = lifetime {
         super::set_lifetime(tx, did, seconds, now)?;
     }

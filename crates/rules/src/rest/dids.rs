@@ -219,14 +219,14 @@ fn new_did(name: Did, body: &Value, account: &str) -> Result<NewDid> {
     }
     let meta = field(body, "meta", "an object", Value::as_object)?;
     let meta = meta.map(did::read_metadata).transpose()?;
-    let (within, meta) = meta.map_or((None, None), |(within, kept)| (within.flatten(), Some(kept)));
+    let within = meta.as_ref().and_then(|said| said.lifetime).flatten();
     Ok(NewDid {
         did: name,
         did_type: kind.ok_or_else(|| wrong("type is DATASET or CONTAINER"))?,
         account: account.to_owned(),
         monotonic: monotonic.unwrap_or(false),
         lifetime: number(body, "lifetime")?.or(within),
-        meta: meta.map(|meta| json!(meta).to_string()),
+        meta: meta.map(|said| json!(said.kept).to_string()),
     })
 }
 
