@@ -1,7 +1,10 @@
 //! The catalog in one SQLite file: one writer, readers beside it.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::fs::{File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::types::{ToSqlOutput, ValueRef};
@@ -44,8 +47,39 @@ fn failed(error: rusqlite::Error) -> Error {
     }
 }
 
+/// Keeps the file to its owner, from the moment it is made: it holds what people log in with.
+/// SQLite gives the files beside it the same mode; those of an older one are tightened with it. One
+/// that is there is not opened: closing it would take SQLite's locks away from the whole process.
+fn make_private(path: &Path) -> Result<()> {
+    let wrong = |path: &Path, error| Error::Database(format!("{}: {error}", path.display()));
+    match File::options().create_new(true).write(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(wrong(path, error)),
+        _ => {}
+    }
+    for end in ["", "-wal", "-shm"] {
+        let mut name = path.as_os_str().to_owned();
+        name.push(end);
+        let name = PathBuf::from(name);
+        let mode = match std::fs::metadata(&name) {
+            Ok(found) => found.permissions().mode(),
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(wrong(&name, error)),
+        };
+        if mode & 0o077 == 0 {
+            continue;
+        }
+        match std::fs::set_permissions(&name, Permissions::from_mode(mode & 0o700)) {
+            // The last to close the catalog has just removed it.
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(wrong(&name, error)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 impl Sqlite {
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        make_private(path)?;
         let connection = Connection::open(path).map_err(failed)?;
         connection.busy_timeout(Duration::from_secs(30)).map_err(failed)?;
         connection
@@ -174,5 +208,37 @@ impl Engine for Sqlite {
 
     fn is_usable(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_catalog_is_its_owners_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("catalog.db");
+        let names = ["catalog.db", "catalog.db-wal", "catalog.db-shm"];
+        let modes = || {
+            names.map(|name| {
+                let found = std::fs::metadata(folder.path().join(name)).unwrap();
+                found.permissions().mode() & 0o777
+            })
+        };
+        let mut first = Sqlite::open(&path).unwrap();
+        first.batch("CREATE TABLE t (a INTEGER)").unwrap();
+        assert_eq!(modes(), [0o600; 3], "from its creation on");
+        for name in names {
+            let open = Permissions::from_mode(0o644);
+            std::fs::set_permissions(folder.path().join(name), open).unwrap();
+        }
+        let second = Sqlite::open(&path).unwrap();
+        assert_eq!(modes(), [0o600; 3], "one that was made by an older version");
+        drop((first, second));
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let mut third = Sqlite::open(&path).unwrap();
+        third.batch("INSERT INTO t VALUES (1)").unwrap();
+        assert_eq!(modes(), [0o600; 3]);
     }
 }
