@@ -4,6 +4,18 @@ use serde_json::{Map, Value, json};
 
 use super::{AccountCommand, Cli, Error, QuotaCommand, RseCommand, pair, part, table};
 
+/// What an RSE is to be open or closed for.
+fn availability(text: &str) -> Result<(&str, bool), Error> {
+    let found = text.split_once('=').and_then(|(key, value)| {
+        let open = value.to_ascii_lowercase().parse().ok()?;
+        ["read", "write", "delete"].contains(&key).then_some((key, open))
+    });
+    found.ok_or_else(|| {
+        let should = "read, write or delete, then = and true or false, as in write=false";
+        Error::Usage(format!("{text:?} should be {should}"))
+    })
+}
+
 impl Cli<'_> {
     pub(super) async fn rse(&mut self, command: RseCommand) -> Result<u8, Error> {
         match command {
@@ -55,8 +67,8 @@ impl Cli<'_> {
             RseCommand::Availability { rse, flags } => {
                 let mut body = Map::new();
                 for flag in &flags {
-                    let (key, value) = pair(flag)?;
-                    body.insert(format!("availability_{key}"), json!(value == "true"));
+                    let (key, open) = availability(flag)?;
+                    body.insert(format!("availability_{key}"), json!(open));
                 }
                 self.done("PUT", &format!("/rses/{}", part(&rse)), Some(Value::Object(body))).await
             }
@@ -155,6 +167,37 @@ impl Cli<'_> {
             }
             QuotaCommand::Unset { account, on, global } => {
                 self.done("DELETE", &path(&account, &on, global), None).await
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_rse_is_closed_only_by_who_says_so() {
+        for (text, meant) in [
+            ("write=true", Some(("write", true))),
+            ("write=True", Some(("write", true))),
+            ("read=FALSE", Some(("read", false))),
+            ("delete=false", Some(("delete", false))),
+            ("write=yes", None),
+            ("write=1", None),
+            ("write= true", None),
+            ("write=", None),
+            ("write", None),
+            ("wirte=true", None),
+            ("availability_write=true", None),
+            ("Write=true", None),
+        ] {
+            match (availability(text), meant) {
+                (Ok(found), Some(meant)) => assert_eq!(found, meant),
+                (Err(Error::Usage(why)), None) => {
+                    assert!(why.contains("true or false") && why.contains(text), "{why}");
+                }
+                (found, _) => panic!("{text}: {found:?}"),
             }
         }
     }
