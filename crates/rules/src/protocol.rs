@@ -137,6 +137,24 @@ impl Protocol {
         })
     }
 
+    /// Fails where a folder is meant and none is said, or one of another machine: what was typed
+    /// with a slash too few would put files into the root folder of this one.
+    fn check_folder(&self) -> Result<()> {
+        let here = self.hostname == "localhost";
+        let named = self.prefix.split('/').any(|part| !part.is_empty() && part != ".");
+        if self.scheme != "file" || (here && named) {
+            return Ok(());
+        }
+        let message = match here {
+            true => "A file protocol needs a folder of its own: file:///FOLDER".to_owned(),
+            false => format!(
+                "A file protocol is a folder of this machine and has no host such as {:.60}: file:///FOLDER",
+                self.hostname
+            ),
+        };
+        Err(refuse(Class::InvalidObject, message))
+    }
+
     fn from_row(row: &Row) -> Self {
         let parsed = |text: Option<String>| {
             text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null)
@@ -228,6 +246,11 @@ pub(crate) fn leaves(path: &str) -> Error {
 
 /// Adds a protocol to an RSE.
 pub fn add(tx: &mut Tx<'_>, rse: &str, new: &Protocol) -> Result<()> {
+    new.check_folder()?;
+    insert(tx, rse, new)
+}
+
+fn insert(tx: &mut Tx<'_>, rse: &str, new: &Protocol) -> Result<()> {
     let id = crate::rse::by_name(tx, rse)?.id;
     let added = tx.execute(
         "INSERT INTO rse_protocols (rse_id, scheme, hostname, port, prefix, impl, domains, extended_attributes)
@@ -305,13 +328,19 @@ pub fn update(
         body.extend(changes.clone());
         let scheme = body.get("scheme").and_then(Value::as_str).unwrap_or("").to_owned();
         let new = Protocol::read(&scheme, &body)?;
+        // One that was taken when more was stays as it is, and its ranks can be changed.
+        if (&new.scheme, &new.hostname, &new.prefix)
+            != (&protocol.scheme, &protocol.hostname, &protocol.prefix)
+        {
+            new.check_folder()?;
+        }
         let this = Which {
             scheme: protocol.scheme.clone(),
             hostname: Some(protocol.hostname.clone()),
             port: Some(protocol.port),
         };
         delete(tx, rse, &this)?;
-        add(tx, rse, &new)?;
+        insert(tx, rse, &new)?;
     }
     Ok(())
 }

@@ -467,3 +467,39 @@ fn replicas_are_listed_as_they_are_asked_for() {
         assert_eq!(name["priority"], json!(1), "{one}");
     }
 }
+
+#[test]
+fn a_folder_is_one_of_this_machine_and_never_the_root_of_it() {
+    for world in World::each() {
+        world.rse("R");
+        let shell = Shell::over(&world);
+        for (body, said) in [
+            (json!({"hostname": "srv", "prefix": "/x"}), Some("no host such as srv")),
+            (json!({"hostname": "rel", "prefix": ""}), Some("no host such as rel")),
+            (json!({}), Some("a folder of its own")),
+            (json!({"hostname": null, "prefix": null}), Some("a folder of its own")),
+            (json!({"prefix": "/"}), Some("a folder of its own")),
+            (json!({"hostname": "localhost", "prefix": "//./"}), Some("a folder of its own")),
+            (json!({"hostname": null, "prefix": "/dev/shm/a"}), None),
+            (json!({"hostname": "", "port": 1, "prefix": "/dev/shm/a/"}), None),
+            (json!({"hostname": "localhost", "port": 2, "prefix": "/dev/shm/a"}), None),
+        ] {
+            let (status, text) = shell.call("POST", "/rses/R/protocols/file", body.clone());
+            assert_eq!(status, if said.is_some() { 409 } else { 201 }, "{body}: {text}");
+            let right = said.is_none_or(|said| text.contains(said) && text.contains("file:///F"));
+            assert!(right, "{body}: {text}");
+        }
+        // Elsewhere both mean something.
+        let body = json!({"hostname": "srv", "prefix": "/"});
+        assert_eq!(shell.call("POST", "/rses/R/protocols/davs", body).0, 201);
+        let way = "/rses/R/protocols/file/localhost/2";
+        for body in [json!({"prefix": "/"}), json!({"hostname": "srv"})] {
+            assert_eq!(shell.call("PUT", way, body).0, 409);
+        }
+        // What was taken before stays, and can be ranked.
+        world.change("UPDATE rse_protocols SET prefix = '/' WHERE scheme = 'file' AND port = 2");
+        world.attribute("R", "looked", "again");
+        let ranks = json!({"domains": {"wan": {"read": 3}}});
+        assert_eq!(shell.call("PUT", way, ranks).0, 200);
+    }
+}
