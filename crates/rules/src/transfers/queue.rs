@@ -11,7 +11,7 @@ use super::choose::{self, Limit, Limits, Load, Source};
 use super::store::Speaks;
 use super::waiting::{self, Waiting};
 use super::{End, Held, Job, Outcome, given_up};
-use crate::api::{Did, Micros};
+use crate::api::{Did, Micros, RequestState};
 use crate::catalog::engine::values;
 use crate::catalog::order::{goes_with, lock_these};
 use crate::catalog::{Column, Daemon, Row, Tx};
@@ -580,7 +580,8 @@ pub struct Shown {
     pub error: Option<String>,
 }
 
-/// What is moving, and what waits and why: at most `most` of each.
+/// What is moving, and what waits and why, what has ended and is not judged yet among it: at most
+/// `most` of each.
 pub fn show(
     tx: &mut Tx<'_>,
     most: i64,
@@ -609,11 +610,37 @@ pub fn show(
         error: None,
     });
     let moving = moving.collect();
-    let queued = waiting::first(tx, most)?;
+    let ended = waiting::ended(tx, most)?;
+    let queued = waiting::first(tx, most.saturating_sub(ended.len() as i64))?;
     let (load, _) = running(tx)?;
     let mut world = World::read(tx, &rses, &Speaks::Ours, load, settings)?;
     world.read_replicas(tx, queued.iter().map(|one| one.file).collect())?;
-    let shown = queued.iter().map(|one| {
+    let waits = |one: &Waiting, source: Option<String>, why: String| Shown {
+        did: one.did.clone(),
+        source,
+        destination: name(Some(one.destination)).unwrap_or_default(),
+        bytes: one.bytes,
+        moved: 0,
+        activity: one.activity.clone(),
+        worker: None,
+        since: None,
+        why: Some(why),
+        error: one.error.clone(),
+    };
+    let judged = ended.iter().map(|(one, how)| {
+        let why = match (how, &one.error) {
+            (RequestState::Done, _) => "it is done and waits to be judged".to_owned(),
+            (RequestState::NoSources, None) => {
+                "there is no replica to copy from, and it waits to be judged".to_owned()
+            }
+            (how, error) => {
+                let why = error.as_deref().unwrap_or_else(|| how.name());
+                format!("it failed ({why}) and waits to be judged")
+            }
+        };
+        waits(one, name(one.last_source), why)
+    });
+    let next = queued.iter().map(|one| {
         let (source, why) = match world.judge(one, now) {
             Verdict::Go(from, _) => (name(Some(from)), "it is next for a worker".to_owned()),
             Verdict::NoSources => (None, "there is no replica to copy from".to_owned()),
@@ -622,18 +649,7 @@ pub fn show(
                 (None, "its only copy was marked for removal, and is looked at first".to_owned())
             }
         };
-        Shown {
-            did: one.did.clone(),
-            source,
-            destination: name(Some(one.destination)).unwrap_or_default(),
-            bytes: one.bytes,
-            moved: 0,
-            activity: one.activity.clone(),
-            worker: None,
-            since: None,
-            why: Some(why),
-            error: None,
-        }
+        waits(one, source, why)
     });
-    Ok((moving, shown.collect()))
+    Ok((moving, judged.chain(next).collect()))
 }

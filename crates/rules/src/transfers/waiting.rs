@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::api::{Did, Micros};
+use crate::api::{Did, Micros, RequestState};
 use crate::catalog::engine::values;
 use crate::catalog::order::goes_with;
 use crate::catalog::{Column, Row, Tx};
@@ -32,7 +32,7 @@ pub(super) struct Waiting {
 }
 
 const WAITING: &str = "SELECT q.id, q.did_id, q.dest_rse_id, q.bytes, q.activity, q.retry_count, q.source_rse_id, q.not_before,
-    d.scope, d.name, d.adler32, d.md5, u.source_replica_expression, p.path, q.err_msg FROM requests q JOIN dids d ON d.id = q.did_id
+    d.scope, d.name, d.adler32, d.md5, u.source_replica_expression, p.path, q.err_msg, q.state FROM requests q JOIN dids d ON d.id = q.did_id
     LEFT JOIN rules u ON u.id = q.rule_id LEFT JOIN replicas p ON p.did_id = q.did_id AND p.rse_id = q.dest_rse_id";
 
 fn waiting(row: &Row) -> Waiting {
@@ -164,4 +164,13 @@ pub(super) fn read(tx: &mut Tx<'_>, ids: &[i64]) -> Result<Vec<Waiting>> {
 pub(super) fn first(tx: &mut Tx<'_>, most: i64) -> Result<Vec<Waiting>> {
     let sql = format!("{WAITING} WHERE q.state = 'Q' ORDER BY q.priority DESC, q.id LIMIT ?1");
     Ok(tx.query(&sql, values![most])?.iter().map(waiting).collect())
+}
+
+/// The first of those that have ended and wait for the finisher, and how each ended.
+pub(super) fn ended(tx: &mut Tx<'_>, most: i64) -> Result<Vec<(Waiting, RequestState)>> {
+    let sql = format!(
+        "{WAITING} WHERE q.state IN ('D', 'F', 'L', 'N', 'O', 'A', 'M') ORDER BY q.id LIMIT ?1"
+    );
+    let how = |row: &Row| RequestState::read(row.text(15)).unwrap_or(RequestState::Failed);
+    Ok(tx.query(&sql, values![most])?.iter().map(|row| (waiting(row), how(row))).collect())
 }

@@ -511,3 +511,33 @@ fn no_two_files_are_at_the_same_path() {
         world.check();
     }
 }
+
+#[test]
+fn what_has_failed_and_is_not_judged_yet_is_shown_among_what_waits() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        for name in ["a", "b"] {
+            disks.file(name, "A", b"x", Some(b"x"));
+            world.rule(name, 1, "B", Grouping::None);
+        }
+        let job = disks.take("w", 1).remove(0);
+        disks.tell("w", &job, Some("the disk is full".to_owned()));
+        let settings = &world.settings;
+        let shown = |most: i64| {
+            let now = world.now();
+            let (moving, waiting) = world.write(|tx| queue::show(tx, most, settings, now));
+            assert_eq!(moving, []);
+            waiting
+        };
+        for (most, names) in [(0, 0), (1, 1), (10, 2)] {
+            assert_eq!(shown(most).len(), names);
+        }
+        let first = shown(1).remove(0);
+        let why = "it failed (the disk is full) and waits to be judged";
+        assert_eq!((first.did, first.why.as_deref()), (job.did, Some(why)));
+        assert_eq!((first.source.as_deref(), first.destination.as_str()), (Some("A"), "B"));
+        assert_eq!(first.error.as_deref(), Some("the disk is full"));
+        disks.finish();
+        assert!(shown(10).iter().all(|one| !one.why.as_ref().unwrap().contains("judged")));
+    }
+}
