@@ -98,8 +98,8 @@ pub(crate) fn rule_by_id(tx: &mut Tx<'_>, id: i64) -> Result<Option<Rule>> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Text,
-    /// A text in which `*` stands for anything.
-    Pattern,
+    /// A text in which `*` stands for anything, in this column.
+    Pattern(&'static str),
     /// The identity of a rule.
     Identity,
     Number,
@@ -117,7 +117,7 @@ enum Kind {
 const FILTERS: &[(&str, &str, Kind)] = &[
     ("id", "r.uuid = #", Kind::Identity),
     ("account", "r.account = #", Kind::Text),
-    ("scope", "d.scope = #", Kind::Pattern),
+    ("scope", "d.scope = #", Kind::Pattern("d.scope")),
     ("name", "d.name = #", Kind::Text),
     ("did_type", "r.did_type = #", Kind::DidType),
     ("rse_expression", "r.rse_expression = #", Kind::Text),
@@ -163,7 +163,7 @@ impl Kind {
     fn read(self, text: &str) -> Result<Value, &'static str> {
         let word = |word: Option<&'static str>| word.map(Value::from);
         match self {
-            Self::Text | Self::Pattern => Ok(Value::from(text)),
+            Self::Text | Self::Pattern(_) => Ok(Value::from(text)),
             Self::Identity => Ok(Value::from(plain(text))),
             Self::Number => text.parse().map(Value::Int).map_err(|_| "a whole number"),
             Self::Flag => match text.to_ascii_lowercase().as_str() {
@@ -192,19 +192,21 @@ impl Kind {
 pub struct Filter {
     /// What must hold, each with a value for its `#`.
     conditions: Vec<(&'static str, Value)>,
+    /// Columns, and the pattern that each must match.
+    patterns: Vec<(&'static str, String)>,
 }
 
 impl Filter {
     /// The rules of one data identifier.
     #[must_use]
     pub fn of_did(id: i64) -> Self {
-        Self { conditions: vec![("r.did_id = #", Value::Int(id))] }
+        Self { conditions: vec![("r.did_id = #", Value::Int(id))], ..Self::default() }
     }
 
     /// The rules of one account.
     #[must_use]
     pub fn of_account(account: &str) -> Self {
-        Self { conditions: vec![("r.account = #", Value::from(account))] }
+        Self { conditions: vec![("r.account = #", Value::from(account))], ..Self::default() }
     }
 
     /// Takes only rules of which `key` is what the text says.
@@ -216,19 +218,24 @@ impl Filter {
         let value = kind.read(text).map_err(|should| {
             refuse(Class::InvalidObject, format!("The filter {key} should be {should}"))
         })?;
-        self.conditions.push(match *kind {
-            Kind::Pattern if text.contains('*') => {
-                ("d.scope LIKE # ESCAPE '\\'", Value::from(like(text)))
+        match *kind {
+            Kind::Pattern(column) if text.contains('*') => {
+                self.patterns.push((column, text.to_owned()));
             }
-            _ => (condition, value),
-        });
+            _ => self.conditions.push((condition, value)),
+        }
         Ok(self)
     }
 }
 
-/// A pattern with `*` as SQL has it.
+/// A pattern with `*` as PostgreSQL has it.
 fn like(pattern: &str) -> String {
     pattern.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%")
+}
+
+/// A pattern with `*` as SQLite has it, whose LIKE passes over capitals.
+fn glob(pattern: &str) -> String {
+    pattern.replace('[', "[[]").replace('?', "[?]")
 }
 
 /// Hands over the rules that a filter takes, oldest first.
@@ -237,15 +244,22 @@ pub fn list(
     filter: &Filter,
     each: &mut dyn FnMut(Rule) -> Result<()>,
 ) -> Result<()> {
-    let conditions: Vec<String> = filter
-        .conditions
-        .iter()
-        .enumerate()
-        .map(|(at, (condition, _))| condition.replace('#', &format!("?{}", at + 1)))
-        .collect();
+    let mut conditions = Vec::new();
+    let mut params: Vec<Value> = Vec::new();
+    for (condition, value) in &filter.conditions {
+        params.push(value.clone());
+        conditions.push(condition.replace('#', &format!("?{}", params.len())));
+    }
+    for (column, pattern) in &filter.patterns {
+        let (matches, pattern) = match tx.is_postgres() {
+            true => ("LIKE # ESCAPE '\\'", like(pattern)),
+            false => ("GLOB #", glob(pattern)),
+        };
+        params.push(Value::from(pattern));
+        conditions.push(format!("{column} {matches}").replace('#', &format!("?{}", params.len())));
+    }
     let conditions =
         if conditions.is_empty() { "1 = 1".to_owned() } else { conditions.join(" AND ") };
-    let params: Vec<Value> = filter.conditions.iter().map(|(_, value)| value.clone()).collect();
     let sql = format!(
         "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE {conditions} ORDER BY r.id"
     );

@@ -323,6 +323,19 @@ fn rules_are_listed_by_whatever_is_shown_of_them() {
             assert_eq!(found, expected, "{key}={text} on {}", world.catalog.backend());
         }
         assert_eq!(ids("priority=5&locked=True&scope=s*"), [told.as_str()]);
+        for (pattern, found) in [
+            ("s*", 2),
+            ("*s", 2),
+            ("*", 2),
+            ("S*", 0),
+            ("s*x", 0),
+            ("%5Bs%5D*", 0),
+            ("%3F*", 0),
+            ("_*", 0),
+        ] {
+            let (found_now, on) = (ids(&format!("scope={pattern}")), world.catalog.backend());
+            assert_eq!(found_now.len(), found, "{pattern} on {on}");
+        }
         assert_eq!(ids("priority=3&locked=True"), [] as [String; 0]);
         assert_eq!(ids("comments=100%25"), [] as [String; 0]);
         assert_eq!(ids("created_before=9999-12-31T23:59:59").len(), 2);
