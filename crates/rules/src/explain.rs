@@ -11,6 +11,7 @@ use crate::catalog::Tx;
 use crate::catalog::engine::values;
 use crate::catalog::ledger::Ledger;
 use crate::error::{Error, Result};
+use crate::protocol;
 use crate::rule::place;
 use crate::rule::transfer::UNASKED;
 use crate::select::{Verdict, Wish};
@@ -173,7 +174,7 @@ fn failures(tx: &mut Tx<'_>, files: Vec<i64>) -> Result<BTreeMap<(i64, i64), Fai
 
 fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<CopyOf>> {
     let rows = tx.query(
-        "SELECT d.id, d.scope, d.name, l.rse_id, r.rse, l.state, l.repair_cnt, p.state, q.state, q.retry_count, q.err_msg, l.created_at, p.created_at, s.rse, x.reason
+        "SELECT d.id, d.scope, d.name, l.rse_id, r.rse, l.state, l.repair_cnt, p.state, q.state, q.retry_count, q.err_msg, l.created_at, p.created_at, s.rse, x.reason, p.path
          FROM locks l JOIN dids d ON d.id = l.did_id JOIN rses r ON r.id = l.rse_id
          LEFT JOIN replicas p ON p.did_id = l.did_id AND p.rse_id = l.rse_id
          LEFT JOIN requests q ON q.did_id = l.did_id AND q.dest_rse_id = l.rse_id
@@ -196,6 +197,8 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
         ));
     }
     let failures = failures(tx, files)?;
+    let reached: BTreeSet<i64> =
+        tx.rses()?.iter().filter(|rse| !rse.protocols.is_empty()).map(|rse| rse.id).collect();
     Ok(rows
         .iter()
         .map(|row| {
@@ -213,13 +216,21 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
             let failure = failures.get(&unit).filter(|_| state != LockState::Ok);
             let last_error =
                 row.opt_text(10).or_else(|| failure.and_then(|failure| failure.error.clone()));
+            let did = Did::new(row.text(1), row.text(2));
+            let placeless = reached.contains(&unit.1)
+                && state != LockState::Ok
+                && row.opt_text(15).is_none()
+                && !protocol::has_place(&did);
             CopyOf {
-                did: Did::new(row.text(1), row.text(2)),
+                did,
                 rse_id: unit.1,
                 rse: row.text(4).to_owned(),
                 state,
                 attempts: row.int(9) + row.int(6),
-                why: why(rule, state, row, &others, failure, last_error.as_deref()),
+                why: match placeless {
+                    true => format!("its name has a part that {}", protocol::NO_PLACE),
+                    false => why(rule, state, row, &others, failure, last_error.as_deref()),
+                },
                 last_error,
                 last_time: failure.map(|failure| failure.at),
                 last_source: row

@@ -48,12 +48,31 @@ pub fn is_of_a_draft(path: &str) -> bool {
     name.starts_with('.') && name.ends_with(".part")
 }
 
+/// The folders of a scope.
+fn scope_path(scope: &str) -> String {
+    let people = scope.starts_with("user") || scope.starts_with("group");
+    if people { scope.replace('.', "/") } else { scope.to_owned() }
+}
+
+/// Whether a path follows from a logical name: not every name that is legal has one.
+#[must_use]
+pub fn has_place(did: &Did) -> bool {
+    stays_below(&scope_path(&did.scope)) && stays_below(did.name.trim_start_matches('/'))
+}
+
+pub(crate) fn no_place(did: &Did) -> Error {
+    let message = format!("{did:.300} has a part that {NO_PLACE}");
+    refuse(Class::InvalidPath, message)
+}
+
+/// What is wrong with a name that no path follows from.
+pub(crate) const NO_PLACE: &str = "is empty, . or .., so that it has no place in storage";
+
 /// The path of a file below the prefix, from its logical name.
 #[must_use]
 pub fn hashed_path(did: &Did) -> String {
     let digest = Md5::digest(format!("{}:{}", did.scope, did.name).as_bytes());
-    let people = did.scope.starts_with("user") || did.scope.starts_with("group");
-    let scope = if people { did.scope.replace('.', "/") } else { did.scope.clone() };
+    let scope = scope_path(&did.scope);
     format!("{scope}/{:02x}/{:02x}/{}", digest[0], digest[1], did.name.trim_start_matches('/'))
 }
 
@@ -230,6 +249,7 @@ impl Protocol {
 pub fn path(rse: &Rse, did: &Did, said: Option<&str>) -> Result<String> {
     let path = match said {
         Some(path) => path.trim_start_matches('/').to_owned(),
+        None if rse.deterministic && !has_place(did) => return Err(no_place(did)),
         None if rse.deterministic => hashed_path(did),
         None => {
             let message =
@@ -378,6 +398,26 @@ mod tests {
             ("data17", "a/b.root", "data17/34/c4/a/b.root"),
         ] {
             assert_eq!(hashed_path(&Did::new(scope, name)), path);
+        }
+    }
+
+    #[test]
+    fn a_name_has_a_place_where_its_path_stays_below() {
+        for (scope, name, has) in [
+            ("s", "a", true),
+            ("s", "/a/b", true),
+            ("user.alice", "a", true),
+            ("s", "a/", false),
+            ("s", "a//b", false),
+            ("s", "/", false),
+            ("s", "a/./b", false),
+            ("s", "a/..", false),
+            ("user..alice", "a", false),
+            ("data..x", "a", true),
+        ] {
+            let did = Did::new(scope, name);
+            assert_eq!(has_place(&did), has, "{did}");
+            assert_eq!(stays_below(&hashed_path(&did)), has, "{did}");
         }
     }
 

@@ -63,6 +63,13 @@ fn register(
 ) -> Result<u64> {
     let rse = crate::rse::by_name(tx, rse)?;
     check_new(tx, files)?;
+    // Where nobody has said how the RSE is reached, names need no place.
+    if rse.deterministic
+        && !rse.protocols.is_empty()
+        && let Some(file) = files.iter().find(|file| !crate::protocol::has_place(&file.did))
+    {
+        return Err(crate::protocol::no_place(&file.did));
+    }
     check_sum(tx, &rse, files)?;
     load_files(tx, files)?;
     let made = tx.execute(

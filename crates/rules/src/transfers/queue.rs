@@ -179,7 +179,8 @@ impl<'a> World<'a> {
         let source = protocol::path(from, &request.did, path).map_err(|error| error.to_string())?;
         let destination = match &request.path {
             Some(path) => path.trim_start_matches('/').to_owned(),
-            None => protocol::hashed_path(&request.did),
+            None if protocol::has_place(&request.did) => protocol::hashed_path(&request.did),
+            None => return Err(protocol::no_place(&request.did).to_string()),
         };
         if !protocol::stays_below(&destination) {
             return Err(format!("the path {destination:.200} leaves the folder of {}", to.name));

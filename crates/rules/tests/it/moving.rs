@@ -8,7 +8,7 @@ use mainstay_rules::protocol::{self, Protocol};
 use mainstay_rules::rse::RseSettings;
 use mainstay_rules::transfers::store::Speaks;
 use mainstay_rules::transfers::{Held, Job, Outcome, queue};
-use mainstay_rules::{replica, rse};
+use mainstay_rules::{Class, explain, replica, rse};
 use serde_json::json;
 
 use crate::disks::{Disks, LEASE};
@@ -539,5 +539,41 @@ fn what_has_failed_and_is_not_judged_yet_is_shown_among_what_waits() {
         assert_eq!(first.error.as_deref(), Some("the disk is full"));
         disks.finish();
         assert!(shown(10).iter().all(|one| !one.why.as_ref().unwrap().contains("judged")));
+    }
+}
+
+#[test]
+fn a_name_without_a_place_is_refused_where_files_are_and_said_to_be_the_reason_elsewhere() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        world.rse("PAPER");
+        let file = |name: &str| NewFile {
+            did: World::did(name),
+            bytes: 1,
+            adler32: None,
+            md5: None,
+            path: None,
+            state: None,
+        };
+        let now = world.now();
+        for name in ["a/", "a//b"] {
+            let files = [file("right"), file(name)];
+            let class = world.refused(|tx| replica::add_replicas(tx, "A", &files, "root", now));
+            assert_eq!(class, Class::InvalidPath, "{name}");
+            world.files(&[name.to_owned()], 1, "PAPER");
+            let uuid = world.rule(name, 1, "B", Grouping::None);
+            disks.folder_protocol("PAPER");
+            assert_eq!(disks.take("w", 10), []);
+            let (settings, now) = (&world.settings, world.now());
+            let (_, waiting) = world.write(|tx| queue::show(tx, 10, settings, now));
+            let rule = world.get(&uuid);
+            let why = world.write(|tx| explain::explain(tx, &rule, None, 10));
+            for said in [waiting[0].why.as_ref().unwrap(), &why.copies[0].why] {
+                assert!(said.contains("has no place in storage"), "{name}: {said}");
+            }
+            world.delete(&uuid);
+            let way = protocol::Which { scheme: "file".to_owned(), ..protocol::Which::default() };
+            world.write(|tx| protocol::delete(tx, "PAPER", &way));
+        }
     }
 }
