@@ -229,6 +229,7 @@ fn what_is_cut_off_by_hand_leaves_nothing_and_what_is_killed_is_cleared_by_the_n
     let (code, said) = run(&server, &["download", "s:f", "--into", &into]);
     let why = ["s:f: SITE-A: the adler32 checksum", "; SITE-B: it has no protocol"];
     assert!(code == Some(1) && why.iter().all(|part| said.contains(part)), "{said}");
+    assert!(!disk.path().join("in").exists(), "nothing is left, not even folders");
     std::fs::write(&uploaded, "short").unwrap();
     must(&server, &format!("download s:f --into {into}"));
     std::fs::write(disk.path().join("in/s/f"), "mine").unwrap();

@@ -47,9 +47,9 @@ impl Cli<'_> {
             let (access, force) = (Arc::clone(&self.access), download.force);
             let end = Arc::clone(stop);
             match aside(move || fetch(&access, &wanted, &into, force, &end)).await {
-                Ok((place, new)) => {
+                Ok((place, from)) => {
                     writeln!(self.out, "{}", place.display())?;
-                    if !new {
+                    if from.is_none() {
                         eprintln!("{name} is there already");
                     }
                 }
@@ -134,14 +134,14 @@ fn sources(value: &Value, known: &BTreeMap<String, Vec<Protocol>>) -> Vec<End> {
 }
 
 /// Fetches one file into a folder, from the first source that has it right; says where it is, and
-/// whether it was not there already.
+/// from which RSE unless it was there already. What fails leaves no folders behind.
 fn fetch(
     access: &Access,
     wanted: &Wanted,
     into: &Path,
     force: bool,
     stop: &AtomicBool,
-) -> Result<(PathBuf, bool), Error> {
+) -> Result<(PathBuf, Option<String>), Error> {
     go_on(stop)?;
     let path = wanted.did.name.trim_start_matches('/').to_owned();
     if !protocol::stays_below(&path) {
@@ -151,7 +151,7 @@ fn fetch(
     let place = into.join(&path);
     if place.symlink_metadata().is_ok() {
         if wanted.is_at(&place, stop)? {
-            return Ok((place, false));
+            return Ok((place, None));
         }
         if !force {
             return Err(Error::Failed(format!(
@@ -160,8 +160,30 @@ fn fetch(
             )));
         }
     }
+    let before = place.ancestors().skip(1).find(|folder| folder.exists()).map(Path::to_owned);
     std::fs::create_dir_all(&into).map_err(failed(&into))?;
-    let whole = std::path::absolute(&into).map_err(failed(&into))?;
+    let fetched = fetch_to(access, wanted, &into, path, stop);
+    if fetched.is_err() {
+        let made = place.ancestors().skip(1).take_while(|one| Some(*one) != before.as_deref());
+        // A folder with something in it stays, and so do those above.
+        for folder in made {
+            if std::fs::remove_dir(folder).is_err() && folder.exists() {
+                break;
+            }
+        }
+    }
+    fetched.map(|rse| (place, Some(rse)))
+}
+
+/// Fetches one file to a path below a folder; says from which RSE.
+fn fetch_to(
+    access: &Access,
+    wanted: &Wanted,
+    into: &Path,
+    path: String,
+    stop: &AtomicBool,
+) -> Result<String, Error> {
+    let whole = std::path::absolute(into).map_err(failed(into))?;
     let prefix = json!(whole.display().to_string());
     let body = serde_json::Map::from_iter([("prefix".to_owned(), prefix)]);
     let protocol =
@@ -180,7 +202,7 @@ fn fetch(
             destination: here.clone(),
         };
         match copy_shown(access, &job, stop) {
-            Ok(()) => return Ok((place, true)),
+            Ok(()) => return Ok(source.rse.clone()),
             Err(copy::Error::Cancelled) => return Err(Error::Interrupted),
             Err(
                 copy::Error::Source { rse, why: reason }

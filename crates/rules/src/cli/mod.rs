@@ -454,7 +454,7 @@ impl Cli<'_> {
             let (ok, moving, stuck) =
                 (count("locks_ok_cnt"), count("locks_replicating_cnt"), count("locks_stuck_cnt"));
             let state = value["state"].as_str().unwrap_or("");
-            let bar = table::bar(ok, moving, stuck);
+            let bar = table::bar(state == "OK", ok, moving, stuck);
             let why = value["error"].as_str().map(|why| format!(" ({why})")).unwrap_or_default();
             let line = format!("{bar} {ok} ok, {moving} replicating, {stuck} stuck: {state}{why}");
             if line != shown {

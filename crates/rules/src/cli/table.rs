@@ -51,8 +51,16 @@ pub(super) fn rows(
         Format::Table => {}
     }
     let heads: Vec<String> = columns.iter().map(|column| column.to_uppercase()).collect();
-    let cells: Vec<Vec<String>> =
-        rows.iter().map(|row| columns.iter().map(|column| cell(&row[*column])).collect()).collect();
+    // One long cell would push all that follows off the screen, in every line; nothing follows the last.
+    let last = columns.len().saturating_sub(1);
+    let shown = |row: &Value, at: usize, column: &str| match at == last {
+        true => cell(&row[column]),
+        false => shortened(&cell(&row[column])),
+    };
+    let line = |row: &Value| {
+        columns.iter().enumerate().map(|(at, column)| shown(row, at, column)).collect()
+    };
+    let cells: Vec<Vec<String>> = rows.iter().map(line).collect();
     let width = |at: usize| {
         cells.iter().map(|row| row[at].chars().count()).chain([heads[at].len()]).max().unwrap_or(0)
     };
@@ -81,11 +89,11 @@ pub(super) fn shortened(name: &str) -> String {
     start.iter().chain(&['…']).chain(end).collect()
 }
 
-/// A bar of forty letters: done, on the way, stuck.
-pub(super) fn bar(ok: u64, moving: u64, stuck: u64) -> String {
+/// A bar of forty letters: done, on the way, stuck. One of nothing at all is full when that is `done`.
+pub(super) fn bar(done: bool, ok: u64, moving: u64, stuck: u64) -> String {
     let total = (ok + moving + stuck).max(1);
     let part = |number: u64| usize::try_from(number * 40 / total).unwrap_or(0);
-    let (ok, stuck) = (if ok + moving + stuck == 0 { 40 } else { part(ok) }, part(stuck));
+    let (ok, stuck) = (if done && ok + moving + stuck == 0 { 40 } else { part(ok) }, part(stuck));
     format!(
         "[{}{}{}]",
         "#".repeat(ok),
@@ -112,7 +120,32 @@ mod tests {
     #[test]
     fn a_bar_is_always_as_long() {
         for (ok, moving, stuck) in [(0, 0, 0), (1, 2, 3), (10, 0, 0), (0, 0, 7), (999, 1, 0)] {
-            assert_eq!(bar(ok, moving, stuck).chars().count(), 42);
+            for done in [true, false] {
+                assert_eq!(bar(done, ok, moving, stuck).chars().count(), 42);
+            }
+        }
+        assert_eq!(bar(true, 0, 0, 0), format!("[{}]", "#".repeat(40)));
+        assert_eq!(bar(false, 0, 0, 0), format!("[{}]", "·".repeat(40)), "nothing is begun");
+    }
+
+    #[test]
+    fn a_long_cell_takes_room_from_nobody_and_is_whole_for_programs() {
+        let long = "A|".repeat(1_500);
+        let list = [
+            serde_json::json!({"id": "1", "on": long, "copies": 1}),
+            serde_json::json!({"id": "2", "on": "B", "copies": 2}),
+        ];
+        for (format, columns, whole) in [
+            (Format::Table, ["id", "on", "copies"], false),
+            (Format::Table, ["id", "copies", "on"], true),
+            (Format::Json, ["id", "on", "copies"], true),
+            (Format::Name, ["on", "id", "copies"], true),
+        ] {
+            let mut out = Vec::new();
+            rows(&mut out, format, &list, &columns).unwrap();
+            let text = String::from_utf8(out).unwrap();
+            assert_eq!(text.contains(&long), whole, "{format:?} {columns:?}");
+            assert!(whole || text.lines().all(|line| line.chars().count() < 80), "{text}");
         }
     }
 }
