@@ -56,7 +56,7 @@ impl TransferWorker {
             format!("worker-{}-{:08x}", std::process::id(), Machine.seed() >> 32)
         });
         let over = CancellationToken::new();
-        let mut bell = None;
+        let (mut bell, mut afar) = (None, None);
         let queue: Arc<dyn Queue> = match &self.catalog {
             Some(address) => {
                 let catalog = open(address).await?;
@@ -73,7 +73,9 @@ impl TransferWorker {
             }
             None => {
                 let remote = Arc::new(Server(self.connect.client()?));
-                Arc::new(Afar { remote, worker: name.clone(), lease: self.lease })
+                let queue = Arc::new(Afar::new(remote, name.clone(), self.lease));
+                afar = Some(Arc::clone(&queue));
+                queue
             }
         };
         let failed = || Error::io("cannot listen for signals");
@@ -81,10 +83,17 @@ impl TransferWorker {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
         let worker = Worker::start(queue, self.keys.access(None)?, self.files);
         anstream::eprintln!("{name} moves files");
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        let refused = async {
+            match &afar {
+                Some(afar) => afar.refused().await,
+                None => std::future::pending().await,
+            }
+        };
+        let refused = tokio::select! {
+            _ = terminate.recv() => None,
+            _ = interrupt.recv() => None,
+            why = refused => Some(why),
+        };
         worker.stop().await;
         over.cancel();
         if let Some(bell) = bell
@@ -92,6 +101,9 @@ impl TransferWorker {
         {
             tracing::error!(%error, "whoever listens to the catalog panicked");
         }
-        Ok(0)
+        match refused {
+            Some(why) => Err(Error::negative(format!("the server has no work for {name}: {why}"))),
+            None => Ok(0),
+        }
     }
 }

@@ -74,6 +74,13 @@ fn who_may_only_look_changes_nothing() {
     let (code, text) = run(&server, &["--token", &token, "rse", "add", "SITE-B"]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("AccessDenied"), "{text}");
+    // A worker that is not allowed, or not known, ends and says why.
+    for token in [&*token, "nobody"] {
+        let output = server.mainstay(&["transfer-worker", "--token", token, "--log", "error"]);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("the server has no work for"), "{text}");
+    }
     assert_eq!(server.terminate().code(), Some(0));
 }
 

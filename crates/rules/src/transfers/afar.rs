@@ -7,6 +7,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::worker::Queue;
 use super::{Held, Job, Outcome};
@@ -14,12 +15,11 @@ use crate::cli::Remote;
 
 /// A server's queue.
 pub struct Afar {
-    /// The way to the server.
-    pub remote: Arc<dyn Remote>,
-    /// What the worker calls itself.
-    pub worker: String,
-    /// How long a lease lasts, in whole seconds.
-    pub lease: Duration,
+    remote: Arc<dyn Remote>,
+    worker: String,
+    lease: Duration,
+    /// Why the server will have nothing to do with this worker, once it has said so.
+    refused: watch::Sender<Option<String>>,
 }
 
 impl std::fmt::Debug for Afar {
@@ -29,6 +29,22 @@ impl std::fmt::Debug for Afar {
 }
 
 impl Afar {
+    /// The queue of the server that `remote` leads to, for a worker that calls itself `worker`; its
+    /// leases last whole seconds.
+    #[must_use]
+    pub fn new(remote: Arc<dyn Remote>, worker: String, lease: Duration) -> Self {
+        Self { remote, worker, lease, refused: watch::Sender::new(None) }
+    }
+
+    /// Completes with the reason when the server does not know or not allow the worker: asking
+    /// again would be in vain. Everything else passes.
+    pub async fn refused(&self) -> String {
+        let mut refused = self.refused.subscribe();
+        // The sender lives as long as this.
+        let why = refused.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        why.unwrap_or_default()
+    }
+
     async fn ask<T: DeserializeOwned>(
         &self,
         what: &str,
@@ -40,11 +56,19 @@ impl Afar {
         let path = format!("/mainstay/transfers/{what}");
         let answer = self.remote.send("POST", &path, Some(body)).await;
         let answer = answer.map_err(|error| error.to_string())?;
-        let mut value: Value =
-            serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
+        let read = serde_json::from_str(&answer.body);
         if answer.status >= 400 {
-            return Err(value["ExceptionMessage"].as_str().unwrap_or("refused").to_owned());
+            let said: Value = read.unwrap_or_default();
+            // A token that the server does not know is to it as none at all, and that is a 400.
+            let unknown = said["ExceptionClass"] == "CannotAuthenticate";
+            let said = said["ExceptionMessage"].as_str().or_else(|| said["message"].as_str());
+            let why = said.map_or_else(|| format!("refused with {}", answer.status), str::to_owned);
+            if unknown || matches!(answer.status, 401 | 403) {
+                self.refused.send_replace(Some(why.clone()));
+            }
+            return Err(why);
         }
+        let mut value: Value = read.map_err(|error| error.to_string())?;
         serde_json::from_value(value[key].take()).map_err(|error| error.to_string())
     }
 }
@@ -69,5 +93,55 @@ impl Queue for Afar {
 
     fn lease(&self) -> Duration {
         self.lease
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Answer, Error};
+
+    struct Says(u16, &'static str);
+
+    impl Remote for Says {
+        fn send<'a>(
+            &'a self,
+            _: &'a str,
+            _: &'a str,
+            _: Option<Value>,
+        ) -> BoxFuture<'a, Result<Answer, Error>> {
+            let answer = match self.0 {
+                0 => Err(Error::Unreachable("nobody is there".to_owned())),
+                status => Ok(Answer { status, body: self.1.to_owned() }),
+            };
+            std::future::ready(answer).boxed()
+        }
+    }
+
+    #[test]
+    fn only_who_is_not_allowed_or_not_known_asks_in_vain() {
+        for (status, body, vain) in [
+            (200, r#"{"jobs": []}"#, None),
+            (403, r#"{"ExceptionMessage": "not you"}"#, Some("not you")),
+            (401, r#"{"message": "Unauthorized"}"#, Some("Unauthorized")),
+            (401, "", Some("refused with 401")),
+            (
+                400,
+                r#"{"ExceptionClass": "CannotAuthenticate", "ExceptionMessage": "who"}"#,
+                Some("who"),
+            ),
+            (400, r#"{"ExceptionClass": "InvalidObject", "ExceptionMessage": "what"}"#, None),
+            (500, r#"{"ExceptionMessage": "oh"}"#, None),
+            (503, "<html>", None),
+            (429, "", None),
+            (404, "", None),
+            (0, "", None),
+        ] {
+            let remote = Arc::new(Says(status, body));
+            let afar = Afar::new(remote, "w".to_owned(), Duration::from_secs(1));
+            let taken = afar.take(1).now_or_never().unwrap();
+            assert_eq!(taken.is_ok(), status == 200, "{status}: {taken:?}");
+            assert_eq!(afar.refused().now_or_never().as_deref(), vain, "{status}");
+        }
     }
 }
