@@ -3,6 +3,7 @@
 //! `test` runs everything there is to run; the other commands are parts of it that are useful
 //! alone. Nothing here is needed to build or use Mainstay.
 
+mod chaos;
 mod docs;
 mod fuzz;
 mod layering;
@@ -17,6 +18,9 @@ const USAGE: &str = "\
 cargo xtask test [ARGS…]     every test there is; installs what they need (ARGS go to cargo test)
 cargo xtask fuzz [--seconds N] [TARGET…]
                              the fuzz targets, a few seconds each
+cargo xtask chaos [--rounds N | --minutes M] [--seed S] [--catalog sqlite|postgres|both]
+                  [--binary PATH] [--short]
+                             rules and transfers while processes are killed and disks vanish
 cargo xtask layering         does every crate depend only on what it may?
 cargo xtask docs [--check]   write docs/cli.md from the program itself, or see that it is current
 cargo xtask needs            what the tests need on this machine, and whether it is there";
@@ -40,6 +44,7 @@ fn run() -> Result<()> {
     match words.as_slice() {
         ["test", rest @ ..] => test(rest),
         ["fuzz", rest @ ..] => fuzz::Hunt::parse(rest)?.run(),
+        ["chaos", rest @ ..] => chaos::Chaos::parse(rest)?.run(),
         ["layering"] => layering::check(),
         ["docs"] => docs::write(),
         ["docs", "--check"] => docs::check(),

@@ -1,0 +1,345 @@
+//! What a round does, from its seed alone: the same seed gives the same files, workers and steps.
+//! How long the machine takes for each stays the machine's affair.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Numbers that look like chance and follow from a seed (SplitMix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Chance(u64);
+
+impl Chance {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `end`, which is not 0.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % (end as u64)) as usize
+    }
+
+    fn percent(&mut self, odds: usize) -> bool {
+        self.below(100) < odds
+    }
+
+    fn millis(&mut self, from: usize, to: usize) -> Duration {
+        Duration::from_millis((from + self.below(to - from)) as u64)
+    }
+
+    fn one_of<T: Clone>(&mut self, some: &[T]) -> T {
+        some[self.below(some.len())].clone()
+    }
+}
+
+/// Where the catalog of a round is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    Sqlite,
+    Postgres,
+}
+
+impl Backend {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+        }
+    }
+}
+
+/// How large a round is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Size {
+    /// As much as can be had in seconds, for the tests.
+    Rehearsal,
+    /// A real hunt.
+    Whole,
+}
+
+/// Storage elements. The last one is so small that it fills up.
+pub(crate) const SITES: [&str; 5] = ["SITE-A", "SITE-B", "SITE-C", "SITE-D", "SITE-TINY"];
+
+/// The one that fills up.
+pub(crate) const TINY: usize = 4;
+
+/// What files are gathered in. The first one is never let go: what is in it must not be lost.
+pub(crate) const DATASETS: [&str; 4] = ["keep", "d0", "d1", "d2"];
+
+/// A container of some of the datasets.
+pub(crate) const CONTAINER: &str = "all";
+
+/// Where rules want copies, and how many there can be at most.
+pub(crate) const EXPRESSIONS: [(&str, usize); 7] = [
+    ("tier=1", 4),
+    ("SITE-A|SITE-B|SITE-C", 3),
+    ("SITE-B|SITE-C", 2),
+    ("SITE-D", 1),
+    ("tier=1\\SITE-A", 3),
+    ("SITE-TINY|SITE-D", 2),
+    ("*", 5),
+];
+
+/// Where the files that must not be lost may be moved to.
+const SAFE: [usize; 3] = [0, 1, 4];
+
+/// A file that is registered before anything goes wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NewFile {
+    pub(crate) bytes: usize,
+    pub(crate) site: usize,
+    pub(crate) dataset: usize,
+}
+
+/// How a rule is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deletion {
+    AtOnce,
+    Soft,
+    Purge,
+}
+
+/// A process of the round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Who {
+    Server(usize),
+    Worker(usize),
+    Database,
+}
+
+/// How a worker learns what to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    Server,
+    Catalog,
+}
+
+/// One thing that is done. Rules, files and copies are picked by number from what there is then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    AddRule { did: usize, file: usize, expression: usize, copies: usize, grouping: &'static str },
+    DeleteRule { rule: usize, how: Deletion },
+    MoveRule { rule: usize, expression: usize },
+    ReduceRule { rule: usize },
+    RepairRule { rule: usize },
+    Attach { dataset: usize, file: usize },
+    Detach { dataset: usize, file: usize },
+    Nest { dataset: usize, into: bool },
+    DeclareBad { file: usize, copy: usize },
+    Corrupt { file: usize, copy: usize, cut: bool },
+    Tombstone { file: usize, copy: usize },
+    Upload { file: NewFile, killed: Option<Duration> },
+    Close { site: usize, what: &'static str, during: Duration },
+    Reap,
+    Kill { who: Who, during: Duration },
+    Freeze { who: Who, during: Duration },
+    KillBackend { which: usize },
+    Away { site: usize, during: Duration },
+    ReadOnly { site: usize, during: Duration },
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{self:?}")
+    }
+}
+
+/// A whole round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) backend: Backend,
+    pub(crate) servers: usize,
+    /// How many files each server moves itself.
+    pub(crate) own_workers: usize,
+    pub(crate) workers: Vec<Reach>,
+    pub(crate) files: Vec<NewFile>,
+    /// What is done, each after a pause.
+    pub(crate) steps: Vec<(Duration, Step)>,
+}
+
+impl Plan {
+    /// The round of a seed.
+    pub(crate) fn of(seed: u64, backend: Backend, size: Size) -> Self {
+        let mut chance = Chance::new(seed);
+        let rehearsal = size == Size::Rehearsal;
+        let on_postgres = backend == Backend::Postgres;
+        // A server's own workers hold their files for a minute when it is killed.
+        let own_workers = if !rehearsal && chance.percent(35) { 2 } else { 0 };
+        let servers = if on_postgres && chance.percent(40) { 2 } else { 1 };
+        let workers = (0..2 + chance.below(2))
+            .map(|_| match on_postgres && chance.percent(30) {
+                true => Reach::Catalog,
+                false => Reach::Server,
+            })
+            .collect();
+        let (files, steps) = if rehearsal { (8, 16) } else { (24, 60) };
+        let mut plan = Self {
+            seed,
+            backend,
+            servers,
+            own_workers,
+            workers,
+            files: (0..files).map(|_| new_file(&mut chance)).collect(),
+            steps: Vec::new(),
+        };
+        for at in 0..steps {
+            let pause = chance.millis(0, if rehearsal { 200 } else { 500 });
+            // Rules first, or there is nothing to disturb.
+            let step = if at < steps / 8 { add_rule(&mut chance) } else { plan.step(&mut chance) };
+            plan.steps.push((pause, step));
+        }
+        plan
+    }
+
+    fn step(&self, chance: &mut Chance) -> Step {
+        let (rule, file, copy) = (chance.below(1_000), chance.below(1_000), chance.below(1_000));
+        let dataset = 1 + chance.below(DATASETS.len() - 1);
+        let site = chance.below(SITES.len());
+        match chance.below(100) {
+            0..16 => add_rule(chance),
+            16..26 => {
+                let how = chance.one_of(&[Deletion::AtOnce, Deletion::Soft, Deletion::Purge]);
+                Step::DeleteRule { rule, how }
+            }
+            26..32 => Step::MoveRule { rule, expression: chance.one_of(&SAFE) },
+            32..34 => Step::ReduceRule { rule },
+            34..36 => Step::RepairRule { rule },
+            36..41 => Step::Attach { dataset, file },
+            41..44 => Step::Detach { dataset, file },
+            44..47 => Step::Nest { dataset, into: chance.percent(60) },
+            47..51 => Step::DeclareBad { file, copy },
+            51..55 => Step::Corrupt { file, copy, cut: chance.percent(50) },
+            55..60 => Step::Tombstone { file, copy },
+            60..67 => {
+                let killed = chance.percent(30).then(|| chance.millis(1, 60));
+                Step::Upload { file: new_file(chance), killed }
+            }
+            67..70 => {
+                let what = chance.one_of(&["read", "write", "delete"]);
+                Step::Close { site, what, during: chance.millis(500, 4_000) }
+            }
+            70..73 => Step::Reap,
+            73..82 => {
+                let who = self.who(chance);
+                Step::Kill { who, during: chance.millis(0, 1_500) }
+            }
+            82..92 => {
+                let who = self.who(chance);
+                Step::Freeze { who, during: chance.millis(500, 5_000) }
+            }
+            92..93 => Step::KillBackend { which: copy },
+            93..97 => Step::Away { site, during: chance.millis(300, 3_000) },
+            _ => Step::ReadOnly { site, during: chance.millis(300, 3_000) },
+        }
+    }
+
+    fn who(&self, chance: &mut Chance) -> Who {
+        match chance.below(10) {
+            0..5 => Who::Worker(chance.below(self.workers.len())),
+            5..8 => Who::Server(chance.below(self.servers)),
+            _ if self.backend == Backend::Postgres => Who::Database,
+            _ => Who::Worker(chance.below(self.workers.len())),
+        }
+    }
+}
+
+fn add_rule(chance: &mut Chance) -> Step {
+    let expression = chance.below(EXPRESSIONS.len());
+    Step::AddRule {
+        // The datasets that may go, the container, and single files.
+        did: 1 + chance.below(DATASETS.len() + 1),
+        file: chance.below(1_000),
+        expression,
+        copies: 1 + chance.below(EXPRESSIONS[expression].1.min(3)),
+        grouping: chance.one_of(&["DATASET", "NONE", "ALL"]),
+    }
+}
+
+fn new_file(chance: &mut Chance) -> NewFile {
+    let bytes = match chance.below(10) {
+        0 => 0,
+        1..4 => 1 + chance.below(100),
+        4..8 => chance.below(200_000),
+        8 => chance.below(1 << 20),
+        _ => chance.below(4 << 20),
+    };
+    NewFile { bytes, site: chance.below(TINY), dataset: chance.below(DATASETS.len()) }
+}
+
+/// What a file contains, by its seed.
+pub(crate) fn content(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut chance = Chance::new(seed);
+    let mut made = Vec::with_capacity(bytes + 8);
+    while made.len() < bytes {
+        made.extend(chance.next().to_le_bytes());
+    }
+    made.truncate(bytes);
+    made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seed_decides_everything() {
+        for backend in [Backend::Sqlite, Backend::Postgres] {
+            for seed in 0..50 {
+                let plan = Plan::of(seed, backend, Size::Whole);
+                assert_eq!(plan, Plan::of(seed, backend, Size::Whole));
+                assert_ne!(plan.steps, Plan::of(seed + 1, backend, Size::Whole).steps);
+                assert_eq!(plan.steps.len(), 60);
+            }
+        }
+        assert_eq!(content(7, 1_000), content(7, 1_000));
+        assert_ne!(content(7, 1_000), content(8, 1_000));
+    }
+
+    #[test]
+    fn steps_speak_only_of_what_there_is() {
+        for seed in 0..200 {
+            let plan = Plan::of(seed, Backend::Sqlite, Size::Whole);
+            assert_eq!(plan.servers, 1);
+            for (_, step) in &plan.steps {
+                match step {
+                    Step::AddRule { expression, copies, .. } => {
+                        assert!((1..=EXPRESSIONS[*expression].1).contains(copies));
+                    }
+                    Step::MoveRule { expression, .. } => {
+                        assert!(EXPRESSIONS[*expression].1 >= 3, "the copies that there were fit");
+                    }
+                    Step::Kill { who, .. } | Step::Freeze { who, .. } => match who {
+                        Who::Worker(number) => assert!(*number < plan.workers.len()),
+                        Who::Server(number) => assert!(*number < plan.servers),
+                        Who::Database => panic!("SQLite has no process"),
+                    },
+                    Step::Detach { dataset, .. } => {
+                        assert_ne!(*dataset, 0, "what is kept is not let go");
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_kind_of_step_comes_up() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..40 {
+            for (_, step) in Plan::of(seed, Backend::Postgres, Size::Whole).steps {
+                let text = step.to_string();
+                let name = text.split([' ', '{']).next().unwrap().to_owned();
+                seen.insert(name);
+            }
+        }
+        assert_eq!(seen.len(), 19, "{seen:?}");
+    }
+}

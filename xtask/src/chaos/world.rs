@@ -1,0 +1,402 @@
+//! What a round consists of: its folder, its processes, its storage elements, and what we know of
+//! the files and rules we asked for.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::keeper::Keeper;
+use super::plan::{Backend, CONTAINER, DATASETS, NewFile, Plan, Reach, SITES, TINY, Who, content};
+use super::process::{Postgres, Process, is_mounted, is_root, send};
+use super::{now, short_pause};
+
+/// The scope of everything.
+pub(crate) const SCOPE: &str = "s";
+
+/// How long one command may take before it counts as unanswered.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A file we asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) name: String,
+    pub(crate) bytes: usize,
+    pub(crate) seed: u64,
+    /// Where an upload did not come to its end, which is repeated once all is well.
+    pub(crate) unfinished: Option<usize>,
+    /// Somebody asked for something that lets it go.
+    pub(crate) may_go: bool,
+}
+
+impl Known {
+    pub(crate) fn content(&self) -> Vec<u8> {
+        content(self.seed, self.bytes)
+    }
+
+    pub(crate) fn did(&self) -> String {
+        format!("{SCOPE}:{}", self.name)
+    }
+}
+
+/// What ends a fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Undo {
+    Start(Who),
+    Thaw(Who, Vec<u32>),
+    BringBack(usize),
+    MakeWritable(usize),
+    Open(usize),
+}
+
+/// What was done, for people.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) rounds: usize,
+    pub(crate) commands: usize,
+    pub(crate) refused: usize,
+    pub(crate) kills: usize,
+    pub(crate) freezes: usize,
+    pub(crate) restarts: usize,
+    pub(crate) folder_faults: usize,
+    pub(crate) files: usize,
+    pub(crate) bytes: usize,
+}
+
+/// A running round.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) keeper: Keeper,
+    pub(crate) folder: PathBuf,
+    pub(crate) binary: PathBuf,
+    pub(crate) plan: Plan,
+    pub(crate) database: Option<Postgres>,
+    pub(crate) servers: Vec<Process>,
+    pub(crate) workers: Vec<Process>,
+    /// How many of the sites there are.
+    pub(crate) sites: usize,
+    pub(crate) known: Vec<Known>,
+    /// The files that ever were in each dataset.
+    pub(crate) members: Vec<BTreeSet<usize>>,
+    /// Rules that we made, and what for.
+    pub(crate) rules: Vec<(String, String)>,
+    pub(crate) undo: Vec<(Instant, Undo)>,
+    pub(crate) counts: Counts,
+    /// What went wrong on the way.
+    pub(crate) wrong: Vec<String>,
+    asked: usize,
+}
+
+impl World {
+    /// Starts everything and registers the first files.
+    pub(crate) fn start(plan: Plan, binary: &Path, folder: &Path) -> Result<Self> {
+        fs::create_dir(folder)?;
+        let mut keeper = Keeper::start(folder)?;
+        let database = match plan.backend {
+            Backend::Sqlite => None,
+            Backend::Postgres => Some(Postgres::make(&folder.join("postgres"), &mut keeper)?),
+        };
+        let mut world = Self {
+            keeper,
+            folder: folder.to_owned(),
+            binary: binary.to_owned(),
+            plan,
+            database,
+            servers: Vec::new(),
+            workers: Vec::new(),
+            sites: SITES.len(),
+            known: Vec::new(),
+            members: vec![BTreeSet::new(); DATASETS.len()],
+            rules: Vec::new(),
+            undo: Vec::new(),
+            counts: Counts::default(),
+            wrong: Vec::new(),
+            asked: 0,
+        };
+        world.mount()?;
+        for number in 0..world.plan.servers {
+            let process = world.server(number, 0);
+            world.servers.push(process);
+            world.start_who(Who::Server(number))?;
+            let port = world.wait_for_server(number)?;
+            let words = world.server_words(number, port);
+            world.servers[number].set_words(words);
+        }
+        world.furnish()?;
+        for number in 0..world.plan.workers.len() {
+            let process = world.worker(number);
+            world.workers.push(process);
+            world.start_who(Who::Worker(number))?;
+        }
+        Ok(world)
+    }
+
+    /// Where a site's files are: below what may be mounted.
+    pub(crate) fn site(&self, number: usize) -> PathBuf {
+        self.mount_point(number).join("files")
+    }
+
+    pub(crate) fn mount_point(&self, number: usize) -> PathBuf {
+        self.folder.join("sites").join(SITES[number])
+    }
+
+    fn mount(&mut self) -> Result<()> {
+        for (number, name) in SITES.iter().enumerate() {
+            let place = self.mount_point(number);
+            fs::create_dir_all(&place)?;
+            if !is_root() {
+                continue;
+            }
+            let size = if number == TINY { "size=2m" } else { "size=512m" };
+            let mut command = Command::new("mount");
+            command.args(["-t", "tmpfs", "-o", size, name]).arg(&place);
+            if command.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+                self.keeper.has_mount(&place);
+            }
+        }
+        if !is_mounted(&self.mount_point(TINY)) {
+            eprintln!("chaos: !!! NOT TRIED: a storage element that is full: it takes root !!!");
+            self.sites = TINY;
+        }
+        Ok(())
+    }
+
+    fn server(&self, number: usize, port: u16) -> Process {
+        let log = self.folder.join(format!("server-{number}.log"));
+        Process::new(self.server_words(number, port), log, None)
+    }
+
+    fn server_words(&self, number: usize, port: u16) -> Vec<String> {
+        let mut words = vec![self.binary.display().to_string()];
+        words.extend(["serve", "--only", "rules", "--data-dir"].map(str::to_owned));
+        words.push(self.data_dir(number).display().to_string());
+        words.extend(["--listen".to_owned(), format!("127.0.0.1:{port}")]);
+        words.extend(["--transfer-workers".to_owned(), self.plan.own_workers.to_string()]);
+        if let Some(database) = &self.database {
+            words.extend(["--catalog".to_owned(), database.url()]);
+        }
+        words
+    }
+
+    fn data_dir(&self, number: usize) -> PathBuf {
+        self.folder.join(format!("data-{number}"))
+    }
+
+    fn kubeconfig(&self, number: usize) -> PathBuf {
+        self.data_dir(number % self.plan.servers).join("kubeconfig")
+    }
+
+    fn worker(&self, number: usize) -> Process {
+        let mut words = vec![self.binary.display().to_string()];
+        words.extend(["transfer-worker", "--lease", "2s", "--name"].map(str::to_owned));
+        words.push(format!("worker-{number}"));
+        if let (Reach::Catalog, Some(database)) = (self.plan.workers[number], &self.database) {
+            words.extend(["--catalog".to_owned(), database.url()]);
+        }
+        let log = self.folder.join(format!("worker-{number}.log"));
+        Process::new(words, log, Some(self.kubeconfig(number)))
+    }
+
+    /// Waits until a server says that it is ready; gives its port.
+    pub(crate) fn wait_for_server(&mut self, number: usize) -> Result<u16> {
+        let until = now() + Duration::from_secs(60);
+        while now() < until {
+            let said = self.servers[number].said();
+            let ready = said.lines().find_map(|line| line.strip_prefix("mainstay is ready at "));
+            let port = ready.and_then(|line| line.split([':', ' ']).nth(2)?.parse().ok());
+            if let Some(port) = port {
+                return Ok(port);
+            }
+            if let Some(why) = self.servers[number].ended(&mut self.keeper) {
+                bail!("the server did not start: {why}");
+            }
+            short_pause();
+        }
+        bail!("the server is not ready after a minute:\n{}", self.servers[number].said())
+    }
+
+    /// Storage elements, datasets, the first files, and the rule that keeps some of them.
+    fn furnish(&mut self) -> Result<()> {
+        for (number, name) in SITES.into_iter().enumerate().take(self.sites) {
+            let place = self.site(number);
+            self.must(&["rse", "add", name])?;
+            self.must(&["rse", "protocol", name, &format!("file://{}", place.display())])?;
+            self.must(&["quota", "set", "root", name, "-1"])?;
+            if number != TINY {
+                self.must(&["rse", "set", name, "tier=1"])?;
+            }
+            if number > 0 {
+                self.must(&["rse", "distance", SITES[0], name, &number.to_string()])?;
+            }
+        }
+        // On some, what nobody locks goes at once.
+        for name in &SITES[1..3] {
+            self.must(&["rse", "set", name, "greedyDeletion=true"])?;
+        }
+        self.must(&["rse", "transfers", SITES[2], "2"])?;
+        self.must(&["account", "scope", "root", SCOPE])?;
+        for name in DATASETS {
+            self.must(&["did", "add", &format!("{SCOPE}:{name}")])?;
+        }
+        let container = format!("{SCOPE}:{CONTAINER}");
+        self.must(&["did", "add", &container, "--container"])?;
+        self.must(&["did", "attach", &container, "s:d0", "s:d1"])?;
+        for file in self.plan.files.clone() {
+            let number = self.write_file(&file)?;
+            let words = self.upload_words(number, file.site, file.dataset);
+            self.must(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+        }
+        let kept = format!("{SCOPE}:{}", DATASETS[0]);
+        let rule = self.must(&["add", &kept, "--copies", "2", "-e", "tier=1"])?;
+        self.rules.push((rule.trim().to_owned(), DATASETS[0].to_owned()));
+        Ok(())
+    }
+
+    /// Writes a new file where uploads are taken from.
+    pub(crate) fn write_file(&mut self, file: &NewFile) -> Result<usize> {
+        let number = self.known.len();
+        let seed = self.plan.seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
+        let name = format!("f{number}");
+        let known = Known { name, bytes: file.bytes, seed, unfinished: None, may_go: false };
+        fs::create_dir_all(self.folder.join("own"))?;
+        fs::write(self.folder.join("own").join(&known.name), known.content())?;
+        self.counts.files += 1;
+        self.counts.bytes += file.bytes;
+        self.known.push(known);
+        self.members[file.dataset].insert(number);
+        Ok(number)
+    }
+
+    pub(crate) fn upload_words(&self, file: usize, site: usize, dataset: usize) -> Vec<String> {
+        let mut words = ["upload", SITES[site], "--scope", SCOPE].map(str::to_owned).to_vec();
+        words.extend(["--dataset".to_owned(), format!("{SCOPE}:{}", DATASETS[dataset])]);
+        words.push(self.folder.join("own").join(&self.known[file].name).display().to_string());
+        words
+    }
+
+    /// A command as a user gives it, not yet started. Its output goes to files.
+    pub(crate) fn command(&mut self, words: &[&str]) -> Result<Command> {
+        self.asked += 1;
+        self.counts.commands += 1;
+        let mut command = Command::new(&self.binary);
+        command.arg("rules").args(words).args(["--request-timeout", "4s"]);
+        command.env("KUBECONFIG", self.kubeconfig(self.asked)).env("HOME", &self.folder);
+        command.env_remove("MAINSTAY_DATA_DIR").env_remove("MAINSTAY_TOKEN");
+        command.stdin(Stdio::null());
+        command.stdout(File::create(self.folder.join("stdout"))?);
+        command.stderr(File::create(self.folder.join("stderr"))?);
+        Ok(command)
+    }
+
+    /// Runs a command; an error is what it said, or that it said nothing in time.
+    pub(crate) fn rules(&mut self, words: &[&str]) -> Result<String, String> {
+        let answer = self.try_rules(words).unwrap_or_else(|error| Err(format!("{error:#}")));
+        self.note(&format!(
+            "{} -> {}",
+            words.join(" "),
+            answer.as_ref().map_or_else(|error| error.trim(), |_| "ok")
+        ));
+        self.counts.refused += usize::from(answer.is_err());
+        answer
+    }
+
+    fn try_rules(&mut self, words: &[&str]) -> Result<Result<String, String>> {
+        let mut child = self.command(words)?.spawn().context("cannot run mainstay")?;
+        let until = now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if now() > until {
+                child.kill()?;
+                child.wait()?;
+                return Ok(Err("no answer".to_owned()));
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        };
+        let read = |name: &str| fs::read(self.folder.join(name)).unwrap_or_default();
+        let said = String::from_utf8_lossy(&read("stderr")).into_owned();
+        if said.contains("panicked") {
+            self.wrong.push(format!("`rules {}` panicked: {said}", words.join(" ")));
+        }
+        Ok(match status.success() {
+            true => Ok(String::from_utf8_lossy(&read("stdout")).into_owned()),
+            false => Err(said),
+        })
+    }
+
+    /// Runs a command that has no reason to fail.
+    pub(crate) fn must(&mut self, words: &[&str]) -> Result<String> {
+        self.rules(words).map_err(|said| anyhow::anyhow!("`rules {}`: {said}", words.join(" ")))
+    }
+
+    /// Runs a command and reads its JSON.
+    pub(crate) fn ask(&mut self, words: &[&str]) -> Result<Value, String> {
+        let mut all = words.to_vec();
+        all.extend(["-o", "json"]);
+        let text = self.rules(&all)?;
+        serde_json::from_str(&text).map_err(|error| format!("not JSON ({error}): {text}"))
+    }
+
+    /// Writes down what is done and when, for people.
+    pub(crate) fn note(&mut self, what: &str) {
+        use std::io::Write;
+        let log = File::options().create(true).append(true).open(self.folder.join("steps.log"));
+        if let Ok(mut log) = log {
+            // It only helps to find a fault that was found anyway.
+            let _ = writeln!(log, "{} {what}", super::time_of_day());
+        }
+    }
+
+    pub(crate) fn process(&mut self, who: Who) -> Option<&mut Process> {
+        match who {
+            Who::Server(number) => self.servers.get_mut(number),
+            Who::Worker(number) => self.workers.get_mut(number),
+            Who::Database => self.database.as_mut().map(|database| &mut database.process),
+        }
+    }
+
+    pub(crate) fn start_who(&mut self, who: Who) -> Result<()> {
+        match who {
+            Who::Server(number) => self.servers[number].start(&mut self.keeper),
+            Who::Worker(number) => self.workers[number].start(&mut self.keeper),
+            Who::Database => {
+                let Some(database) = &mut self.database else { return Ok(()) };
+                // What a killed one leaves keeps the next from starting.
+                let _ = fs::remove_file(self.folder.join("postgres/data/postmaster.pid"));
+                database.process.start(&mut self.keeper)
+            }
+        }
+    }
+
+    pub(crate) fn end_who(&mut self, who: Who, signal: Signal) {
+        match who {
+            Who::Server(number) => self.servers[number].end(signal, &mut self.keeper),
+            Who::Worker(number) => self.workers[number].end(signal, &mut self.keeper),
+            Who::Database => {
+                if let Some(database) = &mut self.database {
+                    for backend in database.backends() {
+                        send(backend, Signal::CONT);
+                    }
+                    database.process.end(signal, &mut self.keeper);
+                }
+            }
+        }
+    }
+
+    /// Keeps what is on the sites for people to look at, and the folder.
+    pub(crate) fn keep(&mut self) {
+        let copy = self.folder.join("sites-kept");
+        let mut command = Command::new("cp");
+        command.arg("-a").arg(self.folder.join("sites")).arg(&copy);
+        if !command.status().is_ok_and(|status| status.success()) {
+            eprintln!("chaos: what is on the sites could not be kept");
+        }
+        self.keeper.keep_folder();
+    }
+}
