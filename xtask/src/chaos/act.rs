@@ -1,21 +1,15 @@
-//! Doing the steps: what users ask for, through the command line, and faults, which end by
-//! themselves after a while.
+//! Doing the steps: what users ask for, through the command line. Faults are in `faults`.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rustix::process::Signal;
 use serde_json::Value;
 
-use super::plan::{CONTAINER, DATASETS, Deletion, EXPRESSIONS, NewFile, SITES, Step, TINY, Who};
-use super::process::{is_mounted, send};
+use super::plan::{CONTAINER, DATASETS, Deletion, EXPRESSIONS, NewFile, Step};
 use super::verify::{Replica, replicas};
-use super::world::{SCOPE, Undo, World};
-use super::{now, short_pause};
+use super::world::{SCOPE, World};
 
 impl World {
     /// Does one step; what is refused is no fault.
@@ -58,8 +52,11 @@ impl World {
         Ok(())
     }
 
-    /// A rule that we made, and what for.
+    /// A rule that we made, and what for: often the last one, whose copies are on their way.
     fn pick_rule(&self, number: usize) -> Option<(String, String)> {
+        if number.is_multiple_of(2) {
+            return self.rules.last().cloned();
+        }
         let at = number.checked_rem(self.rules.len())?;
         self.rules.get(at).cloned()
     }
@@ -211,7 +208,7 @@ impl World {
 
     fn upload(&mut self, file: &NewFile, killed: Option<Duration>) -> Result<()> {
         let number = self.write_file(file)?;
-        let words = self.upload_words(number, file.site, file.dataset);
+        let words = self.upload_words(&[number], file.site, file.dataset);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let done = match killed {
             None => self.rules(&words).is_ok(),
@@ -228,198 +225,4 @@ impl World {
         }
         Ok(())
     }
-
-    /// Whether something of the kind lasts already.
-    fn lasts(&self, same: impl Fn(&Undo) -> bool) -> bool {
-        self.undo.iter().any(|(_, undo)| same(undo))
-    }
-
-    fn until(&mut self, during: Duration, undo: Undo) {
-        self.undo.push((now() + during, undo));
-    }
-
-    fn close(&mut self, site: usize, what: &str, during: Duration) {
-        if site < self.sites && !self.lasts(|undo| *undo == Undo::Open(site)) {
-            let flag = format!("{what}=false");
-            let _ = self.rules(&["rse", "availability", SITES[site], &flag]);
-            self.until(during, Undo::Open(site));
-        }
-    }
-
-    fn is_disturbed(&self, who: Who) -> bool {
-        self.lasts(|undo| matches!(undo, Undo::Start(one) | Undo::Thaw(one, _) if *one == who))
-    }
-
-    fn kill(&mut self, who: Who, during: Duration) {
-        if !self.is_disturbed(who) {
-            // PostgreSQL's own way of falling down.
-            let signal = if who == Who::Database { Signal::QUIT } else { Signal::KILL };
-            self.end_who(who, signal);
-            self.counts.kills += 1;
-            self.until(during, Undo::Start(who));
-        }
-    }
-
-    fn freeze(&mut self, who: Who, during: Duration) {
-        if self.is_disturbed(who) {
-            return;
-        }
-        let mut pids: Vec<u32> =
-            self.process(who).and_then(|process| process.pid()).into_iter().collect();
-        if let (Who::Database, Some(database)) = (who, &self.database) {
-            let backends = database.backends();
-            // All of it, or one connection.
-            match during.as_millis() % 2 {
-                0 => pids.extend(backends),
-                _ => pids = backends.into_iter().take(1).collect(),
-            }
-        }
-        for pid in &pids {
-            send(*pid, Signal::STOP);
-        }
-        self.counts.freezes += 1;
-        self.until(during, Undo::Thaw(who, pids));
-    }
-
-    fn kill_backend(&mut self, which: usize) {
-        let backends =
-            self.database.as_ref().map(|database| database.backends()).unwrap_or_default();
-        if let Some(at) = which.checked_rem(backends.len()) {
-            send(backends[at], Signal::KILL);
-            self.counts.kills += 1;
-        }
-    }
-
-    fn away(&self, site: usize) -> PathBuf {
-        self.mount_point(site).join("away")
-    }
-
-    fn move_away(&mut self, site: usize, during: Duration) {
-        let disturbed = |undo: &Undo| matches!(undo, Undo::BringBack(one) | Undo::MakeWritable(one) if *one == site);
-        if site < self.sites
-            && !self.lasts(disturbed)
-            && fs::rename(self.site(site), self.away(site)).is_ok()
-        {
-            self.counts.folder_faults += 1;
-            self.until(during, Undo::BringBack(site));
-        }
-    }
-
-    fn read_only(&mut self, site: usize, during: Duration) {
-        let disturbed = |undo: &Undo| matches!(undo, Undo::BringBack(one) | Undo::MakeWritable(one) if *one == site);
-        if site < self.sites
-            && !self.lasts(disturbed)
-            && set_writable(&self.mount_point(site), false)
-        {
-            self.counts.folder_faults += 1;
-            self.until(during, Undo::MakeWritable(site));
-        }
-    }
-
-    /// Ends the faults that have lasted long enough, and sees whether anybody ended by itself.
-    pub(crate) fn tick(&mut self) -> Result<()> {
-        let (due, left) =
-            std::mem::take(&mut self.undo).into_iter().partition(|(at, _)| *at <= now());
-        self.undo = left;
-        for (_, undo) in due {
-            self.note(&format!("over: {undo:?}"));
-            self.end_fault(undo)?;
-        }
-        let all = (0..self.servers.len()).map(Who::Server);
-        for who in all.chain((0..self.workers.len()).map(Who::Worker)).collect::<Vec<_>>() {
-            self.see_to(who);
-        }
-        Ok(())
-    }
-
-    /// A server cannot start without its database, nor a worker without its server: they are
-    /// started again until they can. Nobody ends for any other reason.
-    fn see_to(&mut self, who: Who) {
-        let ended = match who {
-            Who::Server(number) => self.servers[number].ended(&mut self.keeper),
-            Who::Worker(number) => self.workers[number].ended(&mut self.keeper),
-            Who::Database => None,
-        };
-        let Some(why) = ended else { return };
-        self.note(&format!("{who:?} ended: {why}"));
-        let served = matches!(who, Who::Server(_)) && self.database.is_none();
-        if served || why.contains("panicked") {
-            self.wrong.push(format!("{who:?} ended by itself: {why}"));
-        }
-        self.until(Duration::from_millis(500), Undo::Start(who));
-    }
-
-    fn end_fault(&mut self, undo: Undo) -> Result<()> {
-        match undo {
-            Undo::Start(who) => {
-                self.counts.restarts += 1;
-                self.start_who(who)?;
-            }
-            Undo::Thaw(_, pids) => {
-                for pid in pids {
-                    send(pid, Signal::CONT);
-                }
-            }
-            Undo::BringBack(site) => fs::rename(self.away(site), self.site(site))?,
-            Undo::MakeWritable(site) => {
-                set_writable(&self.mount_point(site), true);
-            }
-            Undo::Open(site) => {
-                let words =
-                    ["rse", "availability", SITES[site], "read=true", "write=true", "delete=true"];
-                if self.rules(&words).is_err() {
-                    self.until(Duration::from_millis(500), Undo::Open(site));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends all faults.
-    pub(crate) fn end_faults(&mut self) -> Result<()> {
-        let until = now() + Duration::from_secs(60);
-        while !self.undo.is_empty() && now() < until {
-            for (at, _) in &mut self.undo {
-                *at = (*at).min(now());
-            }
-            // The database first, and who needs it after that.
-            self.undo.sort_by_key(|(_, undo)| match undo {
-                Undo::Start(who) | Undo::Thaw(who, _) => (0, Some(std::cmp::Reverse(*who))),
-                Undo::Open(_) => (2, None),
-                _ => (1, None),
-            });
-            self.tick()?;
-            short_pause();
-        }
-        if let Some(database) = &self.database {
-            database.wait(Duration::from_secs(30))?;
-        }
-        for number in 0..self.servers.len() {
-            self.wait_for_server(number)?;
-        }
-        Ok(())
-    }
-}
-
-/// Opens or closes a site's folder for writing; says whether that was done.
-fn set_writable(at: &Path, writable: bool) -> bool {
-    let mut command = match is_mounted(at) {
-        true => {
-            let mut command = Command::new("mount");
-            command.args(["-o", if writable { "remount,rw" } else { "remount,ro" }]);
-            command
-        }
-        false => {
-            let mut command = Command::new("chmod");
-            command.args(["-R", if writable { "u+w" } else { "a-w" }]);
-            command
-        }
-    };
-    command.arg(at).stderr(std::process::Stdio::null());
-    command.status().is_ok_and(|status| status.success())
-}
-
-/// The tiny site is left out of what must become right.
-pub(crate) fn may_be_full(expression: &str) -> bool {
-    expression.contains('*') || expression.contains(SITES[TINY])
 }

@@ -67,7 +67,7 @@ impl World {
         for file in 0..self.known.len() {
             let Some(site) = self.known[file].unfinished else { continue };
             let dataset = self.members.iter().position(|members| members.contains(&file));
-            let words = self.upload_words(file, site, dataset.unwrap_or_default());
+            let words = self.upload_words(&[file], site, dataset.unwrap_or_default());
             self.patiently(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
             self.known[file].unfinished = None;
         }

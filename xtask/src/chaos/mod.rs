@@ -9,6 +9,8 @@
 
 mod act;
 mod calm;
+mod faults;
+mod furnish;
 mod keeper;
 mod plan;
 mod process;

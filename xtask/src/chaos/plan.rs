@@ -180,7 +180,7 @@ impl Plan {
                 false => Reach::Server,
             })
             .collect();
-        let (files, steps) = if rehearsal { (8, 16) } else { (24, 60) };
+        let (files, steps) = if rehearsal { (12, 20) } else { (80, 70) };
         let mut plan = Self {
             seed,
             backend,
@@ -191,10 +191,19 @@ impl Plan {
             steps: Vec::new(),
         };
         for at in 0..steps {
-            let pause = chance.millis(0, if rehearsal { 200 } else { 500 });
+            // Some steps come while what the last one asked for is under way.
+            let most = if chance.percent(50) { 40 } else { 500 };
+            let pause = chance.millis(0, if rehearsal { most.min(200) } else { most });
             // Rules first, or there is nothing to disturb.
             let step = if at < steps / 8 { add_rule(&mut chance) } else { plan.step(&mut chance) };
             plan.steps.push((pause, step));
+        }
+        // Once in a while a server is away for longer than its own leases and claims last, and
+        // another does its work meanwhile.
+        if !rehearsal && servers > 1 && chance.percent(30) {
+            let (who, at) = (Who::Server(servers - 1), steps / 4 + chance.below(steps / 4));
+            let during = chance.millis(62_000, 70_000);
+            plan.steps[at].1 = Step::Freeze { who, during };
         }
         plan
     }
@@ -228,12 +237,17 @@ impl Plan {
             }
             70..73 => Step::Reap,
             73..82 => {
-                let who = self.who(chance);
-                Step::Kill { who, during: chance.millis(0, 1_500) }
+                let most = chance.one_of(&[300, 1_500]);
+                Step::Kill { who: self.who(chance), during: chance.millis(0, most) }
             }
             82..92 => {
                 let who = self.who(chance);
-                Step::Freeze { who, during: chance.millis(500, 5_000) }
+                // Longer than a worker's lease; a server that does not answer holds up everything.
+                let (least, most) = match who {
+                    Who::Worker(_) => (1_500, 6_000),
+                    _ => (200, 3_000),
+                };
+                Step::Freeze { who, during: chance.millis(least, most) }
             }
             92..93 => Step::KillBackend { which: copy },
             93..97 => Step::Away { site, during: chance.millis(300, 3_000) },
@@ -267,9 +281,9 @@ fn new_file(chance: &mut Chance) -> NewFile {
     let bytes = match chance.below(10) {
         0 => 0,
         1..4 => 1 + chance.below(100),
-        4..8 => chance.below(200_000),
-        8 => chance.below(1 << 20),
-        _ => chance.below(4 << 20),
+        4..7 => chance.below(200_000),
+        7..9 => chance.below(2 << 20),
+        _ => chance.below(12 << 20),
     };
     NewFile { bytes, site: chance.below(TINY), dataset: chance.below(DATASETS.len()) }
 }
@@ -296,7 +310,7 @@ mod tests {
                 let plan = Plan::of(seed, backend, Size::Whole);
                 assert_eq!(plan, Plan::of(seed, backend, Size::Whole));
                 assert_ne!(plan.steps, Plan::of(seed + 1, backend, Size::Whole).steps);
-                assert_eq!(plan.steps.len(), 60);
+                assert_eq!(plan.steps.len(), 70);
             }
         }
         assert_eq!(content(7, 1_000), content(7, 1_000));

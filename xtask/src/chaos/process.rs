@@ -104,7 +104,6 @@ pub(crate) fn send(pid: u32, signal: Signal) {
 #[derive(Debug)]
 pub(crate) struct Postgres {
     pub(crate) process: Process,
-    programs: PathBuf,
     folder: PathBuf,
 }
 
@@ -140,7 +139,7 @@ impl Postgres {
         postgres.extend(["-k".to_owned(), socket, "-c".to_owned(), "fsync=off".to_owned()]);
         postgres.extend(["-c".to_owned(), "listen_addresses=".to_owned()]);
         let process = Process::new(postgres, folder.with_extension("log"), None);
-        let mut made = Self { process, programs, folder: folder.to_owned() };
+        let mut made = Self { process, folder: folder.to_owned() };
         made.process.start(keeper)?;
         made.wait(Duration::from_secs(30))?;
         Ok(made)
@@ -152,13 +151,11 @@ impl Postgres {
         format!("postgresql://mainstay@{folder}:5432/postgres")
     }
 
-    /// Waits until it answers.
+    /// Waits until it says that it is ready.
     pub(crate) fn wait(&self, patience: Duration) -> Result<()> {
         let until = now() + patience;
         while now() < until {
-            let mut ask = Command::new(self.programs.join("pg_isready"));
-            ask.arg("-q").arg("-h").arg(&self.folder).args(["-t", "2"]);
-            if ask.status().is_ok_and(|status| status.success()) {
+            if self.process.said().contains("ready to accept connections") {
                 return Ok(());
             }
             short_pause();

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::act::may_be_full;
-use super::plan::SITES;
+use super::plan::{SITES, TINY};
 use super::world::World;
 
 /// A copy as the catalog has it.
@@ -78,6 +77,16 @@ pub(crate) fn compare(
         }
     }
     wrong
+}
+
+/// Whether all that a rule lacks, by what is explained of it, is room on the site that is full.
+fn waits_for_room(explained: &str) -> bool {
+    let mut lacking = explained
+        .lines()
+        .filter(|line| line.split_whitespace().nth(2).is_some_and(|state| state == "STUCK"))
+        .peekable();
+    let full = |line: &str| line.contains(SITES[TINY]) && line.contains("is full");
+    lacking.peek().is_some() && lacking.all(full)
 }
 
 /// Every file below a folder.
@@ -171,9 +180,9 @@ impl World {
         for rule in rules.as_array().into_iter().flatten().filter(|rule| rule["state"] != "OK") {
             let below = self.below(rule["name"].as_str().unwrap_or_default());
             excused.extend(below.iter().map(|file| self.known[*file].name.clone()));
-            if !self.is_excused(rule, listed) {
-                let (id, state) = (rule["id"].as_str().unwrap_or_default(), &rule["state"]);
-                let why = self.rules(&["explain", id]).unwrap_or_else(|error| error);
+            let (id, state) = (rule["id"].as_str().unwrap_or_default(), &rule["state"]);
+            let why = self.rules(&["explain", id]).unwrap_or_else(|error| error);
+            if !waits_for_room(&why) && !self.has_lost(&below, listed) {
                 wrong.push(format!(
                     "rule {id} is {state} though all is well: {}\n{why}",
                     rule["error"]
@@ -186,19 +195,10 @@ impl World {
         wrong
     }
 
-    /// Whether a rule has a reason not to be satisfied: it may want what does not fit, or there is
-    /// nothing left to copy from.
-    pub(crate) fn is_excused(&self, rule: &Value, listed: &[Replica]) -> bool {
-        let text = |key: &str| rule[key].as_str().unwrap_or_default();
-        let full = text("error").contains("No space") || text("error").contains("os error 28");
-        if may_be_full(text("rse_expression")) && (full || self.sites < SITES.len()) {
-            return true;
-        }
+    /// Whether there is nothing left to copy from, because somebody let it go.
+    fn has_lost(&self, files: &[usize], listed: &[Replica]) -> bool {
         let has = |name: &str| listed.iter().any(|one| one.is_available() && one.name == name);
-        self.below(text("name")).iter().any(|file| {
-            let known = &self.known[*file];
-            known.may_go && !has(&known.name)
-        })
+        files.iter().map(|file| &self.known[*file]).any(|file| file.may_go && !has(&file.name))
     }
 
     /// What no process may ever say.
@@ -247,6 +247,16 @@ mod tests {
         assert_eq!(law(&both, &[found("A", "f1"), found("C", "f1")]), 1, "an orphan");
         assert_eq!(law(&both, &[found("A", "f1"), found("A", ".f1.7-1.part")]), 1, "a draft");
         assert_eq!(compare(&both, &[found("A", "f1")], &spoilt).len(), 1);
+    }
+
+    #[test]
+    fn only_room_on_the_full_site_is_waited_for_with_reason() {
+        let said = |rows: &[&str]| format!("NAME RSE STATE WHY\n{}", rows.join("\n"));
+        let full = "f1  SITE-TINY  STUCK  the last transfer failed (f1 is full)";
+        let there = "f2  SITE-D  OK  the copy is there";
+        assert!(waits_for_room(&said(&[full, there])));
+        assert!(!waits_for_room(&said(&[there])));
+        assert!(!waits_for_room(&said(&[full, "f2  SITE-D  STUCK  nobody knows why"])));
     }
 
     #[test]

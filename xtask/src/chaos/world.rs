@@ -12,8 +12,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::keeper::Keeper;
-use super::plan::{Backend, CONTAINER, DATASETS, NewFile, Plan, Reach, SITES, TINY, Who, content};
-use super::process::{Postgres, Process, is_mounted, is_root, send};
+use super::plan::{Backend, DATASETS, Plan, Reach, SITES, Who, content};
+use super::process::{Postgres, Process, send};
 use super::{now, short_pause};
 
 /// The scope of everything.
@@ -52,6 +52,13 @@ pub(crate) enum Undo {
     BringBack(usize),
     MakeWritable(usize),
     Open(usize),
+}
+
+impl Undo {
+    /// Whether it is done without asking the servers.
+    pub(crate) fn is_outside(&self) -> bool {
+        !matches!(self, Self::Open(_))
+    }
 }
 
 /// What was done, for people.
@@ -145,27 +152,6 @@ impl World {
         self.folder.join("sites").join(SITES[number])
     }
 
-    fn mount(&mut self) -> Result<()> {
-        for (number, name) in SITES.iter().enumerate() {
-            let place = self.mount_point(number);
-            fs::create_dir_all(&place)?;
-            if !is_root() {
-                continue;
-            }
-            let size = if number == TINY { "size=2m" } else { "size=512m" };
-            let mut command = Command::new("mount");
-            command.args(["-t", "tmpfs", "-o", size, name]).arg(&place);
-            if command.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
-                self.keeper.has_mount(&place);
-            }
-        }
-        if !is_mounted(&self.mount_point(TINY)) {
-            eprintln!("chaos: !!! NOT TRIED: a storage element that is full: it takes root !!!");
-            self.sites = TINY;
-        }
-        Ok(())
-    }
-
     fn server(&self, number: usize, port: u16) -> Process {
         let log = self.folder.join(format!("server-{number}.log"));
         Process::new(self.server_words(number, port), log, None)
@@ -220,72 +206,17 @@ impl World {
         bail!("the server is not ready after a minute:\n{}", self.servers[number].said())
     }
 
-    /// Storage elements, datasets, the first files, and the rule that keeps some of them.
-    fn furnish(&mut self) -> Result<()> {
-        for (number, name) in SITES.into_iter().enumerate().take(self.sites) {
-            let place = self.site(number);
-            self.must(&["rse", "add", name])?;
-            self.must(&["rse", "protocol", name, &format!("file://{}", place.display())])?;
-            self.must(&["quota", "set", "root", name, "-1"])?;
-            if number != TINY {
-                self.must(&["rse", "set", name, "tier=1"])?;
-            }
-            if number > 0 {
-                self.must(&["rse", "distance", SITES[0], name, &number.to_string()])?;
-            }
-        }
-        // On some, what nobody locks goes at once.
-        for name in &SITES[1..3] {
-            self.must(&["rse", "set", name, "greedyDeletion=true"])?;
-        }
-        self.must(&["rse", "transfers", SITES[2], "2"])?;
-        self.must(&["account", "scope", "root", SCOPE])?;
-        for name in DATASETS {
-            self.must(&["did", "add", &format!("{SCOPE}:{name}")])?;
-        }
-        let container = format!("{SCOPE}:{CONTAINER}");
-        self.must(&["did", "add", &container, "--container"])?;
-        self.must(&["did", "attach", &container, "s:d0", "s:d1"])?;
-        for file in self.plan.files.clone() {
-            let number = self.write_file(&file)?;
-            let words = self.upload_words(number, file.site, file.dataset);
-            self.must(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
-        }
-        let kept = format!("{SCOPE}:{}", DATASETS[0]);
-        let rule = self.must(&["add", &kept, "--copies", "2", "-e", "tier=1"])?;
-        self.rules.push((rule.trim().to_owned(), DATASETS[0].to_owned()));
-        Ok(())
-    }
-
-    /// Writes a new file where uploads are taken from.
-    pub(crate) fn write_file(&mut self, file: &NewFile) -> Result<usize> {
-        let number = self.known.len();
-        let seed = self.plan.seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
-        let name = format!("f{number}");
-        let known = Known { name, bytes: file.bytes, seed, unfinished: None, may_go: false };
-        fs::create_dir_all(self.folder.join("own"))?;
-        fs::write(self.folder.join("own").join(&known.name), known.content())?;
-        self.counts.files += 1;
-        self.counts.bytes += file.bytes;
-        self.known.push(known);
-        self.members[file.dataset].insert(number);
-        Ok(number)
-    }
-
-    pub(crate) fn upload_words(&self, file: usize, site: usize, dataset: usize) -> Vec<String> {
-        let mut words = ["upload", SITES[site], "--scope", SCOPE].map(str::to_owned).to_vec();
-        words.extend(["--dataset".to_owned(), format!("{SCOPE}:{}", DATASETS[dataset])]);
-        words.push(self.folder.join("own").join(&self.known[file].name).display().to_string());
-        words
-    }
-
     /// A command as a user gives it, not yet started. Its output goes to files.
     pub(crate) fn command(&mut self, words: &[&str]) -> Result<Command> {
         self.asked += 1;
         self.counts.commands += 1;
         let mut command = Command::new(&self.binary);
         command.arg("rules").args(words).args(["--request-timeout", "4s"]);
-        command.env("KUBECONFIG", self.kubeconfig(self.asked)).env("HOME", &self.folder);
+        // Of several servers one that is well, if there is any.
+        let some = self.asked..self.asked + self.plan.servers;
+        let well = |number: &usize| !self.is_disturbed(Who::Server(number % self.plan.servers));
+        let asked = some.into_iter().find(well).unwrap_or(self.asked);
+        command.env("KUBECONFIG", self.kubeconfig(asked)).env("HOME", &self.folder);
         command.env_remove("MAINSTAY_DATA_DIR").env_remove("MAINSTAY_TOKEN");
         command.stdin(Stdio::null());
         command.stdout(File::create(self.folder.join("stdout"))?);
@@ -312,6 +243,7 @@ impl World {
             if let Some(status) = child.try_wait()? {
                 break status;
             }
+            self.end_due_faults(Undo::is_outside)?;
             if now() > until {
                 child.kill()?;
                 child.wait()?;
