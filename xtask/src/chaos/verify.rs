@@ -10,6 +10,9 @@ use serde_json::Value;
 use super::plan::{SITES, TINY};
 use super::world::World;
 
+/// How many files are listed at once: of a long list only the beginning says which one is unknown.
+const LISTED_AT_ONCE: usize = 8;
+
 /// A copy as the catalog has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Replica {
@@ -138,22 +141,28 @@ impl World {
 
     /// Every copy of every file we know, in whatever state.
     fn listed(&mut self) -> Result<Vec<Replica>, String> {
-        let mut names: Vec<String> = self.known.iter().map(|known| known.did()).collect();
-        loop {
-            let mut words = vec!["replica", "list", "--all"];
-            words.extend(names.iter().map(String::as_str));
-            match self.ask(&words) {
-                Ok(listed) => return Ok(replicas(&listed)),
-                Err(error) => {
-                    let gone = error.split('\'').nth(1).unwrap_or_default().to_owned();
-                    let before = names.len();
-                    names.retain(|name| *name != gone);
-                    if names.len() == before {
-                        return Err(error);
+        let names: Vec<String> = self.known.iter().map(|known| known.did()).collect();
+        let mut all = Vec::new();
+        for some in names.chunks(LISTED_AT_ONCE) {
+            let mut some: Vec<&str> = some.iter().map(String::as_str).collect();
+            while !some.is_empty() {
+                match self.ask(&[&["replica", "list", "--all"], some.as_slice()].concat()) {
+                    Ok(listed) => {
+                        all.extend(replicas(&listed));
+                        break;
+                    }
+                    Err(error) => {
+                        // The name of what is not there any more.
+                        let (gone, before) = (error.split('\'').nth(1), some.len());
+                        some.retain(|name| Some(*name) != gone);
+                        if some.len() == before {
+                            return Err(error);
+                        }
                     }
                 }
             }
         }
+        Ok(all)
     }
 
     /// Files without any copy that nobody wanted gone.
