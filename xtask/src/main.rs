@@ -72,6 +72,9 @@ fn test(arguments: &[&str]) -> Result<()> {
     if arguments.is_empty() && !missing.contains(&needs::CPP) {
         fuzz::Hunt::rehearsed().run()?;
     }
+    if arguments.is_empty() {
+        chaos::Chaos::rehearsed(!missing.contains(&needs::POSTGRES)).run()?;
+    }
     match missing.as_slice() {
         [] => println!("xtask: every part of the tests has run"),
         names => println!("xtask: NOT TESTED, because it could not be had: {}", names.join(", ")),

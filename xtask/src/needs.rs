@@ -24,6 +24,9 @@ struct Need {
 /// What the fuzz targets cannot be built without.
 pub(crate) const CPP: &str = "C++ compiler";
 
+/// What half of the chaos cannot be had without.
+pub(crate) const POSTGRES: &str = "PostgreSQL";
+
 const NEEDS: &[Need] = &[
     Need {
         name: "kubectl",
@@ -47,7 +50,7 @@ const NEEDS: &[Need] = &[
         after: || Ok(()),
     },
     Need {
-        name: "PostgreSQL",
+        name: POSTGRES,
         why: "the catalog of rules on a real database server",
         there: || on_path("initdb") || Path::new("/usr/lib/postgresql").is_dir(),
         packages: &["postgresql"],

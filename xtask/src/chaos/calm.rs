@@ -34,7 +34,7 @@ impl World {
         self.settle(&mut repaired)?;
         // What was deleted softly goes after an hour, and what was claimed is free after a minute.
         // Then something may have to be fetched again, and so on.
-        for hours in [2, 4, 6] {
+        for hours in [2, 4] {
             let later = hours_ahead(hours)?;
             for daemon in ["cleaner", "reaper", "reaper"] {
                 self.patiently(&["judge", daemon, "--once", "--now", &later])?;
@@ -77,7 +77,7 @@ impl World {
     fn settle(&mut self, repaired: &mut BTreeMap<String, usize>) -> Result<()> {
         let until = now() + PATIENCE;
         let mut quiet = 0;
-        while quiet < 3 {
+        while quiet < 2 {
             self.tick()?;
             for daemon in ["evaluator", "finisher", "injector", "cleaner", "reaper"] {
                 self.patiently(&["judge", daemon, "--once"])?;

@@ -45,16 +45,19 @@ pub(crate) struct Chaos {
 
 impl Chaos {
     /// One short round on each catalog, the same each time.
-    pub(crate) fn rehearsed() -> Self {
-        let backends = vec![Backend::Sqlite, Backend::Postgres];
+    pub(crate) fn rehearsed(with_postgres: bool) -> Self {
+        let mut backends = vec![Backend::Sqlite, Backend::Postgres];
+        backends.truncate(if with_postgres { 2 } else { 1 });
         let (seed, size) = (Some(REHEARSED), Size::Rehearsal);
-        Self { rounds: 2, minutes: None, seed, backends, binary: None, size }
+        let rounds = backends.len() as u64;
+        Self { rounds, minutes: None, seed, backends, binary: None, size }
     }
 
     /// Reads `[--rounds N] [--minutes M] [--seed S] [--catalog sqlite|postgres|both] [--binary PATH]
     /// [--short]`.
     pub(crate) fn parse(words: &[&str]) -> Result<Self> {
-        let mut chaos = Self { rounds: ROUNDS, seed: None, size: Size::Whole, ..Self::rehearsed() };
+        let mut chaos =
+            Self { rounds: ROUNDS, seed: None, size: Size::Whole, ..Self::rehearsed(true) };
         let mut words = words.iter();
         while let Some(word) = words.next() {
             if *word == "--short" {
