@@ -38,7 +38,7 @@ impl World {
             Step::DeclareBad { file, copy } => self.declare_bad(*file, *copy),
             Step::Corrupt { file, copy, cut } => self.corrupt(*file, *copy, *cut)?,
             Step::Tombstone { file, copy } => self.tombstone(*file, *copy),
-            Step::Upload { file, killed } => self.upload(file, *killed)?,
+            Step::Upload { files, killed } => self.upload(files, *killed)?,
             Step::Close { site, what, during } => self.close(*site, what, *during),
             Step::Reap => {
                 let _ = self.rules(&["judge", "reaper", "--once"]);
@@ -206,9 +206,11 @@ impl World {
         let _ = self.rules(&["replica", "tombstone", &copy.rse, &self.known[file].did()]);
     }
 
-    fn upload(&mut self, file: &NewFile, killed: Option<Duration>) -> Result<()> {
-        let number = self.write_file(file)?;
-        let words = self.upload_words(&[number], file.site, file.dataset);
+    fn upload(&mut self, files: &[NewFile], killed: Option<Duration>) -> Result<()> {
+        let Some(NewFile { site, dataset, .. }) = files.first().cloned() else { return Ok(()) };
+        let numbers: Vec<usize> =
+            files.iter().map(|file| self.write_file(file)).collect::<Result<_>>()?;
+        let words = self.upload_words(&numbers, site, dataset);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let done = match killed {
             None => self.rules(&words).is_ok(),
@@ -220,8 +222,8 @@ impl World {
                 child.wait()?.success()
             }
         };
-        if !done {
-            self.known[number].unfinished = Some(file.site);
+        for number in numbers {
+            self.known[number].unfinished = (!done).then_some(site);
         }
         Ok(())
     }

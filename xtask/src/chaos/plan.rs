@@ -135,7 +135,7 @@ pub(crate) enum Step {
     DeclareBad { file: usize, copy: usize },
     Corrupt { file: usize, copy: usize, cut: bool },
     Tombstone { file: usize, copy: usize },
-    Upload { file: NewFile, killed: Option<Duration> },
+    Upload { files: Vec<NewFile>, killed: Option<Duration> },
     Close { site: usize, what: &'static str, during: Duration },
     Reap,
     Kill { who: Who, during: Duration },
@@ -190,14 +190,22 @@ impl Plan {
             files: (0..files).map(|_| new_file(&mut chance)).collect(),
             steps: Vec::new(),
         };
-        for at in 0..steps {
+        while plan.steps.len() < steps {
             // Some steps come while what the last one asked for is under way.
             let most = if chance.percent(50) { 40 } else { 500 };
             let pause = chance.millis(0, if rehearsal { most.min(200) } else { most });
             // Rules first, or there is nothing to disturb.
-            let step = if at < steps / 8 { add_rule(&mut chance) } else { plan.step(&mut chance) };
+            let step = match plan.steps.len() < steps / 8 {
+                true => add_rule(&mut chance),
+                false => plan.step(&mut chance),
+            };
+            let moves = matches!(step, Step::Upload { .. });
             plan.steps.push((pause, step));
+            if moves && chance.percent(75) {
+                plan.steps.push((chance.millis(20, 500), plan.disturbance(&mut chance)));
+            }
         }
+        plan.steps.truncate(steps);
         // Once in a while a server is away for longer than its own leases and claims last, and
         // another does its work meanwhile.
         if !rehearsal && servers > 1 && chance.percent(30) {
@@ -227,20 +235,24 @@ impl Plan {
             47..51 => Step::DeclareBad { file, copy },
             51..55 => Step::Corrupt { file, copy, cut: chance.percent(50) },
             55..60 => Step::Tombstone { file, copy },
-            60..67 => {
-                let killed = chance.percent(30).then(|| chance.millis(1, 60));
-                Step::Upload { file: new_file(chance), killed }
+            60..70 => {
+                let killed = chance.percent(20).then(|| chance.millis(1, 200));
+                let first = new_file(chance);
+                let files = (0..1 + chance.below(10))
+                    .map(|_| NewFile { bytes: new_file(chance).bytes, ..first.clone() })
+                    .collect();
+                Step::Upload { files, killed }
             }
-            67..70 => {
+            70..73 => {
                 let what = chance.one_of(&["read", "write", "delete"]);
                 Step::Close { site, what, during: chance.millis(500, 4_000) }
             }
-            70..73 => Step::Reap,
-            73..82 => {
+            73..75 => Step::Reap,
+            75..83 => {
                 let most = chance.one_of(&[300, 1_500]);
                 Step::Kill { who: self.who(chance), during: chance.millis(0, most) }
             }
-            82..92 => {
+            83..92 => {
                 let who = self.who(chance);
                 // Longer than a worker's lease; a server that does not answer holds up everything.
                 let (least, most) = match who {
@@ -252,6 +264,22 @@ impl Plan {
             92..93 => Step::KillBackend { which: copy },
             93..97 => Step::Away { site, during: chance.millis(300, 3_000) },
             _ => Step::ReadOnly { site, during: chance.millis(300, 3_000) },
+        }
+    }
+
+    /// What happens to files that are on their way.
+    fn disturbance(&self, chance: &mut Chance) -> Step {
+        loop {
+            let step = self.step(chance);
+            let kind = match &step {
+                Step::Kill { .. } | Step::Freeze { .. } | Step::KillBackend { .. } => true,
+                Step::Away { .. } | Step::ReadOnly { .. } => true,
+                Step::DeleteRule { how, .. } => *how == Deletion::Purge,
+                _ => false,
+            };
+            if kind {
+                return step;
+            }
         }
     }
 
