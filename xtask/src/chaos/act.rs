@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::plan::{CONTAINER, DATASETS, Deletion, EXPRESSIONS, NewFile, Step};
+use super::plan::{CONTAINER, DATASETS, Deletion, EXPRESSIONS, NewFile, NewRule, Step};
 use super::verify::{Replica, replicas};
 use super::world::{SCOPE, World};
 
@@ -15,9 +15,7 @@ impl World {
     /// Does one step; what is refused is no fault.
     pub(crate) fn act(&mut self, step: &Step) -> Result<()> {
         match step {
-            Step::AddRule { did, file, expression, copies, grouping } => {
-                self.add_rule(*did, *file, *expression, *copies, grouping);
-            }
+            Step::AddRule(rule) => self.add_rule(rule),
             Step::DeleteRule { rule, how } => self.delete_rule(*rule, *how),
             Step::MoveRule { rule, expression } => self.move_rule(*rule, *expression),
             Step::ReduceRule { rule } => {
@@ -40,6 +38,8 @@ impl World {
             Step::Tombstone { file, copy } => self.tombstone(*file, *copy),
             Step::Upload { files, killed } => self.upload(files, *killed)?,
             Step::Close { site, what, during } => self.close(*site, what, *during),
+            Step::Download { file } => self.download(*file)?,
+            Step::Check => self.check(),
             Step::Reap => {
                 let _ = self.rules(&["judge", "reaper", "--once"]);
             }
@@ -61,22 +61,21 @@ impl World {
         self.rules.get(at).cloned()
     }
 
-    fn add_rule(
-        &mut self,
-        did: usize,
-        file: usize,
-        expression: usize,
-        copies: usize,
-        grouping: &str,
-    ) {
-        let (expression, _) = EXPRESSIONS[expression];
-        let what = match DATASETS.get(did) {
+    fn add_rule(&mut self, rule: &NewRule) {
+        let (expression, _) = EXPRESSIONS[rule.expression];
+        let what = match DATASETS.get(rule.did) {
             Some(dataset) => (*dataset).to_owned(),
-            None if did == DATASETS.len() => CONTAINER.to_owned(),
-            None => self.known[file % self.known.len()].name.clone(),
+            None if rule.did == DATASETS.len() => CONTAINER.to_owned(),
+            None => self.known[rule.file % self.known.len()].name.clone(),
         };
-        let (did, copies) = (format!("{SCOPE}:{what}"), copies.to_string());
-        let words = ["add", &did, "--copies", &copies, "-e", expression, "--grouping", grouping];
+        let (did, copies) = (format!("{SCOPE}:{what}"), rule.copies.to_string());
+        let lifetime = rule.lifetime.map(|seconds| seconds.to_string());
+        let mut words = vec!["add", &did, "--copies", &copies, "-e", expression];
+        words.extend(["--grouping", rule.grouping]);
+        if let Some(lifetime) = &lifetime {
+            self.let_go(&self.below(&what));
+            words.extend(["--lifetime", lifetime]);
+        }
         if let Ok(rule) = self.rules(&words) {
             self.rules.push((rule.trim().to_owned(), what));
         }
@@ -204,6 +203,28 @@ impl World {
         let Some(copy) = self.pick_copy(file, copy) else { return };
         self.let_go(&[file]);
         let _ = self.rules(&["replica", "tombstone", &copy.rse, &self.known[file].did()]);
+    }
+
+    /// Whoever reads gets what was written, or nothing.
+    fn download(&mut self, file: usize) -> Result<()> {
+        let file = file % self.known.len();
+        let (did, into) = (self.known[file].did(), self.folder.join("fetched"));
+        let place = into.join(SCOPE).join(&self.known[file].name);
+        if self.rules(&["download", &did, "--into", &into.display().to_string()]).is_ok()
+            && fs::read(&place)? != self.known[file].content()
+        {
+            self.wrong.push(format!("{did} was fetched with another content"));
+        }
+        Ok(())
+    }
+
+    /// The catalog is right at every moment.
+    pub(crate) fn check(&mut self) {
+        let Err(said) = self.rules(&["check", "-o", "json"]) else { return };
+        let list = fs::read_to_string(self.folder.join("stdout")).unwrap_or_default();
+        if list.contains("violations") {
+            self.wrong.push(format!("`rules check` is not clean: {list}{said}"));
+        }
     }
 
     fn upload(&mut self, files: &[NewFile], killed: Option<Duration>) -> Result<()> {

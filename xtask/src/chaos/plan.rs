@@ -98,6 +98,19 @@ pub(crate) struct NewFile {
     pub(crate) dataset: usize,
 }
 
+/// A rule that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NewRule {
+    /// A dataset by its number, then the container, then a single file.
+    pub(crate) did: usize,
+    pub(crate) file: usize,
+    pub(crate) expression: usize,
+    pub(crate) copies: usize,
+    pub(crate) grouping: &'static str,
+    /// After how many seconds it ends by itself.
+    pub(crate) lifetime: Option<usize>,
+}
+
 /// How a rule is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deletion {
@@ -124,7 +137,7 @@ pub(crate) enum Reach {
 /// One thing that is done. Rules, files and copies are picked by number from what there is then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    AddRule { did: usize, file: usize, expression: usize, copies: usize, grouping: &'static str },
+    AddRule(NewRule),
     DeleteRule { rule: usize, how: Deletion },
     MoveRule { rule: usize, expression: usize },
     ReduceRule { rule: usize },
@@ -137,6 +150,8 @@ pub(crate) enum Step {
     Tombstone { file: usize, copy: usize },
     Upload { files: Vec<NewFile>, killed: Option<Duration> },
     Close { site: usize, what: &'static str, during: Duration },
+    Download { file: usize },
+    Check,
     Reap,
     Kill { who: Who, during: Duration },
     Freeze { who: Who, during: Duration },
@@ -221,8 +236,10 @@ impl Plan {
         let dataset = 1 + chance.below(DATASETS.len() - 1);
         let site = chance.below(SITES.len());
         match chance.below(100) {
-            0..16 => add_rule(chance),
-            16..26 => {
+            0..13 => add_rule(chance),
+            13..15 => Step::Download { file },
+            15..18 => Step::Check,
+            18..26 => {
                 let how = chance.one_of(&[Deletion::AtOnce, Deletion::Soft, Deletion::Purge]);
                 Step::DeleteRule { rule, how }
             }
@@ -295,14 +312,15 @@ impl Plan {
 
 fn add_rule(chance: &mut Chance) -> Step {
     let expression = chance.below(EXPRESSIONS.len());
-    Step::AddRule {
+    Step::AddRule(NewRule {
         // The datasets that may go, the container, and single files.
         did: 1 + chance.below(DATASETS.len() + 1),
         file: chance.below(1_000),
         expression,
         copies: 1 + chance.below(EXPRESSIONS[expression].1.min(3)),
         grouping: chance.one_of(&["DATASET", "NONE", "ALL"]),
-    }
+        lifetime: chance.percent(15).then(|| 1 + chance.below(8)),
+    })
 }
 
 fn new_file(chance: &mut Chance) -> NewFile {
@@ -352,8 +370,8 @@ mod tests {
             assert_eq!(plan.servers, 1);
             for (_, step) in &plan.steps {
                 match step {
-                    Step::AddRule { expression, copies, .. } => {
-                        assert!((1..=EXPRESSIONS[*expression].1).contains(copies));
+                    Step::AddRule(rule) => {
+                        assert!((1..=EXPRESSIONS[rule.expression].1).contains(&rule.copies));
                     }
                     Step::MoveRule { expression, .. } => {
                         assert!(EXPRESSIONS[*expression].1 >= 3, "the copies that there were fit");
@@ -378,10 +396,10 @@ mod tests {
         for seed in 0..40 {
             for (_, step) in Plan::of(seed, Backend::Postgres, Size::Whole).steps {
                 let text = step.to_string();
-                let name = text.split([' ', '{']).next().unwrap().to_owned();
+                let name = text.split([' ', '(', '{']).next().unwrap().to_owned();
                 seen.insert(name);
             }
         }
-        assert_eq!(seen.len(), 19, "{seen:?}");
+        assert_eq!(seen.len(), 21, "{seen:?}");
     }
 }
