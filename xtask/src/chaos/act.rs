@@ -40,12 +40,13 @@ impl World {
             Step::Close { site, what, during } => self.close(*site, what, *during),
             Step::Download { file } => self.download(*file)?,
             Step::Check => self.check(),
+            Step::Rush { add, delete, attach } => self.rush(add, delete, attach)?,
             Step::Reap => {
                 let _ = self.rules(&["judge", "reaper", "--once"]);
             }
             Step::Kill { who, during } => self.kill(*who, *during),
             Step::Freeze { who, during } => self.freeze(*who, *during),
-            Step::KillBackend { which } => self.kill_backend(*which),
+            Step::KillBackend { which, crash } => self.kill_backend(*which, *crash),
             Step::Away { site, during } => self.move_away(*site, *during),
             Step::ReadOnly { site, during } => self.read_only(*site, *during),
         }
@@ -62,6 +63,14 @@ impl World {
     }
 
     fn add_rule(&mut self, rule: &NewRule) {
+        let (words, what) = self.rule_words(rule);
+        if let Ok(rule) = self.rules(&words.iter().map(String::as_str).collect::<Vec<_>>()) {
+            self.rules.push((rule.trim().to_owned(), what));
+        }
+    }
+
+    /// The words that ask for a rule, and what it is for.
+    fn rule_words(&mut self, rule: &NewRule) -> (Vec<String>, String) {
         let (expression, _) = EXPRESSIONS[rule.expression];
         let what = match DATASETS.get(rule.did) {
             Some(dataset) => (*dataset).to_owned(),
@@ -69,16 +78,49 @@ impl World {
             None => self.known[rule.file % self.known.len()].name.clone(),
         };
         let (did, copies) = (format!("{SCOPE}:{what}"), rule.copies.to_string());
-        let lifetime = rule.lifetime.map(|seconds| seconds.to_string());
-        let mut words = vec!["add", &did, "--copies", &copies, "-e", expression];
-        words.extend(["--grouping", rule.grouping]);
-        if let Some(lifetime) = &lifetime {
+        let words =
+            ["add", &did, "--copies", &copies, "-e", expression, "--grouping", rule.grouping];
+        let mut words = words.map(str::to_owned).to_vec();
+        if let Some(lifetime) = rule.lifetime {
             self.let_go(&self.below(&what));
-            words.extend(["--lifetime", lifetime]);
+            words.extend(["--lifetime".to_owned(), lifetime.to_string()]);
         }
-        if let Ok(rule) = self.rules(&words) {
-            self.rules.push((rule.trim().to_owned(), what));
+        (words, what)
+    }
+
+    /// Starts several commands at once and waits for them; what they made is seen in the list.
+    fn rush(&mut self, add: &[NewRule], delete: &[usize], attach: &[(usize, usize)]) -> Result<()> {
+        let mut all: Vec<Vec<String>> = add.iter().map(|rule| self.rule_words(rule).0).collect();
+        for rule in delete {
+            let picked = self.pick_rule(*rule).filter(|(_, of)| of != DATASETS[0]);
+            let Some((rule, of)) = picked else { continue };
+            self.let_go(&self.below(&of));
+            all.push(["delete", &rule, "--purge"].map(str::to_owned).to_vec());
         }
+        for (dataset, file) in attach {
+            let file = file % self.known.len();
+            self.members[*dataset].insert(file);
+            let (parent, child) =
+                (format!("{SCOPE}:{}", DATASETS[*dataset]), self.known[file].did());
+            all.push(["did", "attach", &parent, &child].map(str::to_owned).to_vec());
+        }
+        let mut running = Vec::new();
+        for words in &all {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            running.push(self.command(&words)?.spawn().context("cannot run mainstay")?);
+        }
+        for (mut child, words) in running.into_iter().zip(all) {
+            let status = self.wait_for(&mut child)?;
+            self.note(&format!("{} -> {status:?}", words.join(" ")));
+            self.counts.refused += usize::from(!status.is_some_and(|status| status.success()));
+        }
+        if let Ok(Value::Array(rules)) = self.ask(&["list"]) {
+            let text = |rule: &Value, key: &str| rule[key].as_str().unwrap_or_default().to_owned();
+            let listed = rules.iter().map(|rule| (text(rule, "id"), text(rule, "name")));
+            let new: Vec<_> = listed.filter(|rule| !self.rules.contains(rule)).collect();
+            self.rules.extend(new);
+        }
+        Ok(())
     }
 
     /// The files that are, or once were, below a name.

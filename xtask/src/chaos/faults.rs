@@ -69,11 +69,12 @@ impl World {
         self.until(during, Undo::Thaw(who, pids));
     }
 
-    pub(crate) fn kill_backend(&mut self, which: usize) {
+    pub(crate) fn kill_backend(&mut self, which: usize, crash: bool) {
         let backends =
             self.database.as_ref().map(|database| database.backends()).unwrap_or_default();
         if let Some(at) = which.checked_rem(backends.len()) {
-            send(backends[at], Signal::KILL);
+            // One connection is lost, or all of them.
+            send(backends[at], if crash { Signal::KILL } else { Signal::TERM });
             self.counts.kills += 1;
         }
     }

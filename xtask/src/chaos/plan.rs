@@ -138,26 +138,85 @@ pub(crate) enum Reach {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     AddRule(NewRule),
-    DeleteRule { rule: usize, how: Deletion },
-    MoveRule { rule: usize, expression: usize },
-    ReduceRule { rule: usize },
-    RepairRule { rule: usize },
-    Attach { dataset: usize, file: usize },
-    Detach { dataset: usize, file: usize },
-    Nest { dataset: usize, into: bool },
-    DeclareBad { file: usize, copy: usize },
-    Corrupt { file: usize, copy: usize, cut: bool },
-    Tombstone { file: usize, copy: usize },
-    Upload { files: Vec<NewFile>, killed: Option<Duration> },
-    Close { site: usize, what: &'static str, during: Duration },
-    Download { file: usize },
+    DeleteRule {
+        rule: usize,
+        how: Deletion,
+    },
+    MoveRule {
+        rule: usize,
+        expression: usize,
+    },
+    ReduceRule {
+        rule: usize,
+    },
+    RepairRule {
+        rule: usize,
+    },
+    Attach {
+        dataset: usize,
+        file: usize,
+    },
+    Detach {
+        dataset: usize,
+        file: usize,
+    },
+    Nest {
+        dataset: usize,
+        into: bool,
+    },
+    DeclareBad {
+        file: usize,
+        copy: usize,
+    },
+    Corrupt {
+        file: usize,
+        copy: usize,
+        cut: bool,
+    },
+    Tombstone {
+        file: usize,
+        copy: usize,
+    },
+    Upload {
+        files: Vec<NewFile>,
+        killed: Option<Duration>,
+    },
+    Close {
+        site: usize,
+        what: &'static str,
+        during: Duration,
+    },
+    Download {
+        file: usize,
+    },
     Check,
+    /// Several users at once: rules are added and others deleted.
+    Rush {
+        add: Vec<NewRule>,
+        delete: Vec<usize>,
+        attach: Vec<(usize, usize)>,
+    },
     Reap,
-    Kill { who: Who, during: Duration },
-    Freeze { who: Who, during: Duration },
-    KillBackend { which: usize },
-    Away { site: usize, during: Duration },
-    ReadOnly { site: usize, during: Duration },
+    Kill {
+        who: Who,
+        during: Duration,
+    },
+    Freeze {
+        who: Who,
+        during: Duration,
+    },
+    KillBackend {
+        which: usize,
+        crash: bool,
+    },
+    Away {
+        site: usize,
+        during: Duration,
+    },
+    ReadOnly {
+        site: usize,
+        during: Duration,
+    },
 }
 
 impl fmt::Display for Step {
@@ -190,7 +249,7 @@ impl Plan {
         let own_workers = if !rehearsal && chance.percent(35) { 2 } else { 0 };
         let servers = if on_postgres && chance.percent(40) { 2 } else { 1 };
         let workers = (0..2 + chance.below(2))
-            .map(|_| match on_postgres && chance.percent(30) {
+            .map(|_| match chance.percent(if on_postgres { 30 } else { 15 }) {
                 true => Reach::Catalog,
                 false => Reach::Server,
             })
@@ -246,7 +305,14 @@ impl Plan {
             26..32 => Step::MoveRule { rule, expression: chance.one_of(&SAFE) },
             32..34 => Step::ReduceRule { rule },
             34..36 => Step::RepairRule { rule },
-            36..41 => Step::Attach { dataset, file },
+            36..38 => Step::Attach { dataset, file },
+            38..41 => Step::Rush {
+                add: (0..1 + chance.below(3)).map(|_| new_rule(chance)).collect(),
+                delete: (0..chance.below(4)).map(|_| chance.below(1_000)).collect(),
+                attach: (0..chance.below(4))
+                    .map(|_| (1 + chance.below(DATASETS.len() - 1), chance.below(1_000)))
+                    .collect(),
+            },
             41..44 => Step::Detach { dataset, file },
             44..47 => Step::Nest { dataset, into: chance.percent(60) },
             47..51 => Step::DeclareBad { file, copy },
@@ -269,7 +335,7 @@ impl Plan {
                 let most = chance.one_of(&[300, 1_500]);
                 Step::Kill { who: self.who(chance), during: chance.millis(0, most) }
             }
-            83..92 => {
+            83..91 => {
                 let who = self.who(chance);
                 // Longer than a worker's lease; a server that does not answer holds up everything.
                 let (least, most) = match who {
@@ -278,8 +344,10 @@ impl Plan {
                 };
                 Step::Freeze { who, during: chance.millis(least, most) }
             }
-            92..93 => Step::KillBackend { which: copy },
-            93..97 => Step::Away { site, during: chance.millis(300, 3_000) },
+            91..93 if self.backend == Backend::Postgres => {
+                Step::KillBackend { which: copy, crash: chance.percent(30) }
+            }
+            91..96 => Step::Away { site, during: chance.millis(300, 3_000) },
             _ => Step::ReadOnly { site, during: chance.millis(300, 3_000) },
         }
     }
@@ -311,8 +379,12 @@ impl Plan {
 }
 
 fn add_rule(chance: &mut Chance) -> Step {
+    Step::AddRule(new_rule(chance))
+}
+
+fn new_rule(chance: &mut Chance) -> NewRule {
     let expression = chance.below(EXPRESSIONS.len());
-    Step::AddRule(NewRule {
+    NewRule {
         // The datasets that may go, the container, and single files.
         did: 1 + chance.below(DATASETS.len() + 1),
         file: chance.below(1_000),
@@ -320,7 +392,7 @@ fn add_rule(chance: &mut Chance) -> Step {
         copies: 1 + chance.below(EXPRESSIONS[expression].1.min(3)),
         grouping: chance.one_of(&["DATASET", "NONE", "ALL"]),
         lifetime: chance.percent(15).then(|| 1 + chance.below(8)),
-    })
+    }
 }
 
 fn new_file(chance: &mut Chance) -> NewFile {
@@ -400,6 +472,6 @@ mod tests {
                 seen.insert(name);
             }
         }
-        assert_eq!(seen.len(), 21, "{seen:?}");
+        assert_eq!(seen.len(), 22, "{seen:?}");
     }
 }

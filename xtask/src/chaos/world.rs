@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -181,8 +181,10 @@ impl World {
         let mut words = vec![self.binary.display().to_string()];
         words.extend(["transfer-worker", "--lease", "2s", "--name"].map(str::to_owned));
         words.push(format!("worker-{number}"));
-        if let (Reach::Catalog, Some(database)) = (self.plan.workers[number], &self.database) {
-            words.extend(["--catalog".to_owned(), database.url()]);
+        if self.plan.workers[number] == Reach::Catalog {
+            let file = self.data_dir(0).join("catalog.db").display().to_string();
+            words.push("--catalog".to_owned());
+            words.push(self.database.as_ref().map_or(file, Postgres::url));
         }
         let log = self.folder.join(format!("worker-{number}.log"));
         Process::new(words, log, Some(self.kubeconfig(number)))
@@ -238,18 +240,8 @@ impl World {
 
     fn try_rules(&mut self, words: &[&str]) -> Result<Result<String, String>> {
         let mut child = self.command(words)?.spawn().context("cannot run mainstay")?;
-        let until = now() + PATIENCE;
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            self.end_due_faults(Undo::is_outside)?;
-            if now() > until {
-                child.kill()?;
-                child.wait()?;
-                return Ok(Err("no answer".to_owned()));
-            }
-            std::thread::sleep(Duration::from_millis(3));
+        let Some(status) = self.wait_for(&mut child)? else {
+            return Ok(Err("no answer".to_owned()));
         };
         let read = |name: &str| fs::read(self.folder.join(name)).unwrap_or_default();
         let said = String::from_utf8_lossy(&read("stderr")).into_owned();
@@ -260,6 +252,23 @@ impl World {
             true => Ok(String::from_utf8_lossy(&read("stdout")).into_owned()),
             false => Err(said),
         })
+    }
+
+    /// Waits for a command, for as long as there is patience, while faults come to their end.
+    pub(crate) fn wait_for(&mut self, child: &mut Child) -> Result<Option<ExitStatus>> {
+        let until = now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(Some(status));
+            }
+            self.end_due_faults(Undo::is_outside)?;
+            if now() > until {
+                child.kill()?;
+                child.wait()?;
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        }
     }
 
     /// Runs a command that has no reason to fail.
