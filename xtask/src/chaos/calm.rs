@@ -17,8 +17,8 @@ use super::{hours_ahead, now, short_pause};
 /// after it was killed.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// How often a rule is repaired by hand.
-const REPAIRS: usize = 6;
+/// How often a rule is repaired by hand before it is taken for one that cannot be satisfied now.
+const REPAIRS: usize = 4;
 
 /// The seconds for which a transfer that failed waits, by what is said of it.
 fn seconds_left(why: &str) -> Option<u64> {
@@ -30,8 +30,7 @@ impl World {
     /// Waits until nothing moves, and everything that should go is gone.
     pub(crate) fn become_calm(&mut self) -> Result<()> {
         self.finish_uploads()?;
-        let mut repaired = BTreeMap::new();
-        self.settle(&mut repaired)?;
+        self.settle()?;
         // What was deleted softly goes after an hour, and what was claimed is free after a minute.
         // Then something may have to be fetched again, and so on.
         for hours in [2, 4] {
@@ -39,7 +38,7 @@ impl World {
             for daemon in ["cleaner", "reaper", "reaper"] {
                 self.patiently(&["judge", daemon, "--once", "--now", &later])?;
             }
-            self.settle(&mut repaired)?;
+            self.settle()?;
         }
         Ok(())
     }
@@ -74,7 +73,8 @@ impl World {
         Ok(())
     }
 
-    fn settle(&mut self, repaired: &mut BTreeMap<String, usize>) -> Result<()> {
+    fn settle(&mut self) -> Result<()> {
+        let mut repaired = BTreeMap::new();
         let until = now() + PATIENCE;
         let mut quiet = 0;
         while quiet < 2 {
@@ -83,7 +83,7 @@ impl World {
                 self.patiently(&["judge", daemon, "--once"])?;
             }
             let moving = self.hurry()?;
-            let repairs = self.repair(repaired)?;
+            let repairs = self.repair(&mut repaired)?;
             quiet = if moving || repairs { 0 } else { quiet + 1 };
             if now() > until {
                 let shown = self.rules(&["transfers"]).unwrap_or_else(|error| error);

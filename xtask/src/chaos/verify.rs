@@ -82,12 +82,17 @@ pub(crate) fn compare(
     wrong
 }
 
+/// The lines about copies in a state, of what is explained of a rule.
+pub(crate) fn lines_in_state<'a>(
+    explained: &'a str,
+    state: &'a str,
+) -> impl Iterator<Item = &'a str> {
+    explained.lines().filter(move |line| line.split_whitespace().nth(2) == Some(state))
+}
+
 /// Whether all that a rule lacks, by what is explained of it, is room on the site that is full.
 fn waits_for_room(explained: &str) -> bool {
-    let mut lacking = explained
-        .lines()
-        .filter(|line| line.split_whitespace().nth(2).is_some_and(|state| state == "STUCK"))
-        .peekable();
+    let mut lacking = lines_in_state(explained, "STUCK").peekable();
     let full = |line: &str| line.contains(SITES[TINY]) && line.contains("is full");
     lacking.peek().is_some() && lacking.all(full)
 }
