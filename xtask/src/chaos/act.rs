@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::plan::{CONTAINER, DATASETS, Deletion, EXPRESSIONS, NewFile, NewRule, Step};
+use super::step::{CONTAINER, DATASETS, Deletion, EXPRESSIONS, NewFile, NewRule, Step};
 use super::verify::{Replica, lines_in_state, replicas};
 use super::world::{SCOPE, World};
 

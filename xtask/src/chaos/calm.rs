@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-use super::plan::SITES;
+use super::step::SITES;
 use super::world::World;
 use super::{hours_ahead, now, short_pause};
 

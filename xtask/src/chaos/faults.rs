@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rustix::process::Signal;
 
-use super::plan::{SITES, Who};
 use super::process::{is_mounted, send};
+use super::step::{SITES, Who};
 use super::world::{Undo, World};
 use super::{now, short_pause};
 

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
-use super::plan::{CONTAINER, DATASETS, NewFile, SITES, TINY};
 use super::process::{is_mounted, is_root};
+use super::step::{CONTAINER, DATASETS, NewFile, SITES, TINY};
 use super::world::{Known, SCOPE, World};
 
 impl World {

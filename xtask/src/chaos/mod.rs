@@ -14,6 +14,7 @@ mod furnish;
 mod keeper;
 mod plan;
 mod process;
+mod step;
 mod verify;
 mod world;
 
@@ -176,7 +177,7 @@ fn one_round(plan: Plan, binary: &std::path::Path) -> Result<Counts> {
     )
 }
 
-fn disturb(world: &mut World, steps: &[(Duration, plan::Step)]) -> Result<()> {
+fn disturb(world: &mut World, steps: &[(Duration, step::Step)]) -> Result<()> {
     for (at, (pause, step)) in steps.iter().enumerate() {
         let until = now() + *pause;
         while now() < until {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::plan::{SITES, TINY};
+use super::step::{SITES, TINY};
 use super::world::World;
 
 /// How many files are listed at once: of a long list only the beginning says which one is unknown.

@@ -12,8 +12,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::keeper::Keeper;
-use super::plan::{Backend, DATASETS, Plan, Reach, SITES, Who, content};
+use super::plan::{Backend, Plan, content};
 use super::process::{Postgres, Process, send};
+use super::step::{DATASETS, Reach, SITES, Who};
 use super::{now, short_pause};
 
 /// The scope of everything.
