@@ -64,6 +64,21 @@ fn wanted(replica: &str) -> String {
     )
 }
 
+/// Files among these that were attached somewhere below a rule, or whose collections were, and that the
+/// evaluator has not seen there: the rule may be about to lock them.
+fn awaited(tx: &mut Tx<'_>, files: &[i64]) -> Result<BTreeSet<i64>> {
+    let waiting = "SELECT 1 FROM updated_dids WHERE rule_evaluation_action = 'A' LIMIT 1";
+    if files.is_empty() || tx.first(waiting, &[])?.is_none() {
+        return Ok(BTreeSet::new());
+    }
+    let sql = "WITH RECURSIVE up(file, id) AS (SELECT child, parent FROM contents WHERE child IN ARRAY(?1)
+        UNION SELECT up.file, c.parent FROM up CROSS JOIN contents c ON (c.child = up.id))
+        SELECT up.file FROM up JOIN updated_dids u ON u.did_id = up.id WHERE u.rule_evaluation_action = 'A'
+        INTERSECT SELECT up.file FROM up JOIN rules r ON r.did_id = up.id WHERE r.deleted_at IS NULL";
+    let rows = tx.query(sql, values![files.to_vec()])?;
+    Ok(rows.iter().map(|row| row.int(0)).collect())
+}
+
 /// Marks replicas on an RSE for deletion, oldest tombstone first, at most `most`. Those on the RSEs
 /// `beside` are at the same place.
 pub fn mark(
@@ -100,6 +115,8 @@ pub fn mark(
         sum = sum.saturating_add(row.int(1));
         files.push(row.int(0));
     }
+    let awaited = awaited(tx, &files)?;
+    files.retain(|file| !awaited.contains(file));
     if files.is_empty() {
         return Ok(Vec::new());
     }
@@ -177,7 +194,9 @@ pub fn left_over(
 pub fn claim(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed], now: Micros) -> Result<BTreeSet<i64>> {
     let files: BTreeSet<i64> = doomed.iter().map(|one| one.file).collect();
     lock_these(tx, &files)?;
-    let files: Vec<i64> = files.into_iter().collect();
+    let mut files: Vec<i64> = files.into_iter().collect();
+    let awaited = awaited(tx, &files)?;
+    files.retain(|file| !awaited.contains(file));
     let sql = format!(
         "UPDATE replicas SET tombstone = ?3, updated_at = ?3 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND {}
          RETURNING did_id",

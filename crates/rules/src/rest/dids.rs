@@ -63,6 +63,8 @@ async fn many_at(call: &Call, parts: &[&str]) -> Option<Result<Reply>> {
 fn bulk_files(call: &Call) -> Result<Reply> {
     let names = dids(call.body.get("dids"))?;
     Ok(Reply::Lines(Box::new(move |tx, line| {
+        // What is not there is said before anything is sent.
+        names.iter().try_for_each(|name| did::get(tx, name).map(drop))?;
         for name in &names {
             did::list_files(tx, name, &mut |child| {
                 let mut value = show::file(&child, false);

@@ -181,8 +181,9 @@ impl Wanted {
     fn write(&self, tx: &mut Tx<'_>, line: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
         let rses = tx.rses()?;
         let sites = self.sites(tx, &rses)?;
-        for name in &self.dids {
-            let root = did::get(tx, name)?;
+        // What is not there is said before anything is sent: afterwards it could only be broken off.
+        let roots = self.dids.iter().map(|name| Ok((name, did::get(tx, name)?)));
+        for (name, root) in roots.collect::<Result<Vec<_>>>()? {
             let above = match root.did_type {
                 DidType::File => Vec::new(),
                 _ => vec![name.to_string()],

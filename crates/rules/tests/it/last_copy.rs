@@ -1,7 +1,7 @@
 //! The last right copy of a file, on either catalog: it stays as long as somebody wants one, whatever
 //! was decided before about it or found out since about the others.
 
-use mainstay_rules::api::{Grouping, NewRule};
+use mainstay_rules::api::{DidType, Grouping, NewRule};
 use mainstay_rules::catalog::Daemon;
 use mainstay_rules::{explain, replica};
 use serde_json::json;
@@ -224,5 +224,35 @@ fn a_rule_for_a_file_whose_last_copy_is_lost_says_so_until_the_file_is_back() {
         assert_eq!(disks.work("w"), 1);
         assert_eq!(said().0, "OK 1/0/0", "on {}", world.catalog.backend());
         disks.check();
+    }
+}
+
+#[test]
+fn what_was_attached_and_is_not_evaluated_yet_stays() {
+    for disks in Disks::each() {
+        let world = &disks.world;
+        world.attribute("A", "greedyDeletion", "true");
+        world.collection("ds", DidType::Dataset);
+        world.collection("c", DidType::Container);
+        world.rule("c", 1, "B", Grouping::Dataset);
+        disks.file("f", "A", b"content", Some(b"content"));
+        disks.file("late", "A", b"content", Some(b"content"));
+        world.attach("ds", &["f".to_owned()]);
+        world.judge(Daemon::Evaluator);
+        world.change("UPDATE replicas SET tombstone = 1");
+        // A collection in between was attached, and what is marked already is not removed either.
+        world.attach("c", &["ds".to_owned()]);
+        world.change("UPDATE replicas SET state = 'B', tombstone = 0 WHERE did_id IN (SELECT id FROM dids WHERE name = 'late')");
+        world.attach("ds", &["late".to_owned()]);
+        disks.reap();
+        for name in ["f", "late"] {
+            assert!(disks.place("A", name).exists(), "{name} on {}", world.catalog.backend());
+        }
+        world.judge(Daemon::Evaluator);
+        disks.reap();
+        assert_eq!(disks.work("w"), 2, "on {}", world.catalog.backend());
+        disks.reap();
+        disks.check();
+        assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 2);
     }
 }

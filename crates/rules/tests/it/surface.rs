@@ -316,3 +316,20 @@ fn a_list_that_is_longer_than_what_may_wait_for_its_reader_comes_whole() {
         assert!(found.iter().all(|one| one["states"] == json!({"A": "AVAILABLE"})));
     }
 }
+
+#[test]
+fn what_is_unknown_is_said_before_a_long_list_begins() {
+    for world in World::each() {
+        world.rse("R1");
+        let names: Vec<String> = (0..1_000).map(|at| format!("f{at}")).collect();
+        world.files(&names, 1, "R1");
+        let shell = Shell::over(&world);
+        let all = names.iter().map(String::as_str).chain(["nosuch"]);
+        let dids: Vec<Value> = all.map(|name| json!({"scope": "s", "name": name})).collect();
+        for path in ["/replicas/list", "/dids/bulkfiles"] {
+            let (status, said) = shell.call("POST", path, json!({"dids": dids}));
+            assert_eq!(status, 404, "{path} on {}: {said:.200}", world.catalog.backend());
+            assert!(said.contains("DataIdentifierNotFound"), "{said:.200}");
+        }
+    }
+}
