@@ -228,31 +228,41 @@ pub struct Needed {
     pub md5: Option<String>,
 }
 
+impl Needed {
+    /// What a row says whose columns are [`Needed::COLUMNS`].
+    pub(crate) fn read(row: &Row, rse: i64) -> Self {
+        Self {
+            doomed: Doomed {
+                file: row.int(0),
+                did: Did::new(row.text(1), row.text(2)),
+                rse,
+                path: row.opt_text(3),
+                shared: false,
+            },
+            locked: row.int(7) > 0,
+            bytes: row.int(4),
+            adler32: row.opt_text(5),
+            md5: row.opt_text(6),
+        }
+    }
+
+    /// Of a replica `p` and its file `d`.
+    pub(crate) const COLUMNS: &'static str =
+        "d.id, d.scope, d.name, p.path, p.bytes, d.adler32, d.md5, p.lock_cnt";
+}
+
 /// Marked replicas that are needed again, and that no reaper can be at any more.
 pub fn needed_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Needed>> {
     let sql = format!(
-        "SELECT d.id, d.scope, d.name, p.path, p.bytes, d.adler32, d.md5, p.lock_cnt FROM replicas p JOIN dids d ON d.id = p.did_id
-         WHERE p.rse_id = ?1 AND p.state = 'B' AND ({} OR ({} AND {})) AND {} ORDER BY d.id LIMIT ?3",
+        "SELECT {} FROM replicas p JOIN dids d ON d.id = p.did_id WHERE p.rse_id = ?1 AND p.state = 'B' AND ({} OR ({} AND {})) AND {} ORDER BY d.id LIMIT ?3",
+        Needed::COLUMNS,
         locked("p", "?2"),
         unclaimed("p", "?2"),
         wanted("p"),
         given_up::nobody_at("p")
     );
-    let found = |row: &Row| Needed {
-        doomed: Doomed {
-            file: row.int(0),
-            did: Did::new(row.text(1), row.text(2)),
-            rse,
-            path: row.opt_text(3),
-            shared: false,
-        },
-        locked: row.int(7) > 0,
-        bytes: row.int(4),
-        adler32: row.opt_text(5),
-        md5: row.opt_text(6),
-    };
     let rows = tx.query(&sql, values![rse, now.saturating_sub(CLAIM), most])?;
-    Ok(rows.iter().map(found).collect())
+    Ok(rows.iter().map(|row| Needed::read(row, rse)).collect())
 }
 
 /// Marked replicas that are needed again count if their files are `there`: what is locked stays, what

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::api::{Did, Micros, SECOND};
 use crate::catalog::engine::values;
 use crate::catalog::order::lock_these;
-use crate::catalog::{Daemon, Row, Tx};
+use crate::catalog::{Daemon, Tx};
 use crate::error::Result;
-use crate::reap::{Doomed, Needed};
+use crate::reap::Needed;
 use crate::replica;
 
 /// What is wrong with a replica.
@@ -113,24 +113,13 @@ pub(crate) fn convict(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Re
 
 /// Suspects on an RSE whose files were missing, and that were not looked for lately.
 pub(crate) fn missing(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Needed>> {
-    let sql = "SELECT d.id, d.scope, d.name, p.path, p.bytes, p.lock_cnt FROM suspicious_replicas s
-        JOIN replicas p ON p.did_id = s.did_id AND p.rse_id = s.rse_id JOIN dids d ON d.id = s.did_id
-        WHERE s.rse_id = ?1 AND s.missing = 1 AND s.updated_at <= ?2 ORDER BY d.id LIMIT ?3";
-    let rows = tx.query(sql, values![rse, now.saturating_sub(AGAIN), most])?;
-    let found = |row: &Row| Needed {
-        doomed: Doomed {
-            file: row.int(0),
-            did: Did::new(row.text(1), row.text(2)),
-            rse,
-            path: row.opt_text(3),
-            shared: false,
-        },
-        locked: row.int(5) > 0,
-        bytes: row.int(4),
-        adler32: None,
-        md5: None,
-    };
-    Ok(rows.iter().map(found).collect())
+    let sql = format!(
+        "SELECT {} FROM suspicious_replicas s JOIN replicas p ON p.did_id = s.did_id AND p.rse_id = s.rse_id
+         JOIN dids d ON d.id = s.did_id WHERE s.rse_id = ?1 AND s.missing = 1 AND s.updated_at <= ?2 ORDER BY d.id LIMIT ?3",
+        Needed::COLUMNS
+    );
+    let rows = tx.query(&sql, values![rse, now.saturating_sub(AGAIN), most])?;
+    Ok(rows.iter().map(|row| Needed::read(row, rse)).collect())
 }
 
 /// Suspects on an RSE were looked for: those that are back are trusted again, the others are left

@@ -20,6 +20,7 @@ mod listed;
 pub mod queue;
 mod remote;
 mod send;
+mod show;
 pub mod store;
 mod waiting;
 mod walk;

@@ -19,6 +19,7 @@ mod last_copy;
 mod laws;
 mod methods;
 mod moving;
+mod named;
 mod services;
 mod storage;
 mod storage_told;
