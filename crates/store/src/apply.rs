@@ -6,9 +6,12 @@
 //! holds with another value is a conflict unless the applier insists. A party that *updates*
 //! becomes the holder of what it changed, and nobody may object.
 //!
+//! A field that defaulting filled in is held by no party: it goes with its parent when the last
+//! party that holds anything of the parent lets go, and is never a reason for a conflict.
+//!
 //! Enter at [`apply`] and [`track`]; both are pure. What always holds: what an applier sent is in
-//! the object afterwards, no field it did not send and did not hold has changed, and applying the
-//! same again changes nothing.
+//! the object afterwards, no field it did not send and did not hold has changed apart from
+//! defaults, and applying the same again changes nothing.
 
 mod fields;
 mod managers;
@@ -117,6 +120,7 @@ fn steady(
     }
     let mut object = without_entries(live);
     walk::lay_over(root, &mut object, wanted);
+    kind.schema.default(&mut object);
     let change = compare(kind, live, &object);
     if !change.removed.is_empty() {
         return None;
@@ -133,10 +137,38 @@ fn steady(
     Some(object)
 }
 
-/// Notes in `new` what `writer` changed since `old`: for every write that is not an apply.
+/// The fields that defaulting added to an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filled(FieldSet);
+
+impl Filled {
+    /// The fields that the defaults of the schema will add to `object`.
+    #[must_use]
+    pub fn missing_from(kind: &Kind, object: &Object) -> Self {
+        if !kind.schema.has_defaults() {
+            return Self::default();
+        }
+        Self(walk::defaults_missing(kind.schema.root(), object))
+    }
+
+    /// Notes what else was added between two states of an object.
+    pub fn note(&mut self, kind: &Kind, before: &Object, after: &Object) {
+        let added = compare(kind, before, after).added;
+        self.0 = std::mem::take(&mut self.0).union(&added);
+    }
+}
+
+/// Notes in `new` what `writer` changed since `old`: for every write that is not an apply. No
+/// party holds what defaulting `filled` in.
 ///
 /// A write that itself says who holds what is believed, and an empty first entry clears it all.
-pub fn track(kind: &Kind, old: Option<&Object>, new: &mut Object, writer: Writer<'_>) {
+pub fn track(
+    kind: &Kind,
+    old: Option<&Object>,
+    new: &mut Object,
+    filled: &Filled,
+    writer: Writer<'_>,
+) {
     let nothing = Object::new();
     let old_entries = old.and_then(entries);
     // Who read the object before writing it says what is known already.
@@ -161,7 +193,7 @@ pub fn track(kind: &Kind, old: Option<&Object>, new: &mut Object, writer: Writer
     if begun && !writer.manager.is_empty() {
         let party = writer.party(kind, false);
         let change = compare(kind, old.unwrap_or(&nothing), new);
-        let changed = held(change.added.union(&change.modified));
+        let changed = held(change.added.without(&filled.0).union(&change.modified));
         changes |= !managers.would_keep(&party, &changed, &change.removed);
         if changes {
             managers.forget(&change.removed);
@@ -205,7 +237,11 @@ fn try_apply(
     let mut merged = before.clone();
     walk::lay_over(root, &mut merged, wanted);
     let (before, merged) = (Value::Object(before), Value::Object(merged));
-    let after = walk::prune(root, &merged, &last, &managers.all());
+    let mut after = walk::prune(root, &merged, &last, &managers.all());
+    if let Value::Object(after) = &mut after {
+        // The object as it will be stored: a configuration without defaults changes none.
+        kind.schema.default(after);
+    }
     let change = walk::compare(root, Some(&before), Some(&after));
     let changed = held(change.added.union(&change.modified));
 
@@ -244,7 +280,9 @@ fn known(kind: &Kind, live: &Object, before: &Object) -> Managers {
     };
     let created = live.get("metadata").and_then(|metadata| metadata.get("creationTimestamp"));
     let created = created.and_then(Value::as_str).and_then(|time| time.parse().ok());
-    let everything = held(walk::fields_of_object(Some(kind.schema.root()), before));
+    let root = kind.schema.root();
+    let everything = held(walk::fields_of_object(Some(root), before));
+    let everything = everything.without(&walk::defaults_present(root, before));
     managers.set(party, everything, created.unwrap_or(Timestamp::UNIX_EPOCH));
     managers
 }

@@ -230,6 +230,12 @@ impl Kind {
         }
     }
 
+    /// Whether the kind has defaults beyond those of its schema. Readers of older versions'
+    /// objects ([`KindBuilder::default_with`]) rewrite fields rather than add them.
+    pub(crate) fn fills_in(&self) -> bool {
+        !self.plain_defaulters.is_empty()
+    }
+
     /// Fills in what the type's own defaulting says.
     pub(crate) fn fill_in(&self, object: &mut Map<String, Value>) -> Result<(), serde_json::Error> {
         for defaulter in &self.plain_defaulters {

@@ -344,7 +344,7 @@ impl Resources {
                 strategy::prepare_create(kind, namespace, object, &stamp, strictness)?;
             if origin == Origin::Update && !self.is_kept(kind) {
                 let writer = options.writer(None, stamp.now);
-                apply::track(kind, None, &mut prepared.object, writer);
+                apply::track(kind, None, &mut prepared.object, &prepared.filled, writer);
             }
             if kind.namespaced {
                 self.check_namespace(kind, namespace.unwrap_or_default(), &prepared.name).await?;
@@ -511,7 +511,7 @@ impl Resources {
                 (&mut update.outcome, origin, self.is_kept(kind))
             {
                 let writer = options.writer(subresource, self.clock.now());
-                apply::track(kind, Some(&old), object, writer);
+                apply::track(kind, Some(&old), object, &update.filled, writer);
                 if *object == old {
                     update.outcome = Outcome::Unchanged;
                 }

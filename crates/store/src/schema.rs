@@ -23,6 +23,7 @@ use std::sync::{Arc, LazyLock};
 use serde_json::{Map, Value};
 
 pub use decode::{Decoded, decode};
+pub(crate) use walk::default as fill;
 
 use crate::meta::ObjectMeta;
 use crate::registry::Typed;
@@ -120,6 +121,11 @@ impl Schema {
     /// Fills in defaults.
     pub fn default(&self, object: &mut Map<String, Value>) {
         walk::default(&self.root, object);
+    }
+
+    /// Whether defaulting may add anything.
+    pub(crate) fn has_defaults(&self) -> bool {
+        self.root.has_defaults
     }
 
     /// Everything the object breaks, with the paths of the fields.

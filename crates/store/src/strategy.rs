@@ -12,6 +12,7 @@ mod tests;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
+use crate::apply::Filled;
 use crate::meta::Time;
 use crate::names;
 use crate::object::Key;
@@ -73,6 +74,8 @@ pub struct Prepared {
     pub generated: bool,
     /// What the client should be told.
     pub warnings: Vec<String>,
+    /// The fields that defaulting added.
+    pub filled: Filled,
 }
 
 /// What an update comes to.
@@ -93,6 +96,8 @@ pub struct Update {
     pub outcome: Outcome,
     /// What the client should be told.
     pub warnings: Vec<String>,
+    /// The fields that defaulting added.
+    pub filled: Filled,
 }
 
 /// What happens to the objects that an object owns.
@@ -159,8 +164,8 @@ pub fn prepare_create(
     metadata::check_names(kind, metadata, generated, &mut found);
     names::check_metadata(metadata, &mut found);
     warnings.extend(names::finalizer_warnings(metadata));
-    complete(kind, &name, &mut object, None, found)?;
-    Ok(Prepared { object, name, generated, warnings })
+    let filled = complete(kind, &name, &mut object, None, found)?;
+    Ok(Prepared { object, name, generated, warnings, filled })
 }
 
 /// Makes the next state of an object of what a client sent; `old` carries its `resourceVersion`.
@@ -190,7 +195,7 @@ pub fn prepare_update(
     if metadata.get("finalizers") != old_metadata.get("finalizers") {
         warnings.extend(names::finalizer_warnings(metadata));
     }
-    complete(kind, key.name(), &mut new, Some(old), found)?;
+    let filled = complete(kind, key.name(), &mut new, Some(old), found)?;
     align_empty(old, &mut new);
     if kind.has_generation && desires_differ(kind, old, &new) {
         let metadata = metadata::of(&mut new);
@@ -204,7 +209,7 @@ pub fn prepare_update(
     } else {
         Outcome::Write(new)
     };
-    Ok(Update { outcome, warnings })
+    Ok(Update { outcome, warnings, filled })
 }
 
 /// Makes a configuration fit to be applied: of this kind and place, and without fields the schema
@@ -404,23 +409,28 @@ fn clean(
     Ok(complaints)
 }
 
-/// Fills in defaults, then checks every rule.
+/// Fills in defaults, then checks every rule. Returns what was filled in.
 fn complete(
     kind: &Kind,
     name: &str,
     object: &mut Object,
     old: Option<&Object>,
     mut found: Vec<Violation>,
-) -> Result<(), Error> {
+) -> Result<Filled, Error> {
+    let mut filled = Filled::missing_from(kind, object);
     kind.schema.default(object);
     found.extend(kind.schema.validate(object));
     if !found.is_empty() {
         return Err(Error::invalid(kind, name, found));
     }
     let undecodable = |error: serde_json::Error| unreadable(kind, &error.to_string());
+    let before = kind.fills_in().then(|| object.clone());
     kind.fill_in(object).map_err(undecodable)?;
+    if let Some(before) = before {
+        filled.note(kind, &before, object);
+    }
     let found = kind.judge(object, old).map_err(undecodable)?;
-    if found.is_empty() { Ok(()) } else { Err(Error::invalid(kind, name, found)) }
+    if found.is_empty() { Ok(filled) } else { Err(Error::invalid(kind, name, found)) }
 }
 
 /// Takes from the new object only what this write may touch, and the rest from the old one.

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it stands")]
 
 mod apply;
+mod apply_defaults;
 mod bench;
 mod cli;
 mod crash;

@@ -1,3 +1,5 @@
+mod defaults;
+
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -87,7 +89,7 @@ fn forced(live: &Object, manager: &str, spec: Value) -> Object {
 fn updated(live: Option<&Object>, manager: &str, spec: Value) -> Object {
     let mut new = live.cloned().unwrap_or_else(|| widget(json!({})));
     new.insert("spec".into(), spec);
-    track(kind(), live, &mut new, by(manager));
+    track(kind(), live, &mut new, &Filled::default(), by(manager));
     new
 }
 
@@ -252,12 +254,12 @@ fn a_write_may_say_who_holds_what_and_an_empty_entry_clears_it() {
     let object = applied(None, "a", json!({"size": 1}));
     let mut handed = object.clone();
     handed["metadata"]["managedFields"][0]["manager"] = json!("b");
-    track(kind(), Some(&object), &mut handed, by("kubectl"));
+    track(kind(), Some(&object), &mut handed, &Filled::default(), by("kubectl"));
     assert_eq!(holds(&handed, "b"), json!({"f:spec": {"f:size": {}}}));
     assert_eq!(holds(&handed, "a"), Value::Null);
     let mut cleared = object.clone();
     cleared["metadata"]["managedFields"] = json!([{}]);
-    track(kind(), Some(&object), &mut cleared, by("kubectl"));
+    track(kind(), Some(&object), &mut cleared, &Filled::default(), by("kubectl"));
     assert!(cleared["metadata"].get("managedFields").is_none());
 }
 

@@ -319,7 +319,7 @@ pub(crate) fn prune(node: Option<&Node>, value: &Value, last: &FieldSet, kept: &
     }
 }
 
-/// One field: gone if it was a leaf that nobody holds, or if nothing is left in it.
+/// One field: gone if it was a leaf that nobody holds, or if only defaults are left in it.
 fn prune_part(
     node: Option<&Node>,
     value: &Value,
@@ -333,12 +333,85 @@ fn prune_part(
         return None;
     }
     let left = prune(node, value, last, kept);
-    let hollow = match &left {
-        Value::Object(fields) => fields.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        _ => false,
-    };
-    (!hollow).then_some(left)
+    (!is_hollow(node, &left)).then_some(left)
+}
+
+/// Whether a value that no party holds anything of may go with its parent: it consists of what
+/// defaulting filled in. The fields of a structure do; items of lists and entries of maps, which
+/// are there in their own right, do only as a default.
+fn is_hollow(node: Option<&Node>, value: &Value) -> bool {
+    let is_default = || node.and_then(|node| node.default.as_ref()) == Some(value);
+    match parts(node, value) {
+        None => true,
+        Some(parts) => {
+            is_default()
+                || parts
+                    .into_iter()
+                    .all(|(_, node, declared, value)| declared && is_hollow(node, value))
+        }
+    }
+}
+
+/// The fields that defaulting will add to an object.
+pub(crate) fn defaults_missing(node: &Node, object: &Map<String, Value>) -> FieldSet {
+    let mut set = FieldSet::default();
+    let Shape::Object(fields) = &node.shape else { return set };
+    for (name, field) in fields.iter().filter(|(_, field)| field.has_defaults) {
+        let below = match (object.get(name), &field.default) {
+            (Some(value), _) => defaults_missing_in(field, value),
+            (None, Some(default)) => {
+                let mut filled = Map::new();
+                filled.insert(name.to_owned(), default.clone());
+                crate::schema::fill(node, &mut filled);
+                filled.get(name).map(|value| whole(Some(field), value)).unwrap_or_default()
+            }
+            (None, None) => FieldSet::default(),
+        };
+        set.put(Element::Field(name.to_owned()), below);
+    }
+    if let Some(more) = fields.additional.as_ref().filter(|more| more.has_defaults) {
+        for (name, value) in object.iter().filter(|(name, _)| fields.get(name).is_none()) {
+            set.put(Element::Field(name.clone()), defaults_missing_in(more, value));
+        }
+    }
+    set
+}
+
+fn defaults_missing_in(node: &Node, value: &Value) -> FieldSet {
+    match (grain(Some(node), value), value) {
+        (Grain::Fields, Value::Object(object)) => defaults_missing(node, object),
+        (Grain::Keyed(_), Value::Array(_)) => {
+            let mut set = FieldSet::default();
+            for (element, node, _, value) in parts(Some(node), value).unwrap_or_default() {
+                let below = node.filter(|node| node.has_defaults);
+                let below = below.map(|node| defaults_missing_in(node, value));
+                set.put(element, below.unwrap_or_default());
+            }
+            set
+        }
+        _ => FieldSet::default(),
+    }
+}
+
+/// The fields of an object that are as defaulting would make them.
+pub(crate) fn defaults_present(node: &Node, object: &Map<String, Value>) -> FieldSet {
+    let mut set = FieldSet::default();
+    for (element, node, _, value) in parts_of_object(Some(node), object) {
+        set.put(element, defaults_present_in(node, value));
+    }
+    set
+}
+
+fn defaults_present_in(node: Option<&Node>, value: &Value) -> FieldSet {
+    let Some(known) = node.filter(|node| node.has_defaults) else { return FieldSet::default() };
+    if known.default.as_ref() == Some(value) {
+        return whole(node, value);
+    }
+    let mut set = FieldSet::default();
+    for (element, node, _, value) in parts(node, value).unwrap_or_default() {
+        set.put(element, defaults_present_in(node, value));
+    }
+    set
 }
 
 /// An item that stays keeps what tells it apart.

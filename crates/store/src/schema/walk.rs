@@ -106,7 +106,7 @@ fn prune_value(node: &Node, value: &mut Value, path: Path<'_>, unknown: &mut Vec
     }
 }
 
-pub(super) fn default(node: &Node, object: &mut Map<String, Value>) {
+pub(crate) fn default(node: &Node, object: &mut Map<String, Value>) {
     let Shape::Object(fields) = &node.shape else {
         return;
     };
