@@ -1,7 +1,9 @@
 //! Events do not stay: after an hour, or when there are too many, the oldest go.
 //!
 //! The work is proportional to what expires: Events are kept in order of the time they were last
-//! seen, and only those at the front are looked at.
+//! seen, and only those at the front are looked at. The bound holds whatever clients write: the kind
+//! refuses finalizers, and one that is there all the same (from an older version, or from a deletion
+//! that waits for dependents) does not keep an Event that is due.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -10,9 +12,10 @@ use jiff::Timestamp;
 use mainstay_store::object::{Action, Key, Record};
 use mainstay_store::objects::At;
 use mainstay_store::registry::Kind;
-use mainstay_store::resources::{Resources, WriteOptions};
+use mainstay_store::resources::{Deleted, Resources, WriteOptions};
 use mainstay_store::status::{Error, Reason};
 use mainstay_store::strategy::DeleteOptions;
+use serde_json::{Map, Value};
 
 use crate::options::Limits;
 
@@ -114,8 +117,7 @@ async fn follow(resources: &Resources, kind: &Kind, limits: &Limits) -> Result<(
         let oldest = clock.now().checked_sub(limits.event_age).unwrap_or(Timestamp::MIN);
         for path in ages.due(oldest, limits.events) {
             let key = Key::from_stored(kind.resource().clone(), &path);
-            let (delete, options) = (DeleteOptions::default(), WriteOptions::default());
-            match resources.delete(kind, &key, &delete, &options).await {
+            match remove(resources, kind, &key).await {
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => ages.forget(&path),
             }
@@ -123,9 +125,97 @@ async fn follow(resources: &Resources, kind: &Kind, limits: &Limits) -> Result<(
     }
 }
 
+/// Removes an Event, whatever finalizers it has.
+async fn remove(resources: &Resources, kind: &Kind, key: &Key) -> Result<(), Error> {
+    let options = WriteOptions::default();
+    let deleted = resources.delete(kind, key, &DeleteOptions::default(), &options).await?;
+    if let Deleted::Marked(_) = deleted {
+        let without_finalizers = |event: &Map<String, Value>| {
+            let mut event = event.clone();
+            if let Some(Value::Object(metadata)) = event.get_mut("metadata") {
+                metadata.remove("finalizers");
+            }
+            Ok(event)
+        };
+        resources.modify(kind, key, None, &options, without_finalizers).await?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use mainstay_store::cache::Retention;
+    use mainstay_store::clock::SystemClock;
+    use mainstay_store::memory::MemoryStore;
+    use mainstay_store::object::Body;
+    use mainstay_store::objects::{Change, Write};
+    use mainstay_store::registry::{Registry, builtin};
+    use mainstay_store::resources::{CountingIdentities, Propagation};
+    use serde_json::json;
+
     use super::*;
+
+    fn event(name: &str, finalizers: &[&str]) -> Map<String, Value> {
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event",
+            "metadata": {"name": name, "namespace": "default", "finalizers": finalizers},
+            "involvedObject": {"kind": "ConfigMap", "name": "a", "namespace": "default"},
+        });
+        event.as_object().cloned().unwrap()
+    }
+
+    #[tokio::test]
+    async fn finalizers_do_not_keep_events_beyond_the_bound() {
+        let clock = SystemClock::new();
+        let store = MemoryStore::new(0, Retention::default(), 1 << 20, clock.clone());
+        let registry = Arc::new(Registry::new(builtin()).unwrap());
+        let identities = Arc::new(CountingIdentities::default());
+        let resources = Resources::new(Arc::new(store), registry, clock, identities);
+        crate::namespaces::ensure(&resources).await.unwrap();
+        let kind = resources.registry().find("", "v1", "events").cloned().unwrap();
+        let options = WriteOptions::default();
+
+        // Clients cannot set one, neither at once nor later.
+        let made = event("new", &["a.b/c"]);
+        let refused = resources.create(&kind, Some("default"), made, &options).await.unwrap_err();
+        assert!(refused.message.contains("metadata.finalizers: Forbidden"), "{}", refused.message);
+        resources.create(&kind, Some("default"), event("e0", &[]), &options).await.unwrap();
+        let key = kind.key(Some("default"), "e0");
+        let held = event("e0", &["a.b/c"]);
+        let refused = resources.replace(&kind, &key, held, None, &options).await.unwrap_err();
+        assert!(refused.message.contains("metadata.finalizers: Forbidden"), "{}", refused.message);
+
+        // A deletion that waits for dependents, and one that an older version let in.
+        let foreground = DeleteOptions {
+            propagation: Some(Propagation::Foreground),
+            ..DeleteOptions::default()
+        };
+        resources.delete(&kind, &key, &foreground, &options).await.unwrap();
+        for name in ["e1", "e2", "e3"] {
+            let body = Body::new(&event(name, &["a.b/c"]));
+            let key = kind.key(Some("default"), name);
+            let write = Write { key, change: Change::Create(body), fence: None };
+            resources.objects().write(write).await.unwrap();
+        }
+        let limits = Limits { events: 1, ..Limits::default() };
+        let from = resources.objects().revision(kind.resource());
+        let mut changes = resources.watch(&kind, None, None, from).await.unwrap();
+        let sweeping = follow(&resources, &kind, &limits);
+        let watching = async {
+            let mut gone = 0;
+            while gone < 3 {
+                let events = changes.next().await.unwrap();
+                gone += events.iter().filter(|event| event.action == Action::Deleted).count();
+            }
+        };
+        tokio::select! {
+            ended = sweeping => panic!("the sweep ended: {ended:?}"),
+            () = watching => {}
+        }
+        assert_eq!(resources.list(&kind, At::Latest).await.unwrap().range(None, None).count(), 1);
+    }
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()

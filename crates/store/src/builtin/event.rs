@@ -171,7 +171,19 @@ pub(super) fn kind() -> Kind {
         .build()
 }
 
-fn check(event: &Event, _: Option<&Event>) -> Vec<Violation> {
+fn check(event: &Event, old: Option<&Event>) -> Vec<Violation> {
+    let mut found = check_place(event);
+    let known = old.map(|old| old.metadata.finalizers.as_slice()).unwrap_or_default();
+    if event.metadata.finalizers.iter().any(|finalizer| !known.contains(finalizer)) {
+        found.push(Violation::forbidden(
+            "metadata.finalizers",
+            "Events are removed by age and number; finalizers cannot hold them",
+        ));
+    }
+    found
+}
+
+fn check_place(event: &Event) -> Vec<Violation> {
     const SYSTEM: [&str; 3] = ["default", "kube-system", "mainstay-system"];
     let own = event.metadata.namespace.as_deref().unwrap_or_default();
     let involved = event.involved_object.namespace.as_deref().unwrap_or_default();
