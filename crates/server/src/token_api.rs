@@ -55,7 +55,7 @@ fn refused(error: tokens::Error) -> Error {
     match &error {
         tokens::Error::Wish(_) => Error::new(Reason::Invalid, error.to_string()),
         tokens::Error::Unknown(_) => Error::new(Reason::NotFound, error.to_string()),
-        tokens::Error::Random | tokens::Error::Store(_) => {
+        tokens::Error::Random | tokens::Error::Late | tokens::Error::Store(_) => {
             Error::new(Reason::ServiceUnavailable, error.to_string())
         }
     }

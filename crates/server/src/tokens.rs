@@ -6,6 +6,7 @@
 //! is looked for in the store, where another server may have put it. Enter at [`Tokens::load`].
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -24,7 +25,10 @@ use crate::identity::{Claims, Role, User};
 use crate::internal;
 
 const PREFIX: &str = "mst_";
+/// How often expired tokens are removed.
 const SWEEP: Duration = Duration::from_secs(600);
+/// How long a change waits until the feed shows it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no such token.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +42,9 @@ pub enum Error {
     /// No randomness was to be had. Retry later.
     #[error("the machine gave no randomness")]
     Random,
+    /// The change is stored, but this server's own view of the tokens lags behind. Look again later.
+    #[error("the token was stored, but this server has not seen it within {}s; list tokens and try again", PATIENCE.as_secs())]
+    Late,
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -134,18 +141,25 @@ impl Tokens {
     }
 
     /// Keeps the map current, and removes expired tokens, until the store closes.
+    ///
+    /// Both go on side by side: removing a token must never keep the feed waiting, since whoever
+    /// changes a token waits for the feed.
     pub(crate) async fn follow(&self) -> Result<(), StoreError> {
+        tokio::select! {
+            ended = self.feed() => ended,
+            never = self.keep_swept() => match never {},
+        }
+    }
+
+    async fn feed(&self) -> Result<(), StoreError> {
         let mut from = *self.seen.borrow();
         loop {
             let scope = Scope::all(&self.resource);
             let ended = match self.objects.watch(scope, from).await {
                 Ok(mut changes) => loop {
-                    tokio::select! {
-                        batch = changes.next() => match batch {
-                            Ok(events) => self.apply(&events),
-                            Err(error) => break error,
-                        },
-                        () = self.clock.sleep(SWEEP) => self.sweep().await,
+                    match changes.next().await {
+                        Ok(events) => self.apply(&events),
+                        Err(error) => break error,
                     }
                 },
                 Err(error) => error,
@@ -157,6 +171,13 @@ impl Tokens {
                 }
                 error => return Err(error),
             }
+        }
+    }
+
+    async fn keep_swept(&self) -> Infallible {
+        loop {
+            self.clock.sleep(SWEEP).await;
+            self.sweep().await;
         }
     }
 
@@ -187,7 +208,7 @@ impl Tokens {
         };
         for hash in expired {
             if let Err(error) = self.remove(&hash).await {
-                tracing::warn!(%error, "an expired token was not removed");
+                tracing::warn!(%error, "an expired token was not removed; will try again");
             }
         }
     }
@@ -262,7 +283,7 @@ impl Tokens {
         let body = internal::encode(&description).map_err(|_| Error::Wish("not encodable"))?;
         let key = Key::new(&self.resource, None, &hash);
         let event = self.objects.write(Write { key, change: Change::Create(body), fence: None });
-        self.wait_for(event.await?.revision()).await;
+        self.wait_for(event.await?.revision()).await?;
         Ok(Created { token, description })
     }
 
@@ -281,27 +302,35 @@ impl Tokens {
             entries.iter().find(|(_, entry)| entry.description.id == id).map(|(hash, _)| *hash)
         };
         let hash = hash.ok_or_else(|| Error::Unknown(id.to_owned()))?;
-        Ok(self.remove(&hash).await?)
+        match self.remove(&hash).await? {
+            Some(revision) => self.wait_for(revision).await,
+            None => Ok(()),
+        }
     }
 
-    async fn remove(&self, hash: &Hash) -> Result<(), StoreError> {
+    /// Removes a token from the store; says at which revision, if it was there.
+    async fn remove(&self, hash: &Hash) -> Result<Option<Revision>, StoreError> {
         let key = Key::new(&self.resource, None, &hex(hash));
         let Some(record) = self.objects.get(&key).await? else {
-            return Ok(());
+            return Ok(None);
         };
         let change = Change::Delete(record.revision());
         match self.objects.write(Write { key, change, fence: None }).await {
-            Ok(event) => self.wait_for(event.revision()).await,
-            Err(StoreError::NotFound { .. }) => {}
-            Err(error) => return Err(error),
+            Ok(event) => Ok(Some(event.revision())),
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 
-    async fn wait_for(&self, revision: Revision) {
+    /// Waits until the feed has shown a change. Never called by what drives the feed.
+    async fn wait_for(&self, revision: Revision) -> Result<(), Error> {
         let mut seen = self.seen.subscribe();
-        // The sender lives as long as we do: waiting cannot fail.
-        drop(seen.wait_for(|seen| *seen >= revision).await);
+        tokio::select! {
+            biased;
+            // The sender lives as long as we do: waiting cannot fail.
+            _ = seen.wait_for(|seen| *seen >= revision) => Ok(()),
+            () = self.clock.sleep(PATIENCE) => Err(Error::Late),
+        }
     }
 }
 
@@ -415,6 +444,42 @@ mod tests {
             assert!(tokens.bearer(created.token.as_bytes()).is_none());
         })
         .await;
+    }
+
+    #[tokio::test]
+    async fn tokens_are_made_and_revoked_after_an_expired_one_was_swept() {
+        with_tokens(async |tokens, clock| {
+            let viewer = tokens.create(wish(Role::Viewer)).await.unwrap();
+            let short = Wish { ttl_seconds: Some(1), ..wish(Role::Viewer) };
+            tokens.create(short).await.unwrap();
+            while clock.sleepers() == 0 {
+                tokio::task::yield_now().await;
+            }
+            clock.advance(SWEEP);
+            while tokens.list().len() > 1 {
+                tokio::task::yield_now().await;
+            }
+            let editor = tokens.create(wish(Role::Editor)).await.unwrap();
+            assert!(tokens.bearer(editor.token.as_bytes()).is_some());
+            tokens.revoke(&viewer.description.id).await.unwrap();
+            assert!(tokens.bearer(viewer.token.as_bytes()).is_none());
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_change_that_the_feed_never_shows_is_answered_in_time() {
+        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
+        let objects = MemoryStore::new(0, Retention::default(), 1 << 20, clock.clone());
+        // Its feed is not followed.
+        let tokens = Tokens::load(Arc::new(objects), clock.clone()).await.unwrap();
+        let mut creating = std::pin::pin!(tokens.create(wish(Role::Viewer)));
+        while clock.sleepers() == 0 {
+            assert!(futures_util::poll!(&mut creating).is_pending());
+            tokio::task::yield_now().await;
+        }
+        clock.advance(PATIENCE);
+        assert!(matches!(creating.await, Err(Error::Late)));
     }
 
     #[tokio::test]
