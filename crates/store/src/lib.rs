@@ -30,6 +30,7 @@ pub mod sqlite;
 pub mod status;
 pub mod strategy;
 pub mod tiered;
+pub mod value;
 
 pub use location::{Location, Settings, open};
 /// What kinds are described with, for those that are declared elsewhere.

@@ -11,6 +11,7 @@ use crate::etcd::{self, Address, AddressError, EtcdStore};
 use crate::memory::MemoryStore;
 use crate::objects::Objects;
 use crate::sqlite::{OpenError, SqliteStore};
+use crate::value::Codec;
 
 /// A backend and its place: what `--store` takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,11 +65,17 @@ pub struct Settings {
     pub retention: Retention,
     /// The largest object accepted, in bytes.
     pub largest_object: usize,
+    /// How values are written to the medium.
+    pub codec: Codec,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { retention: Retention::default(), largest_object: 1536 * 1024 }
+        Self {
+            retention: Retention::default(),
+            largest_object: 1536 * 1024,
+            codec: Codec::default(),
+        }
     }
 }
 
@@ -100,7 +107,7 @@ pub async fn open(
     settings: &Settings,
     clock: Arc<dyn Clock>,
 ) -> Result<Arc<dyn Objects>, Error> {
-    let Settings { retention, largest_object } = settings.clone();
+    let Settings { retention, largest_object, .. } = settings.clone();
     match location.clone() {
         Location::Memory => Ok(Arc::new(MemoryStore::new(0, retention, largest_object, clock))),
         Location::Sqlite(path) => {
