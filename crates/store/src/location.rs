@@ -67,6 +67,8 @@ pub struct Settings {
     pub largest_object: usize,
     /// How values are written to the medium.
     pub codec: Codec,
+    /// Whether a new database may take the place of one that is known to have been there.
+    pub new_database: bool,
 }
 
 impl Default for Settings {
@@ -75,6 +77,7 @@ impl Default for Settings {
             retention: Retention::default(),
             largest_object: 1536 * 1024,
             codec: Codec::default(),
+            new_database: false,
         }
     }
 }
@@ -111,7 +114,8 @@ pub async fn open(
     match location.clone() {
         Location::Memory => Ok(Arc::new(MemoryStore::new(0, retention, largest_object, clock))),
         Location::Sqlite(path) => {
-            let open = move || SqliteStore::open(&path, retention, largest_object, clock);
+            let settings = settings.clone();
+            let open = move || SqliteStore::open_with(&path, &settings, clock);
             let opened = tokio::task::spawn_blocking(open).await;
             let store =
                 opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;

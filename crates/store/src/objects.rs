@@ -90,6 +90,12 @@ pub enum Error {
         /// What the medium said.
         reason: String,
     },
+    /// The disk is full: only deletions are taken. Retry once there is space.
+    #[error("{reason}")]
+    Full {
+        /// Which disk, how much is missing, and what to do.
+        reason: String,
+    },
     /// Whoever keeps the objects understood, and says no: it is not allowed, or not valid. Do not
     /// retry.
     #[error("{message}")]
@@ -207,6 +213,11 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
     /// Looks through the medium itself, past anything held in memory, and says what is wrong with
     /// it: one sentence each, none if all is well.
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>>;
+
+    /// Whether writes can be expected to succeed; an error says why not.
+    fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 
     /// Whoever keeps the objects elsewhere and checks what is written there; nobody if they are
     /// kept here.

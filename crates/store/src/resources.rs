@@ -730,6 +730,7 @@ impl From<objects::Error> for Error {
             objects::Error::TooNew { .. } => Reason::Timeout,
             objects::Error::TooLarge { .. } => Reason::RequestEntityTooLarge,
             objects::Error::Busy { .. } => Reason::TooManyRequests,
+            objects::Error::Full { .. } => Reason::InsufficientStorage,
             objects::Error::Refused { reason, .. } => *reason,
             objects::Error::Unavailable { .. } | objects::Error::Closed => {
                 Reason::ServiceUnavailable

@@ -6,13 +6,20 @@
 //!
 //! Checkpoints, which move the write-ahead log into the main file, run on a thread of their own;
 //! see [`checkpoint`] for how the log stays bounded without stalling commits.
+//!
+//! What always holds: a value is given out only as it was written ([`load`]); a database that lost
+//! acknowledged writes is refused ([`counter`]); on a full disk objects can still be deleted
+//! ([`fullness`]); and nobody else has the database open ([`lock`]).
 
 mod checkpoint;
 mod committer;
+mod counter;
 mod disk;
+mod fullness;
+mod load;
+pub(crate) mod lock;
+mod reserve;
 
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -23,12 +30,16 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::cache::{Cache, Collection, Retention, Watch};
 use crate::clock::Clock;
+use crate::location::Settings;
 use crate::memory::check_size;
 use crate::object::{Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Objects, Scope, Write};
 use crate::snapshot::{Medium, Snapshot};
+use crate::value::Codec;
 
 use committer::{Committer, Job};
+use fullness::Fullness;
+use lock::Lock;
 
 /// How many writes may wait for the committer before new ones are refused.
 const QUEUE: usize = 8192;
@@ -61,8 +72,39 @@ pub enum OpenError {
         /// The database.
         path: PathBuf,
     },
-    /// What it says cannot be true.
-    #[error("{} is damaged: {what}; restore it from a backup", .path.display())]
+    /// It is missing or empty, and should not be.
+    #[error(
+        "{} is missing or empty, but revision {acknowledged} was acknowledged: put it back, restore \
+         a backup with `mainstay restore`, or begin anew with `mainstay serve --new-cluster`",
+        .path.display()
+    )]
+    Missing {
+        /// The database.
+        path: PathBuf,
+        /// The revision it had at least.
+        acknowledged: Revision,
+    },
+    /// It lost writes.
+    #[error(
+        "{} ends at revision {recovered}, but revision {acknowledged} was acknowledged: {} changes \
+         are missing, because its write-ahead log is damaged or the file is an older copy; restore \
+         a backup with `mainstay restore`, or see `mainstay store repair` to go on without them",
+        .path.display(), .acknowledged.0 - .recovered.0
+    )]
+    EndsEarly {
+        /// The database.
+        path: PathBuf,
+        /// The last revision acknowledged.
+        acknowledged: Revision,
+        /// The last revision there is.
+        recovered: Revision,
+    },
+    /// It is not as it was written.
+    #[error(
+        "{} is damaged: {what}; restore a backup with `mainstay restore`, or see `mainstay store \
+         repair` to go on without what is damaged",
+        .path.display()
+    )]
     Damaged {
         /// The database.
         path: PathBuf,
@@ -87,11 +129,35 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    fn sqlite(path: &Path, source: rusqlite::Error) -> Self {
+        if disk::is_damage(&source) {
+            return Self::Damaged { path: path.into(), what: source.to_string() };
+        }
+        Self::Sqlite { path: path.into(), source }
+    }
+
+    /// Whether the database is there and is not, or not all, it was: something to report.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Damaged { .. } | Self::EndsEarly { .. } | Self::Missing { .. })
+    }
+}
+
+/// A file beside a database.
+fn beside(database: &Path, ending: &str) -> PathBuf {
+    let mut name = database.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
 /// A store in a file.
 #[derive(Debug)]
 pub struct SqliteStore {
     path: PathBuf,
+    codec: Codec,
     cache: Arc<Cache>,
+    fullness: Arc<Fullness>,
     jobs: mpsc::Sender<Job>,
     largest: usize,
     running: Mutex<Option<Running>>,
@@ -101,36 +167,70 @@ pub struct SqliteStore {
 #[derive(Debug)]
 struct Running {
     threads: [JoinHandle<()>; 2],
-    lock: File,
+    lock: Arc<Lock>,
 }
 
 impl SqliteStore {
-    /// Opens the database at `path`, or makes one. Reads all of it: 100,000 objects take well
-    /// under a second.
+    /// Opens the database at `path`, or makes one, with the usual settings but these.
     ///
     /// # Errors
-    /// [`OpenError`]; the file is as it was.
+    /// As [`SqliteStore::open_with`].
     pub fn open(
         path: &Path,
         retention: Retention,
         largest: usize,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, OpenError> {
-        let lock = lock(path)?;
-        make_private(path)?;
-        let (disk, loaded) = disk::open(path)?;
-        let cache = Arc::new(Cache::new(loaded.state, retention));
+        let settings = Settings { retention, largest_object: largest, ..Settings::default() };
+        Self::open_with(path, &settings, clock)
+    }
+
+    /// Opens the database at `path`, or makes one. Reads all of it: 100,000 objects take well
+    /// under a second.
+    ///
+    /// # Errors
+    /// [`OpenError`]; the file is as it was.
+    pub fn open_with(
+        path: &Path,
+        settings: &Settings,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, OpenError> {
+        let lock = Arc::new(Lock::take(path)?);
+        let fullness = Arc::new(Fullness::new(path));
+        let codec = settings.codec.clone();
+        let open = || disk::open(path, &codec, settings.new_database);
+        let (disk, loaded) = match open() {
+            Err(OpenError::Sqlite { source, .. }) if fullness.explains(&source) => {
+                fullness.give_way();
+                open()?
+            }
+            opened => opened?,
+        };
+        if fullness.is_tight() {
+            disk.may_grow(false);
+        }
+        let cache = Arc::new(Cache::new(loaded.state, settings.retention));
         let (jobs, queue) = mpsc::channel(QUEUE);
-        let (checkpointer, checkpoints) = checkpoint::start(path)?;
-        let committer =
-            Committer::new(disk, cache.clone(), loaded.ledger, checkpoints, clock, queue);
+        let (checkpointer, checkpoints) =
+            checkpoint::start(path, disk.counter(), fullness.stride())?;
+        let committer = Committer {
+            disk,
+            cache: cache.clone(),
+            ledger: loaded.ledger,
+            checkpoints,
+            clock,
+            queue,
+            fullness: fullness.clone(),
+            forgotten: None,
+            _lock: lock.clone(),
+        };
         let committer = std::thread::Builder::new()
             .name("store-committer".into())
             .spawn(move || committer.run())
             .map_err(|source| OpenError::Io { path: path.into(), source })?;
-        let running = Running { threads: [committer, checkpointer], lock };
-        let path = path.to_owned();
-        Ok(Self { path, cache, jobs, largest, running: Mutex::new(Some(running)) })
+        let running = Mutex::new(Some(Running { threads: [committer, checkpointer], lock }));
+        let (path, largest) = (path.to_owned(), settings.largest_object);
+        Ok(Self { path, codec, cache, fullness, jobs, largest, running })
     }
 
     /// Queues a job without ever waiting for the committer.
@@ -144,27 +244,6 @@ impl SqliteStore {
             Err(mpsc::error::TrySendError::Full(_)) => Err(Error::Busy { waiting: QUEUE }),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(Error::Closed),
         }
-    }
-}
-
-/// Makes the file, if it is not there, for its owner alone: it holds the key of the certificate
-/// authority. SQLite gives the files beside it the same mode.
-fn make_private(path: &Path) -> Result<(), OpenError> {
-    let made = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
-    made.map(drop).map_err(|source| OpenError::Io { path: path.into(), source })
-}
-
-/// Keeps a second process away from the file for as long as the lock is held.
-fn lock(path: &Path) -> Result<File, OpenError> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let name = PathBuf::from(name);
-    let io = |source| OpenError::Io { path: name.clone(), source };
-    let file = File::options().create(true).truncate(false).write(true).open(&name).map_err(io)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(OpenError::InUse { path: path.into() }),
-        Err(std::fs::TryLockError::Error(source)) => Err(io(source)),
     }
 }
 
@@ -214,14 +293,23 @@ impl Objects for SqliteStore {
     }
 
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
-        let path = self.path.clone();
+        let (path, codec) = (self.path.clone(), self.codec.clone());
         async move {
-            let verified = tokio::task::spawn_blocking(move || disk::verify(&path)).await;
+            let verified = tokio::task::spawn_blocking(move || disk::verify(&path, &codec)).await;
             let verified =
                 verified.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
             verified.map_err(|error| Error::Unavailable { reason: error.to_string() })
         }
         .boxed()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
+        if !self.fullness.is_full() {
+            let closed = self.jobs.is_closed();
+            return ready(if closed { Err(Error::Closed) } else { Ok(()) }).boxed();
+        }
+        let submitted = self.submit(|reply| Job::Recover { reply });
+        async move { answered(submitted?).await }.boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -238,11 +326,7 @@ impl Objects for SqliteStore {
             if !tokio::task::spawn_blocking(join).await.unwrap_or(false) {
                 tracing::error!("a thread of the store panicked");
             }
-            // Said outright, since a child process that is just being started may still share the
-            // file and would keep the lock a moment longer.
-            if let Err(error) = lock.unlock() {
-                tracing::warn!(%error, "the lock on the database was not released");
-            }
+            lock.release();
         }
         .boxed()
     }

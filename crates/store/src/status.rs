@@ -55,6 +55,8 @@ pub enum Reason {
     SystemBusy,
     /// It did not happen in time.
     Timeout,
+    /// The disk is full: deletions still work.
+    InsufficientStorage,
 }
 
 impl Reason {
@@ -77,6 +79,7 @@ impl Reason {
             Self::InternalError => 500,
             Self::ServiceUnavailable | Self::SystemBusy => 503,
             Self::Timeout => 504,
+            Self::InsufficientStorage => 507,
         }
     }
 
@@ -102,6 +105,7 @@ impl Reason {
             Self::ServiceUnavailable => "ServiceUnavailable",
             Self::SystemBusy => "SystemBusy",
             Self::Timeout => "Timeout",
+            Self::InsufficientStorage => "InsufficientStorage",
         }
     }
 }
@@ -280,6 +284,9 @@ impl Error {
                 let mut busy = Self::new(Reason::TooManyRequests, error.to_string());
                 busy.retry_after = Some(1);
                 busy
+            }
+            objects::Error::Full { reason } => {
+                Self::about(Reason::InsufficientStorage, kind, name, reason)
             }
             objects::Error::Refused { reason, message } => Self::about(reason, kind, name, message),
             objects::Error::Unavailable { .. } | objects::Error::Closed => {

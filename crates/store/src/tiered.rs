@@ -101,6 +101,10 @@ impl Objects for Tiered {
         self.durable.verify()
     }
 
+    fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
+        self.durable.ready()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         async {
             self.memory.close().await;

@@ -113,7 +113,8 @@ fn split(stored: &[u8]) -> Option<(&[u8], u8, &[u8])> {
     Some((value, *algorithm, digits))
 }
 
-fn checksum(key: &Key, value: &[u8]) -> u32 {
+/// The checksum of a value and its key.
+pub(crate) fn checksum(key: &Key, value: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(key.resource().as_str().as_bytes());
     hasher.update(b"\0");

@@ -3,10 +3,11 @@
 //! A checkpoint on the commit path stalls every writer behind tens of milliseconds of I/O; one
 //! that runs beside the commits never quite catches up, and the log grows for as long as they
 //! go on. So the two share the work: this thread moves the bulk whenever the log has grown by
-//! [`STRIDE`], and when it has just finished, the committer moves the small rest itself between
+//! a stride, and when it has just finished, the committer moves the small rest itself between
 //! two batches, after which SQLite starts the log from the beginning. If that never succeeds
 //! (a reader from outside holds the log), the committer insists once the log passes [`LIMIT`].
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +17,6 @@ use std::thread::JoinHandle;
 use super::OpenError;
 use super::disk::{self, Disk};
 
-/// How many pages the log may grow by before its bulk is moved: 16 MiB.
-const STRIDE: u32 = 4096;
 /// How many pages it has when the committer stops being patient: 256 MiB.
 const LIMIT: u32 = 65_536;
 
@@ -26,12 +25,19 @@ const LIMIT: u32 = 65_536;
 pub(super) struct Checkpoints {
     requests: SyncSender<()>,
     moved: Arc<AtomicBool>,
+    /// How many pages the log may grow by before its bulk is moved.
+    stride: u32,
     /// How many pages the log may have before the next request.
     next: u32,
 }
 
 /// Starts the thread; it ends when the [`Checkpoints`] are dropped.
-pub(super) fn start(path: &Path) -> Result<(JoinHandle<()>, Checkpoints), OpenError> {
+/// The counter of acknowledged revisions is synced here, where it holds up nobody.
+pub(super) fn start(
+    path: &Path,
+    counter: Option<File>,
+    stride: u32,
+) -> Result<(JoinHandle<()>, Checkpoints), OpenError> {
     let connection =
         disk::connect(path).map_err(|source| OpenError::Sqlite { path: path.into(), source })?;
     let (requests, queue): (_, Receiver<()>) = sync_channel(1);
@@ -44,11 +50,14 @@ pub(super) fn start(path: &Path) -> Result<(JoinHandle<()>, Checkpoints), OpenEr
                 if let Err(error) = disk::checkpoint(&connection, "PASSIVE") {
                     tracing::warn!(%error, "checkpoint failed; it will be tried again");
                 }
+                if let Some(Err(error)) = counter.as_ref().map(File::sync_data) {
+                    tracing::warn!(%error, "syncing the counter of acknowledged revisions failed");
+                }
                 done.store(true, Ordering::Release);
             }
         })
         .map_err(|source| OpenError::Io { path: path.into(), source })?;
-    Ok((thread, Checkpoints { requests, moved, next: STRIDE }))
+    Ok((thread, Checkpoints { requests, moved, stride, next: stride }))
 }
 
 impl Checkpoints {
@@ -56,13 +65,13 @@ impl Checkpoints {
     pub(super) fn after_batch(&mut self, disk: &Disk) {
         let pages = disk.log_pages();
         if self.moved.swap(false, Ordering::Acquire) && rest(disk, pages) {
-            self.next = STRIDE;
+            self.next = self.stride;
             return;
         }
         if pages < self.next {
             return;
         }
-        self.next = pages + STRIDE;
+        self.next = pages + self.stride;
         match self.requests.try_send(()) {
             Ok(()) | Err(TrySendError::Full(())) => {}
             Err(TrySendError::Disconnected(())) => self.moved.store(true, Ordering::Release),

@@ -4,6 +4,7 @@
 //! only when it is durable; then the writers are answered, the refused ones too, since what
 //! refused them may have been part of the same batch. If the transaction fails, the new state is
 //! dropped, everybody in the batch is told why, and the next batch starts from the old state.
+//! A full disk gets a second try: see [`super::fullness`].
 
 use std::sync::Arc;
 
@@ -16,6 +17,8 @@ use crate::objects::{Error, Write};
 
 use super::checkpoint::Checkpoints;
 use super::disk::Disk;
+use super::fullness::{self, Fullness};
+use super::lock::Lock;
 
 /// The most writes one transaction takes.
 const BATCH: usize = 1024;
@@ -29,36 +32,33 @@ pub(super) enum Job {
     Compact { through: Revision, reply: oneshot::Sender<Result<(), Error>> },
     /// Move on to a later revision, without history.
     Advance { to: Revision, reply: oneshot::Sender<Result<(), Error>> },
+    /// See whether a full disk has space again.
+    Recover { reply: oneshot::Sender<Result<(), Error>> },
     /// Finish what was asked before, then stop.
     Close { reply: oneshot::Sender<()> },
 }
 
 type Pending = (Write, oneshot::Sender<Result<Arc<Event>, Error>>);
 
+type Outcome = Result<Arc<Event>, Error>;
+
+/// The thread's own.
 #[derive(Debug)]
 pub(super) struct Committer {
-    disk: Disk,
-    cache: Arc<Cache>,
-    ledger: Ledger,
-    checkpoints: Checkpoints,
-    clock: Arc<dyn Clock>,
-    queue: mpsc::Receiver<Job>,
+    pub(super) disk: Disk,
+    pub(super) cache: Arc<Cache>,
+    pub(super) ledger: Ledger,
+    pub(super) checkpoints: Checkpoints,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) queue: mpsc::Receiver<Job>,
+    pub(super) fullness: Arc<Fullness>,
     /// Forgotten in memory, not yet on disk: goes with the next transaction.
-    forgotten: Option<Revision>,
+    pub(super) forgotten: Option<Revision>,
+    /// Held until the connection is closed, so it comes last.
+    pub(super) _lock: Arc<Lock>,
 }
 
 impl Committer {
-    pub(super) fn new(
-        disk: Disk,
-        cache: Arc<Cache>,
-        ledger: Ledger,
-        checkpoints: Checkpoints,
-        clock: Arc<dyn Clock>,
-        queue: mpsc::Receiver<Job>,
-    ) -> Self {
-        Self { disk, cache, ledger, checkpoints, clock, queue, forgotten: None }
-    }
-
     pub(super) fn run(mut self) {
         let mut batch: Vec<Pending> = Vec::new();
         while let Some(first) = self.queue.blocking_recv() {
@@ -85,6 +85,11 @@ impl Committer {
                 Some(Job::Advance { to, reply }) => {
                     let _ = reply.send(self.advance(to));
                 }
+                Some(Job::Recover { reply }) => {
+                    self.fullness.recover(&self.disk);
+                    let full = self.fullness.is_full();
+                    let _ = reply.send(if full { Err(self.fullness.refusal()) } else { Ok(()) });
+                }
                 Some(Job::Close { reply }) => {
                     self.close();
                     let _ = reply.send(());
@@ -100,13 +105,62 @@ impl Committer {
         if batch.is_empty() {
             return;
         }
+        self.fullness.recover(&self.disk);
+        let outcomes = self.with_space(|committer| committer.attempt(batch));
+        let outcomes = outcomes.unwrap_or_else(|error| vec![Err(error); batch.len()]);
+        for ((_, reply), outcome) in batch.drain(..).zip(outcomes) {
+            // A writer that gave up waiting finds out by reading.
+            let _ = reply.send(outcome);
+        }
+    }
+
+    /// Does something; if the disk is full, makes what space it can and does it once more.
+    fn with_space<T>(
+        &mut self,
+        mut work: impl FnMut(&mut Self) -> rusqlite::Result<T>,
+    ) -> Result<T, Error> {
+        let mut done = work(self);
+        if done.as_ref().is_err_and(|error| self.fullness.explains(error)) {
+            self.make_space();
+            done = work(self);
+        }
+        if done.as_ref().is_err_and(|error| self.fullness.explains(error)) {
+            self.fullness.give_way();
+        }
+        done.map_err(|error| {
+            if self.fullness.explains(&error) {
+                return self.fullness.refusal();
+            }
+            tracing::error!(%error, "a commit failed; its writers were told");
+            Error::Unavailable { reason: error.to_string() }
+        })
+    }
+
+    /// Gives up the reserve and the history, for what is more important now.
+    fn make_space(&mut self) {
+        self.fullness.give_way();
+        let revision = self.cache.load().revision;
+        let forgotten = self.disk.commit(revision, |batch| batch.forget_all(revision));
+        if let Err(error) = forgotten {
+            tracing::warn!(%error, "dropping history on a full disk failed");
+        }
+        self.disk.may_grow(false);
+        self.fullness.recover(&self.disk);
+    }
+
+    /// Judges and writes a batch. On an error nothing was changed.
+    fn attempt(&mut self, batch: &[Pending]) -> rusqlite::Result<Vec<Outcome>> {
         let now = self.clock.now();
         let before = self.cache.load();
         let mut state = State::clone(&before);
         let mut outcomes = Vec::with_capacity(batch.len());
         let mut changed: Vec<Resource> = Vec::new();
-        for (write, _) in batch.iter() {
-            let outcome = state.judge(write, state.revision.next()).map(Arc::new);
+        let full = self.fullness.is_full();
+        for (write, _) in batch {
+            let outcome = match state.judge(write, state.revision.next()) {
+                Ok(_) if full && !fullness::is_taken(write) => Err(self.fullness.refusal()),
+                judged => judged.map(Arc::new),
+            };
             if let Ok(event) = &outcome {
                 state.apply(event.clone());
                 if !changed.contains(write.key.resource()) {
@@ -115,57 +169,62 @@ impl Committer {
             }
             outcomes.push(outcome);
         }
-        match self.persist(&outcomes, state.revision, now) {
-            Ok(()) => {
-                for event in outcomes.iter().flatten() {
-                    self.ledger.note(event, now);
-                }
-                let trimmed = self.ledger.trim(&mut state, self.cache.retention(), now);
-                self.forgotten = trimmed.or(self.forgotten);
-                self.cache.publish(state, &changed);
-            }
-            Err(error) => {
-                tracing::error!(%error, "a commit failed; its writers were told");
-                let reason = error.to_string();
-                outcomes.fill_with(|| Err(Error::Unavailable { reason: reason.clone() }));
-            }
+        self.persist(&outcomes, state.revision, now, full)?;
+        for event in outcomes.iter().flatten() {
+            self.ledger.note(event, now);
         }
-        for ((_, reply), outcome) in batch.drain(..).zip(outcomes) {
-            // A writer that gave up waiting finds out by reading.
-            let _ = reply.send(outcome);
-        }
+        let trimmed = self.ledger.trim(&mut state, self.cache.retention(), now);
+        self.forgotten = trimmed.or(self.forgotten);
+        self.cache.publish(state, &changed);
+        Ok(outcomes)
     }
 
     fn persist(
         &mut self,
-        outcomes: &[Result<Arc<Event>, Error>],
+        outcomes: &[Outcome],
         revision: Revision,
         now: jiff::Timestamp,
+        full: bool,
     ) -> rusqlite::Result<()> {
         if outcomes.iter().all(Result::is_err) {
             return Ok(());
         }
         let forgotten = self.forgotten;
-        self.disk.commit(|batch| {
-            for event in outcomes.iter().flatten() {
-                batch.apply(event, now)?;
+        let mut events = outcomes.iter().flatten();
+        self.disk.commit(revision, |batch| {
+            if full {
+                events.try_for_each(|event| batch.change(event))?;
+                return batch.forget_all(revision);
             }
-            if let Some(through) = forgotten {
-                batch.forget(through)?;
-            }
-            batch.reach(revision)
+            events.try_for_each(|event| batch.apply(event, now))?;
+            forgotten.map_or(Ok(()), |through| batch.forget(through))
         })?;
+        if self.fullness.is_tight() {
+            self.keep_log_small();
+        } else {
+            self.checkpoints.after_batch(&self.disk);
+        }
         self.forgotten = None;
-        self.checkpoints.after_batch(&self.disk);
         Ok(())
+    }
+
+    /// Moves the whole log, so that the next commit overwrites it.
+    fn keep_log_small(&self) {
+        if let Err(error) = self.disk.checkpoint("PASSIVE") {
+            tracing::warn!(%error, "checkpoint failed; it will be tried again");
+        }
+        self.fullness.set_aside(&self.disk);
     }
 
     fn compact(&mut self, through: Revision) -> Result<(), Error> {
         let mut state = State::clone(&self.cache.load());
-        let through = through.min(state.revision);
-        self.disk
-            .commit(|batch| batch.forget(through))
-            .map_err(|error| Error::Unavailable { reason: error.to_string() })?;
+        let (current, through) = (state.revision, through.min(state.revision));
+        self.with_space(|committer| {
+            committer.disk.commit(current, |batch| match through == current {
+                true => batch.forget_all(current),
+                false => batch.forget(through),
+            })
+        })?;
         self.ledger.compact(&mut state, through);
         self.cache.publish(state, []);
         Ok(())
@@ -176,11 +235,7 @@ impl Committer {
         if to <= state.revision {
             return Ok(());
         }
-        let advanced = self.disk.commit(|batch| {
-            batch.forget(to)?;
-            batch.reach(to)
-        });
-        advanced.map_err(|error| Error::Unavailable { reason: error.to_string() })?;
+        self.with_space(|committer| committer.disk.commit(to, |batch| batch.forget_all(to)))?;
         state.advance(to);
         self.ledger.compact(&mut state, to);
         self.cache.publish(state, []);
@@ -188,8 +243,18 @@ impl Committer {
     }
 
     fn close(&mut self) {
-        if let Err(error) = self.disk.checkpoint("TRUNCATE") {
-            tracing::warn!(%error, "the last checkpoint failed; the next start will catch up");
+        // On a full disk the log's files stay: there may be no space to make them again.
+        let mode = if self.fullness.is_tight() { "PASSIVE" } else { "TRUNCATE" };
+        match self.disk.checkpoint(mode) {
+            Ok(true) if mode == "TRUNCATE" => {
+                if let Err(error) = self.disk.tidy_on_close() {
+                    tracing::warn!(%error, "the write-ahead log is left behind");
+                }
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the last checkpoint failed; the next start will catch up");
+            }
         }
     }
 }

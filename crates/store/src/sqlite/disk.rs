@@ -5,23 +5,26 @@
 //! holds the object *before* the change. Together with the objects as they are now, walking it
 //! backwards gives every change whole, at the price of one copy per change instead of two.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, params};
 
-use crate::cache::{Ledger, State};
-use crate::object::{Action, Event, Key, Record, Resource, Revision};
+use crate::object::{Action, Event, Revision};
+use crate::value::Codec;
 
 use super::OpenError;
+use super::counter::{self, Counter, Reading};
+use super::load::{self, Damage, LoadError, Loaded, Summary};
 
 /// Marks the file as ours ("Mnst").
 const APPLICATION: i64 = 0x4d6e_7374;
-/// The newest format this version reads and writes.
-const FORMAT: i64 = 1;
+/// The newest format this version reads and writes. The first had no checksums.
+const FORMAT: i64 = 2;
 
 const SCHEMA: &str = "
     CREATE TABLE objects (
@@ -46,14 +49,18 @@ const SCHEMA: &str = "
     CREATE TABLE history (
         only     INTEGER PRIMARY KEY CHECK (only = 1),
         revision INTEGER NOT NULL,
-        floor    INTEGER NOT NULL
+        floor    INTEGER NOT NULL,
+        objects  INTEGER,
+        digest   INTEGER
     );
-    INSERT INTO history VALUES (1, 0, 0);
+    INSERT INTO history VALUES (1, 0, 0, 0, 0);
 ";
 
-/// Opens a connection the way both threads need it.
+/// Opens a connection the way both threads need it. Closing it leaves the write-ahead log alone:
+/// a database that is refused stays as it was found.
 pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(path)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.busy_timeout(std::time::Duration::from_secs(10))?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
@@ -63,27 +70,32 @@ pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// The file as it was found.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    pub(super) state: State,
-    pub(super) ledger: Ledger,
-}
-
-/// Opens the file, makes its tables if it is new, and reads everything.
-pub(super) fn open(path: &Path) -> Result<(Disk, Loaded), OpenError> {
-    let sqlite = |source: rusqlite::Error| match source.sqlite_error_code() {
-        Some(rusqlite::ErrorCode::NotADatabase | rusqlite::ErrorCode::DatabaseCorrupt) => {
-            OpenError::Damaged { path: path.into(), what: source.to_string() }
-        }
-        _ => OpenError::Sqlite { path: path.into(), source },
-    };
+/// Opens the file, makes its tables if it is new, and reads everything. Where `fresh` is set, a
+/// new database may take the place of one that is known to have been there.
+pub(super) fn open(path: &Path, codec: &Codec, fresh: bool) -> Result<(Disk, Loaded), OpenError> {
+    let sqlite = |source| OpenError::sqlite(path, source);
+    let io = |source| OpenError::Io { path: counter::path(path), source };
     let mut connection = connect(path).map_err(sqlite)?;
-    identify(&connection, path, &sqlite)?;
-    let loaded = load(&connection).map_err(|error| match error {
-        LoadError::Sqlite(source) => sqlite(source),
-        LoadError::Damaged(what) => OpenError::Damaged { path: path.into(), what },
-    })?;
+    let acknowledged = counter::read(&counter::path(path)).map_err(io)?;
+    let found = identify(&connection, path)?;
+    let format = match (found, acknowledged) {
+        (Some(format), _) => format,
+        (None, Reading::Acknowledged(acknowledged)) if !fresh => {
+            return Err(OpenError::Missing { path: path.into(), acknowledged });
+        }
+        (None, _) => {
+            create(&connection).map_err(sqlite)?;
+            FORMAT
+        }
+    };
+    let history = load::history(&connection, format).map_err(|error| refused(path, error))?;
+    if found.is_some() {
+        reaches(path, acknowledged, history.revision)?;
+    }
+    let loaded = load::load(&connection, codec, format).map_err(|error| refused(path, error))?;
+    if format < FORMAT {
+        upgrade(&connection, loaded.summary).map_err(sqlite)?;
+    }
     let log_pages = Arc::new(AtomicU32::new(0));
     let noted = log_pages.clone();
     let note = move |_: &mut rusqlite::hooks::Wal, pages| {
@@ -91,14 +103,36 @@ pub(super) fn open(path: &Path) -> Result<(Disk, Loaded), OpenError> {
         Ok(())
     };
     connection.wal_hook(Some(note)).map_err(sqlite)?;
-    Ok((Disk { connection, log_pages }, loaded))
+    let counter = match Counter::start(&counter::path(path), history.revision) {
+        Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            tracing::warn!("no space for the counter of acknowledged revisions; going on without");
+            None
+        }
+        counter => Some(counter.map_err(io)?),
+    };
+    let (codec, summary) = (codec.clone(), loaded.summary);
+    Ok((Disk { connection, log_pages, codec, summary, counter }, loaded))
 }
 
-fn identify(
-    connection: &Connection,
-    path: &Path,
-    sqlite: &impl Fn(rusqlite::Error) -> OpenError,
-) -> Result<(), OpenError> {
+/// Refuses a database that has less than was acknowledged.
+fn reaches(path: &Path, acknowledged: Reading, recovered: Revision) -> Result<(), OpenError> {
+    match acknowledged {
+        Reading::Acknowledged(acknowledged) if acknowledged > recovered => {
+            Err(OpenError::EndsEarly { path: path.into(), acknowledged, recovered })
+        }
+        Reading::Acknowledged(_) | Reading::Absent => Ok(()),
+        Reading::Damaged => Err(OpenError::Damaged {
+            path: counter::path(path),
+            what: "it does not say which revision was acknowledged last, so lost writes cannot be \
+                   ruled out"
+                .to_owned(),
+        }),
+    }
+}
+
+/// The format of the file; `None` if it is empty.
+pub(super) fn identify(connection: &Connection, path: &Path) -> Result<Option<i64>, OpenError> {
+    let sqlite = |source| OpenError::sqlite(path, source);
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let application = pragma("application_id").map_err(sqlite)?;
     let format = pragma("user_version").map_err(sqlite)?;
@@ -106,13 +140,8 @@ fn identify(
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
         .map_err(sqlite)?;
     match (application, format) {
-        (0, 0) if tables == 0 => connection
-            .execute_batch(&format!(
-                "BEGIN IMMEDIATE; {SCHEMA}
-                 PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; COMMIT;"
-            ))
-            .map_err(sqlite),
-        (APPLICATION, FORMAT) => Ok(()),
+        (0, 0) if tables == 0 => Ok(None),
+        (APPLICATION, 1..=FORMAT) => Ok(Some(format)),
         (APPLICATION, found) if found > FORMAT => {
             Err(OpenError::Newer { path: path.into(), found, known: FORMAT })
         }
@@ -120,140 +149,77 @@ fn identify(
     }
 }
 
-/// Has SQLite look at every page and every index; returns its complaints.
-pub(super) fn verify(path: &Path) -> rusqlite::Result<Vec<String>> {
+fn create(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(&format!(
+        "BEGIN IMMEDIATE; {SCHEMA}
+         PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; COMMIT;"
+    ))
+}
+
+/// Brings a database of the first format up to date. Values get their checksums when they are
+/// next written; until then the digest covers them.
+fn upgrade(connection: &Connection, summary: Summary) -> rusqlite::Result<()> {
+    connection.execute_batch(&format!(
+        "BEGIN IMMEDIATE;
+         ALTER TABLE history ADD COLUMN objects INTEGER;
+         ALTER TABLE history ADD COLUMN digest INTEGER;
+         UPDATE history SET objects = {}, digest = {};
+         PRAGMA user_version = {FORMAT}; COMMIT;",
+        summary.objects.cast_signed(),
+        summary.digest.cast_signed()
+    ))
+}
+
+fn refused(path: &Path, error: LoadError) -> OpenError {
+    match error {
+        LoadError::Sqlite(source) => OpenError::sqlite(path, source),
+        LoadError::Damaged(damage) => {
+            OpenError::Damaged { path: path.into(), what: listed(&damage) }
+        }
+    }
+}
+
+/// The first few things that are wrong, in one line.
+fn listed(damage: &[Damage]) -> String {
+    const SHOWN: usize = 10;
+    let shown: Vec<&str> = damage.iter().take(SHOWN).map(|one| one.problem.as_str()).collect();
+    let rest = damage.len().saturating_sub(SHOWN);
+    let rest = if rest == 0 { String::new() } else { format!("; and {rest} more") };
+    format!("{}{rest}", shown.join("; "))
+}
+
+/// Has SQLite look at every page and every index, and reads every value; returns what is wrong.
+pub(super) fn verify(path: &Path, codec: &Codec) -> rusqlite::Result<Vec<String>> {
     let connection = connect(path)?;
     let mut check = connection.prepare("PRAGMA integrity_check")?;
     let answers = check.query_map([], |row| row.get::<_, String>(0))?;
-    answers.filter(|answer| !matches!(answer, Ok(answer) if answer == "ok")).collect()
+    let mut wrong: Vec<String> = answers
+        .filter(|answer| !matches!(answer, Ok(answer) if answer == "ok"))
+        .collect::<Result<_, _>>()?;
+    // One transaction: everything is read as it was at one moment.
+    let reading = connection.unchecked_transaction()?;
+    match load::load(&reading, codec, FORMAT) {
+        Ok(_) => {}
+        Err(LoadError::Damaged(damage)) => wrong.extend(damage.into_iter().map(|one| one.problem)),
+        Err(LoadError::Sqlite(error)) if is_damage(&error) => wrong.push(error.to_string()),
+        Err(LoadError::Sqlite(error)) => return Err(error),
+    }
+    Ok(wrong)
 }
 
-enum LoadError {
-    Sqlite(rusqlite::Error),
-    Damaged(String),
-}
-
-impl From<rusqlite::Error> for LoadError {
-    fn from(error: rusqlite::Error) -> Self {
-        Self::Sqlite(error)
+/// Whether SQLite complains about what is in the file, rather than about the machine.
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+    match error.sqlite_error_code() {
+        // Our own statements are right: an unknown table or column is one that was there once.
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt | ErrorCode::Unknown) => true,
+        Some(_) => false,
+        None => true,
     }
 }
 
-fn load(connection: &Connection) -> Result<Loaded, LoadError> {
-    let history = connection
-        .query_row("SELECT revision, floor FROM history", [], |row| {
-            Ok((revision(row, 0)?, revision(row, 1)?))
-        })
-        .optional()?;
-    let (current, floor) =
-        history.ok_or_else(|| LoadError::Damaged("it does not say its revision".into()))?;
-    let mut state = State::new(current, floor);
-    let mut names = Names::default();
-
-    let mut objects =
-        connection.prepare("SELECT created, resource, path, revision, hole, body FROM objects")?;
-    let mut rows = objects.query([])?;
-    while let Some(row) = rows.next()? {
-        let created = revision(row, 0)?;
-        let key = names.key(row, 1)?;
-        let stored = stored(row, key.clone(), created, 3)?
-            .ok_or_else(|| LoadError::Damaged(format!("{key} has no valid version")))?;
-        if state.get(&key).is_some() {
-            return Err(LoadError::Damaged(format!("{key} is there twice")));
-        }
-        if stored.revision() > current {
-            return Err(LoadError::Damaged(format!("{key} is newer than the database")));
-        }
-        state.load(Arc::new(stored));
-    }
-
-    let mut ledger = Ledger::default();
-    for (event, at) in load_log(connection, &state, &mut names)?.into_iter().rev() {
-        ledger.note(&event, at);
-        state.load_event(event);
-    }
-    Ok(Loaded { state, ledger })
-}
-
-/// The changes in the log, newest first.
-fn load_log(
-    connection: &Connection,
-    state: &State,
-    names: &mut Names,
-) -> Result<Vec<(Arc<Event>, Timestamp)>, LoadError> {
-    let mut events = Vec::new();
-    // What each object was before the changes already walked over.
-    let mut earlier: BTreeMap<Key, Option<Arc<Record>>> = BTreeMap::new();
-    let mut log = connection.prepare(
-        "SELECT revision, at_ms, action, resource, path, created,
-                previous_revision, previous_hole, previous
-         FROM log ORDER BY revision DESC",
-    )?;
-    let mut rows = log.query([])?;
-    while let Some(row) = rows.next()? {
-        let at = revision(row, 0)?;
-        let damaged = || LoadError::Damaged(format!("the log entry of revision {at} is wrong"));
-        let time = Timestamp::from_millisecond(row.get(1)?).map_err(|_| damaged())?;
-        let action = decode(row.get(2)?).ok_or_else(damaged)?;
-        let key = names.key(row, 3)?;
-        let previous = match row.get::<_, Option<i64>>(6)? {
-            None => None,
-            Some(_) => {
-                let created = revision(row, 5)?;
-                Some(Arc::new(stored(row, key.clone(), created, 6)?.ok_or_else(damaged)?))
-            }
-        };
-        let after = match earlier.get(&key) {
-            Some(known) => known.clone(),
-            None => state.get(&key).cloned(),
-        };
-        let record = match (action, &previous, after) {
-            (Action::Added, None, Some(after)) | (Action::Modified, Some(_), Some(after)) => after,
-            (Action::Deleted, Some(previous), None) => Arc::new(previous.at(at)),
-            _ => return Err(damaged()),
-        };
-        if record.revision() != at {
-            return Err(damaged());
-        }
-        earlier.insert(key, previous.clone());
-        events.push((Arc::new(Event::new(action, record, previous)), time));
-    }
-    Ok(events)
-}
-
-/// Collections are few and objects many: their names are shared.
-#[derive(Default)]
-struct Names(BTreeMap<String, Resource>);
-
-impl Names {
-    fn key(&mut self, row: &Row<'_>, column: usize) -> rusqlite::Result<Key> {
-        let name = row.get_ref(column)?.as_str()?;
-        let resource = match self.0.get(name) {
-            Some(resource) => resource.clone(),
-            None => {
-                let resource = Resource::from_stored(name);
-                self.0.insert(name.to_owned(), resource.clone());
-                resource
-            }
-        };
-        Ok(Key::from_stored(resource, row.get_ref(column + 1)?.as_str()?))
-    }
-}
-
-/// A record from the three columns `revision, hole, body` that begin at `column`.
-fn stored(
-    row: &Row<'_>,
-    key: Key,
-    created: Revision,
-    column: usize,
-) -> rusqlite::Result<Option<Record>> {
-    let at = revision(row, column)?;
-    let hole = usize::try_from(row.get::<_, i64>(column + 1)?).unwrap_or(usize::MAX);
-    Ok(Record::from_stored(key, created, at, hole, row.get(column + 2)?))
-}
-
-fn revision(row: &Row<'_>, column: usize) -> rusqlite::Result<Revision> {
-    row.get::<_, i64>(column).map(|value| Revision(value.cast_unsigned()))
+/// Whether there was no space left.
+pub(super) fn is_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
 }
 
 fn number(revision: Revision) -> i64 {
@@ -268,7 +234,7 @@ fn encode(action: Action) -> i64 {
     }
 }
 
-fn decode(action: i64) -> Option<Action> {
+pub(super) fn decode(action: i64) -> Option<Action> {
     [Action::Added, Action::Modified, Action::Deleted].into_iter().find(|a| encode(*a) == action)
 }
 
@@ -278,17 +244,34 @@ pub(super) struct Disk {
     connection: Connection,
     /// How many pages the write-ahead log had after the last commit.
     log_pages: Arc<AtomicU32>,
+    codec: Codec,
+    summary: Summary,
+    counter: Option<Counter>,
 }
 
 impl Disk {
-    /// Runs `work` in one transaction and makes it durable. On any error nothing was written.
+    /// Runs `work` in one transaction that reaches `revision`, makes it durable, and notes that
+    /// outside the database. On any error nothing was written.
     pub(super) fn commit(
         &mut self,
+        revision: Revision,
         work: impl FnOnce(&Batch<'_>) -> rusqlite::Result<()>,
     ) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
-        work(&Batch { connection: &transaction })?;
-        transaction.commit()
+        let batch = Batch {
+            connection: &transaction,
+            codec: &self.codec,
+            summary: Cell::new(self.summary),
+        };
+        work(&batch)?;
+        batch.reach(revision)?;
+        let summary = batch.summary.get();
+        transaction.commit()?;
+        self.summary = summary;
+        if let Some(counter) = &mut self.counter {
+            counter.note(revision);
+        }
+        Ok(())
     }
 
     /// How many pages the write-ahead log has since it last began anew.
@@ -300,6 +283,40 @@ impl Disk {
     /// was moved, so that the log begins anew with the next commit.
     pub(super) fn checkpoint(&self, mode: &str) -> rusqlite::Result<bool> {
         checkpoint(&self.connection, mode)
+    }
+
+    /// Lets SQLite remove its write-ahead log once the last connection is closed.
+    pub(super) fn tidy_on_close(&self) -> rusqlite::Result<bool> {
+        self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
+    }
+
+    /// How many bytes of the main file are free to be used again.
+    pub(super) fn free_inside(&self) -> rusqlite::Result<u64> {
+        let pragma =
+            |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let bytes = pragma("freelist_count")?.saturating_mul(pragma("page_size")?);
+        Ok(u64::try_from(bytes).unwrap_or_default())
+    }
+
+    /// Whether the main file may become larger.
+    pub(super) fn may_grow(&self, grow: bool) {
+        let pages = if grow {
+            Ok(i64::from(u32::MAX - 1))
+        } else {
+            self.connection.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0))
+        };
+        let set = |pages| {
+            let bound = format!("PRAGMA max_page_count = {pages}");
+            self.connection.query_row(&bound, [], |row| row.get::<_, i64>(0))
+        };
+        if let Err(error) = pages.and_then(set) {
+            tracing::warn!(%error, "bounding the size of the database failed");
+        }
+    }
+
+    /// A second handle of the counter, to sync it without holding up commits.
+    pub(super) fn counter(&self) -> Option<std::fs::File> {
+        self.counter.as_ref().and_then(|counter| counter.handle().ok())
     }
 }
 
@@ -314,61 +331,82 @@ pub(super) fn checkpoint(connection: &Connection, mode: &str) -> rusqlite::Resul
 #[derive(Debug)]
 pub(super) struct Batch<'a> {
     connection: &'a Connection,
+    codec: &'a Codec,
+    summary: Cell<Summary>,
 }
 
 impl Batch<'_> {
     /// Writes one change: the object, and how to undo it.
     pub(super) fn apply(&self, event: &Event, at: Timestamp) -> rusqlite::Result<()> {
-        let record = &event.record;
+        self.change(event)?;
+        let (record, previous) = (&event.record, event.previous.as_deref());
         let key = record.key();
-        let (resource, path) = (key.resource().as_str(), key.path());
-        let created = number(record.created());
-        let hole = i64::try_from(record.hole()).unwrap_or(i64::MAX);
-        match event.action {
-            Action::Added => self
-                .connection
-                .prepare_cached("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?)")?
-                .execute(params![
-                    created,
-                    resource,
-                    path,
-                    number(record.revision()),
-                    hole,
-                    &record.json()[..]
-                ])?,
-            Action::Modified => self
-                .connection
-                .prepare_cached(
-                    "UPDATE objects SET revision = ?, hole = ?, body = ? WHERE created = ?",
-                )?
-                .execute(params![number(record.revision()), hole, &record.json()[..], created])?,
-            Action::Deleted => self
-                .connection
-                .prepare_cached("DELETE FROM objects WHERE created = ?")?
-                .execute([created])?,
-        };
-        let previous = event.previous.as_deref();
         self.connection
             .prepare_cached("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")?
             .execute(params![
                 number(record.revision()),
                 at.as_millisecond(),
                 encode(event.action),
-                resource,
-                path,
-                created,
+                key.resource().as_str(),
+                key.path(),
+                number(record.created()),
                 previous.map(|record| number(record.revision())),
                 previous.map(|record| i64::try_from(record.hole()).unwrap_or(i64::MAX)),
-                previous.map(|record| &record.json()[..]),
+                previous.map(|record| self.codec.encode(key, record.json())),
             ])?;
         Ok(())
     }
 
-    /// Notes the revision reached.
-    pub(super) fn reach(&self, revision: Revision) -> rusqlite::Result<()> {
+    /// Writes one change without a way back, which takes less space.
+    pub(super) fn change(&self, event: &Event) -> rusqlite::Result<()> {
+        let record = &event.record;
+        let key = record.key();
+        let created = number(record.created());
+        let hole = i64::try_from(record.hole()).unwrap_or(i64::MAX);
+        let body = || self.codec.encode(key, record.json());
+        let mut summary = self.summary.get();
+        if let Some(previous) = &event.previous {
+            summary.remove(previous);
+        }
+        let rows = match event.action {
+            Action::Added => self
+                .connection
+                .prepare_cached("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?)")?
+                .execute(params![
+                    created,
+                    key.resource().as_str(),
+                    key.path(),
+                    number(record.revision()),
+                    hole,
+                    body()
+                ])?,
+            Action::Modified => self
+                .connection
+                .prepare_cached(
+                    "UPDATE objects SET revision = ?, hole = ?, body = ? WHERE created = ?",
+                )?
+                .execute(params![number(record.revision()), hole, body(), created])?,
+            Action::Deleted => self
+                .connection
+                .prepare_cached("DELETE FROM objects WHERE created = ?")?
+                .execute([created])?,
+        };
+        if rows != 1 {
+            return Err(rusqlite::Error::StatementChangedRows(rows));
+        }
+        if event.action != Action::Deleted {
+            summary.add(record);
+        }
+        self.summary.set(summary);
+        Ok(())
+    }
+
+    /// Notes the revision reached, and what there is at it.
+    fn reach(&self, revision: Revision) -> rusqlite::Result<()> {
+        let Summary { objects, digest } = self.summary.get();
         self.connection
-            .prepare_cached("UPDATE history SET revision = ?")?
-            .execute([number(revision)])?;
+            .prepare_cached("UPDATE history SET revision = ?, objects = ?, digest = ?")?
+            .execute([number(revision), objects.cast_signed(), digest.cast_signed()])?;
         Ok(())
     }
 
@@ -377,6 +415,16 @@ impl Batch<'_> {
         self.connection
             .prepare_cached("DELETE FROM log WHERE revision <= ?")?
             .execute([number(through)])?;
+        self.raise_floor(through)
+    }
+
+    /// Forgets the whole log, which reaches up to `revision`. Needs next to no space.
+    pub(super) fn forget_all(&self, revision: Revision) -> rusqlite::Result<()> {
+        self.connection.prepare_cached("DELETE FROM log")?.execute([])?;
+        self.raise_floor(revision)
+    }
+
+    fn raise_floor(&self, through: Revision) -> rusqlite::Result<()> {
         self.connection
             .prepare_cached("UPDATE history SET floor = max(floor, ?)")?
             .execute([number(through)])?;

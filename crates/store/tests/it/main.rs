@@ -6,7 +6,9 @@
 mod backup;
 mod cluster;
 mod conformance;
+mod damage;
 mod etcd;
+mod full;
 mod golden;
 mod lease;
 mod model;

@@ -1,0 +1,49 @@
+//! Keeping a second process away from a database.
+//!
+//! Two locks are taken: one on a file beside the database, which older versions look at too, and
+//! one on the database itself, so that removing the lock file lets nobody in. Both are `flock`s:
+//! they end with the process however it ends, and SQLite's own locks, which are of another kind,
+//! do not meet them. The database must stay open here for as long as SQLite has it open: closing
+//! any handle of a file drops every lock of SQLite's kind that the process holds on it.
+
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::{OpenError, beside};
+
+/// Held for as long as the database is open.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    files: [File; 2],
+}
+
+impl Lock {
+    /// Locks the database, making an empty one for its owner alone if there is none: it holds the
+    /// key of the certificate authority. SQLite gives the files beside it the same mode.
+    pub(crate) fn take(path: &Path) -> Result<Self, OpenError> {
+        let files = [held(path, beside(path, ".lock"), 0o644)?, held(path, path.into(), 0o600)?];
+        Ok(Self { files })
+    }
+
+    /// Ends both locks at once, since a child process that is just being started may still share
+    /// the files and would keep them a moment longer.
+    pub(crate) fn release(&self) {
+        for file in &self.files {
+            if let Err(error) = file.unlock() {
+                tracing::warn!(%error, "unlocking the database failed");
+            }
+        }
+    }
+}
+
+fn held(database: &Path, path: PathBuf, mode: u32) -> Result<File, OpenError> {
+    let opened =
+        File::options().create(true).truncate(false).read(true).write(true).mode(mode).open(&path);
+    let file = opened.map_err(|source| OpenError::Io { path: path.clone(), source })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(OpenError::InUse { path: database.into() }),
+        Err(TryLockError::Error(source)) => Err(OpenError::Io { path, source }),
+    }
+}

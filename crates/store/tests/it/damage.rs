@@ -1,0 +1,226 @@
+//! A damaged database is never served: whatever byte is hit, it opens with everything that was
+//! acknowledged, or it is refused with the reason.
+
+use std::path::{Path, PathBuf};
+
+use mainstay_store::cache::Retention;
+use mainstay_store::clock::SystemClock;
+use mainstay_store::object::Revision;
+use mainstay_store::objects::Objects;
+use mainstay_store::sqlite::{OpenError, SqliteStore};
+use rusqlite::Connection;
+
+use crate::{Backend, Stage, block_on, create, delete, key, update};
+
+fn try_open(path: &Path) -> Result<SqliteStore, OpenError> {
+    SqliteStore::open(path, Retention::default(), 1 << 20, SystemClock::new())
+}
+
+/// Everything a store gives out: its revision, and each object with its version.
+async fn given_out(store: &dyn Objects) -> (Revision, Vec<String>) {
+    let snapshot = store.snapshot().await.unwrap();
+    let records = snapshot.collections.iter().flat_map(|(_, objects)| objects.range(None, None));
+    let text = |json: &[u8]| String::from_utf8_lossy(json).into_owned();
+    let objects = records.map(|record| format!("{} {}", record.key(), text(record.json())));
+    (snapshot.revision, objects.collect())
+}
+
+/// Files as they are at a moment, to be put somewhere else with one byte changed.
+struct Copy {
+    files: Vec<(&'static str, Vec<u8>)>,
+    expected: (Revision, Vec<String>),
+}
+
+impl Copy {
+    fn of(path: &Path, expected: (Revision, Vec<String>)) -> Self {
+        let read = |ending| {
+            let file = PathBuf::from(format!("{}{ending}", path.display()));
+            Some((ending, std::fs::read(file).ok()?))
+        };
+        Self {
+            files: ["", "-wal", ".acknowledged"].into_iter().filter_map(read).collect(),
+            expected,
+        }
+    }
+
+    fn size(&self, ending: &str) -> usize {
+        self.files.iter().find(|(name, _)| *name == ending).map_or(0, |(_, bytes)| bytes.len())
+    }
+
+    /// Whether it was refused after `bit` of one file was flipped; if not, nothing is missing.
+    fn refused_after_flipping(&self, ending: &str, bit: usize) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("objects.db");
+        for (name, bytes) in &self.files {
+            let mut bytes = bytes.clone();
+            if *name == ending {
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+            std::fs::write(format!("{}{name}", path.display()), bytes).unwrap();
+        }
+        block_on(async {
+            let Ok(store) = try_open(&path) else { return true };
+            let found = given_out(&store).await;
+            store.close().await;
+            assert_eq!(found, self.expected, "bit {bit} of objects.db{ending} was served");
+            false
+        })
+    }
+}
+
+/// Bits all over a file, the same ones at every run.
+fn some_bits(count: usize, size: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (size * 8))
+}
+
+/// A store with objects of many sizes and some history.
+async fn filled() -> Stage {
+    let stage = Stage::new(Backend::Sqlite, Retention::default()).await;
+    for n in 0..60_usize {
+        let key = key("apples", "a", &format!("n{n}"));
+        let text = "x".repeat(n * n);
+        let at = stage.store.write(create(&key, text)).await.unwrap().revision();
+        let at = stage.store.write(update(&key, at, n)).await.unwrap().revision();
+        if n % 5 == 0 {
+            stage.store.write(delete(&key, at)).await.unwrap();
+        }
+    }
+    stage
+}
+
+#[test]
+fn no_flipped_bit_of_the_database_is_served() {
+    let copy = block_on(async {
+        let stage = filled().await;
+        let expected = given_out(&*stage.store).await;
+        stage.store.close().await;
+        Copy::of(&stage.path(), expected)
+    });
+    let size = copy.size("");
+    let refused = some_bits(600, size).filter(|bit| copy.refused_after_flipping("", *bit)).count();
+    assert!(refused > 100, "only {refused} of 600 flipped bits were noticed");
+}
+
+#[test]
+fn a_write_ahead_log_that_ends_early_is_refused_with_what_is_missing() {
+    let copy = block_on(async {
+        let stage = filled().await;
+        // As `kill -9` leaves it.
+        let copy = Copy::of(&stage.path(), given_out(&*stage.store).await);
+        stage.store.close().await;
+        copy
+    });
+    let size = copy.size("-wal");
+    assert!(size > 100_000, "everything is in the log: {size}");
+    let refused =
+        some_bits(300, size).filter(|bit| copy.refused_after_flipping("-wal", *bit)).count();
+    assert!(refused > 250, "only {refused} of 300 flipped bits were noticed");
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("objects.db");
+    for (name, bytes) in &copy.files {
+        let cut = if *name == "-wal" { &bytes[..bytes.len() / 2] } else { bytes };
+        std::fs::write(format!("{}{name}", path.display()), cut).unwrap();
+    }
+    let log = folder.path().join("objects.db-wal");
+    let before = std::fs::read(&log).unwrap();
+    for _ in 0..2 {
+        let error = try_open(&path).unwrap_err();
+        let OpenError::EndsEarly { acknowledged, recovered, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(acknowledged, copy.expected.0);
+        assert!(recovered < acknowledged);
+        let missing = format!("{} changes are missing", acknowledged.0 - recovered.0);
+        assert!(error.to_string().contains(&missing), "{error}");
+        assert_eq!(std::fs::read(&log).unwrap(), before, "the log is left as it was found");
+    }
+}
+
+#[test]
+fn damage_is_refused_and_named() {
+    let cases = [
+        (
+            "UPDATE objects SET body = CAST(replace(CAST(body AS TEXT), 'data', 'date') AS BLOB)
+             WHERE path = 'a/n7'",
+            "apples \"a/n7\": checksum is ",
+        ),
+        (
+            "UPDATE objects SET body = (SELECT body FROM objects WHERE path = 'a/n8'),
+                 hole = (SELECT hole FROM objects WHERE path = 'a/n8'),
+                 revision = (SELECT revision FROM objects WHERE path = 'a/n8')
+             WHERE path = 'a/n7'",
+            "apples \"a/n7\": checksum is ",
+        ),
+        ("DELETE FROM objects WHERE path = 'a/n7'", "it has 47 objects, expected 48"),
+        ("UPDATE objects SET created = 100000 WHERE path = 'a/n7'", "are not the ones"),
+        ("DELETE FROM log WHERE revision = 9", "the log entry of revision 9 is missing"),
+        ("UPDATE history SET revision = revision + 1", "is missing"),
+        ("UPDATE history SET digest = NULL", "how many objects"),
+    ];
+    for (harm, named) in cases {
+        let path = block_on(async {
+            let stage = filled().await;
+            stage.store.close().await;
+            stage
+        });
+        let database = Connection::open(path.path()).unwrap();
+        assert!(database.execute(harm, []).unwrap() > 0, "{harm}");
+        drop(database);
+        let error = try_open(&path.path()).unwrap_err();
+        assert!(matches!(error, OpenError::Damaged { .. }), "{harm}: {error}");
+        assert!(error.to_string().contains(named), "{harm}: {error}");
+        assert!(error.to_string().contains("mainstay store repair"), "{error}");
+    }
+}
+
+#[test]
+fn a_running_store_finds_damage_on_its_disk() {
+    block_on(async {
+        let stage = filled().await;
+        assert_eq!(stage.store.verify().await.unwrap(), [""; 0]);
+        let harm = "UPDATE objects SET body = x'7b7d' WHERE path = 'a/n7'";
+        Connection::open(stage.path()).unwrap().execute(harm, []).unwrap();
+        let found = stage.store.verify().await.unwrap();
+        assert_eq!(found, ["apples \"a/n7\" has no valid version"]);
+        stage.store.close().await;
+    });
+}
+
+#[test]
+fn a_missing_or_emptied_database_is_refused_unless_a_new_one_is_asked_for() {
+    for empty in [false, true] {
+        let stage = block_on(async {
+            let stage = filled().await;
+            stage.store.close().await;
+            stage
+        });
+        std::fs::remove_file(stage.path()).unwrap();
+        if empty {
+            std::fs::write(stage.path(), "").unwrap();
+        }
+        let error = try_open(&stage.path()).unwrap_err();
+        assert!(matches!(error, OpenError::Missing { .. }), "{error}");
+        assert!(error.to_string().contains("--new-cluster"), "{error}");
+        let settings = mainstay_store::Settings { new_database: true, ..Default::default() };
+        let store = SqliteStore::open_with(&stage.path(), &settings, SystemClock::new()).unwrap();
+        block_on(store.close());
+        block_on(try_open(&stage.path()).unwrap().close());
+    }
+}
+
+#[test]
+fn removing_the_lock_file_lets_nobody_in() {
+    block_on(async {
+        let stage = Stage::new(Backend::Sqlite, Retention::default()).await;
+        let lock = stage.folder.path().join("objects.db.lock");
+        for _ in 0..2 {
+            std::fs::remove_file(&lock).unwrap();
+            assert!(matches!(try_open(&stage.path()), Err(OpenError::InUse { .. })));
+        }
+        let apple = key("apples", "a", "x");
+        stage.store.write(create(&apple, 1)).await.unwrap();
+        stage.store.close().await;
+        try_open(&stage.path()).unwrap().close().await;
+    });
+}
