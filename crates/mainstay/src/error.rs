@@ -68,7 +68,9 @@ impl Error {
         match self {
             Self::Usage(_) | Self::Manifest(_) | Self::JsonPath(_) => 2,
             Self::Rules(mainstay_rules::cli::Error::Usage(_)) => 2,
-            Self::Backup(backup::Error::NotEmpty { .. } | backup::Error::Store(_)) => 1,
+            Self::Backup(
+                backup::Error::NotEmpty { .. } | backup::Error::Store(_) | backup::Error::Part(_),
+            ) => 1,
             Self::Backup(_) => 2,
             Self::Document { source, .. } => source.exit_code(),
             Self::Client(client::Error::Kubeconfig(_)) => 2,

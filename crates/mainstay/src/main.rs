@@ -4,7 +4,9 @@
 //! speaks to any server of the Kubernetes dialect through [`client`] and knows no kind by itself.
 //! Enter at [`cli::Cli`].
 
+mod backup_seal;
 mod bench;
+mod catalog_part;
 mod cli;
 mod client;
 mod command;

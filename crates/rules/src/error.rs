@@ -127,6 +127,12 @@ pub enum Error {
         /// The newest version this program knows.
         known: i64,
     },
+    /// A restore into the catalog broke off. Do not retry: restore again.
+    #[error("a restore into the catalog did not finish: run `mainstay restore` again")]
+    HalfRestored,
+    /// A backup is not what it should be.
+    #[error("{0}")]
+    Backup(String),
     /// A PostgreSQL's address asks for what cannot be.
     #[error("the catalog {address:?} cannot be used: {why}")]
     Catalog {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_store::backup::PartSource;
 use mainstay_store::clock::Clock;
 use mainstay_store::keeper::Keeper;
 use mainstay_store::object::Resource;
@@ -46,6 +47,8 @@ pub struct Options {
     pub streams: Vec<&'static str>,
     /// Counters of others, shown under `/metrics` with the server's own.
     pub metrics: prometheus_client::registry::Registry,
+    /// What is kept besides the objects and belongs into a backup.
+    pub parts: Vec<Arc<dyn PartSource>>,
 }
 
 impl Options {
@@ -71,6 +74,7 @@ impl Options {
             keepers: HashMap::new(),
             streams: Vec::new(),
             metrics: prometheus_client::registry::Registry::default(),
+            parts: Vec::new(),
         }
     }
 }

@@ -205,6 +205,7 @@ impl Server {
             routes,
             own_users,
             streams,
+            parts,
             ..
         } = options;
         let in_dir = |name: &str| data_dir.join(name);
@@ -275,6 +276,7 @@ impl Server {
             routes: routes.map(|routes| routes.fallback(service::nowhere)),
             own_users,
             streams,
+            parts,
             stop: rest,
             ready: AtomicBool::new(true),
             count: AtomicU64::new(0),

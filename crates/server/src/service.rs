@@ -61,6 +61,8 @@ pub(crate) struct App {
     pub(crate) routes: Option<axum::Router>,
     pub(crate) own_users: Vec<&'static str>,
     pub(crate) streams: Vec<&'static str>,
+    /// What a backup holds besides the objects.
+    pub(crate) parts: Vec<Arc<dyn mainstay_store::backup::PartSource>>,
     /// Told when watches shall end.
     pub(crate) stop: CancellationToken,
     pub(crate) ready: AtomicBool,

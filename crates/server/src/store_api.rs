@@ -1,10 +1,12 @@
 //! What operators ask of the store: `GET /mainstay/v1/backup`, and under `/mainstay/v1/store`
 //! `GET stats`, `GET check` and `POST compact`. For admins only; whoever calls has checked that.
 
-use futures_util::stream;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Response, StatusCode};
-use mainstay_store::backup::Chunks;
+use mainstay_store::backup::{self, Chunks, Part};
 use mainstay_store::check;
 use mainstay_store::object::Resource;
 use mainstay_store::objects;
@@ -64,8 +66,13 @@ pub(crate) async fn answer(
     match (method, errand) {
         (&Method::GET, Errand::Backup) => {
             asked.lasting = true;
-            let chunks = Chunks::new(snapshot(app).await?, app.clock.now());
-            let mut reply = Response::new(Body::stream(stream::iter(chunks)));
+            let (snapshot, parts) = moment(app).await?;
+            let chunks = Chunks::new(snapshot, app.clock.now());
+            let pieces = backup::stream(chunks, parts).inspect_err(|error| {
+                tracing::error!(error, "backup broke off");
+            });
+            let body = axum::body::Body::from_stream(pieces);
+            let mut reply = Response::new(Body::routed(body));
             let lines = HeaderValue::from_static("application/x-ndjson");
             reply.headers_mut().insert(CONTENT_TYPE, lines);
             Ok(reply)
@@ -86,6 +93,25 @@ pub(crate) async fn answer(
         }
         _ => Err(wrong_method()),
     }
+}
+
+/// How long a part may take to fix its moment.
+const PART_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Everything there is at one moment: writes to the parts are held back while the objects' snapshot
+/// is taken.
+async fn moment(app: &App) -> Result<(Snapshot, Vec<Part>), Error> {
+    let unavailable = |reason: String| {
+        Error::new(Reason::ServiceUnavailable, format!("the backup cannot be taken: {reason}"))
+    };
+    let mut held = Vec::with_capacity(app.parts.len());
+    for part in &app.parts {
+        let fixed = tokio::time::timeout(PART_TIMEOUT, part.hold()).await;
+        let fixed = fixed.unwrap_or_else(|_| Err("the rule catalog does not answer".to_owned()));
+        held.push(fixed.map_err(unavailable)?);
+    }
+    let snapshot = snapshot(app).await?;
+    Ok((snapshot, held.into_iter().map(|part| part.release()).collect()))
 }
 
 async fn snapshot(app: &App) -> Result<Snapshot, Error> {

@@ -1,18 +1,25 @@
 //! Backups: everything a store keeps, as one file that every backend can write and read.
 //!
 //! The file is text. Its first line says what it is; then comes a line for each object, in the
-//! order of collections and paths; its last line says how many there are and what the SHA-256 of
-//! everything before is. So a file that was cut short or damaged is told from a whole one before
-//! anything is restored, and one of a newer format from both.
+//! order of collections and paths, and a line with their number and the SHA-256 of everything
+//! before. Parts that others bring along (the rule catalog) follow in the same way: a line that
+//! names the part, its lines, and their number with the SHA-256 of everything before. The first
+//! line lists the parts, so a file that was cut short, even between two parts, is told from a
+//! whole one before anything is restored, and one of a newer format from both.
 //!
 //! Objects are kept to the letter; only their versions are left out, which the store that takes
 //! them gives anew. What concerns one run of one cluster alone (who holds a lease, and the like)
 //! is left out as well.
 //!
-//! Enter at [`Chunks`] to write, at [`verify`] to read, and at [`restore`] to restore.
+//! Format 1 is the same without parts.
+//!
+//! Enter at [`stream`] to write, at [`check`] to read, and at [`restore_from`] to restore.
 
+mod part;
 mod read;
 mod restore;
+
+use std::borrow::Cow;
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -24,11 +31,12 @@ use crate::object::{Key, Record, Resource};
 use crate::objects;
 use crate::snapshot::Snapshot;
 
-pub use read::{Entry, Reader, verify};
-pub use restore::{restore, unfinished};
+pub use part::{HeldPart, Part, PartError, PartSource, Parts, stream};
+pub use read::{Entry, Item, Reader, Source, check, read_all, verify};
+pub use restore::{restore, restore_from, unfinished};
 
 /// The newest format this version writes and reads.
-pub const FORMAT: u64 = 1;
+pub const FORMAT: u64 = 2;
 /// About how many bytes are made at once.
 const CHUNK: usize = 64 << 10;
 
@@ -63,8 +71,22 @@ pub enum Error {
         /// Where.
         line: u64,
         /// What was found.
-        what: &'static str,
+        what: Cow<'static, str>,
     },
+    /// A part of it was written by a newer Mainstay, or by one with more parts.
+    #[error("part {part} of the backup cannot be read: {what}; use a newer mainstay")]
+    NewerPart {
+        /// The part.
+        part: String,
+        /// What is newer.
+        what: String,
+    },
+    /// It is encrypted, and the key at hand does not open it.
+    #[error("{0}")]
+    Sealed(String),
+    /// What a part is restored into did not take it.
+    #[error("{0}")]
+    Part(String),
     /// It is not what it was when it was checked.
     #[error("the backup changed while it was restored")]
     Changed,
@@ -94,6 +116,9 @@ pub struct Head {
     pub time: Timestamp,
     /// By which version of Mainstay.
     pub version: String,
+    /// What it holds besides objects, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<String>,
 }
 
 /// What a whole backup holds.
@@ -103,11 +128,24 @@ pub struct Summary {
     pub head: Head,
     /// How many objects it has.
     pub objects: u64,
+    /// How many lines each part has, and what is said about it.
+    pub parts: Vec<PartSummary>,
     /// The SHA-256 of all but the last line, in hexadecimal digits.
     pub sha256: String,
 }
 
-/// A backup in the making: yields the file piece by piece, each made when it is asked for.
+/// What a part of a whole backup holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartSummary {
+    /// Its name.
+    pub name: String,
+    /// What its first line says about it.
+    pub about: serde_json::Value,
+    /// How many lines it has.
+    pub lines: u64,
+}
+
+/// The objects of a backup in the making: yields the file piece by piece, each made when it is asked for.
 #[derive(Debug)]
 pub struct Chunks {
     snapshot: Snapshot,
@@ -118,6 +156,8 @@ pub struct Chunks {
     objects: u64,
     digest: Sha256,
     ended: bool,
+    /// How many lines the part that is being written has so far.
+    lines: u64,
 }
 
 impl Chunks {
@@ -130,6 +170,7 @@ impl Chunks {
             revision: snapshot.revision.0,
             time,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            parts: Vec::new(),
         };
         Self {
             snapshot,
@@ -139,6 +180,7 @@ impl Chunks {
             objects: 0,
             digest: Sha256::new(),
             ended: false,
+            lines: 0,
         }
     }
 
@@ -177,19 +219,27 @@ impl Iterator for Chunks {
         self.ended = !self.fill(&mut piece);
         self.digest.update(&piece);
         if self.ended {
-            piece.extend_from_slice(&last_line(self.objects, &hex(self.digest.clone())));
+            let last = last_line(LAST, self.objects, &hex(self.digest.clone()));
+            self.digest.update(&last);
+            piece.extend_from_slice(&last);
         }
         Some(piece.into())
     }
 }
 
-/// What the last line of a backup is.
-fn last_line(objects: u64, sha256: &str) -> Vec<u8> {
-    format!("{{\"objects\":{objects},\"sha256\":\"{sha256}\"}}\n").into_bytes()
+/// The line after the objects, or after the lines of a part.
+fn last_line(start: &[u8], count: u64, sha256: &str) -> Vec<u8> {
+    let mut line = start.to_vec();
+    line.extend_from_slice(format!("{count},\"sha256\":\"{sha256}\"}}\n").as_bytes());
+    line
 }
 
-/// What begins a line after those of the objects.
+/// What begins the line after those of the objects.
 const LAST: &[u8] = b"{\"objects\":";
+/// What begins the first line of a part.
+const PART: &[u8] = b"{\"part\":";
+/// What begins the line after those of a part.
+const LAST_OF_PART: &[u8] = b"{\"lines\":";
 /// What stands between an object and what is said about it. It cannot occur before: within a text
 /// its quotes would be escaped.
 const OBJECT: &[u8] = b",\"object\":";

@@ -1,40 +1,61 @@
 //! `mainstay backup`: everything a running server keeps, as one file.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use clap::Args;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use mainstay_store::backup::verify;
+use mainstay_store::backup::{self, Reader, Summary, check};
+use tokio::sync::mpsc;
 
+use crate::backup_seal::{Seal, Unseal};
+use crate::catalog_part::{CATALOG, Checking};
 use crate::client::{self, Call, Client};
 use crate::connect::Connect;
 use crate::error::Error;
 
-/// Save everything a running server keeps in one file
+/// Save everything a running server keeps in one file, or check such a file
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay backup mainstay.backup             while the server runs, at one moment
-  mainstay backup - | gpg -e -r ops > backup.gpg
+  mainstay backup mainstay.backup --recipient age1…     only its holder can restore it
+  mainstay backup mainstay.backup --passphrase-file F
+  mainstay backup --check mainstay.backup     whole, undamaged, and of a version this one restores?
 
-The file holds secrets (the certificate authority's key among them) and is readable by its owner
-alone. It restores into any store: see `mainstay restore --help`.")]
+The file holds all objects and the rule catalog. Secrets are among them (the certificate
+authority's key, password hashes): it is readable by its owner alone. It restores into any store:
+see `mainstay restore --help`.")]
 pub(crate) struct Backup {
     /// Where to write it; - is the standard output
     #[arg(value_name = "FILE")]
     file: PathBuf,
+    /// Read FILE to its end instead, say what is in it, and write nothing; exit code 2 if it would
+    /// not restore
+    #[arg(long, conflicts_with = "recipient")]
+    check: bool,
+    /// With --check: decrypt with the age identities in this file
+    #[arg(long, value_name = "FILE", requires = "check", conflicts_with = "passphrase_file")]
+    identity: Option<PathBuf>,
+    #[command(flatten)]
+    seal: Seal,
     #[command(flatten)]
     connect: Connect,
 }
 
 impl Backup {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
+        if self.check {
+            let keys = Unseal::new(self.seal.passphrase_file.clone(), self.identity.clone());
+            let said = checked(self.file.clone(), keys).await?;
+            crate::output::print(&format!("{}: {said}\n", self.file.display()))?;
+            return Ok(0);
+        }
         let client = self.connect.client()?;
         if self.file.as_os_str() == "-" {
-            let out = std::io::stdout();
-            if out.is_terminal() {
+            let out = io::stdout();
+            if out.is_terminal() && !self.seal.is_asked_for() {
                 return Err(Error::usage("a backup is full of secrets: not shown on a terminal"));
             }
             self.copy(&client, "the standard output", out).await?;
@@ -57,24 +78,45 @@ impl Backup {
         }
         let part = tempfile::Builder::new().prefix(".mainstay-backup-").tempfile_in(&folder);
         let part = part.map_err(failed())?;
-        self.copy(client, &shown, part.as_file()).await?;
+        let said = self.copy(client, &shown, part.as_file()).await?;
         part.as_file().sync_all().map_err(failed())?;
-        let summary = verify(part.path())?;
+        // What is for somebody else's key was checked on its way only.
+        if let Some(keys) = self.seal.opened_with() {
+            checked(part.path().to_owned(), keys).await?;
+        }
         part.persist(path).map_err(|error| failed()(error.error))?;
         let synced = std::fs::File::open(&folder).and_then(|folder| folder.sync_all());
         synced.map_err(failed())?;
-        let (objects, revision) = (summary.objects, summary.head.revision);
-        anstream::eprintln!("{shown}: {objects} objects at revision {revision}");
+        anstream::eprintln!("{shown}: {said}");
         Ok(())
     }
 
-    async fn copy(&self, client: &Client, name: &str, mut out: impl Write) -> Result<(), Error> {
+    /// Writes what the server sends, encrypted if asked for, and checks it on the way.
+    async fn copy(&self, client: &Client, name: &str, out: impl Write) -> Result<String, Error> {
         let failed = || Error::io(format!("cannot write {name}"));
+        let mut out = self.seal.wrap(out)?;
         let mut body = client.stream(&Call::get("/mainstay/v1/backup")).await?;
+        let (sender, receiver) = mpsc::channel(16);
+        let checking = tokio::task::spawn_blocking(move || {
+            let mut parts = Checking::default();
+            let mut reader = Reader::new(Pieces { receiver, piece: Bytes::new() })?;
+            backup::read_all(&mut reader, &mut parts, |_| true)?;
+            Ok::<_, backup::Error>(said(&reader.finish()?, &parts))
+        });
         while let Some(piece) = self.next(client, &mut body).await? {
             out.write_all(&piece).map_err(failed())?;
+            if sender.send(piece).await.is_err() {
+                // The check has ended early, and says why.
+                break;
+            }
         }
-        out.flush().map_err(failed())
+        drop(sender);
+        let checked = checking.await.map_err(|error| Error::negative(error.to_string()))?;
+        let said = checked.map_err(|error| {
+            Error::negative(format!("the server did not send a whole backup: {error}"))
+        })?;
+        out.finish().map_err(failed())?;
+        Ok(said)
     }
 
     /// The next piece, unless the server falls silent.
@@ -95,5 +137,65 @@ impl Backup {
                 }
             }
         }
+    }
+}
+
+/// Reads a backup to its end and says what is in it.
+async fn checked(path: PathBuf, keys: Unseal) -> Result<String, Error> {
+    let checking = tokio::task::spawn_blocking(move || {
+        let mut parts = Checking::default();
+        let summary = check(&keys.source(&path), &mut parts)?;
+        Ok::<_, backup::Error>(said(&summary, &parts))
+    });
+    Ok(checking.await.map_err(|error| Error::negative(error.to_string()))??)
+}
+
+/// What is in a backup, in one line.
+fn said(summary: &Summary, parts: &Checking) -> String {
+    let (objects, head) = (summary.objects, &summary.head);
+    let (revision, time) = (head.revision, head.time);
+    let mut said = format!("{objects} objects at revision {revision} as of {time}");
+    match parts.counted() {
+        Some((rows, tables)) => {
+            said.push_str(&format!(", catalog: {rows} rows in {tables} tables"))
+        }
+        None => said.push_str(", no rule catalog"),
+    }
+    let catalog = summary.parts.iter().find(|part| part.name == CATALOG);
+    if catalog.is_some_and(|part| part.about["oneMoment"] == false) {
+        said.push_str(" (of about the same moment: a long transaction could not be waited for)");
+    }
+    said
+}
+
+/// What arrives, as something to read from.
+struct Pieces {
+    receiver: mpsc::Receiver<Bytes>,
+    piece: Bytes,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let from = self.fill_buf()?;
+        let length = from.len().min(into.len());
+        into[..length].copy_from_slice(&from[..length]);
+        self.consume(length);
+        Ok(length)
+    }
+}
+
+impl BufRead for Pieces {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while self.piece.is_empty() {
+            match self.receiver.blocking_recv() {
+                Some(piece) => self.piece = piece,
+                None => break,
+            }
+        }
+        Ok(&self.piece)
+    }
+
+    fn consume(&mut self, length: usize) {
+        self.piece.advance(length);
     }
 }

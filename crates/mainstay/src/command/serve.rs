@@ -29,6 +29,7 @@ use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::sessions::Gate;
+use crate::catalog_part::CatalogPart;
 use crate::client::kubeconfig::Trust;
 use crate::client::tls;
 use crate::credentials::Keys;
@@ -405,6 +406,7 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
             let routes = options.routes.take().unwrap_or_default();
             options.routes = Some(routes.merge(surface));
             options.own_users.push(super::rules::SURFACE);
+            options.parts.push(Arc::new(CatalogPart(service.catalog.clone())));
             Some(service)
         }
     };

@@ -124,7 +124,7 @@ async fn offline(location: Location) -> Result<Report, Error> {
     {
         return Err(Error::usage(format!("there is no database {}", path.display())));
     }
-    let objects = match restore::open(&location).await {
+    let objects = match restore::open(&location, false).await {
         Err(Error::Open(location::Error::Sqlite(error @ OpenError::Damaged { .. }))) => {
             return Ok(Report { medium: vec![error.to_string()], ..Report::default() });
         }

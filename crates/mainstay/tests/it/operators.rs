@@ -43,7 +43,7 @@ fn a_backup_of_a_running_server_makes_the_same_server_elsewhere() {
     assert_eq!(std::fs::read_dir(there.path()).unwrap().count(), 1, "nothing is left beside it");
     let piped = server.mainstay(&["backup", "-"]);
     assert!(piped.status.success());
-    assert!(piped.stdout.starts_with(b"{\"mainstay\":\"backup\",\"format\":1,"));
+    assert!(piped.stdout.starts_with(b"{\"mainstay\":\"backup\",\"format\":2,"));
     assert!(piped.stdout.ends_with(b"\"}\n"));
     assert!(server.terminate().success());
 

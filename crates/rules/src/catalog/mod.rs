@@ -13,8 +13,10 @@
 
 pub(crate) mod address;
 mod bell;
+pub mod dump;
 pub(crate) mod engine;
 pub mod ledger;
+pub mod load;
 pub mod order;
 mod pool;
 mod postgres;

@@ -362,7 +362,10 @@ impl Engine for Postgres {
                 "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL enable_seqscan = on; \
                  SET LOCAL enable_mergejoin = on"
             }
-            Mode::Write => "BEGIN; SELECT pg_current_xact_id()",
+            // Waits while a backup holds writes back.
+            Mode::Write => {
+                "BEGIN; SELECT pg_current_xact_id(), pg_advisory_xact_lock_shared(7238113200515)"
+            }
         });
         Ok(())
     }

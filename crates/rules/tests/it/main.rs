@@ -10,6 +10,7 @@ mod concurrency;
 mod defects;
 mod described;
 mod disks;
+mod dumped;
 mod elsewhere;
 mod given_up;
 mod hostile;

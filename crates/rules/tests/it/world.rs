@@ -67,11 +67,16 @@ impl World {
     }
 
     pub(crate) fn on(server: &PrivatePostgres) -> Self {
+        Self::open(Self::nothing_on(server), None)
+    }
+
+    /// Where a catalog can be that is not there yet.
+    pub(crate) fn nothing_on(server: &PrivatePostgres) -> String {
         let schema = format!("t{}", SCHEMAS.fetch_add(1, Ordering::Relaxed));
         let making = MAKING.lock().unwrap();
         server.make_schema(&schema).unwrap();
         drop(making);
-        Self::open(server.url(&schema), None)
+        server.url(&schema)
     }
 
     /// A world on a catalog of one's own.

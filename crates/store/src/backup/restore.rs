@@ -7,7 +7,7 @@
 //! Every write is fenced by the marker's revision, which each attempt moves. So an attempt that
 //! was only thought dead is stopped by the one that follows it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ use crate::object::{Body, Key, Resource, Revision};
 use crate::objects::{self, Change, Fence, Objects, Write};
 use crate::snapshot::{Medium, Snapshot};
 
-use super::read::{self, Entry};
+use super::part::{PartError, Parts};
+use super::read::{self, Entry, Source};
 use super::{Error, Summary};
 
 /// How many objects are read ahead of the store.
@@ -45,24 +46,65 @@ pub async fn unfinished(objects: &dyn Objects) -> Result<bool, objects::Error> {
     Ok(objects.get(&marker()).await?.is_some())
 }
 
-/// Restores the backup at `path` into a store that is empty, or that an unfinished restore left.
-/// The file is read twice: it is checked to its end before anything is written.
+/// Refuses every part.
+struct NoParts;
+
+impl Parts for NoParts {
+    fn begin(&mut self, name: &str, _about: &Value) -> Result<(), PartError> {
+        Err(PartError::Newer(format!("only objects are restored here, not {name}")))
+    }
+
+    fn line(&mut self, _line: &[u8]) -> Result<(), PartError> {
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), PartError> {
+        Ok(())
+    }
+}
+
+/// Restores the backup at `path`, which has objects only, into a store that is empty, or that an
+/// unfinished restore left. The file is read twice: it is checked to its end before anything is
+/// written.
 ///
 /// # Errors
-/// [`Error`]. After [`Error::Store`] and [`Error::Changed`] the store is left marked as
-/// unfinished; after all others it is as it was.
+/// As [`restore_from`].
 pub async fn restore(path: &Path, objects: Arc<dyn Objects>) -> Result<Summary, Error> {
-    let file = path.to_owned();
-    let summary = blocking(move || read::verify(&file)).await?;
+    let source = Source::file(path);
+    let checked = source.clone();
+    let summary = blocking(move || read::check(&checked, &mut NoParts)).await?;
+    restore_from(source, &summary, objects, Box::new(NoParts)).await
+}
+
+/// Restores a backup that [`super::check`] found whole and of this `summary`: objects into a store
+/// that is empty, or that an unfinished restore left, and the rest into `parts`.
+///
+/// # Errors
+/// [`Error`]. After [`Error::Store`], [`Error::Part`] and [`Error::Changed`] the store is left
+/// marked as unfinished; after all others it is as it was.
+pub async fn restore_from(
+    source: Source,
+    summary: &Summary,
+    objects: Arc<dyn Objects>,
+    mut parts: Box<dyn Parts>,
+) -> Result<Summary, Error> {
     let fence = begin(&*objects).await?;
+    let mut parts = blocking(move || parts.prepare().map(|()| parts).map_err(failed)).await?;
     clear(&*objects, &fence).await?;
     objects.advance(Revision(summary.head.revision.saturating_add(BEYOND))).await?;
-    if fill(path.to_owned(), &*objects, &fence).await? != summary {
+    let (restored, filled) = fill(source, &*objects, &fence, parts).await?;
+    parts = filled;
+    if restored != *summary {
         return Err(Error::Changed);
     }
+    blocking(move || parts.finish().map_err(failed)).await?;
     let change = Change::Delete(fence.token);
     settle(&*objects, Write { key: fence.key, change, fence: None }).await?;
-    Ok(summary)
+    Ok(restored)
+}
+
+fn failed(error: PartError) -> Error {
+    Error::Part(error.to_string())
 }
 
 /// Marks the store as being restored, if it may be.
@@ -110,18 +152,22 @@ async fn clear(objects: &dyn Objects, fence: &Fence) -> Result<(), Error> {
     Ok(stream::iter(deletions).try_for_each_concurrent(at_once(objects), write).await?)
 }
 
-/// Writes every object of the file.
-async fn fill(path: PathBuf, objects: &dyn Objects, fence: &Fence) -> Result<Summary, Error> {
+/// Writes every object of the file, and hands its parts on.
+async fn fill(
+    source: Source,
+    objects: &dyn Objects,
+    fence: &Fence,
+    mut parts: Box<dyn Parts>,
+) -> Result<(Summary, Box<dyn Parts>), Error> {
     let (sender, mut entries) = mpsc::channel::<Entry>(AHEAD);
     let reading = tokio::task::spawn_blocking(move || {
-        let mut reader = read::open(&path)?;
-        while let Some(entry) = reader.next_entry()? {
-            if sender.blocking_send(entry).is_err() {
-                // The store refused an object, and nobody takes further ones.
-                return Ok(None);
-            }
+        let mut reader = source.open()?;
+        let send = |entry| sender.blocking_send(entry).is_ok();
+        if !read::read_all(&mut reader, &mut *parts, send)? {
+            // The store refused an object and takes no further ones.
+            return Ok(None);
         }
-        reader.finish().map(Some)
+        reader.finish().map(|summary| Some((summary, parts)))
     });
     let entries = stream::poll_fn(move |context| entries.poll_recv(context)).map(Ok);
     let write = |Entry { key, body }| {
@@ -129,9 +175,9 @@ async fn fill(path: PathBuf, objects: &dyn Objects, fence: &Fence) -> Result<Sum
         settle(objects, Write { key, change, fence })
     };
     let written = entries.try_for_each_concurrent(at_once(objects), write).await;
-    let summary = joined(reading.await);
+    let read = joined(reading.await);
     written?;
-    summary?.ok_or(Error::Changed)
+    read?.ok_or(Error::Changed)
 }
 
 /// How many writes are under way at once: as many as one commit to a file takes, or as many as a

@@ -3,12 +3,15 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use mainstay_store::backup::{self, Chunks, Error, Reader, restore, unfinished, verify};
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use mainstay_store::backup::{
+    self, Chunks, Error, Part, PartError, Parts, Reader, Source, check, restore, restore_from,
+    unfinished, verify,
+};
 use mainstay_store::cache::{Collection, Retention, Watch};
 use mainstay_store::clock::SystemClock;
 use mainstay_store::lease::{Claim, Lease};
@@ -225,10 +228,142 @@ async fn small() -> Vec<u8> {
     taken(&*store).await
 }
 
+/// The same with two parts, one of them empty.
+async fn with_parts() -> Vec<u8> {
+    let store = memory();
+    store.write(create(&key("apples", "a", "x"), "gr\u{fc}n")).await.unwrap();
+    let time = "2026-01-01T00:00:00Z".parse().unwrap();
+    let chunks = Chunks::new(store.snapshot().await.unwrap(), time);
+    let part = |name, pieces: &[&'static str]| {
+        let pieces: Vec<_> = pieces.iter().map(|text| Ok(text.as_bytes().into())).collect();
+        Part { name, about: json!({"schema": 8}), lines: stream::iter(pieces).boxed() }
+    };
+    let parts = vec![part("catalog", &["{\"table\":1}\n[1]\n", "[2]\n"]), part("empty", &[])];
+    let pieces: Vec<_> = backup::stream(chunks, parts).try_collect().await.unwrap();
+    pieces.concat()
+}
+
+/// Notes what it is given.
+#[derive(Default)]
+struct Noting(Arc<Mutex<Vec<String>>>);
+
+impl Noting {
+    fn note(&self, what: String) -> Result<(), PartError> {
+        self.0.lock().unwrap().push(what);
+        Ok(())
+    }
+}
+
+impl Parts for Noting {
+    fn prepare(&mut self) -> Result<(), PartError> {
+        self.note("prepare".to_owned())
+    }
+
+    fn begin(&mut self, name: &str, about: &Value) -> Result<(), PartError> {
+        self.note(format!("{name} {about}"))
+    }
+
+    fn line(&mut self, line: &[u8]) -> Result<(), PartError> {
+        self.note(String::from_utf8_lossy(line).into_owned())
+    }
+
+    fn end(&mut self) -> Result<(), PartError> {
+        self.note("end".to_owned())
+    }
+
+    fn finish(&mut self) -> Result<(), PartError> {
+        self.note("finish".to_owned())
+    }
+}
+
+#[test]
+fn parts_come_back_in_order_and_are_put_to_use_last() {
+    block_on(async {
+        let file = File::new(&with_parts().await);
+        let source = Source::file(&file.path());
+        let summary = check(&source, &mut Noting::default()).unwrap();
+        let counted: Vec<_> = summary.parts.iter().map(|part| (&*part.name, part.lines)).collect();
+        assert_eq!((summary.objects, counted), (1, vec![("catalog", 3), ("empty", 0)]));
+        let (store, noting) = (memory(), Noting::default());
+        let noted = noting.0.clone();
+        restore_from(source, &summary, store.clone(), Box::new(noting)).await.unwrap();
+        let expected = [
+            "prepare",
+            "catalog {\"schema\":8}",
+            "{\"table\":1}",
+            "[1]",
+            "[2]",
+            "end",
+            "empty {\"schema\":8}",
+            "end",
+            "finish",
+        ];
+        assert_eq!(*noted.lock().unwrap(), expected);
+        assert!(!unfinished(&*store).await.unwrap());
+        let refused = restore(&file.path(), memory()).await.unwrap_err();
+        assert!(matches!(refused, Error::NewerPart { .. }), "{refused}");
+    });
+}
+
+/// Fails when it is asked to.
+struct Failing(&'static str);
+
+impl Failing {
+    fn at(&self, place: &str) -> Result<(), PartError> {
+        if self.0 == place { Err(PartError::Failed("no".to_owned())) } else { Ok(()) }
+    }
+}
+
+impl Parts for Failing {
+    fn prepare(&mut self) -> Result<(), PartError> {
+        self.at("prepare")
+    }
+
+    fn begin(&mut self, _name: &str, _about: &Value) -> Result<(), PartError> {
+        self.at("begin")
+    }
+
+    fn line(&mut self, _line: &[u8]) -> Result<(), PartError> {
+        self.at("line")
+    }
+
+    fn end(&mut self) -> Result<(), PartError> {
+        self.at("end")
+    }
+
+    fn finish(&mut self) -> Result<(), PartError> {
+        self.at("finish")
+    }
+}
+
+#[test]
+fn a_part_that_fails_leaves_the_store_marked_as_unfinished() {
+    block_on(async {
+        let file = File::new(&with_parts().await);
+        let source = Source::file(&file.path());
+        let summary = check(&source, &mut Noting::default()).unwrap();
+        let store = memory();
+        for place in ["prepare", "begin", "line", "end", "finish"] {
+            let parts = Box::new(Failing(place));
+            let failed = restore_from(source.clone(), &summary, store.clone(), parts).await;
+            assert!(matches!(failed, Err(Error::Part(_))), "{place}: {failed:?}");
+            assert!(unfinished(&*store).await.unwrap(), "{place}");
+        }
+        let parts = Box::new(Noting::default());
+        restore_from(source, &summary, store.clone(), parts).await.unwrap();
+        assert!(!unfinished(&*store).await.unwrap());
+    });
+}
+
 #[test]
 fn every_cut_and_every_flipped_byte_is_refused() {
-    let whole = block_on(small());
-    assert_eq!(Reader::new(&whole[..]).unwrap().finish().unwrap().objects, 2);
+    for whole in [block_on(small()), block_on(with_parts())] {
+        every_change_is_refused(&whole);
+    }
+}
+
+fn every_change_is_refused(whole: &[u8]) {
+    assert!(Reader::new(whole).unwrap().finish().is_ok());
     let read = |text: &[u8]| Reader::new(text).and_then(Reader::finish);
     for end in 0..whole.len() {
         let refused = read(&whole[..end]).unwrap_err();
@@ -237,18 +372,18 @@ fn every_cut_and_every_flipped_byte_is_refused() {
     }
     for at in 0..whole.len() {
         for flip in [0x01, 0x04, 0x20, 0x80, 0xff] {
-            let mut text = whole.clone();
+            let mut text = whole.to_vec();
             text[at] ^= flip;
             assert!(read(&text).is_err(), "byte {at} flipped by {flip:#x} went unnoticed");
         }
-        let mut text = whole.clone();
+        let mut text = whole.to_vec();
         text.remove(at);
         assert!(read(&text).is_err(), "byte {at} removed went unnoticed");
-        let mut text = whole.clone();
+        let mut text = whole.to_vec();
         text.insert(at, b' ');
         assert!(read(&text).is_err(), "a byte more at {at} went unnoticed");
     }
-    let twice = [&whole[..], &whole[..]].concat();
+    let twice = [whole, whole].concat();
     assert!(matches!(read(&twice), Err(Error::Damaged { .. })));
 }
 
@@ -267,7 +402,7 @@ const HEAD: &str = r#"{"mainstay":"backup","format":1,"revision":7,"time":"2026-
 fn strange_files_are_refused_with_a_word_on_why_and_leave_no_trace() {
     const OBJECT: &str = r#"{"resource":"apples","path":"a/x","hole":32,"object":{"metadata":{"resourceVersion":""}}}"#;
     assert_eq!(Reader::new(&sealed(&[HEAD, OBJECT])[..]).unwrap().finish().unwrap().objects, 1);
-    let newer = HEAD.replace("\"format\":1", "\"format\":2");
+    let newer = HEAD.replace("\"format\":1", "\"format\":3");
     let old = HEAD.replace("\"format\":1", "\"format\":-1");
     let beyond = HEAD.replace("0.1.0\"", "0.1.0\",\"more\":1");
     assert!(Reader::new(&sealed(&[&beyond])[..]).unwrap().finish().is_ok(), "a head may say more");
@@ -277,7 +412,7 @@ fn strange_files_are_refused_with_a_word_on_why_and_leave_no_trace() {
         (b"hello\n".to_vec(), "not a backup"),
         (vec![0; 100_000], "not a backup"),
         (b"{\"mainstay\":\"backup\"".repeat(100_000), "cut short"),
-        (sealed(&[&newer]), "format 2, but this version reads up to 1"),
+        (sealed(&[&newer]), "format 3, but this version reads up to 2"),
         (sealed(&[&old]), "not a backup"),
         (sealed(&[HEAD, OBJECT, OBJECT]), "line 3: an object out of order"),
         (sealed(&swapped), "line 3: an object out of order"),

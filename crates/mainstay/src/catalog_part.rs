@@ -1,0 +1,126 @@
+//! The rule catalog as a part of a backup: taken from a running server, checked, and restored.
+
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt, stream};
+use mainstay_rules::catalog::dump::{Dump, Held};
+use mainstay_rules::catalog::load::{Lines, Loader};
+use mainstay_rules::{Catalog, Error};
+use mainstay_store::backup::{HeldPart, Part, PartError, PartSource, Parts};
+use serde_json::Value;
+
+/// The name of the part.
+pub(crate) const CATALOG: &str = "catalog";
+
+/// The catalog of a running server.
+#[derive(Debug)]
+pub(crate) struct CatalogPart(pub(crate) Catalog);
+
+struct Fixed(Held);
+
+impl PartSource for CatalogPart {
+    fn hold(&self) -> BoxFuture<'_, Result<Box<dyn HeldPart>, String>> {
+        async {
+            let held = self.0.hold_for_dump().await.map_err(|error| error.to_string())?;
+            Ok(Box::new(Fixed(held)) as Box<dyn HeldPart>)
+        }
+        .boxed()
+    }
+}
+
+impl HeldPart for Fixed {
+    fn release(self: Box<Self>) -> Part {
+        let Dump { about, mut lines } = self.0.release();
+        let lines = stream::poll_fn(move |context| lines.poll_recv(context)).boxed();
+        Part { name: CATALOG, about, lines }
+    }
+}
+
+fn refused(error: Error) -> PartError {
+    match error {
+        Error::Backup(what) => PartError::Damaged(what),
+        newer @ Error::NewerSchema { .. } => PartError::Newer(newer.to_string()),
+        other => PartError::Failed(format!("the catalog was not restored: {other}")),
+    }
+}
+
+fn unknown(name: &str) -> PartError {
+    PartError::Newer(format!("this version knows no part {name:?}"))
+}
+
+/// Looks at every line of a catalog and keeps none.
+#[derive(Debug, Default)]
+pub(crate) struct Checking {
+    lines: Option<Lines>,
+}
+
+impl Checking {
+    /// How many rows there are, and in how many tables; nothing without a catalog.
+    pub(crate) fn counted(&self) -> Option<(u64, usize)> {
+        self.lines.as_ref().map(|lines| (lines.rows.values().sum(), lines.rows.len()))
+    }
+}
+
+impl Parts for Checking {
+    fn begin(&mut self, name: &str, about: &Value) -> Result<(), PartError> {
+        if name != CATALOG {
+            return Err(unknown(name));
+        }
+        self.lines = Some(Lines::new(about).map_err(refused)?);
+        Ok(())
+    }
+
+    fn line(&mut self, line: &[u8]) -> Result<(), PartError> {
+        self.lines.as_mut().map_or(Ok(()), |lines| lines.take(line)).map_err(refused)
+    }
+
+    fn end(&mut self) -> Result<(), PartError> {
+        self.lines.as_ref().map_or(Ok(()), Lines::end).map_err(refused)
+    }
+}
+
+/// Restores a catalog into an empty one.
+#[derive(Debug)]
+pub(crate) struct Restoring {
+    address: String,
+    loader: Option<Loader>,
+}
+
+impl Restoring {
+    /// Into the catalog at `address`.
+    pub(crate) fn into(address: String) -> Self {
+        Self { address, loader: None }
+    }
+
+    fn loading(
+        &mut self,
+        work: impl FnOnce(&mut Loader) -> Result<(), Error>,
+    ) -> Result<(), PartError> {
+        self.loader.as_mut().map_or(Ok(()), work).map_err(refused)
+    }
+}
+
+impl Parts for Restoring {
+    fn prepare(&mut self) -> Result<(), PartError> {
+        self.loader = Some(Loader::start(&self.address).map_err(refused)?);
+        Ok(())
+    }
+
+    fn begin(&mut self, name: &str, about: &Value) -> Result<(), PartError> {
+        if name != CATALOG {
+            return Err(unknown(name));
+        }
+        self.loading(|loader| loader.begin(about))
+    }
+
+    fn line(&mut self, line: &[u8]) -> Result<(), PartError> {
+        self.loading(|loader| loader.take(line))
+    }
+
+    fn end(&mut self) -> Result<(), PartError> {
+        self.loading(Loader::end)
+    }
+
+    fn finish(&mut self) -> Result<(), PartError> {
+        self.loading(Loader::finish)
+    }
+}

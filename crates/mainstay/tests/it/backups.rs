@@ -1,0 +1,424 @@
+//! Backups of a whole system: every engine in use, written to meanwhile, restored elsewhere and on
+//! other databases, encrypted or not; and files that must be refused.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mainstay_rules::bench::server::PrivatePostgres;
+use serde_json::Value;
+
+use crate::process::{MAINSTAY, TestServer, cannot_test, folder, text_of};
+use crate::rules::must;
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/backup-v2");
+
+fn offline(arguments: &[&str]) -> Output {
+    let mut command = Command::new(MAINSTAY);
+    for name in ["MAINSTAY_DATA_DIR", "MAINSTAY_STORE", "MAINSTAY_CATALOG", "KUBECONFIG"] {
+        command.env_remove(name);
+    }
+    command.args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+#[track_caller]
+fn code(output: &Output, expected: i32) -> String {
+    let text = text_of(output);
+    assert_eq!(output.status.code(), Some(expected), "{text}");
+    text
+}
+
+fn shown(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Objects of every engine, and a catalog with a rule half fulfilled.
+fn fill(server: &TestServer) {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let cluster = examples.join("volumes/cluster.yaml");
+    code(&server.mainstay(&["apply", "-f", shown(&cluster)]), 0);
+    code(&server.mainstay(&["apply", "--status", "-f", shown(&cluster)]), 0);
+    let volume = examples.join("volumes/volume.yaml");
+    code(&server.mainstay(&["apply", "-f", shown(&volume)]), 0);
+    let there = folder();
+    let application = there.path().join("application.yaml");
+    let text = "apiVersion: apps.mainstay.dev/v1\nkind: Application\nmetadata: {name: desk}\n\
+        spec: {command: [sleep, '1000'], resources: {requests: {cpu: 100m, memory: 64Mi}}, scalingPolicy: \
+        {minimumInstance: 2, maximumInstance: 10, idleSessionNumThreshold: {low: 1, high: 3}}}\n";
+    std::fs::write(&application, text).unwrap();
+    code(&server.mainstay(&["apply", "-f", shown(&application)]), 0);
+    for line in [
+        "rse add SITE-A",
+        "rse add SITE-B",
+        "rse set SITE-A tier=1",
+        "rse set SITE-B tier=1",
+        "account add alice",
+        "account scope alice user.alice",
+        "quota set alice SITE-A 10000000000",
+        "quota set alice SITE-B -1",
+        "replica add SITE-A user.alice:f0:1000 user.alice:f1:1001",
+        "did add user.alice:ds1",
+        "did attach user.alice:ds1 user.alice:f0 user.alice:f1",
+        "add user.alice:ds1 --copies 2 -e tier=1 --account alice",
+        "transfer done SITE-B user.alice:f0",
+    ] {
+        must(server, line);
+    }
+}
+
+/// What people see of objects, without versions.
+fn objects(server: &TestServer) -> Vec<Value> {
+    let mut all = Vec::new();
+    for kind in ["replicatedvolumes", "lvmvolumegroups", "applications", "namespaces"] {
+        let listed = server.mainstay(&["get", kind, "-A", "-o", "json"]);
+        let text = code(&listed, 0);
+        let list: Value =
+            serde_json::from_slice(&listed.stdout).unwrap_or_else(|_| panic!("{text}"));
+        for item in list["items"].as_array().unwrap() {
+            all.push(serde_json::json!([
+                item["metadata"]["uid"],
+                item["metadata"]["name"],
+                item["spec"]
+            ]));
+        }
+    }
+    all
+}
+
+/// What people see of the catalog.
+fn catalog(server: &TestServer) -> Vec<String> {
+    let lists = [
+        "rse list -o json",
+        "account list -o json",
+        "list -o json",
+        "did show user.alice:ds1 -o json",
+        "replica list user.alice:f0 user.alice:f1 -o json",
+        "quota show alice -o json",
+    ];
+    lists.iter().map(|line| must(server, line)).collect()
+}
+
+fn is_sound(server: &TestServer) {
+    let said = code(&server.mainstay(&["store", "check"]), 0);
+    assert!(said.contains(" 0 findings"), "{said}");
+    must(server, "check");
+}
+
+/// Writes objects and datasets until it is told to stop.
+fn write_on(server: &TestServer, over: &AtomicBool) {
+    for n in 0.. {
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
+        let name = format!("user.alice:more{n}");
+        must(server, &format!("did add {name}"));
+        drop(server.mainstay(&["token", "create", "--role", "viewer"]));
+    }
+}
+
+#[test]
+fn a_whole_system_is_backed_up_while_it_is_written_to_and_restored_elsewhere() {
+    let server = TestServer::start();
+    fill(&server);
+    let there = folder();
+    let file = there.path().join("mainstay.backup");
+    let over = AtomicBool::new(false);
+    let said = std::thread::scope(|scope| {
+        scope.spawn(|| write_on(&server, &over));
+        let said = code(&server.mainstay(&["backup", shown(&file)]), 0);
+        over.store(true, Ordering::Relaxed);
+        said
+    });
+    assert!(said.contains("objects at revision") && said.contains("catalog: "), "{said}");
+    assert!(!said.contains("about the same moment"), "{said}");
+    let (before, listed) = (objects(&server), catalog(&server));
+    assert!(server.terminate().success());
+
+    let checked = code(&offline(&["backup", "--check", shown(&file)]), 0);
+    assert!(checked.contains("catalog: "), "{checked}");
+    let data = there.path().join("data");
+    code(&offline(&["restore", shown(&file), "--data-dir", shown(&data)]), 0);
+    let server = TestServer::start_in(&data, &[]);
+    assert_eq!(objects(&server), before);
+    assert_eq!(catalog(&server), listed);
+    is_sound(&server);
+    // The numbers of requests go on, and rules are seen to.
+    must(&server, "transfer done SITE-B user.alice:f1");
+    must(&server, "check");
+    assert!(server.terminate().success());
+}
+
+/// An etcd of one member; killed when dropped.
+struct Etcd {
+    child: Child,
+    url: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn etcd() -> Option<Etcd> {
+    let free = || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        format!("127.0.0.1:{}", listener.local_addr().unwrap().port())
+    };
+    let (client, peer, there) = (free(), free(), folder());
+    let (url, peer) = (format!("http://{client}"), format!("http://{peer}"));
+    let child = Command::new("etcd")
+        .arg("--data-dir")
+        .arg(there.path())
+        .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("default={peer}"), "--unsafe-no-fsync"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    Some(Etcd { child, url: format!("etcd://{client}"), _folder: there })
+}
+
+#[test]
+fn a_backup_restores_across_databases_and_back() {
+    let database = match PrivatePostgres::start(&["fsync=off"]) {
+        Ok(database) => database,
+        Err(why) => return cannot_test(&format!("backups across databases: {why}")),
+    };
+    let Some(etcd) = etcd() else { return cannot_test("backups across stores: there is no etcd") };
+    database.make_schema("there").unwrap();
+    let server = TestServer::start();
+    fill(&server);
+    let there = folder();
+    let [first, second] = ["first", "second"].map(|name| there.path().join(name));
+    code(&server.mainstay(&["backup", shown(&first)]), 0);
+    let (before, listed) = (objects(&server), catalog(&server));
+    assert!(server.terminate().success());
+
+    let url = database.url("there");
+    let elsewhere = there.path().join("elsewhere");
+    let places = ["--store", &etcd.url, "--catalog", &url];
+    let mut arguments = vec!["restore", shown(&first), "--data-dir", shown(&elsewhere)];
+    arguments.extend(places);
+    code(&offline(&arguments), 0);
+    let refused = code(&offline(&arguments), 1);
+    assert!(refused.contains("not empty"), "{refused}");
+    let server = TestServer::start_in(&elsewhere, &places);
+    assert_eq!((objects(&server), catalog(&server)), (before.clone(), listed.clone()));
+    is_sound(&server);
+    code(&server.mainstay(&["backup", shown(&second)]), 0);
+    assert!(server.terminate().success());
+
+    let back = there.path().join("back");
+    code(&offline(&["restore", shown(&second), "--data-dir", shown(&back)]), 0);
+    let server = TestServer::start_in(&back, &[]);
+    assert_eq!((objects(&server), catalog(&server)), (before, listed));
+    is_sound(&server);
+    assert!(server.terminate().success());
+}
+
+struct Files {
+    there: tempfile::TempDir,
+}
+
+impl Files {
+    fn new() -> Self {
+        Self { there: folder() }
+    }
+
+    fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.there.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+#[test]
+fn an_encrypted_backup_opens_with_its_key_alone() {
+    let server = TestServer::start();
+    must(&server, "rse add SITE-SECRET");
+    let files = Files::new();
+    let right = files.write("right", "correct horse battery staple\n");
+    let wrong = files.write("wrong", "incorrect horse\n");
+    let empty = files.write("empty", "\n");
+    let keys = [(); 2].map(|()| age::x25519::Identity::generate());
+    let identities = keys.each_ref().map(|key| {
+        use age::secrecy::ExposeSecret;
+        let text = key.to_string().expose_secret().to_owned() + "\n";
+        files.write(&key.to_public().to_string(), text)
+    });
+    let recipient = keys[0].to_public().to_string();
+    let sealed = [["--passphrase-file", shown(&right)], ["--recipient", &recipient]];
+    let opening = [["--passphrase-file", shown(&right)], ["--identity", shown(&identities[0])]];
+    let others = [["--passphrase-file", shown(&wrong)], ["--identity", shown(&identities[1])]];
+    let data = files.there.path().join("data");
+    for at in 0..2 {
+        let file = files.there.path().join(format!("sealed-{at}"));
+        let [flag, value] = sealed[at];
+        let said = code(&server.mainstay(&["backup", shown(&file), flag, value]), 0);
+        assert!(said.contains("catalog: "), "{said}");
+        let bytes = std::fs::read(&file).unwrap();
+        for plain in ["SITE-SECRET", "mainstay", "PRIVATE KEY"] {
+            assert!(!bytes.windows(plain.len()).any(|part| part == plain.as_bytes()), "{plain}");
+        }
+        let [flag, value] = opening[at];
+        code(&offline(&["backup", "--check", shown(&file), flag, value]), 0);
+        let into = ["restore", shown(&file), "--data-dir", shown(&data)];
+        let other = [others[at], others[1 - at], opening[1 - at]];
+        for [flag, value] in other {
+            code(&offline(&[&into[..], &[flag, value]].concat()), 2);
+            code(&offline(&["backup", "--check", shown(&file), flag, value]), 2);
+        }
+        let said = code(&offline(&into), 2);
+        assert!(said.contains("it is encrypted"), "{said}");
+        let mut cut = bytes.clone();
+        cut.truncate(bytes.len() - 20);
+        let mut flipped = bytes.clone();
+        flipped[bytes.len() - 100] ^= 1;
+        for damaged in [cut, flipped] {
+            let damaged = files.write("damaged", damaged);
+            code(
+                &offline(&["restore", shown(&damaged), "--data-dir", shown(&data), flag, value]),
+                2,
+            );
+        }
+        assert!(!data.exists(), "a refused file leaves no folder behind");
+    }
+    let refused = server.mainstay(&["backup", shown(&data), "--passphrase-file", shown(&empty)]);
+    assert!(code(&refused, 2).contains("is empty"));
+    code(&server.mainstay(&["backup", shown(&data), "--recipient", "age1nonsense"]), 2);
+    assert!(!data.exists());
+    let file = files.there.path().join("sealed-0");
+    let [flag, value] = opening[0];
+    code(&offline(&["restore", shown(&file), "--data-dir", shown(&data), flag, value]), 0);
+    assert!(server.terminate().success());
+    let server = TestServer::start_in(&data, &[]);
+    assert!(must(&server, "rse list").contains("SITE-SECRET"));
+}
+
+/// Lines under sums that are right.
+fn resealed(lines: &[String]) -> String {
+    use sha2::{Digest, Sha256};
+    let (mut text, mut count) = (String::new(), 0);
+    for line in lines {
+        let sum = || -> String {
+            Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect()
+        };
+        let line = match line.as_str() {
+            end if end.starts_with("{\"objects\":") => {
+                let sealed = format!("{{\"objects\":{count},\"sha256\":\"{}\"}}", sum());
+                count = -1;
+                sealed
+            }
+            end if end.starts_with("{\"lines\":") => {
+                format!("{{\"lines\":{count},\"sha256\":\"{}\"}}", sum())
+            }
+            other => {
+                count += i64::from(!text.is_empty());
+                other.to_owned()
+            }
+        };
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text
+}
+
+#[test]
+fn damaged_files_are_refused_and_leave_no_trace() {
+    let whole = std::fs::read_to_string(GOLDEN).unwrap();
+    let lines: Vec<String> = whole.lines().map(str::to_owned).collect();
+    assert_eq!(resealed(&lines), whole);
+    let at = |start: &str| lines.iter().position(|line| line.starts_with(start)).unwrap();
+    let (part, tables) = (at("{\"part\":"), at("{\"columns\":"));
+    let changed = |at: usize, from: &str, to: &str| {
+        let mut lines = lines.clone();
+        assert!(lines[at].contains(from), "{}", lines[at]);
+        lines[at] = lines[at].replace(from, to);
+        resealed(&lines)
+    };
+    let mut cases: Vec<(String, Vec<u8>)> = vec![
+        ("use a newer mainstay".into(), changed(0, "\"format\":2", "\"format\":3").into()),
+        ("use a newer mainstay".into(), changed(part, "\"schema\":", "\"schema\":9").into()),
+        (
+            "a part that the first line does not have".into(),
+            changed(0, "catalog", "catalogs").into(),
+        ),
+        (
+            "cut short".into(),
+            lines[..part].join("\n").into_bytes().into_iter().chain(*b"\n").collect(),
+        ),
+        ("a row before any table".into(), {
+            let mut lines = lines.clone();
+            let row = lines.iter().position(|line| line.starts_with('[')).unwrap();
+            lines.drain(tables..row);
+            resealed(&lines).into()
+        }),
+        ("is missing".into(), {
+            let mut lines = lines.clone();
+            lines.drain(tables..lines.len() - 1);
+            resealed(&lines).into()
+        }),
+    ];
+    for tenth in 0..10 {
+        let middle = whole.len() * tenth / 10;
+        cases.push((String::new(), whole.as_bytes()[..middle].to_vec()));
+        let mut flipped = whole.clone().into_bytes();
+        flipped[middle] ^= 0x04;
+        cases.push((String::new(), flipped));
+    }
+    let files = Files::new();
+    let data = files.there.path().join("data");
+    for (n, (expected, text)) in cases.into_iter().enumerate() {
+        let file = files.write("bad", text);
+        for command in [
+            vec!["restore", shown(&file), "--data-dir", shown(&data)],
+            vec!["backup", "--check", shown(&file)],
+        ] {
+            let said = code(&offline(&command), 2);
+            assert!(said.contains(&expected), "case {n}: {said} instead of {expected}");
+        }
+        assert!(!data.exists(), "case {n}");
+    }
+}
+
+/// `backup-v2` was written once, by the first version that had the format.
+#[test]
+fn the_first_backup_with_a_catalog_still_restores() {
+    let there = folder();
+    code(&offline(&["restore", GOLDEN, "--data-dir", shown(there.path())]), 0);
+    let server = TestServer::start_in(there.path(), &[]);
+    assert!(must(&server, "rse list").contains("SITE-B"));
+    assert!(must(&server, "did show user.alice:ds1").contains("ds1"));
+    is_sound(&server);
+}
+
+#[test]
+fn a_catalog_that_is_in_use_or_half_restored_is_told() {
+    let there = folder();
+    let data = there.path().join("data");
+    let server = TestServer::start_in(&data, &[]);
+    assert!(server.terminate().success());
+    for name in ["objects.db", "objects.db-wal", "objects.db-shm"] {
+        drop(std::fs::remove_file(data.join(name)));
+    }
+    let restore = || offline(&["restore", GOLDEN, "--data-dir", shown(&data)]);
+    let said = code(&restore(), 1);
+    assert!(said.contains("the catalog is not empty"), "{said}");
+    assert!(!data.join("objects.db").exists(), "nothing was made");
+    let catalog = data.join("catalog.db");
+    std::fs::remove_file(&catalog).unwrap();
+    drop(mainstay_rules::catalog::load::Loader::start(shown(&catalog)).unwrap());
+    let (_, said) = TestServer::try_start_in(&data, &[]);
+    let said = said.unwrap_err();
+    assert!(said.contains("run `mainstay restore` again"), "{said}");
+    for name in ["objects.db", "objects.db-wal", "objects.db-shm"] {
+        drop(std::fs::remove_file(data.join(name)));
+    }
+    code(&restore(), 0);
+    drop(TestServer::start_in(&data, &[]));
+}

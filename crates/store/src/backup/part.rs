@@ -1,0 +1,149 @@
+//! Parts of a backup besides the objects: what another engine keeps, as lines of text.
+//!
+//! A part's lines are its owner's affair: JSON, one value a line, none beginning with `{"lines":`.
+//! This module counts and seals them.
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, BoxStream, Stream, StreamExt};
+use serde_json::{Value, json};
+use sha2::Digest;
+
+use super::{Chunks, LAST_OF_PART, hex, last_line};
+
+/// One part, as it is at the moment of the backup.
+pub struct Part {
+    /// Its name.
+    pub name: &'static str,
+    /// What a reader must know before the lines.
+    pub about: Value,
+    /// Pieces of whole lines. An error ends the backup, which then is cut short.
+    pub lines: BoxStream<'static, Result<Bytes, String>>,
+}
+
+impl std::fmt::Debug for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Part").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Something that is kept besides the objects and belongs into every backup.
+pub trait PartSource: Send + Sync + std::fmt::Debug {
+    /// Fixes the moment to be shown and holds writes back, for a second at most, until the objects'
+    /// moment is fixed too.
+    fn hold(&self) -> BoxFuture<'_, Result<Box<dyn HeldPart>, String>>;
+}
+
+/// A part whose moment is fixed. Dropping it lets writes go on and gives the part up.
+pub trait HeldPart: Send {
+    /// The objects' moment is fixed as well: writes go on, and the part can be read.
+    fn release(self: Box<Self>) -> Part;
+}
+
+/// Why a part was not read or not restored.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartError {
+    /// A line is not what it should be.
+    #[error("{0}")]
+    Damaged(String),
+    /// It needs a newer Mainstay.
+    #[error("{0}")]
+    Newer(String),
+    /// What it is restored into failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Takes the parts of a backup that is read: to check them, or to restore them.
+pub trait Parts: Send {
+    /// Before anything is restored, objects included. Checks do nothing here.
+    ///
+    /// # Errors
+    /// [`PartError::Failed`] if parts cannot be restored.
+    fn prepare(&mut self) -> Result<(), PartError> {
+        Ok(())
+    }
+
+    /// A part begins.
+    ///
+    /// # Errors
+    /// [`PartError`] if it cannot be taken.
+    fn begin(&mut self, name: &str, about: &Value) -> Result<(), PartError>;
+
+    /// The next line of the part, without its end.
+    ///
+    /// # Errors
+    /// [`PartError`] if it cannot be taken.
+    fn line(&mut self, line: &[u8]) -> Result<(), PartError>;
+
+    /// The part is whole.
+    ///
+    /// # Errors
+    /// [`PartError`] if something is missing in it.
+    fn end(&mut self) -> Result<(), PartError>;
+
+    /// The file is whole and all objects are restored.
+    ///
+    /// # Errors
+    /// [`PartError::Failed`] if what was restored cannot be put to use.
+    fn finish(&mut self) -> Result<(), PartError> {
+        Ok(())
+    }
+}
+
+impl Chunks {
+    fn begin_part(&mut self, name: &str, about: &Value) -> Bytes {
+        self.lines = 0;
+        let line = format!("{{\"part\":{},\"about\":{about}}}\n", json!(name));
+        self.digest.update(&line);
+        line.into()
+    }
+
+    fn add_lines(&mut self, piece: &[u8]) {
+        self.lines += piece.iter().map(|byte| u64::from(*byte == b'\n')).sum::<u64>();
+        self.digest.update(piece);
+    }
+
+    fn end_part(&mut self) -> Bytes {
+        let line = last_line(LAST_OF_PART, self.lines, &hex(self.digest.clone()));
+        self.digest.update(&line);
+        line.into()
+    }
+}
+
+/// A whole backup, piece by piece: the objects, then each part.
+pub fn stream(
+    mut chunks: Chunks,
+    parts: Vec<Part>,
+) -> impl Stream<Item = Result<Bytes, String>> + Send {
+    if let Some(head) = &mut chunks.head {
+        head.parts = parts.iter().map(|part| part.name.to_owned()).collect();
+    }
+    let start = (chunks, parts.into_iter(), None::<BoxStream<'static, _>>);
+    stream::try_unfold(start, |(mut chunks, mut rest, mut open)| async move {
+        if let Some(piece) = chunks.next() {
+            return Ok(Some((piece, (chunks, rest, open))));
+        }
+        let piece = match &mut open {
+            Some(lines) => match lines.next().await {
+                Some(piece) => {
+                    let piece: Bytes = piece?;
+                    chunks.add_lines(&piece);
+                    piece
+                }
+                None => {
+                    open = None;
+                    chunks.end_part()
+                }
+            },
+            None => match rest.next() {
+                Some(part) => {
+                    open = Some(part.lines);
+                    chunks.begin_part(part.name, &part.about)
+                }
+                None => return Ok(None),
+            },
+        };
+        Ok(Some((piece, (chunks, rest, open))))
+    })
+}
