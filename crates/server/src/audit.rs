@@ -1,33 +1,149 @@
-//! The audit log: one JSON line for every change somebody asked for, in `DIR/audit.log`.
+//! The audit log: one JSON line for every request that changes something or was denied, on every
+//! part of the API.
 //!
-//! A request hands its entry over and goes on: a thread of its own formats and writes it, and
-//! begins a new file when the current one is large. If the disk cannot follow, entries are counted
-//! as lost rather than requests held up.
+//! [`policy`] decides which requests leave a line, [`observe`] makes it of a request and its answer,
+//! [`fold`] counts denials of unknown users instead of writing each, [`sink`] is where lines go. A
+//! request puts its entry into a bounded queue; one thread formats and writes whatever waits there in
+//! one go, and then releases the answers that wait for it: many requests share one write, as writes of
+//! objects share a commit.
+//!
+//! What always holds: an answer that waits for its line is sent after the line was handed to every
+//! sink, or after a sink failed; lines that a sink did not take are kept up to a bound and written
+//! when it works again; what is lost is counted.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+mod fold;
+mod observe;
+pub(crate) mod policy;
+mod redact;
+pub(crate) mod sink;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use bytes::Bytes;
+use futures_util::future::select;
+use http::{HeaderValue, Method, Uri};
+use jiff::{SignedDuration, Timestamp};
+use mainstay_store::clock::Clock;
+use mainstay_store::status::{Error, Reason};
 use prometheus_client::metrics::counter::Counter;
-use serde::Serialize;
-use tokio::sync::mpsc;
+use prometheus_client::metrics::gauge::Gauge;
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
+use fold::{Alike, Folded, Folds};
+pub use observe::AuditNote;
+pub(crate) use observe::{Books, DryRun, Tap};
+pub use policy::{Level, OnFailure, Outcome, Policy, Rule};
+pub use sink::{Destination, Syslog};
+use sink::{Line, Outlet, Rotation};
+
+/// How many entries may wait to be written.
 const QUEUE: usize = 65_536;
 
-/// One change somebody asked for.
+/// How long an answer waits for its line.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often a sink that failed is tried again, and counted denials are looked at.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The parts of the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Surface {
+    /// Objects of kinds: the Kubernetes dialect.
+    Objects,
+    /// Tokens.
+    Tokens,
+    /// Nodes that join.
+    Join,
+    /// Backup, compaction and checks of the store.
+    Store,
+    /// Rucio's dialect.
+    Rucio,
+    /// The streams of agents.
+    Agents,
+    /// The scheduler extender.
+    Extender,
+    /// The scheduler.
+    Scheduler,
+    /// The output of instances.
+    Logs,
+    /// Everything else.
+    Other,
+}
+
+impl Surface {
+    /// The part that a path belongs to.
+    #[must_use]
+    pub fn of(path: &str) -> Self {
+        let below = |start: &str| {
+            path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let ours = path.strip_prefix("/mainstay/v1/").unwrap_or_default();
+        match ours.split('/').collect::<Vec<_>>().as_slice() {
+            ["tokens", ..] => Self::Tokens,
+            ["join"] => Self::Join,
+            ["backup"] | ["store", ..] => Self::Store,
+            ["namespaces", _, "instances", _, "log"] => Self::Logs,
+            _ if below("/api") || below("/apis") => Self::Objects,
+            _ if below("/rucio") => Self::Rucio,
+            _ if below("/mainstay.agents.v1.Agents") => Self::Agents,
+            _ if below("/v1/lvg") => Self::Extender,
+            _ if below("/scheduler") => Self::Scheduler,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What is written, and where.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Which requests leave a line.
+    pub policy: Policy,
+    /// Where lines go; `audit.log` in the data folder if nothing is named.
+    pub sinks: Vec<Destination>,
+}
+
+/// What is counted about the log itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Meters {
+    /// Lines that were never written.
+    pub(crate) lost: Counter,
+    /// Denials that were counted instead of written.
+    pub(crate) folded: Counter,
+    /// Sinks that do not take lines.
+    pub(crate) failing: Gauge,
+}
+
+/// One line to be.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Entry {
     pub(crate) time: Timestamp,
+    #[serde(rename = "auditID", serialize_with = "as_text", skip_serializing_if = "is_empty")]
+    pub(crate) audit_id: HeaderValue,
     pub(crate) user: Arc<str>,
     /// As whom they acted, if it was somebody else.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) impersonated_user: Option<Arc<str>>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub(crate) role: &'static str,
+    /// The account of another dialect.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) account: String,
+    /// Who somebody said they are without proving it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) claimed_user: String,
+    pub(crate) surface: Surface,
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub(crate) verb: &'static str,
     pub(crate) resource: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -36,10 +152,62 @@ pub(crate) struct Entry {
     pub(crate) namespace: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) name: String,
+    #[serde(
+        rename = "requestURI",
+        serialize_with = "as_uri",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub(crate) uri: Option<Uri>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) dry_run: bool,
+    pub(crate) outcome: Outcome,
     pub(crate) code: u16,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub(crate) reason: &'static str,
     #[serde(serialize_with = "as_millis")]
     pub(crate) latency_ms: Duration,
-    pub(crate) remote: std::net::IpAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) remote: Option<IpAddr>,
+    #[serde(serialize_with = "as_agent", skip_serializing_if = "Option::is_none")]
+    pub(crate) user_agent: Option<HeaderValue>,
+    /// How many denials like this one were counted instead of written.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) folded: u64,
+    /// The body, as it came.
+    #[serde(skip)]
+    pub(crate) body: Option<Bytes>,
+    /// The body as it is shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) request: Option<serde_json::Value>,
+    /// Why there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) request_omitted: Option<String>,
+}
+
+fn is_empty(value: &HeaderValue) -> bool {
+    value.is_empty()
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+fn as_text<S: serde::Serializer>(value: &HeaderValue, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(value.to_str().unwrap_or_default())
+}
+
+fn as_agent<S: serde::Serializer>(
+    value: &Option<HeaderValue>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let text = value.as_ref().map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let text: String = text.unwrap_or_default().chars().take(256).collect();
+    serializer.serialize_str(&text)
+}
+
+fn as_uri<S: serde::Serializer>(uri: &Option<Uri>, serializer: S) -> Result<S::Ok, S::Error> {
+    let text = uri.as_ref().map(|uri| redact::uri(uri.path(), uri.query()));
+    serializer.serialize_str(&text.unwrap_or_default())
 }
 
 fn as_millis<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
@@ -47,39 +215,221 @@ fn as_millis<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result
     serializer.serialize_f64(millis)
 }
 
+impl Entry {
+    /// A line about denials that were counted.
+    fn of_folded(folded: &Folded, now: Timestamp) -> Self {
+        Self {
+            time: now,
+            audit_id: HeaderValue::from_static(""),
+            user: ANONYMOUS.into(),
+            role: "",
+            impersonated_user: None,
+            account: String::new(),
+            claimed_user: String::new(),
+            surface: folded.alike.surface,
+            verb: "",
+            resource: String::new(),
+            subresource: String::new(),
+            namespace: String::new(),
+            name: String::new(),
+            uri: None,
+            dry_run: false,
+            outcome: Outcome::of(folded.alike.code),
+            code: folded.alike.code,
+            reason: "",
+            latency_ms: Duration::ZERO,
+            remote: folded.alike.remote,
+            user_agent: None,
+            folded: folded.count,
+            body: None,
+            request: None,
+            request_omitted: None,
+        }
+    }
+
+    fn into_line(mut self, body_limit: usize) -> Option<Line> {
+        if let Some(body) = self.body.take().filter(|body| !body.is_empty()) {
+            let secrets = self.resource == "secrets";
+            match redact::body(&body, body_limit, secrets) {
+                Ok(value) => self.request = Some(value),
+                Err(why) => self.request_omitted = Some(why),
+            }
+        }
+        let mut text = Vec::with_capacity(512);
+        serde_json::to_writer(&mut text, &self).ok()?;
+        text.push(b'\n');
+        let warns = self.outcome != Outcome::Allowed;
+        Some(Line { time: self.time, warns, text })
+    }
+}
+
+/// How users are called that are not known.
+pub(crate) const ANONYMOUS: &str = "anonymous";
+
 /// Where entries are handed over.
 #[derive(Debug)]
 pub(crate) struct Audit {
-    sender: mpsc::Sender<Entry>,
-    lost: Counter,
+    pub(crate) policy: Policy,
+    sees_reads: bool,
+    keeps_bodies: bool,
+    shared: Arc<Shared>,
+    clock: Arc<dyn Clock>,
+    /// The beginning of all identities of requests, another at each start.
+    prefix: String,
+    count: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    folds: Mutex<Folds>,
+    failing: AtomicBool,
+    meters: Meters,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    tickets: Vec<Ticket>,
+    asleep: bool,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Ticket {
+    entry: Entry,
+    written: Option<oneshot::Sender<()>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Audit {
-    /// Opens the log, and starts the thread that writes it.
+    /// Opens the sinks, and starts the thread that writes to them. `file` is where lines go if the
+    /// settings do not say; `seed` makes the identities of requests unlike those of other servers.
+    ///
+    /// # Errors
+    /// If a file cannot be opened.
     pub(crate) fn start(
-        path: PathBuf,
-        file_size: u64,
-        files: usize,
-        lost: Counter,
+        settings: Settings,
+        file: PathBuf,
+        seed: &str,
+        meters: Meters,
+        clock: Arc<dyn Clock>,
     ) -> io::Result<(Self, Writing)> {
-        let log = Log::open(path, file_size, files)?;
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        let failed = lost.clone();
+        let Settings { policy, mut sinks } = settings;
+        if sinks.is_empty() {
+            sinks.push(Destination::File(file));
+        }
+        let hours = i64::try_from(policy.file_hours).unwrap_or(i64::MAX / 3600);
+        let rotation = Rotation {
+            size: policy.file_size,
+            files: policy.files,
+            age: (hours > 0).then(|| SignedDuration::from_hours(hours)),
+            durable: policy.durable,
+        };
+        let outlets = sinks.into_iter().map(|sink| Outlet::open(sink, rotation));
+        let outlets = outlets.collect::<io::Result<Vec<_>>>()?;
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            folds: Mutex::default(),
+            failing: AtomicBool::new(false),
+            meters,
+        });
+        let writer = Writer {
+            outlets,
+            shared: shared.clone(),
+            clock: clock.clone(),
+            body_limit: policy.body_limit,
+        };
         let thread = std::thread::Builder::new()
             .name("audit".to_owned())
-            .spawn(move || write_all(log, receiver, &failed))?;
-        Ok((Self { sender, lost }, Writing(Some(thread))))
+            .spawn(move || writer.write_all())?;
+        let prefix = seed.get(..24).unwrap_or_default().to_owned();
+        let (sees_reads, keeps_bodies) = (policy.sees_reads(), policy.keeps_bodies());
+        let count = AtomicU64::new(0);
+        let audit = Self { policy, sees_reads, keeps_bodies, shared, clock, prefix, count };
+        Ok((audit, Writing(Some(thread))))
     }
 
-    /// Hands an entry over. Never waits.
-    pub(crate) fn record(&self, entry: Entry) {
-        if self.sender.try_send(entry).is_err() {
-            self.lost.inc();
+    /// The refusal of a request that may change something, while the policy says so.
+    pub(crate) fn refusal(&self, method: &Method) -> Option<Error> {
+        let refuses = self.policy.on_failure == OnFailure::Refuse
+            && self.is_failing()
+            && !observe::only_reads(method);
+        refuses.then(|| {
+            let message = "the audit log cannot be written and the audit policy says on-failure: refuse; see the server's log for the sink that fails";
+            let mut error = Error::new(Reason::ServiceUnavailable, message);
+            error.retry_after = Some(1);
+            error
+        })
+    }
+
+    /// Whether a sink does not take lines.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.shared.failing.load(Relaxed)
+    }
+
+    /// An identity for a request.
+    fn identity(&self) -> HeaderValue {
+        let number = self.count.fetch_add(1, Relaxed) & 0xffff_ffff_ffff;
+        let text = format!("{}{number:012x}", self.prefix);
+        HeaderValue::from_maybe_shared(Bytes::from(text))
+            .unwrap_or_else(|_| HeaderValue::from_static(""))
+    }
+
+    /// Hands an entry over without waiting. The receiver, if one was asked for, hears when the line
+    /// is written.
+    fn record(&self, entry: Entry, before: bool) -> Option<oneshot::Receiver<()>> {
+        let (written, receiver) = match before {
+            true => {
+                let (sender, receiver) = oneshot::channel();
+                (Some(sender), Some(receiver))
+            }
+            false => (None, None),
+        };
+        let mut queue = locked(&self.shared.queue);
+        if queue.tickets.len() >= QUEUE {
+            drop(queue);
+            self.shared.meters.lost.inc();
+            return None;
+        }
+        queue.tickets.push(Ticket { entry, written });
+        if std::mem::take(&mut queue.asleep) {
+            drop(queue);
+            self.shared.wake.notify_one();
+        }
+        receiver
+    }
+
+    /// Whether a denial of an unknown user gets a line of its own.
+    fn admit(&self, alike: Alike) -> bool {
+        let admitted = locked(&self.shared.folds).admit(alike, self.clock.now());
+        if !admitted {
+            self.shared.meters.folded.inc();
+        }
+        admitted
+    }
+
+    /// Waits until a line is written, or for as long as is reasonable.
+    async fn written(&self, receiver: oneshot::Receiver<()>) {
+        let waited = select(receiver, self.clock.sleep(PATIENCE)).await;
+        if let futures_util::future::Either::Right(_) = waited {
+            tracing::warn!("an audit line was not written in time; the answer goes out without it");
         }
     }
 }
 
-/// The thread that writes. It ends once every [`Audit`] is gone and everything is written.
+impl Drop for Audit {
+    fn drop(&mut self) {
+        locked(&self.shared.queue).closed = true;
+        self.shared.wake.notify_one();
+    }
+}
+
+/// The thread that writes. It ends once the [`Audit`] is gone and everything is written.
 #[derive(Debug)]
 pub(crate) struct Writing(Option<JoinHandle<()>>);
 
@@ -92,126 +442,85 @@ impl Writing {
     }
 }
 
-fn write_all(mut log: Log, mut receiver: mpsc::Receiver<Entry>, lost: &Counter) {
-    let mut entries = Vec::new();
-    let mut lines = Vec::new();
-    while receiver.blocking_recv_many(&mut entries, 1024) > 0 {
-        let count = entries.len() as u64;
-        for entry in entries.drain(..) {
-            if serde_json::to_writer(&mut lines, &entry).is_ok() {
-                lines.push(b'\n');
+/// What the thread works with.
+struct Writer {
+    outlets: Vec<Outlet>,
+    shared: Arc<Shared>,
+    clock: Arc<dyn Clock>,
+    body_limit: usize,
+}
+
+impl Writer {
+    fn write_all(mut self) {
+        loop {
+            let (tickets, closed) = self.next();
+            let mut waiting = Vec::with_capacity(tickets.len());
+            let mut lines = Vec::with_capacity(tickets.len());
+            for ticket in tickets {
+                lines.extend(ticket.entry.into_line(self.body_limit));
+                waiting.extend(ticket.written);
+            }
+            let now = self.clock.now();
+            for folded in locked(&self.shared.folds).due(now, closed) {
+                lines.extend(Entry::of_folded(&folded, now).into_line(self.body_limit));
+            }
+            self.hand_over(&lines);
+            for written in waiting {
+                // A client that went away does not wait.
+                let _ = written.send(());
+            }
+            if closed {
+                return;
             }
         }
-        if let Err(error) = log.write(&lines) {
-            tracing::error!(%error, "the audit log could not be written");
-            lost.inc_by(count);
+    }
+
+    /// The next entries, when there are any or it is time to look around; and whether they are the
+    /// last.
+    fn next(&self) -> (Vec<Ticket>, bool) {
+        let mut queue = locked(&self.shared.queue);
+        if queue.tickets.is_empty() && !queue.closed {
+            queue.asleep = true;
+            let busy = self.outlets.iter().any(Outlet::is_behind)
+                || !locked(&self.shared.folds).is_empty();
+            let quiet = |queue: &mut Queue| queue.tickets.is_empty() && !queue.closed;
+            queue = match busy {
+                true => {
+                    let waited = self.shared.wake.wait_timeout_while(queue, PAUSE, quiet);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                false => {
+                    let waited = self.shared.wake.wait_while(queue, quiet);
+                    waited.unwrap_or_else(PoisonError::into_inner)
+                }
+            };
+            queue.asleep = false;
         }
-        lines.clear();
-    }
-}
-
-#[derive(Debug)]
-struct Log {
-    path: PathBuf,
-    file: File,
-    size: u64,
-    file_size: u64,
-    files: usize,
-}
-
-impl Log {
-    fn open(path: PathBuf, file_size: u64, files: usize) -> io::Result<Self> {
-        let file = append_to(&path)?;
-        let size = file.metadata()?.len();
-        Ok(Self { path, file, size, file_size, files })
+        (std::mem::take(&mut queue.tickets), queue.closed)
     }
 
-    fn write(&mut self, lines: &[u8]) -> io::Result<()> {
-        if self.size > 0 && self.size + lines.len() as u64 > self.file_size {
-            self.rotate()?;
+    fn hand_over(&mut self, lines: &[Line]) {
+        let mut failing = 0;
+        for outlet in &mut self.outlets {
+            if lines.is_empty() && !outlet.is_behind() {
+                continue;
+            }
+            let was_behind = outlet.is_behind();
+            let handed = outlet.write(lines);
+            self.shared.meters.lost.inc_by(handed.lost);
+            let sink = &outlet.destination;
+            match handed.failure {
+                Some(error) => {
+                    failing += 1;
+                    if !was_behind {
+                        tracing::error!(%sink, %error, "the audit log cannot be written; lines are kept in memory");
+                    }
+                }
+                None if was_behind => tracing::info!(%sink, "the audit log is written again"),
+                None => {}
+            }
         }
-        self.file.write_all(lines)?;
-        self.size += lines.len() as u64;
-        Ok(())
-    }
-
-    fn rotate(&mut self) -> io::Result<()> {
-        let numbered = |number: usize| {
-            let mut name = self.path.clone().into_os_string();
-            name.push(format!(".{number}"));
-            PathBuf::from(name)
-        };
-        for number in (1..self.files).rev() {
-            rename_if_there(&numbered(number), &numbered(number + 1))?;
-        }
-        if self.files > 0 {
-            rename_if_there(&self.path, &numbered(1))?;
-        } else {
-            std::fs::remove_file(&self.path)?;
-        }
-        self.file = append_to(&self.path)?;
-        self.size = 0;
-        Ok(())
-    }
-}
-
-fn append_to(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
-}
-
-fn rename_if_there(from: &Path, to: &Path) -> io::Result<()> {
-    match std::fs::rename(from, to) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(name: &str) -> Entry {
-        Entry {
-            time: "2026-11-16T00:00:00Z".parse().unwrap(),
-            user: "ada".into(),
-            impersonated_user: None,
-            verb: "create",
-            resource: "configmaps".to_owned(),
-            subresource: String::new(),
-            namespace: "default".to_owned(),
-            name: name.to_owned(),
-            code: 201,
-            latency_ms: Duration::from_micros(1500),
-            remote: [127, 0, 0, 1].into(),
-        }
-    }
-
-    #[tokio::test]
-    async fn every_entry_is_a_line_and_is_written_before_the_end() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("audit.log");
-        let (audit, writing) = Audit::start(path.clone(), 1 << 20, 1, Counter::default()).unwrap();
-        audit.record(entry("a\"b"));
-        audit.record(entry("c"));
-        drop(audit);
-        writing.ended().await;
-        let text = std::fs::read_to_string(path).unwrap();
-        let first = r#"{"time":"2026-11-16T00:00:00Z","user":"ada","verb":"create","resource":"configmaps","namespace":"default","name":"a\"b","code":201,"latencyMs":1.5,"remote":"127.0.0.1"}"#;
-        assert_eq!(text.lines().next(), Some(first));
-        assert_eq!(text.lines().count(), 2);
-    }
-
-    #[test]
-    fn a_large_log_begins_a_new_file_and_keeps_only_so_many() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut log = Log::open(dir.path().join("audit.log"), 10, 2).unwrap();
-        for text in ["first---\n", "second--\n", "third---\n", "fourth--\n"] {
-            log.write(text.as_bytes()).unwrap();
-        }
-        let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
-        assert_eq!(read("audit.log"), "fourth--\n");
-        assert_eq!(read("audit.log.1"), "third---\n");
-        assert_eq!(read("audit.log.2"), "second--\n");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+        self.shared.meters.failing.set(failing);
+        self.shared.failing.store(failing > 0, Relaxed);
     }
 }

@@ -53,7 +53,11 @@ pub(crate) async fn read(parts: &Parts, body: Incoming, limit: usize) -> Result<
             rest.extend_from_slice(&data);
         }
     }
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
+    let whole = if rest.is_empty() { first } else { rest.freeze() };
+    if let Some(tap) = parts.extensions.get::<crate::audit::Tap>() {
+        tap.keep(&whole);
+    }
+    Ok(whole)
 }
 
 async fn drain(mut body: Incoming, limit: usize) {

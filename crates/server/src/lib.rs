@@ -7,7 +7,7 @@
 //! `token_api` for tokens, `store_api` for operators, `health` for the rest. Objects are never decoded to be served: the
 //! store has them as the bytes a client receives.
 
-mod audit;
+pub mod audit;
 mod body;
 mod connection;
 mod cursor;
@@ -50,6 +50,7 @@ mod tokens;
 mod watch;
 mod write;
 
+pub use audit::AuditNote;
 pub use identity::{Claims, Role, SERVERS, User};
 pub use mainstay_store::{Location, clock, registry};
 pub use options::{Limits, Options};

@@ -54,7 +54,7 @@ pub(crate) struct Metrics {
     revision: Gauge<u64, AtomicU64>,
     writes: Gauge<u64, AtomicU64>,
     pub(crate) rejected: Counter,
-    pub(crate) audit_lost: Counter,
+    pub(crate) audit: crate::audit::Meters,
 }
 
 /// What is only looked up when somebody asks.
@@ -78,7 +78,7 @@ impl Metrics {
         let (watches, in_flight) = (Family::default(), Gauge::default());
         let (connections, revision) = (Gauge::default(), Gauge::default());
         let writes = Gauge::default();
-        let (rejected, audit_lost) = (Counter::default(), Counter::default());
+        let (rejected, audit) = (Counter::default(), crate::audit::Meters::default());
         let http = registry.sub_registry_with_prefix("mainstay_http");
         http.register("requests", "Requests answered", requests.clone());
         http.register(
@@ -93,7 +93,13 @@ impl Metrics {
         let own = registry.sub_registry_with_prefix("mainstay");
         own.register("watches", "Watches open", watches.clone());
         own.register("store_revision", "The newest revision of the store", revision.clone());
-        own.register("audit_lost", "Audit entries that were not written", audit_lost.clone());
+        own.register("audit_lost", "Audit entries that were not written", audit.lost.clone());
+        own.register(
+            "audit_folded",
+            "Denials of unknown users that were counted instead of written",
+            audit.folded.clone(),
+        );
+        own.register("audit_failing", "Audit sinks that take no lines", audit.failing.clone());
         Self {
             registry: Mutex::new(registry),
             nothing: Resource::from_stored(""),
@@ -105,7 +111,7 @@ impl Metrics {
             revision,
             writes,
             rejected,
-            audit_lost,
+            audit,
         }
     }
 

@@ -45,6 +45,8 @@ pub struct Options {
     /// Paths of further dialects that begin with one of these are streams that stay open: they count
     /// as watches, not as requests.
     pub streams: Vec<&'static str>,
+    /// Which requests leave a line in the audit log, and where it is.
+    pub audit: crate::audit::Settings,
     /// Counters of others, shown under `/metrics` with the server's own.
     pub metrics: prometheus_client::registry::Registry,
     /// What is kept besides the objects and belongs into a backup.
@@ -73,6 +75,7 @@ impl Options {
             own_users: Vec::new(),
             keepers: HashMap::new(),
             streams: Vec::new(),
+            audit: crate::audit::Settings::default(),
             metrics: prometheus_client::registry::Registry::default(),
             parts: Vec::new(),
         }
@@ -112,10 +115,6 @@ pub struct Limits {
     pub event_age: Duration,
     /// How many Events are kept.
     pub events: usize,
-    /// The size at which the audit log begins a new file, in bytes.
-    pub audit_file: u64,
-    /// How many audit files are kept besides the current one.
-    pub audit_files: usize,
     /// How long the certificate of a node is good; its agent renews it before.
     pub node_certificate: Duration,
 }
@@ -139,8 +138,6 @@ impl Default for Limits {
             bookmark: seconds(60),
             event_age: seconds(3600),
             events: 20_000,
-            audit_file: 64 << 20,
-            audit_files: 4,
             node_certificate: seconds(30 * 24 * 3600),
         }
     }

@@ -227,13 +227,10 @@ impl Server {
         namespaces::ensure(&resources).await?;
         let metrics = Metrics::new(options.metrics);
         let path = in_dir("audit.log");
-        let (audit, writing) = Audit::start(
-            path.clone(),
-            limits.audit_file,
-            limits.audit_files,
-            metrics.audit_lost.clone(),
-        )
-        .map_err(|source| Error::File { path, source })?;
+        let (seed, meters) = (RandomIdentities.uid(), metrics.audit.clone());
+        let (audit, writing) =
+            Audit::start(options.audit, path.clone(), &seed, meters, clock.clone())
+                .map_err(|source| Error::File { path, source })?;
 
         let election = stand(&options.store, &url, &objects, &clock);
         let stop = CancellationToken::new();

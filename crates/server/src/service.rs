@@ -20,7 +20,7 @@ use mainstay_store::status::{Error, Reason};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use crate::audit::{Audit, Entry};
+use crate::audit::{Audit, AuditNote, Books, Tap};
 use crate::connection::Connections;
 use crate::cursor::Seal;
 use crate::discovery::serves_delete_collection;
@@ -81,6 +81,12 @@ pub(crate) struct Asked {
     /// As whom the user acts, if it is somebody else.
     pub(crate) acting_as: Option<Arc<str>>,
     pub(crate) changes: bool,
+    /// Whether it only asks a question, whatever its method.
+    pub(crate) asks: bool,
+    /// What a further dialect has to say about it.
+    pub(crate) note: Option<AuditNote>,
+    /// Why it was refused, in a word.
+    pub(crate) reason: &'static str,
     pub(crate) lasting: bool,
     /// Whether all was said and somebody else decides how long the answer takes.
     pub(crate) patient: Arc<AtomicBool>,
@@ -98,14 +104,19 @@ impl App {
     pub(crate) async fn answer(&self, peer: &Peer, request: Request<Incoming>) -> Reply {
         let busy = peer.pulse.begin();
         let started = self.clock.elapsed();
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let wants = encoding::Wants::of(&parts.headers);
-        let mut asked = Asked::default();
+        let mut books = Books::open(self, peer, &mut parts, started);
+        let asked = &mut books.asked;
         let patient = asked.patient.clone();
-        let routed = self.within_time(self.route(peer, parts, body, &mut asked), &patient).await;
+        let routed = match self.audit.refusal(&parts.method) {
+            Some(refusal) => Err(refusal),
+            None => self.within_time(self.route(peer, parts, body, asked), &patient).await,
+        };
         let mut reply = match routed {
             Ok(reply) => reply,
             Err(error) => {
+                books.asked.reason = error.reason.as_str();
                 if error.reason == Reason::TooManyRequests {
                     self.metrics.rejected.inc();
                 }
@@ -117,25 +128,10 @@ impl App {
         }
         let took = self.clock.elapsed().saturating_sub(started);
         let code = reply.status().as_u16();
+        let asked = &books.asked;
         let timed = (!asked.lasting).then_some(took);
         self.metrics.answered(asked.verb, asked.resource.as_ref(), code, timed);
-        if asked.changes
-            && let Some(user) = &asked.user
-        {
-            self.audit.record(Entry {
-                time: self.clock.now(),
-                user: user.name.clone(),
-                impersonated_user: asked.acting_as,
-                verb: asked.verb,
-                resource: asked.resource.map(|resource| resource.to_string()).unwrap_or_default(),
-                subresource: asked.subresource,
-                namespace: asked.namespace,
-                name: asked.name,
-                code,
-                latency_ms: took,
-                remote: peer.address.ip(),
-            });
-        }
+        books.close(&mut reply, took).await;
         reply.body_mut().busy = Some(busy);
         reply
     }
@@ -184,7 +180,10 @@ impl App {
                 asked.verb = method_verb(&parts.method);
                 return self.routed(parts, body, inside, asked).await;
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                asked.verb = method_verb(&parts.method);
+                return Err(error);
+            }
         };
         asked.user = Some(user.clone());
         let user = match impersonate::named(&parts.headers)? {
@@ -194,7 +193,6 @@ impl App {
                 let acting = impersonate::act(&user, other, |name| self.tokens.of_name(name));
                 if acting.is_err() {
                     asked.verb = method_verb(&parts.method);
-                    asked.changes = read_only(&parts.method).is_err();
                 }
                 acting?
             }
@@ -265,6 +263,7 @@ impl App {
         let Some(kind) = registry.find(target.group, target.version, target.plural) else {
             if let Some(review) = reviews::named(target) {
                 asked.verb = method_verb(&parts.method);
+                asked.asks = true;
                 let _inside = self.requests.enter()?;
                 return reviews::answer(self, parts, body, review, user).await;
             }
@@ -401,7 +400,7 @@ impl App {
     /// Hands a request over to a further dialect.
     async fn routed(
         &self,
-        parts: Parts,
+        mut parts: Parts,
         body: Incoming,
         inside: Inside,
         asked: &mut Asked,
@@ -410,7 +409,12 @@ impl App {
             return Err(no_such_resource());
         };
         asked.lasting = true;
-        let request = Request::from_parts(parts, axum::body::Body::new(body));
+        parts.extensions.insert(asked.note.get_or_insert_default().clone());
+        let body = match parts.extensions.remove::<Tap>() {
+            Some(tap) => axum::body::Body::new(tap.on(body)),
+            None => axum::body::Body::new(body),
+        };
+        let request = Request::from_parts(parts, body);
         let reply = routes.oneshot(request).await;
         let mut reply = reply.map(|reply| reply.map(Body::routed)).map_err(Error::internal)?;
         reply.body_mut().holding(inside);
@@ -438,7 +442,7 @@ fn read_only(method: &Method) -> Result<(), Error> {
     if matches!(*method, Method::GET | Method::HEAD) { Ok(()) } else { Err(wrong_method()) }
 }
 
-fn method_verb(method: &Method) -> &'static str {
+pub(crate) fn method_verb(method: &Method) -> &'static str {
     match *method {
         Method::GET | Method::HEAD => "get",
         Method::POST => "create",

@@ -18,6 +18,7 @@ use mainstay_store::strategy::{DeleteOptions, Propagation, Validation};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::audit::DryRun;
 use crate::body;
 use crate::identity::{self, Attempt, User};
 use crate::list;
@@ -165,20 +166,24 @@ impl Writing<'_> {
         } else {
             self.app.resources.delete(self.kind, key, &delete, &options).await?
         };
-        match deleted {
-            Deleted::Marked(record) => self.object(StatusCode::OK, &record),
+        let mut reply = match deleted {
+            Deleted::Marked(record) => self.object(StatusCode::OK, &record)?,
             Deleted::Removed(record) => {
                 let object = record.object();
                 let uid = object.get("metadata").and_then(|metadata| metadata.get("uid"));
-                Ok(reply::success(&Details {
+                reply::success(&Details {
                     name: key.name().to_owned(),
                     group: self.kind.group.to_owned(),
                     kind: self.kind.plural.to_owned(),
                     uid: uid.and_then(Value::as_str).unwrap_or_default().to_owned(),
                     causes: Vec::new(),
-                }))
+                })
             }
+        };
+        if options.dry_run {
+            reply.extensions_mut().insert(DryRun);
         }
+        Ok(reply)
     }
 
     /// Deletes an object if it belongs to the user's node at the moment it goes.
@@ -225,7 +230,12 @@ impl Writing<'_> {
             }
         }
         let head = render::list_head(self.kind, revision, None, None);
-        Ok(reply::json(StatusCode::OK, reply::Body::whole(render::plain_list(head, &gone))))
+        let list = reply::Body::whole(render::plain_list(head, &gone));
+        let mut reply = reply::json(StatusCode::OK, list);
+        if options.dry_run {
+            reply.extensions_mut().insert(DryRun);
+        }
+        Ok(reply)
     }
 
     fn written(&self, code: StatusCode, written: Written) -> Result<Reply, Error> {

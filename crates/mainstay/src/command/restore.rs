@@ -150,11 +150,8 @@ pub(crate) fn located(data_dir: Option<&Path>, store: Option<&str>) -> Result<Lo
 /// Opens a store that no server runs on. Where `fresh` is set, a new database may take the place of
 /// one that is known to have been there.
 pub(crate) async fn open(location: &Location, fresh: bool) -> Result<Arc<dyn Objects>, Error> {
-    let settings = Settings {
-        largest_object: LARGEST_OBJECT,
-        new_database: fresh,
-        ..Settings::default()
-    };
+    let settings =
+        Settings { largest_object: LARGEST_OBJECT, new_database: fresh, ..Settings::default() };
     Ok(mainstay_store::open(location, &settings, SystemClock::new()).await?)
 }
 

@@ -36,6 +36,7 @@ use crate::credentials::Keys;
 use crate::error::Error;
 use crate::{duration, paths, rules_login};
 
+mod audit;
 mod sessions;
 
 /// Where a server listens when nobody says otherwise.
@@ -111,6 +112,8 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N")]
     transfer_workers: Option<u32>,
     #[command(flatten)]
+    audit: audit::Flags,
+    #[command(flatten)]
     keys: Keys,
     /// Serve without TLS; only on a loopback address
     #[arg(long)]
@@ -167,6 +170,8 @@ struct File {
     gateway_ports: Option<String>,
     node_timeout: Option<String>,
     credentials: Option<PathBuf>,
+    audit_policy: Option<PathBuf>,
+    audit_sinks: Vec<String>,
     plain_http: bool,
     limits: FileLimits,
 }
@@ -249,6 +254,7 @@ impl Serve {
         if let Some(store) = self.store.as_ref().or(file.store.as_ref()) {
             options.store = location(store)?;
         }
+        options.audit = self.audit.settings(file.audit_policy.as_deref(), &file.audit_sinks)?;
         options.plain_http = self.plain_http || file.plain_http;
         if options.plain_http && !listen.ip().is_loopback() {
             return Err(Error::usage(format!(
@@ -402,7 +408,8 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         false => None,
         true => {
             let service = rules(&options.data_dir, &parts).await?;
-            let surface = rest::mounted(super::rules::SURFACE, service.clone(), caller);
+            let surface = rest::mounted(super::rules::SURFACE, service.clone(), caller)
+                .layer(axum::middleware::from_fn(audit::rules));
             let routes = options.routes.take().unwrap_or_default();
             options.routes = Some(routes.merge(surface));
             options.own_users.push(super::rules::SURFACE);

@@ -7,6 +7,7 @@
 
 mod apply;
 mod apply_defaults;
+mod audit;
 mod backups;
 mod bench;
 mod cli;

@@ -20,7 +20,7 @@ fn ports(start: u16) -> String {
 }
 
 /// An agent in a process of its own; killed when dropped.
-struct TestAgent {
+pub(crate) struct TestAgent {
     child: Child,
 }
 
@@ -54,7 +54,7 @@ impl TestAgent {
         panic!("the agent did not start: {said}");
     }
 
-    fn simulated(server: &TestServer, nodes: u32, more: &[&str]) -> Self {
+    pub(crate) fn simulated(server: &TestServer, nodes: u32, more: &[&str]) -> Self {
         let count = nodes.to_string();
         let mut arguments = vec!["--simulate", count.as_str()];
         arguments.extend(more);
@@ -81,7 +81,7 @@ impl Drop for TestAgent {
 }
 
 /// Looks until it is so. Everything here settles within a moment; the limit is for a broken build.
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     for _ in 0..1_200 {
         if let Some(seen) = look() {
             return seen;

@@ -12,6 +12,7 @@ mod dids;
 mod listing;
 mod mainstay;
 mod meta;
+mod noted;
 mod paths;
 pub(crate) mod python;
 mod replicas;
@@ -32,6 +33,8 @@ use axum::http::{Extensions, HeaderMap, HeaderValue, Method, StatusCode, header}
 use axum::response::Response;
 use axum::routing::any;
 use serde_json::{Map, Value};
+
+pub use noted::Noted;
 
 use crate::catalog::{Catalog, Tx};
 use crate::error::{Class, Error, Result, refuse};
@@ -128,7 +131,15 @@ enum Reply {
     Text(String),
 }
 
-async fn answer(service: Service, mut request: Request) -> Response {
+async fn answer(service: Service, request: Request) -> Response {
+    let mut noted = Noted::of(request.method(), request.uri().path(), request.headers());
+    let mut response = answer_noting(service, request, &mut noted).await;
+    noted.hear(&response);
+    response.extensions_mut().insert(noted);
+    response
+}
+
+async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted) -> Response {
     // Who asks for the head is told the same, and the server leaves the rest away.
     if request.method() == Method::HEAD {
         *request.method_mut() = Method::GET;
@@ -153,13 +164,17 @@ async fn answer(service: Service, mut request: Request) -> Response {
     }
     let open = path.as_slice() == ["ping"] || request.extensions().get::<Caller>().is_some();
     if !open && !request.headers().contains_key(auth::TOKEN) {
+        noted.denied = true;
         return without_token(request.headers());
     }
     match call(service, request).await {
-        Ok((call, service)) => match dispatch(call).await {
-            Ok(reply) => render(service, reply, part).await,
-            Err(error) => refused(&error),
-        },
+        Ok((call, service)) => {
+            noted.account.clone_from(&call.caller.account);
+            match dispatch(call).await {
+                Ok(reply) => render(service, reply, part).await,
+                Err(error) => refused(&error),
+            }
+        }
         Err(error) => refused(&error),
     }
 }

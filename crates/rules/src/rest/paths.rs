@@ -3,7 +3,7 @@
 
 /// Paths with their methods; what is said first goes before what is said later. `*` is any part, `**`
 /// one or more.
-const PATHS: &[(&str, &str)] = &[
+pub(super) const PATHS: &[(&str, &str)] = &[
     ("accounts", "GET"),
     ("accounts/*", "GET POST PUT DELETE"),
     ("accounts/*/attr", "GET"),

@@ -1,15 +1,29 @@
-//! The server through the client half of its own dialect: a store like any other, which passes the
-//! suite that every store must pass. Real HTTPS, with the token of the administrator.
+//! The server as its clients see it: over real sockets and real TLS, on every store; and through the
+//! client half of its own dialect, a store like any other, which passes the suite that every store
+//! must pass.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod applied;
+mod audit;
+mod client;
+#[path = "../../../store/tests/it/cluster.rs"]
+mod cluster;
 #[path = "../../../store/tests/it/conformance.rs"]
 mod conformance;
 mod elsewhere;
+mod hostile;
+mod lifecycle;
+mod lists;
 #[path = "../../../store/tests/it/model.rs"]
 mod model;
+mod objects;
+mod operators;
 mod patience;
 mod refusals;
+mod several;
+mod trust;
+mod watches;
 #[path = "../../../store/tests/it/words.rs"]
 mod words;
 

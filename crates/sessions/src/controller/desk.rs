@@ -269,12 +269,15 @@ impl Who {
 /// Says who opened a stream, from what the listener noted about them.
 pub type Whose = fn(&http::Extensions) -> Who;
 
+/// Is told the node that a stream is opened for, whether it is let in or not.
+pub type Noted = fn(&http::Extensions, &str);
+
 /// Where the streams of agents begin: they stay open.
 pub const STREAMS: &str = "/mainstay.agents.v1.Agents/";
 
 /// The streams of agents, and what people ask about sessions, as routes of a server.
-pub fn router(desk: Desk, whose: Whose) -> axum::Router {
-    let service = AgentsServer::new(Arc::new(Streams { desk: desk.clone(), whose }));
+pub fn router(desk: Desk, whose: Whose, noted: Noted) -> axum::Router {
+    let service = AgentsServer::new(Arc::new(Streams { desk: desk.clone(), whose, noted }));
     axum::Router::new()
         .route_service("/mainstay.agents.v1.Agents/{*method}", service)
         .merge(super::rest::routes(desk))
@@ -284,6 +287,7 @@ pub fn router(desk: Desk, whose: Whose) -> axum::Router {
 struct Streams {
     desk: Desk,
     whose: Whose,
+    noted: Noted,
 }
 
 impl Agents for Streams {
@@ -293,6 +297,7 @@ impl Agents for Streams {
         mut incoming: Incoming,
     ) -> BoxFuture<'static, Result<Outgoing, Status>> {
         let who = (self.whose)(&caller);
+        let noted = self.noted;
         let desk = self.desk.clone();
         async move {
             let first = tokio::time::timeout(INTRODUCTION, incoming.message()).await;
@@ -303,6 +308,7 @@ impl Agents for Streams {
             let Some(from_node::Body::Register(register)) = &first.body else {
                 return Err(Status::failed_precondition("the first message must be a Register"));
             };
+            noted(&caller, &register.node);
             let node: Key = register.node.as_str().into();
             if node.is_empty() || !who.may_be(&node) {
                 let why = format!("these credentials do not speak for the node {node:?}");

@@ -64,7 +64,8 @@ pub(super) fn mount(options: &mut Options) -> (Desk, Inbox) {
         .insert(collection(ApplicationSession::GROUP, ApplicationSession::PLURAL), sessions);
     options.keepers.insert(collection(Instance::GROUP, Instance::PLURAL), instances);
     let routes = options.routes.take().unwrap_or_default();
-    options.routes = Some(routes.merge(controller::router(desk.clone(), whose)));
+    options.routes =
+        Some(routes.merge(controller::router(desk.clone(), whose, super::audit::stream)));
     options.streams.push(STREAMS);
     (desk, inbox)
 }

@@ -1,0 +1,114 @@
+//! The audit log of `mainstay serve`: its flags, and what further dialects add to its lines.
+
+use std::path::{Path, PathBuf};
+
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use clap::Args;
+use mainstay_rules::rest;
+use mainstay_server::AuditNote;
+use mainstay_server::audit::{Policy, Settings};
+
+use crate::error::Error;
+
+/// What is audited, and where.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// Which requests leave a line in the audit log: a TOML file, or YAML if its name ends so
+    /// [default: those that change something or are denied]
+    #[arg(long = "audit-policy", value_name = "FILE", env = "MAINSTAY_AUDIT_POLICY")]
+    policy: Option<PathBuf>,
+    /// Where audit lines go; repeat for several: file:PATH, stderr, syslog, syslog:unix:///PATH,
+    /// syslog:udp://HOST:PORT or syslog:tcp://HOST:PORT [default: audit.log in the data folder]
+    #[arg(long = "audit-sink", value_name = "SINK")]
+    sinks: Vec<String>,
+}
+
+impl Flags {
+    /// What these flags, or else the configuration file, say.
+    pub(super) fn settings(
+        &self,
+        policy: Option<&Path>,
+        sinks: &[String],
+    ) -> Result<Settings, Error> {
+        let policy = match self.policy.as_deref().or(policy) {
+            Some(path) => read(path)?,
+            None => Policy::default(),
+        };
+        let sinks = if self.sinks.is_empty() { sinks } else { self.sinks.as_slice() };
+        let sinks = sinks.iter().map(|sink| {
+            sink.parse().map_err(|error| Error::usage(format!("--audit-sink: {error}")))
+        });
+        Ok(Settings { policy, sinks: sinks.collect::<Result<_, _>>()? })
+    }
+}
+
+fn read(path: &Path) -> Result<Policy, Error> {
+    let place = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::usage(format!("--audit-policy: cannot read {place}: {error}")))?;
+    let yaml = path.extension().is_some_and(|end| end == "yaml" || end == "yml");
+    parse(&text, yaml).map_err(|error| Error::usage(format!("--audit-policy: {place}: {error}")))
+}
+
+fn parse(text: &str, yaml: bool) -> Result<Policy, String> {
+    match yaml {
+        true => serde_saphyr::from_str(text).map_err(|error| error.to_string()),
+        false => toml::from_str(text).map_err(|error| error.to_string()),
+    }
+}
+
+/// Adds to a line what the rule engine knows about its request.
+pub(super) async fn rules(request: Request, next: Next) -> Response {
+    let note = request.extensions().get::<AuditNote>().cloned();
+    let response = next.run(request).await;
+    if let (Some(note), Some(noted)) = (note, response.extensions().get::<rest::Noted>()) {
+        note.account(&noted.account);
+        note.claimed(&noted.claimed);
+        note.object(&noted.resource, &noted.name);
+        note.changes(noted.changes);
+        if noted.denied {
+            note.denied();
+        }
+    }
+    response
+}
+
+/// Adds to the line of an agent's stream the node that it is for.
+pub(super) fn stream(extensions: &http::Extensions, node: &str) {
+    if let Some(note) = extensions.get::<AuditNote>() {
+        note.object("agentstreams", node);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_server::audit::{Level, OnFailure};
+
+    use super::*;
+
+    #[test]
+    fn the_policy_of_the_page_is_one() {
+        let page = include_str!("../../../../../docs/audit.md");
+        let block = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next());
+        let policy = parse(block.unwrap(), false).unwrap();
+        assert_eq!(policy.rules.len(), 3);
+    }
+
+    #[test]
+    fn a_policy_reads_the_same_as_toml_and_as_yaml() {
+        let toml =
+            "on-failure = \"refuse\"\n[[rules]]\nkinds = [\"secrets\"]\nlevel = \"Request\"\n";
+        let yaml = "on-failure: refuse\nrules:\n- kinds: [secrets]\n  level: Request\n";
+        let policy = parse(toml, false).unwrap();
+        assert_eq!(policy, parse(yaml, true).unwrap());
+        assert_eq!(policy.on_failure, OnFailure::Refuse);
+        assert_eq!(policy.rules[0].level, Level::Request);
+        for (text, yaml) in [("rules = 1", false), ("rulez: []", true)] {
+            assert!(parse(text, yaml).is_err(), "{text}");
+        }
+        let flags = Flags { policy: None, sinks: vec!["syslog:smoke".to_owned()] };
+        assert!(flags.settings(None, &[]).is_err());
+    }
+}

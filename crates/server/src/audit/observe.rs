@@ -1,0 +1,296 @@
+//! From a request and its answer to a line: what was asked is noted when it comes in, and the books
+//! are closed when its answer goes out, or when the client goes away before.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::USER_AGENT;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use http_body_util::BodyExt;
+
+use super::fold::Alike;
+use super::policy::{Decision, Level, Outcome, Seen};
+use super::{ANONYMOUS, Entry, Surface, locked};
+use crate::listen::Peer;
+use crate::path::{self, Path};
+use crate::reply::Reply;
+use crate::service::{App, Asked, method_verb};
+
+/// The header in which clients may give a request an identity, and learn it.
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+
+/// The status code of a request whose client went away before the answer.
+const GONE: u16 = 499;
+
+/// Whether a method never changes anything.
+pub(crate) fn only_reads(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+/// What a further dialect knows about its request and the server does not. The server puts one into
+/// the extensions of each request that it hands over.
+#[derive(Clone, Debug, Default)]
+pub struct AuditNote(Arc<Mutex<Noted>>);
+
+#[derive(Clone, Debug, Default)]
+struct Noted {
+    account: String,
+    claimed: String,
+    resource: String,
+    name: String,
+    changes: Option<bool>,
+    denied: bool,
+}
+
+impl AuditNote {
+    /// Notes the account that was found to ask, in the dialect's own terms.
+    pub fn account(&self, account: &str) {
+        account.clone_into(&mut locked(&self.0).account);
+    }
+
+    /// Notes as whom somebody wanted to be known who was not.
+    pub fn claimed(&self, name: &str) {
+        locked(&self.0).claimed = name.chars().take(128).collect();
+    }
+
+    /// Notes what the request is about.
+    pub fn object(&self, resource: &str, name: &str) {
+        let mut noted = locked(&self.0);
+        resource.clone_into(&mut noted.resource);
+        noted.name = name.chars().take(512).collect();
+    }
+
+    /// Notes whether the request asks for a change, where the method does not tell.
+    pub fn changes(&self, changes: bool) {
+        locked(&self.0).changes = Some(changes);
+    }
+
+    /// Notes that the user was refused, where the status code does not tell.
+    pub fn denied(&self) {
+        locked(&self.0).denied = true;
+    }
+}
+
+/// Keeps the body of a request for the log while it is read.
+#[derive(Clone, Debug)]
+pub(crate) struct Tap {
+    body: Arc<Mutex<BytesMut>>,
+    limit: usize,
+}
+
+impl Tap {
+    /// Keeps a piece. One byte more than may be shown is kept, so that it shows that there is more.
+    pub(crate) fn keep(&self, data: &[u8]) {
+        let mut body = locked(&self.body);
+        let room = (self.limit + 1).saturating_sub(body.len());
+        body.extend_from_slice(&data[..data.len().min(room)]);
+    }
+
+    /// A body that leaves a copy of what is read of it.
+    pub(crate) fn on<B: http_body::Body<Data = Bytes>>(
+        self,
+        body: B,
+    ) -> impl http_body::Body<Data = Bytes, Error = B::Error> {
+        body.map_frame(move |frame| {
+            if let Some(data) = frame.data_ref() {
+                self.keep(data);
+            }
+            frame
+        })
+    }
+
+    fn take(&self) -> Bytes {
+        std::mem::take(&mut *locked(&self.body)).freeze()
+    }
+}
+
+/// Among the extensions of an answer: nothing was changed, only tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DryRun;
+
+/// The books of one request. Dropped before they are closed, they note that the client went away.
+pub(crate) struct Books<'a> {
+    app: &'a App,
+    peer: &'a Peer,
+    method: Method,
+    uri: Uri,
+    agent: Option<HeaderValue>,
+    given_id: Option<HeaderValue>,
+    started: Duration,
+    tap: Option<Tap>,
+    closed: bool,
+    pub(crate) asked: Asked,
+}
+
+impl<'a> Books<'a> {
+    pub(crate) fn open(app: &'a App, peer: &'a Peer, parts: &mut Parts, started: Duration) -> Self {
+        let tap = app.audit.keeps_bodies.then(|| {
+            let tap = Tap { body: Arc::default(), limit: app.audit.policy.body_limit };
+            parts.extensions.insert(tap.clone());
+            tap
+        });
+        Self {
+            app,
+            peer,
+            method: parts.method.clone(),
+            uri: parts.uri.clone(),
+            agent: parts.headers.get(USER_AGENT).cloned(),
+            given_id: parts.headers.get(AUDIT_ID).cloned().filter(is_identity),
+            started,
+            tap,
+            closed: false,
+            asked: Asked::default(),
+        }
+    }
+
+    /// Makes the line of a request, if it leaves one, and waits for it if the policy says so. The
+    /// answer says its identity.
+    pub(crate) async fn close(&mut self, reply: &mut Reply, took: Duration) {
+        self.closed = true;
+        let code = match Surface::of(self.uri.path()) {
+            Surface::Agents => grpc_code(reply.headers(), reply.status().as_u16()),
+            _ => reply.status().as_u16(),
+        };
+        let dry_run = reply.extensions().get::<DryRun>().is_some();
+        let Some((entry, before)) = self.entry(code, dry_run, took) else { return };
+        reply.headers_mut().insert(AUDIT_ID, entry.audit_id.clone());
+        if let Some(receiver) = self.app.audit.record(entry, before) {
+            self.app.audit.written(receiver).await;
+        }
+    }
+
+    fn entry(&mut self, code: u16, dry_run: bool, took: Duration) -> Option<(Entry, bool)> {
+        let (app, asked) = (self.app, &mut self.asked);
+        let noted = asked.note.take().map(|note| locked(&note.0).clone()).unwrap_or_default();
+        let by_method = asked.changes || (!only_reads(&self.method) && !asked.asks);
+        let changes = noted.changes.unwrap_or(by_method);
+        let outcome = if noted.denied { Outcome::Denied } else { Outcome::of(code) };
+        if !changes && outcome != Outcome::Denied && !app.audit.sees_reads {
+            return None;
+        }
+        if asked.verb.is_empty() {
+            asked.verb = method_verb(&self.method);
+        }
+        if asked.name.is_empty() && asked.namespace.is_empty() {
+            name_target(&self.uri, asked);
+        }
+        let resource = asked.resource.take().map(|resource| resource.to_string());
+        let resource = resource.unwrap_or(noted.resource);
+        let user: Arc<str> = match &asked.user {
+            Some(user) => user.name.clone(),
+            None if !noted.account.is_empty() => noted.account.as_str().into(),
+            None => ANONYMOUS.into(),
+        };
+        let role = asked.user.as_ref().and_then(|user| user.role).map_or("", |role| role.as_str());
+        let surface = Surface::of(self.uri.path());
+        let seen = Seen {
+            user: &user,
+            role,
+            verb: asked.verb,
+            resource: &resource,
+            namespace: &asked.namespace,
+            surface,
+            outcome,
+            changes,
+        };
+        let Decision { level, before } = app.audit.policy.decide(&seen);
+        if level == Level::None {
+            return None;
+        }
+        let remote = self.peer.address.ip();
+        let unknown = asked.user.is_none() && noted.account.is_empty();
+        if unknown
+            && outcome != Outcome::Allowed
+            && !app.audit.admit(Alike { remote: Some(remote), surface, code })
+        {
+            return None;
+        }
+        let body = self.tap.as_ref().filter(|_| level == Level::Request).map(Tap::take);
+        let asked = std::mem::take(asked);
+        let entry = Entry {
+            time: app.clock.now(),
+            audit_id: self.given_id.take().unwrap_or_else(|| app.audit.identity()),
+            user,
+            role,
+            impersonated_user: asked.acting_as,
+            account: noted.account,
+            claimed_user: noted.claimed,
+            surface,
+            verb: asked.verb,
+            resource,
+            subresource: asked.subresource,
+            namespace: asked.namespace,
+            name: if asked.name.is_empty() { noted.name } else { asked.name },
+            uri: Some(self.uri.clone()),
+            dry_run: dry_run || asks_dry_run(self.uri.query()),
+            outcome,
+            code,
+            reason: asked.reason,
+            latency_ms: took,
+            remote: Some(remote),
+            user_agent: self.agent.take(),
+            folded: 0,
+            body,
+            request: None,
+            request_omitted: None,
+        };
+        Some((entry, before))
+    }
+}
+
+impl Drop for Books<'_> {
+    fn drop(&mut self) {
+        if self.closed {
+            return;
+        }
+        let took = self.app.clock.elapsed().saturating_sub(self.started);
+        if let Some((entry, _)) = self.entry(GONE, false, took) {
+            // Whom it would tell is gone.
+            drop(self.app.audit.record(entry, false));
+        }
+    }
+}
+
+/// The object that a path names, for requests that were refused before it was looked at.
+fn name_target(uri: &Uri, asked: &mut Asked) {
+    let Ok(Path::Objects(target)) = path::parse(uri.path()) else { return };
+    asked.namespace = target.namespace.as_deref().unwrap_or_default().to_owned();
+    asked.name = target.name.as_deref().unwrap_or_default().to_owned();
+    asked.subresource = target.subresource.unwrap_or_default().to_owned();
+    if asked.resource.is_none() {
+        let resource = mainstay_store::object::Resource::new(target.group, target.plural);
+        asked.resource = Some(resource);
+    }
+}
+
+fn asks_dry_run(query: Option<&str>) -> bool {
+    query.is_some_and(|query| query.split('&').any(|pair| pair == "dryRun=All"))
+}
+
+/// Whether a client's own identity for a request is one: letters, digits and dashes, not too many.
+fn is_identity(value: &HeaderValue) -> bool {
+    let bytes = value.as_bytes();
+    (1..=64).contains(&bytes.len())
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
+}
+
+/// The status code that the status of gRPC stands for; it is among the headers if the call was
+/// refused.
+fn grpc_code(headers: &HeaderMap, code: u16) -> u16 {
+    let status = headers.get("grpc-status").and_then(|status| status.to_str().ok());
+    match status.map(|status| status.parse::<u16>().unwrap_or(2)) {
+        None | Some(0) => code,
+        Some(1) => GONE,
+        Some(3) => 400,
+        Some(4) => 504,
+        Some(5) => 404,
+        Some(6 | 9 | 10) => 409,
+        Some(7) => 403,
+        Some(8) => 429,
+        Some(14) => 503,
+        Some(16) => 401,
+        Some(_) => 500,
+    }
+}

@@ -1,0 +1,181 @@
+//! Takes secrets out of what a line shows: query parameters, and fields of bodies.
+
+use serde_json::{Map, Value};
+
+/// What stands where a secret stood.
+pub(crate) const REDACTED: &str = "REDACTED";
+
+/// The longest address of a request that a line shows, in bytes.
+const LONGEST_URI: usize = 2048;
+
+/// Words that make the name of a field or parameter that of a secret.
+const SECRET_WORDS: [&str; 8] = [
+    "token",
+    "password",
+    "passwd",
+    "passphrase",
+    "secret",
+    "authorization",
+    "credential",
+    "signature",
+];
+
+/// Names that are secret as a whole.
+const SECRET_NAMES: [&str; 3] = ["key", "privatekey", "csr"];
+
+fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_lowercase().replace(['-', '_'], "");
+    SECRET_WORDS.iter().any(|word| name.contains(word)) || SECRET_NAMES.contains(&name.as_str())
+}
+
+/// The path and query of a request, without the values of secret parameters.
+pub(crate) fn uri(path: &str, query: Option<&str>) -> String {
+    let mut text = path.to_owned();
+    for (at, pair) in query.iter().flat_map(|query| query.split('&')).enumerate() {
+        text.push(if at == 0 { '?' } else { '&' });
+        match pair.split_once('=') {
+            Some((name, _)) if is_secret(name) => {
+                text.push_str(name);
+                text.push('=');
+                text.push_str(REDACTED);
+            }
+            _ => text.push_str(pair),
+        }
+    }
+    if text.len() > LONGEST_URI {
+        let end = (0..=LONGEST_URI).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// A body as a line shows it, without secrets; the reason if it cannot be shown. Of what is sent to
+/// a collection of `secrets` only metadata is shown: a patch does not say its kind.
+pub(crate) fn body(bytes: &[u8], limit: usize, secrets: bool) -> Result<Value, String> {
+    if bytes.len() > limit {
+        return Err(format!("{} bytes, more than the {limit} of body-limit", bytes.len()));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| "not text".to_owned())?;
+    let parsed = serde_json::from_str::<Value>(text).ok();
+    let parsed = parsed.or_else(|| serde_saphyr::from_str::<Value>(text).ok());
+    // A text by itself may be anything, a password too.
+    let mut value = parsed
+        .filter(|value| value.is_object() || value.is_array())
+        .ok_or_else(|| "neither JSON nor YAML".to_owned())?;
+    redact(&mut value);
+    if secrets {
+        hide_content(&mut value);
+    }
+    Ok(value)
+}
+
+fn hide_content(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields.iter_mut() {
+                if !matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "type") {
+                    hide(value);
+                }
+            }
+        }
+        Value::Array(steps) => {
+            let steps = steps.iter_mut().filter_map(|step| step.get_mut("value"));
+            steps.for_each(hide);
+        }
+        _ => {}
+    }
+}
+
+fn redact(value: &mut Value) {
+    match value {
+        Value::Object(fields) => redact_object(fields),
+        Value::Array(items) => items.iter_mut().for_each(redact),
+        _ => {}
+    }
+}
+
+fn redact_object(fields: &mut Map<String, Value>) {
+    let kept_secret = fields.get("kind").is_some_and(|kind| kind == "Secret");
+    // The environment of a process: `{name: PASSWORD, value: …}`; a JSON patch: `{path: …, value: …}`.
+    let names_secret = ["name", "path", "key"]
+        .iter()
+        .any(|field| fields.get(*field).and_then(Value::as_str).is_some_and(is_secret));
+    for (name, value) in fields.iter_mut() {
+        let whole = is_secret(name)
+            || (kept_secret && matches!(name.as_str(), "data" | "stringData"))
+            || (names_secret && name == "value")
+            // `kubectl apply` repeats the whole object in an annotation.
+            || name == "kubectl.kubernetes.io/last-applied-configuration";
+        match whole {
+            true => hide(value),
+            false => redact(value),
+        }
+    }
+}
+
+/// Hides values, but not the names of fields: which key of a Secret changed is worth knowing.
+fn hide(value: &mut Value) {
+    match value {
+        Value::Object(fields) => fields.values_mut().for_each(hide),
+        Value::Array(items) => items.iter_mut().for_each(hide),
+        Value::Null => {}
+        other => *other = Value::from(REDACTED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn secret_parameters_are_hidden() {
+        for (path, query, shown) in [
+            ("/a", None, "/a"),
+            ("/a", Some("x=1&token=abc&y"), "/a?x=1&token=REDACTED&y"),
+            ("/a", Some("X-Amz-Signature=z"), "/a?X-Amz-Signature=REDACTED"),
+            ("/a", Some("labelSelector=a%3Db"), "/a?labelSelector=a%3Db"),
+        ] {
+            assert_eq!(uri(path, query), shown);
+        }
+        assert!(uri(&"x".repeat(1 << 20), None).len() < 3000);
+    }
+
+    #[test]
+    fn secrets_in_bodies_are_hidden_and_all_else_is_shown() {
+        let cases = [
+            (
+                json!({"kind": "Secret", "metadata": {"name": "s"}, "data": {"a": "MQ=="}}),
+                json!({"kind": "Secret", "metadata": {"name": "s"}, "data": {"a": REDACTED}}),
+            ),
+            (
+                json!({"kind": "ConfigMap", "data": {"a": "1"}, "role": "admin"}),
+                json!({"kind": "ConfigMap", "data": {"a": "1"}, "role": "admin"}),
+            ),
+            (
+                json!([{"auth_token": "x", "password": {"deep": ["y"]}, "n": 1}]),
+                json!([{"auth_token": REDACTED, "password": {"deep": [REDACTED]}, "n": 1}]),
+            ),
+            (
+                json!({"env": [{"name": "DB_PASSWORD", "value": "x"}, {"name": "A", "value": "1"}]}),
+                json!({"env": [{"name": "DB_PASSWORD", "value": REDACTED}, {"name": "A", "value": "1"}]}),
+            ),
+        ];
+        for (sent, shown) in cases {
+            assert_eq!(body(sent.to_string().as_bytes(), 1 << 20, false).unwrap(), shown);
+        }
+        let yaml = "kind: Secret\nstringData:\n  a: hidden\n";
+        assert_eq!(body(yaml.as_bytes(), 100, false).unwrap()["stringData"]["a"], REDACTED);
+        let patch = json!({"data": {"a": "x"}});
+        let shown = body(patch.to_string().as_bytes(), 100, true).unwrap();
+        assert_eq!(shown, json!({"data": {"a": REDACTED}}));
+        let patch = json!([{"op": "add", "path": "/data/a", "value": "x"}]);
+        let shown = body(patch.to_string().as_bytes(), 100, true).unwrap();
+        assert_eq!(shown[0]["value"], REDACTED);
+        assert!(body(b"\"just a password\"", 100, false).is_err());
+        assert!(body(b"{\"a\": 1}", 3, false).unwrap_err().contains("8 bytes"));
+        assert!(body(b"k8s\0\xff", 100, false).is_err());
+    }
+}

@@ -1,0 +1,127 @@
+use mainstay_store::clock::SystemClock;
+
+use super::*;
+
+const SEED: &str = "0a1b2c3d-4e5f-4a6b-8c7d-0123456789ab";
+
+fn entry(name: &str) -> Entry {
+    let alike = Alike { remote: Some([127, 0, 0, 1].into()), surface: Surface::Objects, code: 201 };
+    Entry {
+        user: "ada".into(),
+        role: "editor",
+        verb: "create",
+        resource: "configmaps".to_owned(),
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+        uri: Some(Uri::from_static("/api/v1/namespaces/default/configmaps?token=x")),
+        latency_ms: Duration::from_micros(1500),
+        user_agent: Some(HeaderValue::from_static("curl/8")),
+        folded: 0,
+        ..Entry::of_folded(&Folded { alike, count: 1 }, "2026-11-16T00:00:00Z".parse().unwrap())
+    }
+}
+
+fn start(settings: Settings, file: PathBuf) -> (Audit, Writing, Meters) {
+    let meters = Meters::default();
+    let clock = SystemClock::new();
+    let (audit, writing) = Audit::start(settings, file, SEED, meters.clone(), clock).unwrap();
+    (audit, writing, meters)
+}
+
+#[tokio::test]
+async fn every_entry_is_a_line_and_is_written_before_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.log");
+    let (audit, writing, _) = start(Settings::default(), path.clone());
+    audit.record(entry("a\"b"), false);
+    audit.record(entry("c"), false);
+    drop(audit);
+    writing.ended().await;
+    let text = std::fs::read_to_string(path).unwrap();
+    let first = r#"{"time":"2026-11-16T00:00:00Z","user":"ada","role":"editor","surface":"objects","verb":"create","resource":"configmaps","namespace":"default","name":"a\"b","requestURI":"/api/v1/namespaces/default/configmaps?token=REDACTED","outcome":"allowed","code":201,"latencyMs":1.5,"remote":"127.0.0.1","userAgent":"curl/8"}"#;
+    assert_eq!(text.lines().next(), Some(first));
+    assert_eq!(text.lines().count(), 2);
+}
+
+#[tokio::test]
+async fn who_waits_for_a_line_is_told_when_it_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.log");
+    let policy = Policy { durable: true, ..Policy::default() };
+    let (audit, writing, _) = start(Settings { policy, sinks: Vec::new() }, path.clone());
+    for number in 1..=20 {
+        let receiver = audit.record(entry("x"), true).unwrap();
+        audit.written(receiver).await;
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), number);
+    }
+    drop(audit);
+    writing.ended().await;
+}
+
+#[tokio::test]
+async fn while_a_sink_fails_changes_are_refused_if_the_policy_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let sinks = vec![Destination::Syslog(Syslog::Unix(socket.clone()))];
+    let policy = Policy { on_failure: OnFailure::Refuse, ..Policy::default() };
+    let (audit, writing, meters) =
+        start(Settings { policy, sinks: sinks.clone() }, dir.path().join("unused"));
+    assert!(audit.refusal(&Method::POST).is_none());
+    let receiver = audit.record(entry("a"), true).unwrap();
+    audit.written(receiver).await;
+    assert!(audit.is_failing() && meters.failing.get() == 1 && meters.lost.get() == 0);
+    assert!(audit.refusal(&Method::GET).is_none(), "reads go on");
+    let refusal = audit.refusal(&Method::POST).unwrap();
+    assert_eq!(refusal.reason, Reason::ServiceUnavailable);
+
+    // The line is written as soon as the sink is there, and changes go on.
+    let bound = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
+    let received = tokio::task::spawn_blocking(move || {
+        let mut text = [0; 4096];
+        let length = bound.recv(&mut text).unwrap();
+        (bound, String::from_utf8_lossy(&text[..length]).into_owned())
+    });
+    let (_bound, line) = received.await.unwrap();
+    assert!(line.contains("\"name\":\"a\""), "{line}");
+    let receiver = audit.record(entry("b"), true).unwrap();
+    audit.written(receiver).await;
+    assert!(!audit.is_failing() && audit.refusal(&Method::POST).is_none());
+    drop(audit);
+    writing.ended().await;
+
+    // Usually they go on all the while.
+    let missing = vec![Destination::Syslog(Syslog::Unix(dir.path().join("missing")))];
+    let settings = Settings { policy: Policy::default(), sinks: missing };
+    let (audit, writing, _) = start(settings, dir.path().join("unused"));
+    let receiver = audit.record(entry("a"), true).unwrap();
+    audit.written(receiver).await;
+    assert!(audit.is_failing() && audit.refusal(&Method::POST).is_none());
+    drop(audit);
+    writing.ended().await;
+}
+
+#[test]
+fn every_path_belongs_to_a_part_of_the_api() {
+    for (path, surface) in [
+        ("/api/v1/namespaces", Surface::Objects),
+        ("/apis/apps.mainstay.dev/v1/applications", Surface::Objects),
+        ("/apis", Surface::Objects),
+        ("/mainstay/v1/tokens", Surface::Tokens),
+        ("/mainstay/v1/tokens/abc", Surface::Tokens),
+        ("/mainstay/v1/join", Surface::Join),
+        ("/mainstay/v1/backup", Surface::Store),
+        ("/mainstay/v1/store/compact", Surface::Store),
+        ("/mainstay/v1/namespaces/default/instances/i/log", Surface::Logs),
+        ("/mainstay/v1/namespaces/default/applications/a/placement", Surface::Other),
+        ("/rucio/rules/", Surface::Rucio),
+        ("/rucio", Surface::Rucio),
+        ("/rucioo", Surface::Other),
+        ("/mainstay.agents.v1.Agents/Connect", Surface::Agents),
+        ("/v1/lvg/filter-and-score", Surface::Extender),
+        ("/scheduler/filter", Surface::Scheduler),
+        ("/metrics", Surface::Other),
+    ] {
+        assert_eq!(Surface::of(path), surface, "{path}");
+    }
+}
