@@ -1,46 +1,244 @@
-//! Reading the body of a request: bounded, and turned into a tree once.
+//! Reading the body of a request: bounded in size, time and memory, and turned into a tree once.
+//!
+//! A body that is still on its way holds no place among the requests under way: it counts among the
+//! bodies ([`Pool::Bodies`]), and takes its request's place once it is here ([`Intake`]). It must
+//! arrive at a [`Pace`], and what it takes in memory is counted too, except for a small part that
+//! every body has for nothing. Enter at [`Incoming::new`] and [`read`].
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::future::{Either, select};
+use http::Version;
 use http::header::{CONTENT_LENGTH, EXPECT};
 use http::request::Parts;
+use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::Incoming as Raw;
+use mainstay_store::clock::Clock;
 use mainstay_store::schema::{Decoded, decode};
 use mainstay_store::status::{Error, Reason};
 use serde_json::Value;
 
+use crate::fairness::Pace;
+use crate::gate::{Place, Pool, Who};
 use crate::negotiate::Format;
+use crate::options::Limits;
 use crate::patch::{DEPTH, shallow};
 use crate::protobuf;
 
-/// How much of a body that is too large is still taken, so that its sender hears the answer
-/// instead of a broken connection.
+/// How much of a body that is too large is still taken over HTTP/1, so that its sender hears the
+/// answer instead of a broken connection.
 const DRAINED: usize = 32 << 20;
+/// How much of each body is not counted: most are smaller, and their number is bounded.
+const UNCOUNTED: usize = 16 << 10;
+/// In which steps the memory of a body of unknown length is counted.
+const STEP: usize = 64 << 10;
+
+/// The body of a request, from which something may still come.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    body: Option<Raw>,
+    intake: Option<Arc<Intake>>,
+}
+
+/// A body on its way in, and the places its request holds meanwhile and afterwards.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    clock: Arc<dyn Clock>,
+    pace: Pace,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The part that no handler read.
+    rest: Option<Raw>,
+    who: Option<Who>,
+    /// Where its request enters once the body is here.
+    then: Option<Pool>,
+    inside: Option<Place>,
+    memory: Option<Place>,
+}
+
+impl Incoming {
+    pub(crate) fn new(body: Raw, clock: &Arc<dyn Clock>, limits: &Limits) -> Self {
+        if body.is_end_stream() {
+            return Self { body: None, intake: None };
+        }
+        let pace = Pace { grace: limits.body_grace, rate: limits.body_rate };
+        let state = Mutex::default();
+        let intake = Arc::new(Intake { clock: clock.clone(), pace, state });
+        Self { body: Some(body), intake: Some(intake) }
+    }
+
+    /// The places its request holds, if there is a body at all.
+    pub(crate) fn intake(&self) -> Option<Arc<Intake>> {
+        self.intake.clone()
+    }
+
+    /// Admits a request: at once if there is no body to wait for, otherwise among the bodies first,
+    /// and to `pool` when the body was read.
+    ///
+    /// # Errors
+    /// 429 with the bound that was met.
+    pub(crate) fn admit(&self, who: &Who, pool: Pool) -> Result<Inside, Error> {
+        let Some(intake) = &self.intake else {
+            return Ok(Inside::Place(who.enter(pool)?));
+        };
+        let (first, then) = match pool {
+            Pool::Strangers => (Pool::Strangers, None),
+            pool => (Pool::Bodies, Some(pool)),
+        };
+        let place = who.enter(first)?;
+        let mut state = intake.lock();
+        state.who = Some(who.clone());
+        state.then = then;
+        state.inside = Some(place);
+        drop(state);
+        Ok(Inside::Intake(intake.clone()))
+    }
+
+    /// The body as it is, for streams that stay open and have bounds of their own.
+    pub(crate) fn stream(mut self) -> axum::body::Body {
+        self.body.take().map_or_else(axum::body::Body::empty, axum::body::Body::new)
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if let (Some(body), Some(intake)) = (self.body.take(), &self.intake)
+            && !body.is_end_stream()
+        {
+            intake.lock().rest = Some(body);
+        }
+    }
+}
+
+/// A request that was admitted, until dropped.
+#[derive(Debug)]
+#[expect(dead_code, reason = "places are held, not looked at")]
+pub(crate) enum Inside {
+    Place(Place),
+    Intake(Arc<Intake>),
+}
+
+impl Intake {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The part that no handler read, if there is any.
+    pub(crate) fn take_rest(&self) -> Option<Raw> {
+        self.lock().rest.take()
+    }
+
+    /// The next piece, unless it takes too long.
+    async fn next(
+        &self,
+        body: &mut Raw,
+        started: Duration,
+        received: usize,
+    ) -> Result<Option<Frame<Bytes>>, Error> {
+        let mut frame = body.frame();
+        let arrived = match futures_util::poll!(&mut frame) {
+            std::task::Poll::Ready(arrived) => arrived,
+            std::task::Poll::Pending => {
+                let took = self.clock.elapsed().saturating_sub(started);
+                let left = self.pace.deadline(received).saturating_sub(took);
+                match select(frame, self.clock.sleep(left)).await {
+                    Either::Left((arrived, _)) => arrived,
+                    Either::Right(_) => return Err(too_slow(self.pace, received)),
+                }
+            }
+        };
+        let broken = |error| Error::bad_request(format!("the body could not be read: {error}"));
+        arrived.transpose().map_err(broken)
+    }
+
+    /// Counts the memory of a body of so many bytes.
+    fn count(&self, bytes: usize) -> Result<(), Error> {
+        let mut state = self.lock();
+        let State { who, memory, .. } = &mut *state;
+        let Some(who) = who else { return Ok(()) };
+        match memory {
+            None => *memory = Some(who.enter_many(who.bytes(), bytes)?),
+            Some(place) => place.grow(bytes)?,
+        }
+        Ok(())
+    }
+
+    /// The body is here: its request may begin.
+    fn complete(&self) -> Result<(), Error> {
+        let mut state = self.lock();
+        if let (Some(pool), Some(who)) = (state.then.take(), &state.who) {
+            let place = who.enter(pool)?;
+            // This leaves the bodies.
+            state.inside = Some(place);
+        }
+        Ok(())
+    }
+
+    async fn drain(&self, body: &mut Raw, started: Duration, mut received: usize) {
+        while let Ok(Some(frame)) = self.next(body, started, received).await {
+            received += frame.data_ref().map_or(0, Bytes::len);
+            if received > DRAINED {
+                return;
+            }
+        }
+    }
+}
 
 /// Reads a body of at most `limit` bytes.
 ///
 /// # Errors
-/// 413 if it is larger, 400 if it breaks off.
-pub(crate) async fn read(parts: &Parts, body: Incoming, limit: usize) -> Result<Bytes, Error> {
+/// 413 if it is larger, 408 if it is slower than it may be, 429 if there is no room for it, 400 if
+/// it breaks off.
+pub(crate) async fn read(
+    parts: &Parts,
+    mut incoming: Incoming,
+    limit: usize,
+) -> Result<Bytes, Error> {
+    let Some(intake) = incoming.intake() else {
+        return Ok(Bytes::new());
+    };
+    let Some(body) = &mut incoming.body else {
+        return Ok(Bytes::new());
+    };
+    let started = intake.clock.elapsed();
+    // Over HTTP/2 an answer is heard while the body is on its way.
+    let hears = parts.version == Version::HTTP_2;
     let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
     let length = length.and_then(|length| length.parse::<usize>().ok());
-    if length.is_some_and(|length| length > limit) {
-        if length.is_some_and(|length| length <= DRAINED) && !parts.headers.contains_key(EXPECT) {
-            drain(body, DRAINED).await;
+    if let Some(length) = length.filter(|length| *length > limit) {
+        if length <= DRAINED && !hears && !parts.headers.contains_key(EXPECT) {
+            intake.drain(body, started, 0).await;
         }
         return Err(too_large(limit));
     }
-    let mut body = body;
+    let mut counted = UNCOUNTED;
+    if let Some(length) = length.filter(|length| *length > counted) {
+        intake.count(length - counted)?;
+        counted = length;
+    }
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let broken = |error| Error::bad_request(format!("the body could not be read: {error}"));
-        let Ok(data) = frame.map_err(broken)?.into_data() else {
+    while let Some(frame) = intake.next(body, started, first.len() + rest.len()).await? {
+        let Ok(data) = frame.into_data() else {
             continue;
         };
-        if first.len() + rest.len() + data.len() > limit {
-            drain(body, DRAINED).await;
+        let received = first.len() + rest.len() + data.len();
+        if received > limit {
+            if !hears {
+                intake.drain(body, started, received).await;
+            }
             return Err(too_large(limit));
+        }
+        if received > counted {
+            let more = STEP.max(received - counted);
+            intake.count(more)?;
+            counted += more;
         }
         if first.is_empty() && rest.is_empty() {
             first = data;
@@ -53,6 +251,7 @@ pub(crate) async fn read(parts: &Parts, body: Incoming, limit: usize) -> Result<
             rest.extend_from_slice(&data);
         }
     }
+    intake.complete()?;
     let whole = if rest.is_empty() { first } else { rest.freeze() };
     if let Some(tap) = parts.extensions.get::<crate::audit::Tap>() {
         tap.keep(&whole);
@@ -60,19 +259,40 @@ pub(crate) async fn read(parts: &Parts, body: Incoming, limit: usize) -> Result<
     Ok(whole)
 }
 
-async fn drain(mut body: Incoming, limit: usize) {
-    let mut taken = 0;
-    while let Some(Ok(frame)) = body.frame().await {
-        taken += frame.data_ref().map_or(0, Bytes::len);
-        if taken > limit {
-            return;
+/// How long the unread rest of a body is taken, and how much of it, so that a client that
+/// is still sending over HTTP/2 reads its answer before its stream is reset.
+const LINGER: (Duration, usize) = (Duration::from_secs(2), 1 << 20);
+
+/// Takes the rest that a client sends though it was answered. When this ends the stream is reset,
+/// with `NO_ERROR`, as RFC 9113 section 8.1 has it.
+pub(crate) async fn linger(mut rest: Raw, clock: &dyn Clock) {
+    let (time, most) = LINGER;
+    let take = async {
+        let mut taken = 0;
+        while taken < most {
+            match rest.frame().await {
+                Some(Ok(frame)) => taken += frame.data_ref().map_or(0, Bytes::len),
+                _ => return,
+            }
         }
-    }
+        // No more is taken, and flow control stops the client.
+        std::future::pending().await
+    };
+    select(std::pin::pin!(take), clock.sleep(time)).await;
 }
 
 fn too_large(limit: usize) -> Error {
     let message = format!("Request entity too large: limit is {limit}");
     Error::new(Reason::RequestEntityTooLarge, message)
+}
+
+fn too_slow(pace: Pace, received: usize) -> Error {
+    let Pace { grace, rate } = pace;
+    let message = format!(
+        "Request timeout: {received} bytes of the body arrived in time; after {} s it must arrive at {rate} bytes a second",
+        grace.as_secs()
+    );
+    Error::new(Reason::RequestTimeout, message)
 }
 
 /// Turns a body into an object.

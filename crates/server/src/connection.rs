@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +20,7 @@ use mainstay_store::clock::Clock;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
+use crate::heads::Heads;
 use crate::options::Limits;
 
 const SWEEP: Duration = Duration::from_secs(1);
@@ -131,6 +133,11 @@ impl Pulse {
         Busy(self.clone())
     }
 
+    /// Lets the connection finish what is under way, and take on nothing more.
+    pub(crate) fn finish(&self) {
+        self.order(FINISH);
+    }
+
     fn order(&self, order: u8) {
         self.order.fetch_max(order, Relaxed);
         self.ordered.notify_one();
@@ -178,7 +185,7 @@ pub(crate) struct Connections {
 
 #[derive(Debug, Default)]
 struct Open {
-    pulses: HashMap<u64, Arc<Pulse>>,
+    pulses: HashMap<u64, (IpAddr, Arc<Pulse>)>,
     count: u64,
     order: u8,
 }
@@ -207,8 +214,8 @@ impl Connections {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a new connection.
-    pub(crate) fn enter(self: &Arc<Self>) -> Place {
+    /// A place for a new connection from an address.
+    pub(crate) fn enter(self: &Arc<Self>, from: IpAddr) -> Place {
         let mut open = self.lock();
         let pulse = Arc::new(Pulse {
             tick: self.tick.clone(),
@@ -224,7 +231,7 @@ impl Connections {
         });
         open.count += 1;
         let id = open.count;
-        open.pulses.insert(id, pulse.clone());
+        open.pulses.insert(id, (from, pulse.clone()));
         drop(open);
         Place { all: self.clone(), id, pulse }
     }
@@ -239,16 +246,19 @@ impl Connections {
         self.writes.load(Relaxed)
     }
 
-    /// Closes the connection that has been idle longest, to make room for another.
-    pub(crate) fn close_idlest(&self) {
+    /// Closes the connection that has been idle longest, of those from `from` if that is given, to
+    /// make room for another.
+    pub(crate) fn close_idlest(&self, from: Option<IpAddr>) {
         let open = self.lock();
-        let idle = open.pulses.iter().filter(|(_, pulse)| {
+        let idle = open.pulses.iter().filter(|(_, (address, pulse))| {
             let reading = pulse.reading();
-            !reading.busy && pulse.order.load(Relaxed) == GO_ON
+            from.is_none_or(|from| from == *address)
+                && !reading.busy
+                && pulse.order.load(Relaxed) == GO_ON
         });
         // Ticks are coarse: among equals the oldest connection goes.
-        let idlest = idle.min_by_key(|(id, pulse)| (pulse.since.load(Relaxed), **id));
-        if let Some((_, idlest)) = idlest {
+        let idlest = idle.min_by_key(|(id, (_, pulse))| (pulse.since.load(Relaxed), **id));
+        if let Some((_, (_, idlest))) = idlest {
             idlest.order(CLOSE);
         }
     }
@@ -266,7 +276,7 @@ impl Connections {
     fn order_all(&self, order: u8) {
         let mut open = self.lock();
         open.order = order;
-        for pulse in open.pulses.values() {
+        for (_, pulse) in open.pulses.values() {
             pulse.order(order);
         }
     }
@@ -275,7 +285,7 @@ impl Connections {
     pub(crate) async fn sweep(&self) {
         loop {
             self.tick.store(millis(self.clock.elapsed()), Relaxed);
-            for pulse in self.lock().pulses.values() {
+            for (_, pulse) in self.lock().pulses.values() {
                 let reading = pulse.reading();
                 if let Some(why) = overstays(reading, &self.limits) {
                     tracing::debug!(why, "closing a connection");
@@ -299,11 +309,14 @@ fn millis(duration: Duration) -> u64 {
 pub(crate) struct Wire<S> {
     stream: S,
     pulse: Arc<Pulse>,
+    /// What HTTP/1 requests look like so far.
+    heads: Option<Heads>,
 }
 
 impl<S> Wire<S> {
-    pub(crate) fn new(stream: S, pulse: Arc<Pulse>) -> Self {
-        Self { stream, pulse }
+    /// A stream of one request after the other, or of several at once if `multiplexed`.
+    pub(crate) fn new(stream: S, pulse: Arc<Pulse>, multiplexed: bool) -> Self {
+        Self { stream, pulse, heads: (!multiplexed).then(Heads::new) }
     }
 }
 
@@ -315,8 +328,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if buffer.filled().len() > before {
+        let arrived = &mut buffer.filled_mut()[before..];
+        if !arrived.is_empty() {
             self.pulse.heard();
+            if let Some(heads) = &mut self.heads {
+                let malformed = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+                heads.pass(arrived).map_err(malformed)?;
+            }
         }
         read
     }
@@ -395,6 +413,10 @@ pub(crate) trait Driven: Future {
 mod tests {
     use super::*;
     use mainstay_store::clock::ManualClock;
+    use std::net::Ipv4Addr;
+
+    const NEAR: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
     #[test]
     fn each_state_has_its_own_patience() {
@@ -432,7 +454,7 @@ mod tests {
     async fn a_head_that_never_ends_is_cut_off_and_a_request_under_way_is_not() {
         let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
         let all = Connections::new(clock.clone(), Limits::default());
-        let (slow, busy) = (all.enter(), all.enter());
+        let (slow, busy) = (all.enter(NEAR), all.enter(NEAR));
         for place in [&slow, &busy] {
             place.pulse.shaken(false);
             place.pulse.heard();
@@ -454,12 +476,14 @@ mod tests {
     fn the_longest_idle_connection_makes_room() {
         let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
         let all = Connections::new(clock, Limits::default());
-        let (first, second, third) = (all.enter(), all.enter(), all.enter());
+        let (first, second, third) = (all.enter(NEAR), all.enter(NEAR), all.enter(FAR));
         let _request = first.pulse.begin();
         second.pulse.since.store(5, Relaxed);
         third.pulse.since.store(9, Relaxed);
-        all.close_idlest();
+        all.close_idlest(None);
         let orders = [&first, &second, &third].map(|place| place.pulse.order.load(Relaxed));
         assert_eq!(orders, [GO_ON, CLOSE, GO_ON]);
+        all.close_idlest(Some(FAR));
+        assert_eq!(third.pulse.order.load(Relaxed), CLOSE, "one from there makes room");
     }
 }

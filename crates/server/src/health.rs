@@ -3,34 +3,45 @@
 use http::StatusCode;
 use serde_json::json;
 
+use crate::gate::Pool;
 use crate::metrics::Levels;
+use crate::readiness::{Outcome, Readiness};
 use crate::reply::{self, Reply};
 use crate::service::App;
 
 /// The version of the dialect that is served.
 const MINOR: &str = "33";
 
-/// `/healthz`, `/livez`: somebody answers, so they are well.
-pub(crate) fn live(path: &str, verbose: bool) -> Reply {
-    let name = path.trim_start_matches('/');
-    checks(name, &[("ping", true)], verbose)
+/// `/healthz`, `/livez` and `/readyz`, each also for one check alone, as `/readyz/store`; nothing if
+/// there is no such check.
+pub(crate) fn probe(readiness: &Readiness, path: &str, verbose: bool) -> Option<Reply> {
+    let (name, one) = match path.strip_prefix('/')?.split_once('/') {
+        Some((name, one)) => (name, Some(one)),
+        None => (path.strip_prefix('/')?, None),
+    };
+    let outcomes = match name {
+        // Somebody answers, so they live.
+        "healthz" | "livez" => vec![("ping", Ok(()))],
+        "readyz" => readiness.outcomes(),
+        _ => return None,
+    };
+    let Some(one) = one else { return Some(checks(name, &outcomes, verbose)) };
+    let outcome = outcomes.into_iter().find(|(check, _)| *check == one)?;
+    Some(checks(&format!("{name}/{one}"), &[outcome], verbose))
 }
 
-/// `/readyz`: whether requests make sense yet, or still.
-pub(crate) fn ready(ready: bool, verbose: bool) -> Reply {
-    checks("readyz", &[("ping", true), ("store", ready), ("namespaces", ready)], verbose)
-}
-
-fn checks(name: &str, checks: &[(&str, bool)], verbose: bool) -> Reply {
-    let well = checks.iter().all(|(_, well)| *well);
+fn checks(name: &str, outcomes: &[Outcome], verbose: bool) -> Reply {
+    let well = outcomes.iter().all(|(_, outcome)| outcome.is_ok());
     let code = if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     if well && !verbose {
         return reply::text(code, "ok");
     }
     let mut text = String::new();
-    for (check, well) in checks {
-        let line = if *well { format!("[+]{check} ok\n") } else { format!("[-]{check} failed\n") };
-        text.push_str(&line);
+    for (check, outcome) in outcomes {
+        text.push_str(&match outcome {
+            Ok(()) => format!("[+]{check} ok\n"),
+            Err(reason) => format!("[-]{check} failed: {reason}\n"),
+        });
     }
     text.push_str(&format!("{name} check {}\n", if well { "passed" } else { "failed" }));
     reply::text(code, text)
@@ -59,8 +70,9 @@ pub(crate) fn metrics(app: &App) -> Reply {
     let durable = registry.find("", "v1", "namespaces").or_else(|| registry.iter().next());
     let objects = app.resources.objects();
     let revision = durable.map_or(0, |kind| objects.revision(kind.resource()).0);
+    app.gate.observe();
     let levels = Levels {
-        in_flight: app.requests.inside(),
+        in_flight: app.gate.held(Pool::Requests),
         connections: app.connections.len(),
         revision,
         writes: app.connections.writes(),

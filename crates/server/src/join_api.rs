@@ -5,13 +5,12 @@
 
 use http::request::Parts;
 use http::{Method, StatusCode};
-use hyper::body::Incoming;
 use mainstay_store::object::Resource;
 use mainstay_store::status::{Error, Reason};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::body;
+use crate::body::{self, Incoming};
 use crate::identity::{self, User};
 use crate::negotiate::Format;
 use crate::reply::{self, Reply};

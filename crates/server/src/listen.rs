@@ -14,12 +14,13 @@ use hyper::service::Service;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::connection::{Connections, Driven, Place, Pulse, Wire, drive};
+use crate::fairness::Met;
+use crate::gate::{Gate, Pool, Visitor, arriving};
 use crate::identity::{Claims, User};
 use crate::options::Limits;
 use crate::reply::{Body, Reply};
@@ -61,13 +62,20 @@ pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     pub(crate) certified: Option<Arc<User>>,
     pub(crate) pulse: Arc<Pulse>,
+    pub(crate) visitor: Visitor,
 }
 
 /// Accepts connections and serves them.
 pub(crate) struct Listener {
     pub(crate) tcp: TcpListener,
+    pub(crate) room: Arc<Room>,
+}
+
+/// Where connections are served.
+pub(crate) struct Room {
     pub(crate) tls: Option<TlsAcceptor>,
     pub(crate) app: Arc<App>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) tasks: TaskTracker,
     pub(crate) limits: Limits,
@@ -76,7 +84,6 @@ pub(crate) struct Listener {
 impl Listener {
     /// Accepts until told to stop. What was accepted lives on in the tasks.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let room = Arc::new(Semaphore::new(self.limits.connections.min(Semaphore::MAX_PERMITS)));
         loop {
             let accepted = tokio::select! {
                 () = stop.cancelled() => return,
@@ -86,80 +93,103 @@ impl Listener {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    self.connections.close_idlest();
+                    self.room.connections.close_idlest(None);
                     tokio::time::sleep(EXHAUSTED).await;
                     continue;
                 }
             };
-            let permit = match room.clone().try_acquire_owned() {
-                Ok(permit) => permit,
-                Err(_) => {
-                    self.connections.close_idlest();
-                    tokio::select! {
-                        () = stop.cancelled() => return,
-                        permit = room.clone().acquire_owned() => match permit {
-                            Ok(permit) => permit,
-                            Err(_) => return,
-                        },
-                    }
-                }
-            };
-            let place = self.connections.enter();
-            let (tls, app, tasks) = (self.tls.clone(), self.app.clone(), self.tasks.clone());
-            let head = self.limits.head;
-            self.tasks.spawn(async move {
-                serve(stream, address, tls, app, tasks, place, head).await;
-                drop(permit);
-            });
+            match Visitor::new(&self.room.gate, address.ip()) {
+                Ok(visitor) => self.room.enter(stream, address, visitor),
+                Err(met) => self.room.wait(stream, address, met, stop.clone()),
+            }
         }
     }
 }
 
-async fn serve(
-    stream: TcpStream,
-    address: SocketAddr,
-    tls: Option<TlsAcceptor>,
-    app: Arc<App>,
-    tasks: TaskTracker,
-    place: Place,
-    head: usize,
-) {
-    let pulse = place.pulse.clone();
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection went away");
-        return;
+impl Room {
+    fn enter(self: &Arc<Self>, stream: TcpStream, address: SocketAddr, visitor: Visitor) {
+        let place = self.connections.enter(address.ip());
+        let room = self.clone();
+        self.tasks.spawn(async move { room.serve(stream, address, visitor, place).await });
     }
-    let Some(tls) = tls else {
-        pulse.shaken(false);
-        let peer = Peer { address, certified: None, pulse: pulse.clone() };
-        return serve_http1(Wire::new(stream, pulse), app, peer, head).await;
-    };
-    let accepted = tokio::select! {
-        accepted = tls.accept(stream) => accepted,
-        _ = pulse.ordered() => return,
-    };
-    let stream = match accepted {
-        Ok(stream) => stream,
-        Err(error) => {
-            tracing::debug!(%error, "a TLS handshake failed");
+
+    /// Lets a connection wait until another one has gone, which is told to if it is idle. Others
+    /// are accepted meanwhile. Where too many wait already, this one is closed.
+    fn wait(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        address: SocketAddr,
+        met: Met,
+        stop: CancellationToken,
+    ) {
+        let ip = address.ip();
+        let Ok(waiting) = arriving(&self.gate, ip).enter_with(Pool::Arrivals, 1) else {
+            tracing::debug!(%address, "closing a connection: too many from its address");
+            return;
+        };
+        let own = met == Met::Share;
+        self.connections.close_idlest(own.then_some(ip));
+        let patience = self.app.clock.sleep(self.limits.handshake);
+        let (gate, room) = (self.gate.clone(), self.clone());
+        let arrived = async move {
+            loop {
+                let mut departed = std::pin::pin!(gate.departed());
+                departed.as_mut().enable();
+                match Visitor::new(&gate, ip) {
+                    Ok(visitor) => return visitor,
+                    Err(_) => departed.await,
+                }
+            }
+        };
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = patience => tracing::debug!(%address, "closing a connection: no place became free"),
+                visitor = arrived => room.enter(stream, address, visitor),
+            }
+            drop(waiting);
+        });
+    }
+
+    async fn serve(&self, stream: TcpStream, address: SocketAddr, visitor: Visitor, place: Place) {
+        let (pulse, app, head) = (place.pulse.clone(), self.app.clone(), self.limits.head);
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection went away");
             return;
         }
-    };
-    let session = stream.get_ref().1;
-    let certified = session.peer_certificates().and_then(|chain| tls::subject(chain.first()?)).map(
-        |(name, groups)| {
-            let claims = Claims { groups, ..Claims::default() };
-            Arc::new(User::of_groups(&name, claims))
-        },
-    );
-    let multiplexed = session.alpn_protocol() == Some(b"h2");
-    pulse.shaken(multiplexed);
-    let peer = Peer { address, certified, pulse: pulse.clone() };
-    let wire = Wire::new(stream, pulse);
-    if multiplexed {
-        Box::pin(serve_http2(wire, app, peer, head, tasks)).await;
-    } else {
-        Box::pin(serve_http1(wire, app, peer, head)).await;
+        let Some(tls) = &self.tls else {
+            pulse.shaken(false);
+            let peer = Peer { address, certified: None, pulse: pulse.clone(), visitor };
+            return serve_http1(Wire::new(stream, pulse, false), app, peer, head).await;
+        };
+        let accepted = tokio::select! {
+            accepted = tls.accept(stream) => accepted,
+            _ = pulse.ordered() => return,
+        };
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "a TLS handshake failed");
+                return;
+            }
+        };
+        let session = stream.get_ref().1;
+        let certified = session
+            .peer_certificates()
+            .and_then(|chain| tls::subject(chain.first()?))
+            .map(|(name, groups)| {
+                let claims = Claims { groups, ..Claims::default() };
+                Arc::new(User::of_groups(&name, claims))
+            });
+        let multiplexed = session.alpn_protocol() == Some(b"h2");
+        pulse.shaken(multiplexed);
+        let peer = Peer { address, certified, pulse: pulse.clone(), visitor };
+        let wire = Wire::new(stream, pulse, multiplexed);
+        if multiplexed {
+            Box::pin(serve_http2(wire, app, peer, head, self.tasks.clone())).await;
+        } else {
+            Box::pin(serve_http1(wire, app, peer, head)).await;
+        }
     }
 }
 
@@ -188,6 +218,7 @@ where
     let service = Answering { app, peer: Arc::new(peer) };
     let connection = http1::Builder::new()
         .header_read_timeout(None)
+        .max_header_size(head)
         .max_buf_size(head.max(8192))
         .serve_connection(TokioIo::new(wire), service);
     drive(connection, &pulse).await;
@@ -199,7 +230,8 @@ where
 {
     let pulse = peer.pulse.clone();
     let service = Answering { app, peer: Arc::new(peer) };
-    let head = u32::try_from(head).unwrap_or(u32::MAX);
+    // Heads up to twice the limit are read, so that they are refused with an answer.
+    let head = u32::try_from(head.saturating_mul(2)).unwrap_or(u32::MAX);
     let connection = http2::Builder::new(Tracked(tasks))
         .max_header_list_size(head)
         .max_concurrent_streams(1000)

@@ -13,6 +13,8 @@ use mainstay_store::object::Resource;
 use mainstay_store::registry::Registry;
 use mainstay_store::{Location, Settings};
 
+use crate::readiness::Check;
+
 /// Everything a server needs to know before it starts.
 #[derive(Debug)]
 pub struct Options {
@@ -51,6 +53,9 @@ pub struct Options {
     pub metrics: prometheus_client::registry::Registry,
     /// What is kept besides the objects and belongs into a backup.
     pub parts: Vec<Arc<dyn PartSource>>,
+    /// Parts of others that must work for the server to be ready, besides its store; by the name
+    /// that `/readyz` shows.
+    pub checks: Vec<(&'static str, Arc<dyn Check>)>,
 }
 
 impl Options {
@@ -78,6 +83,7 @@ impl Options {
             audit: crate::audit::Settings::default(),
             metrics: prometheus_client::registry::Registry::default(),
             parts: Vec::new(),
+            checks: Vec::new(),
         }
     }
 }
@@ -87,12 +93,26 @@ impl Options {
 pub struct Limits {
     /// Connections open at once. Beyond, the longest idle one makes room.
     pub connections: usize,
-    /// Requests under way at once, watches not counted. Beyond, the answer is 429.
+    /// Connections from one address at once, besides its share of all.
+    pub connections_per_address: Option<usize>,
+    /// Requests of known users under way at once, watches not counted. Beyond, the answer is 429.
     pub in_flight: usize,
+    /// Requests of unknown users under way at once. Beyond, the answer is 429.
+    pub strangers: usize,
     /// Watches open at once. Beyond, the answer is 429.
     pub watches: usize,
+    /// Bodies of requests that are received at once. Beyond, the answer is 429.
+    pub bodies: usize,
     /// The largest body of a request, in bytes.
     pub body: usize,
+    /// Bodies of known users in memory at once, in bytes.
+    pub body_memory: usize,
+    /// Bodies of unknown users in memory at once, in bytes.
+    pub stranger_body_memory: usize,
+    /// How long a body may take to arrive in any case.
+    pub body_grace: Duration,
+    /// Bytes a second of a body that must arrive beyond. Slower ones are answered 408.
+    pub body_rate: u32,
     /// The largest head of a request, in bytes.
     pub head: usize,
     /// How long a TLS handshake may take.
@@ -124,9 +144,16 @@ impl Default for Limits {
         let seconds = Duration::from_secs;
         Self {
             connections: 16_384,
+            connections_per_address: None,
             in_flight: 1_024,
+            strangers: 256,
             watches: 16_384,
+            bodies: 1_024,
             body: 3 << 20,
+            body_memory: 256 << 20,
+            stranger_body_memory: 32 << 20,
+            body_grace: seconds(10),
+            body_rate: 64 << 10,
             head: 64 << 10,
             handshake: seconds(10),
             head_time: seconds(15),

@@ -3,12 +3,11 @@
 
 use http::StatusCode;
 use http::request::Parts;
-use hyper::body::Incoming;
 use mainstay_store::registry::Registry;
 use mainstay_store::status::Error;
 use serde_json::{Map, Value, json};
 
-use crate::body;
+use crate::body::{self, Incoming};
 use crate::identity::{self, Attempt, Claims, Role, User, Verb, Verdict};
 use crate::negotiate;
 use crate::path::Target;

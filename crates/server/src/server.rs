@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -30,9 +30,10 @@ use crate::documents::Documents;
 use crate::gate::Gate;
 use crate::identity::Role;
 use crate::list::Snapshots;
-use crate::listen::{self, Listener};
+use crate::listen::{self, Listener, Room};
 use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
+use crate::readiness::Readiness;
 use crate::service::{self, App};
 use crate::tls::{self, Authority, Tls};
 use crate::tokens::{self, Tokens, Wish};
@@ -225,7 +226,13 @@ impl Server {
         let resources = Resources::new(objects.clone(), registry, clock.clone(), identities)
             .kept(options.keepers);
         namespaces::ensure(&resources).await?;
-        let metrics = Metrics::new(options.metrics);
+        limits.connections = listen::allowed_connections(limits.connections);
+        let gate = Gate::new(&limits);
+        let mut metrics = options.metrics;
+        gate.register(&mut metrics);
+        let readiness =
+            Readiness::new(objects.clone(), options.checks, clock.clone(), &mut metrics);
+        let metrics = Metrics::new(metrics);
         let path = in_dir("audit.log");
         let (seed, meters) = (RandomIdentities.uid(), metrics.audit.clone());
         let (audit, writing) =
@@ -255,7 +262,6 @@ impl Server {
             writing.ended().await;
             return Err(error);
         }
-        limits.connections = listen::allowed_connections(limits.connections);
         let connections = Connections::new(clock.clone(), limits.clone());
         let app = Arc::new(App {
             resources: resources.clone(),
@@ -267,19 +273,20 @@ impl Server {
             metrics,
             audit,
             connections: connections.clone(),
-            requests: Gate::new(limits.in_flight),
-            watches: Gate::new(limits.watches),
+            gate: gate.clone(),
+            readiness: readiness.clone(),
+            lingering: TaskTracker::new(),
             documents: Documents::new(resources.registry(), address),
             routes: routes.map(|routes| routes.fallback(service::nowhere)),
             own_users,
             streams,
             parts,
             stop: rest,
-            ready: AtomicBool::new(true),
             count: AtomicU64::new(0),
             limits: limits.clone(),
         });
         house.sweep(connections.clone());
+        house.check(readiness);
         let led = Led { election, resources: resources.clone(), clock: clock.clone() };
         house.keep_led(
             "namespaces",
@@ -297,14 +304,15 @@ impl Server {
             house.fresh(tls, clock.clone());
         }
         let tasks = TaskTracker::new();
-        let listener = Listener {
-            tcp,
+        let room = Room {
             tls: acceptor,
             app: app.clone(),
+            gate,
             connections: connections.clone(),
             tasks: tasks.clone(),
             limits: limits.clone(),
         };
+        let listener = Listener { tcp, room: Arc::new(room) };
         let serving = Serving {
             listener: tokio::spawn(listener.run(stop.clone())),
             stop: stop.clone(),
@@ -472,6 +480,11 @@ impl House {
         self.tasks.spawn(async move { stop.run_until_cancelled(connections.sweep()).await });
     }
 
+    fn check(&self, readiness: Arc<Readiness>) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move { stop.run_until_cancelled(readiness.run()).await });
+    }
+
     fn fresh(&self, tls: Tls, clock: Arc<dyn Clock>) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move { stop.run_until_cancelled(tls.keep_fresh(clock)).await });
@@ -502,7 +515,7 @@ struct Serving {
 impl Serving {
     async fn until_ended(self) {
         self.stop.cancelled().await;
-        self.app.ready.store(false, Relaxed);
+        self.app.readiness.ending.store(true, Relaxed);
         drop(self.listener.await);
         self.connections.finish();
         self.tasks.close();
@@ -514,6 +527,8 @@ impl Serving {
                 self.tasks.wait().await;
             }
         }
+        self.app.lingering.close();
+        self.app.lingering.wait().await;
         self.house.end().await;
         if let Some(election) = self.election {
             election.shutdown().await;

@@ -10,22 +10,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use futures_util::future::{Either, select};
 use http::header::{ACCEPT, AUTHORIZATION};
 use http::request::Parts;
-use http::{Method, Request, StatusCode};
-use hyper::body::Incoming;
+use http::{Method, Request, StatusCode, Version};
 use mainstay_store::clock::Clock;
 use mainstay_store::object::Resource;
 use mainstay_store::registry::Kind;
 use mainstay_store::resources::{Resources, Subresource};
 use mainstay_store::status::{Error, Reason};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use crate::audit::{Audit, AuditNote, Books, Tap};
+use crate::body::{self, Incoming, Inside};
 use crate::connection::Connections;
 use crate::cursor::Seal;
 use crate::discovery::serves_delete_collection;
 use crate::encoding;
-use crate::gate::{Gate, Inside};
+use crate::gate::{Gate, Pool, Who};
 use crate::identity::{self, Attempt, Role, User, Verb, Verdict};
 use crate::impersonate;
 use crate::list::{self, Snapshots};
@@ -35,12 +36,19 @@ use crate::negotiate::{self, Form};
 use crate::options::Limits;
 use crate::path::{self, Path, Target};
 use crate::query::Query;
+use crate::readiness::Readiness;
 use crate::render;
 use crate::reply::{self, Body, Reply};
 use crate::reviews;
 use crate::tokens::Tokens;
 use crate::watch;
 use crate::write::Writing;
+
+/// How many unread bodies are taken at once.
+const LINGERING: usize = 256;
+
+/// The header that carries tokens of a dialect with users of its own.
+const OWN_TOKEN: &str = "x-rucio-auth-token";
 
 /// Everything that answers requests.
 #[derive(Debug)]
@@ -55,8 +63,10 @@ pub(crate) struct App {
     pub(crate) metrics: Metrics,
     pub(crate) audit: Audit,
     pub(crate) connections: Arc<Connections>,
-    pub(crate) requests: Gate,
-    pub(crate) watches: Gate,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) readiness: Arc<Readiness>,
+    /// Unread bodies, taken for a while.
+    pub(crate) lingering: TaskTracker,
     pub(crate) documents: crate::documents::Documents,
     pub(crate) routes: Option<axum::Router>,
     pub(crate) own_users: Vec<&'static str>,
@@ -65,7 +75,6 @@ pub(crate) struct App {
     pub(crate) parts: Vec<Arc<dyn mainstay_store::backup::PartSource>>,
     /// Told when watches shall end.
     pub(crate) stop: CancellationToken,
-    pub(crate) ready: AtomicBool,
     pub(crate) count: AtomicU64,
 }
 
@@ -101,16 +110,25 @@ impl App {
     }
 
     /// Answers a request.
-    pub(crate) async fn answer(&self, peer: &Peer, request: Request<Incoming>) -> Reply {
+    pub(crate) async fn answer(
+        &self,
+        peer: &Peer,
+        request: Request<hyper::body::Incoming>,
+    ) -> Reply {
         let busy = peer.pulse.begin();
         let started = self.clock.elapsed();
         let (mut parts, body) = request.into_parts();
+        let body = Incoming::new(body, &self.clock, &self.limits);
+        let (version, intake) = (parts.version, body.intake());
         let wants = encoding::Wants::of(&parts.headers);
         let mut books = Books::open(self, peer, &mut parts, started);
         let asked = &mut books.asked;
         let patient = asked.patient.clone();
         let routed = match self.audit.refusal(&parts.method) {
-            Some(refusal) => Err(refusal),
+            Some(refusal) => {
+                drop(body);
+                Err(refusal)
+            }
             None => self.within_time(self.route(peer, parts, body, asked), &patient).await,
         };
         let mut reply = match routed {
@@ -123,6 +141,11 @@ impl App {
                 reply::refusal(&error)
             }
         };
+        if let Some(rest) = intake.and_then(|intake| intake.take_rest())
+            && version == Version::HTTP_2
+        {
+            self.linger(rest);
+        }
         if let Some(wants) = wants {
             reply = wants.shape(reply).await;
         }
@@ -134,6 +157,18 @@ impl App {
         books.close(&mut reply, took).await;
         reply.body_mut().busy = Some(busy);
         reply
+    }
+
+    /// Takes for a while what a client still sends though its answer is ready: a stream that is reset
+    /// at once takes the answer with it, as some clients see it.
+    fn linger(&self, rest: hyper::body::Incoming) {
+        if self.lingering.len() >= LINGERING {
+            return;
+        }
+        let (clock, stop) = (self.clock.clone(), self.stop.clone());
+        self.lingering.spawn(async move {
+            stop.run_until_cancelled(body::linger(rest, &*clock)).await;
+        });
     }
 
     /// Gives up on what takes too long, unless it is left to a keeper, who has limits of his own. No
@@ -166,6 +201,7 @@ impl App {
         body: Incoming,
         asked: &mut Asked,
     ) -> Result<Reply, Error> {
+        check_head(&parts, self.limits.head)?;
         let target = path::parse(parts.uri.path())?;
         if let Path::Other(path) = target
             && let Some(reply) = self.open_to_all(&parts, path)
@@ -176,9 +212,10 @@ impl App {
         let user = match self.authenticate(peer, &parts).await {
             Ok(user) => user,
             Err(_) if self.has_own_users(parts.uri.path()) => {
-                let inside = self.requests.enter()?;
                 asked.verb = method_verb(&parts.method);
-                return self.routed(parts, body, inside, asked).await;
+                let who = peer.visitor.stranger(parts.headers.contains_key(OWN_TOKEN));
+                let inside = body.admit(&who, Pool::Strangers)?;
+                return self.routed(parts, body, inside, false, asked).await;
             }
             Err(error) => {
                 asked.verb = method_verb(&parts.method);
@@ -186,6 +223,7 @@ impl App {
             }
         };
         asked.user = Some(user.clone());
+        let who = peer.visitor.known(&user).inspect_err(|_| peer.pulse.finish())?;
         let user = match impersonate::named(&parts.headers)? {
             None => user,
             Some(other) => {
@@ -197,15 +235,19 @@ impl App {
                 acting?
             }
         };
+        let who = match asked.acting_as {
+            None => who,
+            Some(_) => peer.visitor.acting(&user),
+        };
         match target {
-            Path::Objects(target) => self.objects(&parts, body, &target, &user, asked).await,
+            Path::Objects(target) => self.objects(&parts, body, &target, &user, &who, asked).await,
             Path::Discovery(document) => {
                 asked.verb = "get";
-                let _inside = self.requests.enter()?;
+                let _inside = who.enter(Pool::Requests)?;
                 read_only(&parts.method)?;
                 self.documents.discovery(document, accept(&parts))
             }
-            Path::Other(_) => self.other(parts, body, &user, asked).await,
+            Path::Other(_) => self.other(parts, body, &user, &who, asked).await,
         }
     }
 
@@ -217,7 +259,10 @@ impl App {
                 match bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer ")) {
                     None => None,
                     Some((_, token)) => match self.tokens.bearer(token.trim_ascii()) {
-                        None => self.tokens.newcomer(token.trim_ascii()).await,
+                        None => {
+                            let _inside = peer.visitor.stranger(true).enter(Pool::Strangers)?;
+                            self.tokens.newcomer(token.trim_ascii()).await
+                        }
                         known => known,
                     },
                 }
@@ -236,15 +281,12 @@ impl App {
 
     /// Paths that anybody may read.
     fn open_to_all(&self, parts: &Parts, path: &str) -> Option<Result<Reply, Error>> {
-        let verbose = || Query::parse(parts.uri.query()).is_ok_and(|query| query.verbose);
         let reply = match path {
-            "/healthz" | "/livez" => crate::health::live(path, verbose()),
-            "/readyz" => {
-                let ready = self.ready.load(Relaxed) && !self.stop.is_cancelled();
-                crate::health::ready(ready, verbose())
-            }
             "/version" => crate::health::version(),
-            _ => return None,
+            path => {
+                let verbose = Query::parse(parts.uri.query()).is_ok_and(|query| query.verbose);
+                crate::health::probe(&self.readiness, path, verbose)?
+            }
         };
         Some(read_only(&parts.method).map(|()| reply))
     }
@@ -256,6 +298,7 @@ impl App {
         body: Incoming,
         target: &Target<'_>,
         user: &Arc<User>,
+        who: &Who,
         asked: &mut Asked,
     ) -> Result<Reply, Error> {
         let query = Query::parse(parts.uri.query())?;
@@ -264,7 +307,7 @@ impl App {
             if let Some(review) = reviews::named(target) {
                 asked.verb = method_verb(&parts.method);
                 asked.asks = true;
-                let _inside = self.requests.enter()?;
+                let _inside = body.admit(who, Pool::Requests)?;
                 return reviews::answer(self, parts, body, review, user).await;
             }
             return self.unknown_kind(parts, target, asked);
@@ -288,15 +331,18 @@ impl App {
         let form = negotiate::form(accept(parts))?;
         if verb == Verb::Watch {
             asked.lasting = true;
-            let inside = self.watches.enter()?;
+            let inside = who.enter(Pool::Watches)?;
             let watching = self.metrics.watching(kind.resource());
             let mut reply = watch::watch(self, kind, namespace, name, &query, form).await?;
             reply.body_mut().holding((inside, watching));
             return Ok(reply);
         }
         // A keeper may let a request wait: it must not stand in the way of those that do not.
-        let gate = if self.resources.is_kept(kind) { &self.watches } else { &self.requests };
-        let inside = gate.enter()?;
+        let pool = if self.resources.is_kept(kind) { Pool::Watches } else { Pool::Requests };
+        let inside = match verb.reads() {
+            true => Inside::Place(who.enter(pool)?),
+            false => body.admit(who, pool)?,
+        };
         let writing = Writing {
             app: self,
             kind,
@@ -357,11 +403,15 @@ impl App {
         mut parts: Parts,
         body: Incoming,
         user: &Arc<User>,
+        who: &Who,
         asked: &mut Asked,
     ) -> Result<Reply, Error> {
         let path = parts.uri.path();
         let stays = self.streams.iter().any(|start| path.starts_with(start));
-        let inside = if stays { self.watches.enter()? } else { self.requests.enter()? };
+        let inside = match stays {
+            true => Inside::Place(who.enter(Pool::Watches)?),
+            false => body.admit(who, Pool::Requests)?,
+        };
         asked.verb = method_verb(&parts.method);
         if let Some(rest) = path.strip_prefix("/mainstay/v1/tokens") {
             if user.role != Some(Role::Admin) {
@@ -394,15 +444,17 @@ impl App {
             return reply;
         }
         parts.extensions.insert(user.clone());
-        self.routed(parts, body, inside, asked).await
+        self.routed(parts, body, inside, stays, asked).await
     }
 
-    /// Hands a request over to a further dialect.
+    /// Hands a request over to a further dialect, with its whole body unless it is a stream that
+    /// stays open.
     async fn routed(
         &self,
         mut parts: Parts,
         body: Incoming,
         inside: Inside,
+        stays: bool,
         asked: &mut Asked,
     ) -> Result<Reply, Error> {
         let Some(routes) = self.routes.clone() else {
@@ -410,9 +462,12 @@ impl App {
         };
         asked.lasting = true;
         parts.extensions.insert(asked.note.get_or_insert_default().clone());
-        let body = match parts.extensions.remove::<Tap>() {
-            Some(tap) => axum::body::Body::new(tap.on(body)),
-            None => axum::body::Body::new(body),
+        let body = match stays {
+            true => match parts.extensions.remove::<Tap>() {
+                Some(tap) => axum::body::Body::new(tap.on(body.stream())),
+                None => body.stream(),
+            },
+            false => body::read(&parts, body, self.limits.body).await?.into(),
         };
         let request = Request::from_parts(parts, body);
         let reply = routes.oneshot(request).await;
@@ -420,6 +475,22 @@ impl App {
         reply.body_mut().holding(inside);
         Ok(reply)
     }
+}
+
+/// Refuses heads that are too large over HTTP/2. Its library would too, but its answer is lost on
+/// clients that see the stream refused. Over HTTP/1 the head never gets here.
+fn check_head(parts: &Parts, limit: usize) -> Result<(), Error> {
+    if parts.version != Version::HTTP_2 {
+        return Ok(());
+    }
+    // As RFC 9113 counts, in section 6.5.2.
+    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32);
+    let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    if fields.sum::<usize>() + target <= limit {
+        return Ok(());
+    }
+    let message = format!("the head of the request is too large: the limit is {limit} bytes");
+    Err(Error::new(Reason::RequestHeaderFieldsTooLarge, message))
 }
 
 /// The refusal of a path that leads nowhere.

@@ -3,13 +3,12 @@
 
 use http::request::Parts;
 use http::{Method, StatusCode};
-use hyper::body::Incoming;
 use mainstay_store::object::Resource;
 use mainstay_store::status::{Details, Error, Reason};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::body;
+use crate::body::{self, Incoming};
 use crate::negotiate::Format;
 use crate::reply::{self, Reply};
 use crate::service::{App, Asked, wrong_method};

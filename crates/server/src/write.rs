@@ -8,7 +8,6 @@ use bytes::Bytes;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::request::Parts;
-use hyper::body::Incoming;
 use mainstay_store::object::{Key, Record, Revision};
 use mainstay_store::objects::At;
 use mainstay_store::registry::Kind;
@@ -19,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::audit::DryRun;
-use crate::body;
+use crate::body::{self, Incoming};
 use crate::identity::{self, Attempt, User};
 use crate::list;
 use crate::namespaces;

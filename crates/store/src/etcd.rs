@@ -46,6 +46,8 @@ use proto::{
 
 /// How long a read waits for the cache before it gives up.
 const PATIENCE: Duration = Duration::from_secs(4);
+/// How long etcd may take to show that it works.
+const READY: Duration = Duration::from_millis(1_500);
 /// How long a read waits for the cache before it makes etcd send something.
 const LULL: Duration = Duration::from_millis(5);
 /// How many readers may wait for one answer.
@@ -349,6 +351,27 @@ impl Objects for EtcdStore {
         async move {
             let strangers = feed::strangers(&self.client, &self.layout).await;
             strangers.map_err(|error| Error::Unavailable { reason: error.to_string() })
+        }
+        .boxed()
+    }
+
+    /// Asks for the answer that a quorum of etcd's members stands behind.
+    fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
+        async move {
+            let key = Key::new(&Resource::new("internal.mainstay.dev", "none"), None, "");
+            let key = self.layout.encode(&key);
+            let request = RangeRequest { key, count_only: true, ..RangeRequest::default() };
+            let asked = self.client.read("/etcdserverpb.KV/Range", request);
+            let answer: Result<Result<RangeResponse, _>, _> =
+                tokio::time::timeout(READY, asked).await;
+            match answer {
+                Ok(Ok(_)) => Ok(()),
+                Ok(Err(error)) => Err(Error::Unavailable { reason: error.to_string() }),
+                Err(_) => {
+                    let reason = format!("etcd did not answer within {} ms", READY.as_millis());
+                    Err(Error::Unavailable { reason })
+                }
+            }
         }
         .boxed()
     }

@@ -214,7 +214,8 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
     /// it: one sentence each, none if all is well.
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>>;
 
-    /// Whether writes can be expected to succeed; an error says why not.
+    /// Whether reads and writes can be expected to work now, asked of the medium itself within a
+    /// second or two; an error says why not. Cheap enough to be asked every second.
     fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(std::future::ready(Ok(())))
     }

@@ -57,6 +57,10 @@ pub enum Reason {
     Timeout,
     /// The disk is full: deletions still work.
     InsufficientStorage,
+    /// The request did not arrive in time.
+    RequestTimeout,
+    /// The head of the request is too large.
+    RequestHeaderFieldsTooLarge,
 }
 
 impl Reason {
@@ -80,6 +84,8 @@ impl Reason {
             Self::ServiceUnavailable | Self::SystemBusy => 503,
             Self::Timeout => 504,
             Self::InsufficientStorage => 507,
+            Self::RequestTimeout => 408,
+            Self::RequestHeaderFieldsTooLarge => 431,
         }
     }
 
@@ -106,6 +112,8 @@ impl Reason {
             Self::SystemBusy => "SystemBusy",
             Self::Timeout => "Timeout",
             Self::InsufficientStorage => "InsufficientStorage",
+            Self::RequestTimeout => "RequestTimeout",
+            Self::RequestHeaderFieldsTooLarge => "RequestHeaderFieldsTooLarge",
         }
     }
 }

@@ -37,6 +37,7 @@ use crate::error::Error;
 use crate::{duration, paths, rules_login};
 
 mod audit;
+mod readiness;
 mod sessions;
 
 /// Where a server listens when nobody says otherwise.
@@ -180,10 +181,34 @@ struct File {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct FileLimits {
     connections: Option<usize>,
+    connections_per_address: Option<usize>,
     in_flight: Option<usize>,
+    unauthenticated: Option<usize>,
     watches: Option<usize>,
+    bodies: Option<usize>,
     body_bytes: Option<usize>,
+    body_memory: Option<usize>,
+    unauthenticated_body_memory: Option<usize>,
+    body_rate: Option<u32>,
     events: Option<usize>,
+}
+
+impl FileLimits {
+    /// Puts what the file says in the place of the defaults.
+    fn apply(self, limits: &mut mainstay_server::Limits) {
+        let put = |place: &mut usize, said: Option<usize>| *place = said.unwrap_or(*place);
+        put(&mut limits.connections, self.connections);
+        limits.connections_per_address = self.connections_per_address;
+        put(&mut limits.in_flight, self.in_flight);
+        put(&mut limits.strangers, self.unauthenticated);
+        put(&mut limits.watches, self.watches);
+        put(&mut limits.bodies, self.bodies);
+        put(&mut limits.body, self.body_bytes);
+        put(&mut limits.body_memory, self.body_memory);
+        put(&mut limits.stranger_body_memory, self.unauthenticated_body_memory);
+        limits.body_rate = self.body_rate.unwrap_or(limits.body_rate);
+        put(&mut limits.events, self.events);
+    }
 }
 
 impl File {
@@ -262,13 +287,8 @@ impl Serve {
                 listen.ip()
             )));
         }
-        let FileLimits { connections, in_flight, watches, body_bytes, events } = file.limits;
         let limits = &mut options.limits;
-        limits.connections = connections.unwrap_or(limits.connections);
-        limits.in_flight = in_flight.unwrap_or(limits.in_flight);
-        limits.watches = watches.unwrap_or(limits.watches);
-        limits.body = body_bytes.unwrap_or(limits.body);
-        limits.events = events.unwrap_or(limits.events);
+        file.limits.apply(limits);
         limits.node_certificate = self.node_certificate_life.unwrap_or(limits.node_certificate);
         Ok(options)
     }
@@ -414,6 +434,8 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
             options.routes = Some(routes.merge(surface));
             options.own_users.push(super::rules::SURFACE);
             options.parts.push(Arc::new(CatalogPart(service.catalog.clone())));
+            let check = readiness::Database(service.catalog.clone());
+            options.checks.push(("catalog", Arc::new(check)));
             Some(service)
         }
     };
@@ -544,12 +566,18 @@ mod tests {
 
     #[test]
     fn the_file_has_the_names_of_the_flags_and_no_others() {
-        let file =
-            File::parse("listen = \"127.0.0.1:1\"\nplain-http = true\n[limits]\nwatches = 5\n")
-                .unwrap();
+        let file = File::parse(
+            "listen = \"127.0.0.1:1\"\nplain-http = true\n[limits]\nwatches = 5\nbody-rate = 7\n",
+        )
+        .unwrap();
         assert_eq!(file.listen.unwrap().port(), 1);
         assert!(file.plain_http);
         assert_eq!(file.limits.watches, Some(5));
+        let mut limits = mainstay_server::Limits::default();
+        let usual = limits.clone();
+        file.limits.apply(&mut limits);
+        assert_eq!((limits.watches, limits.body_rate), (5, 7));
+        assert_eq!((limits.in_flight, limits.bodies), (usual.in_flight, usual.bodies));
         for (text, named) in [
             ("lisen = 1", "lisen"),
             ("[limits]\nwatchers = 1", "watchers"),

@@ -1,6 +1,8 @@
 //! The rule engine in a server: the walk-through as it is printed, and servers that are killed while
 //! their database is restarted under them.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -174,6 +176,75 @@ fn what_is_waited_for_is_talk_and_a_rule_that_stops_is_no_success() {
     }
     let (_, listed) = run(&server, &["list", "-o", "json"]);
     assert_eq!(listed.matches("rse_expression").count(), 3, "{listed}");
+}
+
+#[test]
+fn a_flood_of_wrong_logins_makes_no_administrator_wait() {
+    let here = folder();
+    let arguments = ["--plain-http", "--only", "rules", "--log", "error"];
+    let server = TestServer::start_in(here.path(), &arguments);
+    let address = server.address();
+    let host = address.strip_prefix("http://").unwrap();
+    let kubeconfig = std::fs::read_to_string(server.kubeconfig()).unwrap();
+    let token = kubeconfig.lines().find_map(|line| line.trim().strip_prefix("token: ")).unwrap();
+    let login = "GET /rucio/auth/userpass HTTP/1.1\r\nhost: x\r\nx-rucio-account: root\r\nx-rucio-username: root\r\nx-rucio-password: wrong\r\n\r\n";
+    let flood: Vec<TcpStream> = (0..100)
+        .map(|_| {
+            let mut stream = TcpStream::connect(host).unwrap();
+            stream.write_all(login.repeat(20).as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    let asked = format!(
+        "GET /api/v1/namespaces/default HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\nconnection: close\r\n\r\n"
+    );
+    for _ in 0..50 {
+        let mut stream = TcpStream::connect(host).unwrap();
+        stream.write_all(asked.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    drop(flood);
+}
+
+#[test]
+fn a_database_that_stops_makes_the_server_not_ready_and_is_named() {
+    let database = match PrivatePostgres::start(&["fsync=off"]) {
+        Ok(database) => database,
+        Err(why) => {
+            assert!(std::env::var_os("CI").is_none(), "PostgreSQL is needed: {why}");
+            eprintln!("!!! NOT TESTED: {why}");
+            return;
+        }
+    };
+    // The process that accepts connections, and those that serve them.
+    let signal = |name: &str| {
+        let pid = std::fs::read_to_string(database.folder().join("data/postmaster.pid")).unwrap();
+        let pid = pid.lines().next().unwrap().to_owned();
+        let all = format!("kill -{name} {pid} $(pgrep -P {pid})");
+        assert!(Command::new("sh").args(["-c", &all]).status().unwrap().success(), "{all}");
+    };
+    database.make_schema("ready").unwrap();
+    let (here, catalog) = (folder(), database.url("ready"));
+    let server = TestServer::start_in(here.path(), &["--only", "rules", "--catalog", &catalog]);
+    let probe = |wanted: &str| loop {
+        let url = format!("{}/readyz?verbose", server.address());
+        let authority = here.path().join("ca.crt");
+        let output = Command::new("curl").args(["-sS", &url, "--cacert"]).arg(authority).output();
+        let text = String::from_utf8_lossy(&output.expect("curl is needed").stdout).into_owned();
+        if text.contains(wanted) {
+            return text;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    };
+    probe("[+]catalog ok\n");
+    signal("STOP");
+    let text = probe("[-]catalog failed: ");
+    assert!(text.contains("[+]store ok\n"), "{text}");
+    assert!(text.ends_with("readyz check failed\n"), "{text}");
+    signal("CONT");
+    probe("readyz check passed\n");
 }
 
 #[test]

@@ -162,7 +162,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    async fn new(stream: TlsStream<TcpStream>, token: Option<String>) -> Self {
+    pub(crate) async fn new(stream: TlsStream<TcpStream>, token: Option<String>) -> Self {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         Self { sender, token }
