@@ -146,7 +146,7 @@ impl Default for Limits {
             connections: 16_384,
             connections_per_address: None,
             in_flight: 1_024,
-            strangers: 256,
+            strangers: 512,
             watches: 16_384,
             bodies: 1_024,
             body: 3 << 20,

@@ -255,14 +255,14 @@ async fn a_flood_of_unknown_users_makes_no_known_one_wait() {
     }
     // One after the other on each, all sent at once.
     let mut pipelined = Vec::new();
-    for _ in 0..50 {
+    for _ in 0..100 {
         let mut stream = host.connect(None).await;
         let login = "GET /own/wait HTTP/1.1\r\nhost: x\r\n\r\n".repeat(20);
         stream.write_all(login.as_bytes()).await.unwrap();
         pipelined.push(stream);
     }
-    // 256, of which tokens that others may know have 128 for themselves: half of the rest.
-    until_held(&mut admin, "unauthenticated", "anonymous", 64).await;
+    // 512, of which tokens that others may know have 256 for themselves: half of the rest.
+    until_held(&mut admin, "unauthenticated", "anonymous", 128).await;
     let (code, refused) = logins.join_next().await.unwrap().unwrap();
     assert_eq!(code, 429);
     let message = refused["message"].as_str().unwrap();
