@@ -22,6 +22,7 @@ mod ownership;
 mod paths;
 mod rules_login;
 mod select;
+mod store_key;
 
 use std::process::ExitCode;
 

@@ -273,7 +273,7 @@ fn line(record: &Record, piece: &mut Vec<u8>) {
 /// Collections that concern one run of one cluster, or one attempt to restore.
 fn is_left_out(resource: &Resource) -> bool {
     let plural = resource.as_str().strip_suffix(INTERNAL).and_then(|rest| rest.strip_suffix('.'));
-    matches!(plural, Some("leases" | "fences" | "ticks" | "servers" | "restores"))
+    matches!(plural, Some("leases" | "fences" | "ticks" | "servers" | "restores" | "datakeys"))
 }
 
 fn hex(digest: Sha256) -> String {

@@ -24,6 +24,7 @@ pub mod registry;
 pub mod remote;
 pub mod resources;
 pub mod schema;
+pub mod seal;
 pub mod select;
 pub mod snapshot;
 pub mod sqlite;

@@ -9,8 +9,9 @@ use crate::cache::Retention;
 use crate::clock::Clock;
 use crate::etcd::{self, Address, AddressError, EtcdStore};
 use crate::memory::MemoryStore;
-use crate::objects::Objects;
-use crate::sqlite::{OpenError, SqliteStore};
+use crate::objects::{At, Change, Objects, Write};
+use crate::seal::{KeyError, data_keys};
+use crate::sqlite::{self, OpenError, SqliteStore};
 use crate::value::Codec;
 
 /// A backend and its place: what `--store` takes.
@@ -67,6 +68,8 @@ pub struct Settings {
     pub largest_object: usize,
     /// How values are written to the medium.
     pub codec: Codec,
+    /// Whether encrypted values are written in the clear again.
+    pub decrypt: bool,
     /// Whether a new database may take the place of one that is known to have been there.
     pub new_database: bool,
 }
@@ -77,6 +80,7 @@ impl Default for Settings {
             retention: Retention::default(),
             largest_object: 1536 * 1024,
             codec: Codec::default(),
+            decrypt: false,
             new_database: false,
         }
     }
@@ -96,6 +100,20 @@ pub enum Error {
     /// The database could not be opened.
     #[error(transparent)]
     Sqlite(#[from] OpenError),
+    /// Its keys cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// It could not be encrypted or decrypted.
+    #[error("the store could not be encrypted or decrypted: {reason}")]
+    Sealing {
+        /// Why.
+        reason: String,
+    },
+    /// This backend does not encrypt.
+    #[error(
+        "encryption at rest is for SQLite only: leave --store-key out and encrypt the disks of etcd's members"
+    )]
+    NotEncrypted,
     /// etcd could not be reached, or did not let us in.
     #[error(transparent)]
     Etcd(#[from] etcd::OpenError),
@@ -114,16 +132,56 @@ pub async fn open(
     match location.clone() {
         Location::Memory => Ok(Arc::new(MemoryStore::new(0, retention, largest_object, clock))),
         Location::Sqlite(path) => {
-            let settings = settings.clone();
-            let open = move || SqliteStore::open_with(&path, &settings, clock);
+            let (opening, file) = (settings.clone(), path.clone());
+            let open = move || SqliteStore::open_with(&file, &opening, clock);
             let opened = tokio::task::spawn_blocking(open).await;
             let store =
                 opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+            if let Err(error) = encrypt(&store, path, settings).await {
+                store.close().await;
+                return Err(error);
+            }
             Ok(Arc::new(store))
         }
+        Location::Etcd(_) if settings.codec.sealer().has_keys() => Err(Error::NotEncrypted),
         Location::Etcd(address) => {
             Ok(Arc::new(EtcdStore::open(&address, retention, largest_object, clock).await?))
         }
         Location::Unknown(url) => Err(Error::Unknown { url }),
     }
+}
+
+/// Brings every value to what the keys ask for: sealed with a data key of the first master key, or
+/// in the clear. Does nothing where nothing is to be done; what was interrupted is gone on with.
+async fn encrypt(store: &SqliteStore, path: PathBuf, settings: &Settings) -> Result<(), Error> {
+    let sealer = settings.codec.sealer();
+    if !sealer.has_keys() {
+        return Ok(());
+    }
+    let failed = |reason: String| Error::Sealing { reason };
+    if settings.decrypt {
+        sealer.stop();
+    } else if let Some((key, body)) = sealer.new_data_key()? {
+        let object = serde_json::from_slice(body.json()).map_err(|e| failed(e.to_string()))?;
+        let write = Write { key, change: Change::Create(body), fence: None };
+        store.write(write).await.map_err(|error| failed(error.to_string()))?;
+        sealer.learn(&object)?;
+    }
+    let codec = settings.codec.clone();
+    let rewritten = tokio::task::spawn_blocking(move || sqlite::rewrite(&path, &codec)).await;
+    let rewritten =
+        rewritten.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+    if rewritten > 0 {
+        tracing::info!(values = rewritten, encrypted = sealer.seals(), "store values rewritten");
+    }
+    let keys = store.collection(&data_keys(), At::Latest).await;
+    let keys = keys.map_err(|error| failed(error.to_string()))?;
+    for record in keys.range(None, None) {
+        if sealer.is_superseded(record.key().name()) {
+            let change = Change::Delete(record.revision());
+            let write = Write { key: record.key().clone(), change, fence: None };
+            store.write(write).await.map_err(|error| failed(error.to_string()))?;
+        }
+    }
+    Ok(())
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::cache::Collection;
 use crate::object::{Resource, Revision};
+use crate::seal::data_keys;
 
 /// Every collection of a store at one revision.
 #[derive(Clone, Debug)]
@@ -54,6 +55,9 @@ pub struct Stats {
     pub collections: Vec<Share>,
     /// The files of the database, if it has any.
     pub files: Vec<FileSize>,
+    /// The operator's key that every stored value is encrypted with, by way of a data key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encrypted_with: Option<String>,
 }
 
 /// What one collection takes.
@@ -116,8 +120,16 @@ impl Stats {
             bytes: collections.iter().map(|share| share.bytes).sum(),
             collections,
             files,
+            encrypted_with: encrypted_with(snapshot),
         }
     }
+}
+
+/// The name of the operator's key. A store is not served before all of it is encrypted.
+fn encrypted_with(snapshot: &Snapshot) -> Option<String> {
+    let (_, keys) = snapshot.collections.iter().find(|(resource, _)| *resource == data_keys())?;
+    let newest = keys.range(None, None).max_by_key(|record| record.created())?;
+    newest.object().get("masterKey")?.as_str().map(str::to_owned)
 }
 
 /// The database and its write-ahead log, as far as they are there.

@@ -18,6 +18,7 @@ mod disk;
 mod fullness;
 mod load;
 pub(crate) mod lock;
+mod rekey;
 mod reserve;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ use crate::location::Settings;
 use crate::memory::check_size;
 use crate::object::{Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Objects, Scope, Write};
+use crate::seal::KeyError;
 use crate::snapshot::{Medium, Snapshot};
 use crate::value::Codec;
 
@@ -111,6 +113,14 @@ pub enum OpenError {
         /// What was found.
         what: String,
     },
+    /// It is encrypted, and its key is not at hand.
+    #[error("{} cannot be opened: {source}", .path.display())]
+    Key {
+        /// The database.
+        path: PathBuf,
+        /// Which key is missing.
+        source: KeyError,
+    },
     /// The file system did not let us.
     #[error("cannot open {}", .path.display())]
     Io {
@@ -142,6 +152,15 @@ impl OpenError {
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::EndsEarly { .. } | Self::Missing { .. })
     }
+}
+
+/// Writes every value anew that is not as a new one would be (see [`crate::seal`]), and leaves
+/// nothing of the old ones behind. Returns how many there were. Nobody else may write meanwhile.
+///
+/// # Errors
+/// [`OpenError`]; what was not written anew is as it was, and the next call goes on.
+pub fn rewrite(path: &Path, codec: &Codec) -> Result<u64, OpenError> {
+    rekey::rewrite(path, codec).map_err(|source| OpenError::sqlite(path, source))
 }
 
 /// A file beside a database.

@@ -13,6 +13,9 @@
 //! value cut short and a value that turned up under another key are all noticed. A CRC protects
 //! from accidents, not from an attacker.
 //!
+//! With encryption at rest a stored value is sealed instead ([`crate::seal`]): it begins with a byte
+//! 1, and its tag takes the place of the checksum.
+//!
 //! Older versions wrote the text alone. It is read as it is: it begins with `{` and has no last
 //! line of this shape. A stored value whose last line was damaged is no longer valid text to
 //! those who parse it, so it never passes for an old one.
@@ -20,6 +23,7 @@
 use std::borrow::Cow;
 
 use crate::object::Key;
+use crate::seal::{self, Sealer};
 
 /// What stands between the value and its checksum.
 const MARK: &[u8] = b"\n#";
@@ -41,6 +45,14 @@ pub enum ValueError {
         /// The checksum written with it.
         expected: String,
     },
+    /// It is encrypted and cannot be opened.
+    #[error("{key}: the stored value is encrypted and cannot be opened: {reason}")]
+    Sealed {
+        /// Where it was found.
+        key: Key,
+        /// Why.
+        reason: &'static str,
+    },
     /// It begins like no value of any version.
     #[error("{key}: the stored value is damaged: it does not begin like a value")]
     Unrecognised {
@@ -61,12 +73,29 @@ pub enum ValueError {
 
 /// Turns values into what is stored, and back. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Codec {}
+pub struct Codec {
+    sealer: Sealer,
+}
 
 impl Codec {
+    /// A codec that encrypts with the keys of `sealer`.
+    #[must_use]
+    pub fn sealing(sealer: Sealer) -> Self {
+        Self { sealer }
+    }
+
+    /// What encrypts, if anything does.
+    #[must_use]
+    pub fn sealer(&self) -> &Sealer {
+        &self.sealer
+    }
+
     /// What to store under `key` for `value`, which begins with `{`.
     #[must_use]
     pub fn encode(&self, key: &Key, value: &[u8]) -> Vec<u8> {
+        if let Some(sealed) = self.sealer.seal(key, value) {
+            return sealed;
+        }
         let mut stored = Vec::with_capacity(value.len() + TRAILER);
         stored.extend_from_slice(value);
         stored.extend_from_slice(MARK);
@@ -81,6 +110,11 @@ impl Codec {
     /// [`ValueError`] if it is not as it was written. A value of an older version, which has no
     /// checksum, is given back as it is.
     pub fn decode<'a>(&self, key: &Key, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, ValueError> {
+        if stored.first() == Some(&seal::SEALED) {
+            let opened = self.sealer.open(key, stored);
+            let opened = opened.map_err(|reason| ValueError::Sealed { key: key.clone(), reason });
+            return opened.map(Cow::Owned);
+        }
         if stored.first() != Some(&b'{') {
             return Err(ValueError::Unrecognised { key: key.clone() });
         }

@@ -11,6 +11,7 @@ use mainstay_server::clock::SystemClock;
 use mainstay_store::Settings;
 use mainstay_store::backup::{self, Parts};
 use mainstay_store::objects::Objects;
+use mainstay_store::value::Codec;
 
 use crate::backup_seal::Unseal;
 use crate::catalog_part::{Checking, Restoring};
@@ -107,7 +108,7 @@ impl Restore {
             && path.exists()
         {
             // A database that a server runs on is told before anything else.
-            open(&location, false).await?.close().await;
+            open(&location, false, Codec::default()).await?.close().await;
         }
         let catalog = match parts.counted() {
             Some(_) => Some(self.place.catalog(data_dir.as_deref()).await?),
@@ -121,7 +122,7 @@ impl Restore {
         {
             make_folder(folder)?;
         }
-        let objects = open(&location, true).await?;
+        let objects = open(&location, true, Codec::default()).await?;
         let into: Box<dyn Parts> = match catalog {
             Some(address) => Box::new(Restoring::into(address)),
             None => Box::new(Checking::default()),
@@ -149,9 +150,17 @@ pub(crate) fn located(data_dir: Option<&Path>, store: Option<&str>) -> Result<Lo
 
 /// Opens a store that no server runs on. Where `fresh` is set, a new database may take the place of
 /// one that is known to have been there.
-pub(crate) async fn open(location: &Location, fresh: bool) -> Result<Arc<dyn Objects>, Error> {
-    let settings =
-        Settings { largest_object: LARGEST_OBJECT, new_database: fresh, ..Settings::default() };
+pub(crate) async fn open(
+    location: &Location,
+    fresh: bool,
+    codec: Codec,
+) -> Result<Arc<dyn Objects>, Error> {
+    let settings = Settings {
+        largest_object: LARGEST_OBJECT,
+        new_database: fresh,
+        codec,
+        ..Settings::default()
+    };
     Ok(mainstay_store::open(location, &settings, SystemClock::new()).await?)
 }
 

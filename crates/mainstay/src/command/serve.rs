@@ -34,6 +34,7 @@ use crate::client::kubeconfig::Trust;
 use crate::client::tls;
 use crate::credentials::Keys;
 use crate::error::Error;
+use crate::store_key::StoreKey;
 use crate::{duration, paths, rules_login};
 
 mod audit;
@@ -81,6 +82,11 @@ pub(crate) struct Serve {
     /// objects.db in the data folder]
     #[arg(long, value_name = "URL", env = "MAINSTAY_STORE")]
     store: Option<String>,
+    #[command(flatten)]
+    store_key: StoreKey,
+    /// Write what is encrypted in the clear again, before serving; the key file is needed for that
+    #[arg(long)]
+    store_decrypt: bool,
     /// Where the rule engine keeps its catalog: a path or sqlite://PATH, or postgres://…, which
     /// several servers may share [default: catalog.db in the data folder]
     #[arg(long, value_name = "URL", env = "MAINSTAY_CATALOG")]
@@ -161,6 +167,7 @@ struct File {
     data_dir: Option<PathBuf>,
     listen: Option<SocketAddr>,
     store: Option<String>,
+    store_key: Option<PathBuf>,
     catalog: Option<String>,
     only: Option<Vec<String>>,
     extender_url: Option<String>,
@@ -280,6 +287,11 @@ impl Serve {
             options.store = location(store)?;
         }
         options.audit = self.audit.settings(file.audit_policy.as_deref(), &file.audit_sinks)?;
+        options.settings.codec = self.store_key.codec(file.store_key.as_deref())?;
+        options.settings.decrypt = self.store_decrypt;
+        if self.store_decrypt && !options.settings.codec.sealer().has_keys() {
+            return Err(Error::usage("--store-decrypt needs the keys: give --store-key FILE too"));
+        }
         options.plain_http = self.plain_http || file.plain_http;
         if options.plain_http && !listen.ip().is_loopback() {
             return Err(Error::usage(format!(

@@ -7,6 +7,7 @@ use http::Method;
 use mainstay_server::Location;
 use mainstay_store::check::{Report, check};
 use mainstay_store::sqlite::OpenError;
+use mainstay_store::value::Codec;
 use mainstay_store::{backup, location};
 use serde_json::{Value, json};
 
@@ -15,6 +16,7 @@ use crate::command::{restore, serve};
 use crate::connect::Connect;
 use crate::error::Error;
 use crate::output::{self, Table, cell};
+use crate::store_key::{self, StoreKey};
 
 /// Compact, check and measure the store
 #[derive(Debug, Args)]
@@ -48,8 +50,13 @@ enum Action {
         #[arg(long, value_name = "URL")]
         store: Option<String>,
         #[command(flatten)]
+        store_key: StoreKey,
+        #[command(flatten)]
         connect: Connect,
     },
+    /// Keys that a store is encrypted with
+    #[command(subcommand)]
+    Key(KeyAction),
     /// Forget all history: objects stay, watches from before begin anew
     Compact {
         /// Output format
@@ -57,6 +64,22 @@ enum Action {
         output: Format,
         #[command(flatten)]
         connect: Connect,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum KeyAction {
+    /// Print a new key as a line of a key file
+    #[command(after_help = "Examples:
+  (umask 077; mainstay store key new 2026-11 > /etc/mainstay/store.keys)
+  mainstay serve --store-key /etc/mainstay/store.keys
+
+To change keys, put a new line above the old one and restart the server. It writes everything anew
+before it is ready; then the old line may go.")]
+    New {
+        /// The name of the key
+        #[arg(value_name = "NAME")]
+        name: String,
     },
 }
 
@@ -94,9 +117,13 @@ impl Store {
                 };
                 output.print(&connect.client()?.json(call).await?, said)?;
             }
-            Action::Check { output, data_dir, store, connect } => {
+            Action::Key(KeyAction::New { name }) => {
+                output::print(&format!("{}\n", store_key::new_line(name)?))?;
+            }
+            Action::Check { output, data_dir, store, store_key, connect } => {
                 let report = if data_dir.is_some() || store.is_some() {
-                    json!(offline(restore::located(data_dir.as_deref(), store.as_deref())?).await?)
+                    let location = restore::located(data_dir.as_deref(), store.as_deref())?;
+                    json!(offline(location, store_key.codec(None)?).await?)
                 } else {
                     connect.client()?.json(Call::get("/mainstay/v1/store/check")).await?
                 };
@@ -118,13 +145,13 @@ impl Store {
 }
 
 /// Checks a store that no server runs on.
-async fn offline(location: Location) -> Result<Report, Error> {
+async fn offline(location: Location, codec: Codec) -> Result<Report, Error> {
     if let Location::Sqlite(path) = &location
         && !path.is_file()
     {
         return Err(Error::usage(format!("there is no database {}", path.display())));
     }
-    let objects = match restore::open(&location, false).await {
+    let objects = match restore::open(&location, false, codec).await {
         Err(Error::Open(location::Error::Sqlite(error @ OpenError::Damaged { .. }))) => {
             return Ok(Report { medium: vec![error.to_string()], ..Report::default() });
         }
@@ -164,6 +191,9 @@ fn stats(answer: &Value) -> String {
     }
     objects.rows.push(vec!["total".to_owned(), field("objects"), field("bytes")]);
     let mut text = format!("{}\n{}", facts.text(), objects.text());
+    if let Some(key) = answer["encryptedWith"].as_str() {
+        text.push_str(&format!("\nevery value is encrypted with key {key}\n"));
+    }
     let mut files = Table::new(&["FILE", "BYTES"]);
     for file in items("files") {
         files.rows.push(vec![cell(&file["name"]), cell(&file["bytes"])]);

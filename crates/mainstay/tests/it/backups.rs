@@ -422,3 +422,60 @@ fn a_catalog_that_is_in_use_or_half_restored_is_told() {
     code(&restore(), 0);
     drop(TestServer::start_in(&data, &[]));
 }
+
+/// The files in a folder that hold a text.
+fn holding(folder: &Path, text: &str) -> Vec<String> {
+    let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let holds = |path: &PathBuf| {
+        let bytes = std::fs::read(path).unwrap();
+        bytes.windows(text.len()).any(|part| part == text.as_bytes())
+    };
+    let name = |path: PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+    let mut found: Vec<String> =
+        files.filter(|path| path.is_file()).filter(holds).map(name).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_server_with_a_key_file_keeps_no_secret_in_the_clear() {
+    use std::os::unix::fs::PermissionsExt;
+    let (there, files) = (folder(), Files::new());
+    let server = TestServer::start_in(there.path(), &[]);
+    assert!(server.terminate().success());
+    let private = "BEGIN PRIVATE KEY";
+    assert!(holding(there.path(), private).contains(&"objects.db".to_owned()));
+
+    let line = offline(&["store", "key", "new", "first"]).stdout;
+    let keys = files.write("keys", line);
+    let arguments = ["--store-key", shown(&keys)];
+    std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let (_, said) = TestServer::try_start_in(there.path(), &arguments);
+    assert!(said.unwrap_err().contains("may be read by others"));
+    std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let server = TestServer::start_in(there.path(), &arguments);
+    let said = code(&server.mainstay(&["store", "stats"]), 0);
+    assert!(said.contains("every value is encrypted with key first"), "{said}");
+    let token = server.mainstay(&["token", "create", "--role", "viewer"]);
+    code(&token, 0);
+    is_sound(&server);
+    let backup = files.there.path().join("backup");
+    code(&server.mainstay(&["backup", shown(&backup)]), 0);
+    assert!(server.terminate().success());
+    assert_eq!(holding(there.path(), private), Vec::<String>::new());
+
+    let (_, said) = TestServer::try_start_in(there.path(), &[]);
+    let said = said.unwrap_err();
+    assert!(
+        said.contains("encrypted with the key \"first\"") && said.contains("--store-key"),
+        "{said}"
+    );
+    let data = shown(there.path());
+    assert!(code(&offline(&["store", "check", "--data-dir", data]), 1).contains("--store-key"));
+    code(&offline(&["store", "check", "--data-dir", data, "--store-key", shown(&keys)]), 0);
+    // A backup does not need the key.
+    let elsewhere = files.there.path().join("elsewhere");
+    code(&offline(&["restore", shown(&backup), "--data-dir", shown(&elsewhere)]), 0);
+    drop(TestServer::start_in(&elsewhere, &[]));
+    drop(TestServer::start_in(there.path(), &arguments));
+}

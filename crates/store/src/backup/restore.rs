@@ -138,7 +138,7 @@ fn is_trace(resource: &Resource) -> bool {
 /// Removes everything but the marker, and but what the backend itself keeps touching.
 async fn clear(objects: &dyn Objects, fence: &Fence) -> Result<(), Error> {
     let snapshot = objects.snapshot().await?;
-    let touched = ["ticks", "servers"].map(|plural| Resource::new(INTERNAL, plural));
+    let touched = ["ticks", "servers", "datakeys"].map(|plural| Resource::new(INTERNAL, plural));
     let records = snapshot
         .collections
         .iter()

@@ -20,6 +20,7 @@ use crate::value::Codec;
 use super::OpenError;
 use super::counter::{self, Counter, Reading};
 use super::load::{self, Damage, LoadError, Loaded, Summary};
+use super::rekey;
 
 /// Marks the file as ours ("Mnst").
 const APPLICATION: i64 = 0x4d6e_7374;
@@ -76,6 +77,10 @@ pub(super) fn open(path: &Path, codec: &Codec, fresh: bool) -> Result<(Disk, Loa
     let sqlite = |source| OpenError::sqlite(path, source);
     let io = |source| OpenError::Io { path: counter::path(path), source };
     let mut connection = connect(path).map_err(sqlite)?;
+    if codec.sealer().has_keys() {
+        // What is overwritten or deleted is zeroed.
+        connection.pragma_update(None, "secure_delete", true).map_err(sqlite)?;
+    }
     let acknowledged = counter::read(&counter::path(path)).map_err(io)?;
     let found = identify(&connection, path)?;
     let format = match (found, acknowledged) {
@@ -88,6 +93,7 @@ pub(super) fn open(path: &Path, codec: &Codec, fresh: bool) -> Result<(Disk, Loa
             FORMAT
         }
     };
+    rekey::learn(&connection, path, codec)?;
     let history = load::history(&connection, format).map_err(|error| refused(path, error))?;
     if found.is_some() {
         reaches(path, acknowledged, history.revision)?;

@@ -13,6 +13,7 @@ mod golden;
 mod lease;
 mod model;
 mod random;
+mod sealed;
 mod sqlite;
 mod words;
 
