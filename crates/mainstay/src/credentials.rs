@@ -1,10 +1,12 @@
-//! The keys to storage elsewhere: a TOML file with a table for each RSE.
+//! Storage that a command may touch: the keys to it (a TOML file with a table for each RSE), and the
+//! roots and endpoints its operator allows.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use mainstay_rules::transfers::allowed::Allowed;
 use mainstay_rules::transfers::credential::Credentials;
 use mainstay_rules::transfers::store::Access;
 
@@ -20,11 +22,70 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// The way into storage with these keys, or with those of another file where none is named.
-    pub(crate) fn access(&self, otherwise: Option<&Path>) -> Result<Arc<Access>, Error> {
-        let file = self.credentials.as_deref().or(otherwise);
-        let credentials = file.map(read).transpose()?.unwrap_or_default();
-        Ok(Arc::new(Access::new(credentials)))
+    /// The way into allowed storage with these keys, or with those of another file where none is
+    /// named.
+    pub(crate) fn access(
+        &self,
+        otherwise: Option<&Path>,
+        allowed: Allowed,
+    ) -> Result<Arc<Access>, Error> {
+        let credentials = self.file(otherwise).map(read).transpose()?.unwrap_or_default();
+        Ok(Arc::new(Access::new(credentials, allowed)))
+    }
+
+    /// The file of keys.
+    pub(crate) fn file<'a>(&'a self, otherwise: Option<&'a Path>) -> Option<&'a Path> {
+        self.credentials.as_deref().or(otherwise)
+    }
+}
+
+/// Which storage may be touched.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Bounds {
+    /// Use folders of `file` storage elements below DIR only; may be given several times. Without it
+    /// no folder is read, written or deleted
+    #[arg(long, value_name = "DIR")]
+    storage_root: Vec<PathBuf>,
+    /// Speak to this S3 or WebDAV endpoint only; may be given several times. Without it all are
+    /// allowed but loopback, link-local, metadata and multicast addresses
+    #[arg(long, value_name = "HOST[:PORT]")]
+    storage_endpoint: Vec<String>,
+}
+
+impl Bounds {
+    /// What is allowed by the flags, or else by the configuration file. Roots neither lie inside nor
+    /// contain one of the `private` places.
+    pub(crate) fn allowed(
+        &self,
+        otherwise: &FileBounds,
+        private: &[Option<PathBuf>],
+    ) -> Result<Allowed, Error> {
+        fn either<'a, T>(said: &'a [T], otherwise: &'a [T]) -> &'a [T] {
+            if said.is_empty() { otherwise } else { said }
+        }
+        let roots = either(&self.storage_root, &otherwise.storage_root);
+        let endpoints = either(&self.storage_endpoint, &otherwise.storage_endpoint);
+        let private: Vec<PathBuf> = private.iter().flatten().cloned().collect();
+        let allowed = Allowed::new(roots, endpoints, &private);
+        allowed.map_err(|error| Error::usage(error.to_string()))
+    }
+}
+
+/// The same in the configuration file.
+#[derive(Debug, Default)]
+pub(crate) struct FileBounds {
+    pub(crate) storage_root: Vec<PathBuf>,
+    pub(crate) storage_endpoint: Vec<String>,
+}
+
+/// The file of a catalog or store, where it is one.
+pub(crate) fn local_file(url: Option<&str>) -> Option<PathBuf> {
+    let url = url?;
+    let path = url.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path));
+    match path {
+        Some(path) => Some(PathBuf::from(path)),
+        None if url.contains("://") || url == "memory:" => None,
+        None => Some(PathBuf::from(url)),
     }
 }
 

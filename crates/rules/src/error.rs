@@ -116,6 +116,9 @@ pub enum Error {
     /// The database is away or asked for a retry. The transaction is retried whole.
     #[error("the catalog's database cannot be reached: {0}")]
     Unavailable(String),
+    /// Too many passwords are being judged.
+    #[error("a password cannot be hashed now: {0}")]
+    Busy(#[from] crate::logins::Refused),
     /// The database refused a statement.
     #[error("the catalog's database answered: {0}")]
     Database(String),

@@ -24,6 +24,7 @@ pub mod explain;
 pub mod expression;
 pub mod identity;
 pub mod judge;
+pub mod logins;
 pub mod protocol;
 pub mod reap;
 pub mod replica;

@@ -197,7 +197,7 @@ impl App {
     async fn route(
         &self,
         peer: &Peer,
-        parts: Parts,
+        mut parts: Parts,
         body: Incoming,
         asked: &mut Asked,
     ) -> Result<Reply, Error> {
@@ -215,6 +215,7 @@ impl App {
                 asked.verb = method_verb(&parts.method);
                 let who = peer.visitor.stranger(parts.headers.contains_key(OWN_TOKEN));
                 let inside = body.admit(&who, Pool::Strangers)?;
+                parts.extensions.insert(peer.address.ip());
                 return self.routed(parts, body, inside, false, asked).await;
             }
             Err(error) => {
@@ -247,7 +248,10 @@ impl App {
                 read_only(&parts.method)?;
                 self.documents.discovery(document, accept(&parts))
             }
-            Path::Other(_) => self.other(parts, body, &user, &who, asked).await,
+            Path::Other(_) => {
+                parts.extensions.insert(peer.address.ip());
+                self.other(parts, body, &user, &who, asked).await
+            }
         }
     }
 

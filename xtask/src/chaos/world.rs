@@ -164,10 +164,16 @@ impl World {
         words.push(self.data_dir(number).display().to_string());
         words.extend(["--listen".to_owned(), format!("127.0.0.1:{port}")]);
         words.extend(["--transfer-workers".to_owned(), self.plan.own_workers.to_string()]);
+        words.extend(self.storage_root());
         if let Some(database) = &self.database {
             words.extend(["--catalog".to_owned(), database.url()]);
         }
         words
+    }
+
+    /// Where servers and workers may touch files.
+    fn storage_root(&self) -> [String; 2] {
+        ["--storage-root".to_owned(), self.folder.join("sites").display().to_string()]
     }
 
     fn data_dir(&self, number: usize) -> PathBuf {
@@ -182,6 +188,7 @@ impl World {
         let mut words = vec![self.binary.display().to_string()];
         words.extend(["transfer-worker", "--lease", "2s", "--name"].map(str::to_owned));
         words.push(format!("worker-{number}"));
+        words.extend(self.storage_root());
         if self.plan.workers[number] == Reach::Catalog {
             let file = self.data_dir(0).join("catalog.db").display().to_string();
             words.push("--catalog".to_owned());

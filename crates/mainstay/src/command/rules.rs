@@ -9,13 +9,15 @@ use futures_util::{FutureExt, StreamExt};
 use http::Method;
 use mainstay_rules::cli::{self, Answer, Format, Local, Pieces, Remote};
 use mainstay_rules::judge::Machine;
+use mainstay_rules::logins::Logins;
 use mainstay_rules::rest::Service;
+use mainstay_rules::transfers::allowed::Allowed;
 use mainstay_rules::{Catalog, Settings};
 use serde_json::Value;
 
 use crate::client::{Call, Client, JSON};
 use crate::connect::Connect;
-use crate::credentials::Keys;
+use crate::credentials::{Bounds, FileBounds, Keys, local_file};
 use crate::error::Error;
 
 /// Where the server has the surface of the rule engine.
@@ -42,6 +44,8 @@ pub(crate) struct Rules {
     #[command(flatten)]
     keys: Keys,
     #[command(flatten)]
+    bounds: Bounds,
+    #[command(flatten)]
     connect: Connect,
     #[command(subcommand)]
     command: cli::Command,
@@ -50,18 +54,25 @@ pub(crate) struct Rules {
 impl Rules {
     pub(crate) async fn run(self) -> Result<u8, Error> {
         let mut out = anstream::stdout();
-        let access = self.keys.access(None)?;
+        // Uploads and downloads happen with the rights of whoever runs this.
+        let access = self.keys.access(None, Allowed::anywhere())?;
         let Some(address) = &self.catalog else {
             let remote = Server(self.connect.client()?);
             let done = cli::run(self.command, &remote, access, self.output, &mut out).await;
             return told(done, &mut out);
         };
+        let keys = self.keys.file(None).map(std::path::Path::to_owned);
+        let private = [local_file(Some(address)), keys];
         let catalog = open(address).await?;
         let service = Service {
             catalog: catalog.clone(),
             settings: Settings::default(),
             around: Arc::new(Machine),
-            access: Arc::clone(&access),
+            // The reaper and the check of storage go where the catalog says.
+            access: self
+                .keys
+                .access(None, self.bounds.allowed(&FileBounds::default(), &private)?)?,
+            logins: Logins::default(),
         };
         let local = Local::new(service);
         let done = cli::run(self.command, &local, access, self.output, &mut out).await;

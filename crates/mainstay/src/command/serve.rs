@@ -4,6 +4,7 @@
 //! that over the default.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use clap::Args;
 use mainstay_rules::judge::{Judge, Machine, Managed};
+use mainstay_rules::logins::Logins;
 use mainstay_rules::transfers::store::Access;
 use mainstay_rules::transfers::worker::{LEASE, Own, Worker};
 use mainstay_rules::{Settings, rest};
@@ -32,7 +34,7 @@ use self::sessions::Gate;
 use crate::catalog_part::CatalogPart;
 use crate::client::kubeconfig::Trust;
 use crate::client::tls;
-use crate::credentials::Keys;
+use crate::credentials::{Bounds, FileBounds, Keys, local_file};
 use crate::error::Error;
 use crate::store_key::StoreKey;
 use crate::{duration, paths, rules_login};
@@ -65,6 +67,7 @@ The configuration file is TOML with the names of the flags:
   data-dir = \"/var/lib/mainstay\"
   listen = \"0.0.0.0:7443\"
   credentials = \"/etc/mainstay-keys.toml\"
+  storage-root = [\"/srv/storage\"]
   [limits]
   connections = 4096
   in-flight = 512
@@ -122,6 +125,8 @@ pub(crate) struct Serve {
     audit: audit::Flags,
     #[command(flatten)]
     keys: Keys,
+    #[command(flatten)]
+    bounds: Bounds,
     /// Serve without TLS; only on a loopback address
     #[arg(long)]
     plain_http: bool,
@@ -180,6 +185,8 @@ struct File {
     credentials: Option<PathBuf>,
     audit_policy: Option<PathBuf>,
     audit_sinks: Vec<String>,
+    storage_root: Vec<PathBuf>,
+    storage_endpoint: Vec<String>,
     plain_http: bool,
     limits: FileLimits,
 }
@@ -266,13 +273,33 @@ impl Serve {
                     self.gateway_ports.as_deref().or(file.gateway_ports.as_deref()),
                 )?,
             },
-            access: self.keys.access(file.credentials.as_deref())?,
+            access: self.access(&file)?,
         };
         let options = self.options(file)?;
         let (running, engines) = start(options, parts).await?;
         let (url, kubeconfig) = (running.url(), running.kubeconfig().display());
         anstream::eprintln!("{READY} {url} (kubeconfig: {kubeconfig})");
         until_told(running, engines).await
+    }
+
+    /// The way into storage. Files of the server itself are out of reach of the rule engine's
+    /// accounts.
+    fn access(&self, file: &File) -> Result<Arc<Access>, Error> {
+        let credentials = file.credentials.as_deref();
+        let store = self.store.as_ref().or(file.store.as_ref());
+        let catalog = self.catalog.as_ref().or(file.catalog.as_ref());
+        let private = [
+            self.data_dir.clone().or_else(|| file.data_dir.clone()).or_else(paths::data_dir),
+            local_file(store.map(String::as_str)),
+            local_file(catalog.map(String::as_str)),
+            self.keys.file(credentials).map(Path::to_owned),
+            self.config.clone(),
+        ];
+        let said = FileBounds {
+            storage_root: file.storage_root.clone(),
+            storage_endpoint: file.storage_endpoint.clone(),
+        };
+        self.keys.access(credentials, self.bounds.allowed(&said, &private)?)
     }
 
     fn options(&self, file: File) -> Result<Options, Error> {
@@ -356,8 +383,8 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// All of them, with nothing from outside.
-    pub(crate) fn all() -> Self {
+    /// All of them, with nothing from outside but storage.
+    pub(crate) fn all(access: Arc<Access>) -> Self {
         Self {
             volumes: true,
             extender_url: None,
@@ -368,7 +395,7 @@ impl Parts {
             sessions: true,
             node_timeout: None,
             gateway: Gate { address: None, advertise: None, ports: Some(sessions::PORTS) },
-            access: Arc::default(),
+            access,
         }
     }
 }
@@ -485,7 +512,7 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
             lease: LEASE,
         };
         let most = usize::try_from(parts.transfer_workers).unwrap_or(usize::MAX);
-        let rest::Service { catalog, settings, around, access } = service;
+        let rest::Service { catalog, settings, around, access, .. } = service;
         engines.transfers = Some(Worker::start(Arc::new(own), Arc::clone(&access), most));
         engines.rules = Some(Judge::start(catalog, settings, around, Arc::new(Managed(access))));
     }
@@ -508,14 +535,18 @@ async fn rules(data_dir: &Path, parts: &Parts) -> Result<rest::Service, Error> {
     let address = match &parts.catalog {
         Some(address) => address.clone(),
         None => {
-            std::fs::create_dir_all(data_dir)
+            let mut folder = std::fs::DirBuilder::new();
+            let folder = folder.recursive(true).mode(0o700);
+            folder
+                .create(data_dir)
                 .map_err(Error::io(format!("cannot make {}", data_dir.display())))?;
             data_dir.join("catalog.db").display().to_string()
         }
     };
     let catalog = super::rules::open(&address).await?;
     let (settings, access) = (Settings::default(), Arc::clone(&parts.access));
-    Ok(rest::Service { catalog, settings, around: Arc::new(Machine), access })
+    let logins = Logins::default();
+    Ok(rest::Service { catalog, settings, around: Arc::new(Machine), access, logins })
 }
 
 /// Whom a user of the server is to the rule engine. An administrator is `root`, or whom the request
@@ -529,6 +560,10 @@ fn caller(extensions: &http::Extensions, headers: &http::HeaderMap) -> Option<re
         None if privileged => "root",
         _ => user.name.as_ref(),
     };
+    // An account has a name.
+    if account.is_empty() {
+        return None;
+    }
     let read_only = !matches!(user.role, Some(Role::Admin | Role::Editor));
     Some(rest::Caller { account: account.to_owned(), privileged, read_only })
 }

@@ -14,14 +14,14 @@ use tokio_util::sync::CancellationToken;
 use super::rules::{Server, open};
 use super::serve::Log;
 use crate::connect::Connect;
-use crate::credentials::Keys;
+use crate::credentials::{Bounds, FileBounds, Keys, local_file};
 use crate::duration;
 use crate::error::Error;
 
 /// Move files for a server, in a process of its own
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mainstay transfer-worker --server https://mainstay:7443 --token TOKEN
+  mainstay transfer-worker --server https://mainstay:7443 --token TOKEN --storage-root /srv/storage
   mainstay transfer-worker --files 16 --name rack-7
   mainstay transfer-worker --catalog postgres://mainstay@db/catalog
 
@@ -44,6 +44,8 @@ pub(crate) struct TransferWorker {
     #[command(flatten)]
     keys: Keys,
     #[command(flatten)]
+    bounds: Bounds,
+    #[command(flatten)]
     connect: Connect,
     #[command(flatten)]
     log: Log,
@@ -55,6 +57,10 @@ impl TransferWorker {
         let name = self.name.clone().unwrap_or_else(|| {
             format!("worker-{}-{:08x}", std::process::id(), Machine.seed() >> 32)
         });
+        let keys = self.keys.file(None).map(std::path::Path::to_owned);
+        let private = [local_file(self.catalog.as_deref()), keys];
+        let allowed = self.bounds.allowed(&FileBounds::default(), &private)?;
+        let access = self.keys.access(None, allowed)?;
         let over = CancellationToken::new();
         let (mut bell, mut afar) = (None, None);
         let queue: Arc<dyn Queue> = match &self.catalog {
@@ -81,7 +87,7 @@ impl TransferWorker {
         let failed = || Error::io("cannot listen for signals");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
-        let worker = Worker::start(queue, self.keys.access(None)?, self.files);
+        let worker = Worker::start(queue, access, self.files);
         anstream::eprintln!("{name} moves files");
         let refused = async {
             match &afar {

@@ -9,6 +9,7 @@ use clap::Args;
 use super::serve::{DEFAULT_LISTEN, Log, Parts, READY, options, start, until_told};
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client};
+use crate::credentials::{Bounds, FileBounds, Keys};
 use crate::error::Error;
 use crate::{output, paths};
 
@@ -24,6 +25,8 @@ pub(crate) struct Up {
     /// Where to listen [default: 127.0.0.1:7443, or a free port if that is taken]
     #[arg(long, value_name = "ADDR:PORT", env = "MAINSTAY_LISTEN")]
     listen: Option<SocketAddr>,
+    #[command(flatten)]
+    bounds: Bounds,
     /// What to log: error, warn, info, debug, trace, or a filter
     #[arg(long = "log", value_name = "FILTER", env = "MAINSTAY_LOG", default_value = "warn")]
     log: String,
@@ -40,7 +43,9 @@ impl Up {
             None => free(DEFAULT_LISTEN),
         };
         let kubeconfig = data_dir.join("kubeconfig");
-        let (running, engines) = match start(options(listen, data_dir)?, Parts::all()).await {
+        let allowed = self.bounds.allowed(&FileBounds::default(), &[Some(data_dir.clone())])?;
+        let parts = Parts::all(Keys::default().access(None, allowed)?);
+        let (running, engines) = match start(options(listen, data_dir)?, parts).await {
             Ok(running) => running,
             Err(error) => {
                 if let Some(url) = already_up(&kubeconfig).await {

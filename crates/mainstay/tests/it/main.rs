@@ -11,6 +11,7 @@ mod audit;
 mod backups;
 mod bench;
 mod cli;
+mod confined;
 mod crash;
 mod disks;
 mod disks_agent;

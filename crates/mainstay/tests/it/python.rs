@@ -42,10 +42,9 @@ fn rucio_works_unchanged(arguments: &[&str]) {
         );
     };
     let (data, own) = (folder(), folder());
-    let server = TestServer::start_in(
-        data.path(),
-        &[&["--only", "rules", "--transfer-workers", "0"], arguments].concat(),
-    );
+    let root = own.path().display().to_string();
+    let words = ["--only", "rules", "--transfer-workers", "0", "--storage-root", &root];
+    let server = TestServer::start_in(data.path(), &[&words[..], arguments].concat());
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/rucio_client.py");
     let output = server
         .client(&python.display().to_string())

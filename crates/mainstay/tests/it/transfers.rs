@@ -17,10 +17,10 @@ use crate::services::{ACCESS_KEY, Nginx, PASSWORD, S3, SECRET_KEY, USER};
 struct Hand(std::process::Child);
 
 impl Hand {
-    fn start(server: &TestServer, name: &str, keys: &str) -> Self {
+    fn start(server: &TestServer, name: &str, keys: &str, bounds: &[&str]) -> Self {
         let mut command = server.client(MAINSTAY);
         let words = ["transfer-worker", "--lease", "1s", "--name", name, "--log", "error"];
-        let command = command.args(words).args(["--credentials", keys]);
+        let command = command.args(words).args(["--credentials", keys]).args(bounds);
         Self(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 }
@@ -62,8 +62,20 @@ fn killed_in_the_middle(catalog: &[&str], disk: &Path, way: &str, to: &Path) {
     let keys = keys.display().to_string();
     let own =
         ["--only", "rules", "--transfer-workers", "0", "--log", "error", "--credentials", &keys];
-    let server = TestServer::start_in(data.path(), &[&own, catalog].concat());
-    let from = disk.join("a");
+    let (from, other) = (disk.join("a"), disk.join("b"));
+    for root in [&from, &other] {
+        std::fs::create_dir_all(root).unwrap();
+    }
+    let roots = [&from, &other].map(|root| root.display().to_string());
+    let bounds = [
+        "--storage-root",
+        &roots[0],
+        "--storage-root",
+        &roots[1],
+        "--storage-endpoint",
+        "127.0.0.1",
+    ];
+    let server = TestServer::start_in(data.path(), &[&own[..], &bounds, catalog].concat());
     for line in [
         "rse add SITE-A",
         "rse add SITE-B",
@@ -84,12 +96,12 @@ fn killed_in_the_middle(catalog: &[&str], disk: &Path, way: &str, to: &Path) {
         must(&server, &format!("upload SITE-A --scope s --dataset s:d {}", place.display()));
     }
     let rule = must(&server, "add s:d --copies 2 -e SITE-A|SITE-B").trim().to_owned();
-    let first = Hand::start(&server, "first", &keys);
+    let first = Hand::start(&server, "first", &keys, &bounds);
     while found(to).is_empty() {
         std::thread::yield_now();
     }
     drop(first);
-    let _second = Hand::start(&server, "second", &keys);
+    let _second = Hand::start(&server, "second", &keys, &bounds);
     must(&server, &format!("watch {rule}"));
     let (code, said) = run(&server, &["check"]);
     assert_eq!(code, Some(0), "{said}");
@@ -189,7 +201,9 @@ fn cut_off(server: &TestServer, line: &str, at: &Path, how: &str) -> Option<i32>
 #[test]
 fn what_is_cut_off_by_hand_leaves_nothing_and_what_is_killed_is_cleared_by_the_next() {
     let (data, disk) = (folder(), folder());
-    let server = TestServer::start_in(data.path(), &["--only", "rules", "--log", "error"]);
+    let root = disk.path().display().to_string();
+    let words = ["--only", "rules", "--log", "error", "--storage-root", &root];
+    let server = TestServer::start_in(data.path(), &words);
     let (site, into) = (disk.path().join("a"), disk.path().join("in"));
     for line in [
         "rse add SITE-A",

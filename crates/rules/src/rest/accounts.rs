@@ -11,6 +11,7 @@ use crate::catalog::engine::values;
 use crate::error::{Class, Result, refuse};
 use crate::expression::Expression;
 use crate::identity::{self, Identity};
+use crate::logins::lockout::{Account, Network};
 use crate::rule::read::Filter;
 use crate::{account, rse};
 
@@ -234,12 +235,10 @@ async fn identities_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
             };
             let default = flag(&call.body, "default")?.unwrap_or(false);
             let password = text(&call.body, "password")?.map(str::to_owned);
-            let hashed = tokio::task::spawn_blocking(move || {
-                password.as_deref().map(identity::hash_password).transpose()
-            });
-            let hash = hashed
-                .await
-                .map_err(|error| crate::error::Error::Database(error.to_string()))??;
+            let hash = match password {
+                Some(password) => Some(hash_password(call, password).await?),
+                None => None,
+            };
             call.write(move |tx| identity::add(tx, &owned[0], &new, hash.as_deref(), default, now))
                 .await?;
             Ok(created())
@@ -252,6 +251,13 @@ async fn identities_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
         }
         _ => Err(no_such_path()),
     }
+}
+
+/// New passwords stand in the same line as those that are judged.
+async fn hash_password(call: &Call, password: String) -> Result<String> {
+    let (who, now) = (Account::named(&call.caller.account), || call.now());
+    let turn = call.service.logins.turn(&who, Network::default(), &now).await;
+    turn?.hash(password).await
 }
 
 async fn get_account(call: &Call, owned: Vec<String>) -> Result<Reply> {

@@ -1,20 +1,19 @@
 //! `/auth`: tokens for users with a password, and who a token's bearer is.
 
+use std::net::IpAddr;
+
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::json;
-use tokio::sync::Semaphore;
 
-use super::{Caller, Service, no_such_path, with_type};
+use super::{Caller, Service, no_such_path, told, with_type};
 use crate::api::show_time;
 use crate::error::{Class, Error, Result, refuse};
 use crate::identity;
-
-/// Passwords are judged slowly on purpose: only so many at once, so that a flood of them cannot
-/// take the whole machine.
-static JUDGED_AT_ONCE: Semaphore = Semaphore::const_new(2);
+use crate::logins::Refused;
+use crate::logins::lockout::{Account, Network};
 
 /// What an unknown user's password is compared with, so that it takes as long as a known one's.
 const NOBODY: &str =
@@ -22,6 +21,13 @@ const NOBODY: &str =
 
 /// Where a token is shown.
 pub(super) const TOKEN: &str = "x-rucio-auth-token";
+
+/// What is told apart of a request to log in.
+pub(super) struct Asked<'a> {
+    pub(super) headers: &'a HeaderMap,
+    /// Where it comes from, if the server says so.
+    pub(super) from: Option<IpAddr>,
+}
 
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok()).filter(|text| !text.is_empty())
@@ -47,12 +53,12 @@ pub(super) async fn dispatch(
     service: &Service,
     method: &Method,
     path: &[&str],
-    headers: &HeaderMap,
+    asked: &Asked<'_>,
 ) -> Result<Response<Body>> {
     match (method, path) {
-        (&Method::GET, ["userpass"]) => user_and_password(service, headers).await,
+        (&Method::GET, ["userpass"]) => user_and_password(service, asked).await,
         (&Method::GET, ["validate"]) => {
-            let token = header(headers, TOKEN).ok_or_else(unknown)?;
+            let token = header(asked.headers, TOKEN).ok_or_else(unknown)?;
             let token = valid(service, token).await?;
             let value = json!({
                 "account": token.account, "identity": token.identity, "vo": "def",
@@ -64,18 +70,37 @@ pub(super) async fn dispatch(
     }
 }
 
-async fn user_and_password(service: &Service, headers: &HeaderMap) -> Result<Response<Body>> {
+/// The answer to a login that is not judged now.
+fn later(refused: Refused) -> Response<Body> {
+    let status = match refused {
+        Refused::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Refused::LockedOut(_) | Refused::Crowded(_) => StatusCode::TOO_MANY_REQUESTS,
+    };
+    let class = Class::CannotAuthenticate.to_string();
+    let mut answer = told(status, class, &format!("Cannot authenticate now: {refused}"));
+    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(refused.retry_after()));
+    answer
+}
+
+async fn user_and_password(service: &Service, asked: &Asked<'_>) -> Result<Response<Body>> {
+    let headers = asked.headers;
     let user = header(headers, "x-rucio-username").ok_or_else(unknown)?.to_owned();
     let password = header(headers, "x-rucio-password").ok_or_else(unknown)?.to_owned();
     let account = header(headers, "x-rucio-account").map(str::to_owned);
+    let (who, from) = (Account::named(&user), asked.from.map(Network::from).unwrap_or_default());
+    let now = || service.around.now();
+    let turn = match service.logins.turn(&who, from, &now).await {
+        Ok(turn) => turn,
+        Err(refused) => return Ok(later(refused)),
+    };
     let (name, wanted) = (user.clone(), account.clone());
     let found =
         service.catalog.read(move |tx| identity::login(tx, &name, wanted.as_deref())).await?;
-    let _turn = JUDGED_AT_ONCE.acquire().await.map_err(|_| unknown())?;
     let (hash, account) = found.unwrap_or((NOBODY.to_owned(), String::new()));
-    let right = tokio::task::spawn_blocking(move || identity::is_password(&password, &hash));
-    if !right.await.unwrap_or(false) || account.is_empty() {
-        tracing::warn!(user, "a password was not accepted");
+    let right = turn.is_password(password, hash).await && !account.is_empty();
+    service.logins.ended(&who, from, right, now());
+    if !right {
+        tracing::warn!(user = %format_args!("{user:.100}"), from = ?asked.from, "login refused");
         let wanted = header(headers, "x-rucio-account").unwrap_or("(default)");
         let message = format!("Cannot authenticate to account {wanted:.30} with given credentials");
         return Err(refuse(Class::CannotAuthenticate, message));

@@ -2,7 +2,7 @@
 //!
 //! [`router`] serves it below wherever it is mounted. Whom the server knows already it puts as a
 //! [`Caller`] into the request's extensions; all others show a token they were given for their
-//! password ([`auth`]).
+//! password ([`auth`]). The address they come from is an [`IpAddr`] among the extensions.
 //! Names may hold encoded slashes and look like verbs, so paths are read here and not by patterns.
 //! Lists are streamed row by row as the database yields them.
 
@@ -24,6 +24,7 @@ mod sites;
 mod storage;
 mod stream;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -39,6 +40,7 @@ pub use noted::Noted;
 use crate::catalog::{Catalog, Tx};
 use crate::error::{Class, Error, Result, refuse};
 use crate::judge::Surroundings;
+use crate::logins::Logins;
 use crate::rule::Settings;
 use crate::transfers::store::Access;
 
@@ -64,6 +66,8 @@ pub struct Service {
     pub around: Arc<dyn Surroundings>,
     /// The way to the files themselves, for a judge that is run by hand.
     pub access: Arc<Access>,
+    /// Where passwords are judged.
+    pub logins: Logins,
 }
 
 /// The largest body taken, in bytes.
@@ -153,7 +157,9 @@ async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted
     let path: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
     match path.as_slice() {
         ["auth", rest @ ..] => {
-            let answered = auth::dispatch(&service, request.method(), rest, request.headers());
+            let from = request.extensions().get::<IpAddr>().copied();
+            let asked = auth::Asked { headers: request.headers(), from };
+            let answered = auth::dispatch(&service, request.method(), rest, &asked);
             return answered.await.unwrap_or_else(|error| refused(&error));
         }
         // What clients tell about their downloads is taken and not kept.
@@ -320,16 +326,23 @@ impl Call {
 
     /// Fails unless the caller may do everything.
     fn privileged(&self, what: &str) -> Result<()> {
-        self.owner_or_privileged(what, "")
+        match self.caller.privileged {
+            true => Ok(()),
+            false => Err(self.denied(what)),
+        }
+    }
+
+    fn denied(&self, what: &str) -> Error {
+        let message = format!("Account {} can not {what}", self.caller.account);
+        refuse(Class::AccessDenied, message)
     }
 
     /// Fails unless the caller is this account or may do everything.
     fn owner_or_privileged(&self, what: &str, owner: &str) -> Result<()> {
-        if self.caller.privileged || self.caller.account == owner {
-            return Ok(());
+        match self.caller.privileged || (self.caller.account == owner && !owner.is_empty()) {
+            true => Ok(()),
+            false => Err(self.denied(what)),
         }
-        let message = format!("Account {} can not {what}", self.caller.account);
-        Err(refuse(Class::AccessDenied, message))
     }
 
     async fn write<T: Send + 'static>(
@@ -513,7 +526,9 @@ fn failure(error: &Error, part: Part, allowed: Option<String>) -> Response {
         Error::Nowhere => {
             (if allowed.is_some() { 405 } else { 404 }, Class::UnsupportedOperation.to_string())
         }
-        Error::Unavailable(_) | Error::Moved => (503, "DatabaseException".to_owned()),
+        Error::Unavailable(_) | Error::Moved | Error::Busy(_) => {
+            (503, "DatabaseException".to_owned())
+        }
         _ => (500, "RucioException".to_owned()),
     };
     if status >= 500 {

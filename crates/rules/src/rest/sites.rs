@@ -1,5 +1,7 @@
 //! `/rses`: storage elements, how they are reached, and what of a dataset is on which of them.
 
+use std::sync::Arc;
+
 use axum::http::Method;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -16,7 +18,7 @@ use crate::protocol::{self, Protocol, Which};
 use crate::replica::Held;
 use crate::rse;
 use crate::rse::{Measured, RseSettings};
-use crate::transfers::folder::Folder;
+use crate::transfers::store::Access;
 
 /// What clients may say of an RSE and nobody here asks for.
 const NOT_KEPT: &[&str] = &[
@@ -259,7 +261,7 @@ async fn protocols_at(call: &Call, name: &str, rest: &[&str]) -> Result<Reply> {
             let new = Protocol::read(scheme, call.object()?)?;
             let folder = new.clone();
             call.write(move |tx| protocol::add(tx, &name, &new)).await?;
-            make_folder(folder).await;
+            make_folder(Arc::clone(&call.service.access), folder).await;
             Ok(created())
         }
         (&Method::PUT, [_] | [_, _] | [_, _, _]) => {
@@ -278,13 +280,13 @@ async fn protocols_at(call: &Call, name: &str, rest: &[&str]) -> Result<Reply> {
 
 /// A folder that is to hold an RSE's files is made now or never: one that is missing later may be on
 /// a disk that is not mounted. Where other machines move the files it is theirs to make.
-async fn make_folder(protocol: Protocol) {
+async fn make_folder(access: Arc<Access>, protocol: Protocol) {
     if protocol.scheme != "file" {
         return;
     }
-    let made = tokio::task::spawn_blocking(move || Folder::open(&protocol).make()).await;
+    let made = tokio::task::spawn_blocking(move || access.make_folder(&protocol)).await;
     if let Ok(Err(error)) = made {
-        tracing::warn!(%error, "the folder of a storage element is not made");
+        tracing::warn!(%error, "folder of a storage element was not created");
     }
 }
 

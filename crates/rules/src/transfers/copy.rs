@@ -245,6 +245,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::End;
+    use super::super::allowed::Allowed;
+    use super::super::credential::Credentials;
     use super::super::store::Access;
     use super::*;
     use crate::api::Did;
@@ -276,7 +278,7 @@ mod tests {
 
     fn run(job: &Job) -> Result<i64, String> {
         let moved = AtomicI64::new(0);
-        let access = Access::default();
+        let access = Access::new(Credentials::new(), Allowed::anywhere());
         let done = copy(&mut Opened::new(&access), job, &moved, &|| false);
         done.map(|()| moved.load(Ordering::Acquire)).map_err(|error| error.to_string())
     }
@@ -318,7 +320,7 @@ mod tests {
         std::fs::create_dir(from.path().join("s")).unwrap();
         std::fs::write(from.path().join("s/f"), b"abc").unwrap();
         let job = job(from.path(), to.path(), b"abc");
-        let access = Access::default();
+        let access = Access::new(Credentials::new(), Allowed::anywhere());
         let stopped = copy(&mut Opened::new(&access), &job, &AtomicI64::new(0), &|| true);
         assert!(matches!(stopped, Err(Error::Cancelled)));
         assert_eq!(left(to.path()), 0);

@@ -9,6 +9,10 @@
 //! is not there, a disk may not be mounted, and then its files are neither gone nor to be written
 //! anywhere else. It is held open once it was used, for a few files at most: see
 //! [`store::Opened`].
+//!
+//! Below a storage root ([`super::allowed`]) no link is followed on the way to the folder. Links
+//! inside the folder are followed as long as they stay inside: where they lead is found out first,
+//! and then opened component by component without following any link.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -22,6 +26,7 @@ use md5::{Digest, Md5};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use super::allowed::{Allowed, Opening, Refused};
 use super::store::{self, Drafts, Error, Found, Plan, Store};
 use super::walk;
 use crate::protocol::{Protocol, stays_below};
@@ -30,6 +35,7 @@ use crate::protocol::{Protocol, stays_below};
 #[derive(Debug)]
 pub struct Folder {
     root: PathBuf,
+    opening: Opening,
     opened: OnceLock<OwnedFd>,
 }
 
@@ -54,16 +60,20 @@ struct Place {
 }
 
 impl Folder {
-    /// The folder a protocol speaks of.
-    #[must_use]
-    pub fn open(protocol: &Protocol) -> Self {
-        let prefix = protocol.prefix.trim_matches('/');
-        Self { root: Path::new("/").join(prefix), opened: OnceLock::new() }
+    /// The folder a protocol speaks of, if it may be used.
+    pub fn open(protocol: &Protocol, allowed: &Allowed) -> Result<Self, Refused> {
+        let parts = protocol.prefix.split('/').filter(|part| !["", "."].contains(part));
+        let root = Path::new("/").join(parts.collect::<PathBuf>());
+        let opening = allowed.folder(&root)?;
+        Ok(Self { root, opening, opened: OnceLock::new() })
     }
 
     /// Makes the folder; one that is there stays as it is.
     pub fn make(&self) -> Result<(), Error> {
-        std::fs::create_dir_all(&self.root).map_err(Error::at(&self.root))
+        match &self.opening {
+            Opening::Path => std::fs::create_dir_all(&self.root).map_err(Error::at(&self.root)),
+            Opening::Below(root, rest) => self.open_below(root, rest, true).map(drop),
+        }
     }
 
     /// Where a path leads, as people know it.
@@ -78,12 +88,11 @@ impl Folder {
     fn place(&self, path: &str, make: bool) -> Result<Place, Error> {
         let shown = self.shown(path)?;
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let found = descend(self.root()?, above, make);
-        let (folder, new) = match found {
-            Ok(found) => found,
-            Err(error) if is_odd(error) => (self.by_links(&self.root.join(above), make)?, false),
-            Err(error) => return Err(Error::at(&shown)(error.into())),
+        let found = match descend(self.root()?, above, make) {
+            Err(error) if is_odd(error) => step_down(self.root()?, &self.real(above)?, make),
+            found => found,
         };
+        let (folder, new) = found.map_err(|error| Error::at(&shown)(error.into()))?;
         Ok(Place { folder, name: name.to_owned(), new, shown })
     }
 
@@ -91,42 +100,69 @@ impl Folder {
         if let Some(root) = self.opened.get() {
             return Ok(root);
         }
-        let root = match rustix::fs::open(&self.root, PASSED, Mode::empty()) {
-            Err(Errno::NOENT | Errno::NOTDIR) => {
-                return Err(Error::NoFolder(self.root.display().to_string()));
-            }
-            other => other.map_err(|error| Error::at(&self.root)(error.into()))?,
+        let root = match &self.opening {
+            Opening::Below(root, rest) => self.open_below(root, rest, false)?,
+            Opening::Path => match rustix::fs::open(&self.root, PASSED, Mode::empty()) {
+                Err(Errno::NOENT | Errno::NOTDIR) => return Err(self.is_missing()),
+                other => other.map_err(|error| Error::at(&self.root)(error.into()))?,
+            },
         };
         Ok(self.opened.get_or_init(|| root))
     }
 
-    /// The same where links are on the way, which may lead anywhere within the folder.
-    fn by_links(&self, folder: &Path, make: bool) -> Result<OwnedFd, Error> {
-        if make {
-            self.follow(folder)?;
-            std::fs::create_dir_all(folder).map_err(Error::at(folder))?;
-        }
-        self.open_real(folder, PASSED)
+    fn is_missing(&self) -> Error {
+        Error::NoFolder(self.root.display().to_string())
     }
 
-    /// Opens what links lead to, if that is within the folder.
-    fn open_real(&self, place: &Path, flags: OFlags) -> Result<OwnedFd, Error> {
-        let what = || Error::at(place);
-        self.follow(place)?;
-        let real = place.canonicalize().map_err(what())?;
-        let opened = rustix::fs::open(&real, flags | OFlags::NOFOLLOW, Mode::empty());
-        opened.map_err(std::io::Error::from).map_err(what())
-    }
-
-    /// Follows what is there of a way; fails when it leads out of the folder.
-    fn follow(&self, place: &Path) -> Result<(), Error> {
-        let there = place.ancestors().find_map(|part| part.canonicalize().ok());
-        match (self.root.canonicalize(), there) {
-            (Ok(root), Some(there)) if !there.starts_with(&root) => {
-                Err(Error::Leaves(place.display().to_string()))
+    /// Opens the folder from a storage root without following a link.
+    fn open_below(&self, root: &Path, rest: &str, make: bool) -> Result<OwnedFd, Error> {
+        let failed = |error: Errno| match error {
+            Errno::NOENT => self.is_missing(),
+            // What a link is to a step that follows none.
+            Errno::LOOP | Errno::NOTDIR => Error::Linked(self.root.display().to_string()),
+            error => Error::at(&self.root)(error.into()),
+        };
+        let root = rustix::fs::open(root, PASSED | OFlags::NOFOLLOW, Mode::empty());
+        let root = root.map_err(failed)?;
+        if !make {
+            let path = if rest.is_empty() { "." } else { rest };
+            let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+            match rustix::fs::openat2(&root, path, PASSED, Mode::empty(), within) {
+                Err(Errno::NOSYS | Errno::PERM | Errno::AGAIN) => {}
+                opened => return opened.map_err(failed),
             }
-            _ => Ok(()),
         }
+        step_down(&root, rest, make).map(|(folder, _)| folder).map_err(failed)
+    }
+
+    /// Where links on a way below the folder lead, as far as they are there; fails when that is
+    /// outside.
+    fn real(&self, path: &str) -> Result<String, Error> {
+        let place = self.root.join(path);
+        let leaves = || Error::Leaves(place.display().to_string());
+        let root = self.root.canonicalize().map_err(Error::at(&self.root))?;
+        for there in place.ancestors() {
+            let (Ok(real), Ok(rest)) = (there.canonicalize(), place.strip_prefix(there)) else {
+                continue;
+            };
+            let within = real.strip_prefix(&root).map_err(|_| leaves())?;
+            let whole: PathBuf = within.components().chain(rest.components()).collect();
+            return whole.to_str().map(str::to_owned).ok_or_else(leaves);
+        }
+        Err(leaves())
+    }
+
+    /// Opens the file that links lead to, if that is within the folder.
+    fn open_real(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Error> {
+        let place = self.root.join(path);
+        let real = self.real(path)?;
+        place.canonicalize().map_err(Error::at(&place))?;
+        let (above, name) = real.rsplit_once('/').unwrap_or(("", &real));
+        let name = if name.is_empty() { "." } else { name };
+        let opened = step_down(self.root()?, above, false).and_then(|(folder, _)| {
+            rustix::fs::openat(&folder, name, flags | OFlags::NOFOLLOW, Mode::empty())
+        });
+        opened.map_err(|error| Error::at(&place)(error.into()))
     }
 
     /// Opens a file that is there, and says how it is.
@@ -134,7 +170,7 @@ impl Folder {
         let place = self.shown(path)?;
         let what = || Error::at(&place);
         let file = match below(self.root()?, path, flags) {
-            Err(error) if is_odd(error) => self.open_real(&place, flags)?,
+            Err(error) if is_odd(error) => self.open_real(path, flags)?,
             opened => opened.map_err(std::io::Error::from).map_err(what())?,
         };
         let file = File::from(file);
@@ -182,14 +218,42 @@ fn descend(root: &OwnedFd, path: &str, make: bool) -> Result<(OwnedFd, bool), Er
         Err(Errno::NOENT) if make && !path.is_empty() => {
             let (above, last) = path.rsplit_once('/').unwrap_or(("", path));
             let (above, _) = descend(root, above, true)?;
-            let new = match rustix::fs::mkdirat(&above, last, Mode::from_raw_mode(0o777)) {
-                Err(Errno::EXIST) => false,
-                made => made.map(|()| true)?,
-            };
+            let new = make_in(&above, last)?;
             Ok((below(&above, last, PASSED)?, new))
         }
         other => other.map(|folder| (folder, false)),
     }
+}
+
+/// Makes a folder in another, and says whether it was not there.
+fn make_in(above: &OwnedFd, name: &str) -> Result<bool, Errno> {
+    match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o775)) {
+        Err(Errno::EXIST) => Ok(false),
+        made => made.map(|()| true),
+    }
+}
+
+/// Opens a folder below another component by component, follows no link, makes what is missing
+/// where that is wanted, and says whether the last had to be made.
+fn step_down(root: &OwnedFd, path: &str, make: bool) -> Result<(OwnedFd, bool), Errno> {
+    let flags = PASSED | OFlags::NOFOLLOW;
+    let mut at = rustix::fs::openat(root, ".", flags, Mode::empty())?;
+    let mut new = false;
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        if name == ".." {
+            return Err(Errno::XDEV);
+        }
+        new = false;
+        let next = match rustix::fs::openat(&at, name, flags, Mode::empty()) {
+            Err(Errno::NOENT) if make => {
+                new = make_in(&at, name)?;
+                rustix::fs::openat(&at, name, flags, Mode::empty())
+            }
+            other => other,
+        };
+        at = next?;
+    }
+    Ok((at, new))
 }
 
 impl Place {
@@ -235,7 +299,7 @@ impl Store for Folder {
         }
         let temporary = Self::temporary(&place.name, &plan.tag);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
-        let mode = Mode::from_raw_mode(0o666);
+        let mode = Mode::from_raw_mode(0o664);
         let file = rustix::fs::openat(&place.folder, &temporary, flags | OFlags::CLOEXEC, mode);
         let file = File::from(file.map_err(place.fails())?);
         Ok(Box::new(Draft { file, temporary, place, new: plan.new, kept: false }))
@@ -254,8 +318,9 @@ impl Store for Folder {
 
     fn sync(&self) -> Result<(), Error> {
         let what = || Error::at(&self.root);
-        let root = File::open(&self.root).map_err(what())?;
-        rustix::fs::syncfs(&root).map_err(std::io::Error::from).map_err(what())
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(self.root()?, ".", flags, Mode::empty());
+        root.and_then(rustix::fs::syncfs).map_err(std::io::Error::from).map_err(what())
     }
 
     fn look(&self, paths: &[&str]) -> Result<Vec<Result<Found, Error>>, Error> {
@@ -361,7 +426,7 @@ mod tests {
         let Value::Object(body) = json!({"prefix": root.display().to_string()}) else {
             unreachable!()
         };
-        Folder::open(&Protocol::read("file", &body).unwrap())
+        Folder::open(&Protocol::read("file", &body).unwrap(), &Allowed::anywhere()).unwrap()
     }
 
     fn plan(tag: &str) -> Plan {
@@ -502,6 +567,65 @@ mod tests {
             folder.remove(&name).unwrap();
             folder.remove(&other).unwrap();
             assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn no_link_leads_from_a_storage_root_to_a_folder() {
+        let above = tempfile::tempdir().unwrap();
+        let above = above.path().canonicalize().unwrap();
+        let (storage, private) = (above.join("storage"), above.join("private"));
+        std::fs::create_dir_all(storage.join("site")).unwrap();
+        std::fs::create_dir_all(private.join("deep")).unwrap();
+        std::fs::write(private.join("deep/secret"), "x").unwrap();
+        std::os::unix::fs::symlink(&private, storage.join("out")).unwrap();
+        std::os::unix::fs::symlink("site", storage.join("near")).unwrap();
+        let allowed = Allowed::new(std::slice::from_ref(&storage), &[], &[]).unwrap();
+        let at = |path: PathBuf| {
+            let Value::Object(body) = json!({"prefix": path.display().to_string()}) else {
+                unreachable!()
+            };
+            Folder::open(&Protocol::read("file", &body).unwrap(), &allowed)
+        };
+        assert!(at(private.join("deep")).is_err());
+        assert!(at(above).is_err());
+        for linked in ["out", "out/deep", "near", "out/new", "near/new"] {
+            let folder = at(storage.join(linked)).unwrap();
+            let tried = [
+                folder.read("secret").map(drop),
+                folder.write("secret", &plan("1-1")).map(drop),
+                folder.remove("secret"),
+                folder.look(&["secret"]).map(drop),
+                folder.list(&mut |_| ControlFlow::Continue(())),
+                folder.links(1).map(drop),
+                folder.sync(),
+            ];
+            for one in tried {
+                assert!(matches!(one, Err(Error::Linked(_))), "{linked}: {one:?}");
+            }
+            assert!(matches!(folder.make(), Err(Error::Linked(_))), "{linked}");
+        }
+        assert!(!private.join("new").exists() && private.join("deep/secret").exists());
+        let folder = at(storage.join("a/b")).unwrap();
+        assert!(matches!(folder.read("f").map(drop), Err(Error::NoFolder(_))));
+        folder.make().unwrap();
+        folder.write("s/f", &plan("1-1")).unwrap().keep().unwrap();
+        assert!(storage.join("a/b/s/f").exists());
+        folder.sync().unwrap();
+    }
+
+    /// Without `openat2` the same holds component by component.
+    #[test]
+    fn stepping_down_follows_no_link() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("a/b")).unwrap();
+        std::os::unix::fs::symlink("a", root.path().join("link")).unwrap();
+        let opened = rustix::fs::open(root.path(), PASSED, Mode::empty()).unwrap();
+        assert!(!step_down(&opened, "a/b", false).unwrap().1);
+        assert!(step_down(&opened, "a/b/c/d", true).unwrap().1);
+        assert!(matches!(step_down(&opened, "a/x", false), Err(Errno::NOENT)));
+        for path in ["link", "link/b", "..", "a/../a"] {
+            assert!(step_down(&opened, path, true).is_err(), "{path}");
         }
     }
 }

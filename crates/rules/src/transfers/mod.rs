@@ -10,6 +10,7 @@
 //! catalog or with a server behind it.
 
 pub mod afar;
+pub mod allowed;
 pub mod choose;
 pub mod copy;
 pub mod credential;

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::client::{HttpClient, HttpConnector};
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
@@ -22,6 +23,7 @@ use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Method, StatusCode, Url};
 use tokio::runtime::Runtime;
 
+use super::allowed::Allowed;
 use super::credential::Credential;
 use super::send::Sent;
 use super::store::{self, Drafts, Error, Found, Plan, Store};
@@ -145,9 +147,23 @@ fn retries() -> RetryConfig {
     }
 }
 
+/// Has `object_store` use a client that speaks to allowed endpoints alone.
+#[derive(Clone, Debug)]
+struct Connector(reqwest::Client);
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.0.clone()))
+    }
+}
+
 impl Remote {
-    /// Opens what a protocol leads to; nothing is asked of it yet.
-    pub(super) fn open(protocol: &Protocol, credential: &Credential) -> Result<Self, Error> {
+    /// Opens what a protocol leads to, if it may be spoken to; nothing is asked of it yet.
+    pub(super) fn open(
+        protocol: &Protocol,
+        credential: &Credential,
+        allowed: &Allowed,
+    ) -> Result<Self, Error> {
         let (kind, secure) =
             kind(protocol).ok_or_else(|| Error::Unknown(protocol.scheme.clone()))?;
         let base = protocol.base();
@@ -155,29 +171,24 @@ impl Remote {
         let scheme = if secure { "https" } else { "http" };
         let port = if protocol.port == 0 { String::new() } else { format!(":{}", protocol.port) };
         let endpoint = format!("{scheme}://{}{port}", protocol.hostname);
+        allowed.endpoint(&Url::parse(&endpoint).map_err(|error| no_way(&base, &error))?)?;
         let prefix = protocol.prefix.trim_matches('/');
         let headers = authorization(credential).ok_or_else(|| failed("the user cannot be sent"))?;
         let pem = match &credential.ca {
             Some(file) => std::fs::read(file).map_err(Error::at(file))?,
             None => Vec::new(),
         };
-        let mut options = ClientOptions::new()
-            .with_allow_http(!secure)
-            .with_connect_timeout(CONNECT)
-            .with_timeout_disabled()
-            .with_default_headers(headers.clone());
-        let authorities = object_store::Certificate::from_pem_bundle(&pem);
-        for authority in authorities.map_err(|error| no_way(&base, &error))? {
-            options = options.with_root_certificate(authority);
-        }
         let authorities = reqwest::Certificate::from_pem_bundle(&pem);
-        let http = reqwest::Client::builder()
-            .connect_timeout(CONNECT)
-            .https_only(secure)
-            .default_headers(headers)
-            .tls_certs_merge(authorities.map_err(|error| no_way(&base, &error))?)
-            .build()
-            .map_err(|error| no_way(&base, &error))?;
+        let authorities = authorities.map_err(|error| no_way(&base, &error))?;
+        let client = || {
+            let client = allowed.client().connect_timeout(CONNECT).https_only(secure);
+            client.default_headers(headers.clone()).tls_certs_merge(authorities.clone())
+        };
+        let http = client().build().map_err(|error| no_way(&base, &error))?;
+        // Compression would hide how long an object is.
+        let plain = client().http1_only().no_gzip().no_brotli().no_zstd().no_deflate();
+        let connector = Connector(plain.build().map_err(|error| no_way(&base, &error))?);
+        let options = ClientOptions::new().with_allow_http(!secure);
         let (objects, way): (Arc<dyn ObjectStore>, Way) = match kind {
             Kind::S3 => {
                 let (bucket, rest) = prefix.split_once('/').unwrap_or((prefix, ""));
@@ -192,6 +203,7 @@ impl Remote {
                     .with_disable_bulk_delete(true)
                     .with_skip_signature(!signs)
                     .with_client_options(options)
+                    .with_http_connector(connector)
                     .with_retry(retries());
                 if let (Some(key), Some(secret)) = (&credential.access_key, &credential.secret_key)
                 {
@@ -213,7 +225,7 @@ impl Remote {
                 let text = text.trim_end_matches('/');
                 let url = Url::parse(text).map_err(|error| no_way(&base, &error))?;
                 let builder = HttpBuilder::new().with_url(text).with_client_options(options);
-                let built = builder.with_retry(retries()).build();
+                let built = builder.with_http_connector(connector).with_retry(retries()).build();
                 let built = built.map_err(|error| no_way(&base, &error))?;
                 (Arc::new(built), Way::Dav { url, made: Mutex::default() })
             }

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::End;
+use super::allowed::{Allowed, Refused};
 use super::credential::{Credential, Credentials};
 use super::folder::Folder;
 use super::remote::Remote;
@@ -40,6 +41,14 @@ pub enum Error {
     /// What the storage is kept in is not there, and with it all its files.
     #[error("the folder {0} is not there: make it, or mount what belongs there")]
     NoFolder(String),
+    /// The way from a storage root to the folder leads through a link.
+    #[error(
+        "the folder {0} is not a folder, or is reached through a symbolic link: below a storage root none is followed"
+    )]
+    Linked(String),
+    /// This machine's operator does not allow it.
+    #[error(transparent)]
+    Refused(#[from] Refused),
     /// Something else has this name.
     #[error("{0} is not a file")]
     NoFile(String),
@@ -244,24 +253,27 @@ pub fn way<'a>(rse: &'a Rse, operation: &str) -> Option<&'a Protocol> {
     Speaks::Ours.way(rse, operation).map(|protocol| &**protocol)
 }
 
-/// The way into all storage: the keys to it, and what is open already.
+/// The way into all storage: what may be touched, the keys to it, and what is open already.
+///
+/// The default reaches no folder of this machine.
 #[derive(Debug, Default)]
 pub struct Access {
     credentials: Credentials,
+    allowed: Allowed,
     opened: Mutex<HashMap<String, Arc<Remote>>>,
 }
 
 impl Access {
-    /// Storage with these keys.
+    /// Storage with these keys, as far as it is allowed.
     #[must_use]
-    pub fn new(credentials: Credentials) -> Self {
-        Self { credentials, opened: Mutex::default() }
+    pub fn new(credentials: Credentials, allowed: Allowed) -> Self {
+        Self { credentials, allowed, opened: Mutex::default() }
     }
 
     /// The storage an RSE's protocol leads to. Connections are shared by all who ask.
     pub fn open(&self, rse: &str, protocol: &Protocol) -> Result<Arc<dyn Store>, Error> {
         if protocol.scheme == "file" {
-            return Ok(Arc::new(Folder::open(protocol)));
+            return Ok(Arc::new(Folder::open(protocol, &self.allowed)?));
         }
         let key = format!("{rse} {}", protocol.base());
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
@@ -270,9 +282,14 @@ impl Access {
         }
         let none = Credential::default();
         let credential = self.credentials.get(rse).unwrap_or(&none);
-        let remote = Arc::new(Remote::open(protocol, credential)?);
+        let remote = Arc::new(Remote::open(protocol, credential, &self.allowed)?);
         opened.insert(key, Arc::clone(&remote));
         Ok(remote)
+    }
+
+    /// Makes the folder of a `file` protocol; one that is there stays as it is.
+    pub fn make_folder(&self, protocol: &Protocol) -> Result<(), Error> {
+        Folder::open(protocol, &self.allowed)?.make()
     }
 }
 

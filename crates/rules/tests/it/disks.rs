@@ -11,6 +11,7 @@ use mainstay_rules::catalog::Daemon;
 use mainstay_rules::judge::{self, Managed, Pass};
 use mainstay_rules::protocol::{self, Protocol};
 use mainstay_rules::replica;
+use mainstay_rules::transfers::allowed::Allowed;
 use mainstay_rules::transfers::copy::{self, Adding};
 use mainstay_rules::transfers::credential::Credentials;
 use mainstay_rules::transfers::store::{Access, Opened, Speaks};
@@ -32,14 +33,19 @@ pub(crate) struct Disks {
 impl Disks {
     /// A world for each catalog, with the folders A, B and C.
     pub(crate) fn each() -> Vec<Self> {
-        Self::each_with(&Credentials::new())
+        let bound = |root: &Path| Allowed::new(&[root.to_owned()], &[], &[]).unwrap();
+        Self::each_allowed(&Credentials::new(), bound)
     }
 
     /// The same, with keys to storage elsewhere.
     pub(crate) fn each_with(keys: &Credentials) -> Vec<Self> {
+        Self::each_allowed(keys, |_| Allowed::anywhere())
+    }
+
+    fn each_allowed(keys: &Credentials, allowed: impl Fn(&Path) -> Allowed) -> Vec<Self> {
         let disks = |world: World| {
-            let (root, access) =
-                (tempfile::tempdir().unwrap(), Arc::new(Access::new(keys.clone())));
+            let root = tempfile::tempdir().unwrap();
+            let access = Arc::new(Access::new(keys.clone(), allowed(root.path())));
             let disks = Self { world, root, folders: RefCell::default(), access };
             for name in ["A", "B", "C"] {
                 disks.folder_rse(name);

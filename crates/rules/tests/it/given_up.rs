@@ -243,7 +243,7 @@ fn what_a_worker_brings_while_its_replica_is_being_removed_is_removed_too() {
         disks.copy(&job).unwrap();
         world.delete(&rule);
         let storage = Arc::new(Written {
-            storage: Managed::default(),
+            storage: Managed(disks.access()),
             catalog: world.catalog.clone(),
             job: Mutex::new(Some(job)),
             place: disks.place("B", "f"),
@@ -264,6 +264,7 @@ fn what_a_worker_brings_while_its_replica_is_being_removed_is_removed_too() {
 /// one was registered anew.
 #[derive(Debug)]
 struct Overtaken {
+    storage: Managed,
     catalog: Catalog,
     settings: Settings,
     again: Mutex<Option<(NewFile, PathBuf)>>,
@@ -272,9 +273,9 @@ struct Overtaken {
 
 impl Storage for Overtaken {
     fn remove(&self, rse: &Rse, doomed: &Doomed) -> Result<(), String> {
-        let storage = Managed::default();
         if let Some((file, place)) = self.again.lock().unwrap().take() {
-            let other = Pass::new(self.now, 1);
+            let storage = Arc::new(self.storage.clone());
+            let other = Pass { storage, ..Pass::new(self.now, 1) };
             judge::pass(&self.catalog, Daemon::Reaper, &self.settings, &other).unwrap();
             let files = std::slice::from_ref(&file);
             let add =
@@ -282,15 +283,15 @@ impl Storage for Overtaken {
             self.catalog.write_blocking(add).unwrap();
             std::fs::write(place, b"content").unwrap();
         }
-        storage.remove(rse, doomed)
+        self.storage.remove(rse, doomed)
     }
 
     fn look(&self, rse: &Rse, needed: &Needed) -> Result<Found, String> {
-        Managed::default().look(rse, needed)
+        self.storage.look(rse, needed)
     }
 
     fn is_there(&self, rse: &Rse, needed: &Needed) -> Result<bool, String> {
-        Managed::default().is_there(rse, needed)
+        self.storage.is_there(rse, needed)
     }
 }
 
@@ -305,6 +306,7 @@ fn a_reaper_that_was_overtaken_removes_nothing_that_came_after() {
         let (did, path, state) = (World::did("f50"), None, None);
         let file = NewFile { did, bytes: 7, adler32: None, md5: None, path, state };
         let storage = Arc::new(Overtaken {
+            storage: Managed(disks.access()),
             catalog: world.catalog.clone(),
             settings: world.settings.clone(),
             again: Mutex::new(Some((file, disks.place("A", "f50")))),

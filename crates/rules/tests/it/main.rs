@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod allowed;
 mod answers;
 mod bulk;
 mod cases;

@@ -29,6 +29,7 @@ pub(crate) fn service(world: &World) -> Service {
         settings: world.settings.clone(),
         around: Arc::new(Machine),
         access: Default::default(),
+        logins: Default::default(),
     }
 }
 

@@ -2,12 +2,16 @@
 //! removed or written over, and what cannot be done is refused before anything is touched.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Parser;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use mainstay_rules::api::{DidType, Grouping};
 use mainstay_rules::cli::{self, Answer, Command, Error, Format, Local, Remote};
+use mainstay_rules::transfers::allowed::Allowed;
+use mainstay_rules::transfers::credential::Credentials;
+use mainstay_rules::transfers::store::Access;
 use serde_json::{Value, json};
 
 use crate::disks::Disks;
@@ -101,7 +105,8 @@ fn run_with(disks: &Disks, line: &str, meanwhile: Meanwhile) -> Result<(u8, Stri
         Meddled { local: Local::new(service(&disks.world)), meanwhile, gone: Default::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut out = Vec::new();
-    let done = cli::run(tree.command, &remote, Default::default(), Format::Table, &mut out);
+    let access = Arc::new(Access::new(Credentials::new(), Allowed::anywhere()));
+    let done = cli::run(tree.command, &remote, access, Format::Table, &mut out);
     let code = runtime.block_on(done).map_err(|error| error.to_string())?;
     Ok((code, String::from_utf8(out).unwrap()))
 }
