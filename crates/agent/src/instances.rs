@@ -25,6 +25,7 @@ use mainstay_sessions::protocol::{
     CloseSession, CreateInstance, Failure, InstanceState, Name, OpenSession, ReadLog, Report,
     SessionState, Template,
 };
+use mainstay_sessions::secrets::SecretValues;
 
 pub use outbox::Events;
 pub use processes::{Options, Processes};
@@ -146,6 +147,8 @@ pub struct Start {
     pub memory_bytes: u64,
     /// To be frozen as soon as it is ready.
     pub standby: bool,
+    /// Environment variables that come from Secrets. They are kept in no file.
+    pub secrets: SecretValues,
 }
 
 impl TryFrom<CreateInstance> for Start {
@@ -165,6 +168,7 @@ impl TryFrom<CreateInstance> for Start {
             cpu_milli: create.cpu_milli,
             memory_bytes: create.memory_bytes,
             standby: create.standby,
+            secrets: create.secrets.into_iter().collect(),
         })
     }
 }

@@ -14,6 +14,7 @@ pub mod join;
 pub mod link;
 pub mod node;
 pub mod pools;
+mod private;
 mod sessions;
 pub mod simulation;
 
@@ -129,7 +130,7 @@ impl Agent {
     pub async fn start(options: Options, clock: Arc<dyn Clock>) -> Result<Self, Error> {
         let folder = &options.state_dir;
         let state = |source| Error::State { folder: folder.display().to_string(), source };
-        std::fs::create_dir_all(folder).map_err(state)?;
+        private::tighten(folder).map_err(state)?;
         let servers: Result<Vec<_>, _> =
             options.servers.iter().map(|s| Address::parse(s)).collect();
         let client = Arc::new(Client::new(servers?, join::access(&options)?));

@@ -245,8 +245,11 @@ fn append(file: &Path, at: u64, bytes: &[u8]) -> io::Result<()> {
 /// Replaces a file by another in one step that survives a crash.
 fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
     let next = file.with_extension("next");
-    let mut written = std::fs::File::create(&next)?;
+    let mut options = std::fs::OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).mode(0o600);
+    let mut written = options.open(&next)?;
     written.write_all(bytes)?;
     written.sync_all()?;
     std::fs::rename(&next, file)?;

@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use base64::Engine;
@@ -51,9 +51,16 @@ pub(crate) fn token_in(kubeconfig: &str) -> Option<&str> {
     kubeconfig.lines().find_map(|line| line.trim().strip_prefix("token: "))
 }
 
-/// Makes a folder that is ours alone, if it is not there.
+/// Makes a folder that is ours alone, if it is not there; one that is there is closed to others.
 pub(crate) fn make_dir(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    let mode = fs::metadata(path)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode & 0o700))?;
+        let folder = path.display();
+        tracing::warn!(%folder, "data folder was open to other users; its mode is 0700 now");
+    }
+    Ok(())
 }
 
 /// Writes a file so that nobody ever sees half of it.
@@ -74,7 +81,6 @@ pub(crate) fn write_whole(path: &Path, mode: u32, text: &str) -> io::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_client_on_this_machine_gets_an_address_it_can_reach() {

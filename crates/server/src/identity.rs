@@ -167,6 +167,12 @@ pub(crate) enum Verdict {
 /// Decides about an attempt.
 pub(crate) fn judge(user: &User, attempt: &Attempt<'_>) -> Verdict {
     match user.role {
+        // What a node needs of them the server sends with the command that starts an instance.
+        Some(Role::Editor | Role::Viewer | Role::Node)
+            if (attempt.kind.group, attempt.kind.plural) == ("", "secrets") =>
+        {
+            Verdict::Denied
+        }
         Some(Role::Admin | Role::Editor) => Verdict::Allowed,
         Some(Role::Viewer | Role::Node) if attempt.verb.reads() => Verdict::Allowed,
         Some(Role::Node) => judge_node(user, attempt),

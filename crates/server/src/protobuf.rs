@@ -99,6 +99,17 @@ pub(crate) const KINDS: &[(&str, &str, &[Field])] = &[
     ),
     (
         "v1",
+        "Secret",
+        &[
+            METADATA,
+            (2, "data", BytesMap),
+            (3, "type", Text),
+            (4, "stringData", TextMap),
+            (5, "immutable", Flag),
+        ],
+    ),
+    (
+        "v1",
         "Event",
         &[
             METADATA,

@@ -8,8 +8,8 @@ use mainstay_store::registry::Kind;
 
 pub use application::{
     Application, ApplicationSpec, ApplicationStatus, Container, EnvironmentVariable, Port,
-    Protocol, Readiness, ResourceRequirements, ScalingPolicy, ScalingPolicyType, Standby,
-    Threshold, VolumeUse,
+    Protocol, Readiness, ResourceRequirements, ScalingPolicy, ScalingPolicyType, SecretKeyRef,
+    Standby, Threshold, ValueSource, VolumeUse,
 };
 pub use instance::{Instance, InstancePool, InstanceSpec, InstanceStatus};
 pub use session::{

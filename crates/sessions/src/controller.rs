@@ -23,7 +23,7 @@ use std::sync::Arc;
 use mainstay_controller::election::Leadership;
 use mainstay_controller::events::{self, Recorder};
 use mainstay_controller::reflector::Reflector;
-use mainstay_store::builtin::Node;
+use mainstay_store::builtin::{Node, Secret};
 use mainstay_store::resources::{Error, Resources};
 use mainstay_volumes::api::ReplicatedVolumeReplica;
 use tokio::sync::{mpsc, watch};
@@ -100,6 +100,7 @@ struct Followed {
     applications: Reflector<Application>,
     nodes: Reflector<Node>,
     replicas: Reflector<ReplicatedVolumeReplica>,
+    secrets: Reflector<Secret>,
 }
 
 impl Sessions {
@@ -118,14 +119,17 @@ impl Sessions {
         let applications = Reflector::<Application>::of(resources).start();
         let nodes = Reflector::<Node>::of(resources).start();
         let replicas = Reflector::<ReplicatedVolumeReplica>::of(resources).start();
+        let secrets = Reflector::<Secret>::of(resources).start();
         let gone = |error: mainstay_controller::reflector::Error| Error::internal(error);
         applications.wait_until_synced().await.map_err(gone)?;
         nodes.wait_until_synced().await.map_err(gone)?;
         replicas.wait_until_synced().await.map_err(gone)?;
+        secrets.wait_until_synced().await.map_err(gone)?;
         let watching = (
             changes.follow(&applications, |changes| &mut changes.applications),
             changes.follow(&nodes, |changes| &mut changes.nodes),
             changes.follow_replicas(&replicas),
+            changes.follow(&secrets, |changes| &mut changes.secrets),
         );
         let ports = options.gateway.as_ref().map(|gateway| gateway.ports);
         let recalled = match ports {
@@ -146,7 +150,7 @@ impl Sessions {
         let recorder = Recorder::run(events::Options::new(COMPONENT), resources);
         let (scribe, orders) = Scribe::new(resources.clone(), desk.clone());
         let engine = Engine::new(options.settings, options.seed, ports);
-        let followed = Followed { applications, nodes, replicas };
+        let followed = Followed { applications, nodes, replicas, secrets };
         let actor = Actor::new(actor::Parts {
             engine,
             resources: resources.clone(),
@@ -180,6 +184,7 @@ impl Sessions {
         self.followed.applications.shutdown().await;
         self.followed.nodes.shutdown().await;
         self.followed.replicas.shutdown().await;
+        self.followed.secrets.shutdown().await;
     }
 }
 
@@ -189,6 +194,7 @@ impl Clone for Followed {
             applications: self.applications.clone(),
             nodes: self.nodes.clone(),
             replicas: self.replicas.clone(),
+            secrets: self.secrets.clone(),
         }
     }
 }

@@ -387,6 +387,8 @@ pub struct Engine {
     touched: BTreeSet<Key>,
     /// Applications with instances that found no node.
     starved: BTreeSet<Key>,
+    /// What instances of applications need and is not there: none is started meanwhile.
+    lacking: HashMap<Key, String>,
     /// Something became free.
     freed: bool,
     effects: Vec<Effect>,
@@ -430,6 +432,7 @@ impl Engine {
             commands: HashMap::new(),
             touched: BTreeSet::new(),
             starved: BTreeSet::new(),
+            lacking: HashMap::new(),
             freed: false,
             effects: Vec::new(),
         }

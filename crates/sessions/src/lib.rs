@@ -15,5 +15,6 @@ pub mod gateway;
 pub mod monitor;
 pub mod protocol;
 pub mod scale;
+pub mod secrets;
 
 pub use api::kinds;

@@ -39,6 +39,7 @@ use tokio_util::task::TaskTracker;
 use super::ledger::{Done, Ledger};
 use super::outbox::Outbox;
 use super::{Error, Events, Id, Log, Runtime, Start, reason};
+use crate::private;
 use cgroups::{Cgroups, Group};
 use ports::Ports;
 use service::Service;
@@ -163,8 +164,8 @@ impl Processes {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn open(options: Options, clock: Arc<dyn Clock>) -> io::Result<(Self, Events)> {
-        fs::create_dir_all(options.folder.join("instances"))?;
-        fs::create_dir_all(options.folder.join("sockets"))?;
+        private::passed_folder(&options.folder.join("instances"))?;
+        private::passed_folder(&options.folder.join("sockets"))?;
         let place = fs::canonicalize(&options.folder)?;
         let name = format!("mainstay-{}", short_hash(&place.display().to_string()));
         let cgroups = if options.cgroups { Cgroups::find(&name) } else { Cgroups::default() };

@@ -8,7 +8,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 /// The counter.
@@ -25,11 +25,13 @@ impl Revision {
     /// # Errors
     /// The file cannot be made or written.
     pub fn open(folder: &Path) -> io::Result<Self> {
-        std::fs::create_dir_all(folder)?;
+        crate::private::folder(folder)?;
         let place = folder.join("revision");
         let said = std::fs::read_to_string(&place).unwrap_or_default();
         let newest = said.trim().parse().unwrap_or(0);
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(place)?;
+        let mut options = OpenOptions::new();
+        let options = options.create(true).truncate(false).write(true).mode(crate::private::FILE);
+        let file = options.open(place)?;
         let revision = Self { file, newest };
         // Written once now, so that there is room for all that follow.
         revision.write(newest)?;

@@ -100,7 +100,9 @@ pub(super) async fn measure(
     let disk = tempfile::tempdir().map_err(CommandError::io("cannot make a folder"))?;
     let (from, to) = (disk.path().join("from"), disk.path().join("to"));
     let (listed, moved) = prepare(address, &from, &to, sizes).await?;
-    let arguments = ["--only", "rules", "--catalog", address, "--log", "error"];
+    let root = disk.path().display().to_string();
+    let arguments =
+        ["--only", "rules", "--catalog", address, "--log", "error", "--storage-root", &root];
     let server = ServerProcess::start_with(&arguments).await?;
     let target = Kubeconfig::load(&[server.kubeconfig()])
         .and_then(|file| file.target(&Overrides::default()))

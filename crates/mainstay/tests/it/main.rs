@@ -32,6 +32,7 @@ mod python;
 mod recorded;
 mod recorded_volumes;
 mod rules;
+mod secrets;
 #[expect(dead_code, reason = "the tests of rules ask more of it")]
 #[path = "../../../rules/tests/it/services.rs"]
 mod services;

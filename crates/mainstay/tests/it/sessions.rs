@@ -62,7 +62,7 @@ impl TestAgent {
     }
 
     /// An agent that runs real processes and looks after no disks.
-    fn real(server: &TestServer, node: &str, state: &Path) -> Self {
+    pub(crate) fn real(server: &TestServer, node: &str, state: &Path) -> Self {
         let state = state.display().to_string();
         Self::start(server, node, &["--state-dir", &state, "--devices", "/dev/none*"])
     }
@@ -96,11 +96,11 @@ fn json(server: &TestServer, arguments: &[&str]) -> Option<Value> {
     serde_json::from_slice(&output.stdout).ok()
 }
 
-fn get(server: &TestServer, what: &str) -> Option<Value> {
+pub(crate) fn get(server: &TestServer, what: &str) -> Option<Value> {
     json(server, &["get", what, "-o", "json"]).filter(|found| found["kind"].is_string())
 }
 
-fn apply(server: &TestServer, manifest: &str) {
+pub(crate) fn apply(server: &TestServer, manifest: &str) {
     let mut child = server
         .client(MAINSTAY)
         .args(["apply", "-f", "-"])

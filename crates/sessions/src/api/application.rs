@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_store::meta::{ObjectMeta, Quantity, Time};
+use mainstay_store::names;
 use mainstay_store::registry::{Column, Kind, Violation};
 use mainstay_store::typed;
 use schemars::JsonSchema;
@@ -123,9 +124,36 @@ pub struct Container {
 pub struct EnvironmentVariable {
     /// Its name.
     pub name: String,
-    /// Its value.
+    /// Its value. Everybody who reads Applications reads it: for a password, use valueFrom.
     #[serde(default)]
     pub value: String,
+    /// Where its value comes from instead. It is looked up when an instance starts; a change applies
+    /// to instances that start later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_from: Option<ValueSource>,
+}
+
+/// Where the value of an environment variable comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ValueSource {
+    /// A key of a Secret in the Application's namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_key_ref: Option<SecretKeyRef>,
+}
+
+/// A key of a Secret.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretKeyRef {
+    /// The Secret's name.
+    pub name: String,
+    /// The key.
+    pub key: String,
+    /// True starts instances without the variable while the Secret or the key is missing. If not
+    /// set, they wait for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optional: Option<bool>,
 }
 
 /// A port an instance listens on.
@@ -442,6 +470,27 @@ fn check(new: &Application, _old: Option<&Application>) -> Vec<Violation> {
     found
 }
 
+/// Checks where the value of a variable comes from.
+fn check_source(field: &str, value: &str, source: &ValueSource, found: &mut Vec<Violation>) {
+    if !value.is_empty() {
+        let why = "may not be specified when `value` is not empty";
+        found.push(Violation::invalid(format!("{field}.valueFrom"), &Value::from(""), why));
+    }
+    let place = format!("{field}.valueFrom.secretKeyRef");
+    let Some(reference) = &source.secret_key_ref else {
+        found.push(Violation::required(place, "name a Secret and one of its keys"));
+        return;
+    };
+    for (part, text, problems) in [
+        ("name", &reference.name, names::subdomain_problems(&reference.name)),
+        ("key", &reference.key, names::config_key_problems(&reference.key)),
+    ] {
+        let text = Value::from(text.as_str());
+        let violation = |why: &String| Violation::invalid(format!("{place}.{part}"), &text, why);
+        found.extend(problems.iter().map(violation));
+    }
+}
+
 fn check_process(field: &str, process: &Container, found: &mut Vec<Violation>) {
     if process.image.is_some() {
         found.push(Violation::forbidden(
@@ -459,11 +508,14 @@ fn check_process(field: &str, process: &Container, found: &mut Vec<Violation>) {
         }
     }
     for (index, variable) in process.env.iter().enumerate() {
-        let EnvironmentVariable { name, value } = variable;
+        let EnvironmentVariable { name, value, value_from } = variable;
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             let why = "must be a name without = and a value without null characters";
             let name = Value::from(name.as_str());
             found.push(Violation::invalid(format!("{field}.env[{index}]"), &name, why));
+        }
+        if let Some(source) = value_from {
+            check_source(&format!("{field}.env[{index}]"), value, source, found);
         }
     }
     let mut names = BTreeSet::new();

@@ -10,6 +10,7 @@ use mainstay_controller::events::{Recorder, Severity};
 use mainstay_controller::reflector::{Reflector, Subscription};
 use mainstay_store::builtin::{Node, ObjectReference};
 use mainstay_store::keeper::Prepared;
+use mainstay_store::meta::ObjectMeta;
 use mainstay_store::object::{self, Record, Revision};
 use mainstay_store::registry::Typed;
 use mainstay_store::resources::Resources;
@@ -24,10 +25,13 @@ use super::Followed;
 use super::desk::{Desk, Input};
 use super::publish::Publisher;
 use super::scribe::{Orders, Ports};
-use crate::api::{Application, ApplicationSession, Instance, InstancePool, SessionSpec};
+use crate::api::{
+    Application, ApplicationSession, ApplicationSpec, Instance, InstancePool, SessionSpec,
+};
 use crate::engine::{About, Effect, Engine, Key, Moment, Note, Refusal, Ticket, key, parts};
 use crate::gateway::{ClientEvent, Gateway, SessionKey};
 use crate::protocol::{LogChunk, ReadLog, ToNode, from_node, to_node};
+use crate::secrets::{SecretValues, needed, resolve};
 
 /// How many inputs are taken together.
 const BATCH: usize = 512;
@@ -52,6 +56,7 @@ pub(super) struct Changes {
 pub(super) struct Changed {
     pub(super) applications: BTreeSet<object::Key>,
     pub(super) nodes: BTreeSet<object::Key>,
+    pub(super) secrets: BTreeSet<object::Key>,
     volumes: BTreeSet<String>,
 }
 
@@ -88,7 +93,7 @@ impl Changes {
 }
 
 /// What keeps the actor informed.
-pub(super) type Watching = (Subscription, Subscription, Subscription);
+pub(super) type Watching = (Subscription, Subscription, Subscription, Subscription);
 
 /// Everything the actor works with.
 #[derive(Debug)]
@@ -135,6 +140,8 @@ pub(super) struct Actor {
     edited: HashMap<Key, Revision>,
     /// Applications whose status changed.
     applications: HashSet<Key>,
+    /// Values of Secrets that instances of applications start with.
+    secrets: HashMap<Key, SecretValues>,
     /// Whether this server is in command, and writes what must survive.
     leads: bool,
     tickets: Ticket,
@@ -158,6 +165,7 @@ impl Actor {
             waiters: HashMap::new(),
             edited: HashMap::new(),
             applications: HashSet::new(),
+            secrets: HashMap::new(),
             leads: true,
             tickets: 0,
             connections: 0,
@@ -280,18 +288,66 @@ impl Actor {
                 known.is_some_and(|node: Arc<Node>| node.spec.unschedulable == Some(true));
             self.parts.engine.cordon(&node.name().into(), cordoned, now);
         }
-        for application in changed.applications {
+        let users = self.users_of(&changed.secrets);
+        for application in changed.applications.into_iter().chain(users) {
             let name = key(application.namespace().unwrap_or_default(), application.name());
             match self.parts.followed.applications.get(&application) {
                 Some(known) if known.metadata.deletion_timestamp.is_none() => {
                     let generation = known.metadata.generation.unwrap_or(0);
                     let spec = Arc::new(known.spec.clone());
+                    let missing = self.look_up_secrets(&name, &spec);
+                    if missing.is_some() {
+                        self.parts.engine.lacks(&name, missing.clone(), now);
+                    }
                     self.parts.engine.application(&name, spec, generation, now);
+                    self.parts.engine.lacks(&name, missing, now);
                 }
-                _ => self.parts.engine.delete_application(&name, now),
+                _ => {
+                    self.secrets.remove(&name);
+                    self.parts.engine.lacks(&name, None, now);
+                    self.parts.engine.delete_application(&name, now);
+                }
             }
         }
         self.perform(now).await;
+    }
+
+    /// Applications whose instances need one of these Secrets.
+    fn users_of(&self, secrets: &BTreeSet<object::Key>) -> Vec<object::Key> {
+        if secrets.is_empty() {
+            return Vec::new();
+        }
+        let uses = |application: &Arc<Application>| {
+            let namespace = application.metadata.namespace.as_deref();
+            let needed = needed(&application.spec);
+            secrets
+                .iter()
+                .any(|secret| secret.namespace() == namespace && needed.contains(secret.name()))
+        };
+        let all = self.parts.followed.applications.list();
+        let key = |application: &Arc<Application>| {
+            let resource = object::Resource::new(Application::GROUP, Application::PLURAL);
+            let ObjectMeta { namespace, name, .. } = &application.metadata;
+            object::Key::new(&resource, namespace.as_deref(), name)
+        };
+        all.iter().filter(|one| uses(one)).map(key).collect()
+    }
+
+    /// Keeps the values that an application's instances start with, and says what is missing.
+    fn look_up_secrets(&mut self, application: &Key, spec: &ApplicationSpec) -> Option<String> {
+        let (namespace, _) = parts(application);
+        let secrets = &self.parts.followed.secrets;
+        let found = resolve(spec, |name| secrets.find(Some(namespace), name));
+        match found {
+            Ok(values) => {
+                self.secrets.insert(application.clone(), values);
+                None
+            }
+            Err(missing) => {
+                self.secrets.remove(application);
+                Some(missing)
+            }
+        }
     }
 
     async fn client(&mut self, event: ClientEvent) {
@@ -559,8 +615,13 @@ impl Actor {
         }
     }
 
-    fn say(&mut self, node: &Key, request: u64, body: to_node::Body, now: Moment) {
+    fn say(&mut self, node: &Key, request: u64, mut body: to_node::Body, now: Moment) {
         let Some(line) = self.lines.get(node) else { return };
+        if let to_node::Body::Create(create) = &mut body {
+            let application = key(&create.namespace, &create.application);
+            create.secrets =
+                self.secrets.get(&application).map(SecretValues::to_map).unwrap_or_default();
+        }
         let message = ToNode { epoch: self.parts.epoch, request, body: Some(body) };
         self.parts.desk.metrics.said.inc();
         if line.said.try_send(message).is_err() {

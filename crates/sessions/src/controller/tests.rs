@@ -273,3 +273,53 @@ async fn ports_outlive_the_process() {
     assert!(elsewhere.blocks.is_empty(), "another range has other blocks");
     house.sessions.shutdown().await;
 }
+
+/// Waits until a node is told to start an instance, and gives the values it starts with.
+async fn started(line: &mut Line) -> std::collections::HashMap<String, Vec<u8>> {
+    loop {
+        let told = tokio::time::timeout(Duration::from_secs(30), line.heard.recv());
+        let told = told.await.expect("something is told").expect("a line");
+        if let Some(to_node::Body::Create(create)) = told.body {
+            assert!(!format!("{create:?}").contains("hush"), "values are not printed");
+            return create.secrets;
+        }
+    }
+}
+
+#[tokio::test]
+async fn instances_wait_for_their_secrets_and_start_with_their_values() {
+    let house = House::build().await;
+    let (mut line, _) = house.join("n1", 1_000).await;
+    let _: Application = house
+        .create(json!({
+            "metadata": {"name": "game", "namespace": "t"},
+            "spec": {
+                "command": ["game"],
+                "env": [{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "word"}}}],
+                "scalingPolicy": {
+                    "minimumInstance": 1, "maximumInstance": 1,
+                    "idleSessionNumThreshold": {"low": 0, "high": 1},
+                },
+            },
+        }))
+        .await
+        .unwrap();
+    let instance = house
+        .until("the instance says what is missing", async |resources: &Resources| {
+            let found = resources.list_as::<Instance>(Some("t")).await.unwrap();
+            let waits = |one: &Instance| one.status.message.contains("secret \"db\" not found");
+            found.into_iter().find(waits)
+        })
+        .await;
+    assert_eq!(instance.status.reason, "SecretMissing");
+    assert!(instance.spec.node_name.is_empty());
+    let _: Secret = house
+        .create(json!({
+            "metadata": {"name": "db", "namespace": "t"}, "stringData": {"word": "hush"},
+        }))
+        .await
+        .unwrap();
+    let values = started(&mut line).await;
+    assert_eq!(values, [("WORD".to_owned(), b"hush".to_vec())].into());
+    house.sessions.shutdown().await;
+}

@@ -79,6 +79,21 @@ impl Engine {
         self.settle(now);
     }
 
+    /// Says whether something that an application's instances need is missing, such as a Secret.
+    /// Instances wait for it; those that run stay. Saying it again changes nothing.
+    pub fn lacks(&mut self, key: &Key, missing: Option<String>, now: Moment) {
+        if self.lacking.get(key) == missing.as_ref() {
+            return;
+        }
+        match missing {
+            Some(missing) => drop(self.lacking.insert(key.clone(), missing)),
+            None => drop(self.lacking.remove(key)),
+        }
+        // Those that wait are told why, or placed.
+        self.freed = true;
+        self.settle(now);
+    }
+
     /// A new template: what is not in use is ended and made again, what is in use stays.
     fn roll_out(&mut self, key: &Key, now: Moment) {
         use InstancePool::{Pending, Ready, Standby};

@@ -167,6 +167,10 @@ impl Engine {
 
     /// Places instances of one application, and tells their nodes. Those that find none wait.
     fn place(&mut self, application: &Key, mut waiting: VecDeque<Key>, now: Moment) {
+        if let Some(missing) = self.lacking.get(application).cloned() {
+            self.put_off(application, waiting, "SecretMissing", missing);
+            return;
+        }
         let Some(known) = self.applications.get_mut(application) else { return };
         let spec = known.spec.clone();
         let volume = spec.volume.as_ref().map(|volume| volume.replicated_volume_name.as_str());
@@ -196,6 +200,8 @@ impl Engine {
                 memory_bytes: u64::try_from(memory).unwrap_or(0),
                 process: process.to_vec(),
                 standby,
+                // Added when it is sent: values are not the engine's.
+                secrets: std::collections::HashMap::new(),
             };
             let request = self.send(&node, to_node::Body::Create(create));
             self.commanded(&name, Command::Create, request);
@@ -205,24 +211,7 @@ impl Engine {
         }
         if lacking > 0 {
             let message = self.why_unplaced(application);
-            for name in &waiting {
-                if let Some(instance) = self.instances.get_mut(name) {
-                    instance.reason = "Unschedulable";
-                    instance.message.clone_from(&message);
-                }
-                self.effects.push(Effect::Instance(name.clone()));
-            }
-            if let Some(known) = self.applications.get_mut(application) {
-                let news = known.message != message;
-                known.message.clone_from(&message);
-                known.unplaced.append(&mut waiting);
-                self.starved.insert(application.clone());
-                if news {
-                    let about = About::Application(application.clone());
-                    self.note(about, true, "Unschedulable", message);
-                    self.effects.push(Effect::Application(application.clone()));
-                }
-            }
+            self.put_off(application, waiting, "Unschedulable", message);
         } else if let Some(known) = self.applications.get_mut(application)
             && known.failures == 0
             && !known.message.is_empty()
@@ -233,6 +222,33 @@ impl Engine {
     }
 
     /// Why an application's instances find no node, in a sentence.
+    /// Lets instances wait until they can be placed, and says why.
+    fn put_off(
+        &mut self,
+        application: &Key,
+        mut waiting: VecDeque<Key>,
+        reason: &'static str,
+        message: String,
+    ) {
+        for name in &waiting {
+            if let Some(instance) = self.instances.get_mut(name) {
+                instance.reason = reason;
+                instance.message.clone_from(&message);
+            }
+            self.effects.push(Effect::Instance(name.clone()));
+        }
+        let Some(known) = self.applications.get_mut(application) else { return };
+        let news = known.message != message;
+        known.message.clone_from(&message);
+        known.unplaced.append(&mut waiting);
+        self.starved.insert(application.clone());
+        if news {
+            self.note(About::Application(application.clone()), true, reason, message);
+            self.effects.push(Effect::Application(application.clone()));
+        }
+    }
+
+    /// Why no node takes an instance.
     fn why_unplaced(&self, application: &Key) -> String {
         let considered = self.explain(application);
         if considered.is_empty() {

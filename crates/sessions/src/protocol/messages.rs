@@ -185,6 +185,7 @@ pub struct FullSync {}
 
 /// Start an instance.
 #[derive(Clone, PartialEq, prost::Message)]
+#[prost(skip_debug)]
 pub struct CreateInstance {
     #[prost(string, tag = "1")]
     pub namespace: String,
@@ -202,6 +203,20 @@ pub struct CreateInstance {
     pub process: Vec<u8>,
     #[prost(bool, tag = "8")]
     pub standby: bool,
+    #[prost(map = "string, bytes", tag = "9")]
+    pub secrets: HashMap<String, Vec<u8>>,
+}
+
+/// Values of Secrets are not printed.
+impl std::fmt::Debug for CreateInstance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CreateInstance")
+            .field("namespace", &self.namespace)
+            .field("name", &self.name)
+            .field("template", &self.template)
+            .field("secrets", &self.secrets.keys())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Give a session to an instance.

@@ -43,7 +43,7 @@ pub struct ConfigMap {
 typed!(ConfigMap, group: "", version: "v1", plural: "configmaps", namespaced: true);
 
 /// The schema of bytes written in base64.
-struct Base64;
+pub(super) struct Base64;
 
 impl JsonSchema for Base64 {
     fn inline_schema() -> bool {

@@ -7,6 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::instances::Log;
+use crate::private;
 
 /// The size beyond which a log is put aside. There is one more of at most that size.
 pub(super) const SIZE: u64 = 1 << 20;
@@ -28,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Opens the log for a process to append to.
 pub(super) fn create(folder: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(folder.join("log"))
+    OpenOptions::new().create(true).append(true).mode(private::FILE).open(folder.join("log"))
 }
 
 /// Puts the log aside if it is too large.
@@ -45,7 +47,7 @@ pub(super) fn rotate(folder: &Path) -> io::Result<bool> {
     }
     let copied = (|| {
         log.seek(SeekFrom::Start(size - SIZE))?;
-        let mut aside = File::create(folder.join("log.new"))?;
+        let mut aside = private::create(&folder.join("log.new"))?;
         io::copy(&mut Read::by_ref(&mut log).take(SIZE), &mut aside)?;
         fs::rename(folder.join("log.new"), folder.join("log.1"))
     })();

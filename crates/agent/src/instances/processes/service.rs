@@ -6,7 +6,9 @@
 //! a newer one. Bodies, connections and waits are bounded.
 
 use std::convert::Infallible;
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::Shared;
 use super::spawn::User;
 use crate::instances::Id;
+use crate::private;
 
 /// The longest a question may wait for something new.
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
@@ -99,6 +102,8 @@ pub(super) fn bind(place: &Path, user: Option<User>) -> io::Result<UnixListener>
         _ => {}
     }
     let listener = UnixListener::bind(place)?;
+    // Whoever may write to it may connect.
+    std::fs::set_permissions(place, Permissions::from_mode(private::FILE))?;
     if let Some(user) = user {
         std::os::unix::fs::chown(place, Some(user.uid), Some(user.gid))?;
     }

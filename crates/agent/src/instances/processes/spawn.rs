@@ -8,6 +8,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use rustix::process::Pid;
 
 use super::logs;
 use crate::instances::{Error, Start};
+use crate::private;
 
 /// Where programs are looked for when the environment does not say.
 const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -115,13 +117,21 @@ pub(super) fn prepare(folder: &Path, start: &Start, user: Option<User>) -> Resul
         }
     }
     let made = (|| {
-        fs::create_dir_all(folder.join("work"))?;
-        fs::create_dir_all(folder.join("config"))?;
+        for above in [folder.parent(), Some(folder)].into_iter().flatten() {
+            private::passed_folder(above)?;
+        }
+        private::folder(&folder.join("work"))?;
+        private::folder(&folder.join("config"))?;
+        let mut own = vec![folder.join("work"), folder.join("config")];
         for (name, value) in &start.process.config_data {
-            fs::write(folder.join("config").join(name), value)?;
+            let file = folder.join("config").join(name);
+            private::write(&file, value.as_bytes())?;
+            own.push(file);
         }
         if let Some(user) = user {
-            chown(folder.join("work"), Some(user.uid), Some(user.gid))?;
+            for place in own {
+                chown(place, Some(user.uid), Some(user.gid))?;
+            }
         }
         logs::create(folder)
     })();
@@ -156,7 +166,11 @@ pub(super) fn environment(
         let name = port.name.to_uppercase().replace('-', "_");
         all.push((format!("PORT_{name}"), number.to_string().into()));
     }
-    all.extend(container.env.iter().map(|own| (own.name.clone(), own.value.clone().into())));
+    let plain = container.env.iter().filter(|own| own.value_from.is_none());
+    all.extend(plain.map(|own| (own.name.clone(), own.value.clone().into())));
+    let secret =
+        |(name, value): (&String, &Vec<u8>)| (name.clone(), OsString::from_vec(value.clone()));
+    all.extend(start.secrets.iter().map(secret));
     all.retain(|(name, value)| {
         let bytes = value.as_encoded_bytes();
         !name.is_empty() && !name.contains(['=', '\0']) && !bytes.contains(&0)

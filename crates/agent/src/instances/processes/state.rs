@@ -12,11 +12,13 @@ use mainstay_sessions::api::Protocol;
 use mainstay_sessions::protocol::{
     Client, Endpoint, InstancePhase, InstanceState, SessionPhase, SessionState, Template,
 };
+use mainstay_sessions::secrets::SecretValues;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::instances::ledger::Session;
 use crate::instances::{Id, Start};
+use crate::private;
 
 /// The file's name in an instance's folder.
 const FILE: &str = "state.json";
@@ -116,6 +118,8 @@ impl Saved {
             cpu_milli: self.cpu_milli,
             memory_bytes: self.memory_bytes,
             standby: self.standby,
+            // Its process has them; nothing else needs them.
+            secrets: SecretValues::default(),
         }
     }
 
@@ -159,7 +163,7 @@ impl Saved {
     /// Writes it down: as a whole or not at all.
     pub(super) fn write(&self, folder: &Path) -> io::Result<()> {
         let beside = folder.join("state.new");
-        let written = fs::write(&beside, serde_json::to_vec(self)?)
+        let written = private::write(&beside, &serde_json::to_vec(self)?)
             .and_then(|()| fs::rename(&beside, folder.join(FILE)));
         if written.is_err() {
             // Half a file only takes room that is short already.
@@ -250,6 +254,7 @@ mod tests {
             cpu_milli: 5,
             memory_bytes: 6,
             standby: true,
+            secrets: SecretValues::default(),
         };
         let pid = rustix::process::getpid();
         let begun = started(pid).unwrap();

@@ -27,6 +27,7 @@ async fn a_process_finds_what_it_needs_and_is_reached() {
     container.env = vec![mainstay_sessions::api::EnvironmentVariable {
         name: "OWN".to_owned(),
         value: "yes".to_owned(),
+        value_from: None,
     }];
     start.process.config_data.insert("level".to_owned(), "7".to_owned());
     node.start(start).await.unwrap();

@@ -22,6 +22,7 @@ fn start(name: &str, template: &str, standby: bool) -> Start {
         cpu_milli: 100,
         memory_bytes: 1 << 20,
         standby,
+        secrets: Default::default(),
     }
 }
 

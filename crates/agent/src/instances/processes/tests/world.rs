@@ -34,6 +34,7 @@ pub(super) fn script(name: &str, text: &str) -> Start {
         cpu_milli: 0,
         memory_bytes: 0,
         standby: false,
+        secrets: Default::default(),
     };
     start.process.process.command = vec!["sh".to_owned(), "-c".to_owned()];
     start.process.process.args = vec![text.to_owned()];
