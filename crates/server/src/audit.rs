@@ -28,7 +28,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::select;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, select};
 use http::{HeaderValue, Method, Uri};
 use jiff::{SignedDuration, Timestamp};
 use mainstay_store::clock::Clock;
@@ -38,6 +39,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use crate::readiness::Check;
 use fold::{Alike, Folded, Folds};
 pub use observe::AuditNote;
 pub(crate) use observe::{Books, DryRun, Tap};
@@ -121,6 +123,46 @@ pub(crate) struct Meters {
     pub(crate) folded: Counter,
     /// Sinks that do not take lines.
     pub(crate) failing: Gauge,
+}
+
+/// Whether lines are written, and what follows if they are not.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Condition {
+    failing: Arc<AtomicBool>,
+    on_failure: OnFailure,
+}
+
+impl Condition {
+    pub(crate) fn of(policy: &Policy) -> Self {
+        Self { failing: Arc::default(), on_failure: policy.on_failure }
+    }
+
+    /// Whether requests that may change something are refused.
+    fn refuses(&self) -> bool {
+        self.on_failure == OnFailure::Refuse && self.failing.load(Relaxed)
+    }
+}
+
+impl Check for Condition {
+    fn check(&self) -> BoxFuture<'_, Result<(), String>> {
+        let outcome = match self.refuses() {
+            true => Err("the audit log cannot be written; changes are refused".to_owned()),
+            false => Ok(()),
+        };
+        std::future::ready(outcome).boxed()
+    }
+}
+
+/// What the log needs from its server.
+#[derive(Debug)]
+pub(crate) struct Around {
+    /// Where lines go if the settings do not say.
+    pub(crate) file: PathBuf,
+    /// Makes the identities of requests unlike those of other servers.
+    pub(crate) seed: String,
+    pub(crate) meters: Meters,
+    pub(crate) condition: Condition,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 /// One line to be.
@@ -284,7 +326,7 @@ struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
     folds: Mutex<Folds>,
-    failing: AtomicBool,
+    condition: Condition,
     meters: Meters,
 }
 
@@ -306,21 +348,18 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Audit {
-    /// Opens the sinks, and starts the thread that writes to them. `file` is where lines go if the
-    /// settings do not say; `seed` makes the identities of requests unlike those of other servers.
+    /// Opens the sinks, and starts the thread that writes to them.
     ///
     /// # Errors
-    /// If a file cannot be opened.
+    /// If a file cannot be opened: which, and why.
     pub(crate) fn start(
         settings: Settings,
-        file: PathBuf,
-        seed: &str,
-        meters: Meters,
-        clock: Arc<dyn Clock>,
-    ) -> io::Result<(Self, Writing)> {
+        around: Around,
+    ) -> Result<(Self, Writing), (PathBuf, io::Error)> {
         let Settings { policy, mut sinks } = settings;
+        let Around { file, seed, meters, condition, clock } = around;
         if sinks.is_empty() {
-            sinks.push(Destination::File(file));
+            sinks.push(Destination::File(file.clone()));
         }
         let hours = i64::try_from(policy.file_hours).unwrap_or(i64::MAX / 3600);
         let rotation = Rotation {
@@ -329,13 +368,19 @@ impl Audit {
             age: (hours > 0).then(|| SignedDuration::from_hours(hours)),
             durable: policy.durable,
         };
-        let outlets = sinks.into_iter().map(|sink| Outlet::open(sink, rotation));
-        let outlets = outlets.collect::<io::Result<Vec<_>>>()?;
+        let open = |sink: Destination| {
+            let path = match &sink {
+                Destination::File(path) => path.clone(),
+                Destination::Stderr | Destination::Syslog(_) => file.clone(),
+            };
+            Outlet::open(sink, rotation).map_err(|error| (path, error))
+        };
+        let outlets = sinks.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             wake: Condvar::new(),
             folds: Mutex::default(),
-            failing: AtomicBool::new(false),
+            condition,
             meters,
         });
         let writer = Writer {
@@ -346,7 +391,8 @@ impl Audit {
         };
         let thread = std::thread::Builder::new()
             .name("audit".to_owned())
-            .spawn(move || writer.write_all())?;
+            .spawn(move || writer.write_all())
+            .map_err(|error| (file, error))?;
         let prefix = seed.get(..24).unwrap_or_default().to_owned();
         let (sees_reads, keeps_bodies) = (policy.sees_reads(), policy.keeps_bodies());
         let count = AtomicU64::new(0);
@@ -356,20 +402,13 @@ impl Audit {
 
     /// The refusal of a request that may change something, while the policy says so.
     pub(crate) fn refusal(&self, method: &Method) -> Option<Error> {
-        let refuses = self.policy.on_failure == OnFailure::Refuse
-            && self.is_failing()
-            && !observe::only_reads(method);
+        let refuses = self.shared.condition.refuses() && !observe::only_reads(method);
         refuses.then(|| {
             let message = "the audit log cannot be written and the audit policy says on-failure: refuse; see the server's log for the sink that fails";
             let mut error = Error::new(Reason::ServiceUnavailable, message);
             error.retry_after = Some(1);
             error
         })
-    }
-
-    /// Whether a sink does not take lines.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.shared.failing.load(Relaxed)
     }
 
     /// An identity for a request.
@@ -521,6 +560,6 @@ impl Writer {
             }
         }
         self.shared.meters.failing.set(failing);
-        self.shared.failing.store(failing > 0, Relaxed);
+        self.shared.condition.failing.store(failing > 0, Relaxed);
     }
 }

@@ -23,7 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::audit::{Audit, Writing};
+use crate::audit::{Around, Audit, Condition, Writing};
 use crate::connection::Connections;
 use crate::cursor::Seal;
 use crate::documents::Documents;
@@ -230,14 +230,20 @@ impl Server {
         let gate = Gate::new(&limits);
         let mut metrics = options.metrics;
         gate.register(&mut metrics);
-        let readiness =
-            Readiness::new(objects.clone(), options.checks, clock.clone(), &mut metrics);
+        let mut checks = options.checks;
+        let condition = Condition::of(&options.audit.policy);
+        checks.push(("audit", Arc::new(condition.clone())));
+        let readiness = Readiness::new(objects.clone(), checks, clock.clone(), &mut metrics);
         let metrics = Metrics::new(metrics);
-        let path = in_dir("audit.log");
-        let (seed, meters) = (RandomIdentities.uid(), metrics.audit.clone());
-        let (audit, writing) =
-            Audit::start(options.audit, path.clone(), &seed, meters, clock.clone())
-                .map_err(|source| Error::File { path, source })?;
+        let around = Around {
+            file: in_dir("audit.log"),
+            seed: RandomIdentities.uid(),
+            meters: metrics.audit.clone(),
+            condition,
+            clock: clock.clone(),
+        };
+        let (audit, writing) = Audit::start(options.audit, around)
+            .map_err(|(path, source)| Error::File { path, source })?;
 
         let election = stand(&options.store, &url, &objects, &clock);
         let stop = CancellationToken::new();

@@ -24,7 +24,10 @@ fn entry(name: &str) -> Entry {
 fn start(settings: Settings, file: PathBuf) -> (Audit, Writing, Meters) {
     let meters = Meters::default();
     let clock = SystemClock::new();
-    let (audit, writing) = Audit::start(settings, file, SEED, meters.clone(), clock).unwrap();
+    let condition = Condition::of(&settings.policy);
+    let around =
+        Around { file, seed: SEED.to_owned(), meters: meters.clone(), condition, clock };
+    let (audit, writing) = Audit::start(settings, around).unwrap();
     (audit, writing, meters)
 }
 
@@ -70,7 +73,8 @@ async fn while_a_sink_fails_changes_are_refused_if_the_policy_says_so() {
     assert!(audit.refusal(&Method::POST).is_none());
     let receiver = audit.record(entry("a"), true).unwrap();
     audit.written(receiver).await;
-    assert!(audit.is_failing() && meters.failing.get() == 1 && meters.lost.get() == 0);
+    assert!(meters.failing.get() == 1 && meters.lost.get() == 0);
+    assert!(audit.shared.condition.check().await.is_err());
     assert!(audit.refusal(&Method::GET).is_none(), "reads go on");
     let refusal = audit.refusal(&Method::POST).unwrap();
     assert_eq!(refusal.reason, Reason::ServiceUnavailable);
@@ -86,17 +90,19 @@ async fn while_a_sink_fails_changes_are_refused_if_the_policy_says_so() {
     assert!(line.contains("\"name\":\"a\""), "{line}");
     let receiver = audit.record(entry("b"), true).unwrap();
     audit.written(receiver).await;
-    assert!(!audit.is_failing() && audit.refusal(&Method::POST).is_none());
+    assert!(meters.failing.get() == 0 && audit.refusal(&Method::POST).is_none());
+    assert_eq!(audit.shared.condition.check().await, Ok(()));
     drop(audit);
     writing.ended().await;
 
     // Usually they go on all the while.
     let missing = vec![Destination::Syslog(Syslog::Unix(dir.path().join("missing")))];
     let settings = Settings { policy: Policy::default(), sinks: missing };
-    let (audit, writing, _) = start(settings, dir.path().join("unused"));
+    let (audit, writing, meters) = start(settings, dir.path().join("unused"));
     let receiver = audit.record(entry("a"), true).unwrap();
     audit.written(receiver).await;
-    assert!(audit.is_failing() && audit.refusal(&Method::POST).is_none());
+    assert!(meters.failing.get() == 1 && audit.refusal(&Method::POST).is_none());
+    assert_eq!(audit.shared.condition.check().await, Ok(()), "the server is ready all the same");
     drop(audit);
     writing.ended().await;
 }

@@ -40,11 +40,17 @@ fn routes() -> axum::Router {
     };
     let things = |_: bytes::Bytes| async { http::StatusCode::CREATED };
     let search = |note: axum::Extension<AuditNote>| async move { note.changes(false) };
+    // As tonic refuses a call: 200, and the status among the headers.
+    let connect = |note: axum::Extension<AuditNote>| async move {
+        note.object("agentstreams", "n2");
+        [("grpc-status", "7")]
+    };
     axum::Router::new()
+        .route("/mainstay.agents.v1.Agents/Connect", axum::routing::post(connect))
         .route("/own/books", axum::routing::any(own))
         .route("/other/things", axum::routing::any(things))
         .route("/other/search", axum::routing::post(search))
-        .route("/other/wait", axum::routing::post(|| std::future::pending::<()>()))
+        .route("/other/wait", axum::routing::post(std::future::pending::<()>))
 }
 
 async fn start(change: impl FnOnce(&mut Settings)) -> Host {
@@ -117,6 +123,7 @@ async fn every_change_and_every_denial_leaves_one_line_before_its_answer() {
         (a, "POST", "/other/things".into(), none, &nothing, Some(json!({"surface": "other", "code": 201, "requestURI": "/other/things"}))),
         (a, "GET", "/other/things".into(), none, &nothing, None),
         (a, "POST", "/other/search".into(), none, &nothing, None),
+        (a, "POST", "/mainstay.agents.v1.Agents/Connect".into(), none, &nothing, Some(json!({"surface": "agents", "resource": "agentstreams", "name": "n2", "code": 403, "outcome": "denied"}))),
         (e, "GET", there.clone(), none, &nothing, None),
         (e, "DELETE", there.clone(), none, &nothing, Some(json!({"verb": "delete", "name": "there", "outcome": "denied", "code": 403, "reason": "Forbidden", "role": "viewer"}))),
         (e, "GET", "/mainstay/v1/tokens".into(), none, &nothing, Some(json!({"verb": "get", "outcome": "denied", "surface": "tokens"}))),
