@@ -45,6 +45,7 @@ mod reviews;
 mod server;
 mod service;
 mod store_api;
+mod store_watch;
 pub mod table;
 
 pub mod tls;

@@ -26,6 +26,8 @@ pub struct Options {
     pub store: Location,
     /// How the store is to behave.
     pub settings: Settings,
+    /// Whether the store is meant as it is found, though the data folder remembers another.
+    pub new_cluster: bool,
     /// Every kind that is served.
     pub registry: Arc<Registry>,
     /// The time.
@@ -72,6 +74,7 @@ impl Options {
             store: Location::Sqlite(data_dir.join("objects.db")),
             data_dir,
             settings: Settings::default(),
+            new_cluster: false,
             registry,
             clock,
             plain_http: false,

@@ -10,13 +10,14 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use mainstay_controller::election::{self, Election};
-use mainstay_store::Location;
+use mainstay_store::{Location, Settings};
 use mainstay_store::clock::Clock;
 use mainstay_store::memory::MemoryStore;
 use mainstay_store::objects::{self, Objects};
 use mainstay_store::registry::{Durability, Kind};
 use mainstay_store::resources::{Identities, RandomIdentities, Resources};
 use mainstay_store::tiered::{self, Tiered};
+use mainstay_store::identity::{self, Marker};
 use mainstay_store::{backup, location, status};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
@@ -37,7 +38,7 @@ use crate::readiness::Readiness;
 use crate::service::{self, App};
 use crate::tls::{self, Authority, Tls};
 use crate::tokens::{self, Tokens, Wish};
-use crate::{events, files, garbage, namespaces};
+use crate::{events, files, garbage, namespaces, store_watch};
 
 /// How long a housekeeper rests after a failure before it tries again.
 const REST: Duration = Duration::from_secs(1);
@@ -57,6 +58,9 @@ pub enum Error {
     /// A restore broke off in the middle. Do not retry: restore again.
     #[error("a restore into this store did not finish: run `mainstay restore` again")]
     HalfRestored,
+    /// The store is not the one that the data folder remembers. Do not retry: see what it says.
+    #[error(transparent)]
+    Identity(#[from] identity::Error),
     /// There is no trust.
     #[error("TLS could not be set up")]
     Tls(#[from] tls::Error),
@@ -293,6 +297,7 @@ impl Server {
         });
         house.sweep(connections.clone());
         house.check(readiness);
+        house.watch_store(resources.clone(), clock.clone());
         let led = Led { election, resources: resources.clone(), clock: clock.clone() };
         house.keep_led(
             "namespaces",
@@ -348,14 +353,39 @@ async fn must_be_whole(objects: &dyn Objects) -> Result<(), Error> {
     if backup::unfinished(objects).await? { Err(Error::HalfRestored) } else { Ok(()) }
 }
 
+/// Opens the store that this data folder belongs to.
+async fn open_own(options: &Options) -> Result<Arc<dyn Objects>, Error> {
+    let (dir, meant) = (&options.data_dir, options.new_cluster);
+    let marker = match Marker::read(dir) {
+        Err(identity::Error::Marker { .. }) if meant => Marker::default(),
+        read => read?,
+    };
+    if let (Location::Sqlite(path), false) = (&options.store, meant) {
+        marker.expects(dir, path)?;
+    }
+    let settings = Settings { new_database: meant, ..options.settings.clone() };
+    let objects = mainstay_store::open(&options.store, &settings, options.clock.clone()).await?;
+    let settled = async {
+        must_be_whole(&*objects).await?;
+        if options.store != Location::Memory {
+            let (place, fresh) = (options.store.to_string(), RandomIdentities.uid());
+            marker.settle(dir, &place, &*objects, &fresh, meant).await?;
+        }
+        Ok(())
+    };
+    match settled.await {
+        Ok(()) => Ok(objects),
+        Err(error) => {
+            objects.close().await;
+            Err(error)
+        }
+    }
+}
+
 /// Opens the store, with memory beside it for what need not survive.
 async fn open(options: &Options) -> Result<Arc<dyn Objects>, Error> {
     let (settings, clock) = (&options.settings, options.clock.clone());
-    let durable = mainstay_store::open(&options.store, settings, clock.clone()).await?;
-    if let Err(error) = must_be_whole(&*durable).await {
-        durable.close().await;
-        return Err(error);
-    }
+    let durable = open_own(options).await?;
     let in_memory = |kind: &&Arc<Kind>| kind.durability == Durability::Memory;
     let in_memory: Vec<_> =
         options.registry.iter().filter(in_memory).map(|kind| kind.resource().clone()).collect();
@@ -400,7 +430,14 @@ async fn write_files(
         if std::fs::read_to_string(&path).is_ok_and(|there| there == text) {
             return Ok(());
         }
-        files::write_whole(&path, mode, text).map_err(|source| Error::File { path, source })
+        match files::write_whole(&path, mode, text) {
+            // A server on a full disk still serves reads and deletions.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                tracing::error!(path = %path.display(), "no space to write a file; it is as it was");
+                Ok(())
+            }
+            written => written.map_err(|source| Error::File { path, source }),
+        }
     };
     write("ca.crt", 0o644, authority.certificate())?;
     let there = std::fs::read_to_string(dir.join("kubeconfig")).unwrap_or_default();
@@ -489,6 +526,12 @@ impl House {
     fn check(&self, readiness: Arc<Readiness>) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move { stop.run_until_cancelled(readiness.run()).await });
+    }
+
+    fn watch_store(&self, resources: Resources, clock: Arc<dyn Clock>) {
+        let stop = self.stop.clone();
+        let watching = store_watch::run(resources, clock);
+        self.tasks.spawn(async move { stop.run_until_cancelled(watching).await });
     }
 
     fn fresh(&self, tls: Tls, clock: Arc<dyn Clock>) {

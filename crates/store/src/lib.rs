@@ -11,6 +11,7 @@ pub mod check;
 pub mod clock;
 pub mod column;
 pub mod etcd;
+pub mod identity;
 pub mod keeper;
 pub mod kubernetes;
 pub mod lease;

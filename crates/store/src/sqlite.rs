@@ -17,8 +17,9 @@ mod counter;
 mod disk;
 mod fullness;
 mod load;
-pub(crate) mod lock;
+pub mod lock;
 mod rekey;
+pub mod repair;
 mod reserve;
 
 use std::path::{Path, PathBuf};

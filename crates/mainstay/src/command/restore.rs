@@ -10,7 +10,9 @@ use mainstay_server::Location;
 use mainstay_server::clock::SystemClock;
 use mainstay_store::Settings;
 use mainstay_store::backup::{self, Parts};
+use mainstay_store::identity::{self, Marker};
 use mainstay_store::objects::Objects;
+use mainstay_store::resources::{Identities, RandomIdentities};
 use mainstay_store::value::Codec;
 
 use crate::backup_seal::Unseal;
@@ -108,7 +110,7 @@ impl Restore {
             && path.exists()
         {
             // A database that a server runs on is told before anything else.
-            open(&location, false, Codec::default()).await?.close().await;
+            open(&location, true, Codec::default()).await?.close().await;
         }
         let catalog = match parts.counted() {
             Some(_) => Some(self.place.catalog(data_dir.as_deref()).await?),
@@ -127,7 +129,12 @@ impl Restore {
             Some(address) => Box::new(Restoring::into(address)),
             None => Box::new(Checking::default()),
         };
-        let restored = backup::restore_from(source, &summary, objects.clone(), into).await;
+        let restored = async {
+            let restored = backup::restore_from(source, &summary, objects.clone(), into).await?;
+            remember(data_dir.as_deref(), &*objects).await?;
+            Ok::<_, Error>(restored)
+        };
+        let restored = restored.await;
         objects.close().await;
         let summary = restored?;
         let (objects, head) = (summary.objects, summary.head);
@@ -146,6 +153,15 @@ pub(crate) fn located(data_dir: Option<&Path>, store: Option<&str>) -> Result<Lo
         (None, Some(data_dir)) => Ok(Location::Sqlite(data_dir.join("objects.db"))),
         (None, None) => Err(Error::usage("say where the store is: --data-dir DIR or --store URL")),
     }
+}
+
+/// Has the data folder remember the restored cluster, so that a server starts on it. Which catalog
+/// belongs to it the next start finds out.
+async fn remember(data_dir: Option<&Path>, objects: &dyn Objects) -> Result<(), Error> {
+    let cluster = Some(identity::give(objects, &RandomIdentities.uid()).await?);
+    let Some(data_dir) = data_dir.filter(|folder| folder.is_dir()) else { return Ok(()) };
+    let marker = Marker { cluster, catalog: None };
+    Ok(marker.write(data_dir).map_err(mainstay_server::Error::from)?)
 }
 
 /// Opens a store that no server runs on. Where `fresh` is set, a new database may take the place of

@@ -23,6 +23,7 @@ use mainstay_server::clock::SystemClock;
 use mainstay_server::registry::{Registry, builtin};
 use mainstay_server::{Location, Options, Role, Running, Server, User};
 use mainstay_sessions::controller::Sessions;
+use mainstay_store::sqlite::lock::Lock;
 use mainstay_volumes::controller::{self, Volumes};
 use mainstay_volumes::extender::{Client, Ledger};
 use rustls_pki_types::CertificateDer;
@@ -40,6 +41,7 @@ use crate::store_key::StoreKey;
 use crate::{duration, paths, rules_login};
 
 mod audit;
+mod catalog;
 mod readiness;
 mod sessions;
 
@@ -127,6 +129,9 @@ pub(crate) struct Serve {
     keys: Keys,
     #[command(flatten)]
     bounds: Bounds,
+    /// Begin anew, or take the store as it is, though the data folder remembers another
+    #[arg(long)]
+    new_cluster: bool,
     /// Serve without TLS; only on a loopback address
     #[arg(long)]
     plain_http: bool,
@@ -319,6 +324,7 @@ impl Serve {
         if self.store_decrypt && !options.settings.codec.sealer().has_keys() {
             return Err(Error::usage("--store-decrypt needs the keys: give --store-key FILE too"));
         }
+        options.new_cluster = self.new_cluster;
         options.plain_http = self.plain_http || file.plain_http;
         if options.plain_http && !listen.ip().is_loopback() {
             return Err(Error::usage(format!(
@@ -433,6 +439,7 @@ pub(crate) struct Engines {
     rules: Option<Judge>,
     transfers: Option<Worker>,
     sessions: Option<Sessions>,
+    _catalog_lock: Option<Lock>,
 }
 
 impl Engines {
@@ -463,10 +470,17 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         let guarded = extender.layer(axum::middleware::from_fn(may_reserve));
         options.routes = Some(routes.merge(guarded));
     }
+    let mut catalog_lock = None;
     let catalog = match parts.rules {
         false => None,
-        true => {
-            let service = rules(&options.data_dir, &parts).await?;
+        true => match rules(&options, &parts).await {
+            Err(error) if catalog::is_full(&options.data_dir) => {
+                tracing::error!(%error, "the disk is full; the rule engine is off until a restart");
+                None
+            }
+            opened => {
+            let (service, lock) = opened?;
+            catalog_lock = lock;
             let surface = rest::mounted(super::rules::SURFACE, service.clone(), caller)
                 .layer(axum::middleware::from_fn(audit::rules));
             let routes = options.routes.take().unwrap_or_default();
@@ -476,7 +490,8 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
             let check = readiness::Database(service.catalog.clone());
             options.checks.push(("catalog", Arc::new(check)));
             Some(service)
-        }
+            }
+        },
     };
     let desk = parts.sessions.then(|| sessions::mount(&mut options));
     let (data_dir, plain) = (options.data_dir.clone(), options.plain_http);
@@ -485,9 +500,20 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         let authority =
             std::path::absolute(data_dir.join("ca.crt")).map_err(Error::io("no folder"))?;
         let authority = (!plain).then_some(authority.as_path());
-        rules_login::write(service, &data_dir, running.url(), authority).await?;
+        match rules_login::write(service, &data_dir, running.url(), authority).await {
+            Err(error) if catalog::is_full(&data_dir) => {
+                tracing::error!(%error, "the disk is full; rucio.cfg is as it was");
+            }
+            written => written?,
+        }
     }
-    let mut engines = Engines { volumes: None, rules: None, transfers: None, sessions: None };
+    let mut engines = Engines {
+        volumes: None,
+        rules: None,
+        transfers: None,
+        sessions: None,
+        _catalog_lock: catalog_lock,
+    };
     if parts.volumes {
         let resources = running.resources();
         let address = running.local_addr().to_string();
@@ -530,23 +556,22 @@ async fn may_reserve(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// The rule engine on its catalog.
-async fn rules(data_dir: &Path, parts: &Parts) -> Result<rest::Service, Error> {
-    let address = match &parts.catalog {
-        Some(address) => address.clone(),
-        None => {
-            let mut folder = std::fs::DirBuilder::new();
-            let folder = folder.recursive(true).mode(0o700);
-            folder
-                .create(data_dir)
-                .map_err(Error::io(format!("cannot make {}", data_dir.display())))?;
-            data_dir.join("catalog.db").display().to_string()
-        }
-    };
-    let catalog = super::rules::open(&address).await?;
+/// The rule engine on its catalog, which is ours alone if it is a file.
+async fn rules(options: &Options, parts: &Parts) -> Result<(rest::Service, Option<Lock>), Error> {
+    let data_dir = &options.data_dir;
+    let mut folder = std::fs::DirBuilder::new();
+    let folder = folder.recursive(true).mode(0o700);
+    folder
+        .create(data_dir)
+        .map_err(Error::io(format!("cannot make {}", data_dir.display())))?;
+    let address = parts
+        .catalog
+        .clone()
+        .unwrap_or_else(|| data_dir.join("catalog.db").display().to_string());
+    let (catalog, lock) = catalog::open(data_dir, &address, options.new_cluster).await?;
     let (settings, access) = (Settings::default(), Arc::clone(&parts.access));
     let logins = Logins::default();
-    Ok(rest::Service { catalog, settings, around: Arc::new(Machine), access, logins })
+    Ok((rest::Service { catalog, settings, around: Arc::new(Machine), access, logins }, lock))
 }
 
 /// Whom a user of the server is to the rule engine. An administrator is `root`, or whom the request

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
 use mainstay_server::Location;
 use mainstay_store::check::{Report, check};
-use mainstay_store::sqlite::OpenError;
+use mainstay_store::sqlite::repair as sqlite_repair;
 use mainstay_store::value::Codec;
 use mainstay_store::{backup, location};
 use serde_json::{Value, json};
@@ -57,6 +57,27 @@ enum Action {
     /// Keys that a store is encrypted with
     #[command(subcommand)]
     Key(KeyAction),
+    /// Go on without what is lost or damaged in a database no server runs on
+    #[command(after_help = "Examples:
+  mainstay store repair --data-dir /var/lib/mainstay                    show what is wrong
+  mainstay store repair --data-dir /var/lib/mainstay --accept 1a2b3c4d   go on without it
+
+A backup is better: see `mainstay restore`. Without --accept nothing is changed; every damaged
+object is named, and the word to accept exactly that loss is shown (exit code 1). The files are
+copied before they are changed.")]
+    Repair {
+        /// The folder of the database, which no server may be using
+        #[arg(long, value_name = "DIR")]
+        data_dir: Option<PathBuf>,
+        /// The database, as `mainstay serve --store` takes it
+        #[arg(long, value_name = "URL")]
+        store: Option<String>,
+        /// The word for the loss that was shown
+        #[arg(long, value_name = "WORD")]
+        accept: Option<String>,
+        #[command(flatten)]
+        store_key: StoreKey,
+    },
     /// Forget all history: objects stay, watches from before begin anew
     Compact {
         /// Output format
@@ -120,6 +141,10 @@ impl Store {
             Action::Key(KeyAction::New { name }) => {
                 output::print(&format!("{}\n", store_key::new_line(name)?))?;
             }
+            Action::Repair { data_dir, store, accept, store_key } => {
+                let location = restore::located(data_dir.as_deref(), store.as_deref())?;
+                return repair(&location, accept.as_deref(), store_key.codec(None)?).await;
+            }
             Action::Check { output, data_dir, store, store_key, connect } => {
                 let report = if data_dir.is_some() || store.is_some() {
                     let location = restore::located(data_dir.as_deref(), store.as_deref())?;
@@ -144,6 +169,48 @@ impl Store {
     }
 }
 
+/// Shows what is wrong with a database, or goes on without it.
+async fn repair(
+    location: &Location,
+    accept: Option<&str>,
+    codec: Codec,
+) -> Result<u8, Error> {
+    let Location::Sqlite(path) = location else {
+        return Err(Error::usage(format!("{location} is not a file: only SQLite is repaired")));
+    };
+    if !path.is_file() {
+        return Err(Error::usage(format!("there is no database {}", path.display())));
+    }
+    let (database, word) = (path.clone(), accept.map(str::to_owned));
+    let work = move || match word {
+        Some(word) => sqlite_repair::repair(&database, &codec, &word).map(Err),
+        None => Ok(Ok(sqlite_repair::inspect(&database, &codec)?)),
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.map_err(|error| Error::negative(error.to_string()))?;
+    match done.map_err(|error| Error::negative(error.to_string()))? {
+        Err(copies) => {
+            for copy in copies {
+                anstream::eprintln!("kept as it was: {}", copy.display());
+            }
+            anstream::eprintln!("{} is repaired", path.display());
+            Ok(0)
+        }
+        Ok(findings) if findings.lines.is_empty() => {
+            anstream::eprintln!("{}: nothing to repair", path.display());
+            Ok(0)
+        }
+        Ok(findings) => {
+            output::print(&format!("{}\n", findings.lines.join("\n")))?;
+            anstream::eprintln!(
+                "to go on without this, run the same command with --accept {}",
+                findings.name
+            );
+            Ok(1)
+        }
+    }
+}
+
 /// Checks a store that no server runs on.
 async fn offline(location: Location, codec: Codec) -> Result<Report, Error> {
     if let Location::Sqlite(path) = &location
@@ -152,7 +219,7 @@ async fn offline(location: Location, codec: Codec) -> Result<Report, Error> {
         return Err(Error::usage(format!("there is no database {}", path.display())));
     }
     let objects = match restore::open(&location, false, codec).await {
-        Err(Error::Open(location::Error::Sqlite(error @ OpenError::Damaged { .. }))) => {
+        Err(Error::Open(location::Error::Sqlite(error))) if error.is_damage() => {
             return Ok(Report { medium: vec![error.to_string()], ..Report::default() });
         }
         opened => opened?,

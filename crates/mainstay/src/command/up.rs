@@ -27,6 +27,9 @@ pub(crate) struct Up {
     listen: Option<SocketAddr>,
     #[command(flatten)]
     bounds: Bounds,
+    /// Begin anew, or take the store as it is, though the data folder remembers another
+    #[arg(long)]
+    new_cluster: bool,
     /// What to log: error, warn, info, debug, trace, or a filter
     #[arg(long = "log", value_name = "FILTER", env = "MAINSTAY_LOG", default_value = "warn")]
     log: String,
@@ -45,7 +48,9 @@ impl Up {
         let kubeconfig = data_dir.join("kubeconfig");
         let allowed = self.bounds.allowed(&FileBounds::default(), &[Some(data_dir.clone())])?;
         let parts = Parts::all(Keys::default().access(None, allowed)?);
-        let (running, engines) = match start(options(listen, data_dir)?, parts).await {
+        let mut options = options(listen, data_dir)?;
+        options.new_cluster = self.new_cluster;
+        let (running, engines) = match start(options, parts).await {
             Ok(running) => running,
             Err(error) => {
                 if let Some(url) = already_up(&kubeconfig).await {

@@ -43,7 +43,7 @@ fn a_full_disk_refuses_writes_and_recovers() {
     assert!(!refusals.is_empty(), "the disk is never full: {said}");
     for line in refusals {
         assert!(
-            line.ends_with("(ServiceUnavailable)") || line.ends_with("(InternalError)"),
+            line.ends_with("(InsufficientStorage)") && line.contains("the disk is full"),
             "a full disk must be answered in words: {line}"
         );
     }
@@ -54,6 +54,20 @@ fn a_full_disk_refuses_writes_and_recovers() {
         .collect();
     assert!(!expected.is_empty(), "{said}");
     assert_eq!(names(&server), expected, "what was refused is not there, what was acknowledged is");
+
+    // Deletions go on, also after a restart, which serves reads.
+    let delete = |server: &TestServer, name: &str| {
+        let said = text_of(&server.mainstay(&["delete", "cm", name]));
+        assert_eq!(said, format!("configmap/{name} deleted\n"));
+    };
+    delete(&server, &expected.remove(0));
+    let address = server.address();
+    let listen = ["--listen", address.strip_prefix("https://").unwrap()];
+    server.kill();
+    let server = TestServer::start_in(&disk.path, &listen);
+    assert_eq!(names(&server), expected, "a restart on a full disk serves reads");
+    delete(&server, &expected.remove(0));
+    assert_eq!(names(&server), expected);
 
     std::fs::remove_file(&ballast).unwrap();
     let one = outside.path().join("one.yaml");

@@ -37,6 +37,7 @@ mod secrets;
 #[path = "../../../rules/tests/it/services.rs"]
 mod services;
 mod sessions;
+mod store;
 mod transfers;
 mod volumes;
 #[expect(dead_code, reason = "the tests of disks ask more of it")]

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use address::Address;
 pub use engine::{Column, Row, Value};
-use engine::{Engine, Mode};
+use engine::{Engine, Mode, values};
 use pool::{Pool, open_lock};
 use postgres::Postgres;
 use sqlite::Sqlite;
@@ -291,6 +291,30 @@ impl Catalog {
             statements: AtomicU64::new(0),
         };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The file behind an address, if it is one.
+    #[must_use]
+    pub fn file(address: &str) -> Option<PathBuf> {
+        let path = address.strip_prefix("sqlite://").unwrap_or(address);
+        let is_file = !Address::is_meant(address) && !path.is_empty() && !path.contains("://");
+        is_file.then(|| path.into())
+    }
+
+    /// Which catalog this is, if it was ever given an identity.
+    pub async fn identity(&self) -> Result<Option<String>> {
+        self.read(|tx| {
+            let rows = tx.query("SELECT value FROM versions WHERE name = 'identity'", &[])?;
+            Ok(rows.first().map(|row| format!("{:016x}", row.int(0).cast_unsigned())))
+        })
+        .await
+    }
+
+    /// Gives the catalog an identity, unless it has one, and returns it.
+    pub async fn give_identity(&self, fresh: u64) -> Result<String> {
+        let give = "INSERT INTO versions (name, value) VALUES ('identity', ?1) ON CONFLICT DO NOTHING";
+        self.write(move |tx| tx.execute(give, values![fresh.cast_signed()]).map(drop)).await?;
+        Ok(self.identity().await?.unwrap_or_default())
     }
 
     /// `sqlite` or `postgres`.

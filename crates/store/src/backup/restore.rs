@@ -122,6 +122,12 @@ async fn begin(objects: &dyn Objects) -> Result<Fence, Error> {
     Ok(Fence { key, token: event.revision() })
 }
 
+/// Whether a store holds nothing but what one run of a server leaves behind.
+#[must_use]
+pub fn is_untouched(snapshot: &Snapshot) -> bool {
+    snapshot.collections.iter().all(|(resource, _)| is_trace(resource))
+}
+
 /// What one run of a cluster leaves behind does not count.
 fn must_be_empty(snapshot: &Snapshot) -> Result<(), Error> {
     let mut counted = snapshot.collections.iter().filter(|(resource, _)| !is_trace(resource));

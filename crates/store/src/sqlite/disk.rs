@@ -176,6 +176,24 @@ fn upgrade(connection: &Connection, summary: Summary) -> rusqlite::Result<()> {
     ))
 }
 
+/// Forgets all history and says what there is at `revision`, in the newest format.
+pub(super) fn begin_anew(
+    connection: &Connection,
+    revision: Revision,
+    summary: Summary,
+) -> rusqlite::Result<()> {
+    let start = SCHEMA.find("CREATE TABLE history").unwrap_or_default();
+    let (at, Summary { objects, digest }) = (number(revision), summary);
+    connection.execute_batch(&format!(
+        "DELETE FROM log; DROP TABLE history; {}
+         UPDATE history SET revision = {at}, floor = {at}, objects = {}, digest = {};
+         PRAGMA user_version = {FORMAT};",
+        &SCHEMA[start..],
+        objects.cast_signed(),
+        digest.cast_signed()
+    ))
+}
+
 fn refused(path: &Path, error: LoadError) -> OpenError {
     match error {
         LoadError::Sqlite(source) => OpenError::sqlite(path, source),

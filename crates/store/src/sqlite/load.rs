@@ -152,6 +152,16 @@ pub(super) fn load(
     Ok(Loaded { state, ledger, summary })
 }
 
+/// Sums up the sound objects up to `revision`.
+pub(super) fn survey(
+    connection: &Connection,
+    codec: &Codec,
+    revision: Revision,
+) -> rusqlite::Result<Summary> {
+    let mut reader = Reader { codec, names: Names::default(), damage: Vec::new() };
+    reader.objects(connection, &mut State::new(revision, revision))
+}
+
 fn unexpected(found: Summary, expected: Summary) -> Damage {
     let problem = if found.objects == expected.objects {
         format!("its {} objects are not the ones that were written", found.objects)

@@ -14,21 +14,30 @@ use super::{OpenError, beside};
 
 /// Held for as long as the database is open.
 #[derive(Debug)]
-pub(crate) struct Lock {
-    files: [File; 2],
+pub struct Lock {
+    files: Vec<File>,
 }
 
 impl Lock {
     /// Locks the database, making an empty one for its owner alone if there is none: it holds the
     /// key of the certificate authority. SQLite gives the files beside it the same mode.
-    pub(crate) fn take(path: &Path) -> Result<Self, OpenError> {
-        let files = [held(path, beside(path, ".lock"), 0o644)?, held(path, path.into(), 0o600)?];
+    pub(super) fn take(path: &Path) -> Result<Self, OpenError> {
+        let files =
+            vec![held(path, beside(path, ".lock"), 0o644)?, held(path, path.into(), 0o600)?];
         Ok(Self { files })
+    }
+
+    /// Locks a database by itself, making an empty one if there is none.
+    ///
+    /// # Errors
+    /// [`OpenError::InUse`], [`OpenError::Io`].
+    pub fn on_file(path: &Path) -> Result<Self, OpenError> {
+        Ok(Self { files: vec![held(path, path.into(), 0o600)?] })
     }
 
     /// Ends both locks at once, since a child process that is just being started may still share
     /// the files and would keep them a moment longer.
-    pub(crate) fn release(&self) {
+    pub(super) fn release(&self) {
         for file in &self.files {
             if let Err(error) = file.unlock() {
                 tracing::warn!(%error, "unlocking the database failed");

@@ -7,7 +7,9 @@ use mainstay_store::cache::Retention;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::object::Revision;
 use mainstay_store::objects::Objects;
+use mainstay_store::sqlite::repair::{Findings, inspect, repair};
 use mainstay_store::sqlite::{OpenError, SqliteStore};
+use mainstay_store::value::Codec;
 use rusqlite::Connection;
 
 use crate::{Backend, Stage, block_on, create, delete, key, update};
@@ -222,5 +224,67 @@ fn removing_the_lock_file_lets_nobody_in() {
         stage.store.write(create(&apple, 1)).await.unwrap();
         stage.store.close().await;
         try_open(&stage.path()).unwrap().close().await;
+    });
+}
+
+#[test]
+fn a_repair_drops_what_was_shown_and_nothing_else() {
+    let stage = block_on(async {
+        let stage = filled().await;
+        stage.store.close().await;
+        stage
+    });
+    let (path, codec) = (stage.path(), Codec::default());
+    assert_eq!(inspect(&path, &codec).unwrap(), Findings::default());
+    let harm = "UPDATE objects SET body = x'7b7d' WHERE path IN ('a/n7', 'a/n8')";
+    Connection::open(&path).unwrap().execute(harm, []).unwrap();
+    let found = inspect(&path, &codec).unwrap();
+    assert_eq!(
+        found.lines,
+        [
+            "apples \"a/n7\" has no valid version; the object will be removed",
+            "apples \"a/n8\" has no valid version; the object will be removed"
+        ]
+    );
+    assert!(repair(&path, &codec, "00000000").is_err(), "another name");
+    let more = "UPDATE objects SET body = x'7b7d' WHERE path = 'a/n9'";
+    Connection::open(&path).unwrap().execute(more, []).unwrap();
+    assert!(repair(&path, &codec, &found.name).is_err(), "more is wrong than was shown");
+    let found = inspect(&path, &codec).unwrap();
+    let copies = repair(&path, &codec, &found.name).unwrap();
+    assert!(copies[0].is_file());
+    assert_eq!(inspect(&path, &codec).unwrap(), Findings::default());
+    block_on(async {
+        let store = try_open(&path).unwrap();
+        assert_eq!(given_out(&store).await.1.len(), 45);
+        store.close().await;
+    });
+}
+
+#[test]
+fn accepting_a_loss_never_hands_out_a_lost_revision_again() {
+    let (stage, acknowledged) = block_on(async {
+        let stage = filled().await;
+        stage.store.close().await;
+        let before = std::fs::read(stage.path()).unwrap();
+        let store = try_open(&stage.path()).unwrap();
+        let late = key("apples", "a", "late");
+        let acknowledged = store.write(create(&late, 1)).await.unwrap().revision();
+        store.close().await;
+        // An older copy of the file takes its place.
+        std::fs::write(stage.path(), before).unwrap();
+        (stage, acknowledged)
+    });
+    let (path, codec) = (stage.path(), Codec::default());
+    assert!(matches!(try_open(&path), Err(OpenError::EndsEarly { .. })));
+    let found = inspect(&path, &codec).unwrap();
+    let line = format!("revisions {acknowledged} to {acknowledged} were acknowledged and are missing");
+    assert_eq!(found.lines, [line]);
+    repair(&path, &codec, &found.name).unwrap();
+    block_on(async {
+        let store = try_open(&path).unwrap();
+        let next = store.write(create(&key("apples", "a", "next"), 1)).await.unwrap();
+        assert!(next.revision() > acknowledged);
+        store.close().await;
     });
 }

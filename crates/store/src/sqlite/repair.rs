@@ -1,0 +1,180 @@
+//! Going on without what is lost: the last resort for a damaged database without a backup.
+//!
+//! [`inspect`] says everything that is wrong and gives it a name; [`repair`] does it only for that
+//! name, so that nothing is dropped that was not shown. Damaged objects are removed, history is
+//! forgotten, and the revision moves beyond every one that was acknowledged, so that no version
+//! anybody still holds means another change. A copy of the files is kept.
+
+use std::path::{Path, PathBuf};
+
+use rusqlite::Connection;
+
+use crate::object::Revision;
+use crate::value::Codec;
+
+use super::counter::{self, Counter, Reading};
+use super::load::{self, LoadError, Place};
+use super::lock::Lock;
+use super::{OpenError, beside, disk, rekey};
+
+/// What is wrong with a database.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// One sentence each.
+    pub lines: Vec<String>,
+    /// The name of exactly these findings; empty if there are none.
+    pub name: String,
+}
+
+/// Why nothing was repaired.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It cannot be opened, or is beyond repair.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Something else is wrong than what was shown.
+    #[error("\"{given}\" is not the name of what is wrong with {}: look again", .path.display())]
+    Other {
+        /// The database.
+        path: PathBuf,
+        /// The name that was given.
+        given: String,
+    },
+    /// A copy could not be made.
+    #[error("cannot copy {} before it is changed", .path.display())]
+    Copy {
+        /// The file.
+        path: PathBuf,
+        /// What the machine said.
+        source: std::io::Error,
+    },
+}
+
+/// What is to be done.
+#[derive(Debug, Default)]
+struct Plan {
+    findings: Findings,
+    drop: Vec<i64>,
+    revision: Revision,
+}
+
+/// Says everything that is wrong with a database that nobody has open. Changes nothing.
+///
+/// # Errors
+/// [`OpenError`] if it cannot be read at all.
+pub fn inspect(path: &Path, codec: &Codec) -> Result<Findings, OpenError> {
+    let _lock = Lock::take(path)?;
+    let connection = disk::connect(path).map_err(|source| OpenError::sqlite(path, source))?;
+    Ok(plan(&connection, path, codec)?.findings)
+}
+
+/// Goes on without what [`inspect`] found and named. Returns the copies of the files as they were.
+/// Calling it again does nothing: the name is used up.
+///
+/// # Errors
+/// [`Error`]; the database was not changed.
+pub fn repair(path: &Path, codec: &Codec, name: &str) -> Result<Vec<PathBuf>, Error> {
+    let lock = Lock::take(path)?;
+    let sqlite = |source| OpenError::sqlite(path, source);
+    let connection = disk::connect(path).map_err(sqlite)?;
+    let plan = plan(&connection, path, codec)?;
+    if plan.findings.name != name || name.is_empty() {
+        return Err(Error::Other { path: path.into(), given: name.to_owned() });
+    }
+    let copies = copy(path, name)?;
+    carry_out(&connection, codec, &plan).map_err(sqlite)?;
+    let io = |source| OpenError::Io { path: counter::path(path), source };
+    Counter::start(&counter::path(path), plan.revision).map_err(io)?;
+    drop(connection);
+    lock.release();
+    Ok(copies)
+}
+
+fn plan(connection: &Connection, path: &Path, codec: &Codec) -> Result<Plan, OpenError> {
+    let io = |source| OpenError::Io { path: counter::path(path), source };
+    let acknowledged = counter::read(&counter::path(path)).map_err(io)?;
+    let mut plan = Plan::default();
+    let Some(format) = disk::identify(connection, path)? else {
+        return Err(match acknowledged {
+            Reading::Acknowledged(acknowledged) => {
+                OpenError::Missing { path: path.into(), acknowledged }
+            }
+            _ => OpenError::Foreign { path: path.into() },
+        });
+    };
+    // Without its keys everything would look damaged.
+    rekey::learn(connection, path, codec)?;
+    let beyond_repair = |source| OpenError::sqlite(path, source);
+    let recovered = match load::history(connection, format) {
+        Ok(history) => history.revision,
+        Err(LoadError::Damaged(_)) => Revision::ZERO,
+        Err(LoadError::Sqlite(source)) => return Err(beyond_repair(source)),
+    };
+    match acknowledged {
+        Reading::Acknowledged(acknowledged) if acknowledged > recovered => {
+            plan.findings.lines.push(format!(
+                "revisions {} to {acknowledged} were acknowledged and are missing",
+                recovered.next()
+            ));
+            plan.revision = acknowledged;
+        }
+        Reading::Damaged => {
+            let line = "the counter of acknowledged revisions is damaged: writes may be missing";
+            plan.findings.lines.push(line.to_owned());
+        }
+        _ => {}
+    }
+    match load::load(connection, codec, format) {
+        Ok(_) => {}
+        Err(LoadError::Damaged(damage)) => {
+            for one in damage {
+                let consequence = match one.place {
+                    Place::Object(number) => {
+                        plan.drop.push(number);
+                        "the object will be removed"
+                    }
+                    Place::Objects => "the objects that are there will be kept",
+                    Place::History => "history will be forgotten",
+                };
+                plan.findings.lines.push(format!("{}; {consequence}", one.problem));
+            }
+        }
+        Err(LoadError::Sqlite(source)) => return Err(beyond_repair(source)),
+    }
+    let newest = "SELECT max(coalesce((SELECT max(revision) FROM objects), 0),
+                             coalesce((SELECT max(revision) FROM log), 0))";
+    let newest = connection.query_row(newest, [], |row| load::revision(row, 0));
+    let newest = newest.map_err(beyond_repair)?.max(recovered).max(plan.revision);
+    plan.revision = newest.next();
+    if !plan.findings.lines.is_empty() {
+        let shown = format!("{} {recovered}", plan.findings.lines.join("\n"));
+        plan.findings.name = format!("{:08x}", crc32fast::hash(shown.as_bytes()));
+    }
+    Ok(plan)
+}
+
+/// Keeps the files as they are now.
+fn copy(path: &Path, name: &str) -> Result<Vec<PathBuf>, Error> {
+    let mut copies = Vec::new();
+    for file in [path.to_owned(), beside(path, "-wal")] {
+        if !file.exists() {
+            continue;
+        }
+        let copy = beside(&file, &format!(".before-repair-{name}"));
+        std::fs::copy(&file, &copy)
+            .map_err(|source| Error::Copy { path: file.clone(), source })?;
+        copies.push(copy);
+    }
+    Ok(copies)
+}
+
+fn carry_out(connection: &Connection, codec: &Codec, plan: &Plan) -> rusqlite::Result<()> {
+    let transaction = connection.unchecked_transaction()?;
+    for number in &plan.drop {
+        transaction.execute("DELETE FROM objects WHERE created = ?", [number])?;
+    }
+    let summary = load::survey(&transaction, codec, plan.revision)?;
+    disk::begin_anew(&transaction, plan.revision, summary)?;
+    transaction.commit()?;
+    disk::checkpoint(connection, "TRUNCATE").map(drop)
+}
