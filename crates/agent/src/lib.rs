@@ -127,8 +127,8 @@ impl Agent {
     ///
     /// # Errors
     /// [`Error`]: what waiting does not mend.
-    pub async fn start(options: Options, clock: Arc<dyn Clock>) -> Result<Self, Error> {
-        let folder = &options.state_dir;
+    pub async fn start(mut options: Options, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+        let folder = &options.state_dir.clone();
         let state = |source| Error::State { folder: folder.display().to_string(), source };
         private::tighten(folder).map_err(state)?;
         let servers: Result<Vec<_>, _> =
@@ -153,7 +153,7 @@ impl Agent {
             path: None,
         });
         let host: Arc<dyn Host> = Arc::new(host.map_err(Error::Machine)?);
-        node::report(&resources, &options, &*host).await.map_err(Error::Node)?;
+        options.zone = node::report(&resources, &options, &*host).await.map_err(Error::Node)?;
         let stop = CancellationToken::new();
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(node::beat(resources.clone(), options.clone(), host.clone(), stop.clone()));

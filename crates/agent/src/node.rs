@@ -13,6 +13,8 @@ use crate::{MANAGER, Options, PAUSES};
 
 /// The namespace of heartbeats.
 const NAMESPACE: &str = "kube-node-lease";
+/// The label that has a node's zone.
+const ZONE: &str = "topology.kubernetes.io/zone";
 /// How often the heart beats, unless somebody says otherwise.
 pub const BEAT: Duration = Duration::from_secs(10);
 /// For how many beats one is good.
@@ -24,7 +26,8 @@ fn write_options() -> WriteOptions {
     WriteOptions { manager: MANAGER.to_owned(), ..WriteOptions::default() }
 }
 
-/// Makes or renews the node's object. Waits for a server for as long as it takes.
+/// Makes or renews the node's object. Waits for a server for as long as it takes. Says in which zone
+/// the node is: that was fixed when it joined, and only operators change it.
 ///
 /// # Errors
 /// What waiting does not mend.
@@ -32,11 +35,21 @@ pub async fn report(
     resources: &Resources,
     options: &Options,
     host: &dyn Host,
-) -> Result<(), Error> {
+) -> Result<Option<String>, Error> {
     let mut pause = PAUSES.0;
     loop {
         match say(resources, options, host).await {
-            Ok(()) => return Ok(()),
+            Ok(zone) => {
+                if options.zone.is_some() && options.zone != zone {
+                    let (asked, zone) = (&options.zone, &zone);
+                    tracing::warn!(
+                        ?asked,
+                        ?zone,
+                        "--zone is ignored: the node joined in another zone"
+                    );
+                }
+                return Ok(zone);
+            }
             Err(error) => {
                 tracing::warn!(%error, ?pause, "the node cannot be reported yet");
                 resources.clock().sleep(pause).await;
@@ -46,26 +59,24 @@ pub async fn report(
     }
 }
 
-async fn say(resources: &Resources, options: &Options, host: &dyn Host) -> Result<(), Error> {
+async fn say(
+    resources: &Resources,
+    options: &Options,
+    host: &dyn Host,
+) -> Result<Option<String>, Error> {
     let name = &options.node;
-    let mut labels = vec![("kubernetes.io/hostname".to_owned(), name.clone())];
-    if let Some(zone) = &options.zone {
-        labels.push(("topology.kubernetes.io/zone".to_owned(), zone.clone()));
-    }
+    // The server makes the object when the node joins; those of older versions do not.
     if resources.get_as::<Node>(None, name).await?.is_none() {
         let mut node = Node::default();
         node.metadata.name.clone_from(name);
-        node.metadata.labels.extend(labels.iter().cloned());
+        node.metadata.labels.insert("kubernetes.io/hostname".to_owned(), name.clone());
+        let zone = options.zone.clone().map(|zone| (ZONE.to_owned(), zone));
+        node.metadata.labels.extend(zone);
         match resources.create_as(&node, &write_options()).await {
             Err(error) if !error.is_already_exists() => return Err(error),
             _ => {}
         }
     }
-    resources
-        .modify_as(None, name, None, &write_options(), |node: &mut Node| {
-            node.metadata.labels.extend(labels.iter().cloned());
-        })
-        .await?;
     let now = Time::new(resources.clock().now());
     let (boot, name) = (host.boot_id(), name.clone());
     resources
@@ -82,8 +93,8 @@ async fn say(resources: &Resources, options: &Options, host: &dyn Host) -> Resul
             node.status.capacity.insert("memory".to_owned(), Quantity::bytes(total));
             ready(node, now);
         })
-        .await?;
-    Ok(())
+        .await
+        .map(|(mut node, _)| node.metadata.labels.remove(ZONE))
 }
 
 fn info(boot_id: &str) -> NodeInfo {

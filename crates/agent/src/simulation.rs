@@ -1,26 +1,33 @@
-//! Nodes that only pretend: each has a line of its own to the server, and a simulated runtime.
+//! Nodes that only pretend: each joins with the same token, has a certificate and a line of its own
+//! to the server, and a simulated runtime.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_store::clock::Clock;
-use mainstay_store::kubernetes::Access;
+use mainstay_store::kubernetes::{Access, Address, AddressError, Client};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::instances::{Delays, Simulated};
+use crate::join::Pretence;
 use crate::link::{Link, Revisions, Speaker};
 
 /// How many nodes dial within a second.
 const DIALS_A_SECOND: u32 = 500;
+/// How long a certificate is kept at least.
+const SOON: Duration = Duration::from_secs(1);
 
 /// What is simulated.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The servers, the preferred one first.
     pub servers: Vec<String>,
-    /// Who we are.
+    /// How they join: with a token for the prefix `NAME.`, good for as many joins as there are
+    /// nodes.
     pub access: Access,
+    /// The certificate authority of the servers, as PEM.
+    pub ca: Option<String>,
     /// The beginning of their names: they are called `NAME.0`, `NAME.1` …
     pub name: String,
     /// How many.
@@ -35,6 +42,28 @@ pub struct Options {
     pub zone: Option<String>,
 }
 
+/// Joins, and keeps the line up while the certificate is renewed.
+async fn pretend(pretence: Pretence, link: Link, stop: CancellationToken, clock: Arc<dyn Clock>) {
+    let mut due = match pretence.enter(&*clock).await {
+        Ok(due) => due,
+        Err(error) => return tracing::error!(%error, "a simulated node cannot join"),
+    };
+    let renewing = async {
+        loop {
+            let wait = due.duration_since(clock.now());
+            clock.sleep(Duration::try_from(wait).unwrap_or_default().max(SOON)).await;
+            match pretence.enter(&*clock).await {
+                Ok(next) => due = next,
+                Err(error) => tracing::error!(%error, "a simulated node cannot renew"),
+            }
+        }
+    };
+    tokio::select! {
+        () = link.keep(stop) => {}
+        () = renewing => {}
+    }
+}
+
 /// Running simulated nodes.
 #[derive(Debug)]
 pub struct Simulation {
@@ -43,13 +72,17 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Lets them dial, a few at a time.
-    #[must_use]
-    pub fn start(options: Options, clock: &Arc<dyn Clock>) -> Self {
+    /// Lets them join, a few at a time.
+    ///
+    /// # Errors
+    /// [`AddressError`] if an address of a server is none.
+    pub fn start(options: Options, clock: &Arc<dyn Clock>) -> Result<Self, AddressError> {
         let stop = CancellationToken::new();
         let mut lines = JoinSet::new();
-        let Options { servers, access, name, nodes, delays, cpu_milli, memory_bytes, zone } =
+        let Options { servers, access, ca, name, nodes, delays, cpu_milli, memory_bytes, zone } =
             options;
+        let addresses: Result<Vec<_>, _> = servers.iter().map(|one| Address::parse(one)).collect();
+        let addresses = addresses?;
         for number in 0..nodes {
             let node = format!("{name}.{number}");
             let mut labels = vec![("kubernetes.io/hostname".to_owned(), node.clone())];
@@ -64,10 +97,11 @@ impl Simulation {
                 address: "127.0.0.1".to_owned(),
             };
             let (runtime, events) = Simulated::new(delays, clock.clone());
-            let access = access.clone();
+            let client = Client::new(addresses.clone(), access.clone());
+            let pretence = Pretence::new(client, ca.clone(), &speaker.node, zone.clone());
             let link = Link {
                 servers: servers.clone(),
-                credentials: Arc::new(move || access.clone()),
+                credentials: pretence.credentials(),
                 speaker,
                 runtime: Arc::new(runtime),
                 events,
@@ -78,11 +112,11 @@ impl Simulation {
             let wait = Duration::from_secs(1) / DIALS_A_SECOND * number;
             lines.spawn(async move {
                 if stop.run_until_cancelled(clock.sleep(wait)).await.is_some() {
-                    link.keep(stop).await;
+                    stop.run_until_cancelled(pretend(pretence, link, stop.clone(), clock)).await;
                 }
             });
         }
-        Self { stop, lines }
+        Ok(Self { stop, lines })
     }
 
     /// Hangs up everywhere.

@@ -5,6 +5,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::bench::Bench;
 use crate::command::agent::Agent;
 use crate::command::apply::Apply;
+use crate::command::authority::Authority;
 use crate::command::backup::Backup;
 use crate::command::capacity::Capacity;
 use crate::command::delete::Delete;
@@ -12,7 +13,9 @@ use crate::command::describe::Describe;
 use crate::command::disks::Disks;
 use crate::command::explain::Explain;
 use crate::command::get::Get;
+use crate::command::join::Join;
 use crate::command::logs::Logs;
+use crate::command::node::Node;
 use crate::command::plan::Plan;
 use crate::command::restore::Restore;
 use crate::command::rules::Rules;
@@ -49,6 +52,7 @@ pub(crate) enum Command {
     Up(Box<Up>),
     Serve(Box<Serve>),
     Agent(Box<Agent>),
+    Join(Box<Join>),
     Get(Box<Get>),
     Describe(Box<Describe>),
     Apply(Box<Apply>),
@@ -64,6 +68,8 @@ pub(crate) enum Command {
     Rules(Box<Rules>),
     TransferWorker(Box<TransferWorker>),
     Token(Box<Token>),
+    Node(Box<Node>),
+    Authority(Box<Authority>),
     Backup(Box<Backup>),
     Restore(Box<Restore>),
     Store(Box<Store>),

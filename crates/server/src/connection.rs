@@ -143,6 +143,11 @@ impl Pulse {
         self.ordered.notify_one();
     }
 
+    /// Closes this connection at once.
+    pub(crate) fn cut(&self) {
+        self.order(CLOSE);
+    }
+
     /// Waits for an order: true to finish what is under way, false to close at once.
     pub(crate) async fn ordered(&self) -> bool {
         loop {

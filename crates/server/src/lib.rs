@@ -8,7 +8,9 @@
 //! store has them as the bytes a client receives.
 
 pub mod audit;
+mod authority_api;
 mod body;
+mod certificates;
 mod connection;
 mod cursor;
 pub mod discovery;
@@ -32,6 +34,7 @@ mod listen;
 mod metrics;
 mod namespaces;
 mod negotiate;
+mod node_api;
 pub mod openapi;
 mod options;
 mod patch;
@@ -60,7 +63,7 @@ pub use mainstay_store::{Location, clock, registry};
 pub use options::{Limits, Options};
 pub use readiness::Check;
 pub use server::{Error, Handle, Running, Server};
-pub use tokens::{Created, Description, Wish};
+pub use tokens::{Created, Description, Unlimited, Use, Uses, Wish};
 
 #[cfg(test)]
 mod golden;

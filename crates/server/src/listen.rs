@@ -18,14 +18,15 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::certificates::Session;
 use crate::connection::{Connections, Driven, Place, Pulse, Wire, drive};
 use crate::fairness::Met;
 use crate::gate::{Gate, Pool, Visitor, arriving};
-use crate::identity::{Claims, User};
+use crate::identity::User;
 use crate::options::Limits;
 use crate::reply::{Body, Reply};
 use crate::service::App;
-use crate::tls;
+use crate::tls::Presented;
 
 const BACKLOG: u32 = 4096;
 /// File descriptors kept free for the store and everything else.
@@ -61,6 +62,8 @@ pub(crate) fn allowed_connections(wanted: usize) -> usize {
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     pub(crate) certified: Option<Arc<User>>,
+    /// The certificate of a node, which may be revoked while the connection is open.
+    pub(crate) session: Option<Arc<Session>>,
     pub(crate) pulse: Arc<Pulse>,
     pub(crate) visitor: Visitor,
 }
@@ -159,7 +162,8 @@ impl Room {
         }
         let Some(tls) = &self.tls else {
             pulse.shaken(false);
-            let peer = Peer { address, certified: None, pulse: pulse.clone(), visitor };
+            let peer =
+                Peer { address, certified: None, session: None, pulse: pulse.clone(), visitor };
             return serve_http1(Wire::new(stream, pulse, false), app, peer, head).await;
         };
         let accepted = tokio::select! {
@@ -174,16 +178,16 @@ impl Room {
             }
         };
         let session = stream.get_ref().1;
-        let certified = session
+        // A resumed session shows a certificate that was verified when it began: look again.
+        let shown = session
             .peer_certificates()
-            .and_then(|chain| tls::subject(chain.first()?))
-            .map(|(name, groups)| {
-                let claims = Claims { groups, ..Claims::default() };
-                Arc::new(User::of_groups(&name, claims))
-            });
+            .and_then(|chain| Presented::read(chain.first()?))
+            .filter(|shown| app.authority.current().trusts(&shown.issuer));
         let multiplexed = session.alpn_protocol() == Some(b"h2");
         pulse.shaken(multiplexed);
-        let peer = Peer { address, certified, pulse: pulse.clone(), visitor };
+        let session = shown.as_ref().and_then(|shown| app.session(shown, &pulse));
+        let certified = shown.map(|shown| Arc::new(shown.user));
+        let peer = Peer { address, certified, session, pulse: pulse.clone(), visitor };
         let wire = Wire::new(stream, pulse, multiplexed);
         if multiplexed {
             Box::pin(serve_http2(wire, app, peer, head, self.tasks.clone())).await;

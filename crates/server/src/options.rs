@@ -34,6 +34,8 @@ pub struct Options {
     pub clock: Arc<dyn Clock>,
     /// Serve without TLS. Only on a loopback address.
     pub plain_http: bool,
+    /// Further names and addresses that the server's certificate is made out to.
+    pub tls_names: Vec<String>,
     /// How much the server puts up with.
     pub limits: Limits,
     /// Further dialects: asked for every path the server does not know itself, by users that are
@@ -78,6 +80,7 @@ impl Options {
             registry,
             clock,
             plain_http: false,
+            tls_names: Vec::new(),
             limits: Limits::default(),
             routes: None,
             own_users: Vec::new(),

@@ -12,6 +12,7 @@ use http::{HeaderValue, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use mainstay_store::status::{Details, Error, Reason};
 use serde_json::{Map, Value, json};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// An answer.
 pub(crate) type Reply = Response<Body>;
@@ -20,8 +21,15 @@ pub(crate) type Reply = Response<Body>;
 pub(crate) struct Body {
     content: Content,
     held: Option<Box<dyn Any + Send + Sync>>,
+    /// When it is cut off, and what is said then.
+    until: Option<Box<Until>>,
     /// The request this answers, under way until the body is gone.
     pub(crate) busy: Option<Busy>,
+}
+
+struct Until {
+    end: Pin<Box<WaitForCancellationFutureOwned>>,
+    farewell: Option<Bytes>,
 }
 
 enum Content {
@@ -38,15 +46,15 @@ impl std::fmt::Debug for Body {
 
 impl Body {
     pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
-        Self { content: Content::Whole(bytes.into()), held: None, busy: None }
+        Self { content: Content::Whole(bytes.into()), held: None, until: None, busy: None }
     }
 
     pub(crate) fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
-        Self { content: Content::Stream(Box::pin(stream)), held: None, busy: None }
+        Self { content: Content::Stream(Box::pin(stream)), held: None, until: None, busy: None }
     }
 
     pub(crate) fn routed(body: axum::body::Body) -> Self {
-        Self { content: Content::Routed(body), held: None, busy: None }
+        Self { content: Content::Routed(body), held: None, until: None, busy: None }
     }
 
     /// Keeps `held` until the body was sent, or nobody wants it any more.
@@ -56,6 +64,14 @@ impl Body {
             Some(before) => Box::new((before, held)),
             None => Box::new(held),
         });
+    }
+
+    /// Cuts it off when `end` comes, unless it is all there already: with a farewell where the
+    /// client can tell it from the rest, else as broken.
+    pub(crate) fn until(&mut self, end: CancellationToken, farewell: Option<Bytes>) {
+        if !self.is_whole() {
+            self.until = Some(Box::new(Until { end: Box::pin(end.cancelled_owned()), farewell }));
+        }
     }
 
     /// How long it is, if it is all there already.
@@ -93,6 +109,15 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Some(until) = &mut self.until
+            && until.end.as_mut().poll(context).is_ready()
+        {
+            let farewell = until.farewell.take();
+            self.until = None;
+            self.content = Content::Whole(Bytes::new());
+            let ended = || axum::Error::new("the token of this request was revoked or has expired");
+            return Poll::Ready(Some(farewell.map(Frame::data).ok_or_else(ended)));
+        }
         match &mut self.content {
             Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),

@@ -10,14 +10,14 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use mainstay_controller::election::{self, Election};
-use mainstay_store::{Location, Settings};
 use mainstay_store::clock::Clock;
+use mainstay_store::identity::{self, Marker};
 use mainstay_store::memory::MemoryStore;
 use mainstay_store::objects::{self, Objects};
 use mainstay_store::registry::{Durability, Kind};
 use mainstay_store::resources::{Identities, RandomIdentities, Resources};
 use mainstay_store::tiered::{self, Tiered};
-use mainstay_store::identity::{self, Marker};
+use mainstay_store::{Location, Settings};
 use mainstay_store::{backup, location, status};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::{Around, Audit, Condition, Writing};
+use crate::certificates::Certificates;
 use crate::connection::Connections;
 use crate::cursor::Seal;
 use crate::documents::Documents;
@@ -36,7 +37,7 @@ use crate::metrics::Metrics;
 use crate::options::{Limits, Options};
 use crate::readiness::Readiness;
 use crate::service::{self, App};
-use crate::tls::{self, Authority, Tls};
+use crate::tls::{self, Authorities, Authority, Tls};
 use crate::tokens::{self, Tokens, Wish};
 use crate::{events, files, garbage, namespaces, store_watch};
 
@@ -214,17 +215,21 @@ impl Server {
             ..
         } = options;
         let in_dir = |name: &str| data_dir.join(name);
-        let authority = Arc::new(Authority::load_or_create(&*objects, clock.now()).await?);
+        let authority = Authorities::load(objects.clone(), clock.clone()).await?;
+        let certificates = Certificates::load(objects.clone(), clock.clone()).await?;
         let unbound = |source| Error::Listen { address: options.listen, source };
         let tcp = listen::bind(options.listen).map_err(unbound)?;
         let address = tcp.local_addr().map_err(unbound)?;
         let url = files::url(address, plain_http);
         let tls = match plain_http {
             true => None,
-            false => {
-                let names = tls::names(address.ip());
-                Some(Tls::new(authority.clone(), names, clock.now())?)
-            }
+            false => Some(Arc::new(Tls::new(
+                authority.current(),
+                address.ip(),
+                options.tls_names,
+                certificates.clone(),
+                clock.clone(),
+            )?)),
         };
         let identities = Arc::new(RandomIdentities);
         let resources = Resources::new(objects.clone(), registry, clock.clone(), identities)
@@ -262,7 +267,11 @@ impl Server {
                 async move { tokens.follow().await }
             }
         });
-        let written = write_files(&data_dir, &url, &authority, plain_http, &tokens).await;
+        house.keep_trust(&authority, &certificates, tls.as_ref(), &clock, {
+            let (data_dir, url) = (data_dir.clone(), url.clone());
+            move |authority: &Authority| rewrite_files(&data_dir, &url, authority, plain_http)
+        });
+        let written = write_files(&data_dir, &url, &authority.current(), plain_http, &tokens).await;
         if let Err(error) = written {
             house.end().await;
             if let Some(election) = election {
@@ -277,8 +286,9 @@ impl Server {
             resources: resources.clone(),
             clock: clock.clone(),
             tokens,
-            seal: Seal::new(authority.key()),
+            seal: Seal::new(&authority.current().seal()),
             authority,
+            certificates,
             snapshots: Snapshots::default(),
             metrics,
             audit,
@@ -425,6 +435,35 @@ async fn write_files(
     plain: bool,
     tokens: &Tokens,
 ) -> Result<(), Error> {
+    let there = std::fs::read_to_string(dir.join("kubeconfig")).unwrap_or_default();
+    let token = match files::token_in(&there) {
+        Some(token) if tokens.bearer(token.as_bytes()).is_some() => token.to_owned(),
+        _ => {
+            let wish = Wish { name: Some("admin".to_owned()), ..Wish::of(Role::Admin) };
+            tokens.create(wish).await?.token
+        }
+    };
+    tokens.keep_own(&token).await;
+    write_with(dir, url, authority, plain, &token)
+}
+
+/// Writes the files anew after the authority was exchanged; the token stays.
+fn rewrite_files(dir: &Path, url: &str, authority: &Authority, plain: bool) -> Result<(), Error> {
+    let there = std::fs::read_to_string(dir.join("kubeconfig")).unwrap_or_default();
+    match files::token_in(&there) {
+        Some(token) => write_with(dir, url, authority, plain, token),
+        // Not written yet: whoever starts the server does it.
+        None => Ok(()),
+    }
+}
+
+fn write_with(
+    dir: &Path,
+    url: &str,
+    authority: &Authority,
+    plain: bool,
+    token: &str,
+) -> Result<(), Error> {
     let write = |name: &str, mode, text: &str| {
         let path = dir.join(name);
         if std::fs::read_to_string(&path).is_ok_and(|there| there == text) {
@@ -439,18 +478,10 @@ async fn write_files(
             written => written.map_err(|source| Error::File { path, source }),
         }
     };
-    write("ca.crt", 0o644, authority.certificate())?;
-    let there = std::fs::read_to_string(dir.join("kubeconfig")).unwrap_or_default();
-    let token = match files::token_in(&there) {
-        Some(token) if tokens.bearer(token.as_bytes()).is_some() => token.to_owned(),
-        _ => {
-            let name = Some("admin".to_owned());
-            let wish = Wish { role: Role::Admin, node: None, name, ttl_seconds: None };
-            tokens.create(wish).await?.token
-        }
-    };
-    let authority = (!plain).then(|| authority.certificate());
-    write("kubeconfig", 0o600, &files::kubeconfig(url, authority, &token))
+    let bundle = authority.bundle();
+    write("ca.crt", 0o644, &bundle)?;
+    let authority = (!plain).then_some(bundle.as_str());
+    write("kubeconfig", 0o600, &files::kubeconfig(url, authority, token))
 }
 
 /// What housekeepers need that only the leader of several servers runs.
@@ -534,7 +565,51 @@ impl House {
         self.tasks.spawn(async move { stop.run_until_cancelled(watching).await });
     }
 
-    fn fresh(&self, tls: Tls, clock: Arc<dyn Clock>) {
+    /// Follows the authority and the certificates of nodes.
+    fn keep_trust(
+        &self,
+        authority: &Arc<Authorities>,
+        certificates: &Arc<Certificates>,
+        tls: Option<&Arc<Tls>>,
+        clock: &Arc<dyn Clock>,
+        write: impl Fn(&Authority) -> Result<(), Error> + Send + Sync + 'static,
+    ) {
+        let all = certificates.clone();
+        self.keep("certificates", clock.clone(), move || {
+            let all = all.clone();
+            async move { all.follow().await }
+        });
+        let all = certificates.clone();
+        self.keep("deleted nodes", clock.clone(), move || {
+            let all = all.clone();
+            async move { all.follow_nodes().await }
+        });
+        let all = certificates.clone();
+        self.keep("revoked nodes", clock.clone(), move || {
+            let all = all.clone();
+            async move { all.keep_swept().await }
+        });
+        let (authority, certificates, tls) =
+            (authority.clone(), certificates.clone(), tls.cloned());
+        let changed = Arc::new(move |next: &Arc<Authority>| {
+            if let Some(tls) = &tls {
+                tls.exchange(next)?;
+            }
+            if next.previous().is_none() {
+                certificates.cut_others(next.name());
+            }
+            if let Err(error) = write(next) {
+                tracing::error!(%error, "the authority was exchanged, but a file was not written");
+            }
+            Ok(())
+        });
+        self.keep("authority", clock.clone(), move || {
+            let (authority, changed) = (authority.clone(), changed.clone());
+            async move { authority.follow(&*changed).await }
+        });
+    }
+
+    fn fresh(&self, tls: Arc<Tls>, clock: Arc<dyn Clock>) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move { stop.run_until_cancelled(tls.keep_fresh(clock)).await });
     }

@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use bytes::Bytes;
 use futures_util::future::{Either, select};
 use http::header::{ACCEPT, AUTHORIZATION};
 use http::request::Parts;
@@ -57,7 +58,8 @@ pub(crate) struct App {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) limits: Limits,
     pub(crate) tokens: Arc<Tokens>,
-    pub(crate) authority: Arc<crate::tls::Authority>,
+    pub(crate) authority: Arc<crate::tls::Authorities>,
+    pub(crate) certificates: Arc<crate::certificates::Certificates>,
     pub(crate) seal: Seal,
     pub(crate) snapshots: Snapshots,
     pub(crate) metrics: Metrics,
@@ -202,6 +204,9 @@ impl App {
         asked: &mut Asked,
     ) -> Result<Reply, Error> {
         check_head(&parts, self.limits.head)?;
+        if parts.uri.path() == crate::join_api::PATH {
+            parts.extensions.insert(peer.session.clone());
+        }
         let target = path::parse(parts.uri.path())?;
         if let Path::Other(path) = target
             && let Some(reply) = self.open_to_all(&parts, path)
@@ -258,22 +263,46 @@ impl App {
     /// Who asks.
     async fn authenticate(&self, peer: &Peer, parts: &Parts) -> Result<Arc<User>, Error> {
         let known = match parts.headers.get(AUTHORIZATION) {
-            Some(header) => {
-                let bearer = header.as_bytes().split_at_checked("Bearer ".len());
-                match bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer ")) {
-                    None => None,
-                    Some((_, token)) => match self.tokens.bearer(token.trim_ascii()) {
-                        None => {
-                            let _inside = peer.visitor.stranger(true).enter(Pool::Strangers)?;
-                            self.tokens.newcomer(token.trim_ascii()).await
-                        }
-                        known => known,
-                    },
-                }
-            }
-            None => peer.certified.clone(),
+            Some(_) => match bearer(parts) {
+                None => None,
+                Some(token) => match self.tokens.bearer(token) {
+                    None => {
+                        let _inside = peer.visitor.stranger(true).enter(Pool::Strangers)?;
+                        self.tokens.newcomer(token).await
+                    }
+                    known => known,
+                },
+            },
+            None if peer.session.as_ref().is_some_and(|session| !session.good()) => None,
+            None => return peer.certified.clone().ok_or_else(unauthorized),
         };
-        known.ok_or_else(|| Error::new(Reason::Unauthorized, "Unauthorized"))
+        let known = known.ok_or_else(unauthorized)?;
+        // A node's token becomes a certificate, and is good for nothing else.
+        if known.role == Some(Role::Node) && parts.uri.path() != crate::join_api::PATH {
+            let message =
+                "a join token can only join: use the certificate that it is exchanged for";
+            return Err(Error::new(Reason::Forbidden, message));
+        }
+        Ok(known)
+    }
+
+    /// Notes a connection that shows the certificate of a node.
+    pub(crate) fn session(
+        &self,
+        shown: &crate::tls::Presented,
+        pulse: &Arc<crate::connection::Pulse>,
+    ) -> Option<Arc<crate::certificates::Session>> {
+        let node = shown.user.node.as_deref()?;
+        let (serial, issuer) = (shown.serial.clone(), shown.issuer.clone());
+        Some(self.certificates.enter(node, serial, issuer, pulse))
+    }
+
+    /// Cuts an answer off when the token that asked for it ends.
+    async fn until_token_ends(&self, parts: &Parts, reply: &mut Reply, farewell: Option<Bytes>) {
+        if let Some(token) = bearer(parts) {
+            let end = self.tokens.end(token).await;
+            reply.body_mut().until(end, farewell);
+        }
     }
 
     /// Whether a path belongs to a dialect that knows users of its own.
@@ -287,6 +316,7 @@ impl App {
     fn open_to_all(&self, parts: &Parts, path: &str) -> Option<Result<Reply, Error>> {
         let reply = match path {
             "/version" => crate::health::version(),
+            crate::authority_api::BUNDLE => crate::authority_api::bundle(self),
             path => {
                 let verbose = Query::parse(parts.uri.query()).is_ok_and(|query| query.verbose);
                 crate::health::probe(&self.readiness, path, verbose)?
@@ -338,6 +368,7 @@ impl App {
             let inside = who.enter(Pool::Watches)?;
             let watching = self.metrics.watching(kind.resource());
             let mut reply = watch::watch(self, kind, namespace, name, &query, form).await?;
+            self.until_token_ends(parts, &mut reply, Some(watch::token_ended())).await;
             reply.body_mut().holding((inside, watching));
             return Ok(reply);
         }
@@ -374,7 +405,13 @@ impl App {
             (Verb::Create, _) => writing.create(parts, body, &mut asked.name).await?,
             (Verb::Update, Some(key)) => writing.update(parts, body, key).await?,
             (Verb::Patch, Some(key)) => writing.patch(parts, body, key).await?,
-            (Verb::Delete, Some(key)) => writing.delete(parts, body, key).await?,
+            (Verb::Delete, Some(key)) => {
+                let reply = writing.delete(parts, body, key).await?;
+                if (kind.group, kind.plural) == ("", "nodes") {
+                    crate::node_api::deleted(self, key.name()).await;
+                }
+                reply
+            }
             (Verb::DeleteCollection, _) => writing.delete_collection(parts, body).await?,
             _ => list::list(self, kind, namespace, &query, form).await?,
         };
@@ -427,12 +464,19 @@ impl App {
         if path == crate::join_api::PATH {
             return crate::join_api::answer(self, &parts, body, user, asked).await;
         }
+        if let Some(answer) = crate::authority_api::named(path) {
+            return answer.answer(self, &parts, user, asked).await;
+        }
+        if let Some(node) = crate::node_api::revoked(path) {
+            return crate::node_api::revoke(self, &parts, node, user, asked).await;
+        }
         if let Some(errand) = crate::store_api::Errand::named(path) {
             errand.note(asked);
             if user.role != Some(Role::Admin) {
                 return Err(identity::forbidden_path(user, asked.verb, path));
             }
             let mut reply = crate::store_api::answer(self, &parts.method, errand, asked).await?;
+            self.until_token_ends(&parts, &mut reply, None).await;
             reply.body_mut().holding(inside);
             return Ok(reply);
         }
@@ -465,6 +509,12 @@ impl App {
             return Err(no_such_resource());
         };
         asked.lasting = true;
+        // Dialects with users of their own know tokens of their own as well.
+        let token = parts.extensions.get::<Arc<User>>().and_then(|_| bearer(&parts));
+        let end = match token {
+            Some(token) => Some(self.tokens.end(token).await),
+            None => None,
+        };
         parts.extensions.insert(asked.note.get_or_insert_default().clone());
         let body = match stays {
             true => match parts.extensions.remove::<Tap>() {
@@ -476,6 +526,9 @@ impl App {
         let request = Request::from_parts(parts, body);
         let reply = routes.oneshot(request).await;
         let mut reply = reply.map(|reply| reply.map(Body::routed)).map_err(Error::internal)?;
+        if let Some(end) = end {
+            reply.body_mut().until(end, None);
+        }
         reply.body_mut().holding(inside);
         Ok(reply)
     }
@@ -495,6 +548,17 @@ fn check_head(parts: &Parts, limit: usize) -> Result<(), Error> {
     }
     let message = format!("the head of the request is too large: the limit is {limit} bytes");
     Err(Error::new(Reason::RequestHeaderFieldsTooLarge, message))
+}
+
+/// The token a request carries.
+pub(crate) fn bearer(parts: &Parts) -> Option<&[u8]> {
+    let header = parts.headers.get(AUTHORIZATION)?.as_bytes();
+    let (scheme, token) = header.split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
+fn unauthorized() -> Error {
+    Error::new(Reason::Unauthorized, "Unauthorized")
 }
 
 /// The refusal of a path that leads nowhere.

@@ -23,9 +23,7 @@ pub(crate) async fn run(resources: Resources, clock: Arc<dyn Clock>) {
         if is != was {
             was = is;
             let event = event(&state, clock.now());
-            if let Err(error) =
-                resources.create_as(&event, &WriteOptions::default()).await
-            {
+            if let Err(error) = resources.create_as(&event, &WriteOptions::default()).await {
                 tracing::debug!(%error, "no event about the store could be written");
             }
         }

@@ -1,9 +1,18 @@
-//! Trust from the first start: an own certificate authority, and what is signed with it.
+//! TLS: the cluster's own certificate authority, and certificates for servers and clients.
 //!
-//! The authority is made once and kept in the store. Certificates of servers are made at every
+//! The authority is made when a server first starts on an empty store, and kept there, so every
+//! server of the cluster and every restart trusts the same one. Server certificates are made at every
 //! start for the names they are reached by, live a year, and are replaced while serving once a
-//! third of that is left, so that nothing is ever renewed by hand. Client certificates are
-//! optional; when one is shown it must be ours. Enter at [`Authority::load_or_create`].
+//! third of that is left, when the names of the machine change, and when the authority is exchanged.
+//! The clock is looked at when a client shakes hands, for a machine may have slept or been set.
+//! Client certificates are optional; when one is shown it must be ours and not be revoked. Enter at
+//! [`Authority::load_or_create`] and [`Tls::new`].
+
+mod authority;
+mod clients;
+mod names;
+#[cfg(test)]
+mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,30 +20,25 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 use mainstay_store::clock::Clock;
-use mainstay_store::object::Key;
-use mainstay_store::objects::{self, Objects};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
-    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256,
-};
+use mainstay_store::objects::{self, Error as StoreError, Objects, Scope};
+use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{RootCertStore, ServerConfig};
-use serde::{Deserialize, Serialize};
 
-use crate::internal;
+pub use self::authority::{Authority, Pair, fingerprint};
+pub(crate) use self::authority::{NodeRequest, der, name, serial};
+use self::clients::Clients;
+pub(crate) use self::clients::Presented;
+pub use self::names::names;
+use crate::certificates::Certificates;
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
-const AUTHORITY_LIFE: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 const SERVER_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How far the clocks of two machines may differ.
-const SKEW: Duration = Duration::from_secs(3600);
+/// How often one looks whether the certificate is still right.
+const LOOK: Duration = Duration::from_secs(60);
 
 /// Why there is no trust.
 #[derive(Debug, thiserror::Error)]
@@ -53,329 +57,218 @@ pub enum Error {
     Tls(String),
 }
 
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    certificate: String,
-    key: String,
+/// The authority as all servers of the cluster have it now.
+#[derive(Debug)]
+pub(crate) struct Authorities {
+    objects: Arc<dyn Objects>,
+    clock: Arc<dyn Clock>,
+    current: ArcSwap<Authority>,
 }
 
-/// The certificate authority of a cluster.
-pub struct Authority {
-    certificate: String,
-    key: String,
-}
-
-impl std::fmt::Debug for Authority {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Authority").finish_non_exhaustive()
+impl Authorities {
+    pub(crate) async fn load(
+        objects: Arc<dyn Objects>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>, Error> {
+        let current = Authority::load_or_create(&*objects, clock.now()).await?;
+        Ok(Arc::new(Self { objects, clock, current: ArcSwap::from_pointee(current) }))
     }
-}
 
-/// A certificate and its key, both as PEM.
-pub struct Pair {
-    /// The certificate.
-    pub certificate: String,
-    /// Its private key.
-    pub key: String,
-}
-
-impl std::fmt::Debug for Pair {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pair").finish_non_exhaustive()
+    /// The authority now.
+    pub(crate) fn current(&self) -> Arc<Authority> {
+        self.current.load_full()
     }
-}
 
-impl Authority {
-    /// The authority of this store; the first to ask makes it. Called twice it returns the same.
-    ///
-    /// # Errors
-    /// If the store fails, or holds something that is no authority.
-    pub async fn load_or_create(objects: &dyn Objects, now: Timestamp) -> Result<Self, Error> {
-        let key = Key::new(&internal::resource("authorities"), None, "cluster");
-        let record = match objects.get(&key).await? {
-            Some(record) => record,
-            None => {
-                let body = internal::encode(&make_authority(now)?).map_err(|_| Error::Damaged)?;
-                internal::create_or_get(objects, &key, body).await?
+    /// Begins to exchange the authority. Called while that goes on it does nothing.
+    pub(crate) async fn rotate(&self) -> Result<(), Error> {
+        Authority::rotate(&*self.objects, self.clock.now()).await
+    }
+
+    /// Ends the exchange: only the new authority counts. Called again it does nothing.
+    pub(crate) async fn finish(&self) -> Result<(), Error> {
+        Authority::finish(&*self.objects).await
+    }
+
+    /// Follows what any server does to the authority until the store closes; `changed` is told.
+    pub(crate) async fn follow(
+        &self,
+        changed: &(dyn Fn(&Arc<Authority>) -> Result<(), Error> + Send + Sync),
+    ) -> Result<(), Error> {
+        let key = authority::stored_key();
+        loop {
+            let from = self.objects.revision(key.resource());
+            if let Some(record) = self.objects.get(&key).await? {
+                self.adopt(Authority::of(&record)?, changed)?;
             }
-        };
-        let stored: Stored = internal::decode(&record).ok_or(Error::Damaged)?;
-        Ok(Self { certificate: stored.certificate, key: stored.key })
+            let ended = match self.objects.watch(Scope::all(key.resource()), from).await {
+                Ok(mut changes) => loop {
+                    match changes.next().await {
+                        Ok(events) => {
+                            if let Some(event) = events.last() {
+                                self.adopt(Authority::of(&event.record)?, changed)?;
+                            }
+                        }
+                        Err(error) => break error,
+                    }
+                },
+                Err(error) => error,
+            };
+            match ended {
+                StoreError::Closed => return Ok(()),
+                StoreError::Expired { .. } | StoreError::TooNew { .. } => {}
+                error => return Err(error.into()),
+            }
+        }
     }
 
-    /// The certificate everybody may know, as PEM.
-    #[must_use]
-    pub fn certificate(&self) -> &str {
-        &self.certificate
-    }
-
-    /// The private key, as PEM. Other secrets of the cluster are derived from it.
-    pub(crate) fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// A certificate for a server reached by `names` (host names and addresses).
-    ///
-    /// # Errors
-    /// If a name cannot stand in a certificate.
-    pub fn server(&self, names: &[String], now: Timestamp) -> Result<Pair, Error> {
-        let mut params = params("mainstay-server", None, now, SERVER_LIFE);
-        params.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        self.sign(params)
-    }
-
-    /// A certificate for a client: `user` becomes its common name, `group` its organisation.
-    ///
-    /// # Errors
-    /// If a name cannot stand in a certificate.
-    pub fn client(
+    fn adopt(
         &self,
-        user: &str,
-        group: &str,
-        life: Duration,
-        now: Timestamp,
-    ) -> Result<Pair, Error> {
-        let mut params = params(user, Some(group), now, life);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.sign(params)
+        next: Authority,
+        changed: &(dyn Fn(&Arc<Authority>) -> Result<(), Error> + Send + Sync),
+    ) -> Result<(), Error> {
+        if next.bundle() == self.current.load().bundle() {
+            return Ok(());
+        }
+        let next = Arc::new(next);
+        changed(&next)?;
+        self.current.store(next);
+        Ok(())
     }
-
-    /// A certificate for the agent of a node, whose key is the one of the request `csr` (PEM).
-    ///
-    /// # Errors
-    /// If the request cannot be read, or its key cannot be certified.
-    pub(crate) fn node(
-        &self,
-        csr: &str,
-        node: &str,
-        now: Timestamp,
-        life: Duration,
-    ) -> Result<String, Error> {
-        let asked = CertificateSigningRequestParams::from_pem(csr)?;
-        let name = format!("system:node:{node}");
-        let mut params = params(&name, Some("system:nodes"), now, life);
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
-        let granted = CertificateSigningRequestParams { params, public_key: asked.public_key };
-        Ok(granted.signed_by(&issuer)?.pem())
-    }
-
-    fn sign(&self, params: CertificateParams) -> Result<Pair, Error> {
-        let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let certificate = params.signed_by(&key, &issuer)?;
-        Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
-    }
-}
-
-fn make_authority(now: Timestamp) -> Result<Stored, Error> {
-    let mut params = params("mainstay-ca", None, now, AUTHORITY_LIFE);
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![
-        KeyUsagePurpose::KeyCertSign,
-        KeyUsagePurpose::CrlSign,
-        KeyUsagePurpose::DigitalSignature,
-    ];
-    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-    Ok(Stored { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() })
-}
-
-fn params(name: &str, group: Option<&str>, now: Timestamp, life: Duration) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    if let Some(group) = group {
-        let organisation = DnType::OrganizationName;
-        params.distinguished_name.push(organisation, group);
-    }
-    let date = now.to_zoned(TimeZone::UTC);
-    let (year, month, day) = (date.year(), date.month(), date.day());
-    let midnight = rcgen::date_time_ymd(year.into(), month.unsigned_abs(), day.unsigned_abs());
-    let since_midnight = Duration::from_secs(now.as_second().rem_euclid(86_400).unsigned_abs());
-    let now = midnight + since_midnight;
-    params.not_before = now - SKEW;
-    params.not_after = now + life;
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.use_authority_key_identifier_extension = true;
-    params
-}
-
-/// Every name this machine is reached by when it listens on `address`.
-#[must_use]
-pub fn names(address: IpAddr) -> Vec<String> {
-    let mut names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
-    let uname = rustix::system::uname();
-    if let Ok(host) = uname.nodename().to_str()
-        && !host.is_empty()
-    {
-        names.push(host.to_owned());
-    }
-    if !address.is_unspecified() {
-        names.push(address.to_string());
-    }
-    names.sort();
-    names.dedup();
-    names
 }
 
 /// The server's side of TLS, whose certificate is replaced while it serves.
 #[derive(Debug)]
 pub(crate) struct Tls {
-    authority: Arc<Authority>,
-    names: Vec<String>,
-    provider: Arc<CryptoProvider>,
+    clients: Arc<Clients>,
     current: Arc<Current>,
     pub(crate) config: Arc<ServerConfig>,
 }
 
+/// For which names, and since and until when, there is a certificate.
 #[derive(Debug)]
-struct Current(ArcSwap<CertifiedKey>);
+struct Certified {
+    key: Arc<CertifiedKey>,
+    names: Vec<String>,
+    made: Timestamp,
+}
+
+impl Certified {
+    /// Whether it is time for another: a third of its life is left, or the clock was set back.
+    fn is_due(&self, now: Timestamp) -> bool {
+        let age = now.duration_since(self.made);
+        match Duration::try_from(age) {
+            Ok(age) => age >= SERVER_LIFE * 2 / 3,
+            Err(_) => age.unsigned_abs() >= authority::SKEW,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Current {
+    certified: ArcSwap<Certified>,
+    authority: ArcSwap<Authority>,
+    listen: IpAddr,
+    given: Vec<String>,
+    provider: Arc<CryptoProvider>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Current {
+    fn certify(&self, names: Vec<String>) -> Result<(), Error> {
+        let now = self.clock.now();
+        let next = certify(&self.authority.load(), names, &self.provider, now)?;
+        self.certified.store(Arc::new(next));
+        Ok(())
+    }
+
+    fn key(&self) -> Arc<CertifiedKey> {
+        let certified = self.certified.load();
+        if !certified.is_due(self.clock.now()) {
+            return certified.key.clone();
+        }
+        if let Err(error) = self.certify(certified.names.clone()) {
+            tracing::error!(%error, "the server certificate was not renewed");
+        }
+        self.certified.load().key.clone()
+    }
+
+    /// Makes another certificate if the names of this machine changed, or it is time.
+    fn look(&self) {
+        let names = names(self.listen, &self.given);
+        let certified = self.certified.load();
+        if (names != certified.names || certified.is_due(self.clock.now()))
+            && let Err(error) = self.certify(names)
+        {
+            tracing::error!(%error, "the server certificate was not renewed");
+        }
+    }
+}
 
 impl ResolvesServerCert for Current {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.load_full())
+        Some(self.key())
     }
 }
 
 impl Tls {
+    /// TLS for a server that listens on `listen` and is also reached by the names `given`.
     pub(crate) fn new(
         authority: Arc<Authority>,
-        names: Vec<String>,
-        now: Timestamp,
+        listen: IpAddr,
+        given: Vec<String>,
+        certificates: Arc<Certificates>,
+        clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let certified = certify(&authority, &names, &provider, now)?;
-        let current = Arc::new(Current(ArcSwap::from_pointee(certified)));
-        let tls = |error: rustls::Error| Error::Tls(error.to_string());
-        let mut roots = RootCertStore::empty();
-        let root = CertificateDer::from_pem_slice(authority.certificate.as_bytes());
-        roots.add(root.map_err(|_| Error::Damaged)?).map_err(tls)?;
-        let clients =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-                .allow_unauthenticated()
-                .build()
-                .map_err(|error| Error::Tls(error.to_string()))?;
-        let mut config = ServerConfig::builder_with_provider(provider.clone())
+        let certified = certify(&authority, names(listen, &given), &provider, clock.now())?;
+        let clients = Clients::new(&authority, provider.clone(), certificates)?;
+        let current = Arc::new(Current {
+            certified: ArcSwap::from_pointee(certified),
+            authority: ArcSwap::new(authority),
+            listen,
+            given,
+            provider: provider.clone(),
+            clock,
+        });
+        let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(tls)?
-            .with_client_cert_verifier(clients)
+            .map_err(|error| Error::Tls(error.to_string()))?
+            .with_client_cert_verifier(clients.clone())
             .with_cert_resolver(current.clone());
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { authority, names, provider, current, config: Arc::new(config) })
+        Ok(Self { clients, current, config: Arc::new(config) })
     }
 
-    /// Replaces the certificate long before it expires, for as long as it is polled.
+    /// Serves with another authority from now on.
+    pub(crate) fn exchange(&self, authority: &Arc<Authority>) -> Result<(), Error> {
+        self.clients.trust(authority)?;
+        self.current.authority.store(authority.clone());
+        self.current.certify(self.current.certified.load().names.clone())
+    }
+
+    /// Looks after the certificate, for as long as it is polled.
     pub(crate) async fn keep_fresh(&self, clock: Arc<dyn Clock>) {
-        let mut made = clock.now();
         loop {
-            clock.sleep(DAY).await;
-            let now = clock.now();
-            if now.duration_since(made).unsigned_abs() < SERVER_LIFE * 2 / 3 {
-                continue;
-            }
-            match certify(&self.authority, &self.names, &self.provider, now) {
-                Ok(certified) => {
-                    self.current.0.store(Arc::new(certified));
-                    made = now;
-                }
-                Err(error) => tracing::error!(%error, "the server certificate was not renewed"),
-            }
+            clock.sleep(LOOK).await;
+            self.current.look();
         }
     }
 }
 
 fn certify(
     authority: &Authority,
-    names: &[String],
+    names: Vec<String>,
     provider: &CryptoProvider,
     now: Timestamp,
-) -> Result<CertifiedKey, Error> {
-    let pair = authority.server(names, now)?;
-    let certificate = CertificateDer::from_pem_slice(pair.certificate.as_bytes());
+) -> Result<Certified, Error> {
+    let pair = authority.server(&names, now)?;
+    let chain: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(pair.certificate.as_bytes()).collect();
     let key = PrivatePkcs8KeyDer::from_pem_slice(pair.key.as_bytes());
-    let (Ok(certificate), Ok(key)) = (certificate, key) else {
+    let (Ok(chain), Ok(key)) = (chain, key) else {
         return Err(Error::Damaged);
     };
-    CertifiedKey::from_der(vec![certificate], PrivateKeyDer::Pkcs8(key), provider)
-        .map_err(|error| Error::Tls(error.to_string()))
-}
-
-/// Who a client certificate speaks for: its common name and its organisations.
-pub(crate) fn subject(certificate: &CertificateDer<'_>) -> Option<(String, Vec<String>)> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-    let subject = parsed.subject();
-    let user = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
-    let groups = subject
-        .iter_organization()
-        .filter_map(|group| group.as_str().ok().map(str::to_owned))
-        .collect();
-    Some((user, groups))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use mainstay_store::clock::ManualClock;
-
-    fn now() -> Timestamp {
-        "2026-11-16T12:34:56Z".parse().unwrap()
-    }
-
-    fn authority() -> Authority {
-        let Stored { certificate, key } = make_authority(now()).unwrap();
-        Authority { certificate, key }
-    }
-
-    #[test]
-    fn a_client_certificate_names_its_user_and_group() {
-        let pair = authority().client("ada", "editor", DAY, now()).unwrap();
-        let der = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
-        let (user, groups) = subject(&der).unwrap();
-        assert_eq!((user.as_str(), groups), ("ada", vec!["editor".to_owned()]));
-    }
-
-    #[test]
-    fn a_node_is_certified_by_its_own_name_whatever_it_asks_for() {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
-        let mut asked = CertificateParams::new(Vec::new()).unwrap();
-        asked.distinguished_name.push(DnType::CommonName, "system:node:other");
-        asked.distinguished_name.push(DnType::OrganizationName, "system:masters");
-        let csr = asked.serialize_request(&key).unwrap().pem().unwrap();
-        let certificate = authority().node(&csr, "n1", now(), SERVER_LIFE).unwrap();
-        let der = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
-        let expected = ("system:node:n1".to_owned(), vec!["system:nodes".to_owned()]);
-        assert_eq!(subject(&der), Some(expected));
-        assert!(authority().node("nonsense", "n1", now(), SERVER_LIFE).is_err());
-    }
-
-    #[test]
-    fn a_server_certificate_covers_every_name_and_begins_in_the_past() {
-        let names = names("192.0.2.7".parse().unwrap());
-        let pair = authority().server(&names, now()).unwrap();
-        let der = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
-        let (_, parsed) = x509_parser::parse_x509_certificate(&der).unwrap();
-        let validity = parsed.validity();
-        assert_eq!(validity.not_before.timestamp(), now().as_second() - SKEW.as_secs() as i64);
-        let san = parsed.subject_alternative_name().unwrap().unwrap();
-        assert_eq!(san.value.general_names.len(), names.len());
-        assert!(names.contains(&"192.0.2.7".to_owned()));
-    }
-
-    #[tokio::test]
-    async fn a_certificate_is_replaced_while_serving_once_a_third_of_its_life_is_left() {
-        let clock = ManualClock::new(now());
-        let tls = Tls::new(Arc::new(authority()), names([127, 0, 0, 1].into()), now()).unwrap();
-        let first = tls.current.0.load_full();
-        let mut renewing = Box::pin(tls.keep_fresh(clock.clone()));
-        assert!(futures_util::poll!(&mut renewing).is_pending());
-        for day in 0..250 {
-            clock.advance(DAY);
-            tokio::task::yield_now().await;
-            assert!(futures_util::poll!(&mut renewing).is_pending());
-            let replaced = !Arc::ptr_eq(&first, &tls.current.0.load_full());
-            assert_eq!(replaced, day + 1 >= 244, "after {} days", day + 1);
-        }
-    }
+    let key = CertifiedKey::from_der(chain, PrivateKeyDer::Pkcs8(key), provider)
+        .map_err(|error| Error::Tls(error.to_string()))?;
+    Ok(Certified { key: Arc::new(key), names, made: now })
 }

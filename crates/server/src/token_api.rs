@@ -50,10 +50,13 @@ pub(crate) async fn answer(
     }
 }
 
-fn refused(error: tokens::Error) -> Error {
+pub(crate) fn refused(error: tokens::Error) -> Error {
     match &error {
         tokens::Error::Wish(_) => Error::new(Reason::Invalid, error.to_string()),
         tokens::Error::Unknown(_) => Error::new(Reason::NotFound, error.to_string()),
+        tokens::Error::Spent | tokens::Error::Ended => {
+            Error::new(Reason::Forbidden, error.to_string())
+        }
         tokens::Error::Random | tokens::Error::Late | tokens::Error::Store(_) => {
             Error::new(Reason::ServiceUnavailable, error.to_string())
         }

@@ -3,11 +3,17 @@
 //! The store has them; a feed keeps a map of all of them in memory, so that a request costs one
 //! hash and one lookup. Who creates or revokes a token is answered once the map shows it, hence a
 //! new token works and a revoked one fails from that answer on. A token that the map does not show
-//! is looked for in the store, where another server may have put it. Enter at [`Tokens::load`].
+//! is looked for in the store, where another server may have put it. A token has an end that can
+//! be waited for: it is revoked, or its time is over. Enter at [`Tokens::load`].
+
+mod joining;
+#[cfg(test)]
+mod tests;
+mod wish;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use base64::Engine;
@@ -19,14 +25,22 @@ use mainstay_store::objects::{At, Change, Error as StoreError, Objects, Scope, W
 use rustls::crypto::aws_lc_rs;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::identity::{Claims, Role, User};
 use crate::internal;
 
+pub use self::joining::Use;
+pub use self::wish::{Unlimited, Uses, Wish};
+
 const PREFIX: &str = "mst_";
-/// How often expired tokens are removed.
-const SWEEP: Duration = Duration::from_secs(600);
+/// How often expired tokens are removed, at least. The time of day is looked at anew each time, for
+/// it may jump.
+const SWEEP: Duration = Duration::from_secs(60);
+/// How long the administrator's own token is good, and what must be left of it.
+const OWN_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
+const OWN_LEFT: Duration = Duration::from_secs(60 * 24 * 3600);
 /// How long a change waits until the feed shows it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -35,7 +49,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum Error {
     /// The wish contradicts itself. Do not retry.
     #[error("{0}")]
-    Wish(&'static str),
+    Wish(String),
+    /// All its joins were used. Do not retry: a new token is needed.
+    #[error(
+        "the join token was used already; create another with `mainstay token create --role node`"
+    )]
+    Spent,
+    /// It was revoked or has expired. Do not retry: a new token is needed.
+    #[error("the token was revoked or has expired")]
+    Ended,
     /// There is no token of that id. Do not retry.
     #[error("there is no token \"{0}\"")]
     Unknown(String),
@@ -48,23 +70,6 @@ pub enum Error {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-}
-
-/// What a new token shall be good for.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Wish {
-    /// What its bearer is trusted with.
-    pub role: Role,
-    /// The node its bearer speaks for: needed for role node, and only there.
-    #[serde(default)]
-    pub node: Option<String>,
-    /// A name for the audit log.
-    #[serde(default)]
-    pub name: Option<String>,
-    /// How long it is good; for ever if absent.
-    #[serde(default)]
-    pub ttl_seconds: Option<u64>,
 }
 
 /// What is known of a token. The token itself is not among it.
@@ -80,6 +85,18 @@ pub struct Description {
     /// The node its bearer speaks for.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub node: Option<String>,
+    /// Nodes whose names begin like this join with it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub node_prefix: Option<String>,
+    /// The zone of the nodes that join with it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub zone: Option<String>,
+    /// How many joins it is good for; absent: any number.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub uses: Option<u32>,
+    /// The joins that were counted.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub used: Vec<Use>,
     /// Since when.
     pub created: Timestamp,
     /// Until when.
@@ -103,6 +120,8 @@ type Hash = [u8; 32];
 struct Entry {
     description: Description,
     user: Arc<User>,
+    /// Cancelled when the token is revoked or expires.
+    end: CancellationToken,
 }
 
 /// All tokens of a cluster.
@@ -113,6 +132,12 @@ pub(crate) struct Tokens {
     resource: Resource,
     entries: RwLock<HashMap<Hash, Entry>>,
     seen: watch::Sender<Revision>,
+    /// The ends of tokens that were found in the store before the feed showed them.
+    early: Mutex<HashMap<Hash, CancellationToken>>,
+    /// The token of the administrator's kubeconfig, which is kept from expiring.
+    own: Mutex<Option<Hash>>,
+    /// Told when the next to expire may be another.
+    changed: Notify,
 }
 
 impl Tokens {
@@ -127,6 +152,9 @@ impl Tokens {
             resource: internal::resource("tokens"),
             entries: RwLock::default(),
             seen: watch::Sender::new(Revision::ZERO),
+            early: Mutex::default(),
+            own: Mutex::default(),
+            changed: Notify::new(),
         };
         tokens.reload().await?;
         Ok(Arc::new(tokens))
@@ -134,10 +162,38 @@ impl Tokens {
 
     async fn reload(&self) -> Result<Revision, StoreError> {
         let all = self.objects.collection(&self.resource, At::Latest).await?;
-        let entries = all.range(None, None).filter_map(|record| entry(record)).collect();
-        *self.entries.write().unwrap_or_else(PoisonError::into_inner) = entries;
+        let found: HashMap<Hash, Entry> =
+            all.range(None, None).filter_map(|record| entry(record)).collect();
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<Hash> =
+            entries.keys().filter(|hash| !found.contains_key(*hash)).copied().collect();
+        for hash in gone {
+            self.drop_entry(&mut entries, &hash);
+        }
+        for (hash, entry) in found {
+            self.put_entry(&mut entries, hash, entry);
+        }
+        drop(entries);
         self.seen.send_replace(all.revision());
+        self.changed.notify_one();
         Ok(all.revision())
+    }
+
+    fn put_entry(&self, entries: &mut HashMap<Hash, Entry>, hash: Hash, mut entry: Entry) {
+        let early = self.early().remove(&hash);
+        if let Some(end) = entries.get(&hash).map(|known| known.end.clone()).or(early) {
+            entry.end = end;
+        }
+        entries.insert(hash, entry);
+    }
+
+    fn drop_entry(&self, entries: &mut HashMap<Hash, Entry>, hash: &Hash) {
+        let ends = [entries.remove(hash).map(|entry| entry.end), self.early().remove(hash)];
+        ends.into_iter().flatten().for_each(|end| end.cancel());
+    }
+
+    fn early(&self) -> std::sync::MutexGuard<'_, HashMap<Hash, CancellationToken>> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps the map current, and removes expired tokens, until the store closes.
@@ -175,10 +231,38 @@ impl Tokens {
     }
 
     async fn keep_swept(&self) -> Infallible {
+        let mut looked = self.clock.elapsed();
         loop {
-            self.clock.sleep(SWEEP).await;
-            self.sweep().await;
+            tokio::select! {
+                () = self.clock.sleep(self.until_next_end()) => {}
+                () = self.changed.notified() => {}
+            }
+            self.end_expired();
+            let now = self.clock.elapsed();
+            if now.saturating_sub(looked) >= SWEEP {
+                looked = now;
+                self.sweep().await;
+                self.renew_own().await;
+            }
         }
+    }
+
+    /// How long nothing expires, at most [`SWEEP`].
+    fn until_next_end(&self) -> Duration {
+        let now = self.clock.now();
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let open = entries.values().filter(|entry| !entry.end.is_cancelled());
+        let ends = open.filter_map(|entry| entry.description.expires);
+        let left = ends.map(|end| Duration::try_from(end.duration_since(now)).unwrap_or_default());
+        left.min().map_or(SWEEP, |left| left.clamp(Duration::from_millis(1), SWEEP))
+    }
+
+    /// Ends what was opened with tokens whose time is over.
+    fn end_expired(&self) {
+        let now = self.clock.now();
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let over = |entry: &&Entry| entry.description.expires.is_some_and(|end| end <= now);
+        entries.values().filter(over).for_each(|entry| entry.end.cancel());
     }
 
     fn apply(&self, events: &[Arc<Event>]) {
@@ -187,15 +271,16 @@ impl Tokens {
             match (event.action, entry(&event.record)) {
                 (Action::Deleted, _) | (_, None) => {
                     if let Some(hash) = unhex(event.record.key().name()) {
-                        entries.remove(&hash);
+                        self.drop_entry(&mut entries, &hash);
                     }
                 }
-                (_, Some((hash, entry))) => drop(entries.insert(hash, entry)),
+                (_, Some((hash, entry))) => self.put_entry(&mut entries, hash, entry),
             }
         }
         drop(entries);
         if let Some(last) = events.last() {
             self.seen.send_replace(last.revision());
+            self.changed.notify_one();
         }
     }
 
@@ -221,6 +306,76 @@ impl Tokens {
         let key = Key::new(&self.resource, None, &hex(&Sha256::digest(token)));
         let record = self.objects.get(&key).await.ok()??;
         self.current(&entry(&record)?.1)
+    }
+
+    /// What is known of a token that is good now.
+    pub(crate) async fn describe(&self, token: &[u8]) -> Option<Description> {
+        let key = Key::new(&self.resource, None, &hex(&Sha256::digest(token)));
+        let record = self.objects.get(&key).await.ok()??;
+        let (_, entry) = entry(&record)?;
+        self.current(&entry).map(|_| entry.description)
+    }
+
+    /// Ends when a token is revoked or expires, for whatever stays open longer than a request.
+    pub(crate) async fn end(&self, token: &[u8]) -> CancellationToken {
+        let hash: Hash = Sha256::digest(token).into();
+        let known = {
+            let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+            entries.get(&hash).map(|entry| entry.end.clone())
+        };
+        if let Some(end) = known {
+            return end;
+        }
+        let end = self.early().entry(hash).or_default().clone();
+        // It is in the books now: from here on the feed tells of its end. Before, the store does.
+        if self.newcomer(token).await.is_none() {
+            end.cancel();
+        }
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = entries.get(&hash) {
+            self.early().remove(&hash);
+            return entry.end.clone();
+        }
+        end
+    }
+
+    /// Keeps this token from expiring for as long as servers run: the administrator's own.
+    pub(crate) async fn keep_own(&self, token: &str) {
+        let hash: Hash = Sha256::digest(token.as_bytes()).into();
+        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = Some(hash);
+        self.renew_own().await;
+    }
+
+    async fn renew_own(&self) {
+        let own = *self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(hash) = own else { return };
+        if let Err(error) = self.extend(&hash).await {
+            tracing::warn!(%error, "the administrator's token was not renewed; will try again");
+        }
+    }
+
+    async fn extend(&self, hash: &Hash) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        let key = Key::new(&self.resource, None, &hex(hash));
+        let Some(record) = self.objects.get(&key).await? else { return Ok(()) };
+        let Some(mut description) = internal::decode::<Description>(&record) else {
+            return Ok(());
+        };
+        // Tokens of older versions never expire.
+        let Some(expires) = description.expires.filter(|end| *end > now) else { return Ok(()) };
+        let left = Duration::try_from(expires.duration_since(now)).unwrap_or_default();
+        let Ok(later) = now.checked_add(OWN_LIFE) else { return Ok(()) };
+        if left >= OWN_LEFT {
+            return Ok(());
+        }
+        description.expires = Some(later);
+        let Ok(body) = internal::encode(&description) else { return Ok(()) };
+        let change = Change::Update(record.revision(), body);
+        match self.objects.write(Write { key, change, fence: None }).await {
+            // Another server was faster.
+            Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }) | Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     fn current(&self, entry: &Entry) -> Option<Arc<User>> {
@@ -250,37 +405,29 @@ impl Tokens {
     /// Makes a token. It works as soon as this returns.
     pub(crate) async fn create(&self, wish: Wish) -> Result<Created, Error> {
         let now = self.clock.now();
-        match (wish.role, &wish.node) {
-            (Role::Node, None) => return Err(Error::Wish("a token of role node needs a node")),
-            (Role::Node, Some(node)) if node.is_empty() || node.len() > 253 => {
-                return Err(Error::Wish("the node's name must have 1 to 253 characters"));
-            }
-            (Role::Node, Some(_)) | (_, None) => {}
-            (_, Some(_)) => return Err(Error::Wish("only a token of role node has a node")),
+        if let Some(problem) = wish.problem() {
+            return Err(Error::Wish(problem));
         }
-        let expires = match wish.ttl_seconds {
-            Some(0) => return Err(Error::Wish("a token must live for a second at least")),
-            Some(seconds) => {
-                let end = now.checked_add(Duration::from_secs(seconds));
-                Some(end.map_err(|_| Error::Wish("the token would live too long"))?)
-            }
-            None => None,
-        };
+        let (expires, uses) = (Some(wish.expires(now).map_err(Error::Wish)?), wish.counted_uses());
         let mut secret = [0; 32 + 6];
         let random = aws_lc_rs::default_provider().secure_random;
         random.fill(&mut secret).map_err(|_| Error::Random)?;
         let (secret, id) = secret.split_at(32);
         let token = format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(secret));
         let id = hex(id);
-        let name = match (&wish.name, &wish.node) {
-            (Some(name), _) => name.clone(),
-            (None, Some(node)) => format!("system:node:{node}"),
-            (None, None) => format!("{}-{id}", wish.role),
+        let Wish { role, node, node_prefix, zone, name, .. } = wish;
+        let name = match (name, &node, &node_prefix) {
+            (Some(name), _, _) => name,
+            (None, Some(node), _) => format!("system:node:{node}"),
+            (None, None, Some(prefix)) => format!("system:nodes:{prefix}"),
+            (None, None, None) => format!("{role}-{id}"),
         };
-        let (role, node) = (wish.role, wish.node);
-        let description = Description { id, name, role, node, created: now, expires };
+        let (created, used) = (now, Vec::new());
+        let description =
+            Description { id, name, role, node, node_prefix, zone, uses, used, created, expires };
         let hash = hex(&Sha256::digest(token.as_bytes()));
-        let body = internal::encode(&description).map_err(|_| Error::Wish("not encodable"))?;
+        let body =
+            internal::encode(&description).map_err(|error| Error::Wish(error.to_string()))?;
         let key = Key::new(&self.resource, None, &hash);
         let event = self.objects.write(Write { key, change: Change::Create(body), fence: None });
         self.wait_for(event.await?.revision()).await?;
@@ -303,6 +450,24 @@ impl Tokens {
         };
         let hash = hash.ok_or_else(|| Error::Unknown(id.to_owned()))?;
         match self.remove(&hash).await? {
+            Some(revision) => self.wait_for(revision).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Makes all tokens worthless with which this one node could join.
+    pub(crate) async fn revoke_of_node(&self, node: &str) -> Result<(), Error> {
+        let all = self.objects.collection(&self.resource, At::Latest).await?;
+        let mut last = None;
+        for record in all.range(None, None) {
+            let Some((hash, entry)) = entry(record) else { continue };
+            if entry.description.role == Role::Node
+                && entry.description.node.as_deref() == Some(node)
+            {
+                last = self.remove(&hash).await?.or(last);
+            }
+        }
+        match last {
             Some(revision) => self.wait_for(revision).await,
             None => Ok(()),
         }
@@ -336,14 +501,18 @@ impl Tokens {
 
 fn entry(record: &Record) -> Option<(Hash, Entry)> {
     let hash = unhex(record.key().name())?;
-    let description: Description = internal::decode(record)?;
+    let mut description: Description = internal::decode(record)?;
+    if description.name.trim().is_empty() {
+        // Older versions let one have none; an empty name must not stand for anybody.
+        description.name = format!("{}-{}", description.role, description.id);
+    }
     let user = Arc::new(User {
         name: description.name.as_str().into(),
         role: Some(description.role),
         node: description.node.clone(),
         claims: Claims::of_role(description.role),
     });
-    Some((hash, Entry { description, user }))
+    Some((hash, Entry { description, user, end: CancellationToken::new() }))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -359,153 +528,4 @@ fn unhex(text: &str) -> Option<Hash> {
         *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
     }
     Some(hash)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use mainstay_store::cache::Retention;
-    use mainstay_store::clock::ManualClock;
-    use mainstay_store::memory::MemoryStore;
-
-    fn wish(role: Role) -> Wish {
-        Wish { role, node: None, name: None, ttl_seconds: None }
-    }
-
-    async fn with_tokens<F: Future<Output = ()>>(
-        test: impl FnOnce(Arc<Tokens>, Arc<ManualClock>) -> F,
-    ) {
-        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
-        let objects = MemoryStore::new(0, Retention::default(), 1 << 20, clock.clone());
-        let tokens = Tokens::load(Arc::new(objects), clock.clone()).await.unwrap();
-        let following = tokens.clone();
-        tokio::select! {
-            ended = following.follow() => panic!("the feed ended: {ended:?}"),
-            () = test(tokens, clock) => {}
-        }
-    }
-
-    #[tokio::test]
-    async fn a_token_made_elsewhere_works_before_it_is_heard_of() {
-        with_tokens(async |tokens, clock| {
-            // Nobody follows for this one.
-            let other = Tokens::load(tokens.objects.clone(), clock.clone()).await.unwrap();
-            let token = tokens.create(wish(Role::Editor)).await.unwrap().token;
-            assert!(other.bearer(token.as_bytes()).is_none());
-            let user = other.newcomer(token.as_bytes()).await.unwrap();
-            assert_eq!(user.role, Some(Role::Editor));
-        })
-        .await;
-    }
-
-    #[tokio::test]
-    async fn a_token_works_from_its_creation_until_it_is_revoked() {
-        with_tokens(async |tokens, _| {
-            let created = tokens.create(wish(Role::Editor)).await.unwrap();
-            let user = tokens.bearer(created.token.as_bytes()).unwrap();
-            assert_eq!(user.role, Some(Role::Editor));
-            assert!(tokens.bearer(b"mst_something-else").is_none());
-            assert!(tokens.newcomer(b"mst_something-else").await.is_none());
-            assert_eq!(tokens.list().len(), 1);
-            tokens.revoke(&created.description.id).await.unwrap();
-            assert!(tokens.bearer(created.token.as_bytes()).is_none());
-            assert!(tokens.newcomer(created.token.as_bytes()).await.is_none());
-            assert!(tokens.revoke(&created.description.id).await.is_err());
-        })
-        .await;
-    }
-
-    #[tokio::test]
-    async fn a_name_has_a_role_while_its_tokens_agree() {
-        with_tokens(async |tokens, clock| {
-            let named =
-                |role, ttl| Wish { name: Some("ada".to_owned()), ttl_seconds: ttl, ..wish(role) };
-            assert!(tokens.of_name("ada").is_none());
-            tokens.create(named(Role::Viewer, None)).await.unwrap();
-            tokens.create(named(Role::Viewer, None)).await.unwrap();
-            assert_eq!(tokens.of_name("ada").unwrap().role, Some(Role::Viewer));
-            tokens.create(named(Role::Editor, Some(60))).await.unwrap();
-            assert!(tokens.of_name("ada").is_none(), "viewer or editor?");
-            clock.advance(Duration::from_secs(60));
-            assert_eq!(tokens.of_name("ada").unwrap().role, Some(Role::Viewer));
-        })
-        .await;
-    }
-
-    #[tokio::test]
-    async fn a_token_expires() {
-        with_tokens(async |tokens, clock| {
-            let mut wish = wish(Role::Viewer);
-            wish.ttl_seconds = Some(60);
-            let created = tokens.create(wish).await.unwrap();
-            clock.advance(Duration::from_secs(59));
-            assert!(tokens.bearer(created.token.as_bytes()).is_some());
-            clock.advance(Duration::from_secs(1));
-            assert!(tokens.bearer(created.token.as_bytes()).is_none());
-        })
-        .await;
-    }
-
-    #[tokio::test]
-    async fn tokens_are_made_and_revoked_after_an_expired_one_was_swept() {
-        with_tokens(async |tokens, clock| {
-            let viewer = tokens.create(wish(Role::Viewer)).await.unwrap();
-            let short = Wish { ttl_seconds: Some(1), ..wish(Role::Viewer) };
-            tokens.create(short).await.unwrap();
-            while clock.sleepers() == 0 {
-                tokio::task::yield_now().await;
-            }
-            clock.advance(SWEEP);
-            while tokens.list().len() > 1 {
-                tokio::task::yield_now().await;
-            }
-            let editor = tokens.create(wish(Role::Editor)).await.unwrap();
-            assert!(tokens.bearer(editor.token.as_bytes()).is_some());
-            tokens.revoke(&viewer.description.id).await.unwrap();
-            assert!(tokens.bearer(viewer.token.as_bytes()).is_none());
-        })
-        .await;
-    }
-
-    #[tokio::test]
-    async fn a_change_that_the_feed_never_shows_is_answered_in_time() {
-        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
-        let objects = MemoryStore::new(0, Retention::default(), 1 << 20, clock.clone());
-        // Its feed is not followed.
-        let tokens = Tokens::load(Arc::new(objects), clock.clone()).await.unwrap();
-        let mut creating = std::pin::pin!(tokens.create(wish(Role::Viewer)));
-        while clock.sleepers() == 0 {
-            assert!(futures_util::poll!(&mut creating).is_pending());
-            tokio::task::yield_now().await;
-        }
-        clock.advance(PATIENCE);
-        assert!(matches!(creating.await, Err(Error::Late)));
-    }
-
-    #[tokio::test]
-    async fn wishes_that_contradict_themselves_are_refused() {
-        with_tokens(async |tokens, _| {
-            let node = Some("n1".to_owned());
-            let cases = [
-                Wish { node: None, ..wish(Role::Node) },
-                Wish { node: Some(String::new()), ..wish(Role::Node) },
-                Wish { node, ..wish(Role::Admin) },
-                Wish { ttl_seconds: Some(0), ..wish(Role::Admin) },
-                Wish { ttl_seconds: Some(u64::MAX), ..wish(Role::Admin) },
-            ];
-            for wish in cases {
-                let refused = tokens.create(wish.clone()).await;
-                assert!(matches!(refused, Err(Error::Wish(_))), "{wish:?}");
-            }
-            assert!(tokens.list().is_empty());
-        })
-        .await;
-    }
-
-    #[test]
-    fn only_the_hash_is_stored() {
-        let hash = Sha256::digest(b"mst_x");
-        assert_eq!(unhex(&hex(&hash)), Some(hash.into()));
-        assert_eq!(unhex("zz"), None);
-    }
 }

@@ -144,8 +144,9 @@ impl Marker {
                 tracing::warn!("no space for {MARKER}; a lost store will not be noticed");
                 Ok(())
             }
-            written => written
-                .map_err(|source| Error::Io { marker: data_dir.join(MARKER), source }),
+            written => {
+                written.map_err(|source| Error::Io { marker: data_dir.join(MARKER), source })
+            }
         }
     }
 
@@ -213,7 +214,8 @@ impl Marker {
     ) -> Error {
         let cluster = |id: &str| format!("cluster {id}");
         let expected = cluster(self.cluster.as_deref().unwrap_or_default());
-        let found = found.map_or_else(|| "a cluster without an identity".to_owned(), |id| cluster(&id));
+        let found =
+            found.map_or_else(|| "a cluster without an identity".to_owned(), |id| cluster(&id));
         refusal(data_dir, place.to_owned(), decision, found, expected)
     }
 }

@@ -308,7 +308,7 @@ impl Under {
         let dialer = Arc::new(Dialer::new(&target)?);
         let template = Template::new(&dialer, target.token.as_deref());
         let client = connect.client()?;
-        let wish = json!({"role": "node", "node": "sim", "ttlSeconds": 86_400});
+        let wish = json!({"role": "node", "nodePrefix": "sim.", "uses": "unlimited", "ttlSeconds": 86_400});
         let token = client
             .json(Call::send(http::Method::POST, "/mainstay/v1/tokens".to_owned(), JSON, &wish))
             .await?;

@@ -27,40 +27,56 @@ const READY: &str = "mainstay agent is ready";
 /// Run the agent of this node
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mainstay token create --role node --node worker-1 --ttl 1h        on the server: a token to join with
-  mainstay agent --server https://server:7443 --token TOKEN --ca-cert ca.crt --node-name worker-1 \\
-    --zone a --state-dir /var/lib/mainstay-agent                    on the node
+  mainstay token create --role node --node worker-1                 on the server: a token to join with
+  mainstay agent --server https://server:7443 --token-file token --ca-cert ca.crt \\
+    --node-name worker-1 --zone a --state-dir /var/lib/mainstay-agent            on the node
 
-  mainstay agent --server https://server:7443 --token TOKEN --ca-cert ca.crt --node-name sim \
+  mainstay token create --role node --node-prefix sim. --uses unlimited
+  mainstay agent --server https://server:7443 --token-file token --ca-cert ca.crt --node-name sim \\
     --simulate 100 --start-delay 40ms --session-delay 3ms           100 nodes that only pretend
 
-The token is needed once: the agent is given a certificate for its own node, and renews it.
+The token is needed once: the agent is given a certificate for its own node, and renews it. A token
+given with --token shows in the list of processes: prefer --token-file or MAINSTAY_TOKEN. `mainstay
+join` needs no other flags. Once a node has joined, --state-dir alone is enough.
 Disks are never erased unasked: see `mainstay disks format --help`.")]
 pub(crate) struct Agent {
-    /// The servers, the preferred one first
-    #[arg(
-        long,
-        value_name = "URL[,URL]",
-        value_delimiter = ',',
-        required = true,
-        env = "MAINSTAY_SERVER"
-    )]
+    /// The servers, the preferred one first [default: those the node joined]
+    #[arg(long, value_name = "URL[,URL]", value_delimiter = ',', env = "MAINSTAY_SERVER")]
     server: Vec<String>,
-    /// A token of role node, to join with
+    /// A token of role node, to join with; others see it in the list of processes
     #[arg(long, value_name = "TOKEN", env = "MAINSTAY_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// The certificate authority of the servers, as their data folder has it in ca.crt
+    /// Read the token from this file, or from standard input if it is -
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
+    /// The certificate authority of the servers, as their data folder has it in ca.crt [default:
+    /// the one that was learned when the node joined]
     #[arg(long, value_name = "FILE")]
     ca_cert: Option<PathBuf>,
+    #[command(flatten)]
+    node: NodeFlags,
+}
+
+/// Where the servers are, and how they are spoken to.
+pub(crate) struct Place {
+    pub(crate) servers: Vec<String>,
+    pub(crate) token: Option<String>,
+    pub(crate) ca: Option<String>,
+    pub(crate) node: String,
+}
+
+/// What an agent does on its node.
+#[derive(Debug, Args)]
+pub(crate) struct NodeFlags {
     /// The name of this node
     #[arg(long, value_name = "NAME")]
-    node_name: String,
-    /// The zone this node is in
+    pub(crate) node_name: Option<String>,
+    /// The zone this node is in; counts when it joins first, unless the token says one
     #[arg(long, value_name = "ZONE")]
     zone: Option<String>,
     /// Where what must survive is kept; made if it is not there
-    #[arg(long, value_name = "DIR", required_unless_present = "simulate")]
-    state_dir: Option<PathBuf>,
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/mainstay-agent")]
+    pub(crate) state_dir: PathBuf,
     /// Where filesystems are mounted [default: mounts in the state folder]
     #[arg(long, value_name = "DIR")]
     mount_root: Option<PathBuf>,
@@ -83,7 +99,7 @@ pub(crate) struct Agent {
     disk_operation_rate: Option<Rate>,
     /// Pretend to be so many nodes, NAME.0 and so on, each with its own connection and with
     /// instances that only pretend to run; for tests of scale
-    #[arg(long, value_name = "N", requires = "token")]
+    #[arg(long, value_name = "N")]
     simulate: Option<u32>,
     /// How long a simulated instance takes to start
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration::parse, requires = "simulate")]
@@ -120,7 +136,7 @@ pub(crate) struct Agent {
     #[arg(long, value_name = "DIR", default_value = "/run/udev", hide = true)]
     udev_root: PathBuf,
     #[command(flatten)]
-    log: Log,
+    pub(crate) log: Log,
 }
 
 /// Reads an amount as Kubernetes writes it.
@@ -168,7 +184,52 @@ fn clock() -> Arc<dyn Clock> {
 
 impl Agent {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
-        self.log.start()?;
+        self.node.log.start()?;
+        let known = join::remembered(&self.node.state_dir).filter(|known| {
+            self.node.node_name.as_ref().is_none_or(|name| *name == known.node)
+                && self.node.simulate.is_none()
+        });
+        let node = self.node.node_name.clone().or(known.as_ref().map(|known| known.node.clone()));
+        let servers = match (self.server.is_empty(), &known) {
+            (true, Some(known)) => known.servers.clone(),
+            _ => self.server.clone(),
+        };
+        if servers.is_empty() {
+            return Err(Error::usage("say where the server is: --server https://HOST:7443"));
+        }
+        let Some(node) = node else {
+            return Err(Error::usage("say what this node is called: --node-name NAME"));
+        };
+        let ca = self.ca()?.or_else(|| known.and_then(|known| known.authorities));
+        self.node.run(Place { servers, token: self.token()?, ca, node }).await
+    }
+
+    fn token(&self) -> Result<Option<String>, Error> {
+        let Some(file) = &self.token_file else { return Ok(self.token.clone()) };
+        let text = match file.as_os_str() == "-" {
+            true => std::io::read_to_string(std::io::stdin()),
+            false => std::fs::read_to_string(file),
+        };
+        let text = text
+            .map_err(|error| Error::usage(format!("--token-file {}: {error}", file.display())))?;
+        match text.trim() {
+            "" => Err(Error::usage(format!("--token-file {}: it is empty", file.display()))),
+            token => Ok(Some(token.to_owned())),
+        }
+    }
+
+    fn ca(&self) -> Result<Option<String>, Error> {
+        let read = self.ca_cert.as_ref().map(|file| {
+            std::fs::read_to_string(file)
+                .map_err(|error| Error::usage(format!("--ca-cert {}: {error}", file.display())))
+        });
+        read.transpose()
+    }
+}
+
+impl NodeFlags {
+    /// Runs an agent until it is told to end.
+    pub(crate) async fn run(&self, place: Place) -> Result<u8, Error> {
         let failed = || Error::io("cannot listen for signals");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
@@ -179,14 +240,17 @@ impl Agent {
             }
         };
         if let Some(nodes) = self.simulate {
-            let simulation = Simulation::start(self.simulation(nodes)?, &clock());
-            anstream::eprintln!("{READY}: {nodes} simulated nodes {}.0 …", self.node_name);
+            let node = place.node.clone();
+            let simulation = Simulation::start(self.simulation(place, nodes)?, &clock())
+                .map_err(|error| Error::usage(error.to_string()))?;
+            anstream::eprintln!("{READY}: {nodes} simulated nodes {node}.0 …");
             told().await;
             anstream::eprintln!("ending …");
             simulation.shutdown().await;
             return Ok(0);
         }
-        let options = self.options()?;
+        let node = place.node.clone();
+        let options = self.options(place)?;
         let agent = tokio::select! {
             agent = Running::start(options, SystemClock::new()) => {
                 agent.map_err(|error| Error::negative(chain(&error)))?
@@ -194,7 +258,7 @@ impl Agent {
             () = told() => return Ok(0),
         };
         let server = self.serve_metrics(&agent).await?;
-        anstream::eprintln!("{READY}: node {}", self.node_name);
+        anstream::eprintln!("{READY}: node {node}");
         told().await;
         anstream::eprintln!("ending …");
         if let Some(server) = server {
@@ -206,23 +270,21 @@ impl Agent {
         }
     }
 
-    fn ca(&self) -> Result<Option<String>, Error> {
-        let read = self.ca_cert.as_ref().map(|file| {
-            std::fs::read_to_string(file)
-                .map_err(|error| Error::usage(format!("--ca-cert {}: {error}", file.display())))
-        });
-        read.transpose()
-    }
-
-    fn simulation(&self, nodes: u32) -> Result<simulation::Options, Error> {
-        let token = self.token.clone().unwrap_or_default();
-        let access = join::token_access(self.ca()?.as_deref(), token)
+    fn simulation(&self, place: Place, nodes: u32) -> Result<simulation::Options, Error> {
+        let Place { servers, token, ca, node } = place;
+        let Some(token) = token else {
+            return Err(Error::usage(format!(
+                "--simulate needs a token, as `mainstay token create --role node --node-prefix {node}. --uses unlimited` prints it"
+            )));
+        };
+        let access = join::token_access(ca.as_deref(), token)
             .map_err(|error| Error::usage(error.to_string()))?;
         let memory = self.memory.unwrap_or(Quantity::bytes(64 << 30));
         Ok(simulation::Options {
-            servers: self.server.clone(),
+            servers,
             access,
-            name: self.node_name.clone(),
+            ca,
+            name: node,
             nodes,
             delays: Delays {
                 start: self.start_delay,
@@ -235,17 +297,18 @@ impl Agent {
         })
     }
 
-    fn options(&self) -> Result<Options, Error> {
+    fn options(&self, place: Place) -> Result<Options, Error> {
         if self.allow_loop && self.devices.is_empty() {
             let text = "--allow-loop needs --devices: only loop devices that are named are taken";
             return Err(Error::usage(text));
         }
-        let state_dir = self.state_dir.clone().unwrap_or_default();
+        let state_dir = self.state_dir.clone();
+        let Place { servers, token, ca, node } = place;
         Ok(Options {
-            servers: self.server.clone(),
-            token: self.token.clone(),
-            ca: self.ca()?,
-            node: self.node_name.clone(),
+            servers,
+            token,
+            ca,
+            node,
             zone: self.zone.clone(),
             mount_root: self.mount_root.clone().unwrap_or_else(|| state_dir.join("mounts")),
             state_dir,

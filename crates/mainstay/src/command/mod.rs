@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod apply;
+pub(crate) mod authority;
 pub(crate) mod backup;
 pub(crate) mod capacity;
 pub(crate) mod delete;
@@ -10,7 +11,9 @@ pub(crate) mod disks;
 pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod graph;
+pub(crate) mod join;
 pub(crate) mod logs;
+pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod reference;
 pub(crate) mod restore;

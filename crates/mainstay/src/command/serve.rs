@@ -132,6 +132,10 @@ pub(crate) struct Serve {
     /// Begin anew, or take the store as it is, though the data folder remembers another
     #[arg(long)]
     new_cluster: bool,
+    /// A further name or address that the server's certificate is made out to; may be given several
+    /// times
+    #[arg(long, value_name = "NAME")]
+    tls_san: Vec<String>,
     /// Serve without TLS; only on a loopback address
     #[arg(long)]
     plain_http: bool,
@@ -192,6 +196,7 @@ struct File {
     audit_sinks: Vec<String>,
     storage_root: Vec<PathBuf>,
     storage_endpoint: Vec<String>,
+    tls_san: Vec<String>,
     plain_http: bool,
     limits: FileLimits,
 }
@@ -325,6 +330,10 @@ impl Serve {
             return Err(Error::usage("--store-decrypt needs the keys: give --store-key FILE too"));
         }
         options.new_cluster = self.new_cluster;
+        options.tls_names = match self.tls_san.is_empty() {
+            true => file.tls_san,
+            false => self.tls_san.clone(),
+        };
         options.plain_http = self.plain_http || file.plain_http;
         if options.plain_http && !listen.ip().is_loopback() {
             return Err(Error::usage(format!(
@@ -479,17 +488,17 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
                 None
             }
             opened => {
-            let (service, lock) = opened?;
-            catalog_lock = lock;
-            let surface = rest::mounted(super::rules::SURFACE, service.clone(), caller)
-                .layer(axum::middleware::from_fn(audit::rules));
-            let routes = options.routes.take().unwrap_or_default();
-            options.routes = Some(routes.merge(surface));
-            options.own_users.push(super::rules::SURFACE);
-            options.parts.push(Arc::new(CatalogPart(service.catalog.clone())));
-            let check = readiness::Database(service.catalog.clone());
-            options.checks.push(("catalog", Arc::new(check)));
-            Some(service)
+                let (service, lock) = opened?;
+                catalog_lock = lock;
+                let surface = rest::mounted(super::rules::SURFACE, service.clone(), caller)
+                    .layer(axum::middleware::from_fn(audit::rules));
+                let routes = options.routes.take().unwrap_or_default();
+                options.routes = Some(routes.merge(surface));
+                options.own_users.push(super::rules::SURFACE);
+                options.parts.push(Arc::new(CatalogPart(service.catalog.clone())));
+                let check = readiness::Database(service.catalog.clone());
+                options.checks.push(("catalog", Arc::new(check)));
+                Some(service)
             }
         },
     };
@@ -561,13 +570,9 @@ async fn rules(options: &Options, parts: &Parts) -> Result<(rest::Service, Optio
     let data_dir = &options.data_dir;
     let mut folder = std::fs::DirBuilder::new();
     let folder = folder.recursive(true).mode(0o700);
-    folder
-        .create(data_dir)
-        .map_err(Error::io(format!("cannot make {}", data_dir.display())))?;
-    let address = parts
-        .catalog
-        .clone()
-        .unwrap_or_else(|| data_dir.join("catalog.db").display().to_string());
+    folder.create(data_dir).map_err(Error::io(format!("cannot make {}", data_dir.display())))?;
+    let address =
+        parts.catalog.clone().unwrap_or_else(|| data_dir.join("catalog.db").display().to_string());
     let (catalog, lock) = catalog::open(data_dir, &address, options.new_cluster).await?;
     let (settings, access) = (Settings::default(), Arc::clone(&parts.access));
     let logins = Logins::default();

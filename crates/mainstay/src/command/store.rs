@@ -170,11 +170,7 @@ impl Store {
 }
 
 /// Shows what is wrong with a database, or goes on without it.
-async fn repair(
-    location: &Location,
-    accept: Option<&str>,
-    codec: Codec,
-) -> Result<u8, Error> {
+async fn repair(location: &Location, accept: Option<&str>, codec: Codec) -> Result<u8, Error> {
     let Location::Sqlite(path) = location else {
         return Err(Error::usage(format!("{location} is not a file: only SQLite is repaired")));
     };

@@ -1,9 +1,10 @@
-//! `mainstay token`: give out, list and take back the tokens that people and agents log in with.
+//! `mainstay token`: give out, list and take back the tokens that people log in and nodes join with.
 
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
+use mainstay_agent::join::string::JoinString;
 use serde_json::{Value, json};
 
 use crate::client::watch::encode;
@@ -28,23 +29,10 @@ enum Action {
     /// Print a new token. It is shown once; the server keeps only its hash
     #[command(after_help = "Examples:
   mainstay token create --role viewer --ttl 8h
-  mainstay token create --role node --node worker-1 --ttl 1h")]
-    Create {
-        /// What the bearer may do
-        #[arg(long, value_enum)]
-        role: Role,
-        /// The node an agent's token is for (role node)
-        #[arg(long, value_name = "NAME", required_if_eq("role", "node"))]
-        node: Option<String>,
-        /// How the audit log shall call the bearer
-        #[arg(long, value_name = "NAME")]
-        name: Option<String>,
-        /// How long it is good; for ever when not given
-        #[arg(long, value_name = "TIME", value_parser = duration::parse)]
-        ttl: Option<Duration>,
-        #[command(flatten)]
-        connect: Connect,
-    },
+  mainstay token create --role node --node worker-1 --zone a          joins once, within an hour
+  mainstay token create --role node --node worker-1 --join            prints the command to run there
+  mainstay token create --role node --node-prefix sim. --uses unlimited --ttl 1d")]
+    Create(Box<Create>),
     /// Show all tokens (never the secret itself)
     List {
         /// Output format
@@ -61,6 +49,120 @@ enum Action {
         #[command(flatten)]
         connect: Connect,
     },
+}
+
+#[derive(Debug, Args)]
+struct Create {
+    /// What the bearer may do. A token of role node only joins: it becomes a certificate
+    #[arg(long, value_enum)]
+    role: Role,
+    /// The node that joins with it (role node)
+    #[arg(long, value_name = "NAME", conflicts_with = "node_prefix")]
+    node: Option<String>,
+    /// Nodes whose names begin like this join with it (role node)
+    #[arg(long, value_name = "PREFIX")]
+    node_prefix: Option<String>,
+    /// The zone of the nodes that join with it [default: what the agent says at its first join]
+    #[arg(long, value_name = "ZONE")]
+    zone: Option<String>,
+    /// How many joins it is good for: a number, or unlimited [default: 1]
+    #[arg(long, value_name = "N", value_parser = uses)]
+    uses: Option<Value>,
+    /// How the audit log shall call the bearer
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    name: Option<String>,
+    /// How long it is good, as 30m, 1h or 90d [default: 1h for role node, else 90d]
+    #[arg(long, value_name = "TIME", value_parser = with_unit)]
+    ttl: Option<Duration>,
+    /// Print the command by which a node joins, with address, fingerprint and token, instead of the
+    /// token alone
+    #[arg(long)]
+    join: bool,
+    /// The addresses by which nodes reach the servers, for --join [default: the one this command
+    /// uses]
+    #[arg(long, value_name = "URL[,URL]", value_delimiter = ',', requires = "join")]
+    join_url: Vec<String>,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+/// Reads a number of joins.
+fn uses(text: &str) -> Result<Value, String> {
+    match (text, text.parse::<u32>()) {
+        ("unlimited", _) => Ok(text.into()),
+        (_, Ok(count)) if count > 0 => Ok(count.into()),
+        _ => Err("it must be a number of joins, or unlimited".to_owned()),
+    }
+}
+
+/// Reads a length of time that says what it counts.
+fn with_unit(text: &str) -> Result<Duration, String> {
+    match text.parse::<u64>() {
+        Ok(_) => Err(format!("say of what: {text}s, {text}m, {text}h or {text}d")),
+        Err(_) => duration::parse(text),
+    }
+}
+
+impl Create {
+    async fn run(&self) -> Result<(), Error> {
+        let joins = matches!(self.role, Role::Node);
+        if joins && self.node.is_none() && self.node_prefix.is_none() {
+            return Err(Error::usage(
+                "a token of role node needs --node NAME or --node-prefix PREFIX",
+            ));
+        }
+        if self.join && !joins {
+            return Err(Error::usage("--join is for tokens of role node"));
+        }
+        let mut wish = json!({"role": self.role.word()});
+        let texts = [
+            ("node", &self.node),
+            ("nodePrefix", &self.node_prefix),
+            ("zone", &self.zone),
+            ("name", &self.name),
+        ];
+        for (field, text) in texts {
+            if let Some(text) = text {
+                wish[field] = text.as_str().into();
+            }
+        }
+        if let Some(uses) = &self.uses {
+            wish["uses"] = uses.clone();
+        }
+        if let Some(ttl) = self.ttl {
+            wish["ttlSeconds"] = ttl.as_secs().into();
+        }
+        let client = self.connect.client()?;
+        let call = Call::send(Method::POST, TOKENS, JSON, &wish);
+        let answer = client.json(call).await?;
+        let token = cell(&answer["token"]);
+        if !self.join {
+            output::print_line(&token)?;
+            return Ok(());
+        }
+        let authority = client.json(Call::get(super::authority::PATH)).await?;
+        let servers = match self.join_url.is_empty() {
+            true => vec![client.server().to_owned()],
+            false => self.join_url.clone(),
+        };
+        if servers.iter().all(|server| is_loopback(server)) {
+            anstream::eprintln!(
+                "note: other machines do not reach {}; name the server's address with --join-url",
+                servers.join(",")
+            );
+        }
+        let fingerprint = cell(&authority["current"]["fingerprint"]);
+        let string = JoinString { servers, fingerprint, token };
+        output::print_line(&format!("mainstay join {string}"))?;
+        Ok(())
+    }
+}
+
+fn is_loopback(server: &str) -> bool {
+    let host = server.parse::<http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned));
+    let host = host.unwrap_or_default();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -80,7 +182,7 @@ enum Role {
     Editor,
     /// Reading
     Viewer,
-    /// What an agent needs, for one node only
+    /// Joining, and nothing else
     Node,
 }
 
@@ -98,21 +200,7 @@ impl Role {
 impl Token {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
         match &self.action {
-            Action::Create { role, node, name, ttl, connect } => {
-                let mut wish = json!({"role": role.word()});
-                if let Some(node) = node {
-                    wish["node"] = node.as_str().into();
-                }
-                if let Some(name) = name {
-                    wish["name"] = name.as_str().into();
-                }
-                if let Some(ttl) = ttl {
-                    wish["ttlSeconds"] = ttl.as_secs().into();
-                }
-                let call = Call::send(Method::POST, TOKENS, JSON, &wish);
-                let answer = connect.client()?.json(call).await?;
-                output::print_line(&cell(&answer["token"]))?;
-            }
+            Action::Create(create) => create.run().await?,
             Action::List { output, connect } => {
                 let answer = connect.client()?.json(Call::get(TOKENS)).await?;
                 match output {
@@ -134,7 +222,8 @@ impl Token {
 }
 
 fn table(answer: &Value) -> Table {
-    let mut table = Table::new(&["ID", "NAME", "ROLE", "NODE", "CREATED", "EXPIRES"]);
+    let mut table =
+        Table::new(&["ID", "NAME", "ROLE", "NODE", "ZONE", "USES", "CREATED", "EXPIRES"]);
     let items = answer["items"].as_array().or_else(|| answer.as_array());
     for token in items.into_iter().flatten() {
         let field = |name: &str| cell(&token[name]);
@@ -142,11 +231,23 @@ fn table(answer: &Value) -> Table {
             Value::Null => "never".to_owned(),
             time => cell(time),
         };
+        let node = match &token["nodePrefix"] {
+            Value::Null => field("node"),
+            prefix => format!("{}*", cell(prefix)),
+        };
+        let used = token["used"].as_array().map_or(0, Vec::len);
+        let uses = match (&token["role"], &token["uses"]) {
+            (role, Value::Null) if role == "node" => "unlimited".to_owned(),
+            (_, Value::Null) => String::new(),
+            (_, uses) => format!("{used}/{uses}"),
+        };
         table.rows.push(vec![
             field("id"),
             field("name"),
             field("role"),
-            field("node"),
+            node,
+            field("zone"),
+            uses,
             field("created"),
             expires,
         ]);

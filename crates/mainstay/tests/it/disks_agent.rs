@@ -49,7 +49,7 @@ fn nobody_joins_without_a_token_that_is_good_for_the_node() {
     until("the token has expired", || {
         let mut ask = site.server.client(MAINSTAY);
         let asked = ask.args(["get", "nodes", "--token", short.trim()]).output().unwrap();
-        !asked.status.success()
+        text_of(&asked).contains("Unauthorized")
     });
     let said = start(&["--token", short.trim()]);
     assert!(said.contains("does not let node n1 in"), "{said}");

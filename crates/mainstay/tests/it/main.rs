@@ -21,6 +21,7 @@ mod fake;
 mod full_disk;
 mod golden;
 mod graph;
+mod joining;
 mod kube_rs;
 mod kubectl;
 mod kubectl_whole;

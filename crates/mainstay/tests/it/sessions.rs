@@ -26,7 +26,12 @@ pub(crate) struct TestAgent {
 
 impl TestAgent {
     fn start(server: &TestServer, node: &str, arguments: &[&str]) -> Self {
-        let token = server.mainstay(&["token", "create", "--role", "node", "--node", node]);
+        let prefix = format!("{node}.");
+        let whom = match arguments.contains(&"--simulate") {
+            true => ["--node-prefix", &prefix, "--uses", "unlimited"],
+            false => ["--node", node, "--uses", "1"],
+        };
+        let token = server.mainstay(&[&["token", "create", "--role", "node"], &whom[..]].concat());
         let token = String::from_utf8(token.stdout).unwrap();
         let child = Command::new(MAINSTAY)
             .args(["agent", "--server", &server.address(), "--token", token.trim()])

@@ -43,8 +43,9 @@ fn create(server: &TestServer, name: &str) {
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let text =
-        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata: {{a: needle}}\n");
+    let text = format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata: {{a: needle}}\n"
+    );
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     assert!(child.wait().unwrap().success());
 }
@@ -111,7 +112,9 @@ fn a_backup_is_restored_into_an_empty_folder() {
     let restored = offline(&["restore", backup.to_str().unwrap(), "--data-dir", data]);
     assert!(restored.status.success(), "{}", text_of(&restored));
     let marker = |folder: &Path| std::fs::read_to_string(folder.join("cluster.json")).unwrap();
-    assert!(marker(there.path()).starts_with(marker(elsewhere.path()).trim_end().trim_end_matches('}')));
+    assert!(
+        marker(there.path()).starts_with(marker(elsewhere.path()).trim_end().trim_end_matches('}'))
+    );
     assert!(has(&TestServer::start_in(elsewhere.path(), &[]), "mine"));
 }
 

@@ -312,7 +312,8 @@ impl Catalog {
 
     /// Gives the catalog an identity, unless it has one, and returns it.
     pub async fn give_identity(&self, fresh: u64) -> Result<String> {
-        let give = "INSERT INTO versions (name, value) VALUES ('identity', ?1) ON CONFLICT DO NOTHING";
+        let give =
+            "INSERT INTO versions (name, value) VALUES ('identity', ?1) ON CONFLICT DO NOTHING";
         self.write(move |tx| tx.execute(give, values![fresh.cast_signed()]).map(drop)).await?;
         Ok(self.identity().await?.unwrap_or_default())
     }

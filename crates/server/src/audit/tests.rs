@@ -25,8 +25,7 @@ fn start(settings: Settings, file: PathBuf) -> (Audit, Writing, Meters) {
     let meters = Meters::default();
     let clock = SystemClock::new();
     let condition = Condition::of(&settings.policy);
-    let around =
-        Around { file, seed: SEED.to_owned(), meters: meters.clone(), condition, clock };
+    let around = Around { file, seed: SEED.to_owned(), meters: meters.clone(), condition, clock };
     let (audit, writing) = Audit::start(settings, around).unwrap();
     (audit, writing, meters)
 }

@@ -93,26 +93,39 @@ impl Host {
         pair: Option<(&str, &str)>,
         protocols: &[&[u8]],
     ) -> rustls::ClientConfig {
-        let authority = std::fs::read(self.dir.path().join("ca.crt")).unwrap();
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(&authority).unwrap()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots);
-        let mut config = match pair {
-            Some((certificate, key)) => {
-                let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
-                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
-                config.with_client_auth_cert(chain, key).unwrap()
-            }
-            None => config.with_no_client_auth(),
-        };
-        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
-        config
+        let authority = std::fs::read_to_string(self.dir.path().join("ca.crt")).unwrap();
+        tls_with(&authority, pair, protocols)
     }
+}
 
+/// A client that trusts these authorities and may show a certificate.
+pub(crate) fn tls_with(
+    authorities: &str,
+    pair: Option<(&str, &str)>,
+    protocols: &[&[u8]],
+) -> rustls::ClientConfig {
+    let mut roots = rustls::RootCertStore::empty();
+    for one in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
+        roots.add(one.unwrap()).unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let mut config = match pair {
+        Some((certificate, key)) => {
+            let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
+            let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+            config.with_client_auth_cert(chain, key).unwrap()
+        }
+        None => config.with_no_client_auth(),
+    };
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    config
+}
+
+impl Host {
     pub(crate) async fn token(&self, body: Value) -> String {
         let mut client = self.client().await;
         let created = client.post("/mainstay/v1/tokens", &body).await;
@@ -120,10 +133,47 @@ impl Host {
         created.body["token"].as_str().unwrap().to_owned()
     }
 
+    /// A connection that shows the certificate of a node, which joins for it.
+    pub(crate) async fn joined(&self, node: &str) -> Client {
+        let pair = self.join(node).await;
+        self.certified_client(&pair.0, &pair.1).await
+    }
+
+    /// The certificate and key of a node that joins with a token of its own.
+    pub(crate) async fn join(&self, node: &str) -> (String, String) {
+        let token = self.token(serde_json::json!({"role": "node", "node": node})).await;
+        let (csr, key) = request();
+        let mut client = self.client_with(Some(token)).await;
+        let granted = client.post(JOIN, &serde_json::json!({"csr": csr})).await.ok();
+        (granted["certificate"].as_str().unwrap().to_owned(), key)
+    }
+
+    /// Whether the server lets a client shake hands and ask something.
+    pub(crate) async fn lets_in(&self, config: rustls::ClientConfig) -> bool {
+        let tcp = TcpStream::connect(self.running.local_addr()).await.unwrap();
+        let name = ServerName::try_from("localhost").unwrap();
+        let connected = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
+        let Ok(mut stream) = connected else { return false };
+        // With TLS 1.3 a client learns that it is refused when it first reads.
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        stream.read_u8().await.is_ok()
+    }
+
     pub(crate) async fn stop(self) -> TempDir {
         self.running.shut_down().await;
         self.dir
     }
+}
+
+/// Where nodes join.
+pub(crate) const JOIN: &str = "/mainstay/v1/join";
+
+/// A request for a certificate as PEM, and its key.
+pub(crate) fn request() -> (String, String) {
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    let asked = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    (asked.serialize_request(&key).unwrap().pem().unwrap(), key.serialize_pem())
 }
 
 /// An answer, read to its end.
@@ -193,6 +243,15 @@ impl Client {
         Answer { code: status.as_u16(), headers, bytes, body }
     }
 
+    /// Sends a request, unless the connection is or gets closed.
+    pub(crate) async fn try_send(&mut self, request: Request<Full<Bytes>>) -> Option<Answer> {
+        self.sender.ready().await.ok()?;
+        let (parts, body) = self.sender.send_request(request).await.ok()?.into_parts();
+        let bytes = body.collect().await.ok()?.to_bytes();
+        let body = serde_json::from_slice(&bytes).unwrap_or_default();
+        Some(Answer { code: parts.status.as_u16(), headers: parts.headers, bytes, body })
+    }
+
     pub(crate) async fn call(
         &mut self,
         method: &str,
@@ -255,6 +314,11 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
+    /// What arrives, as it arrives.
+    pub(crate) fn frames(&mut self) -> &mut Incoming {
+        &mut self.body
+    }
+
     /// The next event, or none if the watch ended cleanly.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         loop {

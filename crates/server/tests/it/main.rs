@@ -13,6 +13,7 @@ mod cluster;
 mod conformance;
 mod elsewhere;
 mod hostile;
+mod joining;
 mod lifecycle;
 mod lists;
 #[path = "../../../store/tests/it/model.rs"]

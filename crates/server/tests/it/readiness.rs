@@ -46,7 +46,10 @@ async fn a_paused_etcd_makes_the_server_not_ready_until_it_goes_on() {
     cluster.signal(0, "-CONT");
     until(&mut client, "/readyz", 200).await;
     let verbose = text(&mut client, "/readyz?verbose").await.1;
-    assert_eq!(verbose, "[+]ping ok\n[+]store ok\n[+]audit ok\n[+]shutdown ok\nreadyz check passed\n");
+    assert_eq!(
+        verbose,
+        "[+]ping ok\n[+]store ok\n[+]audit ok\n[+]shutdown ok\nreadyz check passed\n"
+    );
     host.stop().await;
 }
 

@@ -52,6 +52,29 @@ async fn trust_is_shared_and_writes_are_seen_in_order_everywhere() {
 }
 
 #[tokio::test]
+async fn what_one_server_revokes_or_exchanges_the_others_follow() {
+    let cluster = Cluster::start(1);
+    let address = cluster.address();
+    let (one, two) = (server(&address).await, server(&address).await);
+    let (certificate, key) = one.join("n1").await;
+    let pair = Some((certificate.as_str(), key.as_str()));
+    assert!(two.lets_in(two.tls(pair, &[b"http/1.1"])).await);
+    let mut admin = one.client().await;
+    admin.post("/mainstay/v1/nodes/n1/revoke", &json!({})).await.ok();
+    while two.lets_in(two.tls(pair, &[b"http/1.1"])).await {}
+
+    let authority = |host: &Host| std::fs::read_to_string(host.dir.path().join("ca.crt")).unwrap();
+    let old = authority(&two);
+    admin.post("/mainstay/v1/authority/rotate", &json!({})).await.ok();
+    while authority(&two) == old {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(authority(&one), authority(&two));
+    two.stop().await;
+    one.stop().await;
+}
+
+#[tokio::test]
 async fn one_server_leads_and_another_takes_over_its_work() {
     let cluster = Cluster::start(1);
     let address = cluster.address();

@@ -161,8 +161,7 @@ fn copy(path: &Path, name: &str) -> Result<Vec<PathBuf>, Error> {
             continue;
         }
         let copy = beside(&file, &format!(".before-repair-{name}"));
-        std::fs::copy(&file, &copy)
-            .map_err(|source| Error::Copy { path: file.clone(), source })?;
+        std::fs::copy(&file, &copy).map_err(|source| Error::Copy { path: file.clone(), source })?;
         copies.push(copy);
     }
     Ok(copies)

@@ -278,7 +278,8 @@ fn accepting_a_loss_never_hands_out_a_lost_revision_again() {
     let (path, codec) = (stage.path(), Codec::default());
     assert!(matches!(try_open(&path), Err(OpenError::EndsEarly { .. })));
     let found = inspect(&path, &codec).unwrap();
-    let line = format!("revisions {acknowledged} to {acknowledged} were acknowledged and are missing");
+    let line =
+        format!("revisions {acknowledged} to {acknowledged} were acknowledged and are missing");
     assert_eq!(found.lines, [line]);
     repair(&path, &codec, &found.name).unwrap();
     block_on(async {
