@@ -58,9 +58,10 @@ impl Snapshots {
         let revision = collection.revision();
         kept.retain(|old| {
             let same = old.resource == *resource;
-            let behind = revision.0.saturating_sub(old.collection.revision().0);
+            // Revisions are no measure: on etcd they leave gaps.
+            let behind = collection.changes().saturating_sub(old.collection.changes());
             now.saturating_sub(old.at) <= Self::AGE
-                && !(same && (behind == 0 || behind > Self::CHANGES))
+                && !(same && (old.collection.revision() == revision || behind > Self::CHANGES))
         });
         if kept.len() == Self::COUNT {
             kept.pop_front();

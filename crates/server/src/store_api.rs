@@ -83,8 +83,18 @@ pub(crate) async fn answer(
         }
         (&Method::GET, Errand::Check) => {
             let medium = app.resources.objects().verify().await.map_err(failed)?;
-            let (snapshot, registry) = (snapshot(app).await?, app.resources.registry().clone());
-            aside(move || check::Report { medium, ..check::check(&snapshot, &registry) }).await
+            let registry = app.resources.registry().clone();
+            match snapshot(app).await {
+                // Damaged objects are not served; what is said of the medium names them.
+                Err(_) if !medium.is_empty() => {
+                    aside(move || check::Report { medium, ..check::Report::default() }).await
+                }
+                snapshot => {
+                    let snapshot = snapshot?;
+                    aside(move || check::Report { medium, ..check::check(&snapshot, &registry) })
+                        .await
+                }
+            }
         }
         (&Method::POST, Errand::Compact) => {
             let through = snapshot(app).await?.revision;

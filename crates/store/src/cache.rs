@@ -86,6 +86,10 @@ impl Shelf {
 pub(crate) struct State {
     pub(crate) revision: Revision,
     shelves: OrdMap<Resource, Shelf>,
+    /// How many changes were made to it. Revisions may leave gaps.
+    changes: u64,
+    /// Objects whose stored value is not as it was written, and what is wrong with each.
+    damaged: OrdMap<Key, Arc<str>>,
     /// History before this is gone whichever collection it belonged to.
     floor: Revision,
 }
@@ -123,9 +127,40 @@ impl State {
 
     /// Whether an object is there, and no other of its collection.
     pub(crate) fn holds_only(&self, key: &Key) -> bool {
-        self.shelves.get(key.resource()).is_some_and(|shelf| {
-            shelf.objects.len() == 1 && shelf.objects.get(key.path()).is_some()
-        })
+        self.all_served(key.resource()).is_ok()
+            && self.shelves.get(key.resource()).is_some_and(|shelf| {
+                shelf.objects.len() == 1 && shelf.objects.get(key.path()).is_some()
+            })
+    }
+
+    /// Notes that the stored value of an object is not as it was written. What it was before stays,
+    /// for the change that mends it; it is not to be served meanwhile.
+    pub(crate) fn damage(&mut self, key: Key, problem: String) {
+        self.damaged.insert(key, problem.into());
+    }
+
+    /// Notes that an object's value is as it was written, or gone.
+    pub(crate) fn mend(&mut self, key: &Key) {
+        self.damaged.remove(key);
+    }
+
+    /// The damaged objects, and what is wrong with each.
+    pub(crate) fn damaged(&self) -> impl Iterator<Item = (&Key, &str)> {
+        self.damaged.iter().map(|(key, problem)| (key, &**problem))
+    }
+
+    /// Says what is wrong with an object that must not be served.
+    pub(crate) fn served(&self, key: &Key) -> Result<(), Error> {
+        match self.damaged.get(key) {
+            Some(problem) => Err(Error::Unavailable { reason: problem.to_string() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Says what is wrong with a collection that cannot be served whole.
+    pub(crate) fn all_served(&self, resource: &Resource) -> Result<(), Error> {
+        let damaged = self.damaged.keys().find(|key| key.resource() == resource);
+        damaged.map_or(Ok(()), |key| self.served(key))
     }
 
     /// Checks a write against this state and says what it would do at `revision`.
@@ -172,8 +207,16 @@ impl State {
 
     /// Carries out a change that [`State::judge`] allowed.
     pub(crate) fn apply(&mut self, event: Arc<Event>) {
-        assert!(event.revision() >= self.revision, "revisions only grow");
+        assert!(event.revision() > self.revision, "each change has a later revision");
         self.revision = event.revision();
+        self.replace(&event);
+        self.shelf(event.record.key().resource().clone()).log.push_back(event);
+    }
+
+    /// Carries out a change without a trace in the log, at whichever version: its history must be
+    /// cut afterwards.
+    pub(crate) fn replace(&mut self, event: &Event) {
+        self.changes += 1;
         let shelf = self.shelf(event.record.key().resource().clone());
         match event.action {
             Action::Deleted => drop(shelf.objects.remove(event.record.key().path())),
@@ -181,7 +224,6 @@ impl State {
                 shelf.objects.insert(Entry(event.record.clone()));
             }
         }
-        shelf.log.push_back(event);
     }
 
     /// Forgets the oldest change of a collection.
@@ -211,8 +253,9 @@ impl State {
 
     /// Everything there is.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let revision = self.revision;
-        let collection = |shelf: &Shelf| Collection { revision, objects: shelf.objects.clone() };
+        let (revision, changes) = (self.revision, self.changes);
+        let collection =
+            |shelf: &Shelf| Collection { revision, changes, objects: shelf.objects.clone() };
         let oldest = self.shelves.values().map(|shelf| shelf.floor).max().unwrap_or_default();
         Snapshot {
             revision,
@@ -231,7 +274,7 @@ impl State {
         let (At::Exactly(wanted) | At::NotOlderThan(wanted)) = at else {
             let objects =
                 self.shelves.get(resource).map(|shelf| shelf.objects.clone()).unwrap_or_default();
-            return Ok(Collection { revision: current, objects });
+            return Ok(Collection { revision: current, changes: self.changes, objects });
         };
         if wanted > current {
             return Err(Error::TooNew { requested: wanted, current });
@@ -240,8 +283,13 @@ impl State {
             return self.collection(resource, At::Latest);
         }
         self.reaches_back_to(resource, wanted)?;
-        let objects = self.shelves.get(resource).map(|shelf| shelf.at(wanted)).unwrap_or_default();
-        Ok(Collection { revision: wanted, objects })
+        let Some(shelf) = self.shelves.get(resource) else {
+            let objects = OrdSet::default();
+            return Ok(Collection { revision: wanted, changes: self.changes, objects });
+        };
+        let since = shelf.log.len() - shelf.first_after(wanted);
+        let changes = self.changes.saturating_sub(u64::try_from(since).unwrap_or_default());
+        Ok(Collection { revision: wanted, changes, objects: shelf.at(wanted) })
     }
 
     fn reaches_back_to(&self, resource: &Resource, requested: Revision) -> Result<(), Error> {
@@ -254,20 +302,30 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct Collection {
     revision: Revision,
+    changes: u64,
     objects: OrdSet<Entry>,
 }
 
 impl Collection {
-    /// A collection put together from records, for backends that fetch rather than cache.
+    /// A collection put together from records, for backends that fetch rather than cache. It counts
+    /// as many changes as its revision.
     #[must_use]
     pub fn new(revision: Revision, records: impl IntoIterator<Item = Arc<Record>>) -> Self {
-        Self { revision, objects: records.into_iter().map(Entry).collect() }
+        let objects = records.into_iter().map(Entry).collect();
+        Self { revision, changes: revision.0, objects }
     }
 
     /// The revision it shows.
     #[must_use]
     pub fn revision(&self) -> Revision {
         self.revision
+    }
+
+    /// How many changes its store had seen: two views of one store differ by at most the changes
+    /// between them.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// How many objects it has, whatever their namespace.
@@ -337,6 +395,7 @@ struct Bells {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     order: VecDeque<Kept>,
+    counted: usize,
     bytes: usize,
 }
 
@@ -344,6 +403,7 @@ pub(crate) struct Ledger {
 struct Kept {
     revision: Revision,
     resource: Resource,
+    counted: bool,
     weight: usize,
     at: Timestamp,
 }
@@ -351,10 +411,21 @@ struct Kept {
 impl Ledger {
     /// Notes that `event` is now part of the history.
     pub(crate) fn note(&mut self, event: &Event, at: Timestamp) {
+        self.push(event, at, true);
+    }
+
+    /// The same for what a store writes for itself, however often: it does not count against the
+    /// number of changes that are kept.
+    pub(crate) fn note_aside(&mut self, event: &Event, at: Timestamp) {
+        self.push(event, at, false);
+    }
+
+    fn push(&mut self, event: &Event, at: Timestamp, counted: bool) {
         let (revision, weight) = (event.revision(), event.weight());
         let resource = event.record.key().resource().clone();
+        self.counted += usize::from(counted);
         self.bytes += weight;
-        self.order.push_back(Kept { revision, resource, weight, at });
+        self.order.push_back(Kept { revision, resource, counted, weight, at });
     }
 
     /// Forgets what is too much or too old, and says up to which revision everything is forgotten.
@@ -366,9 +437,7 @@ impl Ledger {
     ) -> Option<Revision> {
         let oldest = now.checked_sub(retention.age).unwrap_or(Timestamp::MIN);
         self.forget_while(state, |ledger, first| {
-            ledger.order.len() > retention.events
-                || ledger.bytes > retention.bytes
-                || first.at < oldest
+            ledger.counted > retention.events || ledger.bytes > retention.bytes || first.at < oldest
         })
     }
 
@@ -388,6 +457,7 @@ impl Ledger {
             let Some(kept) = self.order.pop_front() else {
                 break;
             };
+            self.counted -= usize::from(kept.counted);
             self.bytes -= kept.weight;
             state.forget_first(&kept.resource);
             last = Some(kept.revision);
@@ -559,8 +629,7 @@ impl Watch {
         let mut seen = Revision::ZERO;
         if let Some(shelf) = state.shelves.get(&self.scope.resource) {
             for event in shelf.log.focus().narrow(shelf.first_after(self.position)..) {
-                // Changes of one revision stay together: a position cannot stand between them.
-                if events.len() >= BATCH && event.revision() > seen {
+                if events.len() == BATCH {
                     break;
                 }
                 seen = event.revision();

@@ -1,18 +1,22 @@
 //! Objects in etcd: for several servers, and for outgrowing one machine.
 //!
-//! One object is one key; a compare-and-swap is one transaction. Reads come from the same cached
-//! state as on every backend, which a [`feed`] keeps in step with etcd. Two things make that as
-//! good as asking etcd itself:
+//! One object is one key; a compare-and-swap is one transaction, or part of one that several
+//! writes share. Each change has a [`version`] of its own. Reads come from the same cached
+//! state as on every backend, which a [`feed`] keeps in step with etcd. What always holds:
 //!
 //! * A write is acknowledged once it is in etcd *and* in the cache of the server that made it.
+//! * A value that is not as it was written is never served: etcd is not opened with one, and while
+//!   it is open its object and lists of its collection answer with what is wrong.
 //! * A read of the latest state first learns from etcd how far it has come, and waits until the
 //!   cache is there. Reads that come at the same time share one such question. A server that is
 //!   the only one need not ask: the [`roster`] says when that is so.
 
 mod client;
 mod feed;
+mod layout;
 mod proto;
 mod roster;
+mod version;
 mod writer;
 
 use std::sync::Arc;
@@ -25,8 +29,10 @@ use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::cache::{Cache, Collection, Retention, Watch};
+use crate::cache::{Cache, Collection, Retention, State, Watch};
+use crate::check::INTERNAL;
 use crate::clock::Clock;
+use crate::location::Settings;
 use crate::memory::check_size;
 use crate::object::{Body, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Objects, Scope, Write};
@@ -35,8 +41,10 @@ use crate::snapshot::{Medium, Snapshot};
 pub use client::{Address, AddressError, Tls};
 
 use client::Client;
-use feed::{Feed, Layout, number, revision};
+use feed::Feed;
+use layout::Layout;
 use roster::Roster;
+use version::{end, number};
 use writer::{Waiting, Writer};
 
 use proto::{
@@ -50,6 +58,8 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const READY: Duration = Duration::from_millis(1_500);
 /// How long a read waits for the cache before it makes etcd send something.
 const LULL: Duration = Duration::from_millis(5);
+/// How long etcd may take to answer and still count as ready.
+const READY: Duration = Duration::from_secs(2);
 /// How many readers may wait for one answer.
 const READERS: usize = 16_384;
 /// How many writes may wait for their turn.
@@ -73,7 +83,18 @@ pub enum OpenError {
         /// What it said.
         reason: String,
     },
+    /// Values in it are not as they were written.
+    #[error("the objects in etcd at {endpoints} are damaged: {what}")]
+    Damaged {
+        /// Where it is.
+        endpoints: String,
+        /// What was found, and what to do.
+        what: String,
+    },
 }
+
+/// How many damaged values an error names.
+const NAMED: usize = 5;
 
 /// A store in etcd.
 #[derive(Debug)]
@@ -93,22 +114,41 @@ pub struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// Connects, reads everything under the prefix, and follows it from then on.
+    /// Opens etcd with the usual settings but these.
     ///
     /// # Errors
-    /// [`OpenError`]; nothing was changed.
+    /// As [`EtcdStore::open_with`].
     pub async fn open(
         address: &Address,
         retention: Retention,
         largest: usize,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, OpenError> {
+        let settings = Settings { retention, largest_object: largest, ..Settings::default() };
+        Self::open_with(address, &settings, clock).await
+    }
+
+    /// Connects, reads everything under the prefix, and follows it from then on. One value that is
+    /// not as it was written is enough to refuse all of it, as with every store.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing was changed.
+    pub async fn open_with(
+        address: &Address,
+        settings: &Settings,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, OpenError> {
+        let (retention, largest) = (settings.retention, settings.largest_object);
         let client = Arc::new(Client::new(address)?);
-        let layout = Layout::new(&address.prefix);
+        let layout = Layout::new(&address.prefix, settings.codec.clone());
+        let endpoints = address.endpoints.join(",");
         let state = feed::list(&client, &layout).await.map_err(|error| OpenError::Unavailable {
-            endpoints: address.endpoints.join(","),
+            endpoints: endpoints.clone(),
             reason: error.to_string(),
         })?;
+        if let Some(what) = damage(&state) {
+            return Err(OpenError::Damaged { endpoints, what });
+        }
         let cache = Arc::new(Cache::new(state, retention));
         let (stop, stalled) = (CancellationToken::new(), Arc::new(Notify::new()));
         let (compactions, queue) = mpsc::channel(16);
@@ -118,6 +158,7 @@ impl EtcdStore {
             cache: cache.clone(),
             clock,
             stop: stop.clone(),
+            own: [roster::records(), ticks()],
             stalled: stalled.clone(),
             compactions: queue,
         };
@@ -140,7 +181,7 @@ impl EtcdStore {
             tokio::spawn(async move { writer.run(queue).await }),
         ]);
         Ok(Self {
-            endpoints: address.endpoints.join(","),
+            endpoints,
             client,
             layout,
             cache,
@@ -180,8 +221,8 @@ impl EtcdStore {
 
     /// Somebody else moved etcd's revision, which our watch does not see: makes it see something.
     async fn tick(&self) -> Result<(), Error> {
-        let key = Key::new(&Resource::new("internal.mainstay.dev", "ticks"), None, "tick");
-        let value = Body::new(&serde_json::Map::new()).to_stored();
+        let key = Key::new(&ticks(), None, "tick");
+        let value = self.layout.write(&key, &Body::new(&serde_json::Map::new()), 0);
         let request = PutRequest { key: self.layout.encode(&key), value };
         let outcome: Result<PutResponse, _> =
             self.client.read("/etcdserverpb.KV/Put", request).await;
@@ -189,13 +230,29 @@ impl EtcdStore {
     }
 }
 
-fn unchanged(key: Vec<u8>, since: Revision) -> Compare {
+/// What is written to see it come.
+fn ticks() -> Resource {
+    Resource::new(INTERNAL, "ticks")
+}
+
+/// The first few values of a list that are damaged, and how many more there are.
+fn damage(state: &State) -> Option<String> {
+    let problems: Vec<&str> = state.damaged().map(|(_, problem)| problem).collect();
+    let mut what = problems.iter().take(NAMED).copied().collect::<Vec<_>>().join("; ");
+    if problems.len() > NAMED {
+        what.push_str(&format!("; and {} more", problems.len() - NAMED));
+    }
+    (!problems.is_empty()).then_some(what)
+}
+
+/// The condition that a key was last changed at this revision of etcd; 0: that there is none.
+fn unchanged(key: Vec<u8>, since: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Mod.into(),
         key,
         create_revision: None,
-        mod_revision: Some(number(since)),
+        mod_revision: Some(since),
     }
 }
 
@@ -240,7 +297,7 @@ async fn tell(
     let request = RangeRequest { key, count_only: true, ..RangeRequest::default() };
     let answer: Result<RangeResponse, _> = client.read("/etcdserverpb.KV/Range", request).await;
     let answer = match answer {
-        Ok(response) => Ok(revision(response.header.map_or(0, |header| header.revision))),
+        Ok(response) => Ok(end(response.header.map_or(0, |header| header.revision))),
         Err(error) => Err(Error::Unavailable { reason: error.to_string() }),
     };
     for reader in readers {
@@ -253,6 +310,10 @@ impl Objects for EtcdStore {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<Arc<Event>, Error>> {
         async move {
             check_size(&write, self.largest)?;
+            if writer::expected(&write.change) > Some(self.cache.revision()) {
+                // Another server told of it; here it must be known to be compared with.
+                self.latest().await?;
+            }
             let (reply, answer) = oneshot::channel();
             self.writes.try_send(Waiting { write, reply }).map_err(|error| match error {
                 mpsc::error::TrySendError::Full(_) => Error::Busy { waiting: WRITERS },
@@ -266,12 +327,13 @@ impl Objects for EtcdStore {
     fn get(&self, key: &Key) -> BoxFuture<'_, Result<Option<Arc<Record>>, Error>> {
         let key = key.clone();
         async move {
-            let state = self.cache.load();
-            if self.roster.vouches_for(&state) {
-                return Ok(state.get(&key).cloned());
+            let mut state = self.cache.load();
+            if !self.roster.vouches_for(&state) {
+                self.latest().await?;
+                state = self.cache.load();
             }
-            self.latest().await?;
-            Ok(self.cache.get(&key))
+            state.served(&key)?;
+            Ok(state.get(&key).cloned())
         }
         .boxed()
     }
@@ -283,6 +345,7 @@ impl Objects for EtcdStore {
                 At::Latest => {
                     let state = self.cache.load();
                     if self.roster.vouches_for(&state) {
+                        state.all_served(&resource)?;
                         return state.collection(&resource, at);
                     }
                     self.latest().await?;
@@ -294,6 +357,7 @@ impl Objects for EtcdStore {
                 }
                 At::NotOlderThan(_) | At::Exactly(_) => {}
             }
+            self.cache.load().all_served(&resource)?;
             self.cache.collection(&resource, at)
         }
         .boxed()
@@ -304,6 +368,7 @@ impl Objects for EtcdStore {
             if from > self.cache.revision() {
                 self.latest().await?;
             }
+            self.cache.load().all_served(&scope.resource)?;
             self.cache.watch(scope, from)
         }
         .boxed()
@@ -333,7 +398,11 @@ impl Objects for EtcdStore {
     fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
         async move {
             self.latest().await?;
-            Ok(self.cache.load().snapshot())
+            let state = self.cache.load();
+            if let Some(reason) = damage(&state) {
+                return Err(Error::Unavailable { reason });
+            }
+            Ok(state.snapshot())
         }
         .boxed()
     }
@@ -349,8 +418,23 @@ impl Objects for EtcdStore {
 
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
         async move {
-            let strangers = feed::strangers(&self.client, &self.layout).await;
-            strangers.map_err(|error| Error::Unavailable { reason: error.to_string() })
+            let found = feed::verify(&self.client, &self.layout).await;
+            found.map_err(|error| Error::Unavailable { reason: error.to_string() })
+        }
+        .boxed()
+    }
+
+    /// Whether etcd answers, lets this server write, and the cache keeps up with it.
+    fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
+        async move {
+            let asked = async {
+                self.roster.admission().await?;
+                self.latest().await
+            };
+            let late = |_| Error::Unavailable {
+                reason: format!("etcd at {} did not answer within {READY:?}", self.endpoints),
+            };
+            tokio::time::timeout(READY, asked).await.map_err(late)?
         }
         .boxed()
     }

@@ -145,7 +145,7 @@ pub async fn open(
         }
         Location::Etcd(_) if settings.codec.sealer().has_keys() => Err(Error::NotEncrypted),
         Location::Etcd(address) => {
-            Ok(Arc::new(EtcdStore::open(&address, retention, largest_object, clock).await?))
+            Ok(Arc::new(EtcdStore::open_with(&address, settings, clock).await?))
         }
         Location::Unknown(url) => Err(Error::Unknown { url }),
     }

@@ -265,7 +265,7 @@ impl Record {
         &self.key
     }
 
-    /// The revision of its creation. No two objects share it, whatever their names.
+    /// The revision of its creation. On etcd objects that were created together may share it.
     #[must_use]
     pub fn created(&self) -> Revision {
         self.created

@@ -1,9 +1,11 @@
 //! Several servers on one etcd: one truth, one leader, whatever happens to the members.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use mainstay_store::Location;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::etcd::Address;
@@ -49,6 +51,63 @@ async fn trust_is_shared_and_writes_are_seen_in_order_everywhere() {
     }
     two.stop().await;
     one.stop().await;
+}
+
+/// Many write at once, so that changes share transactions of etcd; each event is read on a
+/// connection of its own, by turns at either server.
+#[tokio::test]
+async fn a_watch_goes_on_at_any_server_after_any_event() {
+    const WRITERS: usize = 16;
+    const EACH: usize = 6;
+    let cluster = Cluster::start(1);
+    let address = cluster.address();
+    let hosts = &[server(&address).await, server(&address).await];
+    let listed = hosts[0].client().await.get(MAPS).await.ok();
+    let mut from = listed["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let writers = (0..WRITERS).map(|n| async move {
+        let mut client = hosts[n % 2].client().await;
+        for m in 0..EACH {
+            client.post(MAPS, &map(&format!("m{n}-{m}"), 0)).await.ok();
+        }
+    });
+    join_all(writers).await;
+    let mut seen = BTreeSet::new();
+    for n in 0..WRITERS * EACH {
+        let path = format!("{MAPS}?watch=true&resourceVersion={from}");
+        let mut events = hosts[n % 2].client().await.watch(&path).await;
+        let event = events.next().await.unwrap();
+        assert_eq!(event["type"], "ADDED");
+        let metadata = &event["object"]["metadata"];
+        from = metadata["resourceVersion"].as_str().unwrap().to_owned();
+        assert!(seen.insert(metadata["name"].clone().to_string()), "{metadata} came twice");
+    }
+    assert_eq!(seen.len(), WRITERS * EACH);
+}
+
+#[tokio::test]
+async fn a_damaged_object_in_etcd_is_named_by_reads_lists_and_the_check() {
+    let cluster = Cluster::start(1);
+    let address = cluster.address();
+    let host = server(&address).await;
+    let mut client = host.client().await;
+    client.post(MAPS, &map("good", 1)).await.ok();
+    client.post(MAPS, &map("bad", 1)).await.ok();
+    let path = format!("{}/objects/configmaps/default/bad", address.prefix);
+    let value = cluster.value(&path);
+    assert!(cluster.control(&["put", &path, &value.replacen("\"n\":\"1\"", "\"n\":\"9\"", 1)]));
+    const CHECK: &str = "/mainstay/v1/store/check";
+    let report = client.get(CHECK).await.ok();
+    let found = report["medium"][0].as_str().unwrap();
+    assert!(found.contains("configmaps \"default/bad\": checksum is"), "{found}");
+    for path in [MAPS.to_owned(), format!("{MAPS}/bad")] {
+        let answer = client.get(&path).await;
+        let message = answer.refused(503, "ServiceUnavailable");
+        assert!(message.contains("default/bad"), "{message}");
+    }
+    assert_eq!(client.get(&format!("{MAPS}/good")).await.ok()["data"]["n"], "1");
+    assert!(cluster.control(&["put", &path, &value]));
+    assert_eq!(client.get(CHECK).await.ok()["medium"], json!([]));
+    assert_eq!(client.get(&format!("{MAPS}/bad")).await.ok()["data"]["n"], "1");
 }
 
 #[tokio::test]

@@ -1,9 +1,13 @@
 //! Keeping the readable state in step with etcd: one list, then one watch for everything.
 //!
-//! The watch is resumed from the revision after the last one applied, on whichever endpoint
-//! answers, so nothing is missed and nothing is applied twice. If etcd has compacted that
-//! revision away meanwhile, everything is listed again, and whoever watches from before is told
-//! that the history has expired.
+//! The watch is resumed from the last revision applied, on whichever endpoint answers, and what is
+//! known of it already is passed over: nothing is missed and nothing is applied twice. It is not
+//! resumed from the revision after it, because etcd may forget the deletions of a revision when it
+//! is compacted there, and still watch from it. If etcd has compacted more, everything is listed
+//! again, and watchers from before are told that the history has expired.
+//!
+//! All changes of one transaction are applied at once, each with a version of its own
+//! ([`version`](super::version)).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,74 +17,27 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, Ledger, State};
 use crate::clock::Clock;
-use crate::object::{Action, Body, Event, Key, Record, Resource, Revision};
+use crate::object::{Action, Body, Event, Key, Resource, Revision};
 
 use super::client::{Client, Error};
+use super::layout::{self, Layout};
 use super::proto::{
     CompactionRequest, CompactionResponse, EventType, KeyValue, RangeRequest, RangeResponse,
     WatchCreateRequest, WatchRequest, WatchResponse,
 };
+use super::version::{end, number, places, version};
 
 /// How many objects one page of the first list has.
 const PAGE: i64 = 1000;
 /// How long to wait before etcd is asked again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Where our keys are: `PREFIX/objects/RESOURCE/PATH`.
-#[derive(Clone, Debug)]
-pub(super) struct Layout {
-    root: String,
-}
-
-impl Layout {
-    pub(super) fn new(prefix: &str) -> Self {
-        Self { root: format!("{prefix}/objects/") }
-    }
-
-    pub(super) fn encode(&self, key: &Key) -> Vec<u8> {
-        format!("{}{}/{}", self.root, key.resource(), key.path()).into_bytes()
-    }
-
-    fn decode(&self, key: &[u8]) -> Option<Key> {
-        let rest = std::str::from_utf8(key).ok()?.strip_prefix(&self.root)?;
-        let (resource, path) = rest.split_once('/')?;
-        Some(Key::from_stored(Resource::from_stored(resource), path))
-    }
-
-    fn record(&self, kv: &KeyValue) -> Option<Record> {
-        let body = Body::from_stored(&kv.value)?;
-        let (created, changed) = (revision(kv.create_revision), revision(kv.mod_revision));
-        Some(body.at(self.decode(&kv.key)?, created, changed))
-    }
-
-    fn start(&self) -> Vec<u8> {
-        self.root.clone().into_bytes()
-    }
-
-    /// The first key behind all of ours: the root with its last byte one up.
-    fn end(&self) -> Vec<u8> {
-        let mut end = self.start();
-        if let Some(last) = end.last_mut() {
-            *last += 1;
-        }
-        end
-    }
-}
-
-pub(super) fn revision(number: i64) -> Revision {
-    Revision(u64::try_from(number).unwrap_or_default())
-}
-
-pub(super) fn number(revision: Revision) -> i64 {
-    i64::try_from(revision.0).unwrap_or(i64::MAX)
-}
-
 /// Reads everything as it is at one revision, page by page, and returns that revision.
 async fn walk(
     client: &Client,
     layout: &Layout,
-    mut each: impl FnMut(Revision, &KeyValue),
-) -> Result<Revision, Error> {
+    mut each: impl FnMut(i64, &KeyValue),
+) -> Result<i64, Error> {
     let mut at = 0;
     let mut key = layout.start();
     loop {
@@ -95,37 +52,40 @@ async fn walk(
         if at == 0 {
             at = page.header.map_or(0, |header| header.revision);
         }
-        page.kvs.iter().for_each(|kv| each(revision(at), kv));
+        page.kvs.iter().for_each(|kv| each(at, kv));
         match page.kvs.last() {
             Some(last) if page.more => {
                 key = last.key.clone();
                 key.push(0);
             }
-            _ => return Ok(revision(at)),
+            _ => return Ok(at),
         }
     }
 }
 
 /// Everything as it is at one revision.
 pub(super) async fn list(client: &Client, layout: &Layout) -> Result<State, Error> {
-    let mut state: Option<State> = None;
-    let at = walk(client, layout, |at, kv| match layout.record(kv) {
-        Some(record) => {
-            state.get_or_insert_with(|| State::new(at, at)).load(Arc::new(record));
+    let mut listed: Option<State> = None;
+    let at = walk(client, layout, |at, kv| {
+        let state = listed.get_or_insert_with(|| State::new(end(at), end(at)));
+        let Some(key) = layout.decode(&kv.key) else { return complain(&kv.key) };
+        match layout.read(&key, &kv.value) {
+            Ok((body, place)) => state.load(Arc::new(layout::record(kv, key, &body, place))),
+            Err(problem) => state.damage(key, problem),
         }
-        None => complain(&kv.key),
     });
     let at = at.await?;
-    Ok(state.unwrap_or_else(|| State::new(at, at)))
+    Ok(listed.unwrap_or_else(|| State::new(end(at), end(at))))
 }
 
-/// What is under our prefix and is not ours, one sentence each.
-pub(super) async fn strangers(client: &Client, layout: &Layout) -> Result<Vec<String>, Error> {
+/// What is under our prefix and is not as we wrote it, one sentence each.
+pub(super) async fn verify(client: &Client, layout: &Layout) -> Result<Vec<String>, Error> {
     let mut found = Vec::new();
-    walk(client, layout, |_, kv| {
-        if layout.record(kv).is_none() {
+    walk(client, layout, |_, kv| match layout.decode(&kv.key) {
+        Some(key) => found.extend(layout.read(&key, &kv.value).err()),
+        None => {
             let key = String::from_utf8_lossy(&kv.key);
-            found.push(format!("the key {key:?} in etcd holds no object"));
+            found.push(format!("the key {key:?} in etcd is not one of Mainstay's"));
         }
     })
     .await?;
@@ -137,6 +97,51 @@ fn complain(key: &[u8]) {
     tracing::warn!(%key, "a key under our prefix is not ours; it is passed over");
 }
 
+/// One change as etcd tells of it.
+struct Told<'a> {
+    kv: &'a KeyValue,
+    key: Key,
+    content: Content,
+}
+
+/// What a key holds after a change.
+enum Content {
+    /// An object, which was written at this place of its transaction.
+    Object(Body, u8),
+    /// A value that is not as it was written.
+    Damaged(String),
+    /// Nothing any more.
+    Gone,
+}
+
+impl Told<'_> {
+    /// The place in its transaction that was written with it.
+    fn place(&self) -> Option<u8> {
+        match self.content {
+            Content::Object(_, place) => Some(place),
+            Content::Damaged(_) | Content::Gone => None,
+        }
+    }
+
+    /// What it means to a state; `version` is what a deletion is given. `None` if nothing that
+    /// can be shown has changed.
+    fn event(&self, state: &State, version: Revision) -> Option<Event> {
+        let previous = state.get(&self.key).cloned();
+        match (&self.content, previous) {
+            (Content::Damaged(_), _) | (Content::Gone, None) => None,
+            (Content::Gone, Some(previous)) => {
+                let record = Arc::new(previous.at(version));
+                Some(Event::new(Action::Deleted, record, Some(previous)))
+            }
+            (Content::Object(body, place), previous) => {
+                let record = Arc::new(layout::record(self.kv, self.key.clone(), body, *place));
+                let action = if previous.is_some() { Action::Modified } else { Action::Added };
+                Some(Event::new(action, record, previous))
+            }
+        }
+    }
+}
+
 /// The task that follows etcd.
 #[derive(Debug)]
 pub(super) struct Feed {
@@ -145,6 +150,8 @@ pub(super) struct Feed {
     pub(super) cache: Arc<Cache>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) stop: CancellationToken,
+    /// What the store writes for itself.
+    pub(super) own: [Resource; 2],
     /// Set by whoever waited in vain for the feed to catch up.
     pub(super) stalled: Arc<Notify>,
     /// History to forget: only this task may change the state.
@@ -183,7 +190,8 @@ impl Feed {
         let create = WatchCreateRequest {
             key: self.layout.start(),
             range_end: self.layout.end(),
-            start_revision: number(self.cache.revision().next()),
+            // 0 would mean: from now on.
+            start_revision: number(self.cache.revision()).max(1),
             fragment: true,
         };
         let mut stream = match self.client.watch(WatchRequest { create: Some(create) }).await {
@@ -247,56 +255,74 @@ impl Feed {
         let now = self.clock.now();
         let mut state = State::clone(&self.cache.load());
         let mut changed: Vec<Resource> = Vec::new();
-        for event in &response.events {
-            let Some(event) = self.translate(&state, event) else { continue };
-            let resource = event.record.key().resource();
-            if !changed.contains(resource) {
-                changed.push(resource.clone());
+        let mut cut = false;
+        for together in response.events.chunk_by(|one, next| at(one) == at(next)) {
+            let Some(made) = together.first().map(at) else { continue };
+            if end(made) <= state.revision {
+                continue;
             }
-            let event = Arc::new(event);
-            ledger.note(&event, now);
-            state.apply(event);
+            let told: Vec<Told<'_>> =
+                together.iter().filter_map(|event| self.read(event)).collect();
+            let (places, ordered) = places(told.iter().map(Told::place));
+            for (told, place) in told.iter().zip(places) {
+                if !changed.contains(told.key.resource()) {
+                    changed.push(told.key.resource().clone());
+                }
+                note_damage(&mut state, told);
+                let Some(event) = told.event(&state, version(made, place)) else { continue };
+                if ordered {
+                    let event = Arc::new(event);
+                    if self.own.contains(told.key.resource()) {
+                        ledger.note_aside(&event, now);
+                    } else {
+                        ledger.note(&event, now);
+                    }
+                    state.apply(event);
+                } else {
+                    state.replace(&event);
+                }
+            }
+            state.advance(end(made));
+            if !ordered {
+                tracing::warn!(
+                    revision = made,
+                    "changes of one etcd transaction have no order; watches have to list again"
+                );
+                ledger.compact(&mut state, end(made));
+                cut = true;
+            }
         }
-        let last = response.events.iter().filter_map(|event| event.kv.as_ref());
-        let last = last.map(|kv| revision(kv.mod_revision)).max().unwrap_or_default();
-        state.revision = state.revision.max(last);
         ledger.trim(&mut state, self.cache.retention(), now);
-        self.cache.publish(state, &changed);
+        if cut {
+            self.cache.publish_all(state);
+        } else {
+            self.cache.publish(state, &changed);
+        }
     }
 
-    /// What etcd's event means to us, who know what was there before.
-    fn translate(&self, state: &State, event: &super::proto::Event) -> Option<Event> {
+    fn read<'a>(&self, event: &'a super::proto::Event) -> Option<Told<'a>> {
         let kv = event.kv.as_ref()?;
-        let at = revision(kv.mod_revision);
-        if at <= self.cache.revision() {
+        let Some(key) = self.layout.decode(&kv.key) else {
+            complain(&kv.key);
             return None;
-        }
-        let key = self.layout.decode(&kv.key)?;
-        let previous = state.get(&key).cloned();
-        let record = match event.r#type() {
-            EventType::Put => self.layout.record(kv),
-            EventType::Delete => None,
         };
-        match (record, previous) {
-            (Some(record), None) => Some(Event::new(Action::Added, Arc::new(record), None)),
-            (Some(record), previous) => {
-                Some(Event::new(Action::Modified, Arc::new(record), previous))
-            }
-            (None, Some(previous)) => {
-                let record = Arc::new(previous.at(at));
-                Some(Event::new(Action::Deleted, record, Some(previous)))
-            }
-            (None, None) => {
-                complain(&kv.key);
-                None
-            }
-        }
+        let content = match event.r#type() {
+            EventType::Delete => Content::Gone,
+            EventType::Put => match self.layout.read(&key, &kv.value) {
+                Ok((body, place)) => Content::Object(body, place),
+                Err(problem) => Content::Damaged(problem),
+            },
+        };
+        Some(Told { kv, key, content })
     }
 
     async fn relist(&self, ledger: &mut Ledger) {
         loop {
             match list(&self.client, &self.layout).await {
                 Ok(state) => {
+                    for (key, problem) in state.damaged() {
+                        tracing::error!(%key, problem, "a stored value is damaged; it is not served");
+                    }
                     tracing::info!(revision = %state.revision, "listed etcd again after compaction");
                     *ledger = Ledger::default();
                     self.cache.publish_all(state);
@@ -308,6 +334,22 @@ impl Feed {
                 }
             }
         }
+    }
+}
+
+/// The revision of etcd in which a change was made.
+fn at(event: &super::proto::Event) -> i64 {
+    event.kv.as_ref().map_or(0, |kv| kv.mod_revision)
+}
+
+/// Keeps in mind which objects cannot be shown.
+fn note_damage(state: &mut State, told: &Told<'_>) {
+    match &told.content {
+        Content::Damaged(problem) => {
+            tracing::error!(key = %told.key, problem, "a stored value is damaged; it is not served");
+            state.damage(told.key.clone(), problem.clone());
+        }
+        Content::Object(..) | Content::Gone => state.mend(&told.key),
     }
 }
 

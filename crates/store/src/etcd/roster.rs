@@ -31,11 +31,12 @@ use crate::object::{Action, Body, Key, Record, Resource, Revision};
 use crate::objects::{Error, Scope};
 
 use super::client::Client;
-use super::feed::{Layout, number, revision};
+use super::layout::Layout;
 use super::proto::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, PutRequest, Request, RequestOp,
     Response, TxnRequest, TxnResponse,
 };
+use super::version::{end, number};
 use super::{look, unchanged};
 
 /// How long reads are answered from the cache after the record was renewed.
@@ -212,13 +213,13 @@ impl Roster {
         let key = self.layout.encode(&self.key);
         let put = Request::Put(PutRequest { key: key.clone(), value: self.record() });
         let request = TxnRequest {
-            compare: vec![unchanged(key.clone(), Revision::ZERO)],
+            compare: vec![unchanged(key.clone(), 0)],
             success: vec![RequestOp { request: Some(put) }],
             failure: vec![look(key)],
         };
         let answer: TxnResponse = self.client.write(TXN, request).await.ok()?;
         let made = if answer.succeeded {
-            revision(answer.header.map_or(0, |header| header.revision))
+            end(answer.header.map_or(0, |header| header.revision))
         } else {
             // An earlier try of unknown fate had made it.
             found(&answer, 0)?
@@ -233,7 +234,7 @@ impl Roster {
         let Ok(mut changes) = self.cache.watch(Scope::all(&records()), made) else { return };
         loop {
             let state = self.cache.load();
-            if self.others(&state).all(|record| seen_by(record) >= made) {
+            if self.others(&state).all(|record| seen_by(record) >= number(made)) {
                 return;
             }
             tokio::select! {
@@ -310,7 +311,7 @@ impl Roster {
             let key = self.layout.encode(&key);
             let deletion = DeleteRangeRequest { key: key.clone(), range_end: Vec::new() };
             let request = TxnRequest {
-                compare: vec![unchanged(key, at)],
+                compare: vec![unchanged(key, number(at))],
                 success: vec![RequestOp { request: Some(Request::DeleteRange(deletion)) }],
                 failure: Vec::new(),
             };
@@ -332,7 +333,7 @@ impl Roster {
         let answer: Result<TxnResponse, _> = self.client.write(TXN, request).await;
         match answer {
             Ok(answer) if answer.succeeded => {
-                Ok(Fate::Done(revision(answer.header.map_or(0, |header| header.revision))))
+                Ok(Fate::Done(end(answer.header.map_or(0, |header| header.revision))))
             }
             Ok(_) => Ok(Fate::StruckOff),
             Err(error) => Err(Error::Unavailable { reason: error.to_string() }),
@@ -344,27 +345,25 @@ impl Roster {
         state.members(self.key.resource()).filter(|record| *record.key() != self.key)
     }
 
-    /// What our record says: how far our cache has come.
+    /// What our record says: the revision of etcd that our cache has come to.
     fn record(&self) -> Vec<u8> {
         let mut object = Map::new();
-        object.insert("seen".to_owned(), Value::from(self.cache.revision().0));
-        Body::new(&object).to_stored()
+        object.insert("seen".to_owned(), Value::from(number(self.cache.revision())));
+        self.layout.write(&self.key, &Body::new(&object), 0)
     }
 }
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
 
 /// How far the cache of a record's server had come when it was written.
-fn seen_by(record: &Record) -> Revision {
-    Revision(record.object().get("seen").and_then(Value::as_u64).unwrap_or(0))
+fn seen_by(record: &Record) -> i64 {
+    record.object().get("seen").and_then(Value::as_i64).unwrap_or(0)
 }
 
 /// The revision at which the key was made that an operation of a transaction looked at.
 pub(super) fn found(answer: &TxnResponse, operation: usize) -> Option<Revision> {
     match answer.responses.get(operation).map(|answer| &answer.response) {
-        Some(Some(Response::Range(range))) => {
-            range.kvs.first().map(|kv| revision(kv.create_revision))
-        }
+        Some(Some(Response::Range(range))) => range.kvs.first().map(|kv| end(kv.create_revision)),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@
 //! wait, and the next transaction takes many of them: etcd agrees on it, syncs it and tells its
 //! watchers of it once. What goes together succeeds or fails together, so only writes that should
 //! succeed as far as the cache knows do; if one fails after all, each is tried by itself and gets
-//! its own answer. Objects that were written together have the same version.
+//! its own answer. Each write has its place in the transaction, which is part of its version.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -20,17 +20,20 @@ use crate::object::{Action, Body, Event, Key, Revision};
 use crate::objects::{Change, Error, Fence, Write};
 
 use super::client::{self, Client};
-use super::feed::{Layout, revision};
+use super::layout::Layout;
 use super::proto::{
     DeleteRangeRequest, PutRequest, Request, RequestOp, Response, TxnRequest, TxnResponse,
 };
 use super::roster::{self, Roster};
+use super::version::{end, number, version};
 use super::{look, unchanged};
 
 /// How many transactions may be on their way at once.
 const LANES: usize = 4;
-/// The most writes that go together. etcd takes 128 conditions: each write may have two.
+/// The most writes that go together. etcd takes 128 conditions: each write may have two. It must
+/// not be more than a version has places.
 const TOGETHER: usize = 48;
+const _: () = assert!(TOGETHER <= u8::MAX as usize);
 /// The most bytes of objects that go together; etcd takes 1.5 MiB.
 const BYTES: usize = 256 << 10;
 /// How long a write waits for the cache to show it before the feed is told to hurry.
@@ -112,16 +115,20 @@ impl Writer {
         let made = self.roster.admission().await.map_err(Failure::Error)?;
         let at = self.transact(writes, made).await?;
         self.caught_up(at).await;
-        Ok(writes.iter().map(|write| Ok(self.seen(write, at))).collect())
+        let versions = (0..=u8::MAX).map(|place| version(at, place));
+        Ok(writes.iter().zip(versions).map(|(write, at)| Ok(self.seen(write, at))).collect())
     }
 
     async fn alone(&self, write: &Write) -> Outcome {
         loop {
             let made = self.roster.admission().await?;
+            if let Some(error) = misplaced(&self.cache.load(), write) {
+                return Err(error);
+            }
             match self.transact(std::slice::from_ref(write), made).await {
                 Ok(at) => {
                     self.caught_up(at).await;
-                    return Ok(self.seen(write, at));
+                    return Ok(self.seen(write, version(at, 0)));
                 }
                 Err(Failure::Error(error)) => return Err(error),
                 Err(Failure::TooLarge) => {
@@ -131,7 +138,7 @@ impl Writer {
                 Err(Failure::Conditions(seen)) => {
                     let looks = seen.responses.len();
                     if looks == 0 || roster::found(&seen, looks - 1) == Some(made) {
-                        return Err(refusal(write, &seen));
+                        return Err(self.refusal(write, &seen));
                     }
                     // We were taken for dead. Nothing was written; it is once we are admitted again.
                     self.roster.struck_off(made);
@@ -140,13 +147,13 @@ impl Writer {
         }
     }
 
-    /// Sends one transaction; gives the revision it was made at.
-    async fn transact(&self, writes: &[Write], admitted: Revision) -> Result<Revision, Failure> {
+    /// Sends one transaction; gives the revision of etcd it was made at.
+    async fn transact(&self, writes: &[Write], admitted: Revision) -> Result<i64, Failure> {
         let request = self.transaction(writes, admitted);
         let sent: Result<TxnResponse, _> = self.client.write("/etcdserverpb.KV/Txn", request).await;
         match sent {
             Ok(response) if response.succeeded => {
-                Ok(revision(response.header.map_or(0, |header| header.revision)))
+                Ok(response.header.map_or(0, |header| header.revision))
             }
             Ok(response) => Err(Failure::Conditions(response)),
             Err(client::Error::TooLarge) => Err(Failure::TooLarge),
@@ -158,15 +165,16 @@ impl Writer {
     fn transaction(&self, writes: &[Write], admitted: Revision) -> TxnRequest {
         // To etcd revision 0 means "no such key", which only a creation may mean; nothing was ever
         // changed at revision 1.
-        let known = |expected: Revision| expected.max(Revision(1));
+        let known = |expected: Revision| number(expected).max(1);
         let (mut compare, mut success, mut failure) = (Vec::new(), Vec::new(), Vec::new());
-        for write in writes {
+        for (place, write) in (0..=u8::MAX).zip(writes) {
             let key = self.layout.encode(&write.key);
             let put = |body: &Body| {
-                Request::Put(PutRequest { key: key.clone(), value: body.to_stored() })
+                let value = self.layout.write(&write.key, body, place);
+                Request::Put(PutRequest { key: key.clone(), value })
             };
             let (expected, operation) = match &write.change {
-                Change::Create(body) => (Revision::ZERO, put(body)),
+                Change::Create(body) => (0, put(body)),
                 Change::Update(expected, body) => (known(*expected), put(body)),
                 Change::Delete(expected) => {
                     let request = DeleteRangeRequest { key: key.clone(), range_end: Vec::new() };
@@ -178,7 +186,7 @@ impl Writer {
             failure.push(look(key));
             if let Some(fence) = &write.fence {
                 let key = self.layout.encode(&fence.key);
-                compare.push(unchanged(key.clone(), fence.token));
+                compare.push(unchanged(key.clone(), known(fence.token)));
                 failure.push(look(key));
             }
         }
@@ -192,7 +200,7 @@ impl Writer {
         TxnRequest { compare, success, failure }
     }
 
-    /// The change a write made at a revision.
+    /// The change a write made at a version.
     fn seen(&self, write: &Write, at: Revision) -> Arc<Event> {
         self.cache.event_at(&write.key, at).unwrap_or_else(|| self.event(write, at))
     }
@@ -216,17 +224,41 @@ impl Writer {
         Arc::new(Event::new(action, Arc::new(record), previous))
     }
 
-    /// Waits until the cache shows `at`. A feed that does not get there is sent elsewhere; what
+    /// Waits until the cache shows etcd's revision `at`. A feed that does not get there is sent elsewhere; what
     /// was committed stays committed either way.
-    async fn caught_up(&self, at: Revision) {
+    async fn caught_up(&self, at: i64) {
         for _ in 0..3 {
-            if tokio::time::timeout(PATIENCE, self.cache.reached(at)).await.is_ok() {
+            if tokio::time::timeout(PATIENCE, self.cache.reached(end(at))).await.is_ok() {
                 return;
             }
             self.stalled.notify_one();
         }
         self.roster.recant();
-        tracing::warn!(revision = %at, "the cache has not caught up with etcd");
+        tracing::warn!(revision = at, "the cache has not caught up with etcd");
+    }
+
+    /// Why a transaction did not succeed, from what it saw instead.
+    fn refusal(&self, write: &Write, response: &TxnResponse) -> Error {
+        let answers = &response.responses;
+        let seen = |index: usize| match answers.get(index).map(|answer| &answer.response) {
+            Some(Some(Response::Range(range))) => {
+                range.kvs.first().map(|kv| self.layout.version(kv))
+            }
+            _ => None,
+        };
+        if let Some(Fence { key, token }) = &write.fence
+            && seen(1) != Some(*token)
+        {
+            return Error::Fenced { lease: key.name().to_owned(), token: *token };
+        }
+        let key = write.key.clone();
+        match (&write.change, seen(0)) {
+            (Change::Create(_), _) => Error::AlreadyExists { key },
+            (_, None) => Error::NotFound { key },
+            (Change::Update(expected, _) | Change::Delete(expected), Some(actual)) => {
+                Error::Conflict { key, expected: *expected, actual }
+            }
+        }
     }
 }
 
@@ -257,11 +289,7 @@ fn take(state: &State, waiting: &mut VecDeque<Waiting>) -> Vec<Waiting> {
 fn should_succeed(state: &State, write: &Write) -> bool {
     let current = |key: &Key| state.get(key).map(|record| record.revision());
     let fenced = |fence: &Fence| current(&fence.key) == Some(fence.token);
-    let expected = match &write.change {
-        Change::Create(_) => None,
-        Change::Update(expected, _) | Change::Delete(expected) => Some(*expected),
-    };
-    current(&write.key) == expected && write.fence.as_ref().is_none_or(fenced)
+    current(&write.key) == expected(&write.change) && write.fence.as_ref().is_none_or(fenced)
 }
 
 fn body(change: &Change) -> Option<&Body> {
@@ -271,24 +299,28 @@ fn body(change: &Change) -> Option<&Body> {
     }
 }
 
-/// Why a transaction did not succeed, from what it saw instead.
-fn refusal(write: &Write, response: &TxnResponse) -> Error {
-    let seen = |index: usize| match response.responses.get(index).map(|answer| &answer.response) {
-        Some(Some(Response::Range(range))) => range.kvs.first().map(|kv| revision(kv.mod_revision)),
-        _ => None,
+/// etcd compares its own revisions, which changes of one transaction share. A version that names
+/// the right transaction but another change of it is refused here.
+fn misplaced(state: &State, write: &Write) -> Option<Error> {
+    let other = |key: &Key, expected: Revision| {
+        let actual = state.get(key)?.revision();
+        (number(actual) == number(expected) && actual != expected).then_some(actual)
     };
     if let Some(Fence { key, token }) = &write.fence
-        && seen(1) != Some(*token)
+        && other(key, *token).is_some()
     {
-        return Error::Fenced { lease: key.name().to_owned(), token: *token };
+        return Some(Error::Fenced { lease: key.name().to_owned(), token: *token });
     }
-    let key = write.key.clone();
-    match (&write.change, seen(0)) {
-        (Change::Create(_), _) => Error::AlreadyExists { key },
-        (_, None) => Error::NotFound { key },
-        (Change::Update(expected, _) | Change::Delete(expected), Some(actual)) => {
-            Error::Conflict { key, expected: *expected, actual }
-        }
+    let expected = expected(&write.change)?;
+    let actual = other(&write.key, expected)?;
+    Some(Error::Conflict { key: write.key.clone(), expected, actual })
+}
+
+/// The version that a change starts from.
+pub(super) fn expected(change: &Change) -> Option<Revision> {
+    match change {
+        Change::Create(_) => None,
+        Change::Update(expected, _) | Change::Delete(expected) => Some(*expected),
     }
 }
 

@@ -315,7 +315,8 @@ impl Follower {
             _ if previous.is_some() => Action::Modified,
             _ => Action::Added,
         };
-        if record.revision() < state.revision {
+        if record.revision() <= state.revision {
+            // A server whose changes share versions: a watch resumed here could skip one.
             return Err(Cut::Expired);
         }
         let event = Arc::new(Event::new(action, record, previous));

@@ -4,8 +4,8 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mainstay_store::etcd::Address;
@@ -90,6 +90,11 @@ impl Cluster {
         self.members[member].peer.hold(cut);
     }
 
+    /// Ends every connection of clients to a member and refuses new ones, or takes them again.
+    pub(crate) fn sever(&self, member: usize, severed: bool) {
+        self.members[member].client.sever(severed);
+    }
+
     /// Runs `etcdctl` against the first member; says whether it succeeded.
     pub(crate) fn control(&self, arguments: &[&str]) -> bool {
         let endpoint = format!("--endpoints=http://{}", self.members[0].client.address);
@@ -101,6 +106,35 @@ impl Cluster {
             .stderr(Stdio::null())
             .status();
         output.expect("etcdctl is needed: install Debian's etcd-client").success()
+    }
+
+    /// The value of a key, as `etcdctl` shows it.
+    pub(crate) fn value(&self, key: &str) -> String {
+        let endpoint = format!("--endpoints=http://{}", self.members[0].client.address);
+        let output = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args([&endpoint, "get", "--print-value-only", key])
+            .output();
+        let output = output.expect("etcdctl is needed: install Debian's etcd-client");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.strip_suffix('\n').unwrap_or(&text).to_owned()
+    }
+
+    /// Makes all of these changes in one transaction, each as `etcdctl txn` takes it.
+    pub(crate) fn transact(&self, changes: &[String]) -> bool {
+        let endpoint = format!("--endpoints=http://{}", self.members[0].client.address);
+        let mut shell = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args([&endpoint, "txn"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("etcdctl is needed: install Debian's etcd-client");
+        // No condition, the changes, nothing otherwise.
+        let text = format!("\n{}\n\n\n", changes.join("\n"));
+        shell.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        shell.wait().unwrap().success()
     }
 
     fn wait_until_it_serves(&self) {
@@ -160,6 +194,8 @@ pub(crate) struct Proxy {
     address: String,
     pub(crate) target: String,
     held: Arc<AtomicBool>,
+    severed: Arc<AtomicBool>,
+    connections: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Proxy {
@@ -169,8 +205,17 @@ impl Proxy {
         let target = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let held = Arc::new(AtomicBool::new(false));
         let (to, gate) = (target.clone(), held.clone());
+        let severed = Arc::new(AtomicBool::new(false));
+        let connections: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
+        let (refuse, accepted) = (severed.clone(), connections.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
+                let mut accepted = accepted.lock().unwrap();
+                if refuse.load(Ordering::Relaxed) {
+                    continue;
+                }
+                accepted.extend(stream.try_clone());
+                drop(accepted);
                 let Ok(other) = TcpStream::connect(&to) else { continue };
                 let pairs = [
                     (stream.try_clone(), other.try_clone()),
@@ -183,7 +228,16 @@ impl Proxy {
                 }
             }
         });
-        Self { address, target, held }
+        Self { address, target, held, severed, connections }
+    }
+
+    fn sever(&self, severed: bool) {
+        let mut connections = self.connections.lock().unwrap();
+        self.severed.store(severed, Ordering::Relaxed);
+        for connection in connections.drain(..) {
+            // The other side may have closed it already.
+            let _ = connection.shutdown(Shutdown::Both);
+        }
     }
 
     fn hold(&self, held: bool) {

@@ -10,10 +10,13 @@ use mainstay_store::cache::Retention;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::etcd::{Address, EtcdStore};
 use mainstay_store::object::{Key, Revision};
-use mainstay_store::objects::{At, Error, Objects, Scope};
+use mainstay_store::objects::{At, Error, Fence, Objects, Scope, Write};
 
 use crate::cluster::Cluster;
-use crate::{block_on, create, key, update};
+use crate::{block_on, create, delete, key, update};
+
+/// How many versions one revision of etcd has.
+const PLACES: u64 = 256;
 
 async fn open(address: &Address) -> Arc<dyn Objects> {
     let store = EtcdStore::open(address, Retention::default(), 1 << 20, SystemClock::new()).await;
@@ -90,9 +93,168 @@ fn writes_that_come_at_once_go_together_and_each_gets_its_own_answer() {
         for (key, at) in &made {
             assert_eq!(store.get(key).await.unwrap().unwrap().revision(), *at);
         }
-        let turns: BTreeSet<Revision> = made.values().copied().collect();
+        let versions: BTreeSet<Revision> = made.values().copied().collect();
+        assert_eq!(versions.len(), 100, "each object has a version of its own");
+        let turns: BTreeSet<u64> = versions.iter().map(|version| version.0 / PLACES).collect();
         assert!(turns.len() < 60, "{} transactions for 100 objects", turns.len());
         store.close().await;
+    });
+}
+
+#[test]
+fn a_version_of_the_right_transaction_but_another_change_is_refused() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let store = open(&cluster.address()).await;
+        let name = |n: i64| key("apples", "a", &format!("n{n}"));
+        let made = join_all((0..100).map(|n| store.write(create(&name(n), n)))).await;
+        let made: Vec<Revision> =
+            made.iter().map(|made| made.as_ref().unwrap().revision()).collect();
+        let shared = |(_, at): &(usize, &Revision)| at.0 % PLACES > 0;
+        let (n, at) = made.iter().enumerate().find(shared).unwrap();
+        let (one, other) = (name(i64::try_from(n).unwrap()), Revision(at.0 - 1));
+        for write in [update(&one, other, -1), delete(&one, other)] {
+            let refused = store.write(write).await;
+            let Err(Error::Conflict { expected, actual, .. }) = &refused else {
+                panic!("{refused:?}");
+            };
+            assert_eq!((*expected, actual), (other, at));
+        }
+        for (token, held) in [(other, false), (*at, true)] {
+            let fence = Some(Fence { key: one.clone(), token });
+            let outcome = store.write(Write { fence, ..create(&name(100), 0) }).await;
+            match outcome {
+                Ok(_) => assert!(held),
+                Err(error) => assert!(!held && matches!(error, Error::Fenced { .. }), "{error}"),
+            }
+        }
+        store.close().await;
+    });
+}
+
+#[test]
+fn two_stores_on_one_etcd_agree_on_every_version() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        let stores = &[open(&address).await, open(&address).await];
+        let scope = Scope::all(key("apples", "a", "n").resource());
+        let start = stores[0].collection(&scope.resource, At::Latest).await.unwrap().revision();
+        let writes = (0..80_usize).map(|n| {
+            let (store, key) = (&stores[n % 2], key("apples", "a", &format!("n{n}")));
+            async move {
+                let made = store.write(create(&key, 0)).await.unwrap().revision();
+                // The other store may not know that version yet.
+                let other = &stores[(n + 1) % 2];
+                let changed = other.write(update(&key, made, 1)).await.unwrap().revision();
+                if n % 3 == 0 {
+                    store.write(delete(&key, changed)).await.unwrap();
+                }
+            }
+        });
+        join_all(writes).await;
+        let count = 2 * 80 + 27;
+        let mut seen = Vec::new();
+        for store in stores {
+            let latest = store.collection(&scope.resource, At::Latest).await.unwrap();
+            let events = one_per_watch(store, &scope, start, count).await;
+            let objects: Vec<_> = latest.range(None, None).map(|it| it.json().clone()).collect();
+            seen.push((events, objects));
+        }
+        assert_eq!(seen[0], seen[1]);
+        // One that comes later lists what the others watched.
+        let late = open(&address).await;
+        let latest = late.collection(&scope.resource, At::Latest).await.unwrap();
+        let objects: Vec<_> = latest.range(None, None).map(|it| it.json().clone()).collect();
+        assert_eq!(objects, seen[0].1);
+        for store in stores.iter().chain([&late]) {
+            store.close().await;
+        }
+    });
+}
+
+/// The lines of `count` changes, each read by a watch that begins at the version of the last one.
+async fn one_per_watch(
+    store: &Arc<dyn Objects>,
+    scope: &Scope,
+    mut from: Revision,
+    count: usize,
+) -> Vec<Vec<u8>> {
+    let mut seen = Vec::new();
+    while seen.len() < count {
+        let mut watch = store.watch(scope.clone(), from).await.unwrap();
+        let events = watch.next().await.unwrap();
+        from = events[0].revision();
+        seen.push(events[0].line().to_vec());
+    }
+    seen
+}
+
+/// Transactions that we did not write: several changes without places, as the first release wrote
+/// them, and more deletions at once than a revision has places.
+#[test]
+fn changes_without_places_of_their_own_end_the_history_before_them() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        let store = open(&address).await;
+        let name = |n: usize| key("apples", "a", &format!("n{n:03}"));
+        let root = format!("{}/objects/apples/a/", address.prefix);
+        let old = r#"{"data":{"value":"7"},"metadata":{"resourceVersion":""}}"#;
+        let hole = old.len() - 3;
+        let put = |name: &str| format!("put {root}{name} {:?}", format!("{old}\n{hole}"));
+        assert!(cluster.transact(&[put("n000"), put("n001")]));
+        store.snapshot().await.unwrap();
+        let records = store.collection(name(0).resource(), At::Latest).await.unwrap();
+        let versions: Vec<u64> = records.range(None, None).map(|it| it.revision().0).collect();
+        assert_eq!(versions.len(), 2);
+        assert!(versions.iter().all(|version| version % PLACES == 0), "{versions:?}");
+        let scope = Scope::all(name(0).resource());
+        let watch = store.watch(scope.clone(), Revision(versions[0])).await;
+        assert!(matches!(watch, Err(Error::Expired { .. })), "{watch:?}");
+        // They can be changed, and what follows can be watched.
+        let from = records.revision();
+        for n in [0, 1] {
+            let at = store.get(&name(n)).await.unwrap().unwrap().revision();
+            store.write(update(&name(n), at, 8)).await.unwrap();
+        }
+        assert_eq!(one_per_watch(&store, &scope, from, 2).await.len(), 2);
+
+        let made = join_all((2..300).map(|n| store.write(create(&name(n), n)))).await;
+        assert!(made.iter().all(Result::is_ok));
+        let from = store.collection(&scope.resource, At::Latest).await.unwrap().revision();
+        let mut watch = store.watch(scope.clone(), from).await.unwrap();
+        assert!(cluster.control(&["del", "--prefix", &root]));
+        assert!(matches!(watch.next().await, Err(Error::Expired { .. })));
+        let left = store.collection(&scope.resource, At::Latest).await.unwrap();
+        assert!(left.is_empty() && left.revision() > from);
+        store.close().await;
+    });
+}
+
+/// etcd may forget the deletions of the very revision it is compacted at.
+#[test]
+fn a_deletion_at_the_compacted_revision_reaches_a_store_that_was_away() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        let near = open(&past_the_proxies(&cluster, &address)).await;
+        let one = key("apples", "a", "one");
+        let at = near.write(create(&one, 0)).await.unwrap().revision();
+        let away = open(&address).await;
+        assert!(away.get(&one).await.unwrap().is_some());
+        cluster.sever(0, true);
+        let gone = near.write(delete(&one, at)).await.unwrap().revision();
+        near.compact(gone).await.unwrap();
+        cluster.sever(0, false);
+        let seen = loop {
+            if let Ok(seen) = away.get(&one).await {
+                break seen;
+            }
+        };
+        assert!(seen.is_none(), "it is still there: {seen:?}");
+        away.close().await;
+        near.close().await;
     });
 }
 
@@ -198,19 +360,74 @@ fn a_foreign_writer_on_the_same_etcd_does_not_hold_up_reads() {
 }
 
 #[test]
-fn garbage_under_the_prefix_is_passed_over() {
+fn a_paused_etcd_is_not_ready_until_it_goes_on() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let store = open(&cluster.address()).await;
+        store.ready().await.unwrap();
+        cluster.signal(0, "-STOP");
+        let told = store.ready().await;
+        cluster.signal(0, "-CONT");
+        assert!(matches!(told, Err(Error::Unavailable { .. })), "{told:?}");
+        while store.ready().await.is_err() {}
+        store.close().await;
+    });
+}
+
+/// What is put into etcd past us is either not ours at all, or a value that is not as it was
+/// written, which is never served: neither the old one in its place, nor a list without it.
+#[test]
+fn a_damaged_value_is_named_and_not_served() {
     block_on(async {
         let cluster = Cluster::start(1);
         let address = cluster.address();
-        let junk = format!("{}/objects/apples/a/junk", address.prefix);
-        assert!(cluster.control(&["put", &junk, "not an object"]));
+        let path = |name: &str| format!("{}/objects/apples/{name}", address.prefix);
+        assert!(cluster.control(&["put", &format!("{}/objects/junk", address.prefix), "junk"]));
         let store = open(&address).await;
-        let apple = key("apples", "a", "junk");
-        assert!(store.get(&apple).await.unwrap().is_none());
-        assert!(cluster.control(&["put", &junk, "still not\n3"]));
-        let good = key("apples", "a", "good");
-        store.write(create(&good, 1)).await.unwrap();
-        assert_eq!(store.collection(good.resource(), At::Latest).await.unwrap().len(), 1);
+        let (good, bad) = (key("apples", "a", "good"), key("apples", "a", "bad"));
+        for key in [&good, &bad] {
+            store.write(create(key, 1)).await.unwrap();
+        }
+        let sound = cluster.value(&path("a/good"));
+        let flipped = sound.replacen("1", "3", 1);
+        assert_ne!(sound, flipped);
+        // A flipped bit, a sound value of another object, and no value at all.
+        let cases =
+            [(&good, "a/good", &*flipped), (&bad, "a/bad", &*sound), (&bad, "a/bad", "junk")];
+        for (round, (key, name, value)) in cases.into_iter().enumerate() {
+            let before = cluster.value(&path(name));
+            assert!(cluster.control(&["put", &path(name), value]));
+            let told = |outcome: Result<(), Error>| match outcome {
+                Err(Error::Unavailable { reason }) => {
+                    assert!(reason.starts_with(&format!("{key}: ")), "{reason}");
+                    assert!(reason.contains(&format!("`etcdctl del {}`", path(name))), "{reason}");
+                }
+                other => panic!("{key} with {value:?}: {other:?}"),
+            };
+            // Taking a snapshot asks etcd, which somebody else wrote to.
+            told(store.snapshot().await.map(drop));
+            told(store.get(key).await.map(drop));
+            told(store.collection(key.resource(), At::Latest).await.map(drop));
+            let found = store.verify().await.unwrap();
+            assert_eq!(found.len(), 2, "{found:?}");
+            assert!(found.iter().any(|line| line.starts_with(&format!("{key}: "))), "{found:?}");
+            assert!(found.iter().any(|line| line.contains("/objects/junk\"")), "{found:?}");
+            let second = EtcdStore::open(&address, Retention::default(), 1, SystemClock::new());
+            let refused = second.await.unwrap_err().to_string();
+            assert!(refused.contains(&key.to_string()), "{refused}");
+            // Other collections, and what is put right, are served.
+            store.write(create(&crate::key("pears", "a", &format!("n{round}")), 1)).await.unwrap();
+            assert!(cluster.control(&["put", &path(name), &before]));
+            store.snapshot().await.unwrap();
+            assert_eq!(crate::value(&store.get(key).await.unwrap().unwrap()), 1);
+            assert_eq!(store.collection(key.resource(), At::Latest).await.unwrap().len(), 2);
+        }
+        assert!(cluster.control(&["put", &path("a/bad"), "junk"]));
+        assert!(store.snapshot().await.is_err() && store.get(&bad).await.is_err());
+        assert!(cluster.control(&["del", &path("a/bad")]));
+        store.snapshot().await.unwrap();
+        assert!(store.get(&bad).await.unwrap().is_none());
+        assert_eq!(store.collection(bad.resource(), At::Latest).await.unwrap().len(), 1);
         store.close().await;
     });
 }
