@@ -133,6 +133,7 @@ fn a_whole_system_is_backed_up_while_it_is_written_to_and_restored_elsewhere() {
     assert!(said.contains("objects at revision") && said.contains("catalog: "), "{said}");
     assert!(!said.contains("about the same moment"), "{said}");
     let (before, listed) = (objects(&server), catalog(&server));
+    let logins = Logins::of(&server);
     assert!(server.terminate().success());
 
     let checked = code(&offline(&["backup", "--check", shown(&file)]), 0);
@@ -143,10 +144,52 @@ fn a_whole_system_is_backed_up_while_it_is_written_to_and_restored_elsewhere() {
     assert_eq!(objects(&server), before);
     assert_eq!(catalog(&server), listed);
     is_sound(&server);
+    logins.still_work_at(&server);
     // The numbers of requests go on, and rules are seen to.
     must(&server, "transfer done SITE-B user.alice:f1");
     must(&server, "check");
     assert!(server.terminate().success());
+}
+
+/// What the users of a server log in with, and how they know it.
+struct Logins {
+    authority: String,
+    token: String,
+    user: String,
+    password: String,
+}
+
+impl Logins {
+    fn of(server: &TestServer) -> Self {
+        let read =
+            |name: &str| std::fs::read_to_string(server.kubeconfig().with_file_name(name)).unwrap();
+        let value = |text: &str, name: &str| {
+            let found = text.lines().find_map(|line| line.trim().strip_prefix(name));
+            found.unwrap().trim_start_matches([' ', '=', ':']).trim().to_owned()
+        };
+        let (kubeconfig, rucio) = (read("kubeconfig"), read("rucio.cfg"));
+        Self {
+            authority: read("ca.crt"),
+            token: value(&kubeconfig, "token"),
+            user: value(&rucio, "username"),
+            password: value(&rucio, "password"),
+        }
+    }
+
+    fn still_work_at(&self, server: &TestServer) {
+        let authority = server.kubeconfig().with_file_name("ca.crt");
+        assert_eq!(std::fs::read_to_string(&authority).unwrap(), self.authority);
+        code(&server.mainstay(&["get", "namespaces", "--token", &self.token]), 0);
+        let login = server
+            .client("curl")
+            .args(["--silent", "--show-error", "--fail", "--cacert", shown(&authority)])
+            .args(["-H", &format!("X-Rucio-Username: {}", self.user)])
+            .args(["-H", &format!("X-Rucio-Password: {}", self.password)])
+            .args(["-H", "X-Rucio-Account: root"])
+            .arg(format!("{}/rucio/auth/userpass", server.address()))
+            .output();
+        code(&login.unwrap(), 0);
+    }
 }
 
 /// An etcd of one member; killed when dropped.
