@@ -6,7 +6,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, lchown};
 use std::path::Path;
 
 /// The mode of files.
@@ -52,12 +52,20 @@ fn tighten_to(path: &Path, mode: u32) -> io::Result<()> {
 pub(crate) fn tighten(state: &Path) -> io::Result<()> {
     passed_folder(state)?;
     files_in(state)?;
-    for part in ["instances", "sockets"] {
-        if state.join(part).is_dir() {
-            tighten_to(&state.join(part), passed())?;
-        }
+    let (disks, runtime) = (state.join("disks"), state.join("instances"));
+    if disks.is_dir() {
+        tighten_to(&disks, 0o700)?;
+        files_in(&disks)?;
     }
-    for namespace in folders_in(&state.join("instances"))? {
+    if !runtime.is_dir() {
+        return Ok(());
+    }
+    tighten_to(&runtime, passed())?;
+    files_in(&runtime)?;
+    for part in folders_in(&runtime)? {
+        tighten_to(&part, passed())?;
+    }
+    for namespace in folders_in(&runtime.join("instances"))? {
         tighten_to(&namespace, passed())?;
         for instance in folders_in(&namespace)? {
             tighten_to(&instance, passed())?;
@@ -68,21 +76,25 @@ pub(crate) fn tighten(state: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The settings of an instance are for the user it runs as, who owns its working folder.
+/// The settings of an instance are for the user it runs as, who owns its working folder. A folder that
+/// is the user's already is left alone: the user could put links there.
 fn give_settings(instance: &Path) -> io::Result<()> {
     let settings = instance.join("config");
     let Ok(owner) = fs::metadata(instance.join("work")) else { return Ok(()) };
-    if !settings.is_dir() {
+    let ours =
+        |found: fs::Metadata| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    if !fs::symlink_metadata(&settings).is_ok_and(ours) {
         return Ok(());
     }
     let entries: Vec<_> = fs::read_dir(&settings)?.collect::<io::Result<_>>()?;
     let files = entries.iter().map(fs::DirEntry::path);
     for file in files.filter(|file| fs::symlink_metadata(file).is_ok_and(|found| found.is_file())) {
-        chown(&file, Some(owner.uid()), Some(owner.gid()))?;
         tighten_to(&file, FILE)?;
+        lchown(&file, Some(owner.uid()), Some(owner.gid()))?;
     }
-    chown(&settings, Some(owner.uid()), Some(owner.gid()))?;
-    tighten_to(&settings, 0o700)
+    tighten_to(&settings, 0o700)?;
+    // Last: from here on its contents are not ours.
+    lchown(&settings, Some(owner.uid()), Some(owner.gid()))
 }
 
 /// Tightens the files in a folder.
@@ -123,12 +135,14 @@ mod tests {
     fn what_an_older_version_left_open_is_tightened() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
-        let instance = state.join("instances/default/a");
+        let instance = state.join("instances/instances/default/a");
         for open in ["work", "config"] {
             fs::create_dir_all(instance.join(open)).unwrap();
         }
         let files = ["state.json", "log", "config/level", "work/own"].map(|at| instance.join(at));
-        for file in files.iter().chain([&state.join("identity.pem"), &state.join("revision")]) {
+        for file in
+            files.iter().chain([&state.join("identity.json"), &state.join("instances/revision")])
+        {
             fs::write(file, "x").unwrap();
             fs::set_permissions(file, Permissions::from_mode(0o644)).unwrap();
         }
@@ -137,7 +151,11 @@ mod tests {
         }
         tighten(&state).unwrap();
         tighten(&state).unwrap();
-        for file in files.iter().take(3).chain([&state.join("identity.pem")]) {
+        for file in files
+            .iter()
+            .take(3)
+            .chain([&state.join("identity.json"), &state.join("instances/revision")])
+        {
             assert_eq!(mode(file), 0o600, "{}", file.display());
         }
         assert_eq!(mode(&files[3]), 0o644, "an instance's own files are its own affair");

@@ -80,7 +80,9 @@ impl LinuxHost {
     /// # Errors
     /// If the kernel's events cannot be heard, or the state folder cannot be made.
     pub fn new(options: Options) -> std::io::Result<Self> {
-        std::fs::create_dir_all(&options.state_dir)?;
+        let mut folder = std::fs::DirBuilder::new();
+        std::os::unix::fs::DirBuilderExt::mode(folder.recursive(true), 0o700)
+            .create(&options.state_dir)?;
         let bell = Arc::new(Bell::default());
         let listener = listen::Listener::start(&options.roots.proc, bell.clone())?;
         let programs = Programs::find(options.path.clone(), options.state_dir.clone());

@@ -122,6 +122,7 @@ impl Client {
 const GROWTH: u64 = 60 << 10;
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "how long administrators wait is printed")]
 fn ten_thousand_wrong_logins_cost_little_memory_and_administrators_go_on() {
     let data = folder();
     let server = TestServer::start_in(data.path(), &["--only", "rules", "--plain-http"]);

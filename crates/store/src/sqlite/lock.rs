@@ -23,7 +23,7 @@ impl Lock {
     /// key of the certificate authority. SQLite gives the files beside it the same mode.
     pub(super) fn take(path: &Path) -> Result<Self, OpenError> {
         let files =
-            vec![held(path, beside(path, ".lock"), 0o644)?, held(path, path.into(), 0o600)?];
+            vec![held(path, beside(path, ".lock"), 0o600)?, held(path, path.into(), 0o600)?];
         Ok(Self { files })
     }
 

@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, lchown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -122,15 +122,17 @@ pub(super) fn prepare(folder: &Path, start: &Start, user: Option<User>) -> Resul
         }
         private::folder(&folder.join("work"))?;
         private::folder(&folder.join("config"))?;
-        let mut own = vec![folder.join("work"), folder.join("config")];
+        let mut own = Vec::new();
         for (name, value) in &start.process.config_data {
             let file = folder.join("config").join(name);
             private::write(&file, value.as_bytes())?;
             own.push(file);
         }
+        // Folders last: from then on the user could put links there.
+        own.extend([folder.join("work"), folder.join("config")]);
         if let Some(user) = user {
             for place in own {
-                chown(place, Some(user.uid), Some(user.gid))?;
+                lchown(place, Some(user.uid), Some(user.gid))?;
             }
         }
         logs::create(folder)
