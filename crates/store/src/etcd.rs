@@ -58,8 +58,6 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const READY: Duration = Duration::from_millis(1_500);
 /// How long a read waits for the cache before it makes etcd send something.
 const LULL: Duration = Duration::from_millis(5);
-/// How long etcd may take to answer and still count as ready.
-const READY: Duration = Duration::from_secs(2);
 /// How many readers may wait for one answer.
 const READERS: usize = 16_384;
 /// How many writes may wait for their turn.
@@ -435,27 +433,6 @@ impl Objects for EtcdStore {
                 reason: format!("etcd at {} did not answer within {READY:?}", self.endpoints),
             };
             tokio::time::timeout(READY, asked).await.map_err(late)?
-        }
-        .boxed()
-    }
-
-    /// Asks for the answer that a quorum of etcd's members stands behind.
-    fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
-        async move {
-            let key = Key::new(&Resource::new("internal.mainstay.dev", "none"), None, "");
-            let key = self.layout.encode(&key);
-            let request = RangeRequest { key, count_only: true, ..RangeRequest::default() };
-            let asked = self.client.read("/etcdserverpb.KV/Range", request);
-            let answer: Result<Result<RangeResponse, _>, _> =
-                tokio::time::timeout(READY, asked).await;
-            match answer {
-                Ok(Ok(_)) => Ok(()),
-                Ok(Err(error)) => Err(Error::Unavailable { reason: error.to_string() }),
-                Err(_) => {
-                    let reason = format!("etcd did not answer within {} ms", READY.as_millis());
-                    Err(Error::Unavailable { reason })
-                }
-            }
         }
         .boxed()
     }
