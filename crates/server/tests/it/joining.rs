@@ -79,7 +79,8 @@ async fn a_nodes_zone_is_fixed_when_it_joins_first() {
         node["metadata"]["labels"]["topology.kubernetes.io/zone"].clone()
     };
     // What the token says, what the agent says, and what comes of it, one after the other.
-    let cases: [(&str, Option<&str>, Option<&str>, Result<&str, &str>); 7] = [
+    type Text = Option<&'static str>;
+    let cases: [(&str, Text, Text, Result<&str, &str>); 7] = [
         ("n1", Some("a"), Some("b"), Err("the token is for zone a")),
         ("n1", Some("a"), None, Ok("a")),
         ("n1", None, Some("b"), Err("is in zone a")),
