@@ -90,6 +90,15 @@ impl Machines {
         });
     }
 
+    /// Gives a machine other labels. Does nothing twice.
+    pub fn relabel(&mut self, name: &Arc<str>, labels: BTreeMap<String, String>) {
+        self.change(name, |machine| {
+            if let Some(machine) = machine {
+                machine.labels = labels;
+            }
+        });
+    }
+
     /// Lets a machine take things, or no more. Does nothing twice.
     pub fn set_schedulable(&mut self, name: &Arc<str>, schedulable: bool) {
         self.change(name, |machine| {

@@ -12,7 +12,7 @@ use mainstay_store::object::Resource;
 use mainstay_store::status::{Error, Reason};
 use serde_json::{Value, json};
 
-use crate::identity::{self, NODE_LEASES, Role, User};
+use crate::authorize::own::NODE_LEASES;
 use crate::reply::{self, Reply};
 use crate::service::{App, Asked, wrong_method};
 use crate::tls;
@@ -50,19 +50,14 @@ pub(crate) fn named(path: &str) -> Option<Errand> {
 }
 
 impl Errand {
-    /// Answers admins; others are refused.
-    pub(crate) async fn answer(
-        self,
-        app: &App,
-        parts: &Parts,
-        user: &User,
-        asked: &mut Asked,
-    ) -> Result<Reply, Error> {
+    /// Puts it in the books, whether it is allowed or not.
+    pub(crate) fn note(self, asked: &mut Asked) {
         asked.resource = Some(Resource::from_stored("authorities"));
         asked.changes = !matches!(self, Self::Show);
-        if user.role != Some(Role::Admin) {
-            return Err(identity::forbidden_path(user, asked.verb, parts.uri.path()));
-        }
+    }
+
+    /// Answers; whoever calls has checked that the user is an admin.
+    pub(crate) async fn answer(self, app: &App, parts: &Parts) -> Result<Reply, Error> {
         match (self, &parts.method) {
             (Self::Show, &Method::GET) => {}
             (Self::Rotate, &Method::POST) => {

@@ -1,22 +1,15 @@
-//! Who asks, and what they may do. Pure: no lookups, no clock.
+//! Who asks: users, their roles and their groups. Pure: no lookups, no clock.
 //!
 //! There are four roles and no others. A viewer reads; an editor also writes; an admin also gives
-//! out tokens and may act as others; a node reads, and writes what is its own. The servers of a
-//! cluster know each other by a group of their own, and are trusted like admins. Whether an object is a node's own can
-//! show only in the object, so [`judge`] may answer [`Verdict::IfOwn`]: the writer then asks
-//! [`owns`] about the object as it was and as it shall be.
+//! out tokens and may act as others; a node reads and writes only what is its own. The servers of a
+//! cluster know each other by a group of their own, and are trusted like admins. What each role may
+//! do in detail is decided in [`crate::authorize`].
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use mainstay_store::registry::Kind;
-use mainstay_store::status::{Error, Reason};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-
-/// The namespace in which nodes keep their heartbeats.
-pub(crate) const NODE_LEASES: &str = "kube-node-lease";
 
 /// The group of the servers of a cluster, which act for those whose requests they forward.
 pub const SERVERS: &str = "system:servers";
@@ -27,11 +20,11 @@ pub const SERVERS: &str = "system:servers";
 pub enum Role {
     /// Everything.
     Admin,
-    /// Reading and writing every kind, but no tokens.
+    /// Reading and writing, except for secrets and what belongs to the cluster itself.
     Editor,
-    /// Reading.
+    /// Reading, except for secrets.
     Viewer,
-    /// Reading, and writing what belongs to one node.
+    /// Reading and writing what belongs to one node.
     Node,
 }
 
@@ -112,207 +105,33 @@ impl User {
         });
         Self { name: name.into(), role, node, claims }
     }
-}
 
-/// What is done to objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Verb {
-    Get,
-    List,
-    Watch,
-    Create,
-    Update,
-    Patch,
-    Delete,
-    DeleteCollection,
-}
-
-impl Verb {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Get => "get",
-            Self::List => "list",
-            Self::Watch => "watch",
-            Self::Create => "create",
-            Self::Update => "update",
-            Self::Patch => "patch",
-            Self::Delete => "delete",
-            Self::DeleteCollection => "deletecollection",
-        }
+    /// Whether this user acts for a node. Every check of a node's name asks this.
+    #[must_use]
+    pub fn speaks_for(&self, node: &str) -> bool {
+        !node.is_empty() && self.role == Some(Role::Node) && self.node.as_deref() == Some(node)
     }
-
-    pub(crate) fn reads(self) -> bool {
-        matches!(self, Self::Get | Self::List | Self::Watch)
-    }
-}
-
-/// An attempt at something.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Attempt<'a> {
-    pub(crate) verb: Verb,
-    pub(crate) kind: &'a Kind,
-    pub(crate) namespace: Option<&'a str>,
-    pub(crate) name: Option<&'a str>,
-}
-
-/// Whether an attempt may go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Allowed,
-    /// Only if the object belongs to the user's node, before and after.
-    IfOwn,
-    Denied,
-}
-
-/// Decides about an attempt.
-pub(crate) fn judge(user: &User, attempt: &Attempt<'_>) -> Verdict {
-    match user.role {
-        // What a node needs of them the server sends with the command that starts an instance.
-        Some(Role::Editor | Role::Viewer | Role::Node)
-            if (attempt.kind.group, attempt.kind.plural) == ("", "secrets") =>
-        {
-            Verdict::Denied
-        }
-        Some(Role::Admin | Role::Editor) => Verdict::Allowed,
-        Some(Role::Viewer | Role::Node) if attempt.verb.reads() => Verdict::Allowed,
-        Some(Role::Node) => judge_node(user, attempt),
-        Some(Role::Viewer) | None => Verdict::Denied,
-    }
-}
-
-fn judge_node(user: &User, attempt: &Attempt<'_>) -> Verdict {
-    let kind = attempt.kind;
-    match (kind.group, kind.plural, attempt.verb) {
-        (_, _, Verb::DeleteCollection) => Verdict::Denied,
-        ("", "events", Verb::Create | Verb::Update | Verb::Patch) => Verdict::Allowed,
-        ("" | "coordination.k8s.io", "nodes" | "leases", Verb::Create) => Verdict::IfOwn,
-        ("", "nodes", _) if attempt.name == user.node.as_deref() => Verdict::Allowed,
-        ("coordination.k8s.io", "leases", _)
-            if attempt.namespace == Some(NODE_LEASES) && attempt.name == user.node.as_deref() =>
-        {
-            Verdict::Allowed
-        }
-        ("", "nodes" | "namespaces" | "events", _) | ("coordination.k8s.io", "leases", _) => {
-            Verdict::Denied
-        }
-        _ => Verdict::IfOwn,
-    }
-}
-
-/// Whether an object belongs to the node a user speaks for.
-pub(crate) fn owns(
-    user: &User,
-    kind: &Kind,
-    namespace: Option<&str>,
-    object: &Map<String, Value>,
-) -> bool {
-    let Some(node) = user.node.as_deref() else {
-        return false;
-    };
-    let text = |part: &str, field: &str| object.get(part)?.get(field)?.as_str();
-    let named = || text("metadata", "name") == Some(node);
-    match (kind.group, kind.plural) {
-        ("", "nodes") => named(),
-        ("coordination.k8s.io", "leases") => namespace == Some(NODE_LEASES) && named(),
-        ("storage.mainstay.dev", "lvmvolumegroups") => {
-            let local = object.get("spec").and_then(|spec| spec.get("local"));
-            local.and_then(|local| local.get("nodeName")?.as_str()) == Some(node)
-        }
-        _ => text("spec", "nodeName") == Some(node),
-    }
-}
-
-/// The refusal of an attempt, in Kubernetes' words.
-pub(crate) fn forbidden(user: &User, attempt: &Attempt<'_>) -> Error {
-    let Attempt { verb, kind, namespace, name } = attempt;
-    let place = match namespace {
-        Some(namespace) => format!("in the namespace \"{namespace}\""),
-        None => "at the cluster scope".to_owned(),
-    };
-    let why = format!(
-        "User \"{}\" cannot {} resource \"{}\" in API group \"{}\" {place}",
-        user.name,
-        verb.as_str(),
-        kind.plural,
-        kind.group,
-    );
-    match name {
-        Some(name) => Error::forbidden(kind, name, &why),
-        None => {
-            let mut error = Error::forbidden(kind, "", &why);
-            error.message = format!("{} is forbidden: {why}", kind.resource());
-            error
-        }
-    }
-}
-
-/// The refusal of a path that is not about objects.
-pub(crate) fn forbidden_path(user: &User, method: &str, path: &str) -> Error {
-    let message = format!("forbidden: User \"{}\" cannot {method} path \"{path}\"", user.name);
-    Error::new(Reason::Forbidden, message)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mainstay_store::registry::{Registry, builtin};
-    use serde_json::json;
-
-    fn user(role: Role) -> User {
-        let node = (role == Role::Node).then(|| "n1".to_owned());
-        User { name: role.as_str().into(), role: Some(role), node, claims: Claims::of_role(role) }
-    }
 
     #[test]
-    fn roles_allow_what_they_say() {
-        let registry = Registry::new(builtin()).unwrap();
-        let kind = |plural: &str| {
-            registry.iter().find(|kind| kind.plural == plural).expect(plural).clone()
-        };
-        use Role::{Admin, Editor, Node, Viewer};
-        use Verb::{Create, Delete, DeleteCollection, Get, Update, Watch};
+    fn a_node_speaks_for_itself_only() {
         let cases = [
-            (Admin, Delete, "nodes", None, Some("n2"), Verdict::Allowed),
-            (Editor, Create, "configmaps", Some("a"), None, Verdict::Allowed),
-            (Viewer, Watch, "configmaps", None, None, Verdict::Allowed),
-            (Viewer, Update, "configmaps", Some("a"), Some("b"), Verdict::Denied),
-            (Node, Get, "configmaps", Some("a"), Some("b"), Verdict::Allowed),
-            (Node, Update, "configmaps", Some("a"), Some("b"), Verdict::IfOwn),
-            (Node, Create, "nodes", None, None, Verdict::IfOwn),
-            (Node, Update, "nodes", None, Some("n1"), Verdict::Allowed),
-            (Node, Update, "nodes", None, Some("n2"), Verdict::Denied),
-            (Node, Delete, "namespaces", None, Some("n1"), Verdict::Denied),
-            (Node, Update, "leases", Some(NODE_LEASES), Some("n1"), Verdict::Allowed),
-            (Node, Update, "leases", Some("default"), Some("n1"), Verdict::Denied),
-            (Node, Update, "leases", Some(NODE_LEASES), Some("n2"), Verdict::Denied),
-            (Node, Create, "events", Some("a"), None, Verdict::Allowed),
-            (Node, Delete, "events", Some("a"), Some("e"), Verdict::Denied),
-            (Node, DeleteCollection, "configmaps", Some("a"), None, Verdict::Denied),
+            ("system:node:n1", "system:nodes", "n1", true),
+            ("system:node:n1", "system:nodes", "n1.5", false),
+            ("system:node:n1", "system:nodes", "n10", false),
+            ("system:node:n1", "system:nodes", "", false),
+            ("system:node:", "system:nodes", "", false),
+            ("n1", "admin", "n1", false),
+            ("n1", "editor", "n1", false),
         ];
-        for (role, verb, plural, namespace, name, expected) in cases {
-            let attempt = Attempt { verb, kind: &kind(plural), namespace, name };
-            let verdict = judge(&user(role), &attempt);
-            assert_eq!(verdict, expected, "{role} {} {plural} {name:?}", verb.as_str());
-        }
-    }
-
-    #[test]
-    fn a_node_owns_itself_its_lease_and_what_is_placed_on_it() {
-        let registry = Registry::new(builtin()).unwrap();
-        let node = user(Role::Node);
-        let cases = [
-            ("nodes", None, json!({"metadata": {"name": "n1"}}), true),
-            ("nodes", None, json!({"metadata": {"name": "n2"}}), false),
-            ("leases", Some(NODE_LEASES), json!({"metadata": {"name": "n1"}}), true),
-            ("leases", Some("default"), json!({"metadata": {"name": "n1"}}), false),
-            ("configmaps", Some("a"), json!({"spec": {"nodeName": "n1"}}), true),
-            ("configmaps", Some("a"), json!({"spec": {"nodeName": "n2"}}), false),
-            ("configmaps", Some("a"), json!({"metadata": {"name": "n1"}}), false),
-        ];
-        for (plural, namespace, object, expected) in cases {
-            let kind = registry.iter().find(|kind| kind.plural == plural).unwrap();
-            let object = object.as_object().unwrap();
-            assert_eq!(owns(&node, kind, namespace, object), expected, "{plural} {object:?}");
+        for (name, group, node, expected) in cases {
+            let claims = Claims { groups: vec![group.to_owned()], ..Claims::default() };
+            let user = User::of_groups(name, claims);
+            assert_eq!(user.speaks_for(node), expected, "{name} of {group} as {node:?}");
         }
     }
 

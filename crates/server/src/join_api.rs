@@ -15,9 +15,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
+use crate::authorize;
 use crate::body::{self, Incoming};
 use crate::certificates::{self, Grounds, Issued, NodeRecord, Session, expiry};
-use crate::identity::{self, User};
+use crate::identity::{Role, User};
 use crate::negotiate::Format;
 use crate::reply::{self, Reply};
 use crate::service::{App, Asked, bearer, wrong_method};
@@ -92,7 +93,7 @@ pub(crate) async fn answer(
         }
         None => {
             let session = parts.extensions.get::<Option<Arc<Session>>>().cloned().flatten();
-            let session = session.ok_or_else(|| identity::forbidden_path(user, "join", PATH))?;
+            let session = session.ok_or_else(|| authorize::forbidden_path(user, "join", PATH))?;
             (Grounds::Certificate(session.serial.clone()), None)
         }
     };
@@ -105,8 +106,8 @@ pub(crate) async fn answer(
 
 /// What is known of the token a request carries.
 async fn described(app: &App, token: &[u8], user: &User, verb: &str) -> Result<Description, Error> {
-    if user.role != Some(identity::Role::Node) {
-        return Err(identity::forbidden_path(user, verb, PATH));
+    if user.role != Some(Role::Node) {
+        return Err(authorize::forbidden_path(user, verb, PATH));
     }
     let known = app.tokens.describe(token).await;
     known.ok_or_else(|| Error::new(Reason::Unauthorized, "Unauthorized"))
@@ -115,7 +116,7 @@ async fn described(app: &App, token: &[u8], user: &User, verb: &str) -> Result<D
 /// The node whose certificate a request shows.
 fn own_node(user: &User, asked: Option<&str>, verb: &str) -> Result<String, Error> {
     match (&user.node, asked) {
-        (None, _) => Err(identity::forbidden_path(user, verb, PATH)),
+        (None, _) => Err(authorize::forbidden_path(user, verb, PATH)),
         (Some(node), Some(asked)) if node != asked => {
             Err(forbidden(format!("the certificate is for node {node}")))
         }

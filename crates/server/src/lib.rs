@@ -2,13 +2,15 @@
 //!
 //! [`Options`] say how a server is to be, [`Server::start`] makes it so, [`Running`] is it. A
 //! request comes in through `listen` (sockets, TLS, how long a connection may take) and goes to
-//! `service`, which finds out who asks (`tokens`, `tls`), whether they may (`identity`), and who
+//! `service`, which finds out who asks (`tokens`, `tls`), whether they may (`authorize`), and who
 //! answers: `list`, `watch` and `write` for objects, `documents` for what describes the API,
 //! `token_api` for tokens, `store_api` for operators, `health` for the rest. Objects are never decoded to be served: the
 //! store has them as the bytes a client receives.
 
+mod admit;
 pub mod audit;
 mod authority_api;
+pub mod authorize;
 mod body;
 mod certificates;
 mod connection;

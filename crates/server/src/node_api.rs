@@ -5,7 +5,6 @@ use http::request::Parts;
 use mainstay_store::object::Resource;
 use mainstay_store::status::{Details, Error, Reason};
 
-use crate::identity::{self, Role, User};
 use crate::reply::{self, Reply};
 use crate::service::{App, Asked, wrong_method};
 use crate::token_api;
@@ -16,21 +15,17 @@ pub(crate) fn revoked(path: &str) -> Option<&str> {
     (!node.is_empty() && !node.contains('/')).then_some(node)
 }
 
-/// Revokes the certificates and join tokens of a node. Admins only. Doing it again is harmless.
-pub(crate) async fn revoke(
-    app: &App,
-    parts: &Parts,
-    node: &str,
-    user: &User,
-    asked: &mut Asked,
-) -> Result<Reply, Error> {
+/// Puts it in the books, whether it is allowed or not.
+pub(crate) fn note(node: &str, asked: &mut Asked) {
     asked.changes = true;
     asked.resource = Some(Resource::from_stored("nodecertificates"));
     asked.verb = "delete";
     node.clone_into(&mut asked.name);
-    if user.role != Some(Role::Admin) {
-        return Err(identity::forbidden_path(user, asked.verb, parts.uri.path()));
-    }
+}
+
+/// Revokes the certificates and join tokens of a node; whoever calls has checked that the user is
+/// an admin. Doing it again is harmless.
+pub(crate) async fn revoke(app: &App, parts: &Parts, node: &str) -> Result<Reply, Error> {
     if parts.method != Method::POST {
         return Err(wrong_method());
     }

@@ -1,14 +1,17 @@
 //! Questions about oneself: who am I, and may I do this? They are asked by creating a review,
 //! which is answered and not kept.
 
+use std::sync::Arc;
+
 use http::StatusCode;
 use http::request::Parts;
-use mainstay_store::registry::Registry;
 use mainstay_store::status::Error;
 use serde_json::{Map, Value, json};
 
+use crate::admit::OwnOnly;
+use crate::authorize::{self, Attempt, Condition, Own, Verb, Verdict, paths, table};
 use crate::body::{self, Incoming};
-use crate::identity::{self, Attempt, Claims, Role, User, Verb, Verdict};
+use crate::identity::{Claims, Role, User};
 use crate::negotiate;
 use crate::path::Target;
 use crate::reply::{self, Reply};
@@ -42,7 +45,7 @@ pub(crate) async fn answer(
     parts: &Parts,
     incoming: Incoming,
     review: Review,
-    user: &User,
+    user: &Arc<User>,
 ) -> Result<Reply, Error> {
     if parts.method != http::Method::POST {
         return Err(wrong_method());
@@ -57,11 +60,7 @@ pub(crate) async fn answer(
     let status = match review {
         Review::Subject => json!({"userInfo": user_info(user)}),
         Review::Access => {
-            let allowed = may(app.resources.registry(), user, &spec);
-            let reason = match user.role {
-                Some(role) => format!("the role {role}"),
-                None => "no role".to_owned(),
-            };
+            let (allowed, reason) = may(app, user, &spec).await;
             json!({"allowed": allowed, "reason": reason})
         }
         Review::Rules => rules(user),
@@ -89,58 +88,118 @@ fn user_info(user: &User) -> Value {
     info
 }
 
-/// Whether a user may do what a review describes. What only the object can decide counts as
-/// allowed when the review names no object.
-fn may(registry: &Registry, user: &User, spec: &Map<String, Value>) -> bool {
+/// Whether a user may do what a review describes, and why. What only the object can decide is
+/// decided on the object that the review names; without a name it is allowed, under a condition.
+async fn may(app: &App, user: &Arc<User>, spec: &Map<String, Value>) -> (bool, String) {
+    let reason = match user.role {
+        Some(role) => format!("the role {role}"),
+        None => "no role".to_owned(),
+    };
     if let Some(path) = spec.get("nonResourceAttributes") {
-        let verb = path.get("verb").and_then(Value::as_str).unwrap_or("");
-        return user.role == Some(Role::Admin) || (user.role.is_some() && verb == "get");
+        let text = |name: &str| path.get(name).and_then(Value::as_str).unwrap_or("");
+        let verdict = paths::judge(user, &text("verb").to_uppercase(), text("path"));
+        return (verdict == Verdict::Allowed, reason);
     }
     let asked = spec.get("resourceAttributes");
     let text = |name: &str| asked.and_then(|asked| asked.get(name)?.as_str()).unwrap_or("");
     let some = |name: &str| Some(text(name)).filter(|text| !text.is_empty());
-    let verbs = [
-        Verb::Get,
-        Verb::List,
-        Verb::Watch,
-        Verb::Create,
-        Verb::Update,
-        Verb::Patch,
-        Verb::Delete,
-        Verb::DeleteCollection,
-    ];
-    let verb = verbs.into_iter().find(|verb| verb.as_str() == text("verb"));
-    let plural = text("resource");
-    let kind = registry.iter().find(|kind| kind.group == text("group") && kind.plural == plural);
-    let (Some(verb), Some(kind)) = (verb, kind) else {
+    let Some(verb) = Verb::named(text("verb")) else {
         // Whatever it is: who may do everything may do it too.
-        return user.role == Some(Role::Admin);
+        return (user.role == Some(Role::Admin), reason);
     };
-    let attempt = Attempt { verb, kind, namespace: some("namespace"), name: some("name") };
-    match identity::judge(user, &attempt) {
-        Verdict::Allowed => true,
-        Verdict::Denied => false,
-        Verdict::IfOwn => attempt.name.is_none() || attempt.name == user.node.as_deref(),
+    let fields = asked.and_then(|asked| asked.get("fieldSelector")).map(selector);
+    let attempt = Attempt {
+        verb,
+        group: text("group"),
+        plural: text("resource"),
+        subresource: text("subresource"),
+        namespace: some("namespace"),
+        name: some("name"),
+        fields: fields.as_deref(),
+    };
+    match authorize::judge(user, &attempt) {
+        Verdict::Allowed => (true, reason),
+        Verdict::Denied => match authorize::hint(user, &attempt) {
+            None => (false, reason),
+            Some(hint) => (false, format!("{reason}: {hint}")),
+        },
+        Verdict::IfOwn(rule) => {
+            let reason = format!("{reason}: {}", rule.words());
+            (attempt.name.is_none() || owns(app, user, &attempt, rule).await, reason)
+        }
     }
 }
 
+/// The field selector of a review, as it would stand in a query.
+fn selector(given: &Value) -> String {
+    if let Some(raw) = given.get("rawSelector").and_then(Value::as_str) {
+        return raw.to_owned();
+    }
+    let requirements = given.get("requirements").and_then(Value::as_array);
+    let term = |requirement: &Value| {
+        let values = requirement.get("values")?.as_array()?;
+        let single = requirement.get("operator")? == "In" && values.len() == 1;
+        let (key, value) = (requirement.get("key")?.as_str()?, values.first()?.as_str()?);
+        single.then(|| format!("{key}={value}"))
+    };
+    requirements.into_iter().flatten().filter_map(term).collect::<Vec<_>>().join(",")
+}
+
+/// Whether the object that an attempt names belongs to the user's node.
+async fn owns(app: &App, user: &Arc<User>, attempt: &Attempt<'_>, rule: Own) -> bool {
+    let mut kinds = app.resources.registry().iter();
+    let found = kinds.find(|kind| kind.group == attempt.group && kind.plural == attempt.plural);
+    let (Some(kind), Some(name)) = (found, attempt.name) else { return false };
+    match app.resources.get(kind, &kind.key(attempt.namespace, name)).await {
+        // An object that is not there yet belongs to the node if its name says so.
+        Err(_) => rule.is_by_name(),
+        Ok(record) => {
+            let own = OwnOnly::new(app, user, rule, kind, attempt);
+            own.check(&record.object()).await.is_ok()
+        }
+    }
+}
+
+/// What a user may do, as far as a list of rules can say it.
 fn rules(user: &User) -> Value {
-    let read = ["get", "list", "watch"];
-    let (verbs, groups): (&[&str], &[&str]) = match user.role {
-        Some(Role::Admin | Role::Editor) => (&["*"], &["*"]),
-        Some(Role::Viewer | Role::Node) => (&read, &["*"]),
-        None => (&[], &[]),
-    };
-    let resource_rules: Vec<Value> = match verbs {
-        [] => Vec::new(),
-        verbs => vec![json!({"verbs": verbs, "apiGroups": groups, "resources": ["*"]})],
-    };
-    let paths: Vec<Value> = match user.role {
-        Some(Role::Admin) => vec![json!({"verbs": ["*"], "nonResourceURLs": ["*"]})],
-        Some(_) => vec![json!({"verbs": ["get"], "nonResourceURLs": ["*"]})],
+    let every = || json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]});
+    let resource_rules: Vec<Value> = match user.role {
         None => Vec::new(),
+        Some(Role::Admin) => vec![every()],
+        Some(role) => {
+            let grants = table::ROWS.iter().flat_map(|row| {
+                row.grants(role).iter().map(move |grant| {
+                    let verbs: Vec<&str> = grant.verbs.iter().map(|verb| verb.as_str()).collect();
+                    let part = [row.plural, row.subresource];
+                    let resource = part.join("/").trim_end_matches('/').to_owned();
+                    let mut rule = json!({
+                        "verbs": verbs, "apiGroups": [row.group], "resources": [resource],
+                    });
+                    match grant.condition {
+                        Condition::Only { name, .. } => rule["resourceNames"] = json!([name]),
+                        Condition::Own(Own::Node | Own::Heartbeat) => {
+                            rule["resourceNames"] = json!([user.node]);
+                        }
+                        _ => {}
+                    }
+                    rule
+                })
+            });
+            grants.collect()
+        }
     };
-    // A node may also write what is its own, which a list of rules cannot say.
-    let incomplete = user.role == Some(Role::Node);
+    let mut paths: Vec<Value> = paths::ROWS
+        .iter()
+        .filter(|row| row.admits(user))
+        .map(|row| {
+            let verb = row.methods.as_str().to_lowercase().replace("any", "*");
+            json!({"verbs": [verb], "nonResourceURLs": [row.path.replace("**", "*")]})
+        })
+        .collect();
+    if user.role == Some(Role::Admin) {
+        paths = vec![json!({"verbs": ["*"], "nonResourceURLs": ["*"]})];
+    }
+    // A list of rules cannot say which objects or namespaces a condition leaves out.
+    let incomplete = matches!(user.role, Some(Role::Editor | Role::Node));
     json!({"resourceRules": resource_rules, "nonResourceRules": paths, "incomplete": incomplete})
 }

@@ -15,20 +15,22 @@ use http::{Method, Request, StatusCode, Version};
 use mainstay_store::clock::Clock;
 use mainstay_store::object::Resource;
 use mainstay_store::registry::Kind;
-use mainstay_store::resources::{Resources, Subresource};
+use mainstay_store::resources::{Admission, Resources, Subresource};
 use mainstay_store::status::{Error, Reason};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
+use crate::admit::OwnOnly;
 use crate::audit::{Audit, AuditNote, Books, Tap};
+use crate::authorize::{self, Attempt, Verb, Verdict};
 use crate::body::{self, Incoming, Inside};
 use crate::connection::Connections;
 use crate::cursor::Seal;
 use crate::discovery::serves_delete_collection;
 use crate::encoding;
 use crate::gate::{Gate, Pool, Who};
-use crate::identity::{self, Attempt, Role, User, Verb, Verdict};
+use crate::identity::{Role, User};
 use crate::impersonate;
 use crate::list::{self, Snapshots};
 use crate::listen::Peer;
@@ -344,7 +346,7 @@ impl App {
                 let _inside = body.admit(who, Pool::Requests)?;
                 return reviews::answer(self, parts, body, review, user).await;
             }
-            return self.unknown_kind(parts, target, asked);
+            return self.unknown_kind(parts, target, user, asked);
         };
         let part = part(kind, target)?;
         let verb = verb(&parts.method, kind, target, &query)?;
@@ -357,11 +359,20 @@ impl App {
             namespace.unwrap_or_default().clone_into(&mut asked.namespace);
             name.unwrap_or_default().clone_into(&mut asked.name);
         }
-        let attempt = Attempt { verb, kind, namespace, name };
-        let verdict = identity::judge(user, &attempt);
-        if verdict == Verdict::Denied {
-            return Err(identity::forbidden(user, &attempt));
-        }
+        let attempt = Attempt {
+            verb,
+            group: kind.group,
+            plural: kind.plural,
+            subresource: target.subresource.unwrap_or_default(),
+            namespace,
+            name,
+            fields: query.field_selector.as_deref(),
+        };
+        let own = match authorize::judge(user, &attempt) {
+            Verdict::Allowed => None,
+            Verdict::IfOwn(rule) => Some(Arc::new(OwnOnly::new(self, user, rule, kind, &attempt))),
+            Verdict::Denied => return Err(authorize::forbidden(user, kind, &attempt)),
+        };
         let form = negotiate::form(accept(parts))?;
         if verb == Verb::Watch {
             asked.lasting = true;
@@ -385,9 +396,7 @@ impl App {
             subresource: part,
             query: &query,
             form,
-            user,
-            attempt,
-            only_own: verdict == Verdict::IfOwn,
+            admission: own.clone().map(|own| own as Arc<dyn Admission>),
             patient: asked.patient.clone(),
         };
         let key = name.map(|name| kind.key(namespace, name));
@@ -395,6 +404,9 @@ impl App {
             (Verb::Get, Some(key)) => {
                 check_version(&self.resources, kind, &query)?;
                 let record = self.resources.read(kind, key).await?;
+                if let Some(own) = &own {
+                    own.check(&record.object()).await?;
+                }
                 let body = if form == Form::Plain && !query.pretty {
                     record.json().clone()
                 } else {
@@ -427,6 +439,7 @@ impl App {
         &self,
         parts: &Parts,
         target: &Target<'_>,
+        user: &User,
         asked: &mut Asked,
     ) -> Result<Reply, Error> {
         asked.verb = method_verb(&parts.method);
@@ -434,6 +447,18 @@ impl App {
             return Err(no_such_resource());
         }
         read_only(&parts.method)?;
+        let attempt = Attempt {
+            verb: Verb::List,
+            group: "",
+            plural: "pods",
+            subresource: "",
+            namespace: target.namespace.as_deref(),
+            name: None,
+            fields: None,
+        };
+        if authorize::judge(user, &attempt) != Verdict::Allowed {
+            return Err(authorize::forbidden_path(user, "list", parts.uri.path()));
+        }
         let none = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[]}"#;
         Ok(reply::json(StatusCode::OK, Body::whole(none)))
     }
@@ -454,10 +479,18 @@ impl App {
             false => body.admit(who, Pool::Requests)?,
         };
         asked.verb = method_verb(&parts.method);
+        let errand = crate::store_api::Errand::named(path);
+        if let Some(errand) = errand {
+            errand.note(asked);
+        } else if let Some(errand) = crate::authority_api::named(path) {
+            errand.note(asked);
+        } else if let Some(node) = crate::node_api::revoked(path) {
+            crate::node_api::note(node, asked);
+        }
+        if authorize::paths::judge(user, parts.method.as_str(), path) != Verdict::Allowed {
+            return Err(authorize::forbidden_path(user, asked.verb, path));
+        }
         if let Some(rest) = path.strip_prefix("/mainstay/v1/tokens") {
-            if user.role != Some(Role::Admin) {
-                return Err(identity::forbidden_path(user, asked.verb, path));
-            }
             let id = rest.strip_prefix('/').unwrap_or(rest).to_owned();
             return crate::token_api::answer(self, &parts, body, &id, asked).await;
         }
@@ -465,23 +498,16 @@ impl App {
             return crate::join_api::answer(self, &parts, body, user, asked).await;
         }
         if let Some(answer) = crate::authority_api::named(path) {
-            return answer.answer(self, &parts, user, asked).await;
+            return answer.answer(self, &parts).await;
         }
         if let Some(node) = crate::node_api::revoked(path) {
-            return crate::node_api::revoke(self, &parts, node, user, asked).await;
+            return crate::node_api::revoke(self, &parts, node).await;
         }
-        if let Some(errand) = crate::store_api::Errand::named(path) {
-            errand.note(asked);
-            if user.role != Some(Role::Admin) {
-                return Err(identity::forbidden_path(user, asked.verb, path));
-            }
+        if let Some(errand) = errand {
             let mut reply = crate::store_api::answer(self, &parts.method, errand, asked).await?;
             self.until_token_ends(&parts, &mut reply, None).await;
             reply.body_mut().holding(inside);
             return Ok(reply);
-        }
-        if user.role.is_none() {
-            return Err(identity::forbidden_path(user, asked.verb, path));
         }
         if path == "/metrics" {
             read_only(&parts.method)?;

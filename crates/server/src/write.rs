@@ -11,7 +11,7 @@ use http::request::Parts;
 use mainstay_store::object::{Key, Record, Revision};
 use mainstay_store::objects::At;
 use mainstay_store::registry::Kind;
-use mainstay_store::resources::{Deleted, Effect, Subresource, WriteOptions, Written};
+use mainstay_store::resources::{Admission, Deleted, Effect, Subresource, WriteOptions, Written};
 use mainstay_store::status::{Cause, Details, Error, Reason, Violation};
 use mainstay_store::strategy::{DeleteOptions, Propagation, Validation};
 use serde::Deserialize;
@@ -19,7 +19,6 @@ use serde_json::{Map, Value};
 
 use crate::audit::DryRun;
 use crate::body::{self, Incoming};
-use crate::identity::{self, Attempt, User};
 use crate::list;
 use crate::namespaces;
 use crate::negotiate::{self, Form, Format};
@@ -29,9 +28,6 @@ use crate::render;
 use crate::reply::{self, Reply};
 use crate::service::App;
 
-/// How often a deletion on behalf of a node looks again when the object changes under it.
-const LOOKS: usize = 8;
-
 /// One attempt to write, as far as it is known before the body is read.
 pub(crate) struct Writing<'a> {
     pub(crate) app: &'a App,
@@ -40,10 +36,8 @@ pub(crate) struct Writing<'a> {
     pub(crate) subresource: Option<Subresource>,
     pub(crate) query: &'a Query<'a>,
     pub(crate) form: Form,
-    pub(crate) user: &'a User,
-    pub(crate) attempt: Attempt<'a>,
-    /// Only objects of the user's node may be touched.
-    pub(crate) only_own: bool,
+    /// Judges what is written, if the user may not write every object of the kind.
+    pub(crate) admission: Option<Arc<dyn Admission>>,
     /// Told when all was read and a keeper decides how long the answer takes.
     pub(crate) patient: Arc<AtomicBool>,
 }
@@ -56,12 +50,11 @@ impl Writing<'_> {
         incoming: Incoming,
         name: &mut String,
     ) -> Result<Reply, Error> {
-        let mut options = write_options("CreateOptions", self.query, parts)?;
+        let mut options = self.options("CreateOptions", parts)?;
         let format = negotiate::object_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
         let decoded = body::object(format, &bytes)?;
         options.duplicates = decoded.duplicates;
-        self.check_own(&decoded.object)?;
         let resources = &self.app.resources;
         self.patient.store(resources.is_kept(self.kind), Relaxed);
         let written = resources.create(self.kind, self.namespace, decoded.object, &options).await?;
@@ -76,23 +69,14 @@ impl Writing<'_> {
         incoming: Incoming,
         key: &Key,
     ) -> Result<Reply, Error> {
-        let mut options = write_options("UpdateOptions", self.query, parts)?;
+        let mut options = self.options("UpdateOptions", parts)?;
         let format = negotiate::object_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
         let decoded = body::object(format, &bytes)?;
         options.duplicates = decoded.duplicates;
         let (resources, kind) = (&self.app.resources, self.kind);
-        let written = if self.only_own {
-            let new = decoded.object;
-            let edit = |old: &Map<String, Value>| {
-                self.check_own(old)?;
-                self.check_own_next(&new)?;
-                Ok(new.clone())
-            };
-            resources.modify(kind, key, self.subresource, &options, edit).await?
-        } else {
-            resources.replace(kind, key, decoded.object, self.subresource, &options).await?
-        };
+        let written =
+            resources.replace(kind, key, decoded.object, self.subresource, &options).await?;
         self.written(StatusCode::OK, written)
     }
 
@@ -103,7 +87,7 @@ impl Writing<'_> {
         incoming: Incoming,
         key: &Key,
     ) -> Result<Reply, Error> {
-        let options = write_options("PatchOptions", self.query, parts)?;
+        let options = self.options("PatchOptions", parts)?;
         let format = negotiate::patch_format(content_type(parts), self.kind.is_well_known())?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
         check_force(self.query, format)?;
@@ -112,14 +96,7 @@ impl Writing<'_> {
         }
         let patch = Patch::read(format, &bytes, &self.kind.schema)?;
         let limit = self.app.limits.body;
-        let edit = |old: &Map<String, Value>| {
-            let new = patch.apply(old, limit)?;
-            if self.only_own {
-                self.check_own(old)?;
-                self.check_own_next(&new)?;
-            }
-            Ok(new)
-        };
+        let edit = |old: &Map<String, Value>| patch.apply(old, limit);
         let resources = &self.app.resources;
         let written = resources.modify(self.kind, key, self.subresource, &options, edit).await?;
         self.written(StatusCode::OK, written)
@@ -134,12 +111,10 @@ impl Writing<'_> {
     ) -> Result<Reply, Error> {
         let decoded = body::object(Format::Apply, bytes)?;
         options.duplicates = decoded.duplicates;
-        self.check_own_next(&decoded.object)?;
         let (resources, kind) = (&self.app.resources, self.kind);
         options.force = self.query.force == Some(true);
         let part = self.subresource;
-        let check = |live: &Map<String, Value>| self.check_own(live);
-        let written = resources.apply(kind, key, decoded.object, part, &options, check).await?;
+        let written = resources.apply(kind, key, decoded.object, part, &options).await?;
         let created = written.effect == Effect::Created;
         let code = if created { StatusCode::CREATED } else { StatusCode::OK };
         self.written(code, written)
@@ -153,18 +128,15 @@ impl Writing<'_> {
         key: &Key,
     ) -> Result<Reply, Error> {
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
-        let (delete, options) = delete_options(parts, &bytes, self.query)?;
+        let (delete, mut options) = delete_options(parts, &bytes, self.query)?;
+        options.admission.clone_from(&self.admission);
         if (self.kind.group, self.kind.plural) == ("", "namespaces")
             && namespaces::ALWAYS.contains(&key.name())
         {
             let why = "this namespace may not be deleted";
             return Err(Error::forbidden(self.kind, key.name(), why));
         }
-        let deleted = if self.only_own {
-            self.delete_own(key, delete, &options).await?
-        } else {
-            self.app.resources.delete(self.kind, key, &delete, &options).await?
-        };
+        let deleted = self.app.resources.delete(self.kind, key, &delete, &options).await?;
         let mut reply = match deleted {
             Deleted::Marked(record) => self.object(StatusCode::OK, &record)?,
             Deleted::Removed(record) => {
@@ -185,29 +157,6 @@ impl Writing<'_> {
         Ok(reply)
     }
 
-    /// Deletes an object if it belongs to the user's node at the moment it goes.
-    async fn delete_own(
-        &self,
-        key: &Key,
-        mut delete: DeleteOptions,
-        options: &WriteOptions,
-    ) -> Result<Deleted, Error> {
-        let pinned = delete.resource_version.is_some();
-        let mut looks = LOOKS;
-        loop {
-            looks -= 1;
-            let record = self.app.resources.get(self.kind, key).await?;
-            self.check_own(&record.object())?;
-            if !pinned {
-                delete.resource_version = Some(record.revision().to_string());
-            }
-            match self.app.resources.delete(self.kind, key, &delete, options).await {
-                Err(error) if error.is_conflict() && !pinned && looks > 0 => {}
-                other => return other,
-            }
-        }
-    }
-
     /// Deletes every object of the collection that the selectors match.
     pub(crate) async fn delete_collection(
         &self,
@@ -215,7 +164,8 @@ impl Writing<'_> {
         incoming: Incoming,
     ) -> Result<Reply, Error> {
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
-        let (delete, options) = delete_options(parts, &bytes, self.query)?;
+        let (delete, mut options) = delete_options(parts, &bytes, self.query)?;
+        options.admission.clone_from(&self.admission);
         let filter = list::selection(self.kind, self.query)?;
         let collection = self.app.resources.list(self.kind, At::Latest).await?;
         let revision = collection.revision();
@@ -253,17 +203,9 @@ impl Writing<'_> {
         Ok(reply::json(code, reply::Body::whole(body)))
     }
 
-    fn check_own(&self, object: &Map<String, Value>) -> Result<(), Error> {
-        if !self.only_own || identity::owns(self.user, self.kind, self.namespace, object) {
-            Ok(())
-        } else {
-            Err(identity::forbidden(self.user, &self.attempt))
-        }
-    }
-
-    /// As [`Writing::check_own`], for what an object shall become: a part may be sent alone.
-    fn check_own_next(&self, object: &Map<String, Value>) -> Result<(), Error> {
-        if self.subresource.is_some() { Ok(()) } else { self.check_own(object) }
+    fn options(&self, kind: &str, parts: &Parts) -> Result<WriteOptions, Error> {
+        let options = write_options(kind, self.query, parts)?;
+        Ok(WriteOptions { admission: self.admission.clone(), ..options })
     }
 }
 

@@ -29,7 +29,7 @@ use mainstay_volumes::api::ReplicatedVolumeReplica;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-pub use desk::{Desk, Noted, STREAMS, Who, Whose, router};
+pub use desk::{Desk, Noted, STREAMS, SpeaksFor, router};
 pub use metrics::Metrics;
 
 use crate::api::Application;

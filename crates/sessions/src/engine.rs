@@ -334,6 +334,9 @@ pub(crate) struct Node {
     /// Everything was asked for and has not come yet.
     pub(crate) syncing: bool,
     pub(crate) address: String,
+    /// The labels of its Node object, if there is one: they win over those it registered with.
+    pub(crate) labels: Option<BTreeMap<String, String>>,
+    pub(crate) registered_labels: BTreeMap<String, String>,
     pub(crate) instances: HashSet<Key>,
 }
 

@@ -29,7 +29,7 @@ use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
 pub use self::client::{Access, Address, AddressError, Answer, Client, Failure};
-use self::feed::Feed;
+use self::feed::{Feed, Selected, Source};
 use crate::cache::{Collection, Retention, Watch};
 use crate::clock::Clock;
 use crate::object::{Action, Body, Event, Key, Received, Record, Resource, Revision};
@@ -54,6 +54,7 @@ pub struct KubernetesStore {
     registry: Arc<Registry>,
     clock: Arc<dyn Clock>,
     manager: String,
+    selections: BTreeMap<Resource, Selected>,
     feeds: Mutex<BTreeMap<Resource, Arc<Feed>>>,
     recent: Mutex<VecDeque<Arc<Record>>>,
     retention: Retention,
@@ -76,6 +77,7 @@ impl KubernetesStore {
             registry,
             clock,
             manager: manager.to_owned(),
+            selections: BTreeMap::new(),
             feeds: Mutex::default(),
             recent: Mutex::default(),
             // Whoever watches a copy is in this process: it seldom falls behind, and lists anew
@@ -89,6 +91,15 @@ impl KubernetesStore {
     #[must_use]
     pub fn keeping(mut self, retention: Retention) -> Self {
         self.retention = retention;
+        self
+    }
+
+    /// Lists and watches only some objects of a collection: those of a namespace, if one is given,
+    /// whose fields match, as `spec.nodeName=a`. The copy of the collection holds no others.
+    #[must_use]
+    pub fn selecting(mut self, resource: Resource, namespace: Option<&str>, fields: &str) -> Self {
+        let namespace = namespace.map(str::to_owned);
+        self.selections.insert(resource, Selected { namespace, fields: fields.to_owned() });
         self
     }
 
@@ -107,7 +118,9 @@ impl KubernetesStore {
         let mut feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
         let feed = feeds.entry(resource.clone()).or_insert_with(|| {
             let stop = self.stop.child_token();
-            Feed::start(self.client.clone(), kind, self.clock.clone(), self.retention, stop)
+            let selected = self.selections.get(resource).cloned().unwrap_or_default();
+            let source = Source { client: self.client.clone(), kind, selected };
+            Feed::start(source, self.clock.clone(), self.retention, stop)
         });
         Ok(feed.clone())
     }

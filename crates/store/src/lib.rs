@@ -3,6 +3,7 @@
 //! Enter at [`objects::Objects`], the trait every backend serves, and at [`open`], which picks a
 //! backend by URL. Nothing outside this crate knows which backend it talks to.
 
+pub mod admission;
 pub mod apply;
 pub mod backup;
 pub mod builtin;

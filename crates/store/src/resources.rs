@@ -17,6 +17,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+pub use crate::admission::{Admission, Proposed};
 use crate::apply::{self, Writer};
 use crate::cache::{Collection, Watch};
 use crate::clock::Clock;
@@ -106,11 +107,31 @@ pub struct WriteOptions {
     pub duplicates: Vec<String>,
     /// The lease under which it is written; wins over that of [`Resources::fenced`].
     pub fence: Option<Fence>,
+    /// Judges the write on the object as it would be stored; without one, everything is admitted.
+    pub admission: Option<Arc<dyn Admission>>,
 }
 
 impl WriteOptions {
     fn writer(&self, subresource: Option<Subresource>, now: jiff::Timestamp) -> Writer<'_> {
         Writer { manager: &self.manager, subresource, now }
+    }
+
+    async fn touch(&self, stored: &Map<String, Value>) -> Result<(), Error> {
+        match &self.admission {
+            None => Ok(()),
+            Some(admission) => admission.touch(stored).await,
+        }
+    }
+
+    async fn admit(
+        &self,
+        old: Option<&Map<String, Value>>,
+        new: Option<&Map<String, Value>>,
+    ) -> Result<(), Error> {
+        match &self.admission {
+            None => Ok(()),
+            Some(admission) => admission.admit(Proposed { old, new }).await,
+        }
     }
 }
 
@@ -209,7 +230,8 @@ impl Resources {
     /// the fields' owners here, and what is tried out is not handed over.
     fn remote(&self, options: &WriteOptions, origin: Origin) -> Option<&dyn Remote> {
         let plain = origin == Origin::Update && !options.dry_run && options.fence.is_none();
-        self.objects.remote().filter(|_| plain && self.fence.is_none())
+        let judged_there = self.fence.is_none() && options.admission.is_none();
+        self.objects.remote().filter(|_| plain && judged_there)
     }
 
     /// The store below.
@@ -346,6 +368,7 @@ impl Resources {
                 let writer = options.writer(None, stamp.now);
                 apply::track(kind, None, &mut prepared.object, &prepared.filled, writer);
             }
+            options.admit(None, Some(&prepared.object)).await?;
             if kind.namespaced {
                 self.check_namespace(kind, namespace.unwrap_or_default(), &prepared.name).await?;
             }
@@ -430,8 +453,7 @@ impl Resources {
     /// call changes nothing.
     ///
     /// # Errors
-    /// Whatever `check` says of the live object or the kind's rules of the next one;
-    /// [`Reason::Conflict`] naming the fields that others hold, unless forced.
+    /// Whatever the kind's rules say; [`Reason::Conflict`] naming the fields that others hold, unless forced.
     pub async fn apply(
         &self,
         kind: &Kind,
@@ -439,7 +461,6 @@ impl Resources {
         mut config: Map<String, Value>,
         subresource: Option<Subresource>,
         options: &WriteOptions,
-        check: impl Fn(&Map<String, Value>) -> Result<(), Error> + Send + Sync,
     ) -> Result<Written, Error> {
         let strictness =
             Strictness { validation: options.validation, duplicates: &options.duplicates };
@@ -449,7 +470,6 @@ impl Resources {
             tries -= 1;
             let writer = options.writer(subresource, self.clock.now());
             let edit = |live: &Map<String, Value>| {
-                check(live)?;
                 apply::apply(kind, Some(live), &config, writer, options.force)
             };
             let applied =
@@ -504,6 +524,7 @@ impl Resources {
             tries -= 1;
             let record = self.get(kind, key).await?;
             let old = record.object();
+            options.touch(&old).await?;
             let new = edit(&old)?;
             let mut update =
                 strategy::prepare_update(kind, key, &old, new, subresource, strictness)?;
@@ -516,6 +537,11 @@ impl Resources {
                     update.outcome = Outcome::Unchanged;
                 }
             }
+            let next = match &update.outcome {
+                Outcome::Write(object) | Outcome::Remove(object) => object,
+                Outcome::Unchanged => &old,
+            };
+            options.admit(Some(&old), Some(next)).await?;
             let keeper = self.keeper(kind).filter(|_| !options.dry_run);
             let (change, body, effect) = match update.outcome {
                 Outcome::Write(object) if let Some(keeper) = keeper => {
@@ -586,6 +612,8 @@ impl Resources {
             tries -= 1;
             let record = self.get(kind, key).await?;
             let old = record.object();
+            options.touch(&old).await?;
+            options.admit(Some(&old), None).await?;
             let now = self.clock.now();
             let keeper = self.keeper(kind).filter(|_| !options.dry_run);
             let written = match strategy::prepare_delete(kind, key, &old, delete, now)? {

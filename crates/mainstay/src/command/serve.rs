@@ -666,6 +666,13 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_has_a_row_in_the_table_of_access() {
+        let options = options("127.0.0.1:0".parse().unwrap(), PathBuf::new()).unwrap();
+        let missing = mainstay_server::authorize::uncovered(&options.registry);
+        assert_eq!(missing, Vec::<String>::new(), "add rows to authorize/table.rs");
+    }
+
+    #[test]
     fn parts_that_are_not_there_are_refused() {
         assert!(check_parts(Some(&["api".to_owned()])).is_ok());
         assert!(check_parts(Some(&["volumes".to_owned(), "rules".to_owned()])).is_ok());

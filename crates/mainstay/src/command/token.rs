@@ -178,9 +178,9 @@ enum ListFormat {
 enum Role {
     /// Everything
     Admin,
-    /// Reading and writing objects, but no tokens
+    /// Reading and writing, except for secrets, namespaces, nodes, leases and mainstay-system
     Editor,
-    /// Reading
+    /// Reading, except for secrets
     Viewer,
     /// Joining, and nothing else
     Node,

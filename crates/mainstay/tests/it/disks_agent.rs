@@ -95,7 +95,7 @@ fn a_node_writes_its_own_objects_and_no_others() {
         let mut command = site.server.client(MAINSTAY);
         command.args(line.split(' ')).env("KUBECONFIG", &config).output().unwrap()
     };
-    let own = as_node(&format!("disks provision {}", site.name(0)));
+    let own = as_node(&format!("get bd {} -o json", site.name(0)));
     assert!(own.status.success(), "{}", text_of(&own));
     let more = manifest("more.json", bare("n2", "more"));
     let node = manifest(

@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it stands")]
 
+mod access;
 mod apply;
 mod apply_defaults;
 mod audit;

@@ -151,3 +151,34 @@ fn a_status_and_a_last_finalizer_go_their_ways() {
         assert!(there.get_as::<Apple>(Some("a"), "held").await.unwrap().is_none());
     });
 }
+
+#[test]
+fn a_client_that_selects_copies_nothing_else() {
+    block_on(async {
+        let stage = Stage::new(Backend, crate::conformance::short()).await;
+        let (there, options) = (stage.running.resources(), WriteOptions::default());
+        for (namespace, name) in [("a", "red"), ("a", "green"), ("b", "red")] {
+            let mut apple = apple(name);
+            apple.metadata.namespace = Some(namespace.to_owned());
+            there.create_as(&apple, &options).await.unwrap();
+        }
+        let Stage { running, access, registry, clock, .. } = &stage;
+        let address = Address::parse(running.url()).unwrap();
+        let client = Client::new(vec![address], access.clone());
+        let store = KubernetesStore::new(client.into(), registry.clone(), clock.clone(), "few");
+        let apples = registry.of::<Apple>().unwrap();
+        let fields = "metadata.name=red";
+        let store = store.selecting(apples.resource().clone(), Some("a"), fields);
+        let here = resources(&stage, Arc::new(store));
+        let list = here.list(apples, mainstay_store::objects::At::Latest).await.unwrap();
+        let mut watch = here.watch(apples, None, None, list.revision()).await.unwrap();
+        there.create_as(&apple("blue"), &options).await.unwrap();
+        let grow = |apple: &mut Apple| set(apple, "size", "large");
+        there.modify_as(Some("a"), "red", None, &options, grow).await.unwrap();
+        let events = watch.next().await.unwrap();
+        let names: Vec<_> = events.iter().map(|event| event.record.key().to_string()).collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+        assert!(names[0].contains("red"), "{names:?}");
+        here.objects().close().await;
+    });
+}

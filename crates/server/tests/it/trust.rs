@@ -38,7 +38,19 @@ async fn each_role_may_do_what_it_is_for() {
     for name in ["n1", "n2"] {
         admin.post("/api/v1/nodes", &json!({"metadata": {"name": name}})).await.ok();
     }
-    let event = |name: &str| json!({"metadata": {"name": name, "namespace": "default"}, "involvedObject": {"kind": "Node", "name": "n1"}, "reason": "x", "message": "y", "type": "Normal"});
+    let event = |about: &str, by: &str| {
+        json!({
+            "metadata": {"generateName": "e-", "namespace": "default"},
+            "involvedObject": {"kind": "Node", "name": about}, "reportingInstance": by,
+            "reason": "x", "message": "y", "type": "Normal",
+        })
+    };
+    let status = |name: &str| {
+        json!({
+            "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": "z"}},
+            "spec": {"unschedulable": true}, "status": {"capacity": {"cpu": "3"}},
+        })
+    };
     let lease = |name: &str| json!({"metadata": {"name": name}, "spec": {"holderIdentity": "n1"}});
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
     let elsewhere = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
@@ -47,6 +59,9 @@ async fn each_role_may_do_what_it_is_for() {
     let editor = json!({"role": "editor", "ttlSeconds": 3600});
     let node = json!({"role": "node", "node": "n1"});
     let note = json!({"metadata": {"annotations": {"a": "b"}}});
+    let (one_status, two_status) = (status("n1"), status("n2"));
+    let system = "/api/v1/namespaces/mainstay-system/configmaps";
+    let (space, disks) = (json!({"metadata": {"name": "space"}}), map("disks"));
     let none = Value::Null;
     let cases: Vec<(&Value, &str, String, &Value, u16)> = vec![
         (&viewer, "GET", one("there"), &none, 200),
@@ -59,14 +74,32 @@ async fn each_role_may_do_what_it_is_for() {
         (&editor, "PATCH", one("there"), &note, 200),
         (&editor, "GET", "/mainstay/v1/tokens".into(), &none, 403),
         (&editor, "POST", "/mainstay/v1/tokens".into(), &viewer, 403),
-        (&node, "GET", one("there"), &none, 200),
+        (&editor, "PATCH", "/api/v1/nodes/n1".into(), &note, 403),
+        (&editor, "PATCH", "/api/v1/namespaces/default".into(), &note, 403),
+        (&editor, "POST", "/api/v1/namespaces".into(), &space, 403),
+        (&editor, "POST", system.into(), &disks, 403),
+        (&editor, "GET", system.into(), &none, 200),
+        (&editor, "DELETE", system.into(), &none, 403),
+        (&node, "GET", one("there"), &none, 403),
+        (&node, "GET", MAPS.into(), &none, 403),
+        (&node, "GET", system.into(), &none, 403),
+        (&node, "GET", format!("{system}/disks"), &none, 404),
+        (&node, "GET", format!("{system}?fieldSelector=metadata.name%3Ddisks"), &none, 200),
+        (&node, "POST", system.into(), &disks, 403),
+        (&node, "GET", "/api/v1/nodes".into(), &none, 403),
+        (&node, "GET", "/api/v1/nodes?fieldSelector=metadata.name%3Dn1".into(), &none, 200),
+        (&node, "GET", "/api/v1/nodes/n1".into(), &none, 200),
+        (&node, "GET", "/api/v1/nodes/n2".into(), &none, 403),
+        (&node, "GET", "/metrics".into(), &none, 403),
         (&node, "PATCH", one("there"), &note, 403),
         (&node, "DELETE", one("there"), &none, 403),
         (&node, "DELETE", MAPS.into(), &none, 403),
-        (&node, "PATCH", "/api/v1/nodes/n1".into(), &note, 200),
-        (&node, "PATCH", "/api/v1/nodes/n1/status".into(), &note, 200),
+        (&node, "PATCH", "/api/v1/nodes/n1".into(), &note, 403),
+        (&node, "PUT", "/api/v1/nodes/n1".into(), &one_status, 403),
+        (&node, "PUT", "/api/v1/nodes/n1/status".into(), &one_status, 200),
         (&node, "PATCH", "/api/v1/nodes/n2".into(), &note, 403),
-        (&node, "PATCH", "/api/v1/nodes/n2/status".into(), &note, 403),
+        (&node, "PUT", "/api/v1/nodes/n2/status".into(), &two_status, 403),
+        (&node, "DELETE", "/api/v1/nodes/n1".into(), &none, 403),
         (&node, "DELETE", "/api/v1/nodes/n2".into(), &none, 403),
         (&node, "PATCH", "/api/v1/namespaces/default".into(), &note, 403),
         (&node, "GET", "/mainstay/v1/tokens".into(), &none, 403),
@@ -90,7 +123,9 @@ async fn each_role_may_do_what_it_is_for() {
         (leases, lease("n1"), 201),
         (leases, lease("n2"), 403),
         (elsewhere, lease("n1"), 403),
-        (events, event("e"), 201),
+        (events, event("n1", "n1"), 201),
+        (events, event("n2", "n1"), 403),
+        (events, event("n1", "n2"), 403),
         ("/api/v1/nodes", json!({"metadata": {"name": "n3"}}), 403),
         (MAPS, map("mine"), 403),
     ];
@@ -101,6 +136,25 @@ async fn each_role_may_do_what_it_is_for() {
     let message = client.delete("/api/v1/nodes/n2").await;
     let expected = "nodes \"n2\" is forbidden: User \"system:node:n1\" cannot delete resource \"nodes\" in API group \"\" at the cluster scope";
     assert_eq!(message.refused(403, "Forbidden"), expected);
+    let reported = admin.get("/api/v1/nodes/n1").await.ok();
+    assert_eq!(reported["status"]["capacity"]["cpu"], "3");
+    assert_eq!(
+        (&reported["spec"]["unschedulable"], &reported["metadata"]["labels"]),
+        (&none, &none)
+    );
+    // A node makes its own Node, and says nothing in it that is for operators to say.
+    let mut client = host.joined("n5").await;
+    let zone = json!({"topology.kubernetes.io/zone": "a"});
+    let made = [
+        (json!({"metadata": {"name": "n5"}, "spec": {"unschedulable": false}}), 403),
+        (json!({"metadata": {"name": "n5", "labels": {"disktype": "ssd"}}}), 403),
+        (json!({"metadata": {"name": "n5", "labels": zone}}), 403),
+        (json!({"metadata": {"name": "n5"}}), 201),
+    ];
+    for (body, code) in made {
+        let answer = client.post("/api/v1/nodes", &body).await;
+        assert_eq!(answer.code, code, "{body}: {answer:?}");
+    }
     host.stop().await;
 }
 

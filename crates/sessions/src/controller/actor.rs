@@ -283,10 +283,13 @@ impl Actor {
             self.parts.engine.replicas(&volume, nodes);
         }
         for node in changed.nodes {
-            let known = self.parts.followed.nodes.get(&node);
+            let known: Option<Arc<Node>> = self.parts.followed.nodes.get(&node);
             let cordoned =
-                known.is_some_and(|node: Arc<Node>| node.spec.unschedulable == Some(true));
-            self.parts.engine.cordon(&node.name().into(), cordoned, now);
+                known.as_ref().is_some_and(|known| known.spec.unschedulable == Some(true));
+            let labels = known.map(|known| known.metadata.labels.clone());
+            let name: Key = node.name().into();
+            self.parts.engine.label(&name, labels, now);
+            self.parts.engine.cordon(&name, cordoned, now);
         }
         let users = self.users_of(&changed.secrets);
         for application in changed.applications.into_iter().chain(users) {

@@ -239,35 +239,8 @@ impl Keeper for Kept {
     }
 }
 
-/// Whom somebody who connects may speak for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Who {
-    /// Nobody.
-    Nobody,
-    /// This node, and simulated ones below it: `NAME.0`, `NAME.1` …
-    Node(String),
-    /// Any node.
-    Anybody,
-}
-
-impl Who {
-    fn may_be(&self, node: &str) -> bool {
-        match self {
-            Self::Nobody => false,
-            Self::Anybody => true,
-            Self::Node(name) => match node.strip_prefix(name.as_str()) {
-                Some("") => true,
-                Some(rest) => rest.strip_prefix('.').is_some_and(|number| {
-                    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
-                }),
-                None => false,
-            },
-        }
-    }
-}
-
-/// Says who opened a stream, from what the listener noted about them.
-pub type Whose = fn(&http::Extensions) -> Who;
+/// Says whether whoever opened a stream acts for a node, from what the listener noted about them.
+pub type SpeaksFor = fn(&http::Extensions, &str) -> bool;
 
 /// Is told the node that a stream is opened for, whether it is let in or not.
 pub type Noted = fn(&http::Extensions, &str);
@@ -276,8 +249,8 @@ pub type Noted = fn(&http::Extensions, &str);
 pub const STREAMS: &str = "/mainstay.agents.v1.Agents/";
 
 /// The streams of agents, and what people ask about sessions, as routes of a server.
-pub fn router(desk: Desk, whose: Whose, noted: Noted) -> axum::Router {
-    let service = AgentsServer::new(Arc::new(Streams { desk: desk.clone(), whose, noted }));
+pub fn router(desk: Desk, speaks_for: SpeaksFor, noted: Noted) -> axum::Router {
+    let service = AgentsServer::new(Arc::new(Streams { desk: desk.clone(), speaks_for, noted }));
     axum::Router::new()
         .route_service("/mainstay.agents.v1.Agents/{*method}", service)
         .merge(super::rest::routes(desk))
@@ -286,7 +259,7 @@ pub fn router(desk: Desk, whose: Whose, noted: Noted) -> axum::Router {
 #[derive(Debug)]
 struct Streams {
     desk: Desk,
-    whose: Whose,
+    speaks_for: SpeaksFor,
     noted: Noted,
 }
 
@@ -296,8 +269,7 @@ impl Agents for Streams {
         caller: http::Extensions,
         mut incoming: Incoming,
     ) -> BoxFuture<'static, Result<Outgoing, Status>> {
-        let who = (self.whose)(&caller);
-        let noted = self.noted;
+        let (speaks_for, noted) = (self.speaks_for, self.noted);
         let desk = self.desk.clone();
         async move {
             let first = tokio::time::timeout(INTRODUCTION, incoming.message()).await;
@@ -310,7 +282,7 @@ impl Agents for Streams {
             };
             noted(&caller, &register.node);
             let node: Key = register.node.as_str().into();
-            if node.is_empty() || !who.may_be(&node) {
+            if node.is_empty() || !speaks_for(&caller, &node) {
                 let why = format!("these credentials do not speak for the node {node:?}");
                 return Err(Status::permission_denied(why));
             }
@@ -343,27 +315,4 @@ async fn listen(desk: Desk, node: Key, connection: u64, first: FromNode, mut inc
         next = incoming.message().await.ok().flatten();
     }
     desk.put(Input::HungUp { node, connection }).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Who;
-
-    #[test]
-    fn a_node_speaks_for_itself_and_for_simulated_ones_below_it() {
-        let node = Who::Node("a".to_owned());
-        for (name, may) in [
-            ("a", true),
-            ("a.0", true),
-            ("a.17", true),
-            ("a.", false),
-            ("a.x", false),
-            ("b", false),
-            ("a1", false),
-            ("a-1", false),
-        ] {
-            assert_eq!(node.may_be(name), may, "{name}");
-        }
-        assert!(Who::Anybody.may_be("b") && !Who::Nobody.may_be("b"));
-    }
 }

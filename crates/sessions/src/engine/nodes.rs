@@ -67,6 +67,22 @@ impl Engine {
         }
     }
 
+    /// Says the labels of a node's object; without an object those count that it registered with.
+    /// Does nothing twice.
+    pub fn label(&mut self, node: &Key, labels: Option<BTreeMap<String, String>>, now: Moment) {
+        let known = self.nodes.entry(node.clone()).or_default();
+        if known.labels == labels {
+            return;
+        }
+        known.labels = labels;
+        if known.registered {
+            let labels = known.labels.as_ref().unwrap_or(&known.registered_labels).clone();
+            self.machines.relabel(node, labels);
+            self.freed = true;
+            self.settle(now);
+        }
+    }
+
     /// A node says something.
     pub fn hear(&mut self, node: &Key, message: FromNode, now: Moment) {
         let Some(known) = self.nodes.get(node) else { return };
@@ -150,8 +166,10 @@ impl Engine {
         known.address.clone_from(&register.address);
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let has = Amount { cpu: signed(register.cpu_milli), memory: signed(register.memory_bytes) };
-        let labels: BTreeMap<String, String> =
+        known.registered_labels =
             register.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        // An agent cannot choose its zone: the labels of its Node are the operators' to change.
+        let labels = known.labels.as_ref().unwrap_or(&known.registered_labels).clone();
         self.machines.set_schedulable(node, false);
         self.machines.join(node, has, labels);
         let configuration = Configuration {

@@ -415,3 +415,30 @@ pub(super) fn waiting(application: &str) -> SessionSpec {
 pub(super) fn closing(application: &str) -> SessionSpec {
     SessionSpec { on_node_loss: OnNodeLoss::Close, ..session(application) }
 }
+
+#[test]
+fn an_agent_cannot_choose_its_zone() {
+    let zone = "topology.kubernetes.io/zone";
+    let labels = |value: &str| [(zone.to_owned(), value.to_owned())];
+    let mut world = World::new(None);
+    let mut wanted = spec((1, 1), 0, 1, 1);
+    wanted.node_selector.extend(labels("a"));
+    world.apply("default/game", wanted);
+    let node: Key = "n1".into();
+    world.engine.label(&node, Some(labels("b").into()), world.now);
+    world.hosts.insert(node.clone(), Host { revision: 1, cpu: 1, memory: 1, ..Host::default() });
+    assert!(world.engine.connect(&node, world.now));
+    world.hosts.get_mut(&node).unwrap().connected = true;
+    let register =
+        Register { node: "n1".to_owned(), labels: labels("a").into(), ..Register::default() };
+    world.say(&node, from_node::Body::Register(register), false);
+    world.say(&node, from_node::Body::Ready(Report::default()), false);
+    let why = |world: &World| world.engine.explain(&"default/game".into())[0].because.clone();
+    assert!(why(&world).contains("labels"), "{}", why(&world));
+    // An operator can.
+    world.engine.label(&node, Some(labels("a").into()), world.now);
+    assert!(!why(&world).contains("labels"), "{}", why(&world));
+    // Without a Node there is only what it says.
+    world.engine.label(&node, None, world.now);
+    assert!(!why(&world).contains("labels"), "{}", why(&world));
+}

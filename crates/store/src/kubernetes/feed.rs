@@ -23,6 +23,20 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 /// How long a version that the server has told of may take to come.
 const PATIENCE: Duration = Duration::from_millis(250);
 
+/// Which objects of a collection are copied: all, or those of a namespace and with some fields.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Selected {
+    pub(super) namespace: Option<String>,
+    pub(super) fields: String,
+}
+
+/// Where a copy comes from.
+pub(super) struct Source {
+    pub(super) client: Arc<Client>,
+    pub(super) kind: Arc<Kind>,
+    pub(super) selected: Selected,
+}
+
 /// A copy of one collection.
 #[derive(Debug)]
 pub(super) struct Feed {
@@ -36,15 +50,16 @@ pub(super) struct Feed {
 
 impl Feed {
     pub(super) fn start(
-        client: Arc<Client>,
-        kind: Arc<Kind>,
+        source: Source,
         clock: Arc<dyn Clock>,
         retention: Retention,
         stop: CancellationToken,
     ) -> Arc<Self> {
         let cache = Arc::new(Cache::new(State::default(), retention));
         let (sender, synced) = watch::channel(false);
-        let follower = Follower { client, kind, clock, cache: cache.clone(), synced: sender };
+        let Source { client, kind, selected } = source;
+        let copy = cache.clone();
+        let follower = Follower { client, kind, selected, clock, cache: copy, synced: sender };
         let ended = stop.clone();
         let task = tokio::spawn(async move {
             let _ = ended.run_until_cancelled(follower.run()).await;
@@ -181,6 +196,7 @@ struct Refusal {
 struct Follower {
     client: Arc<Client>,
     kind: Arc<Kind>,
+    selected: Selected,
     clock: Arc<dyn Clock>,
     cache: Arc<Cache>,
     synced: watch::Sender<bool>,
@@ -225,14 +241,23 @@ impl Follower {
         *pause = (*pause * 2).min(PAUSES.1);
     }
 
+    /// The path of what is copied, with the beginning of a query.
+    fn path(&self) -> String {
+        let path = collection_path(&self.kind, self.selected.namespace.as_deref());
+        match self.selected.fields.as_str() {
+            "" => format!("{path}?"),
+            fields => format!("{path}?fieldSelector={}&", escaped(fields)),
+        }
+    }
+
     /// Reads everything as it is at one revision. Whoever watches from before learns that the
     /// history has expired.
     async fn list(&self) -> Result<(), Cut> {
-        let path = collection_path(&self.kind, None);
+        let path = self.path();
         let mut token = String::new();
         let mut records = Vec::new();
         let revision = loop {
-            let page = format!("{path}?limit={PAGE}&continue={token}");
+            let page = format!("{path}limit={PAGE}&continue={token}");
             let answer = self.client.call(http::Method::GET, &page, None).await?;
             match answer.code.as_u16() {
                 200 => {}
@@ -265,8 +290,8 @@ impl Follower {
     /// Watches from where the copy is, until that ends.
     async fn follow(&self, ledger: &mut Ledger) -> Cut {
         let from = self.cache.revision();
-        let path = collection_path(&self.kind, None);
-        let path = format!("{path}?watch=true&allowWatchBookmarks=true&resourceVersion={from}");
+        let path = self.path();
+        let path = format!("{path}watch=true&allowWatchBookmarks=true&resourceVersion={from}");
         let mut lines = match self.client.stream(&path).await {
             Ok(lines) => lines,
             Err(failure) => return failure.into(),
@@ -328,7 +353,7 @@ impl Follower {
     }
 }
 
-/// A continue token as it stands in a query.
+/// A value as it stands in a query.
 fn escaped(token: &str) -> String {
     let mut text = String::with_capacity(token.len());
     for byte in token.bytes() {

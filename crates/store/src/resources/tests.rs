@@ -249,3 +249,139 @@ async fn a_fenced_writer_out_of_office_writes_nothing() {
     assert_eq!(error.unwrap_err().reason, Reason::Conflict);
     assert!(house.get_as::<ConfigMap>(Some("default"), "c").await.unwrap().is_none());
 }
+
+/// Notes what it is asked, and refuses objects that say so.
+#[derive(Debug, Default)]
+struct Guard {
+    asked: std::sync::Mutex<Vec<String>>,
+}
+
+impl Guard {
+    fn says(object: Option<&Map<String, Value>>) -> String {
+        let value = |object: &Map<String, Value>| {
+            let data = object.get("data").and_then(|data| data.get("x"));
+            data.and_then(Value::as_str).unwrap_or("-").to_owned()
+        };
+        object.map_or_else(|| "none".to_owned(), value)
+    }
+
+    fn note(&self, line: String) {
+        self.asked.lock().unwrap().push(line);
+    }
+
+    fn judge(&self, object: Option<&Map<String, Value>>) -> Result<(), Error> {
+        match Self::says(object).as_str() {
+            "secret" => Err(Error::new(Reason::Forbidden, "no")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Admission for Guard {
+    fn touch<'a>(
+        &'a self,
+        stored: &'a Map<String, Value>,
+    ) -> futures_util::future::BoxFuture<'a, Result<(), Error>> {
+        self.note(format!("touch {}", Self::says(Some(stored))));
+        Box::pin(std::future::ready(self.judge(Some(stored))))
+    }
+
+    fn admit<'a>(
+        &'a self,
+        proposed: Proposed<'a>,
+    ) -> futures_util::future::BoxFuture<'a, Result<(), Error>> {
+        let Proposed { old, new } = proposed;
+        assert!(new.is_none_or(|new| !new.contains_key("spec")), "judged before it was pruned");
+        self.note(format!("{} -> {}", Self::says(old), Self::says(new)));
+        Box::pin(std::future::ready(self.judge(new)))
+    }
+}
+
+#[tokio::test]
+async fn every_way_to_write_is_judged_on_the_object_as_it_would_be_stored() {
+    let house = house().await;
+    let kind = house.kind_of::<ConfigMap>().unwrap().clone();
+    let guard = Arc::new(Guard::default());
+    let admission: Option<Arc<dyn Admission>> = Some(guard.clone());
+    let plain = WriteOptions { manager: "m".to_owned(), admission, ..WriteOptions::default() };
+    let dry = WriteOptions { dry_run: true, ..plain.clone() };
+    let asked = || std::mem::take(&mut *guard.asked.lock().unwrap()).join(", ");
+    let key = kind.key(Some("default"), "a");
+    let with_bogus = |value: &str| {
+        let mut object = config("a", value);
+        object.insert("spec".to_owned(), json!({"nodeName": "n1"}));
+        object
+    };
+    let delete = DeleteOptions::default();
+    for options in [&dry, &plain] {
+        let refused = house.create(&kind, Some("default"), with_bogus("secret"), options).await;
+        assert_eq!(refused.unwrap_err().reason, Reason::Forbidden);
+        let refused = house.apply(&kind, &key, with_bogus("secret"), None, options).await;
+        assert_eq!(refused.unwrap_err().reason, Reason::Forbidden);
+        assert_eq!(asked(), "none -> secret, none -> secret");
+    }
+    assert!(house.get(&kind, &key).await.unwrap_err().is_not_found(), "a refusal writes nothing");
+    house.create(&kind, Some("default"), with_bogus("1"), &plain).await.unwrap();
+    assert_eq!(asked(), "none -> 1");
+    for options in [&dry, &plain] {
+        let refused = house.replace(&kind, &key, with_bogus("secret"), None, options).await;
+        assert_eq!(refused.unwrap_err().reason, Reason::Forbidden);
+        assert_eq!(asked(), "touch 1, 1 -> secret");
+        let force = WriteOptions { force: true, ..options.clone() };
+        let refused = house.apply(&kind, &key, with_bogus("secret"), None, &force).await;
+        assert_eq!(refused.unwrap_err().reason, Reason::Forbidden);
+        assert_eq!(asked(), "touch 1, 1 -> secret");
+    }
+    let same = house.replace(&kind, &key, config("a", "1"), None, &plain).await.unwrap();
+    assert_eq!((same.effect, asked().as_str()), (Effect::Unchanged, "touch 1, 1 -> 1"));
+    house.delete(&kind, &key, &delete, &dry).await.unwrap();
+    assert_eq!(asked(), "touch 1, 1 -> none");
+    house.delete(&kind, &key, &delete, &plain).await.unwrap();
+    assert_eq!(asked(), "touch 1, 1 -> none");
+}
+
+#[tokio::test]
+async fn a_stored_object_that_may_not_be_touched_is_judged_before_it_is_looked_at() {
+    let house = house().await;
+    let kind = house.kind_of::<ConfigMap>().unwrap().clone();
+    house.create(&kind, Some("default"), config("a", "secret"), &options()).await.unwrap();
+    let admission: Option<Arc<dyn Admission>> = Some(Arc::new(Guard::default()));
+    let judged = WriteOptions { admission, ..WriteOptions::default() };
+    let key = kind.key(Some("default"), "a");
+    let edit = |_: &Map<String, Value>| panic!("it was looked at");
+    let refused = house.modify(&kind, &key, None, &judged, edit).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::Forbidden);
+    // A precondition that does not hold would tell the object's identity.
+    let delete = DeleteOptions { uid: Some("other".to_owned()), ..DeleteOptions::default() };
+    let refused = house.delete(&kind, &key, &delete, &judged).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::Forbidden);
+}
+
+#[tokio::test]
+async fn a_write_that_lost_a_race_is_judged_again() {
+    let house = house().await;
+    let kind = house.kind_of::<ConfigMap>().unwrap().clone();
+    house.create(&kind, Some("default"), config("a", "1"), &options()).await.unwrap();
+    let guard = Arc::new(Guard::default());
+    let admission: Option<Arc<dyn Admission>> = Some(guard.clone());
+    let judged = WriteOptions { admission, ..WriteOptions::default() };
+    let key = kind.key(Some("default"), "a");
+    let mut first = true;
+    let edit = |old: &Map<String, Value>| {
+        if std::mem::take(&mut first) {
+            let (house, kind, key) = (house.clone(), kind.clone(), key.clone());
+            let other = async move {
+                house.replace(&kind, &key, config("a", "secret"), None, &options()).await.unwrap();
+            };
+            // The store in memory answers at once.
+            futures_util::FutureExt::now_or_never(other).unwrap();
+        }
+        let mut new = old.clone();
+        new.insert("data".to_owned(), json!({"x": "2"}));
+        Ok(new)
+    };
+    let refused = house.modify(&kind, &key, None, &judged, edit).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::Forbidden);
+    let asked = guard.asked.lock().unwrap().join(", ");
+    assert_eq!(asked, "touch 1, 1 -> 2, touch secret");
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mainstay_server::{Options, Role, Running, User};
 use mainstay_sessions::api::{ApplicationSession, Instance};
 use mainstay_sessions::controller::{
-    self, Desk, GatewayOptions, Inbox, Metrics, STREAMS, Sessions, Who,
+    self, Desk, GatewayOptions, Inbox, Metrics, STREAMS, Sessions,
 };
 use mainstay_sessions::engine::Settings;
 use mainstay_store::object::Resource;
@@ -42,14 +42,10 @@ pub(super) fn ports(text: Option<&str>) -> Result<Option<(u16, u16)>, Error> {
     })
 }
 
-/// Whom a user of the server may speak for.
-fn whose(extensions: &http::Extensions) -> Who {
-    let Some(user) = extensions.get::<Arc<User>>() else { return Who::Nobody };
-    match (user.role, &user.node) {
-        (Some(Role::Admin), _) => Who::Anybody,
-        (Some(Role::Node), Some(node)) => Who::Node(node.clone()),
-        _ => Who::Nobody,
-    }
+/// Whether a user of the server may register an agent of this name.
+fn speaks_for(extensions: &http::Extensions, node: &str) -> bool {
+    let user = extensions.get::<Arc<User>>();
+    user.is_some_and(|user| user.role == Some(Role::Admin) || user.speaks_for(node))
 }
 
 /// Adds sessions to what a server will serve.
@@ -65,7 +61,7 @@ pub(super) fn mount(options: &mut Options) -> (Desk, Inbox) {
     options.keepers.insert(collection(Instance::GROUP, Instance::PLURAL), instances);
     let routes = options.routes.take().unwrap_or_default();
     options.routes =
-        Some(routes.merge(controller::router(desk.clone(), whose, super::audit::stream)));
+        Some(routes.merge(controller::router(desk.clone(), speaks_for, super::audit::stream)));
     options.streams.push(STREAMS);
     (desk, inbox)
 }
