@@ -64,7 +64,7 @@ pub enum Surface {
     Objects,
     /// Tokens.
     Tokens,
-    /// Nodes that join.
+    /// Nodes that join, their certificates, and the authority behind them.
     Join,
     /// Backup, compaction and checks of the store.
     Store,
@@ -92,7 +92,7 @@ impl Surface {
         let ours = path.strip_prefix("/mainstay/v1/").unwrap_or_default();
         match ours.split('/').collect::<Vec<_>>().as_slice() {
             ["tokens", ..] => Self::Tokens,
-            ["join"] => Self::Join,
+            ["join" | "ca"] | ["authority", ..] | ["nodes", _, "revoke"] => Self::Join,
             ["backup"] | ["store", ..] => Self::Store,
             ["namespaces", _, "instances", _, "log"] => Self::Logs,
             _ if below("/api") || below("/apis") => Self::Objects,
