@@ -141,7 +141,7 @@ fn instances_start_with_secrets_and_the_values_are_nowhere_else() {
         ("{name: A, valueFrom: {secretKeyRef: {name: Db_, key: word}}}", "secretKeyRef.name"),
     ] {
         let manifest = format!(
-            "apiVersion: apps.mainstay.dev/v1\nkind: Application\nmetadata: {{name: bad, namespace: default}}\nspec: {{command: [/bin/true], env: [{wrong}]}}\n"
+            "apiVersion: apps.mainstay.dev/v1\nkind: Application\nmetadata: {{name: bad, namespace: default}}\nspec: {{command: [/bin/true], env: [{wrong}], scalingPolicy: {{maximumInstance: 1, idleSessionNumThreshold: {{low: 0, high: 1}}}}}}\n"
         );
         let file = data.path().join("bad.yaml");
         std::fs::write(&file, manifest).unwrap();
