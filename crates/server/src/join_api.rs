@@ -248,7 +248,8 @@ mod tests {
     #[test]
     fn the_zone_is_the_tokens_or_the_agents_first_word() {
         type Text = Option<&'static str>;
-        let cases: [((Text, Text, Text, bool), Result<Text, &str>); 11] = [
+        type Case = ((Text, Text, Text, bool), Result<Text, &'static str>);
+        let cases: [Case; 11] = [
             ((None, None, None, false), Ok(None)),
             ((None, Some("a"), None, false), Ok(Some("a"))),
             ((Some("a"), None, None, false), Ok(Some("a"))),

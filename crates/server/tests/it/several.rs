@@ -1,11 +1,13 @@
 //! Several servers on one etcd: one truth, one leader, whatever happens to the members.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use mainstay_server::{Options, Server};
 use mainstay_store::Location;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::etcd::Address;
@@ -305,4 +307,45 @@ fn check(deeds: &[&Deed]) {
             }
         }
     }
+}
+
+/// Starts a server of this data folder on this etcd, and stops it again.
+async fn try_server(dir: &Path, address: &Address, new_cluster: bool) -> Result<(), String> {
+    let listen = "127.0.0.1:0".parse().unwrap();
+    let mut options =
+        Options::new(listen, dir.to_owned(), crate::client::registry(), SystemClock::new());
+    options.store = Location::Etcd(address.clone());
+    options.new_cluster = new_cluster;
+    let running = Server::start(options).await.map_err(|error| error.to_string())?;
+    running.shut_down().await;
+    Ok(())
+}
+
+/// The data folder of each server remembers the cluster that its etcd holds.
+#[tokio::test]
+async fn an_etcd_that_was_wiped_or_is_another_clusters_is_refused() {
+    let cluster = Cluster::start(1);
+    let (address, other) = (cluster.address(), cluster.address());
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let [one, two, stranger] = folders.each_ref().map(|folder| folder.path());
+    let marker = |dir: &Path| std::fs::read_to_string(dir.join("cluster.json")).unwrap();
+
+    try_server(one, &address, false).await.unwrap();
+    try_server(two, &address, false).await.unwrap();
+    assert_eq!(marker(one), marker(two), "a new folder joins the cluster that is there");
+    try_server(stranger, &other, false).await.unwrap();
+    assert_ne!(marker(one), marker(stranger));
+
+    let foreign = try_server(one, &other, false).await.unwrap_err();
+    assert!(foreign.contains("belongs to") && foreign.contains("--new-cluster"), "{foreign}");
+    assert!(cluster.control(&["del", "--prefix", &format!("{}/", address.prefix)]));
+    for folder in [one, two] {
+        let lost = try_server(folder, &address, false).await.unwrap_err();
+        assert!(lost.contains("empty") && lost.contains("--new-cluster"), "{lost}");
+    }
+    // A refusal changes nothing; the operator's word does.
+    assert_eq!(marker(one), marker(two));
+    try_server(one, &address, true).await.unwrap();
+    assert_ne!(marker(one), marker(two));
+    try_server(one, &address, false).await.unwrap();
 }

@@ -72,7 +72,8 @@ mod tests {
 
     #[test]
     fn changes_of_one_transaction_are_told_apart_or_said_not_to_be() {
-        let cases: [(&[Option<u8>], &[u8], bool); 7] = [
+        type Case = (&'static [Option<u8>], &'static [u8], bool);
+        let cases: [Case; 7] = [
             (&[], &[], true),
             (&[Some(0)], &[0], true),
             (&[None], &[0], true),

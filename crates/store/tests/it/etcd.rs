@@ -483,7 +483,8 @@ fn faults_lose_nothing_and_repeat_nothing() {
     runtime.block_on(async {
         let stores = [open(&address).await, open(&address).await];
         let stop = Arc::new(AtomicBool::new(false));
-        let counters: Vec<_> = (0..4).map(|n| key("apples", "a", &format!("n{n}"))).collect();
+        // More than are sent at once, so that some share transactions.
+        let counters: Vec<_> = (0..12).map(|n| key("apples", "a", &format!("n{n}"))).collect();
         let mut start = Revision::ZERO;
         for counter in &counters {
             start = stores[0].write(create(counter, 0)).await.unwrap().revision();
@@ -586,16 +587,20 @@ async fn settled(store: &Arc<dyn Objects>, counter: &Key) -> i64 {
     }
 }
 
-/// Follows all counters and returns their last values; every value must be one up from the last,
-/// or a fresh start after the history expired.
+/// Follows all counters, one change per watch, and returns their last values; every value must be
+/// one up from the last, or a fresh start after the history expired.
 async fn follow(store: Arc<dyn Objects>, start: Revision, counters: Vec<Key>) -> Vec<i64> {
     let mut values = vec![0; counters.len()];
     let mut ended = vec![false; counters.len()];
     let scope = Scope::all(counters[0].resource());
-    let mut watch = store.watch(scope.clone(), start).await.unwrap();
+    let mut from = start;
     while ended.contains(&false) {
-        let events = match watch.next().await {
-            Ok(events) => events,
+        let next = match store.watch(scope.clone(), from).await {
+            Ok(mut watch) => watch.next().await,
+            Err(error) => Err(error),
+        };
+        let event = match next {
+            Ok(events) => events[0].clone(),
             Err(Error::Expired { .. }) => {
                 let collection = store.collection(&scope.resource, At::Latest).await;
                 let Ok(collection) = collection else { continue };
@@ -604,20 +609,19 @@ async fn follow(store: Arc<dyn Objects>, start: Revision, counters: Vec<Key>) ->
                     assert!(value >= values[n] || value == -1, "a value went back");
                     (values[n], ended[n]) = (value.max(values[n]), value == -1);
                 }
-                watch = store.watch(scope.clone(), collection.revision()).await.unwrap();
+                from = collection.revision();
                 continue;
             }
             Err(error) => panic!("{error}"),
         };
-        for event in events {
-            let n = counters.iter().position(|key| key == event.record.key()).unwrap();
-            let value = crate::value(&event.record).as_i64().unwrap();
-            if value == -1 {
-                ended[n] = true;
-            } else {
-                assert_eq!(value, values[n] + 1, "{} skipped or repeated", counters[n]);
-                values[n] = value;
-            }
+        from = event.revision();
+        let n = counters.iter().position(|key| key == event.record.key()).unwrap();
+        let value = crate::value(&event.record).as_i64().unwrap();
+        if value == -1 {
+            ended[n] = true;
+        } else {
+            assert_eq!(value, values[n] + 1, "{} skipped or repeated", counters[n]);
+            values[n] = value;
         }
     }
     values
