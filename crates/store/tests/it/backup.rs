@@ -684,11 +684,6 @@ fn a_damaged_medium_is_complained_about() {
         }
         let cluster = crate::cluster::Cluster::start(1);
         let address = cluster.address();
-        assert!(cluster.control(&[
-            "put",
-            &format!("{}/objects/apples/a/x", address.prefix),
-            "junk"
-        ]));
         let store = mainstay_store::etcd::EtcdStore::open(
             &address,
             Retention::default(),
@@ -696,6 +691,8 @@ fn a_damaged_medium_is_complained_about() {
             SystemClock::new(),
         );
         let store = store.await.unwrap();
+        let junk = format!("{}/objects/apples/a/x", address.prefix);
+        assert!(cluster.control(&["put", &junk, "junk"]));
         let complaints = store.verify().await.unwrap();
         assert!(complaints.len() == 1 && complaints[0].contains("apples/a/x"), "{complaints:?}");
         store.close().await;
