@@ -278,7 +278,8 @@ fn probes(condition: Option<&str>, verb: &str, served: &Served) -> Vec<(Value, b
     }
 }
 
-/// Objects of node n1, called `own`, and of node n2, called `other`.
+/// Objects of node n1, called `own`, and of node n2, called `other`. The agent of n1 must have ended:
+/// it would remove what it does not find.
 async fn furnish(admin: &Caller) {
     for (name, node) in [("own", "n1"), ("other", "n2")] {
         let metadata = json!({"name": name});
@@ -312,12 +313,12 @@ async fn furnish(admin: &Caller) {
 async fn every_kind_verb_and_subresource_is_as_the_docs_say_for_every_role() {
     let server = TestServer::start();
     let admin = Caller::new(&server, "admin");
-    furnish(&admin).await;
     let roles = [
         ("editor", Caller::new(&server, "editor")),
         ("viewer", Caller::new(&server, "viewer")),
         ("node", Caller::node(&server)),
     ];
+    furnish(&admin).await;
     let mut docs = documented();
     for served in served(&admin).await {
         let name = format!("{}/{}", served.plural, served.part);
@@ -358,8 +359,8 @@ async fn every_kind_verb_and_subresource_is_as_the_docs_say_for_every_role() {
 async fn a_stolen_node_credential_reaches_nothing_beyond_its_node() {
     let server = TestServer::start();
     let admin = Caller::new(&server, "admin");
-    furnish(&admin).await;
     let n1 = Caller::node(&server);
+    furnish(&admin).await;
     // Fields that a kind does not know count for nothing: they are not stored.
     let own = json!({"nodeName": "n1", "local": {"nodeName": "n1"}});
     let spec = |more: Value| {
