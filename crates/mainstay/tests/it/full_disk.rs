@@ -58,7 +58,7 @@ fn a_full_disk_refuses_writes_and_recovers() {
     // Deletions go on, also after a restart, which serves reads.
     let delete = |server: &TestServer, name: &str| {
         let said = text_of(&server.mainstay(&["delete", "cm", name]));
-        assert_eq!(said, format!("configmap/{name} deleted\n"));
+        assert_eq!(said, format!("configmap \"{name}\" deleted\n"));
     };
     delete(&server, &expected.remove(0));
     let address = server.address();

@@ -146,8 +146,6 @@ fn a_database_without_a_server_is_checked_down_to_its_pages() {
 
     let database = there.path().join("objects.db");
     std::fs::copy(format!("{golden}objects-v1.db"), &database).unwrap();
-    let said = code(&check(), 1);
-    assert!(said.contains("was acknowledged"), "it is older than what was acknowledged: {said}");
     std::fs::remove_file(there.path().join("objects.db.acknowledged")).unwrap();
     let said = code(&check(), 1);
     assert!(said.contains("default/plain"), "its objects obey no schema, and are named: {said}");
