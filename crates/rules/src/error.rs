@@ -116,6 +116,12 @@ pub enum Error {
     /// The database is away or asked for a retry. The transaction is retried whole.
     #[error("the catalog's database cannot be reached: {0}")]
     Unavailable(String),
+    /// The database crashed while it committed. Look whether the change is there before repeating it.
+    #[error(
+        "the catalog's database restarted while this change was being committed, so it is unknown \
+         whether the change took place: look, and repeat it if it did not"
+    )]
+    Unknown,
     /// Too many passwords are being judged.
     #[error("a password cannot be hashed now: {0}")]
     Busy(#[from] crate::logins::Refused),

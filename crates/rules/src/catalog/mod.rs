@@ -34,7 +34,7 @@ use address::Address;
 pub use engine::{Column, Row, Value};
 use engine::{Engine, Mode, values};
 use pool::{Pool, open_lock};
-use postgres::Postgres;
+use postgres::{Fate, Postgres};
 use sqlite::Sqlite;
 use tokio::sync::Notify;
 use writer::Writer;
@@ -502,7 +502,7 @@ impl Catalog {
                 Ok(()) => Ok(value),
                 Err(lost @ Error::Unavailable(_)) => match engine.transaction() {
                     Some(transaction) if mode == Mode::Write => self
-                        .fate(&transaction, connect)
+                        .fate(&transaction, engine.run(), connect)
                         .and_then(|committed| if committed { Ok(value) } else { Err(lost) }),
                     _ => Err(lost),
                 },
@@ -522,12 +522,19 @@ impl Catalog {
     }
 
     /// What became of a transaction whose commit was not answered.
-    fn fate(&self, transaction: &str, connect: impl Fn() -> Result<Postgres>) -> Result<bool> {
+    fn fate(
+        &self,
+        transaction: &str,
+        run: &str,
+        connect: impl Fn() -> Result<Postgres>,
+    ) -> Result<bool> {
         let mut last = Error::Moved;
         for tries in 0..TRIES {
-            match connect().and_then(|mut engine| engine.committed(transaction)) {
-                Ok(Some(committed)) => return Ok(committed),
-                Ok(None) => {}
+            match connect().and_then(|mut engine| engine.committed(transaction, run)) {
+                Ok(Fate::Committed) => return Ok(true),
+                Ok(Fate::NotCommitted) => return Ok(false),
+                Ok(Fate::Unknown) => return Err(Error::Unknown),
+                Ok(Fate::InProgress) => {}
                 Err(error) => last = error,
             }
             std::thread::sleep(Duration::from_millis(u64::from(20 * tries).min(500)));

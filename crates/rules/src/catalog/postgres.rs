@@ -42,6 +42,8 @@ pub(crate) struct Postgres {
     transaction: Option<String>,
     /// Transactions since plans were last made.
     transactions: u32,
+    /// Tells this run of the database server from others.
+    run: String,
     // Dropped last: it drives the connection that the client above speaks through.
     runtime: Option<Runtime>,
 }
@@ -194,8 +196,10 @@ impl Postgres {
             ahead: Vec::new(),
             transaction: None,
             transactions: 0,
+            run: String::new(),
             runtime: Some(runtime),
         };
+        engine.run = engine.read_run()?;
         engine.batch(
             "SET jit = off; SET random_page_cost = 1.1; SET plan_cache_mode = force_generic_plan; \
              SET enable_mergejoin = off; SET enable_seqscan = off; SET temp_buffers = '64MB'; SET application_name = 'mainstay'; \
@@ -204,19 +208,34 @@ impl Postgres {
         Ok(engine)
     }
 
-    /// Whether a transaction whose commit was not answered took place.
-    pub(crate) fn committed(&mut self, transaction: &str) -> Result<Option<bool>> {
+    /// Tells this run of the database server from others. PostgreSQL discards its statistics when it
+    /// recovers from a crash, also where its main process goes on.
+    fn read_run(&mut self) -> Result<String> {
+        let sql =
+            "SELECT concat(pg_postmaster_start_time(), ' ', stats_reset) FROM pg_stat_bgwriter";
+        Ok(self.first_text(sql)?.unwrap_or_default())
+    }
+
+    /// The run of the database server that this connection belongs to.
+    pub(crate) fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Whether a transaction whose commit was not answered took place; `run` is the run of the
+    /// database server in which it began.
+    pub(crate) fn committed(&mut self, transaction: &str, run: &str) -> Result<Fate> {
         let sql = format!("SELECT pg_xact_status('{transaction}'::xid8)");
-        for message in self.simple(&sql)? {
+        let status = self.first_text(&sql)?;
+        Ok(fate(status.as_deref(), self.run == run))
+    }
+
+    fn first_text(&mut self, sql: &str) -> Result<Option<String>> {
+        for message in self.simple(sql)? {
             if let SimpleQueryMessage::Row(row) = message {
-                return Ok(match row.get(0) {
-                    Some("committed") => Some(true),
-                    Some("in progress") => None,
-                    _ => Some(false),
-                });
+                return Ok(row.get(0).map(str::to_owned));
             }
         }
-        Ok(Some(false))
+        Ok(None)
     }
 
     pub(crate) fn transaction(&self) -> Option<String> {
@@ -329,6 +348,27 @@ impl Postgres {
             ahead.rows = Some(answer.iter().map(read).collect::<Result<_>>()?);
         }
         Ok(())
+    }
+}
+
+/// The fate of a transaction whose commit was not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Committed,
+    NotCommitted,
+    InProgress,
+    /// A transaction of that number is committed, but it may be another one: a crash forgets the
+    /// numbers of transactions that were not durable, and they are given out again.
+    Unknown,
+}
+
+/// Decides the fate from what the database says of the transaction's number.
+fn fate(status: Option<&str>, same_run: bool) -> Fate {
+    match status {
+        Some("committed") if same_run => Fate::Committed,
+        Some("committed") => Fate::Unknown,
+        Some("in progress") => Fate::InProgress,
+        _ => Fate::NotCommitted,
     }
 }
 
@@ -512,5 +552,28 @@ impl Engine for Postgres {
 
     fn is_usable(&self) -> bool {
         !self.client.is_closed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_is_believed_only_within_one_run_of_the_database_server() {
+        let cases = [
+            (Some("committed"), true, Fate::Committed),
+            // After a crash the number may be another transaction's.
+            (Some("committed"), false, Fate::Unknown),
+            (Some("aborted"), true, Fate::NotCommitted),
+            (Some("aborted"), false, Fate::NotCommitted),
+            (Some("in progress"), true, Fate::InProgress),
+            (Some("in progress"), false, Fate::InProgress),
+            (None, true, Fate::NotCommitted),
+            (None, false, Fate::NotCommitted),
+        ];
+        for (status, same_run, expected) in cases {
+            assert_eq!(fate(status, same_run), expected, "{status:?}, same run: {same_run}");
+        }
     }
 }

@@ -526,7 +526,7 @@ fn failure(error: &Error, part: Part, allowed: Option<String>) -> Response {
         Error::Nowhere => {
             (if allowed.is_some() { 405 } else { 404 }, Class::UnsupportedOperation.to_string())
         }
-        Error::Unavailable(_) | Error::Moved | Error::Busy(_) => {
+        Error::Unavailable(_) | Error::Moved | Error::Unknown | Error::Busy(_) => {
             (503, "DatabaseException".to_owned())
         }
         _ => (500, "RucioException".to_owned()),
