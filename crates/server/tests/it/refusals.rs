@@ -1,14 +1,16 @@
 //! What the server says no to is told apart from what it cannot do just now.
 
+use std::sync::Arc;
+
 use http::Method;
 use mainstay_store::cache::Retention;
-use mainstay_store::kubernetes::{Address, Client};
+use mainstay_store::kubernetes::{Address, Client, KubernetesStore};
 use mainstay_store::object::Body;
-use mainstay_store::objects::{Change, Error, Write};
+use mainstay_store::objects::{Change, Error, Objects, Write};
 use mainstay_store::status::Reason;
 use serde_json::json;
 
-use crate::{Backend, Stage, access, block_on, create, key, open, update};
+use crate::{Backend, Stage, access, block_on, create, key, update};
 
 #[test]
 fn a_no_is_typed_and_a_server_that_is_away_is_not_a_no() {
@@ -31,15 +33,21 @@ fn a_no_is_typed_and_a_server_that_is_away_is_not_a_no() {
         let stale = stage.store.write(update(&apple, made.revision(), 3)).await.unwrap_err();
         let Error::Conflict { expected, actual, .. } = stale else { panic!("{stale}") };
         assert_eq!((expected, actual), (made.revision(), conflict.revision()));
-        // Forbidden: somebody who may only look.
-        let token = viewer(&stage).await;
-        let access = access(&stage.running, Some(token));
-        let looking =
-            open(&stage.running, &access, &stage.registry, Retention::default(), &stage.clock)
-                .await;
-        assert!(looking.get(&apple).await.unwrap().is_some(), "reading is allowed");
+        // Forbidden: a viewer reads this kind and does not write it.
+        let settings = key("configmaps", "a", "x");
+        let made = stage.store.write(create(&settings, 1)).await.unwrap();
+        let access = access(&stage.running, Some(viewer(&stage).await));
+        let servers = vec![Address::parse(stage.running.url()).unwrap()];
+        let client = Arc::new(Client::new(servers, access));
+        let looking = KubernetesStore::new(
+            client,
+            stage.registry.clone(),
+            stage.clock.clone(),
+            "conformance",
+        );
+        assert!(looking.get(&settings).await.unwrap().is_some(), "reading is allowed");
         let (found, message) =
-            reason(looking.write(update(&apple, conflict.revision(), 4)).await).unwrap();
+            reason(looking.write(update(&settings, made.revision(), 4)).await).unwrap();
         assert_eq!(found, Reason::Forbidden, "{message}");
         looking.close().await;
         let (handle, store) = (stage.running.handle(), stage.store.clone());
