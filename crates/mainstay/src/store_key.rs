@@ -18,9 +18,14 @@ pub(crate) struct StoreKey {
 }
 
 impl StoreKey {
+    /// The file of keys, of the flag or of the configuration.
+    pub(crate) fn file<'a>(&'a self, configured: Option<&'a Path>) -> Option<&'a Path> {
+        self.store_key.as_deref().or(configured)
+    }
+
     /// How values are written: with the keys of the flag's file, or of the configuration's.
     pub(crate) fn codec(&self, configured: Option<&Path>) -> Result<Codec, Error> {
-        let Some(path) = self.store_key.as_deref().or(configured) else {
+        let Some(path) = self.file(configured) else {
             return Ok(Codec::default());
         };
         let keys = MasterKeys::read(path)

@@ -298,13 +298,16 @@ impl Serve {
         let credentials = file.credentials.as_deref();
         let store = self.store.as_ref().or(file.store.as_ref());
         let catalog = self.catalog.as_ref().or(file.catalog.as_ref());
-        let private = [
+        let mut private = vec![
             self.data_dir.clone().or_else(|| file.data_dir.clone()).or_else(paths::data_dir),
             local_file(store.map(String::as_str)),
             local_file(catalog.map(String::as_str)),
             self.keys.file(credentials).map(Path::to_owned),
             self.config.clone(),
+            self.store_key.file(file.store_key.as_deref()).map(Path::to_owned),
         ];
+        let audit = self.audit.files(file.audit_policy.as_deref(), &file.audit_sinks);
+        private.extend(audit.into_iter().map(Some));
         let said = FileBounds {
             storage_root: file.storage_root.clone(),
             storage_endpoint: file.storage_endpoint.clone(),

@@ -72,6 +72,23 @@ fn roots_that_reach_the_servers_own_files_are_refused_at_start() {
             vec!["--storage-root".to_owned(), shown(&storage), "--store".to_owned(), store],
             "contains",
         ),
+        (
+            ["--storage-root", &shown(&storage), "--store-key", &shown(&storage.join("key"))]
+                .map(str::to_owned)
+                .to_vec(),
+            "contains",
+        ),
+        (
+            [
+                "--storage-root",
+                &shown(&storage),
+                "--audit-sink",
+                &format!("file:{}", shown(&storage.join("audit.log"))),
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+            "contains",
+        ),
         (vec!["--storage-root".to_owned(), shown(&storage.join("none"))], "No such file"),
         (vec!["--storage-endpoint".to_owned(), "a/b".to_owned()], "HOST:PORT"),
     ] {

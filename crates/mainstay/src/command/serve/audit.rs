@@ -26,6 +26,14 @@ pub(super) struct Flags {
 }
 
 impl Flags {
+    /// The policy's file, and the files that lines are written to.
+    pub(super) fn files(&self, policy: Option<&Path>, sinks: &[String]) -> Vec<PathBuf> {
+        let sinks = if self.sinks.is_empty() { sinks } else { self.sinks.as_slice() };
+        let written = sinks.iter().filter_map(|sink| sink.strip_prefix("file:"));
+        let policy = self.policy.as_deref().or(policy);
+        policy.into_iter().chain(written.map(Path::new)).map(Path::to_owned).collect()
+    }
+
     /// What these flags, or else the configuration file, say.
     pub(super) fn settings(
         &self,
