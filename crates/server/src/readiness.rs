@@ -6,12 +6,13 @@
 //! still under way, so that hanging ones do not pile up. Enter at [`Readiness::run`].
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, join_all, select};
 use mainstay_store::clock::Clock;
+use mainstay_store::identity;
 use mainstay_store::objects::Objects;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -29,12 +30,35 @@ pub trait Check: Send + Sync + std::fmt::Debug {
     fn check(&self) -> BoxFuture<'_, Result<(), String>>;
 }
 
+/// The store, and the cluster whose objects it held when it was first asked.
 #[derive(Debug)]
-struct Store(Arc<dyn Objects>);
+struct Store {
+    objects: Arc<dyn Objects>,
+    cluster: OnceLock<Option<String>>,
+}
 
 impl Check for Store {
     fn check(&self) -> BoxFuture<'_, Result<(), String>> {
-        async move { self.0.ready().await.map_err(|error| error.to_string()) }.boxed()
+        async move {
+            self.objects.ready().await.map_err(|error| error.to_string())?;
+            let found = identity::of(&*self.objects).await.map_err(|error| error.to_string())?;
+            same_cluster(self.cluster.get_or_init(|| found.clone()).as_deref(), found.as_deref())
+        }
+        .boxed()
+    }
+}
+
+/// A store that was emptied or exchanged under a running server is not ready.
+fn same_cluster(first: Option<&str>, found: Option<&str>) -> Result<(), String> {
+    match (first, found) {
+        (None, _) => Ok(()),
+        (Some(first), Some(found)) if first == found => Ok(()),
+        (Some(first), Some(found)) => Err(format!(
+            "the store now holds cluster {found} instead of {first}; stop the server and give it its own store"
+        )),
+        (Some(first), None) => Err(format!(
+            "the store was emptied: the identity of cluster {first} is gone; stop the server and restore a backup"
+        )),
     }
 }
 
@@ -71,7 +95,8 @@ impl Readiness {
         clock: Arc<dyn Clock>,
         registry: &mut Registry,
     ) -> Arc<Self> {
-        let store: (&'static str, Arc<dyn Check>) = ("store", Arc::new(Store(objects)));
+        let store = Store { objects, cluster: OnceLock::new() };
+        let store: (&'static str, Arc<dyn Check>) = ("store", Arc::new(store));
         let parts = [store].into_iter().chain(others);
         let parts = parts.map(|(name, check)| Part { name, check, last: Mutex::new(Ok(())) });
         let ready: Family<Named, Gauge> = Family::default();
@@ -154,6 +179,15 @@ mod tests {
             }
             .boxed()
         }
+    }
+
+    #[test]
+    fn a_store_of_another_cluster_or_of_none_is_not_ready() {
+        assert_eq!(same_cluster(None, None), Ok(()));
+        assert_eq!(same_cluster(None, Some("a")), Ok(()));
+        assert_eq!(same_cluster(Some("a"), Some("a")), Ok(()));
+        assert!(same_cluster(Some("a"), Some("b")).unwrap_err().contains("cluster b instead of a"));
+        assert!(same_cluster(Some("a"), None).unwrap_err().contains("was emptied"));
     }
 
     #[tokio::test]
