@@ -8,14 +8,15 @@
 //!
 //! A feed keeps all records in memory. They are looked at when a connection shakes hands; every
 //! open connection has a flag ([`Session`]) that is set when its certificate is revoked, which is
-//! all that a request looks at, and the connection is closed. Deleting a Node revokes what was
-//! given to that Node. Enter at [`Certificates::load`].
+//! all that a request looks at, and the connection is closed. A request to delete a Node revokes
+//! before the Node is touched, and again before it is answered ([`crate::node_api::delete`]); Nodes that
+//! vanish in another way are followed. Enter at [`Certificates::load`].
 
 mod record;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -34,7 +35,7 @@ pub(crate) use self::record::{Grounds, Issued, NodeRecord, Refusal};
 
 /// How often a change is tried while others change the same record.
 const ATTEMPTS: u32 = 100;
-/// How long the deletion of a Node waits until its certificates are revoked.
+/// How long a change waits until this server's own view of the records shows it.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often records of nodes that are gone are looked through.
 const SWEEP: Duration = Duration::from_secs(24 * 3600);
@@ -285,16 +286,22 @@ impl Certificates {
         Ok(())
     }
 
-    /// Revokes every certificate of a node, whether it is recorded or not. Revoking again changes
-    /// nothing but the time.
-    pub(crate) async fn revoke(&self, node: &str) -> Result<(), StoreError> {
-        let now = self.clock.now();
-        let written =
-            self.change(node, |known| Ok::<_, StoreError>(Some(known.revoked(|_| true, now))));
-        if let Some(revision) = written.await? {
+    /// Revokes every certificate of a node, whether it is recorded or not, and bars the tokens that
+    /// were made until now. `uid` is that of the Node object that is deleted, if one is. Revoking
+    /// again changes nothing but the time.
+    pub(crate) async fn revoke(&self, node: &str, uid: Option<&str>) -> Result<(), StoreError> {
+        let change = |known: &NodeRecord| Ok(Some(known.revoked(uid, self.clock.now())));
+        if let Some(revision) = self.change::<StoreError>(node, change).await? {
             self.wait_for(revision).await;
         }
         Ok(())
+    }
+
+    /// Notes a Node object that is taken back because its join was refused: its deletion revokes
+    /// nothing that was given on other grounds.
+    pub(crate) async fn disown(&self, node: &str, uid: &str) -> Result<(), StoreError> {
+        let change = |known: &NodeRecord| Ok(Some(known.remembering(uid)));
+        self.change::<StoreError>(node, change).await.map(drop)
     }
 
     /// Waits for the feed, which only says so later if it takes too long: what is stored counts.
@@ -337,10 +344,10 @@ impl Certificates {
             .map(|record| (record.key().name().to_owned(), uid(record)))
             .collect();
         for (node, record) in self.records() {
-            let there = uids.get(&node);
-            let gone = |issued: &Issued| issued.uid.is_some() && issued.uid.as_ref() != there;
-            if record.certificates.iter().any(gone) {
-                self.revoke_if(&node, gone).await?;
+            let given = record.certificates.iter().filter_map(|issued| issued.uid.as_ref());
+            let gone: BTreeSet<_> = given.filter(|uid| Some(*uid) != uids.get(&node)).collect();
+            for uid in gone {
+                self.gone(&node, uid).await?;
             }
         }
         Ok(())
@@ -348,43 +355,15 @@ impl Certificates {
 
     async fn deleted(&self, events: &[Arc<Event>]) -> Result<(), StoreError> {
         for event in events.iter().filter(|event| event.action == Action::Deleted) {
-            let (name, uid) = (event.record.key().name(), uid(&event.record));
-            // A Node of the same name may have joined since: it has another identity.
-            self.revoke_if(name, |issued| issued.uid.as_ref().is_none_or(|of| *of == uid)).await?;
+            self.gone(event.record.key().name(), &uid(&event.record)).await?;
         }
         Ok(())
     }
 
-    async fn revoke_if(
-        &self,
-        node: &str,
-        gone: impl Fn(&Issued) -> bool,
-    ) -> Result<(), StoreError> {
-        let now = self.clock.now();
-        let change = |known: &NodeRecord| {
-            let changes = !known.closed || known.certificates.iter().any(&gone);
-            Ok::<_, StoreError>(changes.then(|| known.revoked(&gone, now)))
-        };
-        self.change(node, change).await.map(drop)
-    }
-
-    /// Waits until the certificates of a Node that was just deleted are revoked.
-    pub(crate) async fn settled(&self, node: &str) {
-        let key = Key::new(&self.nodes, None, node);
-        if !matches!(self.objects.get(&key).await, Ok(None)) {
-            return;
-        }
-        let mut seen = self.seen.subscribe();
-        let revoked = || {
-            let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
-            records.get(node).is_some_and(|record| record.closed && record.certificates.is_empty())
-        };
-        tokio::select! {
-            _ = seen.wait_for(|_| revoked()) => {}
-            () = self.clock.sleep(PATIENCE) => {
-                tracing::warn!(node, "the certificates of a deleted node are not revoked yet");
-            }
-        }
+    /// Revokes what the deletion of a Node object takes, unless that was done before it.
+    async fn gone(&self, node: &str, uid: &str) -> Result<(), StoreError> {
+        let change = |known: &NodeRecord| Ok(known.without_node(uid, self.clock.now()));
+        self.change::<StoreError>(node, change).await.map(drop)
     }
 
     /// Forgets nodes that were revoked so long ago that none of their certificates is good.
@@ -409,7 +388,8 @@ impl Certificates {
     }
 }
 
-fn uid(record: &Record) -> String {
+/// The identity of a stored object.
+pub(crate) fn uid(record: &Record) -> String {
     let object = record.object();
     let uid = object.get("metadata").and_then(|metadata| metadata.get("uid"));
     uid.and_then(Value::as_str).unwrap_or_default().to_owned()

@@ -11,6 +11,7 @@ use mainstay_store::builtin::Node;
 use mainstay_store::object::Resource;
 use mainstay_store::resources::WriteOptions;
 use mainstay_store::status::{Error, Reason};
+use mainstay_store::strategy::DeleteOptions;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -87,6 +88,8 @@ pub(crate) async fn answer(
     let (grounds, zone) = match &token {
         Some((bytes, token)) => {
             let record = app.certificates.of_node(&node).await.map_err(unavailable)?;
+            let fresh = record.takes_token(token.created);
+            fresh.map_err(|refusal| forbidden(refusal.to_string()))?;
             let zone = zone_of(app, &node, &record, token, &wish).await?;
             app.tokens.consume(bytes, &node, &request.key()).await.map_err(token_api::refused)?;
             (Grounds::Token(token.created), zone)
@@ -97,11 +100,42 @@ pub(crate) async fn answer(
             (Grounds::Certificate(session.serial.clone()), None)
         }
     };
-    let uid = match (&token, wish.register) {
+    let (uid, made) = match (&token, wish.register) {
         (Some(_), true) => register(app, &node, zone.as_deref()).await?,
-        _ => existing(app, &node).await?.map(|node| node.metadata.uid),
+        _ => (existing(app, &node).await?.map(|node| node.metadata.uid), false),
     };
-    grant(app, request, &node, &grounds, uid, zone.as_deref()).await
+    let granted = grant(app, request, &node, &grounds, uid.clone(), zone.as_deref()).await;
+    let refused = granted.is_err();
+    if let (true, true, Some(uid)) = (refused, made, uid) {
+        take_back(app, &node, uid).await;
+    }
+    granted
+}
+
+/// Removes the Node that was just made for a join that is then refused: the node was revoked
+/// meanwhile.
+async fn take_back(app: &App, node: &str, uid: String) {
+    let noted = app.certificates.disown(node, &uid).await;
+    let delete = DeleteOptions { uid: Some(uid), ..DeleteOptions::default() };
+    let options = WriteOptions::default();
+    let removed = app.resources.delete_as::<Node>(None, node, &delete, &options).await;
+    if let Some(error) = noted.err().map(unavailable).or(removed.err()) {
+        tracing::warn!(node, %error, "the Node of a refused join was not removed");
+    }
+}
+
+/// Refuses to give anything to a Node that is on its way out.
+fn staying(node: Node) -> Result<Node, Error> {
+    let name = &node.metadata.name;
+    match node.metadata.deletion_timestamp {
+        None => Ok(node),
+        Some(_) => {
+            let why = format!(
+                "node {name} is being deleted, but its finalizers hold it; join again when it is gone"
+            );
+            Err(Error::new(Reason::Conflict, why))
+        }
+    }
 }
 
 /// What is known of the token a request carries.
@@ -133,7 +167,7 @@ fn unavailable(error: mainstay_store::objects::Error) -> Error {
 }
 
 async fn existing(app: &App, node: &str) -> Result<Option<Node>, Error> {
-    app.resources.get_as::<Node>(None, node).await
+    app.resources.get_as::<Node>(None, node).await?.map(staying).transpose()
 }
 
 /// The zone a node is in once it has joined with a token.
@@ -180,8 +214,13 @@ fn decide_zone(
     }
 }
 
-/// Makes the Node object of a node that joins, or labels the one that is there. Says its identity.
-async fn register(app: &App, name: &str, zone: Option<&str>) -> Result<Option<String>, Error> {
+/// Makes the Node object of a node that joins, or labels the one that is there. Says its identity,
+/// and whether it was made now.
+async fn register(
+    app: &App,
+    name: &str,
+    zone: Option<&str>,
+) -> Result<(Option<String>, bool), Error> {
     let options = WriteOptions { manager: "mainstay-server".to_owned(), ..WriteOptions::default() };
     let mut labels = vec![(HOST.to_owned(), name.to_owned())];
     labels.extend(zone.map(|zone| (ZONE.to_owned(), zone.to_owned())));
@@ -189,7 +228,7 @@ async fn register(app: &App, name: &str, zone: Option<&str>) -> Result<Option<St
     node.metadata.name = name.to_owned();
     node.metadata.labels.extend(labels.iter().cloned());
     match app.resources.create_as(&node, &options).await {
-        Ok(made) => return Ok(Some(made.metadata.uid)),
+        Ok(made) => return Ok((Some(made.metadata.uid), true)),
         Err(error) if error.is_already_exists() => {}
         Err(error) => return Err(error),
     }
@@ -199,7 +238,7 @@ async fn register(app: &App, name: &str, zone: Option<&str>) -> Result<Option<St
         }
     });
     match labelled.await {
-        Ok((node, _)) => Ok(Some(node.metadata.uid)),
+        Ok((node, _)) => Ok((Some(staying(node)?.metadata.uid), false)),
         Err(error) => Err(error),
     }
 }

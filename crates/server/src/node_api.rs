@@ -1,10 +1,15 @@
-//! Revoking nodes: `POST /mainstay/v1/nodes/NAME/revoke`, and what follows when a Node is deleted.
+//! Revoking nodes: `POST /mainstay/v1/nodes/NAME/revoke`, and the deletion of Nodes, which
+//! revokes them as well.
 
 use http::Method;
 use http::request::Parts;
-use mainstay_store::object::Resource;
+use mainstay_store::object::{Key, Resource};
+use mainstay_store::registry::Kind;
+use mainstay_store::resources::{Deleted, WriteOptions};
 use mainstay_store::status::{Details, Error, Reason};
+use mainstay_store::strategy::DeleteOptions;
 
+use crate::certificates;
 use crate::reply::{self, Reply};
 use crate::service::{App, Asked, wrong_method};
 use crate::token_api;
@@ -29,20 +34,35 @@ pub(crate) async fn revoke(app: &App, parts: &Parts, node: &str) -> Result<Reply
     if parts.method != Method::POST {
         return Err(wrong_method());
     }
-    app.tokens.revoke_of_node(node).await.map_err(token_api::refused)?;
-    let done = app.certificates.revoke(node).await;
-    done.map_err(|error| Error::new(Reason::ServiceUnavailable, error.to_string()))?;
+    take_away(app, node, None).await?;
     let (name, kind) = (node.to_owned(), "nodes".to_owned());
     Ok(reply::success(&Details { name, kind, ..Details::default() }))
 }
 
-/// After a Node was deleted: its tokens go as well, and its certificates are revoked before the
-/// deletion is answered. A failure here leaves that to the feed of deleted Nodes.
-pub(crate) async fn deleted(app: &App, node: &str) {
-    if let Ok(None) = app.resources.get_as::<mainstay_store::builtin::Node>(None, node).await {
-        if let Err(error) = app.tokens.revoke_of_node(node).await {
-            tracing::warn!(node, %error, "the join tokens of a deleted node were not revoked");
-        }
-        app.certificates.settled(node).await;
+/// Revokes the certificates of a node first, so that no join gets in while its tokens go.
+async fn take_away(app: &App, node: &str, uid: Option<&str>) -> Result<(), Error> {
+    let done = app.certificates.revoke(node, uid).await;
+    done.map_err(|error| Error::new(Reason::ServiceUnavailable, error.to_string()))?;
+    app.tokens.revoke_of_node(node).await.map_err(token_api::refused)
+}
+
+/// Deletes a Node, or marks it if finalizers hold it. Either way its certificates and tokens are
+/// revoked: before, so that nobody gets in while it goes, and again after, for tokens that were made
+/// meanwhile. A deletion that would be refused revokes nothing.
+pub(crate) async fn delete(
+    app: &App,
+    kind: &Kind,
+    key: &Key,
+    delete: &DeleteOptions,
+    options: &WriteOptions,
+) -> Result<Deleted, Error> {
+    let trial = WriteOptions { dry_run: true, ..options.clone() };
+    let tried = app.resources.delete(kind, key, delete, &trial).await?;
+    if options.dry_run {
+        return Ok(tried);
     }
+    take_away(app, key.name(), Some(&certificates::uid(tried.record()))).await?;
+    let deleted = app.resources.delete(kind, key, delete, options).await?;
+    take_away(app, key.name(), Some(&certificates::uid(deleted.record()))).await?;
+    Ok(deleted)
 }

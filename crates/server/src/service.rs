@@ -417,13 +417,7 @@ impl App {
             (Verb::Create, _) => writing.create(parts, body, &mut asked.name).await?,
             (Verb::Update, Some(key)) => writing.update(parts, body, key).await?,
             (Verb::Patch, Some(key)) => writing.patch(parts, body, key).await?,
-            (Verb::Delete, Some(key)) => {
-                let reply = writing.delete(parts, body, key).await?;
-                if (kind.group, kind.plural) == ("", "nodes") {
-                    crate::node_api::deleted(self, key.name()).await;
-                }
-                reply
-            }
+            (Verb::Delete, Some(key)) => writing.delete(parts, body, key).await?,
             (Verb::DeleteCollection, _) => writing.delete_collection(parts, body).await?,
             _ => list::list(self, kind, namespace, &query, form).await?,
         };

@@ -22,6 +22,7 @@ use crate::body::{self, Incoming};
 use crate::list;
 use crate::namespaces;
 use crate::negotiate::{self, Form, Format};
+use crate::node_api;
 use crate::patch::Patch;
 use crate::query::{Query, number};
 use crate::render;
@@ -136,7 +137,7 @@ impl Writing<'_> {
             let why = "this namespace may not be deleted";
             return Err(Error::forbidden(self.kind, key.name(), why));
         }
-        let deleted = self.app.resources.delete(self.kind, key, &delete, &options).await?;
+        let deleted = self.remove(key, &delete, &options).await?;
         let mut reply = match deleted {
             Deleted::Marked(record) => self.object(StatusCode::OK, &record)?,
             Deleted::Removed(record) => {
@@ -172,7 +173,7 @@ impl Writing<'_> {
         let (records, _) = list::scan(&collection, self.namespace, None, &filter, usize::MAX).await;
         let mut gone = Vec::with_capacity(records.len());
         for record in records {
-            match self.app.resources.delete(self.kind, record.key(), &delete, &options).await {
+            match self.remove(record.key(), &delete, &options).await {
                 Ok(deleted) => gone.push(deleted.record().clone()),
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(error),
@@ -185,6 +186,18 @@ impl Writing<'_> {
             reply.extensions_mut().insert(DryRun);
         }
         Ok(reply)
+    }
+
+    async fn remove(
+        &self,
+        key: &Key,
+        delete: &DeleteOptions,
+        options: &WriteOptions,
+    ) -> Result<Deleted, Error> {
+        if (self.kind.group, self.kind.plural) == ("", "nodes") {
+            return node_api::delete(self.app, self.kind, key, delete, options).await;
+        }
+        self.app.resources.delete(self.kind, key, delete, options).await
     }
 
     fn written(&self, code: StatusCode, written: Written) -> Result<Reply, Error> {

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// How many certificates of a node may be good at once; the oldest ones go first.
 const MOST: usize = 32;
+/// How many deleted Node objects of the same name are remembered.
+const MOST_DELETED: usize = 8;
 /// Certificates that no record lists live no longer than this.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -22,6 +24,9 @@ pub(crate) struct NodeRecord {
     /// When it was revoked last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) revoked: Option<Timestamp>,
+    /// The identities of the last Node objects whose deletion revoked it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) deleted: Vec<String>,
     /// Its certificates, the newest last.
     pub(crate) certificates: Vec<Issued>,
 }
@@ -73,6 +78,15 @@ impl NodeRecord {
         !self.certificates.is_empty()
     }
 
+    /// Whether a token that was made at this time lets the node in: only one that is younger than
+    /// the last revocation.
+    pub(crate) fn takes_token(&self, made: Timestamp) -> Result<(), Refusal> {
+        match self.revoked {
+            Some(revoked) if revoked >= made => Err(Refusal::OldToken),
+            _ => Ok(()),
+        }
+    }
+
     /// The record with one more certificate.
     pub(super) fn with(
         &self,
@@ -82,11 +96,9 @@ impl NodeRecord {
         now: Timestamp,
     ) -> Result<Self, Refusal> {
         match grounds {
-            Grounds::Token(made) if self.revoked.is_some_and(|revoked| revoked >= *made) => {
-                return Err(Refusal::OldToken);
-            }
+            Grounds::Token(made) => self.takes_token(*made)?,
             Grounds::Certificate(serial) if !self.takes(serial) => return Err(Refusal::Revoked),
-            Grounds::Token(_) | Grounds::Certificate(_) => {}
+            Grounds::Certificate(_) => {}
         }
         let mut next = self.clone();
         if matches!(grounds, Grounds::Token(_)) {
@@ -99,14 +111,41 @@ impl NodeRecord {
         Ok(next)
     }
 
-    /// The record without the certificates that are `gone`, or that nobody listed.
-    pub(super) fn revoked(&self, gone: impl Fn(&Issued) -> bool, now: Timestamp) -> Self {
-        let certificates: Vec<_> =
-            self.certificates.iter().filter(|issued| !gone(issued)).cloned().collect();
-        // A node that joined anew since keeps what it has, and its tokens.
-        let revoked = if certificates.is_empty() { Some(now) } else { self.revoked };
-        let zone = self.zone.clone().filter(|_| !certificates.is_empty());
-        Self { zone, closed: true, revoked, certificates }
+    /// The record without any certificate; tokens made until now do not count either. `uid` is
+    /// that of the Node object whose deletion is the reason, if it is.
+    pub(super) fn revoked(&self, uid: Option<&str>, now: Timestamp) -> Self {
+        let next = match uid {
+            Some(uid) => self.remembering(uid),
+            None => self.clone(),
+        };
+        // Clocks of several servers differ: a later revocation never lets older tokens in again.
+        let revoked = Some(self.revoked.map_or(now, |before| before.max(now)));
+        Self { zone: None, closed: true, revoked, certificates: Vec::new(), ..next }
+    }
+
+    /// The record after a Node object is gone; `None` if that changes nothing. A deletion that is
+    /// on record takes only what was given to that object: the node may have joined anew since.
+    /// Any other deletion takes everything, for what was given since may rest on an old token.
+    pub(super) fn without_node(&self, uid: &str, now: Timestamp) -> Option<Self> {
+        if !self.deleted.iter().any(|known| known == uid) {
+            return Some(self.revoked(Some(uid), now));
+        }
+        let given = |issued: &Issued| issued.uid.as_deref() == Some(uid);
+        self.certificates.iter().any(given).then(|| {
+            let mut next = self.clone();
+            next.certificates.retain(|issued| !given(issued));
+            next
+        })
+    }
+
+    /// The record with a Node object whose deletion needs nothing more.
+    pub(super) fn remembering(&self, uid: &str) -> Self {
+        let mut next = self.clone();
+        next.deleted.retain(|known| known != uid);
+        next.deleted.push(uid.to_owned());
+        let excess = next.deleted.len().saturating_sub(MOST_DELETED);
+        next.deleted.drain(..excess);
+        next
     }
 
     /// Whether nothing it could refuse is good any more.

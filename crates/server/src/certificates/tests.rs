@@ -44,7 +44,7 @@ proptest! {
             let serial = format!("s{at}");
             let grounds = match deed {
                 Deed::Revoke => {
-                    record = record.revoked(|_| true, time);
+                    record = record.revoked(None, time);
                     given.iter_mut().for_each(|(_, good)| *good = false);
                     continue;
                 }
@@ -72,7 +72,7 @@ proptest! {
 
 #[test]
 fn a_token_from_before_a_revocation_does_not_bring_the_node_back() {
-    let record = NodeRecord::default().revoked(|_| true, now());
+    let record = NodeRecord::default().revoked(None, now());
     let second = Duration::from_secs(1);
     let join = |made| record.with(&Grounds::Token(made), &issued("a", None), None, now());
     assert_eq!(join(now() - second).unwrap_err(), Refusal::OldToken);
@@ -80,12 +80,27 @@ fn a_token_from_before_a_revocation_does_not_bring_the_node_back() {
 }
 
 #[test]
-fn deleting_a_node_leaves_one_of_the_same_name_that_joined_since() {
-    let grounds = Grounds::Token(now());
-    let record = NodeRecord::default().with(&grounds, &issued("old", Some("u1")), None, now());
-    let record = record.unwrap().with(&grounds, &issued("new", Some("u2")), None, now()).unwrap();
-    let record = record.revoked(|issued| issued.uid.as_deref() == Some("u1"), now());
-    assert!(!record.takes("old") && record.takes("new") && !record.takes("legacy"));
+fn a_deletion_that_is_seen_late_leaves_a_node_that_joined_since_with_a_new_token() {
+    let later = now() + Duration::from_secs(1);
+    let join = |record: &NodeRecord, serial: &str, uid: Option<&str>, made| {
+        record.with(&Grounds::Token(made), &issued(serial, uid), None, later)
+    };
+    let record = join(&NodeRecord::default(), "old", Some("u1"), now()).unwrap();
+    let record = record.revoked(Some("u1"), now());
+    assert!(!record.takes("old"));
+    assert_eq!(join(&record, "sly", Some("u2"), now()).unwrap_err(), Refusal::OldToken);
+    let record = join(&record, "new", Some("u2"), later).unwrap();
+    assert_eq!(record.without_node("u1", later), None, "all was done before it");
+    // A Node that vanished in another way: nobody knows on which grounds the rest was given.
+    let record = record.without_node("u2", later).unwrap();
+    assert!(!record.takes("new") && record.takes_token(later).is_err());
+}
+
+#[test]
+fn a_clock_that_goes_back_lets_no_older_token_in() {
+    let record = NodeRecord::default().revoked(None, now());
+    let record = record.revoked(None, now() - Duration::from_secs(60));
+    assert_eq!(record.takes_token(now()), Err(Refusal::OldToken));
 }
 
 #[test]
@@ -107,7 +122,7 @@ async fn a_revoked_node_is_forgotten_once_no_certificate_of_it_can_be_good() {
     let objects = MemoryStore::new(0, Retention::default(), 1 << 20, clock.clone());
     let all = Certificates::load(Arc::new(objects), clock.clone()).await.unwrap();
     let test = async {
-        all.revoke("n1").await.unwrap();
+        all.revoke("n1", None).await.unwrap();
         assert!(!all.good("n1", "legacy") && all.good("n2", "legacy"));
         while clock.sleepers() == 0 {
             tokio::task::yield_now().await;

@@ -154,6 +154,98 @@ async fn deleting_a_node_revokes_its_certificates_and_tokens_and_cuts_its_connec
     host.stop().await;
 }
 
+/// Joins again and again with the same token and key until a join is refused; says what it was given.
+async fn insists(host: &Host, token: &str, csr: &str) -> Vec<String> {
+    let mut given = Vec::new();
+    loop {
+        let joined = join(host, token, json!({"csr": csr, "register": true})).await;
+        match joined.code {
+            201 => given.push(joined.body["certificate"].as_str().unwrap().to_owned()),
+            // The Node went between two steps of a join.
+            404 | 409 => {}
+            _ => return given,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_keeps_joining_while_it_is_deleted_is_out_all_the_same() {
+    let host = Host::start().await;
+    let mut admin = host.client().await;
+    let prefix = host.token(json!({"role": "node", "nodePrefix": "n", "uses": "unlimited"})).await;
+    for round in 0..5 {
+        let name = format!("n{round}");
+        let (path, token) =
+            (format!("{NODES}/{name}"), host.token(json!({"role": "node", "node": name})).await);
+        let (csr, key) = request();
+        join(&host, &token, json!({"csr": csr, "register": true})).await.ok();
+        let joins = futures_util::future::join_all((0..6).map(|_| insists(&host, &token, &csr)));
+        let (given, deleted) = tokio::join!(joins, admin.delete(&path));
+        deleted.ok();
+        for certificate in given.iter().flatten() {
+            let shown = host.tls(Some((certificate, &key)), &[b"http/1.1"]);
+            assert!(!host.lets_in(shown).await, "round {round}");
+        }
+        let body = json!({"csr": csr, "node": name, "register": true});
+        join(&host, &token, body.clone()).await.refused(401, "Unauthorized");
+        join(&host, &prefix, body.clone()).await.refused(403, "Forbidden");
+        admin.get(&path).await.refused(404, "NotFound");
+        // A token that is made now lets it in.
+        let token = host.token(json!({"role": "node", "node": name})).await;
+        let granted = join(&host, &token, body).await.ok();
+        let certificate = granted["certificate"].as_str().unwrap();
+        assert!(host.lets_in(host.tls(Some((certificate, &key)), &[b"http/1.1"])).await);
+    }
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_is_out_as_soon_as_its_deletion_is_accepted() {
+    let host = Host::start().await;
+    let mut admin = host.client().await;
+    for (name, path, held) in [
+        ("n1", format!("{NODES}/n1"), true),
+        ("n2", format!("{NODES}?labelSelector=kubernetes.io/hostname%3Dn2"), true),
+        ("n3", format!("{NODES}?labelSelector=kubernetes.io/hostname%3Dn3"), false),
+    ] {
+        let wish = json!({"role": "node", "node": name, "uses": "unlimited"});
+        let token = host.token(wish.clone()).await;
+        let (csr, key) = request();
+        let body = json!({"csr": csr, "register": true});
+        let granted = join(&host, &token, body.clone()).await.ok();
+        let certificate = granted["certificate"].as_str().unwrap();
+        let one = format!("{NODES}/{name}");
+        if held {
+            let mut node = admin.get(&one).await.ok();
+            node["metadata"]["finalizers"] = json!(["example.com/hold"]);
+            admin.put(&one, &node).await.ok();
+        }
+        // A deletion that is refused or only tried takes nothing.
+        let wrong =
+            json!({"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": "x"}});
+        let request = admin.request("DELETE", &one).header("content-type", "application/json");
+        let request = request.body(wrong.to_string().into()).unwrap();
+        admin.send(request).await.refused(409, "Conflict");
+        admin.delete(&format!("{one}?dryRun=All")).await.ok();
+        let lets_in =
+            async || host.lets_in(host.tls(Some((certificate, &key)), &[b"http/1.1"])).await;
+        assert!(lets_in().await, "{name}");
+
+        admin.delete(&path).await.ok();
+        assert!(!lets_in().await, "{name}");
+        join(&host, &token, body.clone()).await.refused(401, "Unauthorized");
+        let there = admin.get(&one).await;
+        assert_eq!(there.code, if held { 200 } else { 404 }, "{name}");
+        if held {
+            // A Node that is on its way out takes nobody in, whatever the token.
+            let token = host.token(wish).await;
+            let message = join(&host, &token, body).await;
+            assert!(message.refused(409, "Conflict").contains("is being deleted"));
+        }
+    }
+    host.stop().await;
+}
+
 #[tokio::test]
 async fn a_revoked_node_stays_revoked_after_a_restart_and_its_object_stays() {
     let sqlite = |options: &mut mainstay_server::Options| {
