@@ -105,6 +105,11 @@ impl Admission for OwnOnly {
             if !own::keeps_to(&self.subresource, old, new) {
                 return Err(self.refusal.clone());
             }
+            if let Some(why) = new.and_then(|new| own::lets_data_be_lost(old, new)) {
+                let mut refusal = self.refusal.clone();
+                refusal.message = format!("{}: {why}", refusal.message);
+                return Err(refusal);
+            }
             match new {
                 Some(new) => self.check(new).await,
                 None => Ok(()),

@@ -2,7 +2,8 @@
 //!
 //! A node's credential lies on a machine that runs other people's programs. Everything it may write
 //! therefore belongs to that node as it is stored and as it would be stored, and a write of a
-//! status changes nothing but the status. Enter at [`owns`] and [`keeps_to`].
+//! status changes nothing but the status. It never says that data may be lost. Enter at [`owns`],
+//! [`keeps_to`] and [`lets_data_be_lost`].
 
 use serde_json::{Map, Value};
 
@@ -190,4 +191,43 @@ pub(crate) fn keeps_to(subresource: &str, old: Option<&Object>, new: Option<&Obj
         rest
     };
     rest(old) == rest(new)
+}
+
+fn at<'a>(object: Option<&'a Object>, path: &[&str]) -> Option<&'a Value> {
+    let (first, rest) = path.split_first()?;
+    let first = object?.get(*first);
+    rest.iter().fold(first, |value, step| value.and_then(|value| value.get(step)))
+}
+
+fn listed<'a>(object: Option<&'a Object>, path: &[&str]) -> impl Iterator<Item = &'a Value> {
+    at(object, path).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Why a node may not write an object in this way: it would say on its own that data on a disk may
+/// be lost. People say that; an agent asks only for blank disks to be formatted, which needs no
+/// such word. It may carry one over into the operation that it begins, and take one away.
+pub(crate) fn lets_data_be_lost(old: Option<&Object>, new: &Object) -> Option<&'static str> {
+    const SAID: &[&str] = &["spec", "acknowledgeDataLoss"];
+    const CARRIED: &[&str] = &["status", "operation", "acknowledged"];
+    let said = |name: &Value| listed(old, SAID).any(|known| known == name);
+    let carried = |name: &Value| listed(old, CARRIED).any(|known| known == name);
+    if !listed(Some(new), SAID).all(said) {
+        return Some("a node must not add to spec.acknowledgeDataLoss");
+    }
+    if !listed(Some(new), CARRIED).all(|name| said(name) || carried(name)) {
+        return Some(
+            "status.operation.acknowledged must not say more than spec.acknowledgeDataLoss",
+        );
+    }
+    let acknowledged = listed(old, SAID).chain(listed(Some(new), SAID)).next().is_some();
+    let filesystem = |object| at(object, &["spec", "fileSystem"]);
+    let forced = |object| filesystem(object).is_some_and(|it| it["forceFormatted"] == true);
+    let request = |object| filesystem(object).and_then(|it| it["formatRequest"].as_str());
+    let same_request = request(old).unwrap_or_default() == request(Some(new)).unwrap_or_default();
+    let asks_anew = forced(Some(new)) && !(forced(old) && same_request);
+    let moved =
+        old.is_some_and(|old| text(old, &["spec", "devPath"]) != text(new, &["spec", "devPath"]));
+    (acknowledged && (asks_anew || moved)).then_some(
+        "a node must not ask for formatting or change spec.devPath while spec.acknowledgeDataLoss names data",
+    )
 }

@@ -1,7 +1,7 @@
 use mainstay_store::registry::{Registry, builtin};
 use serde_json::{Map, Value, json};
 
-use super::own::{NODE_LEASES, Owned, keeps_to, owns};
+use super::own::{NODE_LEASES, Owned, keeps_to, lets_data_be_lost, owns};
 use super::*;
 use crate::identity::Claims;
 
@@ -216,6 +216,57 @@ fn a_write_of_a_status_changes_nothing_else() {
     assert!(!with(|new| new["metadata"]["annotations"] = json!({"a": "b"})));
     assert!(!with(|new| new["spec"]["x"] = json!(2)));
     assert!(!with(|new| new["data"] = json!({})));
+}
+
+#[test]
+fn a_node_never_says_that_data_may_be_lost() {
+    let none = || json!({"spec": {"nodeName": "n1"}});
+    let said = || json!({"spec": {"acknowledgeDataLoss": ["ext4"]}});
+    let force = || json!({"spec": {"provision": true, "fileSystem": {"forceFormatted": true}}});
+    let both = || json!({"spec": {"acknowledgeDataLoss": ["ext4"], "fileSystem": {"forceFormatted": true}}});
+    let more = || json!({"spec": {"acknowledgeDataLoss": ["ext4", "gpt"]}});
+    let runs = |mut of: Value, names: Value| {
+        of["status"] = json!({"operation": {"kind": "Format", "acknowledged": names}});
+        of
+    };
+    let cases = [
+        // What the agent does: it makes objects, takes blank disks, reports, and begins what was asked.
+        (None, none(), true),
+        (None, force(), true),
+        (Some(none()), force(), true),
+        (Some(said()), said(), true),
+        (Some(said()), none(), true),
+        (Some(both()), runs(both(), json!(["ext4"])), true),
+        (Some(runs(none(), json!(["ext4"]))), runs(none(), json!(["ext4"])), true),
+        (Some(none()), runs(none(), json!([])), true),
+        (
+            Some(
+                json!({"spec": {"acknowledgeDataLoss": ["ext4"], "fileSystem": {"forceFormatted": false}}}),
+            ),
+            said(),
+            true,
+        ),
+        // What only a thief does.
+        (None, said(), false),
+        (None, both(), false),
+        (None, runs(none(), json!(["ext4"])), false),
+        (Some(none()), said(), false),
+        (Some(force()), both(), false),
+        (Some(said()), more(), false),
+        (
+            Some(said()),
+            json!({"spec": {"acknowledgeDataLoss": ["ext4"], "devPath": "/dev/other"}}),
+            false,
+        ),
+        (Some(said()), both(), false),
+        (Some(said()), force(), false),
+        (Some(none()), runs(none(), json!(["ext4"])), false),
+        (Some(said()), runs(said(), json!(["gpt"])), false),
+    ];
+    for (at, (old, new, allowed)) in cases.into_iter().enumerate() {
+        let refusal = lets_data_be_lost(old.map(object).as_ref(), &object(new));
+        assert_eq!(refusal.is_none(), allowed, "case {at}: {refusal:?}");
+    }
 }
 
 #[test]
