@@ -78,6 +78,7 @@ impl Wish {
                 (None, None) => Some("a token of role node needs node or nodePrefix".to_owned()),
                 (Some(_), Some(_)) => Some("give either node or nodePrefix, not both".to_owned()),
                 (Some((node, field)), _) => problem_of(field, names::subdomain_problems(node)),
+                (_, Some(("", field))) => Some(format!("{field}: must not be empty")),
                 (_, Some((prefix, field))) => {
                     problem_of(field, names::subdomain_problems(&format!("{prefix}0")))
                 }
@@ -166,6 +167,7 @@ mod tests {
             (Wish { node: text("N 1"), ..node() }, "node:"),
             (Wish { node_prefix: text("n"), ..node() }, "not both"),
             (Wish { node: None, node_prefix: text("A"), ..node() }, "nodePrefix:"),
+            (Wish { node: None, node_prefix: text(""), ..node() }, "nodePrefix: must not be empty"),
             (Wish { node: text("n1"), ..Wish::of(Role::Admin) }, "role node only"),
             (Wish { zone: text("a"), ..Wish::of(Role::Viewer) }, "role node only"),
             (Wish { uses: Some(Uses::Count(1)), ..Wish::of(Role::Editor) }, "role node only"),
