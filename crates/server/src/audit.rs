@@ -400,9 +400,10 @@ impl Audit {
         Ok((audit, Writing(Some(thread))))
     }
 
-    /// The refusal of a request that may change something, while the policy says so.
-    pub(crate) fn refusal(&self, method: &Method) -> Option<Error> {
-        let refuses = self.shared.condition.refuses() && !observe::only_reads(method);
+    /// The refusal of a request that may change something or must leave a line, while the policy
+    /// says so.
+    pub(crate) fn refusal(&self, method: &Method, path: &str) -> Option<Error> {
+        let refuses = self.shared.condition.refuses() && observe::must_be_told(method, path);
         refuses.then(|| {
             let message = "the audit log cannot be written and the audit policy says on-failure: refuse; see the server's log for the sink that fails";
             let mut error = Error::new(Reason::ServiceUnavailable, message);

@@ -128,7 +128,7 @@ impl App {
         let mut books = Books::open(self, peer, &mut parts, started);
         let asked = &mut books.asked;
         let patient = asked.patient.clone();
-        let routed = match self.audit.refusal(&parts.method) {
+        let routed = match self.audit.refusal(&parts.method, parts.uri.path()) {
             Some(refusal) => {
                 drop(body);
                 Err(refusal)

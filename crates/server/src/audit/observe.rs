@@ -14,7 +14,7 @@ use super::fold::Alike;
 use super::policy::{Decision, Level, Outcome, Seen};
 use super::{ANONYMOUS, Entry, Surface, locked};
 use crate::listen::Peer;
-use crate::path::{self, Path};
+use crate::path::{self, Path, percent_decode};
 use crate::reply::Reply;
 use crate::service::{App, Asked, method_verb};
 
@@ -27,6 +27,27 @@ const GONE: u16 = 499;
 /// Whether a method never changes anything.
 pub(crate) fn only_reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+/// Whether a request may change something or must leave a line, as far as its head tells: a login to
+/// Rucio and a backup are GETs and must; a question to the API about oneself is a POST and need not.
+pub(crate) fn must_be_told(method: &Method, path: &str) -> bool {
+    const LOGIN: [&str; 3] = ["rucio", "auth", "userpass"];
+    const QUESTIONS: [&str; 3] = [
+        "/apis/authentication.k8s.io/v1/selfsubjectreviews",
+        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+        "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+    ];
+    match *method {
+        Method::POST => !QUESTIONS.contains(&path),
+        Method::GET | Method::HEAD | Method::OPTIONS => {
+            let decoded = percent_decode(path, false);
+            let path = decoded.as_deref().unwrap_or(path);
+            path == "/mainstay/v1/backup"
+                || path.split('/').filter(|part| !part.is_empty()).eq(LOGIN)
+        }
+        _ => true,
+    }
 }
 
 /// What a further dialect knows about its request and the server does not. The server puts one into

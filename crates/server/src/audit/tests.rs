@@ -69,13 +69,13 @@ async fn while_a_sink_fails_changes_are_refused_if_the_policy_says_so() {
     let policy = Policy { on_failure: OnFailure::Refuse, ..Policy::default() };
     let (audit, writing, meters) =
         start(Settings { policy, sinks: sinks.clone() }, dir.path().join("unused"));
-    assert!(audit.refusal(&Method::POST).is_none());
+    assert!(audit.refusal(&Method::POST, "/api/v1/nodes").is_none());
     let receiver = audit.record(entry("a"), true).unwrap();
     audit.written(receiver).await;
     assert!(meters.failing.get() == 1 && meters.lost.get() == 0);
     assert!(audit.shared.condition.check().await.is_err());
-    assert!(audit.refusal(&Method::GET).is_none(), "reads go on");
-    let refusal = audit.refusal(&Method::POST).unwrap();
+    assert!(audit.refusal(&Method::GET, "/api/v1/nodes").is_none(), "reads go on");
+    let refusal = audit.refusal(&Method::POST, "/api/v1/nodes").unwrap();
     assert_eq!(refusal.reason, Reason::ServiceUnavailable);
 
     // The line is written as soon as the sink is there, and changes go on.
@@ -89,7 +89,7 @@ async fn while_a_sink_fails_changes_are_refused_if_the_policy_says_so() {
     assert!(line.contains("\"name\":\"a\""), "{line}");
     let receiver = audit.record(entry("b"), true).unwrap();
     audit.written(receiver).await;
-    assert!(meters.failing.get() == 0 && audit.refusal(&Method::POST).is_none());
+    assert!(meters.failing.get() == 0 && audit.refusal(&Method::POST, "/api/v1/nodes").is_none());
     assert_eq!(audit.shared.condition.check().await, Ok(()));
     drop(audit);
     writing.ended().await;
@@ -100,10 +100,31 @@ async fn while_a_sink_fails_changes_are_refused_if_the_policy_says_so() {
     let (audit, writing, meters) = start(settings, dir.path().join("unused"));
     let receiver = audit.record(entry("a"), true).unwrap();
     audit.written(receiver).await;
-    assert!(meters.failing.get() == 1 && audit.refusal(&Method::POST).is_none());
+    assert!(meters.failing.get() == 1 && audit.refusal(&Method::POST, "/api/v1/nodes").is_none());
     assert_eq!(audit.shared.condition.check().await, Ok(()), "the server is ready all the same");
     drop(audit);
     writing.ended().await;
+}
+
+#[test]
+fn requests_are_told_apart_by_what_they_do_and_not_by_their_method_alone() {
+    let review = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    for (method, path, told) in [
+        (Method::GET, "/api/v1/nodes", false),
+        (Method::POST, "/api/v1/nodes", true),
+        (Method::DELETE, "/api/v1/nodes/n1", true),
+        (Method::GET, "/mainstay/v1/backup", true),
+        (Method::GET, "/mainstay/v1/store/stats", false),
+        (Method::GET, "/rucio/auth/userpass", true),
+        (Method::HEAD, "/rucio/auth/userpass", true),
+        (Method::GET, "/rucio//auth/user%70ass/", true),
+        (Method::GET, "/rucio/auth/validate", false),
+        (Method::POST, review, false),
+        (Method::DELETE, review, true),
+        (Method::POST, "/rucio/rules/", true),
+    ] {
+        assert_eq!(observe::must_be_told(&method, path), told, "{method} {path}");
+    }
 }
 
 #[test]
