@@ -83,12 +83,39 @@ impl Parts for Checking {
 pub(crate) struct Restoring {
     address: String,
     loader: Option<Loader>,
+    stop: Stop,
+}
+
+/// After which step a test has a restore break off.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stop(pub(crate) Option<Step>);
+
+/// The steps of a restore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    FolderMarked,
+    StoreOpened,
+    CatalogMarked,
+    CatalogBegun,
+    CatalogFilled,
+    CatalogFinished,
+    Remembered,
+}
+
+impl Stop {
+    /// This step was done.
+    pub(crate) fn after(self, step: Step) -> Result<(), PartError> {
+        if self.0 == Some(step) {
+            return Err(PartError::Failed(format!("stopped after {step:?}")));
+        }
+        Ok(())
+    }
 }
 
 impl Restoring {
     /// Into the catalog at `address`.
-    pub(crate) fn into(address: String) -> Self {
-        Self { address, loader: None }
+    pub(crate) fn into(address: String, stop: Stop) -> Self {
+        Self { address, loader: None, stop }
     }
 
     fn loading(
@@ -100,16 +127,17 @@ impl Restoring {
 }
 
 impl Parts for Restoring {
-    fn prepare(&mut self) -> Result<(), PartError> {
-        self.loader = Some(Loader::start(&self.address).map_err(refused)?);
-        Ok(())
+    fn prepare(&mut self, restore: &str) -> Result<(), PartError> {
+        self.loader = Some(Loader::start(&self.address, restore).map_err(refused)?);
+        self.stop.after(Step::CatalogMarked)
     }
 
     fn begin(&mut self, name: &str, about: &Value) -> Result<(), PartError> {
         if name != CATALOG {
             return Err(unknown(name));
         }
-        self.loading(|loader| loader.begin(about))
+        self.loading(|loader| loader.begin(about))?;
+        self.stop.after(Step::CatalogBegun)
     }
 
     fn line(&mut self, line: &[u8]) -> Result<(), PartError> {
@@ -117,10 +145,12 @@ impl Parts for Restoring {
     }
 
     fn end(&mut self) -> Result<(), PartError> {
-        self.loading(Loader::end)
+        self.loading(Loader::end)?;
+        self.stop.after(Step::CatalogFilled)
     }
 
     fn finish(&mut self) -> Result<(), PartError> {
-        self.loading(Loader::finish)
+        self.loading(Loader::finish)?;
+        self.stop.after(Step::CatalogFinished)
     }
 }

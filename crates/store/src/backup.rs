@@ -33,7 +33,7 @@ use crate::snapshot::Snapshot;
 
 pub use part::{HeldPart, Part, PartError, PartSource, Parts, stream};
 pub use read::{Entry, Item, Reader, Source, check, read_all, verify};
-pub use restore::{is_untouched, restore, restore_from, unfinished};
+pub use restore::{Filled, fill_from, is_untouched, may_take, restore, restore_from, unfinished};
 
 /// The newest format this version writes and reads.
 pub const FORMAT: u64 = 2;

@@ -30,6 +30,9 @@ pub struct Marker {
     /// The identity of the rule catalog.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub catalog: Option<String>,
+    /// A restore began and did not end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restoring: bool,
 }
 
 /// Why a store is not to be used.
@@ -48,6 +51,16 @@ pub enum Error {
         marker: PathBuf,
         /// The identity it should have.
         expected: String,
+    },
+    /// A restore broke off before the store could tell.
+    #[error(
+        "a restore into {} did not finish: run `mainstay restore` again, or begin anew with \
+         --new-cluster",
+        .folder.display()
+    )]
+    Restoring {
+        /// The data folder.
+        folder: PathBuf,
     },
     /// It belongs to another cluster.
     #[error(
@@ -150,6 +163,27 @@ impl Marker {
         }
     }
 
+    /// Notes durably that a restore begins. What was remembered stays, until it ends.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn begin_restore(data_dir: &Path) -> Result<(), Error> {
+        let marker = Self { restoring: true, ..Self::read(data_dir).unwrap_or_default() };
+        let noted = marker.replace(data_dir);
+        noted.map_err(|source| Error::Io { marker: data_dir.join(MARKER), source })
+    }
+
+    /// Remembers the restored cluster: a server may start. Which catalog belongs to it the next
+    /// start finds out.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also if there is no space.
+    pub fn end_restore(data_dir: &Path, cluster: String) -> Result<(), Error> {
+        let marker = Self { cluster: Some(cluster), ..Self::default() };
+        let noted = marker.replace(data_dir);
+        noted.map_err(|source| Error::Io { marker: data_dir.join(MARKER), source })
+    }
+
     fn replace(&self, data_dir: &Path) -> io::Result<()> {
         let next = data_dir.join(format!("{MARKER}.next"));
         let mut file =
@@ -175,6 +209,10 @@ impl Marker {
         fresh: &str,
         meant: bool,
     ) -> Result<(), Error> {
+        if self.restoring && !meant {
+            return Err(Error::Restoring { folder: data_dir.to_owned() });
+        }
+        self.restoring = false;
         let found = of(objects).await?;
         let empty = found.is_none() && backup::is_untouched(&objects.snapshot().await?);
         let identity = match decide(self.cluster.as_deref(), found.as_deref(), empty, meant) {
@@ -195,8 +233,11 @@ impl Marker {
     /// Refuses a store whose database is not there, before an empty one is made in its place.
     ///
     /// # Errors
-    /// [`Error::Lost`].
+    /// [`Error::Lost`], or [`Error::Restoring`].
     pub fn expects(&self, data_dir: &Path, database: &Path) -> Result<(), Error> {
+        if self.restoring {
+            return Err(Error::Restoring { folder: data_dir.to_owned() });
+        }
         let there = std::fs::metadata(database).is_ok_and(|found| found.len() > 0);
         if there || self.cluster.is_none() {
             return Ok(());
@@ -298,9 +339,15 @@ mod tests {
     fn a_marker_is_read_as_it_was_written_and_a_damaged_one_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Marker::read(folder.path()).unwrap(), Marker::default());
-        let marker = Marker { cluster: Some("a".into()), catalog: Some("b".into()) };
+        let marker =
+            Marker { cluster: Some("a".into()), catalog: Some("b".into()), restoring: false };
         marker.write(folder.path()).unwrap();
         assert_eq!(Marker::read(folder.path()).unwrap(), marker);
+        Marker::begin_restore(folder.path()).unwrap();
+        let begun = Marker::read(folder.path()).unwrap();
+        assert_eq!(begun, Marker { restoring: true, ..marker });
+        let refused = begun.expects(folder.path(), Path::new("/nowhere"));
+        assert!(matches!(refused, Err(Error::Restoring { .. })));
         std::fs::write(folder.path().join(MARKER), "{").unwrap();
         assert!(matches!(Marker::read(folder.path()), Err(Error::Marker { .. })));
     }

@@ -16,7 +16,7 @@ use mainstay_store::resources::{Identities, RandomIdentities};
 use mainstay_store::value::Codec;
 
 use crate::backup_seal::Unseal;
-use crate::catalog_part::{Checking, Restoring};
+use crate::catalog_part::{Checking, Restoring, Step, Stop};
 use crate::command::serve;
 use crate::error::Error;
 use crate::paths;
@@ -62,8 +62,13 @@ struct Place {
 }
 
 impl Place {
-    /// Where the catalog goes, which must be empty or half restored.
-    async fn catalog(&self, data_dir: Option<&Path>) -> Result<String, Error> {
+    /// Where the catalog goes, which must be empty, half restored, or filled by the restore of this
+    /// name, which broke off later.
+    async fn catalog(
+        &self,
+        data_dir: Option<&Path>,
+        restore: Option<String>,
+    ) -> Result<String, Error> {
         let address = match (&self.catalog, data_dir) {
             (Some(address), _) => address.clone(),
             (None, Some(data_dir)) => data_dir.join("catalog.db").display().to_string(),
@@ -73,7 +78,8 @@ impl Place {
             }
         };
         let asked = address.clone();
-        let state = tokio::task::spawn_blocking(move || load::state(&asked)).await;
+        let state =
+            tokio::task::spawn_blocking(move || load::state(&asked, restore.as_deref())).await;
         let state = state.map_err(|error| Error::negative(error.to_string()))?;
         match state.map_err(|error| Error::negative(error.to_string()))? {
             State::Empty | State::Unfinished => Ok(address),
@@ -86,6 +92,12 @@ impl Place {
 
 impl Restore {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
+        self.restore(Stop::default()).await
+    }
+
+    /// Each step is durable before the next one, and a restore that broke off after any of them
+    /// can be done again: until the last one the data folder, the store or both are marked.
+    async fn restore(&self, stop: Stop) -> Result<u8, Error> {
         let file = self.file.display();
         match std::fs::metadata(&self.file) {
             Ok(found) if found.is_file() => {}
@@ -106,33 +118,28 @@ impl Restore {
         });
         let (summary, parts) =
             checked.await.map_err(|error| Error::negative(error.to_string()))??;
-        if let Location::Sqlite(path) = &location
-            && path.exists()
-        {
-            // A database that a server runs on is told before anything else.
-            open(&location, true, Codec::default()).await?.close().await;
-        }
+        // A store that is not empty, or that a server runs on, is told before anything else.
+        let unfinished = left_by(&location).await?;
         let catalog = match parts.counted() {
-            Some(_) => Some(self.place.catalog(data_dir.as_deref()).await?),
+            Some(_) => Some(self.place.catalog(data_dir.as_deref(), unfinished).await?),
             None => None,
         };
+        make_folders(data_dir.as_deref(), &location)?;
         if let Some(folder) = &data_dir {
-            make_folder(folder)?;
+            Marker::begin_restore(folder).map_err(mainstay_server::Error::from)?;
         }
-        if let Location::Sqlite(path) = &location
-            && let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty())
-        {
-            make_folder(folder)?;
-        }
-        let objects = open(&location, true, Codec::default()).await?;
+        stopped(stop, Step::FolderMarked)?;
         let into: Box<dyn Parts> = match catalog {
-            Some(address) => Box::new(Restoring::into(address)),
+            Some(address) => Box::new(Restoring::into(address, stop)),
             None => Box::new(Checking::default()),
         };
+        let objects = open(&location, true, Codec::default()).await?;
         let restored = async {
-            let restored = backup::restore_from(source, &summary, objects.clone(), into).await?;
+            stopped(stop, Step::StoreOpened)?;
+            let filled = backup::fill_from(source, &summary, objects.clone(), into).await?;
             remember(data_dir.as_deref(), &*objects).await?;
-            Ok::<_, Error>(restored)
+            stopped(stop, Step::Remembered)?;
+            Ok::<_, Error>(filled.complete(&*objects).await?)
         };
         let restored = restored.await;
         objects.close().await;
@@ -155,13 +162,39 @@ pub(crate) fn located(data_dir: Option<&Path>, store: Option<&str>) -> Result<Lo
     }
 }
 
-/// Has the data folder remember the restored cluster, so that a server starts on it. Which catalog
-/// belongs to it the next start finds out.
+/// Has the data folder remember the restored cluster, so that a server starts on it.
 async fn remember(data_dir: Option<&Path>, objects: &dyn Objects) -> Result<(), Error> {
-    let cluster = Some(identity::give(objects, &RandomIdentities.uid()).await?);
-    let Some(data_dir) = data_dir.filter(|folder| folder.is_dir()) else { return Ok(()) };
-    let marker = Marker { cluster, catalog: None };
-    Ok(marker.write(data_dir).map_err(mainstay_server::Error::from)?)
+    let cluster = identity::give(objects, &RandomIdentities.uid()).await?;
+    let Some(data_dir) = data_dir else { return Ok(()) };
+    Ok(Marker::end_restore(data_dir, cluster).map_err(mainstay_server::Error::from)?)
+}
+
+/// The name of a restore that broke off in the store; refuses a store that may not be filled.
+async fn left_by(location: &Location) -> Result<Option<String>, Error> {
+    if let Location::Sqlite(path) = location
+        && !std::fs::metadata(path).is_ok_and(|found| found.len() > 0)
+    {
+        return Ok(None);
+    }
+    let objects = open(location, true, Codec::default()).await?;
+    let left = backup::may_take(&*objects).await;
+    objects.close().await;
+    Ok(left?)
+}
+
+fn stopped(stop: Stop, step: Step) -> Result<(), Error> {
+    stop.after(step).map_err(|error| Error::negative(error.to_string()))
+}
+
+fn make_folders(data_dir: Option<&Path>, location: &Location) -> Result<(), Error> {
+    data_dir.map_or(Ok(()), make_folder)?;
+    match location {
+        Location::Sqlite(path) => match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => make_folder(folder),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
 }
 
 /// Opens a store that no server runs on. Where `fresh` is set, a new database may take the place of
@@ -183,4 +216,75 @@ pub(crate) async fn open(
 fn make_folder(folder: &Path) -> Result<(), Error> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(Error::io(format!("cannot make {}", folder.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/backup-v2");
+
+    fn into(folder: &Path) -> Restore {
+        use clap::Parser as _;
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            restore: Restore,
+        }
+        let folder = folder.display().to_string();
+        Line::parse_from(["restore", GOLDEN, "--data-dir", &folder]).restore
+    }
+
+    /// Whether a server refuses to start in this folder because of the restore.
+    async fn is_refused(folder: &Path) -> bool {
+        let location = Location::Sqlite(folder.join("objects.db"));
+        if Marker::read(folder).unwrap().restoring {
+            return true;
+        }
+        let objects = open(&location, false, Codec::default()).await.unwrap();
+        let unfinished = backup::unfinished(&*objects).await.unwrap();
+        objects.close().await;
+        unfinished
+    }
+
+    #[tokio::test]
+    async fn a_restore_that_stopped_after_any_step_is_told_and_can_be_done_again() {
+        let steps = [
+            Step::FolderMarked,
+            Step::StoreOpened,
+            Step::CatalogMarked,
+            Step::CatalogBegun,
+            Step::CatalogFilled,
+            Step::CatalogFinished,
+            Step::Remembered,
+        ];
+        for step in steps {
+            let folder = tempfile::tempdir().unwrap();
+            let restore = into(folder.path());
+            // A second attempt may stop as well, at the same step or at another.
+            for again in [step, step, Step::CatalogFinished, Step::FolderMarked] {
+                restore.restore(Stop(Some(again))).await.unwrap_err();
+                assert!(is_refused(folder.path()).await, "{step:?}, then {again:?}");
+            }
+            restore.restore(Stop::default()).await.unwrap();
+            assert!(!is_refused(folder.path()).await, "{step:?}");
+            let said = restore.restore(Stop::default()).await.unwrap_err().to_string();
+            assert!(said.contains("not empty"), "{step:?}: {said}");
+            assert!(!is_refused(folder.path()).await, "a refusal changes nothing: {step:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_catalog_of_another_restore_is_never_emptied() {
+        let [one, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        into(one.path()).restore(Stop(Some(Step::CatalogFinished))).await.unwrap_err();
+        into(other.path()).restore(Stop::default()).await.unwrap();
+        let catalog = |folder: &Path| folder.join("catalog.db");
+        std::fs::copy(catalog(other.path()), catalog(one.path())).unwrap();
+        for beside in ["-wal", "-shm"] {
+            drop(std::fs::remove_file(one.path().join(format!("catalog.db{beside}"))));
+        }
+        let said = into(one.path()).restore(Stop::default()).await.unwrap_err().to_string();
+        assert!(said.contains("the catalog is not empty"), "{said}");
+    }
 }

@@ -455,7 +455,7 @@ fn a_catalog_that_is_in_use_or_half_restored_is_told() {
     assert!(!data.join("objects.db").exists(), "nothing was made");
     let catalog = data.join("catalog.db");
     std::fs::remove_file(&catalog).unwrap();
-    drop(mainstay_rules::catalog::load::Loader::start(shown(&catalog)).unwrap());
+    drop(mainstay_rules::catalog::load::Loader::start(shown(&catalog), "another").unwrap());
     let (_, said) = TestServer::try_start_in(&data, &[]);
     let said = said.unwrap_err();
     assert!(said.contains("run `mainstay restore` again"), "{said}");

@@ -3,7 +3,8 @@
 //! A catalog that is being restored has a version that no program opens. It is given before the
 //! first row and taken away after the last, in the transaction that also brings the catalog to the
 //! newest schema: a restore that broke off is told from a finished one, and the next one begins
-//! anew.
+//! anew. The catalog also keeps the name of the restore that filled it, for a restore that broke
+//! off when the catalog was done and the rest was not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,6 +22,9 @@ use crate::error::{Error, Result};
 /// How many rows are put into a table at once, and how many into one transaction.
 const ROWS: usize = 2_000;
 const ROWS_TOGETHER: u64 = 50_000;
+
+/// Keeps the name of the last restore into the catalog. It is no part of the schema or of dumps.
+const RESTORE: &str = "catalog_restore";
 
 /// What is said about a dump before its lines.
 #[derive(Clone, Debug, Deserialize)]
@@ -168,7 +172,7 @@ impl Lines {
 pub enum State {
     /// There is nothing in it.
     Empty,
-    /// A restore into it broke off.
+    /// A restore into it broke off, or the same restore filled it and was not done with the rest.
     Unfinished,
     /// This table has rows.
     Used(String),
@@ -190,11 +194,11 @@ fn path_of(address: &str) -> Result<&str> {
     Ok(path)
 }
 
-/// What the catalog at `address` is. Changes nothing, and makes no file.
+/// What the catalog at `address` is to the restore of this name. Changes nothing, and makes no file.
 ///
 /// # Errors
 /// [`Error::NewerSchema`], or whatever the database says.
-pub fn state(address: &str) -> Result<State> {
+pub fn state(address: &str, restore: Option<&str>) -> Result<State> {
     if !Address::is_meant(address) {
         match std::fs::metadata(path_of(address)?) {
             Ok(found) if found.len() > 0 => {}
@@ -203,12 +207,12 @@ pub fn state(address: &str) -> Result<State> {
     }
     let mut engine = connect(address)?;
     engine.begin(Mode::Read)?;
-    let state = state_of(&mut *engine);
+    let state = state_of(&mut *engine, restore);
     engine.rollback();
     state
 }
 
-fn state_of(engine: &mut dyn Engine) -> Result<State> {
+fn state_of(engine: &mut dyn Engine, restore: Option<&str>) -> Result<State> {
     if !exists(engine, "catalog_schema")? {
         return Ok(State::Empty);
     }
@@ -218,6 +222,9 @@ fn state_of(engine: &mut dyn Engine) -> Result<State> {
     }
     if version > NEWEST {
         return Err(Error::NewerSchema { found: version, known: NEWEST });
+    }
+    if restore.is_some() && restored_by(engine)?.as_deref() == restore {
+        return Ok(State::Unfinished);
     }
     for table in schema::tables(version) {
         // A fresh catalog has a row in `versions`; `judges` come and go with servers.
@@ -238,6 +245,18 @@ fn state_of(engine: &mut dyn Engine) -> Result<State> {
         }
     }
     Ok(State::Empty)
+}
+
+/// The name of the restore that filled the catalog, or was to.
+fn restored_by(engine: &mut dyn Engine) -> Result<Option<String>> {
+    let mut name = None;
+    if exists(engine, RESTORE)? {
+        engine.query(&format!("SELECT name FROM {RESTORE}"), &[], &mut |row| {
+            name = Some(row.text(0).to_owned());
+            Ok(())
+        })?;
+    }
+    Ok(name)
 }
 
 fn exists(engine: &mut dyn Engine, table: &str) -> Result<bool> {
@@ -266,14 +285,15 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Marks the catalog as being restored, if it is empty or an unfinished restore left it.
+    /// Marks the catalog as being restored, if it is empty, an unfinished restore left it, or the
+    /// restore of this name filled it.
     ///
     /// # Errors
     /// [`Error::Backup`] if it is in use; otherwise whatever the database says.
-    pub fn start(address: &str) -> Result<Self> {
+    pub fn start(address: &str, restore: &str) -> Result<Self> {
         let mut engine = connect(address)?;
         engine.begin(Mode::Write)?;
-        if let Err(error) = mark(&mut *engine).and_then(|()| engine.commit()) {
+        if let Err(error) = mark(&mut *engine, restore).and_then(|()| engine.commit()) {
             engine.rollback();
             return Err(error);
         }
@@ -387,8 +407,8 @@ impl Loader {
 }
 
 /// Empties what an unfinished restore left, and marks the catalog.
-fn mark(engine: &mut dyn Engine) -> Result<()> {
-    match state_of(engine)? {
+fn mark(engine: &mut dyn Engine, restore: &str) -> Result<()> {
+    match state_of(engine, Some(restore))? {
         State::Used(table) => {
             return Err(wrong(format!("the catalog is not empty: table {table} has rows")));
         }
@@ -405,6 +425,9 @@ fn mark(engine: &mut dyn Engine) -> Result<()> {
     } else {
         engine.batch("CREATE TABLE catalog_schema (version BIGINT NOT NULL)")?;
     }
+    engine.batch(&format!("CREATE TABLE IF NOT EXISTS {RESTORE} (name TEXT NOT NULL)"))?;
+    engine.batch(&format!("DELETE FROM {RESTORE}"))?;
+    engine.execute(&format!("INSERT INTO {RESTORE} (name) VALUES (?1)"), values![restore])?;
     set_mark(engine)
 }
 

@@ -75,7 +75,7 @@ fn lived_in(world: &World) {
 }
 
 fn load(url: &str, about: &Value, lines: &[String]) -> Result<(), Error> {
-    let mut loader = Loader::start(url)?;
+    let mut loader = Loader::start(url, "one")?;
     loader.begin(about)?;
     lines.iter().try_for_each(|line| loader.take(line.as_bytes()))?;
     loader.end()?;
@@ -99,12 +99,12 @@ fn a_dump_restores_into_either_database_to_the_row() {
         let (about, lines) = dumped(&world.catalog);
         assert_eq!(about["oneMoment"], true);
         for url in nowhere(&folder, &format!("catalog-{n}.db")) {
-            assert_eq!(state(&url).unwrap(), State::Empty);
+            assert_eq!(state(&url, None).unwrap(), State::Empty);
             load(&url, &about, &lines).unwrap();
             let catalog = Catalog::open_blocking(&url).unwrap();
             let (_, again) = dumped(&catalog);
             assert_eq!(tables(&again), tables(&lines), "{} to {}", world.url, catalog.backend());
-            assert!(matches!(state(&url).unwrap(), State::Used(_)));
+            assert!(matches!(state(&url, None).unwrap(), State::Used(_)));
             let highest = |catalog: &Catalog| {
                 let sql = "INSERT INTO requests (request_type, did_id, dest_rse_id, state, rule_id, activity, priority,
                     bytes, requested_at, updated_at) VALUES ('T', 0, 0, 'Q', 0, '', 0, 0, 0, 0)";
@@ -132,8 +132,11 @@ fn a_restored_catalog_obeys_its_laws_and_is_not_overwritten() {
             let catalog = Catalog::open_blocking(&url).unwrap();
             let wrong = catalog.read_blocking(|tx| check::check(tx, 100)).unwrap();
             assert!(wrong.is_empty(), "{wrong:?}");
-            let refused = load(&url, &about, &lines).unwrap_err();
+            let refused = Loader::start(&url, "another").unwrap_err();
             assert!(refused.to_string().contains("not empty"), "{refused}");
+            for other in [None, Some("another")] {
+                assert!(matches!(state(&url, other).unwrap(), State::Used(_)), "{other:?}");
+            }
             assert_eq!(tables(&dumped(&catalog).1), tables(&lines));
         }
     }
@@ -205,7 +208,7 @@ fn a_restore_that_broke_off_is_noticed_and_done_again() {
     let (about, lines) = dumped(&world.catalog);
     for url in nowhere(&folder, "catalog.db") {
         for stop in [0, 1, lines.len() / 2, lines.len()] {
-            let mut loader = Loader::start(&url).unwrap();
+            let mut loader = Loader::start(&url, "one").unwrap();
             if stop > 0 {
                 loader.begin(&about).unwrap();
             }
@@ -216,11 +219,16 @@ fn a_restore_that_broke_off_is_noticed_and_done_again() {
             drop(loader);
             let refused = Catalog::open_blocking(&url).unwrap_err();
             assert!(matches!(refused, Error::HalfRestored), "{refused}");
-            assert_eq!(state(&url).unwrap(), State::Unfinished);
+            assert_eq!(state(&url, None).unwrap(), State::Unfinished);
         }
-        load(&url, &about, &lines).unwrap();
-        let catalog = Catalog::open_blocking(&url).unwrap();
-        assert_eq!(tables(&dumped(&catalog).1), tables(&lines));
+        // The second time the catalog was done, and the restore was not.
+        for _ in 0..2 {
+            load(&url, &about, &lines).unwrap();
+            assert_eq!(state(&url, Some("one")).unwrap(), State::Unfinished);
+            assert!(matches!(state(&url, Some("two")).unwrap(), State::Used(_)));
+            let catalog = Catalog::open_blocking(&url).unwrap();
+            assert_eq!(tables(&dumped(&catalog).1), tables(&lines));
+        }
     }
 }
 

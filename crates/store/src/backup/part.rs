@@ -56,11 +56,13 @@ pub enum PartError {
 
 /// Takes the parts of a backup that is read: to check them, or to restore them.
 pub trait Parts: Send {
-    /// Before anything is restored, objects included. Checks do nothing here.
+    /// Before anything is restored, objects included. `restore` names the restore, and is the same
+    /// when one that broke off is done again. Checks do nothing here.
     ///
     /// # Errors
     /// [`PartError::Failed`] if parts cannot be restored.
-    fn prepare(&mut self) -> Result<(), PartError> {
+    fn prepare(&mut self, restore: &str) -> Result<(), PartError> {
+        let _ = restore;
         Ok(())
     }
 

@@ -2,7 +2,9 @@
 //!
 //! Objects are written one by one, many at a time, so a restore can break off in the middle. A
 //! marker tells: it is made before the first object and removed after the last. A store that has
-//! one is not to be served; the next restore empties it and begins again.
+//! one is not to be served; the next restore empties it and begins again. The marker has the name
+//! of the restore, which the next attempt goes on with: by it, another engine tells what an earlier
+//! attempt left from what is not ours to remove.
 //!
 //! Every write is fenced by the marker's revision, which each attempt moves. So an attempt that
 //! was only thought dead is stopped by the one that follows it.
@@ -16,8 +18,9 @@ use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use crate::check::INTERNAL;
-use crate::object::{Body, Key, Resource, Revision};
+use crate::object::{Body, Key, Record, Resource, Revision};
 use crate::objects::{self, Change, Fence, Objects, Write};
+use crate::resources::{Identities, RandomIdentities};
 use crate::snapshot::{Medium, Snapshot};
 
 use super::part::{PartError, Parts};
@@ -44,6 +47,23 @@ fn marker() -> Key {
 /// Whatever the store says.
 pub async fn unfinished(objects: &dyn Objects) -> Result<bool, objects::Error> {
     Ok(objects.get(&marker()).await?.is_some())
+}
+
+/// Whether a restore may fill this store: it is empty, or a restore broke off in it, whose name is
+/// returned. Changes nothing.
+///
+/// # Errors
+/// [`Error::NotEmpty`], or whatever the store says.
+pub async fn may_take(objects: &dyn Objects) -> Result<Option<String>, Error> {
+    match objects.get(&marker()).await? {
+        Some(unfinished) => Ok(name_in(&unfinished)),
+        None => must_be_empty(&objects.snapshot().await?).map(|()| None),
+    }
+}
+
+/// The name of a restore; markers of older versions have none.
+fn name_in(marker: &Record) -> Option<String> {
+    Some(marker.object().get("name")?.as_str()?.to_owned())
 }
 
 /// Refuses every part.
@@ -86,10 +106,43 @@ pub async fn restore_from(
     source: Source,
     summary: &Summary,
     objects: Arc<dyn Objects>,
-    mut parts: Box<dyn Parts>,
+    parts: Box<dyn Parts>,
 ) -> Result<Summary, Error> {
-    let fence = begin(&*objects).await?;
-    let mut parts = blocking(move || parts.prepare().map(|()| parts).map_err(failed)).await?;
+    fill_from(source, summary, objects.clone(), parts).await?.complete(&*objects).await
+}
+
+/// A store and parts that are whole, while the store is still marked as unfinished.
+#[derive(Debug)]
+#[must_use]
+pub struct Filled {
+    summary: Summary,
+    marker: Fence,
+}
+
+impl Filled {
+    /// Removes the marker, so that the store may be used.
+    ///
+    /// # Errors
+    /// [`Error::Store`]; the store is then left marked as unfinished.
+    pub async fn complete(self, objects: &dyn Objects) -> Result<Summary, Error> {
+        let change = Change::Delete(self.marker.token);
+        settle(objects, Write { key: self.marker.key, change, fence: None }).await?;
+        Ok(self.summary)
+    }
+}
+
+/// As [`restore_from`], but leaves the store marked, for whatever is to be done before it is used.
+///
+/// # Errors
+/// As [`restore_from`].
+pub async fn fill_from(
+    source: Source,
+    summary: &Summary,
+    objects: Arc<dyn Objects>,
+    mut parts: Box<dyn Parts>,
+) -> Result<Filled, Error> {
+    let (fence, name) = begin(&*objects, RandomIdentities.uid()).await?;
+    let mut parts = blocking(move || parts.prepare(&name).map(|()| parts).map_err(failed)).await?;
     clear(&*objects, &fence).await?;
     objects.advance(Revision(summary.head.revision.saturating_add(BEYOND))).await?;
     let (restored, filled) = fill(source, &*objects, &fence, parts).await?;
@@ -98,20 +151,23 @@ pub async fn restore_from(
         return Err(Error::Changed);
     }
     blocking(move || parts.finish().map_err(failed)).await?;
-    let change = Change::Delete(fence.token);
-    settle(&*objects, Write { key: fence.key, change, fence: None }).await?;
-    Ok(restored)
+    Ok(Filled { summary: restored, marker: fence })
 }
 
 fn failed(error: PartError) -> Error {
     Error::Part(error.to_string())
 }
 
-/// Marks the store as being restored, if it may be.
-async fn begin(objects: &dyn Objects) -> Result<Fence, Error> {
+/// Marks the store as being restored, if it may be, and returns the name of the restore: that of
+/// the one which broke off, or a fresh one.
+async fn begin(objects: &dyn Objects, fresh: String) -> Result<(Fence, String), Error> {
     let key = marker();
-    let body = Body::new(&Map::<String, Value>::new());
-    let change = match objects.get(&key).await? {
+    let earlier = objects.get(&key).await?;
+    let name = earlier.as_deref().and_then(name_in).unwrap_or(fresh);
+    let mut object = Map::new();
+    object.insert("name".to_owned(), Value::from(&*name));
+    let body = Body::new(&object);
+    let change = match earlier {
         Some(unfinished) => Change::Update(unfinished.revision(), body),
         None => {
             must_be_empty(&objects.snapshot().await?)?;
@@ -119,7 +175,7 @@ async fn begin(objects: &dyn Objects) -> Result<Fence, Error> {
         }
     };
     let event = objects.write(Write { key: key.clone(), change, fence: None }).await?;
-    Ok(Fence { key, token: event.revision() })
+    Ok((Fence { key, token: event.revision() }, name))
 }
 
 /// Whether a store holds nothing but what one run of a server leaves behind.

@@ -1,5 +1,6 @@
 //! Backups: whole, consistent, the same on every backend, and refused when they are not whole.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use mainstay_store::backup::{
-    self, Chunks, Error, Part, PartError, Parts, Reader, Source, check, restore, restore_from,
-    unfinished, verify,
+    self, Chunks, Error, Part, PartError, Parts, Reader, Source, check, may_take, restore,
+    restore_from, unfinished, verify,
 };
 use mainstay_store::cache::{Collection, Retention, Watch};
 use mainstay_store::clock::SystemClock;
@@ -255,7 +256,7 @@ impl Noting {
 }
 
 impl Parts for Noting {
-    fn prepare(&mut self) -> Result<(), PartError> {
+    fn prepare(&mut self, _restore: &str) -> Result<(), PartError> {
         self.note("prepare".to_owned())
     }
 
@@ -305,8 +306,8 @@ fn parts_come_back_in_order_and_are_put_to_use_last() {
     });
 }
 
-/// Fails when it is asked to.
-struct Failing(&'static str);
+/// Fails when it is asked to, and notes the names of restores.
+struct Failing(&'static str, Arc<Mutex<BTreeSet<String>>>);
 
 impl Failing {
     fn at(&self, place: &str) -> Result<(), PartError> {
@@ -315,7 +316,8 @@ impl Failing {
 }
 
 impl Parts for Failing {
-    fn prepare(&mut self) -> Result<(), PartError> {
+    fn prepare(&mut self, restore: &str) -> Result<(), PartError> {
+        self.1.lock().unwrap().insert(restore.to_owned());
         self.at("prepare")
     }
 
@@ -342,12 +344,14 @@ fn a_part_that_fails_leaves_the_store_marked_as_unfinished() {
         let file = File::new(&with_parts().await);
         let source = Source::file(&file.path());
         let summary = check(&source, &mut Noting::default()).unwrap();
-        let store = memory();
+        let (store, names) = (memory(), Arc::default());
         for place in ["prepare", "begin", "line", "end", "finish"] {
-            let parts = Box::new(Failing(place));
+            let parts = Box::new(Failing(place, Arc::clone(&names)));
             let failed = restore_from(source.clone(), &summary, store.clone(), parts).await;
             assert!(matches!(failed, Err(Error::Part(_))), "{place}: {failed:?}");
             assert!(unfinished(&*store).await.unwrap(), "{place}");
+            let name = may_take(&*store).await.unwrap().unwrap();
+            assert_eq!(*names.lock().unwrap(), BTreeSet::from([name]), "{place}");
         }
         let parts = Box::new(Noting::default());
         restore_from(source, &summary, store.clone(), parts).await.unwrap();
