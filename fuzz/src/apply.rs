@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use mainstay_server::laws::Draw;
-use mainstay_store::apply::{Writer, apply, track};
+use mainstay_store::apply::{Filled, Writer, apply, track};
 use mainstay_store::registry::Kind;
 use mainstay_store::strategy::{Strictness, Subresource, prepare_apply};
 use serde_json::{Map, Value, json};
@@ -164,7 +164,7 @@ pub fn apply_merge(data: &[u8]) {
                 if let Value::Object(wanted) = wanted {
                     next.extend(wanted);
                 }
-                track(kind, live.as_ref(), &mut next, writer);
+                track(kind, live.as_ref(), &mut next, &Filled::default(), writer);
                 stands.clear();
                 next
             }
