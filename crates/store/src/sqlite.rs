@@ -15,6 +15,7 @@ mod checkpoint;
 mod committer;
 mod counter;
 mod disk;
+mod failure;
 mod fullness;
 mod load;
 pub mod lock;
@@ -41,6 +42,7 @@ use crate::snapshot::{Medium, Snapshot};
 use crate::value::Codec;
 
 use committer::{Committer, Job};
+use failure::Failure;
 use fullness::Fullness;
 use lock::Lock;
 
@@ -178,6 +180,7 @@ pub struct SqliteStore {
     codec: Codec,
     cache: Arc<Cache>,
     fullness: Arc<Fullness>,
+    failure: Arc<Failure>,
     jobs: mpsc::Sender<Job>,
     largest: usize,
     running: Mutex<Option<Running>>,
@@ -229,6 +232,7 @@ impl SqliteStore {
         if fullness.is_tight() {
             disk.may_grow(false);
         }
+        let failure = disk.failure();
         let cache = Arc::new(Cache::new(loaded.state, settings.retention));
         let (jobs, queue) = mpsc::channel(QUEUE);
         let (checkpointer, checkpoints) =
@@ -250,7 +254,7 @@ impl SqliteStore {
             .map_err(|source| OpenError::Io { path: path.into(), source })?;
         let running = Mutex::new(Some(Running { threads: [committer, checkpointer], lock }));
         let (path, largest) = (path.to_owned(), settings.largest_object);
-        Ok(Self { path, codec, cache, fullness, jobs, largest, running })
+        Ok(Self { path, codec, cache, fullness, failure, jobs, largest, running })
     }
 
     /// Queues a job without ever waiting for the committer.
@@ -324,7 +328,7 @@ impl Objects for SqliteStore {
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
-        if !self.fullness.is_full() {
+        if !self.fullness.is_full() && !self.failure.is_failing() {
             let closed = self.jobs.is_closed();
             return ready(if closed { Err(Error::Closed) } else { Ok(()) }).boxed();
         }

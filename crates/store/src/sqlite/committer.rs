@@ -32,7 +32,7 @@ pub(super) enum Job {
     Compact { through: Revision, reply: oneshot::Sender<Result<(), Error>> },
     /// Move on to a later revision, without history.
     Advance { to: Revision, reply: oneshot::Sender<Result<(), Error>> },
-    /// See whether a full disk has space again.
+    /// See whether a full disk has space again, and whether commits work again that failed.
     Recover { reply: oneshot::Sender<Result<(), Error>> },
     /// Finish what was asked before, then stop.
     Close { reply: oneshot::Sender<()> },
@@ -86,9 +86,7 @@ impl Committer {
                     let _ = reply.send(self.advance(to));
                 }
                 Some(Job::Recover { reply }) => {
-                    self.fullness.recover(&self.disk);
-                    let full = self.fullness.is_full();
-                    let _ = reply.send(if full { Err(self.fullness.refusal()) } else { Ok(()) });
+                    let _ = reply.send(self.probe());
                 }
                 Some(Job::Close { reply }) => {
                     self.close();
@@ -112,6 +110,21 @@ impl Committer {
             // A writer that gave up waiting finds out by reading.
             let _ = reply.send(outcome);
         }
+    }
+
+    /// Whether writes are taken. If the last commit failed, a commit that changes nothing tells.
+    fn probe(&mut self) -> Result<(), Error> {
+        self.fullness.recover(&self.disk);
+        if self.fullness.is_full() {
+            return Err(self.fullness.refusal());
+        }
+        let failure = self.disk.failure();
+        if failure.is_failing() {
+            let revision = self.cache.load().revision;
+            // The outcome is noted where everybody finds it.
+            drop(self.disk.commit(revision, |_| Ok(())));
+        }
+        failure.told()
     }
 
     /// Does something; if the disk is full, makes what space it can and does it once more.

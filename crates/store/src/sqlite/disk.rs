@@ -19,6 +19,7 @@ use crate::value::Codec;
 
 use super::OpenError;
 use super::counter::{self, Counter, Reading};
+use super::failure::Failure;
 use super::load::{self, Damage, LoadError, Loaded, Summary};
 use super::rekey;
 
@@ -117,7 +118,8 @@ pub(super) fn open(path: &Path, codec: &Codec, fresh: bool) -> Result<(Disk, Loa
         counter => Some(counter.map_err(io)?),
     };
     let (codec, summary) = (codec.clone(), loaded.summary);
-    Ok((Disk { connection, log_pages, codec, summary, counter }, loaded))
+    let failure = Arc::default();
+    Ok((Disk { connection, log_pages, codec, summary, counter, failure }, loaded))
 }
 
 /// Refuses a database that has less than was acknowledged.
@@ -271,12 +273,28 @@ pub(super) struct Disk {
     codec: Codec,
     summary: Summary,
     counter: Option<Counter>,
+    failure: Arc<Failure>,
 }
 
 impl Disk {
     /// Runs `work` in one transaction that reaches `revision`, makes it durable, and notes that
     /// outside the database. On any error nothing was written.
     pub(super) fn commit(
+        &mut self,
+        revision: Revision,
+        work: impl FnOnce(&Batch<'_>) -> rusqlite::Result<()>,
+    ) -> rusqlite::Result<()> {
+        let outcome = self.try_commit(revision, work);
+        self.failure.note(&outcome);
+        outcome
+    }
+
+    /// Whether the last commit failed.
+    pub(super) fn failure(&self) -> Arc<Failure> {
+        self.failure.clone()
+    }
+
+    fn try_commit(
         &mut self,
         revision: Revision,
         work: impl FnOnce(&Batch<'_>) -> rusqlite::Result<()>,

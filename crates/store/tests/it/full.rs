@@ -118,3 +118,38 @@ fn a_full_disk_takes_deletions_and_a_restart_and_recovers() {
         store.close().await;
     });
 }
+
+#[test]
+fn a_store_whose_commits_fail_is_not_ready_until_they_work_again() {
+    let folder = tempfile::tempdir().unwrap();
+    block_on(async {
+        let store = open(folder.path());
+        let [first, second] = ["first", "second"].map(|name| key("apples", "a", name));
+        store.write(create(&first, 1)).await.unwrap();
+        store.ready().await.unwrap();
+        let beside = rusqlite::Connection::open(folder.path().join("objects.db")).unwrap();
+        beside
+            .execute_batch(
+                "CREATE TRIGGER broken BEFORE UPDATE ON history
+                 BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END",
+            )
+            .unwrap();
+        store.ready().await.unwrap();
+        let refused = store.write(create(&second, 1)).await.unwrap_err();
+        assert!(matches!(refused, Error::Unavailable { .. }), "{refused}");
+        for _ in 0..3 {
+            let told = store.ready().await.unwrap_err().to_string();
+            assert!(told.contains("the last commit failed: disk I/O error"), "{told}");
+        }
+        // A write that is refused for another reason commits nothing and tells nothing.
+        store.write(create(&first, 1)).await.unwrap_err();
+        store.ready().await.unwrap_err();
+        beside.execute_batch("DROP TRIGGER broken").unwrap();
+        let before = store.snapshot().await.unwrap().revision;
+        store.ready().await.unwrap();
+        assert_eq!(store.snapshot().await.unwrap().revision, before, "a probe changes nothing");
+        store.write(create(&second, 1)).await.unwrap();
+        drop(beside);
+        store.close().await;
+    });
+}
