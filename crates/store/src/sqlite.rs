@@ -181,6 +181,7 @@ pub struct SqliteStore {
     cache: Arc<Cache>,
     fullness: Arc<Fullness>,
     failure: Arc<Failure>,
+    unguarded: bool,
     jobs: mpsc::Sender<Job>,
     largest: usize,
     running: Mutex<Option<Running>>,
@@ -232,7 +233,7 @@ impl SqliteStore {
         if fullness.is_tight() {
             disk.may_grow(false);
         }
-        let failure = disk.failure();
+        let (failure, unguarded) = (disk.failure(), disk.unguarded);
         let cache = Arc::new(Cache::new(loaded.state, settings.retention));
         let (jobs, queue) = mpsc::channel(QUEUE);
         let (checkpointer, checkpoints) =
@@ -254,7 +255,7 @@ impl SqliteStore {
             .map_err(|source| OpenError::Io { path: path.into(), source })?;
         let running = Mutex::new(Some(Running { threads: [committer, checkpointer], lock }));
         let (path, largest) = (path.to_owned(), settings.largest_object);
-        Ok(Self { path, codec, cache, fullness, failure, jobs, largest, running })
+        Ok(Self { path, codec, cache, fullness, failure, unguarded, jobs, largest, running })
     }
 
     /// Queues a job without ever waiting for the committer.
@@ -317,9 +318,14 @@ impl Objects for SqliteStore {
     }
 
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
-        let (path, codec) = (self.path.clone(), self.codec.clone());
+        let (path, codec, unguarded) = (self.path.clone(), self.codec.clone(), self.unguarded);
         async move {
-            let verified = tokio::task::spawn_blocking(move || disk::verify(&path, &codec)).await;
+            let verify = move || {
+                let mut wrong = disk::verify(&path, &codec)?;
+                wrong.extend(disk::verify_counter(&path, unguarded));
+                Ok::<_, rusqlite::Error>(wrong)
+            };
+            let verified = tokio::task::spawn_blocking(verify).await;
             let verified =
                 verified.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
             verified.map_err(|error| Error::Unavailable { reason: error.to_string() })

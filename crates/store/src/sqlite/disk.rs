@@ -99,6 +99,16 @@ pub(super) fn open(path: &Path, codec: &Codec, fresh: bool) -> Result<(Disk, Loa
     if found.is_some() {
         reaches(path, acknowledged, history.revision)?;
     }
+    let unguarded = format == FORMAT && history.revision > Revision(0);
+    let unguarded = unguarded && acknowledged == Reading::Absent;
+    if unguarded {
+        tracing::warn!(
+            file = %counter::path(path).display(),
+            revision = history.revision.0,
+            "the counter of acknowledged revisions is missing; changes lost before this start \
+             cannot be noticed"
+        );
+    }
     let loaded = load::load(&connection, codec, format).map_err(|error| refused(path, error))?;
     if format < FORMAT {
         upgrade(&connection, loaded.summary).map_err(sqlite)?;
@@ -119,7 +129,7 @@ pub(super) fn open(path: &Path, codec: &Codec, fresh: bool) -> Result<(Disk, Loa
     };
     let (codec, summary) = (codec.clone(), loaded.summary);
     let failure = Arc::default();
-    Ok((Disk { connection, log_pages, codec, summary, counter, failure }, loaded))
+    Ok((Disk { connection, log_pages, codec, summary, counter, failure, unguarded }, loaded))
 }
 
 /// Refuses a database that has less than was acknowledged.
@@ -233,6 +243,22 @@ pub(super) fn verify(path: &Path, codec: &Codec) -> rusqlite::Result<Vec<String>
     Ok(wrong)
 }
 
+/// What is wrong with the counter of an open database, which was `unguarded` when it was opened.
+pub(super) fn verify_counter(path: &Path, unguarded: bool) -> Option<String> {
+    let file = counter::path(path);
+    let shown = file.display();
+    match counter::read(&file) {
+        Ok(Reading::Acknowledged(_)) if unguarded => Some(format!(
+            "{shown} was missing when the database was opened, and begins anew: changes lost \
+             before could not be noticed"
+        )),
+        Ok(Reading::Acknowledged(_)) => None,
+        Ok(Reading::Absent) => Some(format!("{shown} is missing: lost changes cannot be noticed")),
+        Ok(Reading::Damaged) => Some(format!("{shown} is damaged: it names no revision")),
+        Err(error) => Some(format!("{shown} cannot be read: {error}")),
+    }
+}
+
 /// Whether SQLite complains about what is in the file, rather than about the machine.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     match error.sqlite_error_code() {
@@ -274,6 +300,8 @@ pub(super) struct Disk {
     summary: Summary,
     counter: Option<Counter>,
     failure: Arc<Failure>,
+    /// There was no counter when the database was opened, so lost changes would not have shown.
+    pub(super) unguarded: bool,
 }
 
 impl Disk {

@@ -289,3 +289,31 @@ fn accepting_a_loss_never_hands_out_a_lost_revision_again() {
         store.close().await;
     });
 }
+
+#[test]
+fn a_missing_counter_is_a_finding_and_no_reason_not_to_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("objects.db");
+    let counter = folder.path().join("objects.db.acknowledged");
+    let open = || SqliteStore::open(&path, Retention::default(), 1 << 20, SystemClock::new());
+    block_on(async {
+        let store = open().unwrap();
+        store.write(create(&key("apples", "a", "x"), 1)).await.unwrap();
+        assert_eq!(store.verify().await.unwrap(), [""; 0]);
+        std::fs::remove_file(&counter).unwrap();
+        let said = store.verify().await.unwrap();
+        assert!(said.len() == 1 && said[0].contains("is missing"), "{said:?}");
+        store.close().await;
+        for harm in [None, Some([0; 542])] {
+            drop(std::fs::remove_file(&counter));
+            harm.map_or(Ok(()), |zeros| std::fs::write(&counter, zeros)).unwrap();
+            let store = open().unwrap();
+            let said = store.verify().await.unwrap();
+            assert!(said.len() == 1 && said[0].contains("was missing when"), "{said:?}");
+            store.close().await;
+        }
+        let store = open().unwrap();
+        assert_eq!(store.verify().await.unwrap(), [""; 0]);
+        store.close().await;
+    });
+}
