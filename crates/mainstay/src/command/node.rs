@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::watch::encode;
 use crate::client::{Call, JSON};
@@ -46,19 +46,51 @@ impl Node {
         let client = connect.client()?;
         for name in names {
             let named = encode(name);
+            let mut done = if remove { "removed".to_owned() } else { "revoked".to_owned() };
             if remove {
                 let path = format!("/api/v1/nodes/{named}");
                 match client.bytes(Call::send(Method::DELETE, path, JSON, &json!({}))).await {
                     // A node that only pretends has no object.
                     Err(error) if error.is_not_found() => {}
-                    deleted => drop(deleted?),
+                    deleted => {
+                        if let Some(held) = held(&deleted?) {
+                            done = held;
+                        }
+                    }
                 }
             }
             let path = format!("/mainstay/v1/nodes/{named}/revoke");
             client.bytes(Call::send(Method::POST, path, JSON, &json!({}))).await?;
-            let done = if remove { "removed" } else { "revoked" };
             output::print_line(&format!("node {name:?} {done}"))?;
         }
         Ok(0)
+    }
+}
+
+/// Says so if the answer to a deletion is the Node itself: its finalizers hold it.
+fn held(answer: &[u8]) -> Option<String> {
+    let answer: Value = serde_json::from_slice(answer).ok()?;
+    let metadata = answer.get("metadata").filter(|_| answer["kind"] == "Node")?;
+    metadata.get("deletionTimestamp")?;
+    let finalizers = metadata["finalizers"].as_array().into_iter().flatten();
+    let names: Vec<_> = finalizers.filter_map(Value::as_str).collect();
+    Some(format!(
+        "revoked; its Node object is still being deleted and goes when its finalizers are removed: {}",
+        names.join(", ")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_finalizers_hold_is_not_said_to_be_removed() {
+        let gone = json!({"kind": "Status", "metadata": {}, "status": "Success"});
+        assert_eq!(held(gone.to_string().as_bytes()), None);
+        let metadata = json!({"deletionTimestamp": "2026-11-16T00:00:00Z", "finalizers": ["a/b"]});
+        let marked = json!({"kind": "Node", "metadata": metadata});
+        let words = held(marked.to_string().as_bytes()).unwrap();
+        assert!(words.contains("still being deleted") && words.ends_with(": a/b"), "{words}");
     }
 }
