@@ -11,7 +11,8 @@ use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -41,6 +42,10 @@ pub(crate) struct Pulse {
     since: AtomicU64,
     /// One more than the tick since when nothing could be written; 0 while it can.
     stalled: AtomicU64,
+    /// Answers that wait for the client to take more of them.
+    owed: AtomicUsize,
+    /// When the client last took a part of one, or when the first of them began to wait.
+    taken: AtomicU64,
     /// Requests under way.
     busy: AtomicUsize,
     shaken: AtomicBool,
@@ -58,12 +63,15 @@ struct Reading {
     head: bool,
     quiet: Duration,
     stalled: Option<Duration>,
+    /// How long no part was taken of any answer that waits.
+    unread: Option<Duration>,
 }
 
 /// Why a connection is closed, if it is to be.
 fn overstays(reading: Reading, limits: &Limits) -> Option<&'static str> {
-    let Reading { shaken, busy, head, quiet, stalled } = reading;
-    if stalled.is_some_and(|stalled| stalled > limits.stall) {
+    let Reading { shaken, busy, head, quiet, stalled, unread } = reading;
+    let too_long = |time: Option<Duration>| time.is_some_and(|time| time > limits.stall);
+    if too_long(stalled) || too_long(unread) {
         Some("it does not take what is sent to it")
     } else if !shaken && quiet > limits.handshake {
         Some("its handshake takes too long")
@@ -90,6 +98,7 @@ impl Pulse {
             head: self.reading.load(Relaxed),
             quiet: past(self.since.load(Relaxed)),
             stalled: self.stalled.load(Relaxed).checked_sub(1).map(past),
+            unread: (self.owed.load(Acquire) > 0).then(|| past(self.taken.load(Relaxed))),
         }
     }
 
@@ -130,7 +139,7 @@ impl Pulse {
     pub(crate) fn begin(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Relaxed);
         self.reading.store(false, Relaxed);
-        Busy(self.clone())
+        Busy(Owed { pulse: self.clone(), waits: false })
     }
 
     /// Lets the connection finish what is under way, and take on nothing more.
@@ -168,12 +177,61 @@ impl Pulse {
 
 /// A request under way on a connection.
 #[derive(Debug)]
-pub(crate) struct Busy(Arc<Pulse>);
+pub(crate) struct Busy(pub(crate) Owed);
+
+impl Busy {
+    /// A part of the answer that waits for the client, until the guard is dropped.
+    pub(crate) fn owe(&self) -> Owed {
+        let mut owed = Owed { pulse: self.0.pulse.clone(), waits: false };
+        owed.waits();
+        owed
+    }
+}
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.since.store(self.0.now(), Relaxed);
-        self.0.busy.fetch_sub(1, Relaxed);
+        let pulse = &self.0.pulse;
+        pulse.since.store(pulse.now(), Relaxed);
+        pulse.busy.fetch_sub(1, Relaxed);
+    }
+}
+
+/// An answer of which the client may have to take more before it goes on.
+#[derive(Debug)]
+pub(crate) struct Owed {
+    pulse: Arc<Pulse>,
+    waits: bool,
+}
+
+impl Owed {
+    /// It is the client's turn.
+    pub(crate) fn waits(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) {
+            // The time is right before anybody looks at it.
+            if self.pulse.owed.load(Relaxed) == 0 {
+                self.took();
+            }
+            self.pulse.owed.fetch_add(1, Release);
+        }
+    }
+
+    /// The client took a part.
+    pub(crate) fn took(&self) {
+        self.pulse.taken.store(self.pulse.now(), Relaxed);
+    }
+
+    /// It is the server's turn.
+    pub(crate) fn goes_on(&mut self) {
+        if std::mem::replace(&mut self.waits, false) {
+            self.took();
+            self.pulse.owed.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.goes_on();
     }
 }
 
@@ -227,6 +285,8 @@ impl Connections {
             writes: self.writes.clone(),
             since: AtomicU64::new(self.tick.load(Relaxed)),
             stalled: AtomicU64::new(0),
+            owed: AtomicUsize::new(0),
+            taken: AtomicU64::new(0),
             busy: AtomicUsize::new(0),
             shaken: AtomicBool::new(false),
             reading: AtomicBool::new(false),
@@ -432,6 +492,7 @@ mod tests {
             head: false,
             quiet: Duration::ZERO,
             stalled: None,
+            unread: None,
         };
         let second = Duration::from_secs(1);
         let shaking = Reading { shaken: false, ..calm };
@@ -449,6 +510,8 @@ mod tests {
             (after(busy, limits.idle * 10), false),
             (stalled(limits.stall), false),
             (stalled(limits.stall + second), true),
+            (Reading { unread: Some(limits.stall), ..busy }, false),
+            (Reading { unread: Some(limits.stall + second), ..calm }, true),
         ];
         for (reading, closed) in cases {
             assert_eq!(overstays(reading, &limits).is_some(), closed, "{reading:?}");

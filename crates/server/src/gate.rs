@@ -40,6 +40,8 @@ pub(crate) enum Pool {
     Bodies,
     /// Bytes of bodies of known users in memory.
     BodyBytes,
+    /// Bytes of answers to known users that were made and not yet taken.
+    AnswerBytes,
     /// Connections of known users.
     Connections,
     /// Requests of those who are not known, their bodies included.
@@ -52,7 +54,7 @@ pub(crate) enum Pool {
     Arrivals,
 }
 
-const POOLS: usize = 9;
+const POOLS: usize = 10;
 
 impl Pool {
     const ALL: [Self; POOLS] = [
@@ -60,6 +62,7 @@ impl Pool {
         Self::Watches,
         Self::Bodies,
         Self::BodyBytes,
+        Self::AnswerBytes,
         Self::Connections,
         Self::Strangers,
         Self::StrangerBytes,
@@ -73,6 +76,7 @@ impl Pool {
             Self::Watches => "watches",
             Self::Bodies => "bodies",
             Self::BodyBytes => "body-bytes",
+            Self::AnswerBytes => "answer-bytes",
             Self::Connections => "user-connections",
             Self::Strangers => "unauthenticated",
             Self::StrangerBytes => "unauthenticated-body-bytes",
@@ -88,6 +92,7 @@ impl Pool {
             Self::Watches => "watches",
             Self::Bodies => "request bodies on their way",
             Self::BodyBytes | Self::StrangerBytes => "bytes of request bodies in memory",
+            Self::AnswerBytes => "bytes of answers that were not read yet",
             Self::Connections | Self::Addresses => "connections",
             Self::Strangers => "unauthenticated requests under way",
             Self::Arrivals => "connections waiting",
@@ -101,6 +106,7 @@ impl Pool {
             Self::Watches => "limits.watches",
             Self::Bodies => "limits.bodies",
             Self::BodyBytes => "limits.body-memory",
+            Self::AnswerBytes => "limits.answer-memory",
             Self::Strangers => "limits.unauthenticated",
             Self::StrangerBytes => "limits.unauthenticated-body-memory",
             Self::Connections | Self::Addresses | Self::Arrivals => "limits.connections",
@@ -109,9 +115,12 @@ impl Pool {
 
     fn classes(self) -> &'static [Class] {
         match self {
-            Self::Requests | Self::Watches | Self::Bodies | Self::BodyBytes | Self::Connections => {
-                &Class::SHARED
-            }
+            Self::Requests
+            | Self::Watches
+            | Self::Bodies
+            | Self::BodyBytes
+            | Self::AnswerBytes
+            | Self::Connections => &Class::SHARED,
             Self::Strangers | Self::StrangerBytes => &[Class::TOKEN, Class::ANONYMOUS],
             Self::Addresses | Self::Arrivals => &[Class::LOOPBACK, Class::REMOTE],
         }
@@ -126,6 +135,7 @@ impl Pool {
             Self::Watches => Bounds::new(limits.watches, shared),
             Self::Bodies => Bounds::new(limits.bodies, shared),
             Self::BodyBytes => Bounds::new(limits.body_memory, shared),
+            Self::AnswerBytes => Bounds::new(limits.answer_memory, shared),
             Self::Connections => Bounds::new(limits.connections, shared),
             Self::Strangers => Bounds::new(limits.strangers, strangers),
             Self::StrangerBytes => Bounds::new(limits.stranger_body_memory, strangers),
@@ -250,13 +260,25 @@ impl Gate {
         for (index, held) in held.iter_mut().enumerate() {
             *held = if index == class.index { mine } else { classes[index].load(SeqCst) };
         }
-        let verdict = self.bounds[at].admit(held, class, by_flow, by_line, more);
+        // A collection may be larger than the bound: one such answer for each class at a time.
+        let alone = pool == Pool::AnswerBytes && mine == 0;
+        let verdict = match alone {
+            true => Ok(()),
+            false => self.bounds[at].admit(held, class, by_flow, by_line, more),
+        };
         if let Err(met) = verdict {
             self.give_back(who, pool, more);
             let label = Refused { pool: pool.name(), class: class.name, bound: met.as_str() };
             self.refused.get_or_create(&label).inc();
         }
         verdict
+    }
+
+    fn add(&self, who: &Who, pool: Pool, more: usize) {
+        let at = pool as usize;
+        self.held[at][who.class.index].fetch_add(more, SeqCst);
+        who.flow.held[at].fetch_add(more, SeqCst);
+        who.line.0[at].fetch_add(more, SeqCst);
     }
 
     fn give_back(&self, who: &Who, pool: Pool, less: usize) {
@@ -329,6 +351,17 @@ impl Who {
     /// So many places at once.
     pub(crate) fn enter_many(&self, pool: Pool, count: usize) -> Result<Place, Error> {
         self.clone().enter_with(pool, count).map_err(|(who, met)| who.refusal(pool, met))
+    }
+
+    /// So many places, whether there are as many or not: for the answer to a change that was made.
+    pub(crate) fn enter_anyway(&self, pool: Pool, count: usize) -> Place {
+        self.flow.gate.add(self, pool, count);
+        Place { who: self.clone(), pool, count }
+    }
+
+    /// Whether it is one of the ordinary users, neither an administrator nor a part of the cluster.
+    pub(crate) fn is_ordinary(&self) -> bool {
+        self.class == Class::USERS
     }
 
     pub(crate) fn enter_with(self, pool: Pool, count: usize) -> Result<Place, (Self, Met)> {

@@ -8,6 +8,7 @@
 //! store has them as the bytes a client receives.
 
 mod admit;
+mod answers;
 pub mod audit;
 mod authority_api;
 pub mod authorize;
@@ -56,6 +57,7 @@ pub mod table;
 pub mod tls;
 mod token_api;
 mod tokens;
+mod turns;
 mod watch;
 mod write;
 

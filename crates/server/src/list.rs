@@ -19,6 +19,7 @@ use mainstay_store::select::Selection;
 use mainstay_store::status::{Error, Reason, Violation};
 use serde_json::Value;
 
+use crate::answers::Room;
 use crate::cursor::Cursor;
 use crate::negotiate::Form;
 use crate::query::{Query, number};
@@ -216,6 +217,7 @@ pub(crate) async fn list(
     namespace: Option<&str>,
     query: &Query<'_>,
     form: Form,
+    room: Room<'_>,
 ) -> Result<Reply, Error> {
     let limit = number::<usize>("limit", query.limit.as_deref())?.unwrap_or(0);
     let at = state_wanted(query, limit)?;
@@ -240,6 +242,9 @@ pub(crate) async fn list(
     let after = cursor.as_ref().map(|cursor| cursor.after.as_str());
     let most = if limit == 0 { usize::MAX } else { limit };
     let (records, more) = scan(&collection, namespace, after, &filter, most).await;
+    // Tables are about as large as the objects they show.
+    let size = records.iter().map(|record| record.json().len()).sum();
+    let place = room.take(size)?;
     let revision = collection.revision();
     let (mut token, mut remaining) = (None, None);
     if let (true, Some(last)) = (more, records.last()) {
@@ -267,7 +272,9 @@ pub(crate) async fn list(
             render::list(kind, &records, &page, form, query, now).await?
         }
     };
-    Ok(reply::json(StatusCode::OK, Body::whole(body)))
+    let mut body = Body::whole(body);
+    body.room = place;
+    Ok(reply::json(StatusCode::OK, body))
 }
 
 async fn collection(

@@ -115,6 +115,8 @@ pub struct Limits {
     pub body_memory: usize,
     /// Bodies of unknown users in memory at once, in bytes.
     pub stranger_body_memory: usize,
+    /// Answers to known users that were made and not yet taken, in bytes. Beyond, the answer is 429.
+    pub answer_memory: usize,
     /// How long a body may take to arrive in any case.
     pub body_grace: Duration,
     /// Bytes a second of a body that must arrive beyond. Slower ones are answered 408.
@@ -158,6 +160,7 @@ impl Default for Limits {
             body: 3 << 20,
             body_memory: 256 << 20,
             stranger_body_memory: 32 << 20,
+            answer_memory: 256 << 20,
             body_grace: seconds(10),
             body_rate: 64 << 10,
             head: 64 << 10,

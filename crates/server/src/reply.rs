@@ -2,14 +2,15 @@
 
 use std::any::Any;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use crate::connection::Busy;
+use crate::gate::Place;
 use bytes::Bytes;
 use futures_util::Stream;
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WARNING, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use mainstay_store::status::{Details, Error, Reason};
 use serde_json::{Map, Value, json};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -24,8 +25,15 @@ pub(crate) struct Body {
     /// When it is cut off, and what is said then.
     until: Option<Box<Until>>,
     /// The request this answers, under way until the body is gone.
-    pub(crate) busy: Option<Busy>,
+    busy: Option<Busy>,
+    /// The memory of an answer that is all there, as long as it is not sent.
+    pub(crate) room: Option<Place>,
+    /// The rest of a piece that is sent in slices.
+    rest: Bytes,
 }
+
+/// The most that is handed over at once: the client decides when the next slice is asked for.
+const SLICE: usize = 64 << 10;
 
 struct Until {
     end: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -45,16 +53,20 @@ impl std::fmt::Debug for Body {
 }
 
 impl Body {
+    fn of(content: Content) -> Self {
+        Self { content, held: None, until: None, busy: None, room: None, rest: Bytes::new() }
+    }
+
     pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
-        Self { content: Content::Whole(bytes.into()), held: None, until: None, busy: None }
+        Self::of(Content::Whole(bytes.into()))
     }
 
     pub(crate) fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
-        Self { content: Content::Stream(Box::pin(stream)), held: None, until: None, busy: None }
+        Self::of(Content::Stream(Box::pin(stream)))
     }
 
     pub(crate) fn routed(body: axum::body::Body) -> Self {
-        Self { content: Content::Routed(body), held: None, until: None, busy: None }
+        Self::of(Content::Routed(body))
     }
 
     /// Keeps `held` until the body was sent, or nobody wants it any more.
@@ -71,6 +83,28 @@ impl Body {
     pub(crate) fn until(&mut self, end: CancellationToken, farewell: Option<Bytes>) {
         if !self.is_whole() {
             self.until = Some(Box::new(Until { end: Box::pin(end.cancelled_owned()), farewell }));
+        }
+    }
+
+    /// The answer is complete and waits for the client from now on.
+    pub(crate) fn send(&mut self, mut busy: Busy) {
+        if let Content::Whole(bytes) = &mut self.content
+            && let Some(room) = self.room.take()
+        {
+            *bytes = crate::answers::counted(std::mem::take(bytes), room, Some(busy.owe()));
+        }
+        busy.0.waits();
+        self.busy = Some(busy);
+    }
+
+    /// How long it is, if that is known.
+    pub(crate) fn known_len(&self) -> Option<usize> {
+        match &self.content {
+            Content::Whole(bytes) => Some(bytes.len()),
+            Content::Stream(_) => None,
+            Content::Routed(body) => {
+                body.size_hint().exact().and_then(|length| usize::try_from(length).ok())
+            }
         }
     }
 
@@ -109,6 +143,47 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let polled = self.as_mut().next(context);
+        if let Some(Busy(owed)) = &mut self.busy {
+            match polled {
+                Poll::Ready(Some(_)) => {
+                    owed.waits();
+                    owed.took();
+                }
+                Poll::Ready(None) | Poll::Pending => owed.goes_on(),
+            }
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            _ if !self.rest.is_empty() => false,
+            Content::Whole(bytes) => bytes.is_empty(),
+            Content::Stream(_) => false,
+            Content::Routed(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Whole(bytes) => SizeHint::with_exact((bytes.len() + self.rest.len()) as u64),
+            Content::Routed(body) if self.rest.is_empty() => body.size_hint(),
+            Content::Stream(_) | Content::Routed(_) => SizeHint::default(),
+        }
+    }
+}
+
+impl Body {
+    /// The next slice.
+    fn next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if !self.rest.is_empty() {
+            let slice = slice(&mut self.rest);
+            return Poll::Ready(Some(Ok(Frame::data(slice))));
+        }
         if let Some(until) = &mut self.until
             && until.end.as_mut().poll(context).is_ready()
         {
@@ -120,30 +195,29 @@ impl http_body::Body for Body {
         }
         match &mut self.content {
             Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
-            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(slice(bytes))))),
             Content::Stream(stream) => stream
                 .as_mut()
                 .poll_next(context)
                 .map(|next| next.map(|bytes| Ok(Frame::data(bytes)))),
-            Content::Routed(body) => Pin::new(body).poll_frame(context),
+            Content::Routed(body) => match ready!(Pin::new(body).poll_frame(context)) {
+                Some(Ok(frame)) => Poll::Ready(Some(Ok(match frame.into_data() {
+                    Ok(mut data) => {
+                        let first = slice(&mut data);
+                        self.rest = data;
+                        Frame::data(first)
+                    }
+                    Err(frame) => frame,
+                }))),
+                other => Poll::Ready(other),
+            },
         }
     }
+}
 
-    fn is_end_stream(&self) -> bool {
-        match &self.content {
-            Content::Whole(bytes) => bytes.is_empty(),
-            Content::Stream(_) => false,
-            Content::Routed(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.content {
-            Content::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Content::Stream(_) => SizeHint::default(),
-            Content::Routed(body) => body.size_hint(),
-        }
-    }
+/// Takes the next slice.
+fn slice(bytes: &mut Bytes) -> Bytes {
+    if bytes.len() <= SLICE { std::mem::take(bytes) } else { bytes.split_to(SLICE) }
 }
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");

@@ -295,6 +295,7 @@ impl Server {
             connections: connections.clone(),
             gate: gate.clone(),
             readiness: readiness.clone(),
+            turns: crate::turns::Turns::new(),
             lingering: TaskTracker::new(),
             documents: Documents::new(resources.registry(), address),
             routes: routes.map(|routes| routes.fallback(service::nowhere)),

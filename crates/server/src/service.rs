@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use crate::admit::OwnOnly;
+use crate::answers::Room;
 use crate::audit::{Audit, AuditNote, Books, Tap};
 use crate::authorize::{self, Attempt, Verb, Verdict};
 use crate::body::{self, Incoming, Inside};
@@ -69,6 +70,7 @@ pub(crate) struct App {
     pub(crate) connections: Arc<Connections>,
     pub(crate) gate: Arc<Gate>,
     pub(crate) readiness: Arc<Readiness>,
+    pub(crate) turns: crate::turns::Turns,
     /// Unread bodies, taken for a while.
     pub(crate) lingering: TaskTracker,
     pub(crate) documents: crate::documents::Documents,
@@ -159,7 +161,7 @@ impl App {
         let timed = (!asked.lasting).then_some(took);
         self.metrics.answered(asked.verb, asked.resource.as_ref(), code, timed);
         books.close(&mut reply, took).await;
-        reply.body_mut().busy = Some(busy);
+        reply.body_mut().send(busy);
         reply
     }
 
@@ -253,7 +255,7 @@ impl App {
                 asked.verb = "get";
                 let _inside = who.enter(Pool::Requests)?;
                 read_only(&parts.method)?;
-                self.documents.discovery(document, accept(&parts))
+                Room::new(&who, &parts).count(self.documents.discovery(document, accept(&parts))?)
             }
             Path::Other(_) => {
                 parts.extensions.insert(peer.address.ip());
@@ -389,6 +391,8 @@ impl App {
             true => Inside::Place(who.enter(pool)?),
             false => body.admit(who, pool)?,
         };
+        let room = Room::new(who, parts);
+        room.check()?;
         let writing = Writing {
             app: self,
             kind,
@@ -396,6 +400,7 @@ impl App {
             subresource: part,
             query: &query,
             form,
+            who,
             admission: own.clone().map(|own| own as Arc<dyn Admission>),
             patient: asked.patient.clone(),
         };
@@ -419,12 +424,12 @@ impl App {
             (Verb::Patch, Some(key)) => writing.patch(parts, body, key).await?,
             (Verb::Delete, Some(key)) => writing.delete(parts, body, key).await?,
             (Verb::DeleteCollection, _) => writing.delete_collection(parts, body).await?,
-            _ => list::list(self, kind, namespace, &query, form).await?,
+            _ => list::list(self, kind, namespace, &query, form, room).await?,
         };
         if !reply.body().is_whole() {
             reply.body_mut().holding(inside);
         }
-        Ok(reply)
+        room.count(reply)
     }
 
     /// Kinds that are not served. `kubectl describe node` insists on asking for pods, though, and
@@ -505,14 +510,15 @@ impl App {
         }
         if path == "/metrics" {
             read_only(&parts.method)?;
-            return Ok(crate::health::metrics(self));
+            return Room::new(who, &parts).count(crate::health::metrics(self));
         }
         if let Some(reply) = self.documents.other(path, &parts) {
             read_only(&parts.method)?;
-            return reply;
+            return Room::new(who, &parts).count(reply?);
         }
         parts.extensions.insert(user.clone());
-        self.routed(parts, body, inside, stays, asked).await
+        let room = Room::new(who, &parts);
+        room.count(self.routed(parts, body, inside, stays, asked).await?)
     }
 
     /// Hands a request over to a further dialect, with its whole body unless it is a stream that

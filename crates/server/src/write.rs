@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::audit::DryRun;
 use crate::body::{self, Incoming};
+use crate::gate::Who;
 use crate::list;
 use crate::namespaces;
 use crate::negotiate::{self, Form, Format};
@@ -28,6 +29,7 @@ use crate::query::{Query, number};
 use crate::render;
 use crate::reply::{self, Reply};
 use crate::service::App;
+use crate::turns;
 
 /// One attempt to write, as far as it is known before the body is read.
 pub(crate) struct Writing<'a> {
@@ -37,6 +39,7 @@ pub(crate) struct Writing<'a> {
     pub(crate) subresource: Option<Subresource>,
     pub(crate) query: &'a Query<'a>,
     pub(crate) form: Form,
+    pub(crate) who: &'a Who,
     /// Judges what is written, if the user may not write every object of the kind.
     pub(crate) admission: Option<Arc<dyn Admission>>,
     /// Told when all was read and a keeper decides how long the answer takes.
@@ -54,7 +57,8 @@ impl Writing<'_> {
         let mut options = self.options("CreateOptions", parts)?;
         let format = negotiate::object_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
-        let decoded = body::object(format, &bytes)?;
+        let _turn = self.app.turns.take(self.who, bytes.len()).await?;
+        let decoded = turns::parse(format, bytes).await?;
         options.duplicates = decoded.duplicates;
         let resources = &self.app.resources;
         self.patient.store(resources.is_kept(self.kind), Relaxed);
@@ -73,7 +77,8 @@ impl Writing<'_> {
         let mut options = self.options("UpdateOptions", parts)?;
         let format = negotiate::object_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
-        let decoded = body::object(format, &bytes)?;
+        let _turn = self.app.turns.take(self.who, bytes.len()).await?;
+        let decoded = turns::parse(format, bytes).await?;
         options.duplicates = decoded.duplicates;
         let (resources, kind) = (&self.app.resources, self.kind);
         let written =
@@ -92,8 +97,9 @@ impl Writing<'_> {
         let format = negotiate::patch_format(content_type(parts), self.kind.is_well_known())?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
         check_force(self.query, format)?;
+        let _turn = self.app.turns.take(self.who, bytes.len()).await?;
         if format == Format::Apply {
-            return self.apply(&bytes, key, options).await;
+            return self.apply(bytes, key, options).await;
         }
         let patch = Patch::read(format, &bytes, &self.kind.schema)?;
         let limit = self.app.limits.body;
@@ -106,11 +112,11 @@ impl Writing<'_> {
     /// Applies a configuration: server-side apply.
     async fn apply(
         &self,
-        bytes: &Bytes,
+        bytes: Bytes,
         key: &Key,
         mut options: WriteOptions,
     ) -> Result<Reply, Error> {
-        let decoded = body::object(Format::Apply, bytes)?;
+        let decoded = turns::parse(Format::Apply, bytes).await?;
         options.duplicates = decoded.duplicates;
         let (resources, kind) = (&self.app.resources, self.kind);
         options.force = self.query.force == Some(true);

@@ -18,7 +18,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use mainstay_server::Options;
-use mainstay_store::clock::SystemClock;
+use mainstay_store::clock::{Clock, SystemClock};
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -440,5 +440,115 @@ async fn one_address_cannot_take_all_connections() {
     let connector = TlsConnector::from(config);
     let stream = connector.connect(name, &mut waiting).await.unwrap();
     drop(stream);
+    host.stop().await;
+}
+
+/// A client that takes the heads of answers and very little of their bodies.
+async fn unread(host: &Host) -> Sender {
+    let tcp = TcpStream::connect(host.running.local_addr()).await.unwrap();
+    let connector = TlsConnector::from(Arc::new(host.tls(None, &[b"h2"])));
+    let name = ServerName::try_from("localhost").unwrap();
+    let stream = connector.connect(name, tcp).await.unwrap();
+    let handshake = http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(1_000)
+        .initial_connection_window_size(65_535)
+        .handshake(TokioIo::new(stream));
+    let (sender, connection) = handshake.await.unwrap();
+    tokio::spawn(async move {
+        // It ends when it is cut.
+        let _ = connection.await;
+    });
+    sender
+}
+
+async fn large_map(admin: &mut Client) {
+    let made = json!({"metadata": {"name": "large"}, "data": {"x": "x".repeat(600_000)}});
+    assert_eq!(admin.post(MAPS, &made).await.code, 201);
+}
+
+async fn ask(sender: &Sender, path: &str, token: &str) -> Response<Incoming> {
+    let mut sender = sender.clone();
+    sender.ready().await.unwrap();
+    sender.send_request(request("GET", path, Some(token), whole(""))).await.unwrap()
+}
+
+#[tokio::test]
+async fn answers_that_are_not_read_take_no_more_than_their_share_of_memory() {
+    let host = Host::start_with(SystemClock::new(), |options| {
+        options.limits.answer_memory = 4 << 20;
+    })
+    .await;
+    let eve = host.token(json!({"role": "viewer", "name": "eve"})).await;
+    let other = host.token(json!({"role": "viewer", "name": "other"})).await;
+    let mut admin = host.client().await;
+    large_map(&mut admin).await;
+    let mut taken = Vec::new();
+    let mut bounds = Vec::new();
+    for path in [MAPS, &one("large"), MAPS, MAPS] {
+        let sender = unread(&host).await;
+        loop {
+            let answer = ask(&sender, path, &eve).await;
+            if answer.status() == 200 {
+                taken.push((sender.clone(), answer));
+                continue;
+            }
+            assert_eq!(answer.status(), 429);
+            assert_eq!(answer.headers()["retry-after"], "1");
+            bounds.push(answer);
+            break;
+        }
+    }
+    // About half of the 3.25 MiB that users can have.
+    assert_eq!(taken.len(), 3);
+    assert!(held(&mut admin, "answer-bytes", "users").await > 1_200_000);
+    let (_, refused) = read(bounds.remove(0)).await;
+    let message = refused["message"].as_str().unwrap();
+    assert!(message.contains("\"eve\"") && message.contains("limits.answer-memory"), "{message}");
+    let mut viewer = host.client_with(Some(other)).await;
+    assert_eq!(viewer.get(MAPS).await.code, 200, "others have a share of their own");
+    assert_eq!(admin.get(MAPS).await.code, 200);
+    // Answers that are read, and those that are no longer wanted, give everything back.
+    let (code, list) = read(taken.remove(0).1).await;
+    assert_eq!((code, list["items"][0]["metadata"]["name"].as_str()), (200, Some("large")));
+    drop((taken, bounds));
+    until_held(&mut admin, "answer-bytes", "users", 0).await;
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn one_answer_may_be_larger_than_all_the_memory_of_answers() {
+    let host = Host::start_with(SystemClock::new(), |options| {
+        options.limits.answer_memory = 100_000;
+    })
+    .await;
+    let mut admin = host.client().await;
+    large_map(&mut admin).await;
+    for _ in 0..3 {
+        let list = admin.get(MAPS).await;
+        assert_eq!(list.code, 200);
+        assert!(list.bytes.len() > 600_000);
+    }
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_takes_nothing_of_its_answers_is_closed_over_http2_too() {
+    let long = Duration::from_secs(24 * 3600);
+    let (host, clock) = Host::start_manual(|options| options.limits.idle = long).await;
+    let mut admin = host.client().await;
+    large_map(&mut admin).await;
+    let sender = unread(&host).await;
+    let answers = [ask(&sender, MAPS, &host.token).await, ask(&sender, "/version", "").await];
+    let begun = clock.elapsed();
+    while !sender.is_closed() {
+        assert!(clock.elapsed() < begun + long, "it is never closed");
+        clock.advance(Duration::from_secs(1));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let patience = mainstay_server::Limits::default().stall;
+    assert!(clock.elapsed().saturating_sub(begun) > patience, "it had its time");
+    drop(answers);
+    let mut admin = host.client().await;
+    until_held(&mut admin, "answer-bytes", "administrators", 0).await;
     host.stop().await;
 }
