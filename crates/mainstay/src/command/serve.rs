@@ -212,6 +212,7 @@ struct FileLimits {
     bodies: Option<usize>,
     body_bytes: Option<usize>,
     body_memory: Option<usize>,
+    answer_memory: Option<usize>,
     unauthenticated_body_memory: Option<usize>,
     body_rate: Option<u32>,
     events: Option<usize>,
@@ -229,6 +230,7 @@ impl FileLimits {
         put(&mut limits.bodies, self.bodies);
         put(&mut limits.body, self.body_bytes);
         put(&mut limits.body_memory, self.body_memory);
+        put(&mut limits.answer_memory, self.answer_memory);
         put(&mut limits.stranger_body_memory, self.unauthenticated_body_memory);
         limits.body_rate = self.body_rate.unwrap_or(limits.body_rate);
         put(&mut limits.events, self.events);
