@@ -98,7 +98,7 @@ struct Identity {
     servers: Vec<String>,
 }
 
-/// What a node asks for.
+/// The body of a join request.
 #[derive(Serialize)]
 struct Request<'a> {
     csr: String,
@@ -118,7 +118,7 @@ struct Granted {
     authorities: Option<String>,
 }
 
-/// What a state folder knows of a node that joined.
+/// The identity that a state folder keeps of a node that joined.
 #[derive(Clone, Debug)]
 pub struct Remembered {
     /// The node.
@@ -129,7 +129,7 @@ pub struct Remembered {
     pub authorities: Option<String>,
 }
 
-/// What a state folder knows, if a node joined with it.
+/// Reads the identity from a state folder; none if no node joined with it.
 #[must_use]
 pub fn remembered(state_dir: &Path) -> Option<Remembered> {
     let bytes = std::fs::read(state_dir.join(FILE)).ok()?;
@@ -160,7 +160,7 @@ fn keep(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whom to trust: what the servers said last, and what the command line says since.
+/// The authorities to trust: those the servers sent last, and those of the command line.
 fn authorities(options: &Options, identity: Option<&Identity>) -> Option<String> {
     let given = options.ca.clone()?;
     let told =
@@ -287,7 +287,7 @@ async fn join_with_token(
         match ask(client, &wish, &key, clock.now()).await {
             Ok(identity) => {
                 enter(client, options, identity)?;
-                // Nobody needs it any more; if it stays, the next join uses it again.
+                // The key is not needed any more; if it stays, the next join uses it again.
                 let _ = std::fs::remove_file(options.state_dir.join(KEY));
                 return Ok(());
             }
@@ -347,7 +347,7 @@ enum Ask {
     Never(Error),
 }
 
-/// Who wants a certificate.
+/// The node that asks for a certificate.
 struct Wish<'a> {
     node: &'a str,
     zone: Option<&'a str>,

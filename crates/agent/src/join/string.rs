@@ -39,7 +39,7 @@ pub enum Error {
     Authority {
         /// The servers.
         servers: String,
-        /// What the string says.
+        /// The fingerprint in the join string.
         expected: String,
     },
     /// The token is not taken. Do not retry: a new join string is needed.

@@ -102,7 +102,7 @@ pub(super) fn bind(place: &Path, user: Option<User>) -> io::Result<UnixListener>
         _ => {}
     }
     let listener = UnixListener::bind(place)?;
-    // Whoever may write to it may connect.
+    // Write permission on a socket is permission to connect.
     std::fs::set_permissions(place, Permissions::from_mode(private::FILE))?;
     if let Some(user) = user {
         std::os::unix::fs::chown(place, Some(user.uid), Some(user.gid))?;
