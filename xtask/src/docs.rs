@@ -1,28 +1,69 @@
-//! The generated pages: `docs/cli.md` is what the program says about itself.
+//! The generated pages: `docs/cli.md`, and the table of crates in `ARCHITECTURE.md`.
+//!
+//! `cargo xtask docs` writes them, `cargo xtask docs --check` fails if one is out of date. The
+//! table comes first, because `docs/cli.md` needs a build of the whole program.
 
 use std::fs;
 
 use anyhow::{Context, Result, bail};
 
+use crate::layering::{self, crates};
 use crate::{cargo, root};
 
-const PAGE: &str = "docs/cli.md";
+/// A page, and how its text is made from the text it has now.
+struct Page {
+    path: &'static str,
+    make: fn(&str) -> Result<String>,
+}
 
+const PAGES: &[Page] = &[
+    Page { path: "ARCHITECTURE.md", make: architecture },
+    Page { path: "docs/cli.md", make: |_| reference() },
+];
+
+const BEGIN: &str =
+    "<!-- begin: crates, written by `cargo xtask docs` from xtask/src/layering/crates.rs -->\n";
+const END: &str = "<!-- end: crates -->\n";
+
+/// Writes the pages.
 pub(crate) fn write() -> Result<()> {
-    fs::write(root().join(PAGE), reference()?)?;
-    println!("xtask: wrote {PAGE}");
-    Ok(())
-}
-
-pub(crate) fn check() -> Result<()> {
-    let written = fs::read_to_string(root().join(PAGE)).unwrap_or_default();
-    if written != reference()? {
-        bail!("{PAGE} is not current; run `cargo xtask docs`");
+    for page in PAGES {
+        let path = root().join(page.path);
+        let now = fs::read_to_string(&path).unwrap_or_default();
+        let text = (page.make)(&now).with_context(|| page.path)?;
+        fs::write(path, text)?;
+        println!("xtask: wrote {}", page.path);
     }
-    println!("xtask: {PAGE} is current");
     Ok(())
 }
 
+/// Fails if a page is out of date.
+pub(crate) fn check() -> Result<()> {
+    for page in PAGES {
+        let now = fs::read_to_string(root().join(page.path)).unwrap_or_default();
+        if now != (page.make)(&now).with_context(|| page.path)? {
+            bail!("{} is out of date; run `cargo xtask docs`", page.path);
+        }
+        println!("xtask: {} is current", page.path);
+    }
+    Ok(())
+}
+
+/// ARCHITECTURE.md with the table of the crates that exist now.
+fn architecture(now: &str) -> Result<String> {
+    let packages = layering::packages()?;
+    replace_table(now, &crates::table(|name| packages.iter().any(|package| package == name)))
+}
+
+/// The page with `table` between its two markers.
+fn replace_table(page: &str, table: &str) -> Result<String> {
+    let (before, rest) =
+        page.split_once(BEGIN).context("the marker before the table is missing")?;
+    let (_, after) = rest.split_once(END).context("the marker after the table is missing")?;
+    Ok(format!("{before}{BEGIN}\n{table}\n{END}{after}"))
+}
+
+/// The reference of the command line, as `mainstay reference` prints it.
 fn reference() -> Result<String> {
     let output = cargo()
         .args(["run", "--quiet", "--package", "mainstay", "--", "reference"])
@@ -32,4 +73,18 @@ fn reference() -> Result<String> {
         bail!("`mainstay reference` failed: {}", String::from_utf8_lossy(&output.stderr));
     }
     Ok(String::from_utf8(output.stdout)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_text_between_the_markers_changes() {
+        let page = format!("above\n{BEGIN}old{END}below\n");
+        let new = replace_table(&page, "| new |\n").unwrap();
+        assert_eq!(new, format!("above\n{BEGIN}\n| new |\n\n{END}below\n"));
+        assert_eq!(replace_table(&new, "| new |\n").unwrap(), new);
+        assert!(replace_table("no markers", "").is_err());
+    }
 }
