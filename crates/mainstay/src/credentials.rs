@@ -15,8 +15,8 @@ use crate::error::Error;
 /// Where the keys to storage are.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Keys {
-    /// Read the keys to S3 and WebDAV from this TOML file: a table for each RSE, with access-key and
-    /// secret-key, or user and password, or token
+    /// Read the keys to S3 and WebDAV from this TOML file: a table for each RSE, with endpoint, the
+    /// only server they are sent to, and access-key and secret-key, or user and password, or token
     #[arg(long, value_name = "FILE", env = "MAINSTAY_CREDENTIALS")]
     credentials: Option<PathBuf>,
 }
@@ -123,7 +123,8 @@ mod tests {
     #[test]
     fn keys_are_read_by_rse_and_errors_quote_none() {
         let found = parse(
-            "[SITE-A]\naccess-key = \"a\"\nsecret-key = \"hush\"\n[SITE-B]\nuser = \"u\"\npassword = \"hush\"\n",
+            "[SITE-A]\nendpoint = \"s3://a\"\naccess-key = \"a\"\nsecret-key = \"hush\"\n\
+             [SITE-B]\nendpoint = \"davs://b:1\"\nuser = \"u\"\npassword = \"hush\"\n",
         )
         .unwrap();
         assert_eq!(found.len(), 2);
@@ -133,6 +134,8 @@ mod tests {
             "[SITE-A]\nsecret = \"hush\"\n",
             "[SITE-A]\nsecret-key = \"hush\n",
             "[SITE-A]\nuser = 7\npassword = \"hush\"",
+            "[SITE-A]\ntoken = \"hush\"",
+            "[SITE-A]\nendpoint = \"dav://a\"\ntoken = \"hush\"",
         ] {
             let error = parse(text).unwrap_err();
             assert!(!error.contains("hush"), "{error}");

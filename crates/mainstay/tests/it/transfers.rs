@@ -52,11 +52,13 @@ fn killed_in_the_middle(catalog: &[&str], disk: &Path, way: &str, to: &Path) {
     let text = format!(
         "[SITE-B]\naccess-key = {ACCESS_KEY:?}\nsecret-key = {SECRET_KEY:?}\nuser = {USER:?}\npassword = {PASSWORD:?}\n"
     );
-    // Each service takes what is meant for it.
+    // Each service takes what is meant for it, and no other server does.
     let text = match way.starts_with("s3") {
         true => text.lines().take(3).collect::<Vec<_>>().join("\n"),
         false => text.replace("access-key", "#").replace("secret-key", "#"),
     };
+    let endpoint: Vec<&str> = way.splitn(4, '/').take(3).collect();
+    let text = format!("{text}\nendpoint = {:?}\ninsecure = true\n", endpoint.join("/"));
     std::fs::write(&keys, text).unwrap();
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
     let keys = keys.display().to_string();

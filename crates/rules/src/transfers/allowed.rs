@@ -83,6 +83,16 @@ pub enum Refused {
     /// The operator has listed others.
     #[error("endpoint {0}: not listed; allow it with --storage-endpoint {0}")]
     Unlisted(String),
+    /// The keys to the RSE's storage are for another server.
+    #[error(
+        "endpoint {endpoint}: the credential of this RSE is bound to {bound} and is not sent elsewhere; correct the RSE's protocol, or the endpoint in the file of --credentials"
+    )]
+    Credential {
+        /// Where the RSE's protocol leads.
+        endpoint: String,
+        /// The server that the credential is for.
+        bound: String,
+    },
     /// There is no host in the address, or more than a host.
     #[error("endpoint {0:?}: not a host name or address")]
     NoHost(String),
@@ -228,23 +238,26 @@ impl Allowed {
         }
     }
 
-    /// A client that speaks to allowed endpoints alone.
-    pub(super) fn client(&self) -> reqwest::ClientBuilder {
+    /// A client that speaks to allowed endpoints alone. It follows redirects within the server of
+    /// `stays` only, if that is given; to another server it never sends the Authorization header.
+    pub(super) fn client(&self, stays: Option<Url>) -> reqwest::ClientBuilder {
         let builder = reqwest::Client::builder();
-        if let Endpoints::Anywhere = self.endpoints {
-            return builder;
-        }
         let allowed = self.clone();
-        let follow = Policy::custom(move |attempt| match allowed.endpoint(attempt.url()) {
-            _ if attempt.previous().len() > REDIRECTS => attempt.error("too many redirects"),
-            Ok(()) => attempt.follow(),
-            Err(refused) => attempt.error(refused),
+        let follow = Policy::custom(move |attempt| {
+            let leaves = stays.as_ref().is_some_and(|own| attempt.url().origin() != own.origin());
+            match allowed.endpoint(attempt.url()) {
+                _ if attempt.previous().len() > REDIRECTS => attempt.error("too many redirects"),
+                _ if leaves => attempt.error("redirected to another server, which gets no keys"),
+                Ok(()) => attempt.follow(),
+                Err(refused) => attempt.error(refused),
+            }
         });
-        // A proxy would resolve names by itself, to addresses that were not checked.
-        let builder = builder.redirect(follow).no_proxy();
+        let builder = builder.redirect(follow);
         match self.endpoints {
-            Endpoints::Others => builder.dns_resolver(Arc::new(Checked)),
-            _ => builder,
+            Endpoints::Anywhere => builder,
+            // A proxy would resolve names by itself, to addresses that were not checked.
+            Endpoints::Others => builder.no_proxy().dns_resolver(Arc::new(Checked)),
+            Endpoints::Listed(_) => builder.no_proxy(),
         }
     }
 }
@@ -495,7 +508,7 @@ mod tests {
     fn names_and_redirects_are_checked_where_they_lead() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let asked = |allowed: &Allowed, url: String| {
-            let client = allowed.client().build().unwrap();
+            let client = allowed.client(None).build().unwrap();
             let sent = runtime.block_on(async move { client.get(url).send().await });
             sent.map(|answer| answer.status().as_u16())
                 .map_err(|error| super::super::remote::causes(&error))

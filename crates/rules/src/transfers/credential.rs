@@ -2,16 +2,25 @@
 //!
 //! They come from a file of the machine that moves files. They never enter the catalog, no listing
 //! shows them, and printing one for people says only what is set.
+//!
+//! A credential is bound to one server: scheme, host and port. Accounts of the catalog may point an
+//! RSE at another server, and must not receive its password there.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use reqwest::Url;
 use serde::Deserialize;
 
 /// How one RSE's storage is opened.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Credential {
+    /// The only server that is sent a secret of this credential: `SCHEME://HOST[:PORT]`, with the
+    /// scheme of the RSE's protocol.
+    pub endpoint: Option<String>,
+    /// Whether secrets are sent without encryption, to an endpoint of `dav`, `http` or `s3+http`.
+    pub insecure: bool,
     /// WebDAV: the user.
     pub user: Option<String>,
     /// WebDAV: the user's password.
@@ -39,6 +48,8 @@ impl std::fmt::Debug for Credential {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("Credential")
+            .field("endpoint", &self.endpoint)
+            .field("insecure", &self.insecure)
             .field("user", &self.user)
             .field("access_key", &self.access_key)
             .field("region", &self.region)
@@ -47,21 +58,75 @@ impl std::fmt::Debug for Credential {
     }
 }
 
+/// Whether a protocol's scheme stands for HTTPS, for HTTP, or for neither.
+pub(super) fn is_encrypted(scheme: &str) -> Option<bool> {
+    match scheme {
+        "s3" | "s3+https" | "davs" | "https" => Some(true),
+        "s3+http" | "dav" | "http" => Some(false),
+        _ => None,
+    }
+}
+
+/// The server that an endpoint of the file of credentials names.
+fn server(endpoint: &str) -> Option<Url> {
+    let (scheme, rest) = endpoint.split_once("://")?;
+    let scheme = if is_encrypted(scheme)? { "https" } else { "http" };
+    let url = Url::parse(&format!("{scheme}://{rest}")).ok()?;
+    let only_host = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+    let no_user = url.username().is_empty() && url.password().is_none();
+    (only_host && no_user && url.has_host()).then_some(url)
+}
+
 impl Credential {
+    /// Whether it holds anything that must not be shown to strangers.
+    #[must_use]
+    pub fn has_secret(&self) -> bool {
+        self.password.is_some() || self.token.is_some() || self.secret_key.is_some()
+    }
+
+    /// Whether its secrets may be sent to the server at `url`: its own endpoint, and encrypted
+    /// unless the operator does without.
+    #[must_use]
+    pub fn is_for(&self, url: &Url) -> bool {
+        let bound = self.endpoint.as_deref().and_then(server);
+        let encrypted = url.scheme() == "https" || self.insecure;
+        !self.has_secret() || encrypted && bound.is_some_and(|own| own.origin() == url.origin())
+    }
+
     /// What is wrong with it, if anything.
     #[must_use]
-    pub fn fault(&self) -> Option<&'static str> {
-        match self {
+    pub fn fault(&self) -> Option<String> {
+        let fault = match self {
             one if one.access_key.is_some() != one.secret_key.is_some() => {
-                Some("access-key and secret-key go together")
+                "access-key and secret-key go together"
             }
-            one if one.user.is_some() != one.password.is_some() => {
-                Some("user and password go together")
-            }
+            one if one.user.is_some() != one.password.is_some() => "user and password go together",
             one if one.user.is_some() && one.token.is_some() => {
-                Some("it is a user and password, or a token, not both")
+                "it is a user and password, or a token, not both"
             }
-            _ => None,
+            one if one.has_secret() => return one.fault_of_endpoint(),
+            _ => return None,
+        };
+        Some(fault.to_owned())
+    }
+
+    fn fault_of_endpoint(&self) -> Option<String> {
+        let Some(endpoint) = &self.endpoint else {
+            let add = "endpoint is missing: add the only server that may receive this secret, as \
+                       the RSE's protocol names it, such as endpoint = \"davs://HOST:PORT\" or \
+                       endpoint = \"s3://HOST\"";
+            return Some(add.to_owned());
+        };
+        match server(endpoint) {
+            None => Some(format!(
+                "endpoint {endpoint:?}: expected SCHEME://HOST[:PORT] with the scheme davs, https, \
+                 s3, dav, http or s3+http"
+            )),
+            Some(url) if url.scheme() == "http" && !self.insecure => Some(format!(
+                "endpoint {endpoint:?} is not encrypted: use davs, https or s3, or add insecure = \
+                 true to send this secret in the clear"
+            )),
+            Some(_) => None,
         }
     }
 }
@@ -74,6 +139,7 @@ mod tests {
     fn what_is_secret_is_not_printed_and_halves_are_refused() {
         let text = |text: &str| Some(text.to_owned());
         let whole = Credential {
+            endpoint: text("davs://host"),
             user: text("me"),
             password: text("hush"),
             access_key: text("key"),
@@ -87,5 +153,49 @@ mod tests {
         assert!(Credential { secret_key: None, ..whole.clone() }.fault().is_some());
         assert!(Credential { password: None, ..whole.clone() }.fault().is_some());
         assert!(Credential { token: text("hush"), ..whole }.fault().is_some());
+    }
+    #[test]
+    fn secrets_are_for_one_server_and_not_sent_in_the_clear_unless_that_is_said() {
+        let of = |endpoint: Option<&str>, insecure| Credential {
+            endpoint: endpoint.map(str::to_owned),
+            insecure,
+            token: Some("hush".to_owned()),
+            ..Credential::default()
+        };
+        let url = |text: &str| Url::parse(text).unwrap();
+        for (endpoint, insecure, fault) in [
+            (Some("davs://site.org:2880"), false, None),
+            (Some("s3://site.org"), false, None),
+            (Some("https://[::1]:7"), false, None),
+            (Some("dav://site.org"), true, None),
+            (Some("dav://site.org"), false, Some("insecure = true")),
+            (Some("s3+http://site.org"), false, Some("insecure = true")),
+            (Some("site.org"), false, Some("expected SCHEME://")),
+            (Some("ftp://site.org"), false, Some("expected SCHEME://")),
+            (Some("davs://site.org/path"), false, Some("expected SCHEME://")),
+            (Some("davs://me@site.org"), false, Some("expected SCHEME://")),
+            (Some("davs://"), false, Some("expected SCHEME://")),
+            (None, false, Some("endpoint = ")),
+            (None, true, Some("endpoint = ")),
+        ] {
+            let found = of(endpoint, insecure).fault();
+            let right = match (&found, fault) {
+                (Some(found), Some(fault)) => found.contains(fault) && !found.contains("hush"),
+                (found, fault) => found.is_none() && fault.is_none(),
+            };
+            assert!(right, "{endpoint:?}: {found:?}");
+        }
+        let own = of(Some("davs://Site.org:443"), true);
+        assert!(own.is_for(&url("https://site.org/a/b")));
+        for other in ["https://site.org:444", "http://site.org:443", "https://evil.org"] {
+            assert!(!own.is_for(&url(other)), "{other}");
+        }
+        let plain = of(Some("dav://site.org"), true);
+        assert!(plain.is_for(&url("http://site.org:80")));
+        assert!(!plain.is_for(&url("https://site.org:80")));
+        assert!(!of(Some("dav://site.org"), false).is_for(&url("http://site.org")));
+        assert!(!of(None, true).is_for(&url("https://site.org")));
+        let open = Credential { region: Some("eu".to_owned()), ..Credential::default() };
+        assert!(open.is_for(&url("http://anywhere")) && open.fault().is_none());
     }
 }

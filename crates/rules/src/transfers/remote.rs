@@ -23,8 +23,8 @@ use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Method, StatusCode, Url};
 use tokio::runtime::Runtime;
 
-use super::allowed::Allowed;
-use super::credential::Credential;
+use super::allowed::{Allowed, Refused};
+use super::credential::{Credential, is_encrypted};
 use super::send::Sent;
 use super::store::{self, Drafts, Error, Found, Plan, Store};
 use crate::protocol::{Protocol, stays_below};
@@ -47,13 +47,8 @@ pub(super) enum Kind {
 
 /// The kind of service, and whether the way to it is secured.
 pub(super) fn kind(protocol: &Protocol) -> Option<(Kind, bool)> {
-    match protocol.scheme.as_str() {
-        "s3" | "s3+https" => Some((Kind::S3, true)),
-        "s3+http" => Some((Kind::S3, false)),
-        "davs" | "https" => Some((Kind::Dav, true)),
-        "dav" | "http" => Some((Kind::Dav, false)),
-        _ => None,
-    }
+    let kind = if protocol.scheme.starts_with("s3") { Kind::S3 } else { Kind::Dav };
+    Some((kind, is_encrypted(&protocol.scheme)?))
 }
 
 /// Where everything here is waited for: those who call have no runtime, or may not wait on theirs.
@@ -171,7 +166,14 @@ impl Remote {
         let scheme = if secure { "https" } else { "http" };
         let port = if protocol.port == 0 { String::new() } else { format!(":{}", protocol.port) };
         let endpoint = format!("{scheme}://{}{port}", protocol.hostname);
-        allowed.endpoint(&Url::parse(&endpoint).map_err(|error| no_way(&base, &error))?)?;
+        let server = Url::parse(&endpoint).map_err(|error| no_way(&base, &error))?;
+        allowed.endpoint(&server)?;
+        if !credential.is_for(&server) {
+            let bound = credential.endpoint.clone().unwrap_or_else(|| "none".to_owned());
+            return Err(Refused::Credential { endpoint, bound }.into());
+        }
+        // A redirect elsewhere loses the Authorization header, but not the tokens of S3's sessions.
+        let stays = (kind == Kind::S3 && credential.has_secret()).then_some(server);
         let prefix = protocol.prefix.trim_matches('/');
         let headers = authorization(credential).ok_or_else(|| failed("the user cannot be sent"))?;
         let pem = match &credential.ca {
@@ -181,7 +183,7 @@ impl Remote {
         let authorities = reqwest::Certificate::from_pem_bundle(&pem);
         let authorities = authorities.map_err(|error| no_way(&base, &error))?;
         let client = || {
-            let client = allowed.client().connect_timeout(CONNECT).https_only(secure);
+            let client = allowed.client(stays.clone()).connect_timeout(CONNECT).https_only(secure);
             client.default_headers(headers.clone()).tls_certs_merge(authorities.clone())
         };
         let http = client().build().map_err(|error| no_way(&base, &error))?;

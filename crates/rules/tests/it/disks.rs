@@ -27,7 +27,9 @@ pub(crate) struct Disks {
     pub(crate) world: World,
     root: tempfile::TempDir,
     folders: RefCell<BTreeMap<String, PathBuf>>,
-    access: Arc<Access>,
+    keys: RefCell<Credentials>,
+    allowed: Allowed,
+    access: RefCell<Arc<Access>>,
 }
 
 impl Disks {
@@ -45,8 +47,10 @@ impl Disks {
     fn each_allowed(keys: &Credentials, allowed: impl Fn(&Path) -> Allowed) -> Vec<Self> {
         let disks = |world: World| {
             let root = tempfile::tempdir().unwrap();
-            let access = Arc::new(Access::new(keys.clone(), allowed(root.path())));
-            let disks = Self { world, root, folders: RefCell::default(), access };
+            let allowed = allowed(root.path());
+            let access = RefCell::new(Arc::new(Access::new(keys.clone(), allowed.clone())));
+            let (folders, keys) = (RefCell::default(), RefCell::new(keys.clone()));
+            let disks = Self { world, root, folders, keys, allowed, access };
             for name in ["A", "B", "C"] {
                 disks.folder_rse(name);
             }
@@ -67,12 +71,18 @@ impl Disks {
         self.protocol(rse, "file", json!({"prefix": folder.display().to_string()}), &folder);
     }
 
-    /// Says how an RSE is reached, and where its files really are.
+    /// Says how an RSE is reached, and where its files really are. Its keys are bound to it.
     pub(crate) fn protocol(&self, rse: &str, scheme: &str, body: Value, folder: &Path) {
         std::fs::create_dir_all(folder).unwrap();
         let new = Protocol::read(scheme, body.as_object().unwrap()).unwrap();
         self.world.write(|tx| protocol::add(tx, rse, &new));
         self.folders.borrow_mut().insert(rse.to_owned(), folder.to_owned());
+        if let Some(key) = self.keys.borrow_mut().get_mut(rse) {
+            key.endpoint = Some(format!("{scheme}://{}:{}", new.hostname, new.port));
+            key.insecure = true;
+        }
+        let keys = self.keys.borrow().clone();
+        *self.access.borrow_mut() = Arc::new(Access::new(keys, self.allowed.clone()));
     }
 
     pub(crate) fn folder(&self, rse: &str) -> PathBuf {
@@ -85,12 +95,12 @@ impl Disks {
 
     /// The way into all storage.
     pub(crate) fn access(&self) -> Arc<Access> {
-        Arc::clone(&self.access)
+        Arc::clone(&self.access.borrow())
     }
 
     /// Moves one file.
     pub(crate) fn copy(&self, job: &Job) -> Result<(), copy::Error> {
-        copy::copy(&mut Opened::new(&self.access), job, &AtomicI64::new(0), &|| false)
+        copy::copy(&mut Opened::new(&self.access()), job, &AtomicI64::new(0), &|| false)
     }
 
     /// Registers a file on an RSE; what lies there is `found`.
@@ -156,7 +166,7 @@ impl Disks {
     }
 
     pub(crate) fn reap(&self) {
-        let storage = Arc::new(Managed(Arc::clone(&self.access)));
+        let storage = Arc::new(Managed(self.access()));
         let pass = Pass { storage, ..Pass::new(self.world.now(), self.world.seed()) };
         judge::pass(&self.world.catalog, Daemon::Reaper, &self.world.settings, &pass).unwrap();
     }

@@ -4,6 +4,7 @@
 
 mod allowed;
 mod answers;
+mod bound_keys;
 mod bulk;
 mod cases;
 mod checker;
