@@ -7,8 +7,9 @@ use clap::Args;
 
 use crate::client::kubeconfig::{Kubeconfig, Overrides, Target};
 use crate::client::{self, Client};
+use crate::duration;
 use crate::error::Error;
-use crate::{duration, paths};
+use crate::paths;
 
 /// Flags of every command that speaks to a server.
 #[derive(Debug, Clone, Args)]

@@ -136,6 +136,7 @@ impl LinuxHost {
 
     /// What wipefs finds, and (`last`, before the first byte) blkid as well where there is anything,
     /// which tells when it is not clear what a disk holds; and the groups of physical volumes.
+    #[expect(clippy::disallowed_methods, reason = "dates what was read from the device just now")]
     async fn thorough(
         &self,
         disk: &Disk,

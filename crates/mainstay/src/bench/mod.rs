@@ -3,6 +3,8 @@
 //! The load generator shares the machine with the server, so it must be cheap: requests are built
 //! ahead, answers are looked at only as far as needed ([`load`]). Enter at [`Bench::run`].
 
+#![expect(clippy::disallowed_methods, reason = "benchmarks measure real time")]
+
 mod api;
 mod disks;
 mod graph;

@@ -13,10 +13,11 @@ use crate::client::{Call, Client, JSON};
 use crate::command::apply::{namespace_of, resource_of};
 use crate::connect::Connect;
 use crate::dry_run::DryRun;
+use crate::duration;
 use crate::error::{Error, Failures};
 use crate::manifest::Document;
 use crate::select::{Scope, Selectors, Wanted, wanted};
-use crate::{duration, manifest, output};
+use crate::{manifest, output};
 
 /// Delete objects
 #[derive(Debug, Args)]

@@ -1,11 +1,11 @@
 //! `mainstay describe`: one object for a person to read, with its conditions and events.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
 use jiff::Timestamp;
-use mainstay_server::clock::{Clock, SystemClock};
+use mainstay_clock::{Clock, SystemClock};
+use mainstay_store::meta::human_duration;
 use serde_json::{Map, Value};
 
 use crate::client::discovery::{Discovery, Resource};
@@ -13,7 +13,6 @@ use crate::client::watch::list;
 use crate::client::{Client, JSON};
 use crate::command::get::object;
 use crate::connect::Connect;
-use crate::duration::age;
 use crate::error::{Error, Failures};
 use crate::output::{self, Table, cell, clean};
 use crate::ownership::LAST_APPLIED;
@@ -119,10 +118,8 @@ fn last_seen(event: &Value) -> String {
 
 /// How long ago a time was, or `<unknown>`.
 fn since(time: Option<&str>, now: Timestamp) -> String {
-    time.and_then(|time| time.parse::<Timestamp>().ok()).map_or_else(
-        || "<unknown>".to_owned(),
-        |time| age(Duration::try_from(now.duration_since(time)).unwrap_or_default()),
-    )
+    time.and_then(|time| time.parse::<Timestamp>().ok())
+        .map_or_else(|| "<unknown>".to_owned(), |time| human_duration(now.duration_since(time)))
 }
 
 /// Text built line by line.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use http::Method;
+use mainstay_clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use self::settle::{Waiting, change};
@@ -20,6 +21,9 @@ use crate::output::{self, Format, Table};
 
 /// Where the server has its disks.
 const DISKS: &str = "/apis/storage.mainstay.dev/v1/blockdevices";
+/// How long an agent may take to answer a dry run.
+const DRY_RUN: Duration = Duration::from_secs(30);
+
 /// See disks, and say what shall become of them
 #[derive(Debug, Args)]
 pub(crate) struct Disks {
@@ -321,7 +325,7 @@ async fn dry_run(client: &Client, disk: &Value, names: &[String]) -> Result<u8, 
     let patch = json!({"metadata": {"annotations": {"storage.mainstay.dev/dry-run": request}}});
     let path = format!("{DISKS}/{}", name(disk));
     client.json(Call::send(Method::PATCH, path.clone(), MERGE_PATCH, &patch)).await?;
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    let clock = SystemClock::new();
     loop {
         let now = client.json(Call::get(path.clone())).await?;
         let answer = &now["status"]["dryRun"];
@@ -339,7 +343,7 @@ async fn dry_run(client: &Client, disk: &Value, names: &[String]) -> Result<u8, 
             output::print_line(verdict)?;
             return Ok(u8::from(!passes));
         }
-        if tokio::time::Instant::now() > deadline {
+        if clock.elapsed() > DRY_RUN {
             let node = said(&now["spec"]["nodeName"]);
             return Err(Error::negative(format!(
                 "the agent of {node} does not answer; is it running?"

@@ -36,9 +36,10 @@ use crate::catalog_part::CatalogPart;
 use crate::client::kubeconfig::Trust;
 use crate::client::tls;
 use crate::credentials::{Bounds, FileBounds, Keys, local_file};
+use crate::duration;
 use crate::error::Error;
 use crate::store_key::StoreKey;
-use crate::{duration, paths, rules_login};
+use crate::{paths, rules_login};
 
 mod audit;
 mod catalog;

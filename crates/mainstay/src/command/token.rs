@@ -72,7 +72,7 @@ struct Create {
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// How long it is good, as 30m, 1h or 90d [default: 1h for role node, else 90d]
-    #[arg(long, value_name = "TIME", value_parser = with_unit)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     ttl: Option<Duration>,
     /// Print the command by which a node joins, with address, fingerprint and token, instead of the
     /// token alone
@@ -92,14 +92,6 @@ fn uses(text: &str) -> Result<Value, String> {
         ("unlimited", _) => Ok(text.into()),
         (_, Ok(count)) if count > 0 => Ok(count.into()),
         _ => Err("it must be a number of joins, or unlimited".to_owned()),
-    }
-}
-
-/// Reads a length of time that says what it counts.
-fn with_unit(text: &str) -> Result<Duration, String> {
-    match text.parse::<u64>() {
-        Ok(_) => Err(format!("say of what: {text}s, {text}m, {text}h or {text}d")),
-        Err(_) => duration::parse(text),
     }
 }
 

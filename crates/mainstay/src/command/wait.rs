@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use mainstay_clock::{Clock, SystemClock};
 use serde_json::Value;
 
 use crate::client::discovery::{Discovery, Resource};
@@ -123,18 +124,21 @@ impl Wait {
         if objects.is_empty() {
             return Err(Error::negative("no matching resources found"));
         }
-        let end = tokio::time::Instant::now() + self.timeout;
+        let clock = SystemClock::new();
         let namespace = self.scope.namespace(&client);
         let mut failures = Failures::default();
         for (resource, name) in &objects {
             let label = format!("{}/{name}", resource.label());
             let waiting = self.wait(&client, resource, namespace, name);
-            let waited = match tokio::time::timeout_at(end, waiting).await {
-                Ok(waited) => waited,
-                // The time went to an object before it: this one may have been there all along.
-                Err(_) if self.holds(&client, resource, namespace, name).await? => Ok(()),
-                Err(_) => Err(Error::negative(format!("timed out waiting for {label}"))),
-            };
+            let waited =
+                match tokio::time::timeout(self.timeout.saturating_sub(clock.elapsed()), waiting)
+                    .await
+                {
+                    Ok(waited) => waited,
+                    // The time went to an object before it: this one may have been there all along.
+                    Err(_) if self.holds(&client, resource, namespace, name).await? => Ok(()),
+                    Err(_) => Err(Error::negative(format!("timed out waiting for {label}"))),
+                };
             if failures.note(waited)?.is_some() {
                 let met = match self.goal {
                     Goal::Deleted => "deleted",

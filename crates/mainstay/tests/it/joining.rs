@@ -141,7 +141,7 @@ fn an_authority_is_exchanged_under_a_running_agent() {
 fn tokens_come_from_files_and_say_how_long_they_are_good() {
     let (server, states) = (TestServer::start(), folder());
     for (line, expected) in [
-        ("token create --role viewer --ttl 5", "say of what"),
+        ("token create --role viewer --ttl 5", "write a number with a unit"),
         ("token create --role editor --join", "role node"),
         ("token create --role node --node a --uses 0", "unlimited"),
         ("token create --role node", "--node"),

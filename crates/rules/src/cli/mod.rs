@@ -444,6 +444,7 @@ impl Cli<'_> {
 
     /// Shows the progress of a rule until it is OK. A rule that stops, or takes longer than `timeout`
     /// seconds if there are any, is a negative finding.
+    #[expect(clippy::disallowed_methods, reason = "the command waits for real time")]
     async fn watch(&mut self, rule: &str, shown_as: Shown, timeout: u64) -> Result<u8, Error> {
         let path = format!("/rules/{}", part(rule));
         let begun = tokio::time::Instant::now();

@@ -1,6 +1,8 @@
 //! What a worker holds: files under way, each for as long as its lease. Leases are renewed while the
 //! worker lives; a copy whose lease is lost or over is given up.
 
+#![expect(clippy::disallowed_methods, reason = "leases run on the monotonic clock")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

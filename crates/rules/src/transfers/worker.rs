@@ -3,6 +3,8 @@
 //! It knows the queue only through [`Queue`]: the catalog of its own process, or a server somewhere
 //! else. Told to stop, it gives up what is under way, which then waits for others again.
 
+#![expect(clippy::disallowed_methods, reason = "leases run on the monotonic clock")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

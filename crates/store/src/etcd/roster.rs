@@ -15,6 +15,8 @@
 //! Clocks need not agree, only run at about the same speed. A server that nobody reads from renews
 //! its record just often enough not to be struck off.
 
+#![expect(clippy::disallowed_methods, reason = "leases run on the monotonic clock")]
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

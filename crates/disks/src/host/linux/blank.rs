@@ -59,6 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "any moment will do")]
     fn what_was_blank_is_so_while_nothing_is_counted_and_nothing_else_took_its_place() {
         let disk = Disk { name: "sda".to_owned(), diskseq: 7, size: 9, ..Disk::default() };
         let other = Disk { diskseq: 8, ..disk.clone() };

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use http::Method;
+use mainstay_clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use super::{DISKS, name, path_of, phase, said};
@@ -55,7 +56,7 @@ pub(super) async fn change(
         ))?;
         return Ok(0);
     }
-    let deadline = tokio::time::Instant::now() + waiting.timeout;
+    let clock = SystemClock::new();
     let mut bar = Bar::new();
     loop {
         let now = client.json(Call::get(path.clone())).await?;
@@ -72,13 +73,13 @@ pub(super) async fn change(
             }
             None => {}
         }
-        if tokio::time::Instant::now() > deadline {
+        if clock.elapsed() > waiting.timeout {
             bar.end();
             let text = format!(
                 "{} is still {} after {}",
                 path_of(&now),
                 phase(&now),
-                duration::age(waiting.timeout)
+                duration::format(waiting.timeout)
             );
             return Err(Error::negative(text));
         }
