@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use mainstay_sessions::protocol::{
-    AgentsClient, CommandFailed, Failure, FromNode, Health, Heartbeat, LogChunk, Name, ReadLog,
-    Register, SessionPhase, ToNode, from_node, to_node,
+    AgentsClient, CommandFailed, Failure, FromNode, Health, Heartbeat, LogChunk, MAX_MESSAGE_BYTES,
+    Name, ReadLog, Register, SessionPhase, ToNode, from_node, to_node,
 };
 use mainstay_store::clock::Clock;
 use mainstay_store::kubernetes::Access;
@@ -178,7 +178,10 @@ impl Link {
         talk.say(self.revisions.newest(), from_node::Body::Register(register)).await?;
         let said = tokio_stream::wrappers::ReceiverStream::new(said);
         let answered = tokio::time::timeout(PATIENCE, async {
-            let mut heard = AgentsClient::new(channel).connect(said).await?;
+            let mut client = AgentsClient::new(channel)
+                .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                .max_encoding_message_size(MAX_MESSAGE_BYTES);
+            let mut heard = client.connect(said).await?.into_inner();
             let first = heard.message().await?;
             Ok::<_, Status>((heard, first))
         });

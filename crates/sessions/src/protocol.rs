@@ -1,52 +1,68 @@
-//! What servers and agents say to each other: `proto/agents.proto`, and the template of instances.
+//! The gRPC protocol between servers and agents, and the template that instances are made from.
 //!
-//! The messages are written by hand so that building needs no compiler for them; a test holds them
-//! to the file.
-
-mod client;
-mod messages;
-mod service;
+//! `proto/agents.proto` is the contract; messages, client and server are generated from it at build
+//! time. Field numbers never change: a test compares the encoding with bytes recorded from released
+//! versions.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub use client::AgentsClient;
-pub use messages::{
+mod generated {
+    #![expect(clippy::allow_attributes, unreachable_pub, reason = "generated code")]
+
+    tonic::include_proto!("mainstay.agents.v1");
+}
+
+pub use generated::agents_client::AgentsClient;
+pub use generated::agents_server::{Agents, AgentsServer};
+pub use generated::{
     Client, CloseSession, CommandFailed, Configuration, CreateInstance, Endpoint, Failure,
     FromNode, FullSync, Health, Heartbeat, InstancePhase, InstanceState, LogChunk, Name,
     OpenSession, ReadLog, Register, Report, SessionPhase, SessionState, ToNode, from_node, to_node,
 };
-pub use service::{Agents, AgentsServer, Incoming, Outgoing};
 
 use crate::api::{ApplicationSpec, Container, VolumeUse};
 
-/// The largest message either side takes, in bytes.
-pub const LARGEST: usize = 16 << 20;
+/// Size limit of one message in bytes, for both sides to set on their end of the stream.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
-/// The reason of a session that was closed in order: its instance may have another.
+/// The reason of a session that was closed in order: its instance may take another session.
 pub const CLEAN: &str = "Closed";
 
-/// What an instance runs: the part of an application that an instance is made from. Two instances
-/// of equal templates are the same; scaling and reuse are not part of it.
+/// Prints the names of secret variables, not their values.
+impl fmt::Debug for CreateInstance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CreateInstance")
+            .field("namespace", &self.namespace)
+            .field("name", &self.name)
+            .field("template", &self.template)
+            .field("secrets", &self.secrets.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The part of an application's spec that an instance is made from. Instances of equal templates
+/// are interchangeable; scaling and reuse are not part of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Template {
     /// The process.
     pub process: Container,
-    /// Whether it speaks to the session service.
+    /// Whether the process uses the session service of its node.
     pub using_node_session_service: bool,
-    /// Settings it finds as files.
+    /// Configuration that the process finds as files: content by file name.
     pub config_data: BTreeMap<String, String>,
-    /// How long it has to end by itself.
+    /// Seconds between the request to terminate and the kill.
     pub grace_seconds: u32,
     /// The volume it uses.
     pub volume: Option<VolumeUse>,
 }
 
 impl Template {
-    /// What instances of an application run.
+    /// The template of an application.
     #[must_use]
     pub fn of(spec: &ApplicationSpec) -> Self {
         Self {
@@ -58,17 +74,16 @@ impl Template {
         }
     }
 
-    /// As it is sent.
+    /// The form in which it is sent to agents and hashed.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// What tells it from others: the beginning of its hash.
+    /// The first ten hexadecimal digits of its SHA-256, which name the template.
     #[must_use]
     pub fn hash(&self) -> String {
-        let digest = Sha256::digest(self.to_json());
-        digest.iter().take(5).map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(&Sha256::digest(self.to_json())[..5])
     }
 }
 

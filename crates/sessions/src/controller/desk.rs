@@ -5,18 +5,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use mainstay_placement::machines::Considered;
 use mainstay_store::keeper::{Keeper, Prepared};
 use mainstay_store::object::{self, Record, Revision};
 use mainstay_store::status::{Error, Reason};
 use tokio::sync::{mpsc, oneshot};
-use tonic::Status;
+use tonic::{Request, Response, Status, Streaming};
 
 use super::metrics::Metrics;
 use crate::engine::{ApplicationView, Key};
 use crate::protocol::{
-    Agents, AgentsServer, FromNode, Incoming, LogChunk, Outgoing, ToNode, from_node,
+    Agents, AgentsServer, FromNode, LogChunk, MAX_MESSAGE_BYTES, ToNode, from_node,
 };
 
 /// How much may be said to a node that it has not read yet. A node that reads less is hung up on.
@@ -239,18 +240,22 @@ impl Keeper for Kept {
     }
 }
 
-/// Says whether whoever opened a stream acts for a node, from what the listener noted about them.
+/// Decides whether the caller may act for a node, from what the listener recorded in the request's
+/// extensions.
 pub type SpeaksFor = fn(&http::Extensions, &str) -> bool;
 
-/// Is told the node that a stream is opened for, whether it is let in or not.
+/// Receives the name of the node that a stream is opened for, whether it is accepted or not (for the
+/// audit log).
 pub type Noted = fn(&http::Extensions, &str);
 
-/// Where the streams of agents begin: they stay open.
+/// The path prefix of agents' streams, which stay open for long.
 pub const STREAMS: &str = "/mainstay.agents.v1.Agents/";
 
-/// The streams of agents, and what people ask about sessions, as routes of a server.
+/// The routes of this crate: agents' streams, and the REST endpoints of [`super::rest`].
 pub fn router(desk: Desk, speaks_for: SpeaksFor, noted: Noted) -> axum::Router {
-    let service = AgentsServer::new(Arc::new(Streams { desk: desk.clone(), speaks_for, noted }));
+    let service = AgentsServer::new(Streams { desk: desk.clone(), speaks_for, noted })
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
     axum::Router::new()
         .route_service("/mainstay.agents.v1.Agents/{*method}", service)
         .merge(super::rest::routes(desk))
@@ -263,49 +268,54 @@ struct Streams {
     noted: Noted,
 }
 
+#[tonic::async_trait]
 impl Agents for Streams {
-    fn connect(
+    type ConnectStream = BoxStream<'static, Result<ToNode, Status>>;
+
+    async fn connect(
         &self,
-        caller: http::Extensions,
-        mut incoming: Incoming,
-    ) -> BoxFuture<'static, Result<Outgoing, Status>> {
-        let (speaks_for, noted) = (self.speaks_for, self.noted);
-        let desk = self.desk.clone();
-        async move {
-            let first = tokio::time::timeout(INTRODUCTION, incoming.message()).await;
-            let first = first.map_err(|_| Status::deadline_exceeded("introduce yourself first"))?;
-            let Some(first) = first? else {
-                return Err(Status::cancelled("nothing was said"));
-            };
-            let Some(from_node::Body::Register(register)) = &first.body else {
-                return Err(Status::failed_precondition("the first message must be a Register"));
-            };
-            noted(&caller, &register.node);
-            let node: Key = register.node.as_str().into();
-            if node.is_empty() || !speaks_for(&caller, &node) {
-                let why = format!("these credentials do not speak for the node {node:?}");
-                return Err(Status::permission_denied(why));
-            }
-            let (said, saying) = mpsc::channel(UNREAD);
-            let taken = desk.ask(|answer| Input::Connect { node: node.clone(), said, answer });
-            let Some(taken) = taken.await else {
-                return Err(Status::unavailable("sessions are not run at the moment"));
-            };
-            let Some(connection) = taken else {
-                let why = format!("the node {node} has a stream already");
-                return Err(Status::already_exists(why));
-            };
-            tokio::spawn(listen(desk, node, connection, first, incoming));
-            let saying = tokio_stream::wrappers::ReceiverStream::new(saying).map(Ok);
-            let saying: Outgoing = Box::pin(saying);
-            Ok(saying)
+        request: Request<Streaming<FromNode>>,
+    ) -> Result<Response<Self::ConnectStream>, Status> {
+        let (_, caller, mut incoming) = request.into_parts();
+        let first = tokio::time::timeout(INTRODUCTION, incoming.message()).await;
+        let first = first.map_err(|_| {
+            Status::deadline_exceeded(format!("no Register message within {INTRODUCTION:?}"))
+        })?;
+        let Some(first) = first? else {
+            return Err(Status::cancelled("the stream ended before a Register message"));
+        };
+        let Some(from_node::Body::Register(register)) = &first.body else {
+            return Err(Status::failed_precondition("the first message must be a Register"));
+        };
+        (self.noted)(&caller, &register.node);
+        let node: Key = register.node.as_str().into();
+        if node.is_empty() || !(self.speaks_for)(&caller, &node) {
+            let why = format!("these credentials do not speak for the node {node:?}");
+            return Err(Status::permission_denied(why));
         }
-        .boxed()
+        let (said, saying) = mpsc::channel(UNREAD);
+        let taken = self.desk.ask(|answer| Input::Connect { node: node.clone(), said, answer });
+        let Some(taken) = taken.await else {
+            return Err(Status::unavailable("sessions are not run at the moment"));
+        };
+        let Some(connection) = taken else {
+            let why = format!("the node {node} has a stream already");
+            return Err(Status::already_exists(why));
+        };
+        tokio::spawn(listen(self.desk.clone(), node, connection, first, incoming));
+        let outgoing = tokio_stream::wrappers::ReceiverStream::new(saying).map(Ok);
+        Ok(Response::new(outgoing.boxed()))
     }
 }
 
-/// Hands on what a node says, until it stops.
-async fn listen(desk: Desk, node: Key, connection: u64, first: FromNode, mut incoming: Incoming) {
+/// Passes the messages of a node to the engine until the stream ends.
+async fn listen(
+    desk: Desk,
+    node: Key,
+    connection: u64,
+    first: FromNode,
+    mut incoming: Streaming<FromNode>,
+) {
     let mut next = Some(first);
     while let Some(message) = next.take() {
         let heard = Input::Heard { node: node.clone(), connection, message };
