@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: each target of `fuzz/` for a few seconds, on the toolchain that is there.
+//! `cargo xtask fuzz`: runs each target of `fuzz/` for a few seconds, on the installed toolchain.
 //!
 //! `cargo fuzz run -s none TARGET` does the same for as long as one likes, but builds everything
-//! anew for it. Here only our own crates are instrumented: we stand in for rustc (see [`compile`])
-//! and add the flags to those alone, so that all else is shared with the other builds.
+//! anew for it. Here only our own crates are instrumented: this program wraps rustc (see
+//! [`compile`]) and adds the flags to those alone, so that all else is shared with other builds.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,17 +14,17 @@ use anyhow::{Context, Result, bail};
 
 use crate::{cargo, root};
 
-/// Says, in the environment, that we were called in place of rustc.
+/// The environment variable that tells this program to act as rustc's wrapper.
 pub(crate) const IN_PLACE_OF_RUSTC: &str = "MAINSTAY_XTASK_RUSTC";
 
-/// How long each target hunts if nothing is said.
+/// How long each target runs without `--seconds`.
 const SECONDS: u64 = 10;
 
-/// How many inputs each target tries in the tests. They start from one seed and an empty corpus:
-/// what the tests say must be about the change under test, not about that day's luck.
+/// How many inputs each target tries in the tests. They start from one seed and an empty corpus, so
+/// that two runs of the tests give the same result.
 const RUNS: u64 = 10_000;
 
-/// What makes libFuzzer see which code ran.
+/// Compiler flags that show libFuzzer which code ran.
 const INSTRUMENTED: &[&str] = &[
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -35,12 +35,12 @@ const INSTRUMENTED: &[&str] = &[
     "-Cdebug-assertions=on",
 ];
 
-/// When a target has done enough.
+/// When a target stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Until {
-    /// So many seconds from a new seed, on top of all that earlier hunts found.
+    /// After so many seconds, from a new seed and the corpus of earlier runs.
     Seconds(u64),
-    /// So many inputs, the same ones each time.
+    /// After so many inputs, the same ones each time.
     Runs(u64),
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Hunt {
 }
 
 impl Hunt {
-    /// Everything, shortly, and the same each time.
+    /// All targets, briefly, with the same inputs each time.
     pub(crate) fn rehearsed() -> Self {
         Self { until: Until::Runs(RUNS), targets: Vec::new() }
     }
@@ -129,7 +129,7 @@ fn known() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds the targets; gives the folder they are in.
+/// Builds the targets; returns their folder.
 fn build(targets: &[String]) -> Result<PathBuf> {
     let manifest = root().join("fuzz/Cargo.toml");
     let target_dir = match std::env::var_os("CARGO_TARGET_DIR") {
@@ -147,7 +147,7 @@ fn build(targets: &[String]) -> Result<PathBuf> {
     Ok(target_dir.join("debug"))
 }
 
-/// Runs one target; gives what it says at the end.
+/// Runs one target; returns its last line.
 fn hunt(target: &str, program: PathBuf, until: Until) -> Result<String> {
     let folder = root().join("fuzz");
     let artifacts = folder.join("artifacts").join(target);
@@ -177,7 +177,7 @@ fn hunt(target: &str, program: PathBuf, until: Until) -> Result<String> {
     Ok(said.lines().last().unwrap_or_default().to_owned())
 }
 
-/// Stands in for rustc, as cargo calls a wrapper: the compiler, then its arguments.
+/// Wraps rustc: `arguments` are the compiler, then its arguments.
 pub(crate) fn compile(arguments: &[OsString]) -> Result<()> {
     let (rustc, rest) = arguments.split_first().context("cargo named no compiler")?;
     let mut command = Command::new(rustc);
@@ -189,7 +189,7 @@ pub(crate) fn compile(arguments: &[OsString]) -> Result<()> {
     std::process::exit(status.code().unwrap_or(1));
 }
 
-/// Whether it is one of our crates that is compiled: they lie in this repository.
+/// Whether the crate to compile is one of ours: they lie in this repository.
 fn is_ours(arguments: &[OsString]) -> bool {
     let texts: Vec<&str> = arguments.iter().filter_map(|argument| argument.to_str()).collect();
     let name =
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_say_what_to_run() {
+    fn arguments_select_targets_and_seconds() {
         let hunt = |seconds, targets: &[&str]| Hunt {
             until: Until::Seconds(seconds),
             targets: targets.iter().map(|target| (*target).to_owned()).collect(),

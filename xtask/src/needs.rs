@@ -1,7 +1,8 @@
-//! What the tests need besides the toolchain, and how to get it.
+//! The programs that the tests need besides the toolchain, and how to install them.
 //!
-//! The list is data: a new need is a new row. What is there is left alone; what is missing is
-//! installed if we may; what cannot be had is said loudly, and fails when `CI=true`.
+//! The list is data: a new need is a new row. A program that exists is left alone, a missing one is
+//! installed if we are root. If that fails, its tests are skipped with a warning; with `CI=true` the
+//! run fails.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,14 +18,14 @@ struct Need {
     there: fn() -> bool,
     /// Debian packages that bring it.
     packages: &'static [&'static str],
-    /// What else must be done once the packages are there.
+    /// Further steps once the packages are installed.
     after: fn() -> Result<()>,
 }
 
-/// What the fuzz targets cannot be built without.
+/// Needed to build the fuzz targets.
 pub(crate) const CPP: &str = "C++ compiler";
 
-/// What half of the chaos cannot be had without.
+/// Needed for the rounds of chaos on PostgreSQL.
 pub(crate) const POSTGRES: &str = "PostgreSQL";
 
 const NEEDS: &[Need] = &[
@@ -109,7 +110,7 @@ const NEEDS: &[Need] = &[
     },
     Need {
         name: "python venv",
-        why: "a place for the Python client that leaves the system alone",
+        why: "a folder for the Python clients that leaves the system alone",
         there: || python().exists() || runs("python3", &["-c", "import venv, ensurepip"]),
         packages: &["python3-venv"],
         after: || Ok(()),
@@ -130,7 +131,7 @@ const NEEDS: &[Need] = &[
     },
 ];
 
-/// Installs what is missing; gives the names of what could not be had.
+/// Installs missing programs; returns the names of those that could not be installed.
 pub(crate) fn provide() -> Result<Vec<&'static str>> {
     let mut updated = false;
     let mut missing = Vec::new();
@@ -138,17 +139,20 @@ pub(crate) fn provide() -> Result<Vec<&'static str>> {
         if (need.there)() {
             continue;
         }
-        println!("xtask: {} is missing ({}); getting it", need.name, need.why);
+        println!("xtask: {} is missing ({}); installing it", need.name, need.why);
         if let Err(error) = fetch(need, &mut updated) {
             eprintln!("xtask: {error:#}");
         }
         if !(need.there)() {
-            eprintln!("xtask: !!! {} CANNOT BE HAD: {} is not tested !!!", need.name, need.why);
+            eprintln!(
+                "xtask: !!! {} COULD NOT BE INSTALLED: {} is not tested !!!",
+                need.name, need.why
+            );
             missing.push(need.name);
         }
     }
     if !missing.is_empty() && std::env::var("CI").is_ok_and(|value| value == "true") {
-        bail!("CI must test everything, but these cannot be had: {}", missing.join(", "));
+        bail!("CI must test everything, but these could not be installed: {}", missing.join(", "));
     }
     Ok(missing)
 }
@@ -180,7 +184,7 @@ fn apt() -> Command {
     command
 }
 
-/// The folder in which downloaded things are kept between runs.
+/// The folder that keeps downloads between runs.
 fn cache() -> PathBuf {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let base = set("XDG_CACHE_HOME").map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! Doing the steps: what users ask for, through the command line. Faults are in `faults`.
+//! Carries out the steps of users through the command line. Faults are in `faults`.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use super::verify::{Replica, lines_in_state, replicas};
 use super::world::{SCOPE, World};
 
 impl World {
-    /// Does one step; what is refused is no fault.
+    /// Carries out one step. A command that is refused is not an error.
     pub(crate) fn act(&mut self, step: &Step) -> Result<()> {
         match step {
             Step::AddRule(rule) => self.add_rule(rule),
@@ -53,7 +53,7 @@ impl World {
         Ok(())
     }
 
-    /// A rule that we made, and what for: often the last one, whose copies are on their way.
+    /// A rule of this round with the name it is for: often the last one, whose copies are in transfer.
     fn pick_rule(&self, number: usize) -> Option<(String, String)> {
         if number.is_multiple_of(2) {
             return self.rules.last().cloned();
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// The words that ask for a rule, and what it is for.
+    /// The arguments that add a rule, and the name it is for.
     fn rule_words(&mut self, rule: &NewRule) -> (Vec<String>, String) {
         let (expression, _) = EXPRESSIONS[rule.expression];
         let what = match DATASETS.get(rule.did) {
@@ -88,7 +88,7 @@ impl World {
         (words, what)
     }
 
-    /// Starts several commands at once and waits for them; what they made is seen in the list.
+    /// Starts several commands at once and waits for them; the list shows which rules they made.
     fn rush(&mut self, add: &[NewRule], delete: &[usize], attach: &[(usize, usize)]) -> Result<()> {
         let mut all: Vec<Vec<String>> = add.iter().map(|rule| self.rule_words(rule).0).collect();
         for rule in delete {
@@ -136,7 +136,7 @@ impl World {
 
     fn let_go(&mut self, files: &[usize]) {
         for file in files {
-            // What is kept is wanted by a rule that nobody deletes.
+            // Files of the first dataset are held by a rule that no step deletes.
             self.known[*file].may_go |= !self.members[0].contains(file);
         }
     }
@@ -198,8 +198,8 @@ impl World {
         some.get(at).cloned()
     }
 
-    /// Whether one copy of a file may be spoilt: nobody minds that it goes, or the rule that keeps it
-    /// holds two that are there. A rule may be OK though it has not seen its newest files yet.
+    /// Whether one copy of a file may be spoilt: the file may be lost, or the rule that keeps it
+    /// holds two available copies. A rule may be OK though it has not seen its newest files yet.
     fn may_be_spoilt(&mut self, file: usize) -> bool {
         if !self.members[0].contains(&file) {
             return true;
@@ -225,7 +225,7 @@ impl World {
         let _ = self.rules(&["replica", "bad", &copy.rse, &self.known[file].did()]);
     }
 
-    /// Spoils one of two copies, and says so soon after.
+    /// Spoils one of two copies, and soon after declares it bad.
     fn corrupt(&mut self, file: usize, copy: usize, cut: bool) -> Result<()> {
         let kept: Vec<usize> = self.members[0].iter().copied().collect();
         let Some(at) = file.checked_rem(kept.len()) else { return Ok(()) };
@@ -243,7 +243,7 @@ impl World {
         std::thread::sleep(Duration::from_millis(at as u64 * 10));
         let did = self.known[file].did();
         if self.rules(&["replica", "bad", &copy.rse, &did]).is_err() {
-            // Nobody heard: it is as it was, if it is still that file.
+            // The declaration failed: restore the content, if it is still that file.
             open.write_all_at(&right, 0)?;
         }
         Ok(())
@@ -259,7 +259,7 @@ impl World {
         let _ = self.rules(&["replica", "tombstone", &copy.rse, &self.known[file].did()]);
     }
 
-    /// Whoever reads gets what was written, or nothing.
+    /// Downloads a file: the content is as it was written, or the download fails.
     fn download(&mut self, file: usize) -> Result<()> {
         let file = file % self.known.len();
         let (did, into) = (self.known[file].did(), self.folder.join("fetched"));
@@ -267,12 +267,12 @@ impl World {
         if self.rules(&["download", &did, "--into", &into.display().to_string()]).is_ok()
             && fs::read(&place)? != self.known[file].content()
         {
-            self.wrong.push(format!("{did} was fetched with another content"));
+            self.wrong.push(format!("{did} was downloaded with wrong content"));
         }
         Ok(())
     }
 
-    /// The catalog is right at every moment.
+    /// Runs `rules check`, which must pass at every moment.
     pub(crate) fn check(&mut self) {
         let Err(said) = self.rules(&["check", "-o", "json"]) else { return };
         let list = fs::read_to_string(self.folder.join("stdout")).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! After the faults: waiting until nothing moves any more, helping along what would only wait.
+//! Waits after the faults until no transfer runs or waits any more.
 //!
-//! A transfer that failed is tried again after minutes, and a stuck rule after half an hour. Who
-//! has no patience reports the one as failed and repairs the other, as a user would.
+//! A transfer that failed is retried after minutes, and a stuck rule after half an hour. To save
+//! that time the round reports the one as failed and repairs the other, as a user would.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,26 +13,26 @@ use super::step::SITES;
 use super::world::World;
 use super::{hours_ahead, now, short_pause};
 
-/// How long it may take until nothing moves. A server's own workers hold their files for a minute
+/// How long it may take until no transfer is left. A server's own workers hold their files for a minute
 /// after it was killed.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// How often a rule is repaired by hand before it is taken for one that cannot be satisfied now.
 const REPAIRS: usize = 4;
 
-/// The seconds for which a transfer that failed waits, by what is said of it.
+/// The seconds until a failed transfer is retried, read from its explanation.
 fn seconds_left(why: &str) -> Option<u64> {
     let (_, rest) = why.rsplit_once("is tried again in ")?;
     rest.split(' ').next()?.parse().ok()
 }
 
 impl World {
-    /// Waits until nothing moves, and everything that should go is gone.
+    /// Waits until no transfer is left and everything that was deleted is gone.
     pub(crate) fn become_calm(&mut self) -> Result<()> {
         self.finish_uploads()?;
         self.settle()?;
-        // What was deleted softly goes after an hour, and what was claimed is free after a minute.
-        // Then something may have to be fetched again, and so on.
+        // Soft deletions end after an hour, claims after a minute. Then files may have to be
+        // transferred again, and so on.
         for hours in [2, 4] {
             let later = hours_ahead(hours)?;
             for daemon in ["cleaner", "reaper", "reaper"] {
@@ -43,7 +43,7 @@ impl World {
         Ok(())
     }
 
-    /// Asks again until there is an answer: who was frozen has much to do at first.
+    /// Repeats a command until it works: a process that was frozen is slow at first.
     fn patiently(&mut self, words: &[&str]) -> Result<String> {
         let until = now() + Duration::from_secs(60);
         loop {
@@ -87,7 +87,7 @@ impl World {
             quiet = if moving || repairs { 0 } else { quiet + 1 };
             if now() > until {
                 let shown = self.rules(&["transfers"]).unwrap_or_else(|error| error);
-                self.wrong.push(format!("it does not become calm:\n{shown}"));
+                self.wrong.push(format!("transfers or rules do not settle:\n{shown}"));
                 return Ok(());
             }
             short_pause();
@@ -95,7 +95,7 @@ impl World {
         Ok(())
     }
 
-    /// Reports what would wait for long as failed. Returns whether anything moves or waits.
+    /// Reports transfers that wait for long as failed. Returns whether any transfer runs or waits.
     fn hurry(&mut self) -> Result<bool> {
         let transfers = self.patiently_ask(&["transfers"])?;
         let some = |key: &str| transfers[key].as_array().cloned().unwrap_or_default();
@@ -111,7 +111,7 @@ impl World {
         Ok(!some("moving").is_empty() || !some("waiting").is_empty())
     }
 
-    /// Repairs stuck rules. Returns whether there is any that still may become right.
+    /// Repairs stuck rules. Returns whether one of them may still be satisfied.
     fn repair(&mut self, repaired: &mut BTreeMap<String, usize>) -> Result<bool> {
         let mut hope = false;
         for rule in self.patiently_ask(&["list"])?.as_array().into_iter().flatten() {
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_known_how_long_a_transfer_waits() {
+    fn the_wait_of_a_failed_transfer_is_read_from_its_explanation() {
         for (why, left) in [
             ("it failed (the folder is not there) and is tried again in 15 s", Some(15)),
             ("it failed (is tried again in 3 s) and is tried again in 60 s", Some(60)),

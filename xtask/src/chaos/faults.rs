@@ -1,4 +1,4 @@
-//! Faults: processes that are killed or frozen, folders that vanish or cannot be written, storage
+//! Injects faults: processes that are killed or frozen, folders that vanish or cannot be written, storage
 //! elements that are closed. Each ends by itself after a while.
 
 use std::fs;
@@ -15,7 +15,7 @@ use super::world::{Undo, World};
 use super::{now, short_pause};
 
 impl World {
-    /// Whether something of the kind lasts already.
+    /// Whether a fault of the kind is under way.
     fn lasts(&self, same: impl Fn(&Undo) -> bool) -> bool {
         self.undo.iter().any(|(_, undo)| same(undo))
     }
@@ -38,7 +38,7 @@ impl World {
 
     pub(crate) fn kill(&mut self, who: Who, during: Duration) {
         if !self.is_disturbed(who) {
-            // PostgreSQL's own way of falling down.
+            // PostgreSQL ends its own processes after a crash.
             let signal = if who == Who::Database { Signal::QUIT } else { Signal::KILL };
             self.end_who(who, signal);
             self.counts.kills += 1;
@@ -54,14 +54,14 @@ impl World {
             self.process(who).and_then(|process| process.pid()).into_iter().collect();
         if let (Who::Database, Some(database)) = (who, &self.database) {
             let backends = database.backends();
-            // All of it, or one connection.
+            // The whole server, or one connection.
             match during.as_millis() % 2 {
                 0 => pids.extend(backends),
                 _ => pids = backends.into_iter().take(1).collect(),
             }
         }
         for pid in &pids {
-            // One that is frozen does not see that its database is gone.
+            // A frozen process does not notice that its database is gone.
             self.keeper.has_process(*pid);
             send(*pid, Signal::STOP);
         }
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Ends the faults that have lasted long enough, and sees whether anybody ended by itself.
+    /// Ends the faults that are due, and restarts processes that ended by themselves.
     pub(crate) fn tick(&mut self) -> Result<()> {
         self.end_due_faults(|_| true)?;
         let all = (0..self.servers.len()).map(Who::Server);
@@ -119,7 +119,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends those faults of a kind that have lasted long enough.
+    /// Ends the faults of a kind that are due.
     pub(crate) fn end_due_faults(&mut self, kind: fn(&Undo) -> bool) -> Result<()> {
         let is_due = |(at, undo): &(Instant, Undo)| *at <= now() && kind(undo);
         let (due, left) = std::mem::take(&mut self.undo).into_iter().partition(is_due);
@@ -132,7 +132,7 @@ impl World {
     }
 
     /// A server cannot start without its database, nor a worker without its server: they are
-    /// started again until they can. Nobody ends for any other reason.
+    /// started again until they can. Any other end of a process is an error of the round.
     fn see_to(&mut self, who: Who) {
         let ended = match who {
             Who::Server(number) => self.servers[number].ended(&mut self.keeper),
@@ -183,12 +183,12 @@ impl World {
         let until = now() + Duration::from_secs(120);
         while !self.undo.is_empty() && now() < until {
             for (at, undo) in &mut self.undo {
-                // Who was to be away for long stays away.
+                // A server that is frozen for long stays frozen.
                 if !matches!(undo, Undo::Thaw(Who::Server(_), _)) {
                     *at = (*at).min(now());
                 }
             }
-            // The database first, and who needs it after that.
+            // The database comes first, then the processes that need it.
             self.undo.sort_by_key(|(_, undo)| match undo {
                 Undo::Start(who) | Undo::Thaw(who, _) => (0, Some(std::cmp::Reverse(*who))),
                 Undo::Open(_) => (2, None),
@@ -207,7 +207,7 @@ impl World {
     }
 }
 
-/// Opens or closes a site's folder for writing; says whether that was done.
+/// Makes a site's folder writable or read-only; returns whether that worked.
 fn set_writable(at: &Path, writable: bool) -> bool {
     let mut command = match is_mounted(at) {
         true => {

@@ -1,5 +1,5 @@
-//! What a round begins with: storage elements in folders, datasets, files, and the rule that keeps
-//! some of them.
+//! Sets up a round: storage elements in folders, datasets, files, and the rule that keeps some of
+//! them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use super::step::{CONTAINER, DATASETS, NewFile, SITES, TINY};
 use super::world::{Known, SCOPE, World};
 
 impl World {
-    /// Gives each site a disk of its own where we may; the last one is tiny.
+    /// Mounts a disk for each site if we are root; the last one is tiny.
     pub(crate) fn mount(&mut self) -> Result<()> {
         for (number, name) in SITES.iter().enumerate() {
             let place = self.mount_point(number);
@@ -28,13 +28,13 @@ impl World {
             }
         }
         if !is_mounted(&self.mount_point(TINY)) {
-            eprintln!("chaos: !!! NOT TRIED: a storage element that is full: it takes root !!!");
+            eprintln!("chaos: !!! NOT TESTED: a full storage element, which needs root !!!");
             self.sites = TINY;
         }
         Ok(())
     }
 
-    /// Storage elements, datasets, the first files, and the rule that keeps some of them.
+    /// Registers storage elements, datasets, the first files, and the rule that keeps some of them.
     pub(crate) fn furnish(&mut self) -> Result<()> {
         for (number, name) in SITES.into_iter().enumerate().take(self.sites) {
             let place = self.site(number);
@@ -48,7 +48,7 @@ impl World {
                 self.must(&["rse", "distance", SITES[0], name, &number.to_string()])?;
             }
         }
-        // On some, what nobody locks goes at once.
+        // Some sites delete replicas without locks at once.
         for name in &SITES[1..4] {
             self.must(&["rse", "set", name, "greedyDeletion=true"])?;
         }
@@ -81,7 +81,7 @@ impl World {
         Ok(())
     }
 
-    /// Writes a new file where uploads are taken from.
+    /// Writes a new file into the folder that uploads read.
     pub(crate) fn write_file(&mut self, file: &NewFile) -> Result<usize> {
         let number = self.known.len();
         let seed = self.plan.seed.wrapping_mul(1_000_003).wrapping_add(number as u64);

@@ -1,7 +1,7 @@
-//! Whoever sweeps up: a shell that outlives us.
+//! Cleans up after a round, also after one that was killed: a shell that outlives this process.
 //!
-//! It is told of every process, mount and folder that a round makes. When its input ends, however
-//! we ended, it kills the processes, takes the mounts away and removes the folder.
+//! It reads every process, mount and folder of the round from its input. When the input ends, it
+//! kills the processes, unmounts the mounts and removes the folder.
 
 use std::io::Write;
 use std::path::Path;
@@ -29,7 +29,7 @@ done
 [ -z "$folder" ] || rm -rf -- "$folder"
 "#;
 
-/// The shell that sweeps up.
+/// The shell that cleans up.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     child: Child,
@@ -37,7 +37,7 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts it, for a folder.
+    /// Starts the shell for a folder.
     pub(crate) fn start(folder: &Path) -> Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT]).stdin(Stdio::piped());
@@ -50,7 +50,7 @@ impl Keeper {
 
     fn tell(&mut self, what: &str, value: impl std::fmt::Display) {
         if let Some(told) = &mut self.told {
-            // If it is gone nobody sweeps up, which is no reason to fail.
+            // Without the shell the round is not cleaned up, which is no reason to fail.
             let _ = writeln!(told, "{what} {value}");
         }
     }
@@ -59,7 +59,7 @@ impl Keeper {
         self.tell("pid", pid);
     }
 
-    /// A process has ended: its number may be another's soon.
+    /// Forgets a process that has ended: its number may be reused.
     pub(crate) fn process_ended(&mut self, pid: u32) {
         self.tell("gone", pid);
     }
@@ -68,7 +68,7 @@ impl Keeper {
         self.tell("mount", at.display());
     }
 
-    /// The folder stays, for people to look at.
+    /// Keeps the folder for people to look at.
     pub(crate) fn keep_folder(&mut self) {
         self.tell("keep", "");
     }
@@ -77,7 +77,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         drop(self.told.take());
-        // It ends by itself; nothing more can be done if it does not.
+        // The end of its input ends the shell; a failed wait changes nothing.
         let _ = self.child.wait();
     }
 }

@@ -1,5 +1,5 @@
-//! What a round does, from its seed alone: the same seed gives the same files, workers and steps.
-//! How long the machine takes for each stays the machine's affair.
+//! Plans a round from its seed alone: the same seed gives the same files, workers and steps. Only
+//! the time that the machine takes for each differs.
 
 use std::time::Duration;
 
@@ -61,9 +61,9 @@ impl Backend {
 /// How large a round is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
-    /// As much as can be had in seconds, for the tests.
+    /// A few seconds, for the tests.
     Rehearsal,
-    /// A real hunt.
+    /// A full round.
     Whole,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct Plan {
     pub(crate) own_workers: usize,
     pub(crate) workers: Vec<Reach>,
     pub(crate) files: Vec<NewFile>,
-    /// What is done, each after a pause.
+    /// The steps, each after a pause.
     pub(crate) steps: Vec<(Duration, Step)>,
 }
 
@@ -110,10 +110,10 @@ impl Plan {
             steps: Vec::new(),
         };
         while plan.steps.len() < steps {
-            // Some steps come while what the last one asked for is under way.
+            // Some steps come while the previous one is still under way.
             let most = if chance.percent(50) { 40 } else { 500 };
             let pause = chance.millis(0, if rehearsal { most.min(200) } else { most });
-            // Rules first, or there is nothing to disturb.
+            // Rules come first, or there is nothing to disturb.
             let step = match plan.steps.len() < steps / 8 {
                 true => add_rule(&mut chance),
                 false => plan.step(&mut chance),
@@ -197,7 +197,7 @@ impl Plan {
         }
     }
 
-    /// What happens to files that are on their way.
+    /// A step that disturbs files in transfer.
     fn disturbance(&self, chance: &mut Chance) -> Step {
         loop {
             let step = self.step(chance);
@@ -251,7 +251,7 @@ fn new_file(chance: &mut Chance) -> NewFile {
     NewFile { bytes, site: chance.below(TINY), dataset: chance.below(DATASETS.len()) }
 }
 
-/// What a file contains, by its seed.
+/// The content of a file, from its seed.
 pub(crate) fn content(seed: u64, bytes: usize) -> Vec<u8> {
     let mut chance = Chance::new(seed);
     let mut made = Vec::with_capacity(bytes + 8);

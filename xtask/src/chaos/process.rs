@@ -1,5 +1,5 @@
-//! The processes of a round: servers, workers, and a PostgreSQL of its own. Signals go to process
-//! numbers that we started, and to nothing else.
+//! The processes of a round: servers, workers, and a PostgreSQL of its own. Signals go only to
+//! processes that this round started.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -21,23 +21,23 @@ pub(crate) struct Process {
     log: PathBuf,
     kubeconfig: Option<PathBuf>,
     child: Option<Child>,
-    /// What it has said so far belongs to those before it.
-    said: u64,
+    /// The length of the log when the process started: earlier output is of its predecessors.
+    output_from: u64,
 }
 
 impl Process {
     pub(crate) fn new(words: Vec<String>, log: PathBuf, kubeconfig: Option<PathBuf>) -> Self {
-        Self { words, log, kubeconfig, child: None, said: 0 }
+        Self { words, log, kubeconfig, child: None, output_from: 0 }
     }
 
-    /// Says something else to the program from now on.
+    /// Changes the arguments for the next start.
     pub(crate) fn set_words(&mut self, words: Vec<String>) {
         self.words = words;
     }
 
     pub(crate) fn start(&mut self, keeper: &mut Keeper) -> Result<()> {
         let log = File::options().create(true).append(true).open(&self.log)?;
-        self.said = log.metadata()?.len();
+        self.output_from = log.metadata()?.len();
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         command.env_remove("MAINSTAY_DATA_DIR").env_remove("MAINSTAY_TOKEN");
@@ -50,10 +50,10 @@ impl Process {
         Ok(())
     }
 
-    /// What the running one has said.
+    /// The output of the running process.
     pub(crate) fn said(&self) -> String {
         let bytes = fs::read(&self.log).unwrap_or_default();
-        let from = usize::try_from(self.said).unwrap_or(usize::MAX).min(bytes.len());
+        let from = usize::try_from(self.output_from).unwrap_or(usize::MAX).min(bytes.len());
         String::from_utf8_lossy(&bytes[from..]).into_owned()
     }
 
@@ -61,7 +61,7 @@ impl Process {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Whether it has ended without being told to; what it said last is given then.
+    /// The status and last line of a process that ended by itself; none while it runs.
     pub(crate) fn ended(&mut self, keeper: &mut Keeper) -> Option<String> {
         let child = self.child.as_mut()?;
         let status = child.try_wait().ok().flatten()?;
@@ -70,13 +70,13 @@ impl Process {
         Some(format!("{status}: {}", self.said().lines().last().unwrap_or_default()))
     }
 
-    /// Ends it by this signal and waits for it.
+    /// Sends the signal and waits for the end.
     pub(crate) fn end(&mut self, signal: Signal, keeper: &mut Keeper) {
         let Some(mut child) = self.child.take() else { return };
         send(child.id(), signal);
-        // One that is frozen hears nothing else than SIGKILL.
+        // A frozen process handles only SIGKILL.
         send(child.id(), Signal::CONT);
-        // It was ours, so that it can be waited for.
+        // It is our child, so waiting works.
         let _ = child.wait();
         keeper.process_ended(child.id());
     }

@@ -1,4 +1,4 @@
-//! The words of a plan: what there is, what users ask for, and what goes wrong.
+//! The steps of a plan: commands of users, and faults.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ pub(crate) const SITES: [&str; 5] = ["SITE-A", "SITE-B", "SITE-C", "SITE-D", "SI
 /// The one that fills up.
 pub(crate) const TINY: usize = 4;
 
-/// What files are gathered in. The first one is never let go: what is in it must not be lost.
+/// The datasets. Files of the first one must never be lost.
 pub(crate) const DATASETS: [&str; 4] = ["keep", "d0", "d1", "d2"];
 
 /// A container of some of the datasets.
@@ -26,7 +26,7 @@ pub(crate) const EXPRESSIONS: [(&str, usize); 7] = [
     ("*", 5),
 ];
 
-/// A file that is registered before anything goes wrong.
+/// A file to register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NewFile {
     pub(crate) bytes: usize,
@@ -34,7 +34,7 @@ pub(crate) struct NewFile {
     pub(crate) dataset: usize,
 }
 
-/// A rule that is asked for.
+/// A rule to add.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NewRule {
     /// A dataset by its number, then the container, then a single file.
@@ -43,7 +43,7 @@ pub(crate) struct NewRule {
     pub(crate) expression: usize,
     pub(crate) copies: usize,
     pub(crate) grouping: &'static str,
-    /// After how many seconds it ends by itself.
+    /// After how many seconds it expires.
     pub(crate) lifetime: Option<usize>,
 }
 
@@ -63,14 +63,14 @@ pub(crate) enum Who {
     Database,
 }
 
-/// How a worker learns what to move.
+/// Where a worker reads its requests from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
     Server,
     Catalog,
 }
 
-/// One thing that is done. Rules, files and copies are picked by number from what there is then.
+/// One step. Rules, files and copies are picked by number from those that exist at that time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     AddRule(NewRule),

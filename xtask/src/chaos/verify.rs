@@ -1,5 +1,5 @@
-//! What must be true when all is calm again, seen without the product's own checker: what the
-//! catalog lists is on the disks, what is on the disks the catalog lists, and nothing is lost.
+//! Verifies the end of a round, independently of the product's own checker: every replica of the
+//! catalog is on disk, every file on disk is in the catalog, and no file is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::step::{SITES, TINY};
 use super::world::World;
 
-/// How many files are listed at once: of a long list only the beginning says which one is unknown.
+/// How many files are listed at once: the error about an unknown name cuts a long list off.
 const LISTED_AT_ONCE: usize = 8;
 
 /// A copy as the catalog has it.
@@ -53,8 +53,8 @@ pub(crate) struct Found {
     pub(crate) path: PathBuf,
 }
 
-/// What is wrong between what is listed and what lies there. `differs` says what is wrong with the
-/// content of a file.
+/// The differences between the replicas of the catalog and the files on disk. `differs` compares
+/// the content of one file.
 pub(crate) fn compare(
     listed: &[Replica],
     found: &[Found],
@@ -76,13 +76,17 @@ pub(crate) fn compare(
     for one in found {
         let name = one.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if !known.contains(&(one.rse.as_str(), name)) {
-            wrong.push(format!("{} lies on {} and nobody knows it", one.path.display(), one.rse));
+            wrong.push(format!(
+                "{} lies on {} but is not in the catalog",
+                one.path.display(),
+                one.rse
+            ));
         }
     }
     wrong
 }
 
-/// The lines about copies in a state, of what is explained of a rule.
+/// The lines of a rule's explanation about copies in a state.
 pub(crate) fn lines_in_state<'a>(
     explained: &'a str,
     state: &'a str,
@@ -90,7 +94,7 @@ pub(crate) fn lines_in_state<'a>(
     explained.lines().filter(move |line| line.split_whitespace().nth(2) == Some(state))
 }
 
-/// Whether all that a rule lacks, by what is explained of it, is room on the site that is full.
+/// Whether, by its explanation, a rule lacks only room on the full site.
 fn waits_for_room(explained: &str) -> bool {
     let mut lacking = lines_in_state(explained, "STUCK").peekable();
     let full = |line: &str| line.contains(SITES[TINY]) && line.contains("is full");
@@ -108,7 +112,7 @@ fn walk(at: &Path, into: &mut Vec<PathBuf>) {
 }
 
 impl World {
-    /// All that is wrong.
+    /// Everything that is wrong, one line each.
     pub(crate) fn verify(&mut self) -> Vec<String> {
         let mut wrong = std::mem::take(&mut self.wrong);
         match self.rules(&["check"]) {
@@ -144,7 +148,7 @@ impl World {
         wrong
     }
 
-    /// Every copy of every file we know, in whatever state.
+    /// Every copy of every known file, in any state.
     fn listed(&mut self) -> Result<Vec<Replica>, String> {
         let names: Vec<String> = self.known.iter().map(|known| known.did()).collect();
         let mut all = Vec::new();
@@ -157,7 +161,7 @@ impl World {
                         break;
                     }
                     Err(error) => {
-                        // The name of what is not there any more.
+                        // The name of a file that no longer exists.
                         let (gone, before) = (error.split('\'').nth(1), some.len());
                         some.retain(|name| Some(*name) != gone);
                         if some.len() == before {
@@ -170,7 +174,7 @@ impl World {
         Ok(all)
     }
 
-    /// Files without any copy that nobody wanted gone.
+    /// Files that lost all copies though no step allowed that.
     fn lost(&self, listed: &[Replica]) -> Vec<String> {
         let has = |name: &str| listed.iter().any(|one| one.is_available() && one.name == name);
         let kept = self
@@ -179,11 +183,11 @@ impl World {
             .enumerate()
             .filter(|(at, known)| !known.may_go || self.members[0].contains(at));
         let lost = kept.filter(|(_, known)| known.unfinished.is_none() && !has(&known.name));
-        lost.map(|(_, known)| format!("{} is lost, and nobody wanted it gone", known.name))
+        lost.map(|(_, known)| format!("{} is lost, though no step deleted it", known.name))
             .collect()
     }
 
-    /// Rules that are not as they should be, and copies that nobody waits for.
+    /// Rules that are not OK without a reason, and copies that stay unavailable without a rule.
     fn unsatisfied(&mut self, listed: &[Replica]) -> Vec<String> {
         let rules = match self.ask(&["list"]) {
             Ok(rules) => rules,
@@ -209,13 +213,13 @@ impl World {
         wrong
     }
 
-    /// Whether there is nothing left to copy from, because somebody let it go.
+    /// Whether no source is left, because a step allowed a file to be lost.
     fn has_lost(&self, files: &[usize], listed: &[Replica]) -> bool {
         let has = |name: &str| listed.iter().any(|one| one.is_available() && one.name == name);
         files.iter().map(|file| &self.known[*file]).any(|file| file.may_go && !has(&file.name))
     }
 
-    /// What no process may ever say.
+    /// Lines that no process may ever log.
     fn said_wrong(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -249,13 +253,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_lies_there_and_what_lies_there_is_listed() {
+    fn catalog_and_disks_must_agree() {
         let right = |_: &str, _: &Path| None;
         let spoilt = |name: &str, _: &Path| (name == "f1").then(|| "is spoilt".to_owned());
         let (a, b) = (replica("f1", "A", "AVAILABLE"), replica("f1", "B", "COPYING"));
         let both = [a.clone(), b.clone()];
         let law = |listed: &[Replica], found: &[Found]| compare(listed, found, &right).len();
-        assert_eq!(law(&both, &[found("A", "f1")]), 0, "what is on its way need not be there");
+        assert_eq!(law(&both, &[found("A", "f1")]), 0, "a copy in transfer need not be there");
         assert_eq!(law(&both, &[found("A", "f1"), found("B", "f1")]), 0, "but may");
         assert_eq!(law(&both, &[]), 1, "a copy that is gone");
         assert_eq!(law(&both, &[found("A", "f1"), found("C", "f1")]), 1, "an orphan");
@@ -264,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn only_room_on_the_full_site_is_waited_for_with_reason() {
+    fn only_missing_room_on_the_full_site_excuses_a_rule() {
         let said = |rows: &[&str]| format!("NAME RSE STATE WHY\n{}", rows.join("\n"));
         let full = "f1  SITE-TINY  STUCK  the last transfer failed (f1 is full)";
         let there = "f2  SITE-D  OK  the copy is there";

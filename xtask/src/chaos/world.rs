@@ -1,5 +1,5 @@
-//! What a round consists of: its folder, its processes, its storage elements, and what we know of
-//! the files and rules we asked for.
+//! The state of a round: its folder, its processes, its storage elements, and the files and rules
+//! that it asked for.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -29,9 +29,9 @@ pub(crate) struct Known {
     pub(crate) name: String,
     pub(crate) bytes: usize,
     pub(crate) seed: u64,
-    /// Where an upload did not come to its end, which is repeated once all is well.
+    /// The site of an upload that did not finish; it is repeated after the faults.
     pub(crate) unfinished: Option<usize>,
-    /// Somebody asked for something that lets it go.
+    /// Whether a step allowed this file to be lost.
     pub(crate) may_go: bool,
 }
 
@@ -45,7 +45,7 @@ impl Known {
     }
 }
 
-/// What ends a fault.
+/// How a fault ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Undo {
     Start(Who),
@@ -56,13 +56,13 @@ pub(crate) enum Undo {
 }
 
 impl Undo {
-    /// Whether it is done without asking the servers.
+    /// Whether it works without the servers.
     pub(crate) fn is_outside(&self) -> bool {
         !matches!(self, Self::Open(_))
     }
 }
 
-/// What was done, for people.
+/// Totals for the summary.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) rounds: usize,
@@ -91,11 +91,11 @@ pub(crate) struct World {
     pub(crate) known: Vec<Known>,
     /// The files that ever were in each dataset.
     pub(crate) members: Vec<BTreeSet<usize>>,
-    /// Rules that we made, and what for.
+    /// The rules of this round, with the names they are for.
     pub(crate) rules: Vec<(String, String)>,
     pub(crate) undo: Vec<(Instant, Undo)>,
     pub(crate) counts: Counts,
-    /// What went wrong on the way.
+    /// Errors found so far.
     pub(crate) wrong: Vec<String>,
     asked: usize,
 }
@@ -144,7 +144,7 @@ impl World {
         Ok(world)
     }
 
-    /// Where a site's files are: below what may be mounted.
+    /// The folder with a site's files, below its mount point.
     pub(crate) fn site(&self, number: usize) -> PathBuf {
         self.mount_point(number).join("files")
     }
@@ -171,7 +171,7 @@ impl World {
         words
     }
 
-    /// Where servers and workers may touch files.
+    /// The flag that names the folders servers and workers may use.
     fn storage_root(&self) -> [String; 2] {
         ["--storage-root".to_owned(), self.folder.join("sites").display().to_string()]
     }
@@ -198,7 +198,7 @@ impl World {
         Process::new(words, log, Some(self.kubeconfig(number)))
     }
 
-    /// Waits until a server says that it is ready; gives its port.
+    /// Waits until a server reports that it is ready; returns its port.
     pub(crate) fn wait_for_server(&mut self, number: usize) -> Result<u16> {
         let until = now() + Duration::from_secs(60);
         while now() < until {
@@ -216,13 +216,13 @@ impl World {
         bail!("the server is not ready after a minute:\n{}", self.servers[number].said())
     }
 
-    /// A command as a user gives it, not yet started. Its output goes to files.
+    /// A user's command, not yet started. Its output goes to files.
     pub(crate) fn command(&mut self, words: &[&str]) -> Result<Command> {
         self.asked += 1;
         self.counts.commands += 1;
         let mut command = Command::new(&self.binary);
         command.arg("rules").args(words).args(["--request-timeout", "4s"]);
-        // Of several servers one that is well, if there is any.
+        // Prefer a server without a fault.
         let some = self.asked..self.asked + self.plan.servers;
         let well = |number: &usize| !self.is_disturbed(Who::Server(number % self.plan.servers));
         let asked = some.into_iter().find(well).unwrap_or(self.asked);
@@ -234,7 +234,7 @@ impl World {
         Ok(command)
     }
 
-    /// Runs a command; an error is what it said, or that it said nothing in time.
+    /// Runs a command; the error is its output, or that it did not end in time.
     pub(crate) fn rules(&mut self, words: &[&str]) -> Result<String, String> {
         let answer = self.try_rules(words).unwrap_or_else(|error| Err(format!("{error:#}")));
         self.note(&format!(
@@ -262,7 +262,7 @@ impl World {
         })
     }
 
-    /// Waits for a command, for as long as there is patience, while faults come to their end.
+    /// Waits for a command, at most [`PATIENCE`], while faults end.
     pub(crate) fn wait_for(&mut self, child: &mut Child) -> Result<Option<ExitStatus>> {
         let until = now() + PATIENCE;
         loop {
@@ -279,7 +279,7 @@ impl World {
         }
     }
 
-    /// Runs a command that has no reason to fail.
+    /// Runs a command that must not fail.
     pub(crate) fn must(&mut self, words: &[&str]) -> Result<String> {
         self.rules(words).map_err(|said| anyhow::anyhow!("`rules {}`: {said}", words.join(" ")))
     }
@@ -292,12 +292,12 @@ impl World {
         serde_json::from_str(&text).map_err(|error| format!("not JSON ({error}): {text}"))
     }
 
-    /// Writes down what is done and when, for people.
+    /// Writes a line into the log of steps.
     pub(crate) fn note(&mut self, what: &str) {
         use std::io::Write;
         let log = File::options().create(true).append(true).open(self.folder.join("steps.log"));
         if let Ok(mut log) = log {
-            // It only helps to find a fault that was found anyway.
+            // The log only helps to read a failure; a round does not fail without it.
             let _ = writeln!(log, "{} {what}", super::time_of_day());
         }
     }
@@ -316,7 +316,7 @@ impl World {
             Who::Worker(number) => self.workers[number].start(&mut self.keeper),
             Who::Database => {
                 let Some(database) = &mut self.database else { return Ok(()) };
-                // What a killed one leaves keeps the next from starting.
+                // The file of a killed server would keep the next one from starting.
                 let _ = fs::remove_file(self.folder.join("postgres/data/postmaster.pid"));
                 database.process.start(&mut self.keeper)
             }
@@ -338,13 +338,13 @@ impl World {
         }
     }
 
-    /// Keeps what is on the sites for people to look at, and the folder.
+    /// Keeps a copy of the sites, and the folder, for people to look at.
     pub(crate) fn keep(&mut self) {
         let copy = self.folder.join("sites-kept");
         let mut command = Command::new("cp");
         command.arg("-a").arg(self.folder.join("sites")).arg(&copy);
         if !command.status().is_ok_and(|status| status.success()) {
-            eprintln!("chaos: what is on the sites could not be kept");
+            eprintln!("chaos: the files of the sites could not be copied");
         }
         self.keeper.keep_folder();
     }

@@ -1,11 +1,11 @@
 //! `cargo xtask chaos`: rounds of real faults against the real program.
 //!
-//! A round starts servers, workers and, if asked for, a PostgreSQL of its own; registers files that
-//! really lie in folders; and then does what users do while processes are killed and frozen, disks
-//! vanish, fill up and are read-only. What is done follows from a seed ([`plan`], pure). When the
-//! faults have ended and all is calm ([`calm`]) the catalog, the folders and what was asked for must
-//! agree ([`verify`]). Whatever is started is told to a shell that sweeps up however we end
-//! ([`keeper`]).
+//! A round starts servers, workers and, if asked for, a PostgreSQL of its own; registers real files
+//! in folders; and then runs user commands while processes are killed and frozen, and disks vanish,
+//! fill up and become read-only. The steps follow from a seed ([`plan`], pure). After the faults it
+//! waits until transfers and rules have settled ([`calm`]); then the catalog, the folders and the
+//! commands given must agree ([`verify`]). A shell cleans up processes, mounts and folders even if
+//! this process is killed ([`keeper`]).
 
 mod act;
 mod calm;
@@ -27,13 +27,13 @@ use crate::{cargo, root, run_to_end};
 use plan::{Backend, Plan, Size};
 use world::{Counts, World};
 
-/// The rounds that the tests run are always the same.
+/// The seed of the rounds that the tests run.
 const REHEARSED: u64 = 1;
 
-/// How many rounds there are, unless somebody says otherwise.
+/// How many rounds there are without `--rounds` or `--minutes`.
 const ROUNDS: u64 = 4;
 
-/// What is to be done.
+/// The rounds to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chaos {
     rounds: u64,
@@ -135,7 +135,7 @@ impl Counts {
     }
 }
 
-/// The program as it is in the tree.
+/// Builds the program from the tree.
 fn build() -> Result<PathBuf> {
     run_to_end(cargo().args(["build", "-p", "mainstay"]))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
@@ -154,7 +154,7 @@ fn one_round(plan: Plan, binary: &std::path::Path) -> Result<Counts> {
     let done = disturb(&mut world, &steps);
     let mut wrong = world.verify();
     if let Err(error) = done {
-        wrong.push(format!("the round could not be finished: {error:#}"));
+        wrong.push(format!("the round ended early: {error:#}"));
     }
     if wrong.is_empty() {
         let mut counts = world.counts;
@@ -193,18 +193,18 @@ fn disturb(world: &mut World, steps: &[(Duration, step::Step)]) -> Result<()> {
     world.become_calm()
 }
 
-/// The time that has passed.
+/// The monotonic time.
 #[expect(clippy::disallowed_methods, reason = "real processes take real time")]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// Waits a little for what another process does.
+/// Sleeps briefly between two looks at another process.
 fn short_pause() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
-#[expect(clippy::disallowed_methods, reason = "servers are asked about the time of day")]
+#[expect(clippy::disallowed_methods, reason = "servers are given the time of day")]
 fn since_epoch() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
@@ -216,7 +216,7 @@ fn time_of_day() -> String {
     format!("{:02}:{:02}:{:02}.{millis:03}", seconds / 3_600, seconds / 60 % 60, seconds % 60)
 }
 
-/// A time some hours from now, as the judge is told it.
+/// The time some hours from now, as the judge's flag takes it.
 fn hours_ahead(hours: u64) -> Result<String> {
     let at = format!("@{}", since_epoch().as_secs() + hours * 3_600);
     let mut date = std::process::Command::new("date");
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_say_what_to_try() {
+    fn arguments_select_rounds_seed_and_catalog() {
         let chaos =
             Chaos::parse(&["--rounds", "3", "--seed", "9", "--catalog", "postgres"]).unwrap();
         assert_eq!((chaos.rounds, chaos.seed), (3, Some(9)));

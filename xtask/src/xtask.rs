@@ -1,13 +1,15 @@
-//! `cargo xtask`: the chores of the house.
+//! `cargo xtask`: runs the tests and the checks of the source tree.
 //!
-//! `test` runs everything there is to run; the other commands are parts of it that are useful
-//! alone. Nothing here is needed to build or use Mainstay.
+//! `test` runs all of them; the other commands are parts of it that are useful alone. Building and
+//! using Mainstay does not need this crate.
 
 mod chaos;
 mod docs;
 mod fuzz;
 mod layering;
+mod library;
 mod needs;
+mod wording;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -15,15 +17,19 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "\
-cargo xtask test [ARGS…]     every test there is; installs what they need (ARGS go to cargo test)
+cargo xtask test [ARGS…]     runs every test and check; installs what they need (ARGS go to cargo test)
 cargo xtask fuzz [--seconds N] [TARGET…]
-                             the fuzz targets, a few seconds each
+                             runs the fuzz targets, a few seconds each
 cargo xtask chaos [--rounds N | --minutes M] [--seed S] [--catalog sqlite|postgres|both]
                   [--binary PATH] [--short]
-                             rules and transfers while processes are killed and disks vanish
-cargo xtask layering         does every crate depend only on what it may?
-cargo xtask docs [--check]   write docs/cli.md from the program itself, or see that it is current
-cargo xtask needs            what the tests need on this machine, and whether it is there";
+                             runs rules and transfers while processes are killed and disks vanish
+cargo xtask layering         checks that every crate depends only on crates that its row allows
+cargo xtask library          checks that mainstay-graph builds without axum, tonic and clap
+cargo xtask wording [PATH…]  checks log messages, comments and file lengths
+cargo xtask rustdoc          checks that cargo doc gives no warnings
+cargo xtask docs [--check] [PAGE…]
+                             writes the generated pages (ARCHITECTURE.md, docs/cli.md), or checks them
+cargo xtask needs            lists what the tests need on this machine, and whether it is there";
 
 fn main() -> ExitCode {
     match run() {
@@ -46,29 +52,35 @@ fn run() -> Result<()> {
         ["fuzz", rest @ ..] => fuzz::Hunt::parse(rest)?.run(),
         ["chaos", rest @ ..] => chaos::Chaos::parse(rest)?.run(),
         ["layering"] => layering::check(),
-        ["docs"] => docs::write(),
-        ["docs", "--check"] => docs::check(),
+        ["library"] => library::check(),
+        ["wording", paths @ ..] => wording::check(paths),
+        ["rustdoc"] => docs::rustdoc(),
+        ["docs", "--check", pages @ ..] => docs::check(pages),
+        ["docs", pages @ ..] => docs::write(pages),
         ["needs"] => needs::show(),
-        _ => bail!("say what to do:\n{USAGE}"),
+        _ => bail!("unknown command; usage:\n{USAGE}"),
     }
 }
 
-/// Where the property tests begin.
+/// The environment variable with the seed of the property tests.
 const SEED: &str = "PROPTEST_RNG_SEED";
 
 fn test(arguments: &[&str]) -> Result<()> {
     let missing = needs::provide()?;
     layering::check()?;
-    docs::check()?;
+    wording::check(&[])?;
+    library::check()?;
+    docs::check(&[])?;
+    docs::rustdoc()?;
     let mut command = cargo();
     command.args(["test", "--workspace"]).args(arguments);
     command.env("MAINSTAY_TEST_PYTHON", needs::python());
-    // The same run twice gives the same answer; other seeds are tried by naming one.
+    // A fixed seed makes two runs equal; set the variable to try another.
     if std::env::var_os(SEED).is_none() {
         command.env(SEED, "1");
     }
     run_to_end(&mut command)?;
-    // Narrowed down to some tests, there is no time for others.
+    // Arguments narrow the run down to some tests; the long ones are left out then.
     if arguments.is_empty() && !missing.contains(&needs::CPP) {
         fuzz::Hunt::rehearsed().run()?;
     }
@@ -77,7 +89,7 @@ fn test(arguments: &[&str]) -> Result<()> {
     }
     match missing.as_slice() {
         [] => println!("xtask: every part of the tests has run"),
-        names => println!("xtask: NOT TESTED, because it could not be had: {}", names.join(", ")),
+        names => println!("xtask: NOT TESTED, because a program is missing: {}", names.join(", ")),
     }
     Ok(())
 }
