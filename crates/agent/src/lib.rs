@@ -23,21 +23,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_disks::api::BlockDevice;
-use mainstay_disks::config;
 use mainstay_disks::host::Host;
 use mainstay_disks::host::linux::{self, LinuxHost};
 use mainstay_disks::memory::Memory;
 use mainstay_disks::metrics::Metrics;
 use mainstay_disks::{Disks, Parts, Rate};
-use mainstay_store::builtin::{ConfigMap, Node};
 use mainstay_store::clock::Clock;
 use mainstay_store::kubernetes::{Address, AddressError, Client, KubernetesStore};
-use mainstay_store::object::Resource;
 use mainstay_store::objects::Objects;
-use mainstay_store::registry::{Registry, Typed, builtin};
+use mainstay_store::registry::{Registry, builtin};
 use mainstay_store::resources::{RandomIdentities, Resources};
-use mainstay_volumes::api::{LVMVolumeGroup, ReplicatedVolumeReplica};
 use tokio_util::sync::CancellationToken;
 
 use crate::instances::Runtime;
@@ -144,7 +139,7 @@ impl Agent {
             builtin().into_iter().chain(mainstay_volumes::kinds()).chain(mainstay_disks::kinds());
         let registry = Arc::new(Registry::new(kinds)?);
         let store = KubernetesStore::new(client.clone(), registry.clone(), clock.clone(), MANAGER);
-        let store: Arc<dyn Objects> = Arc::new(of_node(store, &options.node));
+        let store: Arc<dyn Objects> = Arc::new(store);
         let identities = Arc::new(RandomIdentities);
         let resources = Resources::new(store.clone(), registry, clock.clone(), identities.clone());
         let host = LinuxHost::new(linux::Options {
@@ -171,7 +166,7 @@ impl Agent {
         settings.rate = options.rate;
         settings.defaults = options.defaults.clone();
         let parts = Parts {
-            backend: Arc::new(pools::Pools::new(&resources)),
+            backend: Arc::new(pools::Pools::new(&resources, &options.node)),
             resources,
             identities,
             host,
@@ -197,28 +192,6 @@ impl Agent {
         while tasks.join_next().await.is_some() {}
         store.close().await;
     }
-}
-
-/// Follows only what belongs to a node: a server shows a node's agent nothing else.
-fn of_node(store: KubernetesStore, node: &str) -> KubernetesStore {
-    let own = |field: &str| format!("{field}={node}");
-    let collection = |group: &str, plural: &str| Resource::new(group, plural);
-    let settings = format!("metadata.name={}", config::NAME);
-    let volumes = mainstay_volumes::api::GROUP;
-    store
-        .selecting(collection(Node::GROUP, Node::PLURAL), None, &own("metadata.name"))
-        .selecting(
-            collection(ConfigMap::GROUP, ConfigMap::PLURAL),
-            Some(config::NAMESPACE),
-            &settings,
-        )
-        .selecting(collection(volumes, LVMVolumeGroup::PLURAL), None, &own("spec.local.nodeName"))
-        .selecting(
-            collection(volumes, ReplicatedVolumeReplica::PLURAL),
-            None,
-            &own("spec.nodeName"),
-        )
-        .selecting(collection(BlockDevice::GROUP, BlockDevice::PLURAL), None, &own("spec.nodeName"))
 }
 
 /// How long one waits before a server is asked again, at first and at most.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_controller::write;
 use mainstay_disks::host::Host;
 use mainstay_store::builtin::{Lease, Node, NodeAddress, NodeCondition, NodeInfo};
 use mainstay_store::meta::{ConditionStatus, MicroTime, Quantity, Time};
@@ -23,7 +24,7 @@ const GOOD: u32 = 4;
 const SAY: u32 = 6;
 
 fn write_options() -> WriteOptions {
-    WriteOptions { manager: MANAGER.to_owned(), ..WriteOptions::default() }
+    write::options(MANAGER)
 }
 
 /// Makes or renews the node's object. Waits for a server for as long as it takes. Says in which zone

@@ -6,7 +6,7 @@
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use mainstay_disks::Reflector;
+use mainstay_controller::{Reflector, write};
 use mainstay_disks::backend::{Backend, Error, Known, Pool};
 use mainstay_disks::host::{Place, Space};
 use mainstay_disks::phase::Record;
@@ -37,14 +37,16 @@ pub struct Pools {
     replicas: Reflector<ReplicatedVolumeReplica>,
     nodes: Reflector<Node>,
     changes: watch::Receiver<u64>,
-    _subscription: std::sync::Mutex<mainstay_disks::Subscription>,
+    _subscription: std::sync::Mutex<mainstay_controller::reflector::Subscription>,
 }
 
 impl Pools {
-    /// The pools kept in `resources`. Must be called within a tokio runtime.
+    /// The pools of one node, kept in `resources`. Follows only objects of that node: the server lets
+    /// an agent read no others. Must be called within a tokio runtime.
     #[must_use]
-    pub fn new(resources: &Resources) -> Self {
+    pub fn new(resources: &Resources, node: &str) -> Self {
         let replicas: Reflector<ReplicatedVolumeReplica> = Reflector::of(resources)
+            .field("spec.nodeName", node)
             .index(BY_GROUP, |replica: &ReplicatedVolumeReplica| {
                 let group = replica.spec.lvm_volume_group_name.clone();
                 Some(group).filter(|group| !group.is_empty())
@@ -56,8 +58,8 @@ impl Pools {
         });
         Self {
             resources: resources.clone(),
-            groups: Reflector::of(resources).start(),
-            nodes: Reflector::of(resources).start(),
+            groups: Reflector::of(resources).field("spec.local.nodeName", node).start(),
+            nodes: Reflector::of(resources).field("metadata.name", node).start(),
             replicas,
             changes,
             _subscription: std::sync::Mutex::new(subscription),
@@ -89,15 +91,14 @@ impl Pools {
         let mut next = group.clone();
         measure(&mut next, pool, space, now);
         if next.status != group.status {
+            // A group that is gone meanwhile is an error: the next attempt makes it anew.
             let (status, measure) = (Some(Subresource::Status), |group: &mut LVMVolumeGroup| {
                 measure(group, pool, space, now);
             });
             group = self.resources.modify_as(None, name, status, &options, measure).await?.0;
         }
-        if let Ok(revision) = group.metadata.resource_version.parse() {
-            // Whoever looks next must see it. A reflector that has stopped shows nothing any more.
-            let _ = self.groups.wait_until_at(revision).await;
-        }
+        // The next read of the copy must see it. A reflector that has stopped shows nothing any more.
+        let _ = self.groups.wait_until_at(write::revision(&group)).await;
         Ok(())
     }
 
@@ -128,7 +129,7 @@ impl Pools {
 }
 
 fn write_options() -> WriteOptions {
-    WriteOptions { manager: MANAGER.to_owned(), ..WriteOptions::default() }
+    write::options(MANAGER)
 }
 
 fn path(pool: &Pool) -> String {

@@ -6,6 +6,7 @@
 //! * [`reflector`]: a typed copy of a collection, with declared indexes, kept up to date;
 //! * [`queue`]: which key is worked on next, never by two workers, failing ones ever more rarely;
 //! * [`runtime`]: the two put together, and why reconcilers take no hint of what changed;
+//! * [`write`]: writes that every reconciler makes; [`liveness`]: which nodes are alive;
 //! * [`election`]: of several servers one runs the controllers, and only its writes count;
 //! * [`jobs`]: long, heavy work, a bounded number at once;
 //! * [`conditions`] and [`events`]: what to tell people; [`meter`]: what to tell machines;
@@ -21,6 +22,7 @@ pub mod conditions;
 pub mod election;
 pub mod events;
 pub mod jobs;
+pub mod liveness;
 pub mod meter;
 pub mod queue;
 pub mod rate;
@@ -29,6 +31,7 @@ pub mod runtime;
 mod task;
 #[cfg(test)]
 mod testing;
+pub mod write;
 
 pub use conditions::Report;
 pub use election::{Election, Leadership};

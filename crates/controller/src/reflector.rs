@@ -1,6 +1,8 @@
 //! A typed copy of one collection, kept up to date: what reconcilers read.
 //!
-//! A reflector lists its collection once, then watches it from the revision of that list. When the
+//! A reflector lists its collection once, then watches it from the revision of that list. With
+//! [`Builder::field`], [`Builder::label`] and [`Builder::namespace`] it lists and watches only some
+//! objects: a store elsewhere sends no others, and an object that no longer matches is deleted. When the
 //! history it needs is gone, it lists again and works out the difference, deletions included. Any
 //! number of controllers share one reflector: each hears of every change, in order, beginning with
 //! everything that is there already.
@@ -24,8 +26,8 @@ use std::time::Duration;
 use mainstay_store::cache::Collection;
 use mainstay_store::clock::Clock;
 use mainstay_store::object::{Action, Event, Key, Record, Resource, Revision};
-use mainstay_store::objects::{self, At, Objects, Scope};
-use mainstay_store::registry::Typed;
+use mainstay_store::objects::{self, Objects, Scope};
+use mainstay_store::registry::{Kind, Typed};
 use mainstay_store::resources::Resources;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -191,11 +193,7 @@ impl<T: Typed> Shared<T> {
 
     /// The steps from the copy to a collection that was listed.
     async fn difference(&self, collection: &Collection) -> Vec<Step<T>> {
-        let namespace = self.scope.namespace.as_deref();
-        let listed: Vec<&Arc<Record>> = collection
-            .range(namespace, None)
-            .filter(|record| self.scope.contains(record.key()))
-            .collect();
+        let listed: Vec<&Arc<Record>> = collection.range(None, None).collect();
         let mut steps: Vec<Step<T>> = {
             let there: BTreeSet<&Key> = listed.iter().map(|record| record.key()).collect();
             let copy = self.read();
@@ -241,8 +239,7 @@ struct Feed<T: Typed> {
 impl<T: Typed> Feed<T> {
     async fn run(mut self) {
         loop {
-            let resource = &self.shared.scope.resource;
-            let listed = self.objects.collection(resource, At::Latest).await;
+            let listed = self.objects.select(&self.shared.scope).await;
             let error = match listed {
                 Ok(collection) => {
                     let steps = self.shared.difference(&collection).await;
@@ -298,6 +295,7 @@ impl<T: Typed> Feed<T> {
 
 /// Describes a reflector before it starts.
 pub struct Builder<T> {
+    kind: Option<Arc<Kind>>,
     objects: Arc<dyn Objects>,
     clock: Arc<dyn Clock>,
     meter: Arc<dyn Meter>,
@@ -320,6 +318,28 @@ impl<T: Typed> Builder<T> {
     #[must_use]
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.scope.namespace = Some(namespace.to_owned());
+        self
+    }
+
+    /// Only objects whose field has this value: `spec.nodeName`, `n1`. Called again, both must hold.
+    ///
+    /// # Panics
+    /// If objects of the kind cannot be selected by this field: a mistake in the program, which would
+    /// otherwise show as a list that the server refuses for ever.
+    #[must_use]
+    pub fn field(mut self, field: &str, value: &str) -> Self {
+        let fields = &mut self.scope.selection.fields;
+        fields.require(field, value);
+        if let Some(Err(error)) = self.kind.as_ref().map(|kind| fields.check(kind)) {
+            panic!("the reflector of {}: {error}", self.scope.resource);
+        }
+        self
+    }
+
+    /// Only objects whose label has this value. Called again, both must hold.
+    #[must_use]
+    pub fn label(mut self, label: &str, value: &str) -> Self {
+        self.scope.selection.labels.require(label, value);
         self
     }
 
@@ -418,6 +438,7 @@ impl<T: Typed> Reflector<T> {
     #[must_use]
     pub fn of(resources: &Resources) -> Builder<T> {
         Builder {
+            kind: resources.kind_of::<T>().ok().cloned(),
             objects: resources.objects().clone(),
             clock: resources.clock().clone(),
             meter: Arc::new(NoMeter),
@@ -558,6 +579,11 @@ impl<T: Typed> Reflector<T> {
                 subscribers.handlers.remove(&id);
             }
         })))
+    }
+
+    /// Waits until the reflector has stopped: its store has closed, or [`Reflector::shutdown`] was called.
+    pub async fn ended(&self) {
+        self.stop.cancelled().await;
     }
 
     /// Stops following and waits until that is done; the copy stays as it is. Calling it again is

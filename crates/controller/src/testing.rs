@@ -88,6 +88,10 @@ impl Objects for Remote {
         self.pass(self.store.collection(resource, at)).boxed()
     }
 
+    fn select(&self, scope: &Scope) -> BoxFuture<'_, Result<Collection, Error>> {
+        self.pass(self.store.select(scope)).boxed()
+    }
+
     fn watch(&self, scope: Scope, from: Revision) -> BoxFuture<'_, Result<Watch, Error>> {
         self.pass(self.store.watch(scope, from)).boxed()
     }
@@ -139,13 +143,15 @@ pub(crate) async fn world() -> (Resources, Arc<ManualClock>) {
     (resources, clock)
 }
 
-/// A ConfigMap in `default`.
+/// A ConfigMap in `default`. The pool it has in its data is also its label.
 pub(crate) fn config(name: &str, data: &[(&str, &str)]) -> ConfigMap {
     let mut config = ConfigMap::default();
     config.metadata.name = name.to_owned();
     config.metadata.namespace = Some("default".to_owned());
     let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
     config.data = data.iter().map(own).collect();
+    let pool = config.data.get_key_value("pool");
+    config.metadata.labels.extend(pool.map(|(key, value)| (key.clone(), value.clone())));
     config
 }
 

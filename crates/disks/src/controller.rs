@@ -31,7 +31,7 @@ use std::time::Duration;
 use mainstay_controller::events::{self, Recorder, Severity};
 use mainstay_controller::jobs::{self, JobQueue};
 use mainstay_controller::rate::{Flow, Rate};
-use mainstay_controller::{Clock, Reflector, runtime};
+use mainstay_controller::{Clock, Reflector, runtime, write};
 use mainstay_store::builtin::ConfigMap;
 use mainstay_store::object::Revision;
 use mainstay_store::resources::{Identities, Resources, WriteOptions};
@@ -48,8 +48,8 @@ use crate::lease::Leases;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 
-/// The name of the index of objects by node.
-const BY_NODE: &str = "node";
+/// The field manager of everything this crate writes.
+const MANAGER: &str = "mainstay-agent";
 /// The name of the index of objects by what links them with disks.
 const BY_LINK: &str = "link";
 
@@ -211,7 +211,7 @@ impl Shell {
     /// Notes what this process wrote.
     fn wrote(&self, device: &BlockDevice) {
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        ahead.insert(device.metadata.name.clone(), revision(device));
+        ahead.insert(device.metadata.name.clone(), write::revision(device));
     }
 
     /// Whether a copy of an object is older than what this process wrote. Says so once: a store
@@ -219,7 +219,7 @@ impl Shell {
     fn is_stale(&self, copy: &BlockDevice) -> bool {
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let written = ahead.remove(&copy.metadata.name);
-        written.is_some_and(|written| revision(copy) < written)
+        written.is_some_and(|written| write::revision(copy) < written)
     }
 
     /// Where an object's filesystem is mounted.
@@ -263,12 +263,8 @@ impl Shell {
     }
 
     fn write_options() -> WriteOptions {
-        WriteOptions { manager: "mainstay-agent".to_owned(), ..WriteOptions::default() }
+        write::options(MANAGER)
     }
-}
-
-fn revision(device: &BlockDevice) -> Revision {
-    device.metadata.resource_version.parse().unwrap_or_default()
 }
 
 /// The disks of a node, looked after.
@@ -289,11 +285,13 @@ impl Disks {
     pub async fn start(options: Options, parts: Parts) -> Result<Self, Error> {
         let resources = &parts.resources;
         let objects: Reflector<BlockDevice> = Reflector::of(resources)
-            .index(BY_NODE, |device: &BlockDevice| [device.spec.node_name.clone()])
+            .field("spec.nodeName", &options.node)
             .index(BY_LINK, |device: &BlockDevice| scan::known(device).links())
             .start();
-        let config: Reflector<ConfigMap> =
-            Reflector::of(resources).namespace(config::NAMESPACE).start();
+        let config: Reflector<ConfigMap> = Reflector::of(resources)
+            .namespace(config::NAMESPACE)
+            .field("metadata.name", config::NAME)
+            .start();
         let recording = events::Options {
             instance: options.node.clone(),
             remembered: 1_024,
@@ -338,16 +336,12 @@ impl Disks {
         // The slots are empty: this is the only place that fills them.
         let _ = shell.jobs.set(jobs);
         shell.take_up();
-        let node = shell.options.node.clone();
         let reconciler = shell.clone();
         // Most of a look is waiting, for a disk or for the server; each that waits for the server has
         // a connection of its own.
         let workers = runtime::Options { workers: 8, ..runtime::Options::new("disks") };
         let handle = runtime::Controller::new(workers, resources)
-            .watch(&objects, move |device: &BlockDevice| {
-                let ours = device.spec.node_name == node;
-                ours.then(|| device.metadata.name.clone())
-            })
+            .watch(&objects, |device: &BlockDevice| [device.metadata.name.clone()])
             .run(move |_, name| {
                 let shell = reconciler.clone();
                 async move { shell.reconcile(&name).await }

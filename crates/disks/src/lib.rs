@@ -32,7 +32,5 @@ mod text;
 
 pub use api::kinds;
 pub use controller::{Disks, Options, Parts};
-pub use mainstay_controller::Reflector;
 pub use mainstay_controller::rate::Rate;
-pub use mainstay_controller::reflector::Subscription;
 pub use text::size;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use mainstay_controller::election::{self, Election};
+use mainstay_controller::liveness;
 use mainstay_store::clock::Clock;
 use mainstay_store::identity::{self, Marker};
 use mainstay_store::memory::MemoryStore;
@@ -316,6 +317,7 @@ impl Server {
             |resources| async move { namespaces::run(&resources).await },
         );
         house.keep_led("garbage", &led, |resources| async move { garbage::run(&resources).await });
+        house.keep_led("nodes", &led, |resources| async move { liveness::run(&resources).await });
         let bounds = limits.clone();
         house.keep_led("events", &led, move |resources| {
             let limits = bounds.clone();

@@ -3,7 +3,7 @@
 //! A watch is a cursor into the store's history; nothing is queued for it. A client that is slow
 //! falls behind in that history, and is told so (410) once it no longer reaches back far enough.
 //! With selectors an object may enter or leave what a client sees without being made or removed:
-//! [`seen_as`] decides what the client is told.
+//! [`Selection::action`] decides what the client is told.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -86,22 +86,6 @@ fn start(query: &Query<'_>) -> Result<Start, Error> {
         (None, None) => Start { initial: Some(At::Latest), after: None, marked: false },
         (_, Some(version)) => Start { initial: None, after: Some(version), marked: false },
     })
-}
-
-/// What a watcher with selectors is told of a change.
-fn seen_as(selection: &Selection, event: &Event) -> Option<Action> {
-    let now = || selection.matches(&event.record);
-    let before = || event.previous.as_ref().is_some_and(|record| selection.matches(record));
-    match event.action {
-        Action::Added => now().then_some(Action::Added),
-        Action::Deleted => before().then_some(Action::Deleted),
-        Action::Modified => match (before(), now()) {
-            (true, true) => Some(Action::Modified),
-            (false, true) => Some(Action::Added),
-            (true, false) => Some(Action::Deleted),
-            (false, false) => None,
-        },
-    }
 }
 
 /// Answers a watch.
@@ -295,7 +279,7 @@ impl Feed {
         }
         let mut out = Vec::new();
         for event in events {
-            let Some(action) = seen_as(&self.selection, event) else {
+            let Some(action) = self.selection.action(event) else {
                 continue;
             };
             match (&event.previous, action) {
@@ -498,7 +482,7 @@ mod tests {
         ];
         for (action, before, now, expected) in cases {
             let event = Event::new(action, record(now), before.map(record));
-            assert_eq!(seen_as(&selection, &event), expected, "{action:?} {before:?} {now}");
+            assert_eq!(selection.action(&event), expected, "{action:?} {before:?} {now}");
         }
     }
 }

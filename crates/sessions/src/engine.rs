@@ -28,13 +28,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use mainstay_controller::liveness::Monitor;
 use mainstay_placement::machines::{Amount, Machines};
 
 use crate::api::{
     ApplicationSpec, InstancePool, Protocol, SessionSpec, SessionState, SessionStatus,
 };
 use crate::endpoints::Endpoints;
-use crate::monitor::Monitor;
 use crate::protocol::{Endpoint, InstancePhase, to_node};
 
 use pool::Pools;

@@ -328,6 +328,29 @@ impl Collection {
         self.changes
     }
 
+    /// The objects of a scope, at the same revision.
+    #[must_use]
+    pub fn narrowed(self, scope: &Scope) -> Self {
+        if *scope == Scope::all(&scope.resource) {
+            return self;
+        }
+        let objects = self
+            .range(scope.namespace.as_deref(), None)
+            .filter(|record| scope.contains(record.key()) && scope.selection.matches(record))
+            .map(|record| Entry(record.clone()))
+            .collect();
+        Self { objects, ..self }
+    }
+
+    /// The objects of both, at the newer of their revisions.
+    pub(crate) fn united(self, other: Self) -> Self {
+        Self {
+            revision: self.revision.max(other.revision),
+            changes: self.changes.max(other.changes),
+            objects: self.objects.union(other.objects),
+        }
+    }
+
     /// How many objects it has, whatever their namespace.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -633,13 +656,30 @@ impl Watch {
                     break;
                 }
                 seen = event.revision();
-                if self.scope.contains(event.record.key()) {
-                    events.push(event.clone());
-                }
+                events.extend(self.seen(event));
             }
         }
         self.position = if events.len() < BATCH { state.revision } else { seen };
         Ok(events)
+    }
+
+    /// A change as this watch reports it, if it does.
+    fn seen(&self, event: &Arc<Event>) -> Option<Arc<Event>> {
+        if !self.scope.contains(event.record.key()) {
+            return None;
+        }
+        if self.scope.selection.is_everything() {
+            return Some(event.clone());
+        }
+        let action = self.scope.selection.action(event)?;
+        if action == event.action {
+            return Some(event.clone());
+        }
+        let record = match (action, &event.previous) {
+            (Action::Deleted, Some(previous)) => Arc::new(previous.at(event.revision())),
+            _ => event.record.clone(),
+        };
+        Some(Arc::new(Event::new(action, record, event.previous.clone())))
     }
 
     /// The revision up to which this watch has returned everything: what a bookmark says.

@@ -54,8 +54,7 @@ pub struct KubernetesStore {
     registry: Arc<Registry>,
     clock: Arc<dyn Clock>,
     manager: String,
-    selections: BTreeMap<Resource, Selected>,
-    feeds: Mutex<BTreeMap<Resource, Arc<Feed>>>,
+    feeds: Mutex<BTreeMap<Selected, Arc<Feed>>>,
     recent: Mutex<VecDeque<Arc<Record>>>,
     retention: Retention,
     stop: CancellationToken,
@@ -77,7 +76,6 @@ impl KubernetesStore {
             registry,
             clock,
             manager: manager.to_owned(),
-            selections: BTreeMap::new(),
             feeds: Mutex::default(),
             recent: Mutex::default(),
             // Whoever watches a copy is in this process: it seldom falls behind, and lists anew
@@ -94,40 +92,47 @@ impl KubernetesStore {
         self
     }
 
-    /// Lists and watches only some objects of a collection: those of a namespace, if one is given,
-    /// whose fields match, as `spec.nodeName=a`. The copy of the collection holds no others.
-    #[must_use]
-    pub fn selecting(mut self, resource: Resource, namespace: Option<&str>, fields: &str) -> Self {
-        let namespace = namespace.map(str::to_owned);
-        self.selections.insert(resource, Selected { namespace, fields: fields.to_owned() });
-        self
-    }
-
     fn kind(&self, resource: &Resource) -> Result<&Arc<Kind>, Error> {
         self.registry.by_resource(resource).ok_or_else(|| Error::Unavailable {
             reason: format!("{resource} is not a kind this client knows"),
         })
     }
 
-    /// The copy of a collection, made if it is not there yet.
-    fn feed(&self, resource: &Resource) -> Result<Arc<Feed>, Error> {
+    /// The copy of a collection, or of the part of it that a scope selects by labels and fields; made
+    /// if it is not there yet.
+    fn feed(&self, scope: &Scope) -> Result<Arc<Feed>, Error> {
         if self.stop.is_cancelled() {
             return Err(Error::Closed);
         }
-        let kind = self.kind(resource)?.clone();
+        let kind = self.kind(&scope.resource)?.clone();
+        let selected = Selected::of(scope);
         let mut feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
-        let feed = feeds.entry(resource.clone()).or_insert_with(|| {
+        let feed = feeds.entry(selected.clone()).or_insert_with(|| {
             let stop = self.stop.child_token();
-            let selected = self.selections.get(resource).cloned().unwrap_or_default();
-            let source = Source { client: self.client.clone(), kind, selected };
+            let selection = scope.selection.clone();
+            let source = Source { client: self.client.clone(), kind, selected, selection };
             Feed::start(source, self.clock.clone(), self.retention, stop)
         });
         Ok(feed.clone())
     }
 
-    /// A copy that is there already.
-    fn known(&self, resource: &Resource) -> Option<Arc<Feed>> {
-        self.feeds.lock().unwrap_or_else(PoisonError::into_inner).get(resource).cloned()
+    /// The copies of a collection and of parts of it that are there already.
+    fn known(&self, resource: &Resource) -> Vec<Arc<Feed>> {
+        let feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_it = feeds.iter().filter(|(selected, _)| selected.resource == *resource);
+        of_it.map(|(_, feed)| feed.clone()).collect()
+    }
+
+    /// An object as a copy has it; the newest if several do.
+    fn copied(&self, key: &Key) -> Option<Arc<Record>> {
+        let copies = self.known(key.resource()).into_iter().filter_map(|feed| feed.get(key));
+        copies.max_by_key(|record| record.revision())
+    }
+
+    /// Follows an object in a copy that holds it; nothing if none does.
+    fn follow(&self, record: &Record) -> Option<Watch> {
+        let mut feeds = self.known(record.key().resource()).into_iter();
+        feeds.find_map(|feed| feed.covers(record).then(|| feed.follow(record.key())).flatten())
     }
 
     async fn ask(
@@ -180,15 +185,17 @@ impl KubernetesStore {
     /// Notes what the server made of a write: the copy of the collection must show it.
     fn wrote(&self, record: &Arc<Record>) {
         self.note(record);
-        if let Some(feed) = self.known(record.key().resource()) {
-            feed.expect(record.revision());
+        for feed in self.known(record.key().resource()) {
+            if feed.covers(record) {
+                feed.expect(record.revision());
+            }
         }
     }
 
     /// The object a change starts from, which must be at `expected`.
     async fn before(&self, key: &Key, expected: Revision) -> Result<Arc<Record>, Error> {
         let is_it = |record: &Arc<Record>| record.key() == key && record.revision() == expected;
-        let copy = self.known(key.resource()).and_then(|feed| feed.get(key)).filter(is_it);
+        let copy = self.copied(key).filter(is_it);
         let copy = copy.or_else(|| {
             let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
             recent.iter().find(|record| is_it(record)).cloned()
@@ -308,7 +315,7 @@ impl KubernetesStore {
     async fn delete(&self, key: &Key, at: Revision) -> Result<Arc<Event>, Error> {
         let previous = self.before(key, at).await?;
         let kind = self.kind(key.resource())?;
-        let followed = self.known(key.resource()).and_then(|feed| feed.follow(key));
+        let followed = self.follow(&previous);
         let mut object = previous.object();
         if is_marked(&object) {
             // The last finalizer goes, and the object with it.
@@ -444,16 +451,26 @@ impl Objects for KubernetesStore {
     }
 
     fn collection(&self, resource: &Resource, at: At) -> BoxFuture<'_, Result<Collection, Error>> {
-        let resource = resource.clone();
-        async move { self.feed(&resource)?.collection(&resource, at).await }.boxed()
+        let scope = Scope::all(resource);
+        async move { self.feed(&scope)?.collection(&scope.resource, at).await }.boxed()
+    }
+
+    fn select(&self, scope: &Scope) -> BoxFuture<'_, Result<Collection, Error>> {
+        let scope = scope.clone();
+        async move {
+            let copied = self.feed(&scope)?.collection(&scope.resource, At::Latest).await?;
+            Ok(copied.narrowed(&scope))
+        }
+        .boxed()
     }
 
     fn watch(&self, scope: Scope, from: Revision) -> BoxFuture<'_, Result<Watch, Error>> {
-        async move { self.feed(&scope.resource)?.watch(scope, from).await }.boxed()
+        async move { self.feed(&scope)?.watch(scope, from).await }.boxed()
     }
 
     fn revision(&self, resource: &Resource) -> Revision {
-        self.known(resource).map_or(Revision::ZERO, |feed| feed.revision())
+        let revisions = self.known(resource).into_iter().map(|feed| feed.revision());
+        revisions.max().unwrap_or(Revision::ZERO)
     }
 
     fn compact(&self, _through: Revision) -> BoxFuture<'_, Result<(), Error>> {
@@ -463,13 +480,17 @@ impl Objects for KubernetesStore {
     fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
         let feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
         async move {
-            let mut collections = Vec::new();
+            let mut collections: BTreeMap<Resource, Collection> = BTreeMap::new();
             let mut revision = Revision::ZERO;
-            for (resource, feed) in feeds {
-                let collection = feed.collection(&resource, At::Latest).await?;
+            for (Selected { resource, .. }, feed) in feeds {
+                let mut collection = feed.collection(&resource, At::Latest).await?;
                 revision = revision.max(collection.revision());
-                collections.push((resource, collection));
+                if let Some(other) = collections.remove(&resource) {
+                    collection = collection.united(other);
+                }
+                collections.insert(resource, collection);
             }
+            let collections = collections.into_iter().collect();
             Ok(Snapshot { revision, oldest: revision, collections })
         }
         .boxed()
@@ -506,7 +527,7 @@ impl Objects for KubernetesStore {
 
 impl Remote for KubernetesStore {
     fn at_hand(&self, key: &Key) -> Option<Arc<Record>> {
-        let copy = self.known(key.resource()).and_then(|feed| feed.get(key));
+        let copy = self.copied(key);
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = recent.iter().find(|record| record.key() == key).cloned();
         copy.into_iter().chain(recent).max_by_key(|record| record.revision())
@@ -542,8 +563,8 @@ impl Remote for KubernetesStore {
                 Some(Subresource::Finalize) => "/finalize",
             };
             let leaves = subresource.is_none() && is_leaving(&object);
-            let followed = self.known(key.resource()).filter(|_| leaves);
-            let followed = followed.and_then(|feed| feed.follow(key));
+            let previous = self.at_hand(key).filter(|_| leaves);
+            let followed = previous.and_then(|previous| self.follow(&previous));
             let written = self.send(kind, key, part, object).await?;
             match leaves {
                 true => drop(deletion(followed).await),

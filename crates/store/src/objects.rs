@@ -16,6 +16,7 @@ use futures_util::future::BoxFuture;
 use crate::cache::{Collection, Watch};
 use crate::object::{Body, Event, Key, Record, Resource, Revision};
 use crate::remote::Remote;
+use crate::select::Selection;
 use crate::snapshot::{Medium, Snapshot};
 use crate::status::Reason;
 
@@ -161,16 +162,20 @@ pub struct Scope {
     pub namespace: Option<String>,
     /// Only this name.
     pub name: Option<String>,
+    /// Only objects with these labels and fields.
+    pub selection: Selection,
 }
 
 impl Scope {
     /// The whole collection.
     #[must_use]
     pub fn all(resource: &Resource) -> Self {
-        Self { resource: resource.clone(), namespace: None, name: None }
+        let selection = Selection::default();
+        Self { resource: resource.clone(), namespace: None, name: None, selection }
     }
 
-    /// Whether an object is meant.
+    /// Whether an object with this key can be in the scope: its namespace and name are. Labels and
+    /// fields are not looked at.
     #[must_use]
     pub fn contains(&self, key: &Key) -> bool {
         self.namespace.as_deref().is_none_or(|namespace| key.namespace() == Some(namespace))
@@ -189,7 +194,18 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
     /// An immutable view of one collection.
     fn collection(&self, resource: &Resource, at: At) -> BoxFuture<'_, Result<Collection, Error>>;
 
-    /// Every change of `scope` after `from`.
+    /// The objects of `scope` as they are now, and no others. A backend that copies its objects from a
+    /// server asks the server for these only.
+    fn select(&self, scope: &Scope) -> BoxFuture<'_, Result<Collection, Error>> {
+        let scope = scope.clone();
+        Box::pin(async move {
+            let all = self.collection(&scope.resource, At::Latest).await?;
+            Ok(all.narrowed(&scope))
+        })
+    }
+
+    /// Every change of `scope` after `from`. An object that begins to match the selection of the
+    /// scope is added, and one that no longer matches it is deleted.
     fn watch(&self, scope: Scope, from: Revision) -> BoxFuture<'_, Result<Watch, Error>>;
 
     /// The newest revision of the history `resource` belongs to.

@@ -26,6 +26,7 @@ use crate::object::{Body, Key, Record, Resource, Revision};
 use crate::objects::{self, At, Change, Fence, Objects, Scope, Write};
 use crate::registry::{Kind, Registry, Typed};
 use crate::remote::Remote;
+use crate::select::Selection;
 pub use crate::status::{Cause, Details, Error, Reason, Violation};
 use crate::strategy::{self, Deletion, Outcome, Stamp, Strictness};
 pub use crate::strategy::{DeleteOptions, Propagation, Subresource, Validation};
@@ -313,6 +314,7 @@ impl Resources {
             resource: kind.resource().clone(),
             namespace: namespace.map(str::to_owned),
             name: name.map(str::to_owned),
+            selection: Selection::default(),
         };
         let watch = self.objects.watch(scope, from).await;
         watch.map_err(|error| Error::from_store(kind, "", error))

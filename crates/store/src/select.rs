@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 pub use fields::FieldSelector;
 pub use labels::{LabelSelector, Operator, Requirement};
 
-use crate::object::Record;
+use crate::object::{Action, Event, Record};
 use crate::registry::Kind;
 use crate::status;
 
@@ -78,6 +78,24 @@ impl Selection {
     #[must_use]
     pub fn matches(&self, record: &Record) -> bool {
         self.fields.matches(record) && self.labels.matches(record)
+    }
+
+    /// How a watch of this selection reports a change: an object that begins to match is added, one
+    /// that no longer matches is deleted. `None` if the object matched neither before nor after.
+    #[must_use]
+    pub fn action(&self, event: &Event) -> Option<Action> {
+        let now = || self.matches(&event.record);
+        let before = || event.previous.as_ref().is_some_and(|record| self.matches(record));
+        match event.action {
+            Action::Added => now().then_some(Action::Added),
+            Action::Deleted => before().then_some(Action::Deleted),
+            Action::Modified => match (before(), now()) {
+                (true, true) => Some(Action::Modified),
+                (false, true) => Some(Action::Added),
+                (true, false) => Some(Action::Deleted),
+                (false, false) => None,
+            },
+        }
     }
 
     /// Whether an object is selected.

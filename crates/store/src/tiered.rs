@@ -71,6 +71,10 @@ impl Objects for Tiered {
         self.tier(resource).collection(resource, at)
     }
 
+    fn select(&self, scope: &Scope) -> BoxFuture<'_, Result<Collection, Error>> {
+        self.tier(&scope.resource).select(scope)
+    }
+
     fn watch(&self, scope: Scope, from: Revision) -> BoxFuture<'_, Result<Watch, Error>> {
         self.tier(&scope.resource).watch(scope, from)
     }

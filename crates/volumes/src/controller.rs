@@ -7,7 +7,6 @@
 
 mod attachment;
 mod class;
-mod node;
 mod pool;
 mod replica;
 mod scheduling;
@@ -21,7 +20,7 @@ use mainstay_controller::election;
 use mainstay_controller::events::{self, Recorder};
 use mainstay_controller::reflector::Reflector;
 use mainstay_controller::runtime::{self, Controller, Handle};
-use mainstay_store::builtin::{Lease, Node};
+use mainstay_store::builtin::Node;
 use mainstay_store::object::Revision;
 use mainstay_store::registry::Typed;
 use mainstay_store::resources::{
@@ -62,8 +61,6 @@ pub struct Views {
     pub groups: Reflector<LVMVolumeGroup>,
     /// Nodes.
     pub nodes: Reflector<Node>,
-    /// The heartbeats of nodes.
-    pub leases: Reflector<Lease>,
     /// Volumes, by pool, by class, and by which configuration of it they have.
     pub volumes: Reflector<ReplicatedVolume>,
     /// Replicas, by volume.
@@ -88,7 +85,6 @@ impl Views {
                 .start(),
             groups: Reflector::of(resources).start(),
             nodes: Reflector::of(resources).start(),
-            leases: Reflector::of(resources).namespace(node::LEASES).start(),
             volumes: Reflector::of(resources)
                 .index(BY_POOL, |volume: &ReplicatedVolume| {
                     let configuration = volume.status.configuration.as_ref();
@@ -150,7 +146,6 @@ impl Views {
         self.pools.shutdown().await;
         self.groups.shutdown().await;
         self.nodes.shutdown().await;
-        self.leases.shutdown().await;
         self.volumes.shutdown().await;
         self.replicas.shutdown().await;
         self.attachments.shutdown().await;
@@ -256,7 +251,6 @@ impl Volumes {
             scheduling::start(prepare("scheduling", options.workers), &shared),
             replica::start(prepare("replica", BESIDES), &shared),
             attachment::start(prepare("attachment", BESIDES), &shared),
-            node::start(prepare("node", BESIDES), &shared),
         ];
         Ok(Self { views, reserve, recorder, handles })
     }

@@ -4,16 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use mainstay_controller::liveness::AGENT_READY;
 use mainstay_placement::{EligibleGroup, EligibleNode};
 use mainstay_store::builtin::Node;
 use mainstay_store::meta::ConditionStatus;
 
 use crate::api::{LVMVolumeGroup, ReplicatedStoragePoolSpec, ZONE_LABEL};
 use crate::duration;
-
-/// The condition by which a node's agent says it is alive; without it the agent is as ready as
-/// its node.
-pub const AGENT_READY: &str = "AgentReady";
 
 /// Why the eligible nodes of a pool cannot be worked out. The old list stays.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,7 +5,7 @@
 //!   [`eligible`] (which nodes a pool offers), [`form`] (which replicas a volume should have),
 //!   [`schedule`] (guards and words of scheduling; the choice itself is
 //!   [`mainstay_placement::Pass`]), [`attach`] (where a volume is wanted), [`satisfy`] (whether a
-//!   replica may stay), [`heartbeat`] (whether a node is alive), [`ledger`] (what every group can still promise), [`candidates`] (a pool's
+//!   replica may stay), [`ledger`] (what every group can still promise), [`candidates`] (a pool's
 //!   groups as both placement and the ledger know them).
 //! * Shells: [`controller`] reads, lets the decisions decide, and writes; [`reserve`] keeps
 //!   reservations in the store; [`extender`] speaks the wire contract.
@@ -25,7 +25,6 @@ pub mod explain;
 pub mod extender;
 mod fnv;
 pub mod form;
-pub mod heartbeat;
 pub mod ledger;
 pub mod plan;
 pub mod reserve;

@@ -47,7 +47,7 @@ pub(crate) const CRATES: &[Row] = &[
     },
     Row {
         name: "controller",
-        purpose: "the runtime of every reconciler: watch → keyed queue → reconcile; leader election; the bounded job queue",
+        purpose: "the runtime of every reconciler: watch → keyed queue → reconcile; leader election; the bounded job queue; which nodes are alive",
         may_use: &["store"],
     },
     Row {

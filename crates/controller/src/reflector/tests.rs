@@ -42,6 +42,42 @@ async fn the_copy_is_read_once_and_then_followed() {
 }
 
 #[tokio::test]
+async fn an_object_that_no_longer_matches_the_selectors_is_deleted() {
+    let (resources, _) = world().await;
+    put(&resources, "a", &[("pool", "x")]).await;
+    put(&resources, "b", &[("pool", "y")]).await;
+    let copy = Reflector::<ConfigMap>::of(&resources).label("pool", "x").start();
+    let (heard, _subscription) = listen(&copy);
+    copy.wait_until_synced().await.unwrap();
+    assert_eq!(names(&copy.list()), ["a"]);
+    put(&resources, "b", &[("pool", "x")]).await;
+    until("b has come", || names(&copy.list()) == ["a", "b"]).await;
+    put(&resources, "a", &[("pool", "y")]).await;
+    until("a has left", || names(&copy.list()) == ["b"]).await;
+    assert_eq!(heard.lock().unwrap().keys().collect::<Vec<_>>(), ["default/b"]);
+}
+
+#[tokio::test]
+async fn selectors_and_the_namespace_must_all_hold() {
+    let (resources, _) = world().await;
+    put(&resources, "a", &[("pool", "x")]).await;
+    put(&resources, "b", &[("pool", "x")]).await;
+    let of = || Reflector::<ConfigMap>::of(&resources).label("pool", "x");
+    let both = of().field("metadata.name", "b").namespace("default").start();
+    let elsewhere = of().field("metadata.name", "b").namespace("other").start();
+    both.wait_until_synced().await.unwrap();
+    elsewhere.wait_until_synced().await.unwrap();
+    assert_eq!((names(&both.list()), elsewhere.len()), (vec!["b"], 0));
+}
+
+#[tokio::test]
+#[should_panic(expected = "field label not supported: data.pool")]
+async fn selecting_by_an_undeclared_field_is_a_mistake() {
+    let (resources, _) = world().await;
+    let _ = Reflector::<ConfigMap>::of(&resources).field("data.pool", "x");
+}
+
+#[tokio::test]
 #[should_panic(expected = "has no index \"data.pol\"")]
 async fn an_undeclared_index_is_a_mistake_and_not_an_empty_answer() {
     let (resources, _) = world().await;
@@ -149,9 +185,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-async fn check(resources: &Resources, copy: &Reflector<ConfigMap>, ears: &[(Heard, Subscription)]) {
+async fn check(
+    resources: &Resources,
+    copy: &Reflector<ConfigMap>,
+    selecting: &Reflector<ConfigMap>,
+    ears: &[(Heard, Subscription)],
+) {
     settle().await;
     let stored: Vec<ConfigMap> = resources.list_as(None).await.unwrap();
+    let matching: Vec<_> = stored.iter().filter(|c| pool(c).as_deref() == Some("1")).collect();
+    let selected = selecting.list();
+    assert_eq!(selected.iter().map(|c| &**c).collect::<Vec<_>>(), matching, "selectors are exact");
     let copied: Vec<ConfigMap> = copy.list().iter().map(|held| ConfigMap::clone(held)).collect();
     assert_eq!(copied, stored, "the copy is the collection");
     for value in 0..3 {
@@ -170,6 +214,7 @@ async fn check(resources: &Resources, copy: &Reflector<ConfigMap>, ears: &[(Hear
 async fn live(steps: Vec<Step>) {
     let (resources, _) = world().await;
     let copy = start(&resources);
+    let selecting = Reflector::<ConfigMap>::of(&resources).label("pool", "1").start();
     let mut ears = vec![listen(&copy)];
     for step in steps {
         match step {
@@ -182,12 +227,13 @@ async fn live(steps: Vec<Step>) {
                 let now = objects.revision(&Resource::new("", "configmaps"));
                 objects.compact(now).await.unwrap();
             }
-            Step::Settle => check(&resources, &copy, &ears).await,
+            Step::Settle => check(&resources, &copy, &selecting, &ears).await,
             Step::Subscribe => ears.push(listen(&copy)),
         }
     }
-    check(&resources, &copy, &ears).await;
+    check(&resources, &copy, &selecting, &ears).await;
     copy.shutdown().await;
+    selecting.shutdown().await;
 }
 
 proptest! {

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use mainstay_controller::events::Severity;
-use mainstay_store::resources::{Error as StoreError, Subresource};
+use mainstay_controller::write;
+use mainstay_store::resources::Error as StoreError;
 
-use super::Shell;
 use super::end::{End, Hold};
 use super::reconcile::View;
 use super::resume::is_held;
+use super::{MANAGER, Shell};
 use crate::api::{BlockDevice, OperationStatus};
 use crate::phase::{Ending, Facts, Input, Operation, Phase};
 use crate::report::{self, Account};
@@ -25,16 +26,11 @@ impl Shell {
         name: &str,
         edit: impl FnMut(&mut BlockDevice) + Send,
     ) -> Result<Option<BlockDevice>, StoreError> {
-        let (status, options) = (Some(Subresource::Status), Self::write_options());
-        let written = self.parts.resources.modify_as(None, name, status, &options, edit).await;
-        match written {
-            Ok((device, _)) => {
-                self.wrote(&device);
-                Ok(Some(device))
-            }
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
+        let written = write::set_status(&self.parts.resources, None, name, MANAGER, edit).await?;
+        if let Some(device) = &written {
+            self.wrote(device);
         }
+        Ok(written)
     }
 
     /// Tries to write until it is written, or until the store says no. Says whether it was written.

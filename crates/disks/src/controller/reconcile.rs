@@ -5,10 +5,11 @@ use std::sync::Arc;
 use mainstay_controller::conditions::{self, Report};
 use mainstay_controller::events::Severity;
 use mainstay_controller::runtime::Outcome;
+use mainstay_controller::write;
 use mainstay_store::meta::{ConditionStatus, Time};
 
 use super::world::Assigned;
-use super::{Error, Shell};
+use super::{Error, MANAGER, Shell};
 use crate::api::{
     BlockDevice, DRY_RUN_ANNOTATION, FINALIZER, FsType, Makes, OperationStatus, State,
 };
@@ -131,15 +132,8 @@ impl Shell {
             return Ok(Outcome::Done);
         }
         let resources = &self.parts.resources;
-        let freed = resources
-            .modify_as(None, name, None, &Self::write_options(), |device: &mut BlockDevice| {
-                device.metadata.finalizers.retain(|entry| entry != FINALIZER);
-            })
-            .await;
-        match freed {
-            Err(error) if !error.is_not_found() => Err(error.into()),
-            _ => Ok(Outcome::Done),
-        }
+        write::remove_finalizer::<BlockDevice>(resources, None, name, MANAGER, FINALIZER).await?;
+        Ok(Outcome::Done)
     }
 
     pub(super) fn assigned_disk(&self, name: &str) -> Option<Disk> {

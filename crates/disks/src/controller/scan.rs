@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_controller::Reflector;
-use mainstay_controller::reflector::Subscription;
+use mainstay_controller::reflector::{Reflector, Subscription};
+use mainstay_controller::write;
 use mainstay_store::builtin::ConfigMap;
 use mainstay_store::resources::DeleteOptions;
 
 use super::world::{self, Assigned};
-use super::{BY_LINK, BY_NODE, Error, Shell, revision};
+use super::{BY_LINK, Error, MANAGER, Shell};
 use crate::api::{
     BlockDevice, BlockDeviceSpec, FINALIZER, Identity, Makes, NODE_LABEL, State, TYPE_LABEL,
 };
@@ -36,7 +36,7 @@ impl Shell {
 
     /// Queues what was interrupted.
     pub(super) fn take_up(&self) {
-        for device in self.objects.by_index(BY_NODE, &self.options.node) {
+        for device in self.objects.list() {
             if device.phase().is_some_and(Phase::is_lock) {
                 self.enqueue(&device.metadata.name);
             }
@@ -68,7 +68,7 @@ impl Shell {
                 let (next, _) = Config::read(&data, &shell.options.defaults);
                 let changed = std::mem::replace(&mut shell.world().config, next);
                 if changed != shell.world().config {
-                    let all = shell.objects.by_index(BY_NODE, &shell.options.node);
+                    let all = shell.objects.list();
                     all.iter().for_each(|device| shell.wake(&device.metadata.name));
                 }
                 shell.rematch.notify_one();
@@ -189,8 +189,7 @@ impl Shell {
         let points: BTreeSet<String> = world.mounts.iter().map(|line| line.point.clone()).collect();
         drop(world);
         // A mount that came and went between two looks leaves no difference in the table.
-        let all =
-            if told { self.objects.by_index(BY_NODE, &self.options.node) } else { Vec::new() };
+        let all = if told { self.objects.list() } else { Vec::new() };
         for device in all {
             let name = &device.metadata.name;
             let mounted = matches!(device.phase(), Some(Phase::Mounted | Phase::Provisioned))
@@ -228,7 +227,7 @@ impl Shell {
         before: Option<&BTreeMap<String, Arc<Disk>>>,
     ) -> (Vec<Known>, Vec<Arc<Disk>>) {
         let Some(before) = before else {
-            let objects = self.objects.by_index(BY_NODE, &self.options.node);
+            let objects = self.objects.list();
             let objects = objects.iter().map(|device| known(device)).collect();
             return (objects, self.world().disks().values().cloned().collect());
         };
@@ -375,7 +374,7 @@ impl Shell {
 
     /// Waits until the copy of the objects shows what was written.
     async fn seen(&self, device: &BlockDevice) -> Result<(), Error> {
-        Ok(self.objects.wait_until_at(revision(device)).await?)
+        Ok(self.objects.wait_until_at(write::revision(device)).await?)
     }
 
     async fn deactivate(&self, name: &str) -> Result<(), Error> {
@@ -393,18 +392,8 @@ impl Shell {
     /// Deletes an object whose disk is gone or left alone.
     async fn remove(&self, name: &str) -> Result<(), Error> {
         let resources = &self.parts.resources;
-        let options = Self::write_options();
-        let freed = resources
-            .modify_as(None, name, None, &options, |device: &mut BlockDevice| {
-                device.metadata.finalizers.retain(|entry| entry != FINALIZER);
-            })
-            .await;
-        match freed {
-            Ok(_) => {}
-            Err(error) if error.is_not_found() => return Ok(()),
-            Err(error) => return Err(error.into()),
-        }
-        let delete = DeleteOptions::default();
+        write::remove_finalizer::<BlockDevice>(resources, None, name, MANAGER, FINALIZER).await?;
+        let (delete, options) = (DeleteOptions::default(), Self::write_options());
         resources.delete_as::<BlockDevice>(None, name, &delete, &options).await?;
         Ok(())
     }

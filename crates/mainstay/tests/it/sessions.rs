@@ -145,6 +145,24 @@ fn nameless(text: &str) -> String {
 }
 
 #[test]
+fn without_volumes_a_node_whose_lease_runs_out_becomes_unknown() {
+    let folder = folder();
+    let server = TestServer::start_in(folder.path(), &["--only", "sessions", PORTS, "none"]);
+    apply(
+        &server,
+        "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n---\n\
+         apiVersion: coordination.k8s.io/v1\nkind: Lease\n\
+         metadata: {name: n1, namespace: kube-node-lease}\nspec: {leaseDurationSeconds: 1}\n",
+    );
+    let condition = until("the node is judged", || {
+        get(&server, "node/n1")?["status"]["conditions"].get(0).cloned()
+    });
+    let found = (condition["type"].as_str(), condition["status"].as_str());
+    assert_eq!(found, (Some("Ready"), Some("Unknown")), "{condition}");
+    assert_eq!(condition["reason"], "HeartbeatStopped");
+}
+
+#[test]
 fn a_session_is_opened_seen_and_closed() {
     let folder = folder();
     let server = TestServer::start_in(folder.path(), &[PORTS, &ports(31000)]);

@@ -2,7 +2,9 @@
 //! where what is at hand is old.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use mainstay_controller::Reflector;
 use mainstay_store::builtin::Node;
 use mainstay_store::kubernetes::{Address, Client, KubernetesStore};
 use mainstay_store::objects::Objects;
@@ -152,8 +154,21 @@ fn a_status_and_a_last_finalizer_go_their_ways() {
     });
 }
 
+/// Waits until a copy shows what is asked for.
+async fn until(copy: &Reflector<Apple>, there: impl Fn() -> bool) {
+    let changed = Arc::new(tokio::sync::Notify::new());
+    let bell = changed.clone();
+    let _subscription = copy.subscribe(move |_| bell.notify_one());
+    let wait = async {
+        while !there() {
+            changed.notified().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), wait).await.unwrap();
+}
+
 #[test]
-fn a_client_that_selects_copies_nothing_else() {
+fn a_reflector_with_selectors_is_sent_nothing_else() {
     block_on(async {
         let stage = Stage::new(Backend, crate::conformance::short()).await;
         let (there, options) = (stage.running.resources(), WriteOptions::default());
@@ -166,19 +181,37 @@ fn a_client_that_selects_copies_nothing_else() {
         let address = Address::parse(running.url()).unwrap();
         let client = Client::new(vec![address], access.clone());
         let store = KubernetesStore::new(client.into(), registry.clone(), clock.clone(), "few");
-        let apples = registry.of::<Apple>().unwrap();
-        let fields = "metadata.name=red";
-        let store = store.selecting(apples.resource().clone(), Some("a"), fields);
         let here = resources(&stage, Arc::new(store));
-        let list = here.list(apples, mainstay_store::objects::At::Latest).await.unwrap();
-        let mut watch = here.watch(apples, None, None, list.revision()).await.unwrap();
+        let few =
+            Reflector::<Apple>::of(&here).namespace("a").field("metadata.name", "red").start();
+        let ripe = Reflector::<Apple>::of(&here).label("ripe", "yes").start();
+        few.wait_until_synced().await.unwrap();
+        ripe.wait_until_synced().await.unwrap();
+        assert_eq!((few.len(), ripe.len()), (1, 0));
+        // A snapshot of the client's store holds everything that the server has sent it.
+        let sent = async || {
+            let snapshot = here.objects().snapshot().await.unwrap();
+            let records = snapshot.collections.iter().flat_map(|(_, held)| held.range(None, None));
+            records.map(|record| record.key().path().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(sent().await, ["a/red"]);
+        let ripen = |ripe: &'static str| {
+            move |apple: &mut Apple| {
+                apple.metadata.labels.insert("ripe".to_owned(), ripe.to_owned());
+            }
+        };
         there.create_as(&apple("blue"), &options).await.unwrap();
-        let grow = |apple: &mut Apple| set(apple, "size", "large");
-        there.modify_as(Some("a"), "red", None, &options, grow).await.unwrap();
-        let events = watch.next().await.unwrap();
-        let names: Vec<_> = events.iter().map(|event| event.record.key().to_string()).collect();
-        assert_eq!(names.len(), 1, "{names:?}");
-        assert!(names[0].contains("red"), "{names:?}");
+        there.modify_as(Some("b"), "red", None, &options, ripen("yes")).await.unwrap();
+        there.modify_as(Some("a"), "red", None, &options, ripen("no")).await.unwrap();
+        until(&few, || few.list().iter().any(|a| a.metadata.labels.contains_key("ripe"))).await;
+        until(&ripe, || ripe.len() == 1).await;
+        assert_eq!(sent().await, ["a/red", "b/red"], "one for each reflector, of four");
+        there.modify_as(Some("b"), "red", None, &options, ripen("no")).await.unwrap();
+        until(&ripe, || ripe.is_empty()).await;
+        assert_eq!(sent().await, ["a/red"]);
+        let delete = DeleteOptions::default();
+        here.delete_as::<Apple>(Some("a"), "red", &delete, &options).await.unwrap();
+        until(&few, || few.is_empty()).await;
         here.objects().close().await;
     });
 }

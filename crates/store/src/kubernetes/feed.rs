@@ -15,6 +15,7 @@ use crate::clock::Clock;
 use crate::object::{Action, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Scope};
 use crate::registry::Kind;
+use crate::select::Selection;
 
 /// How many objects one page of a list has.
 const PAGE: usize = 500;
@@ -23,11 +24,29 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 /// How long a version that the server has told of may take to come.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// Which objects of a collection are copied: all, or those of a namespace and with some fields.
-#[derive(Clone, Debug, Default)]
+/// Which objects of a collection are copied: all, or those of a namespace with some labels and
+/// fields. The selectors are written as a request has them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Selected {
+    pub(super) resource: Resource,
     pub(super) namespace: Option<String>,
+    pub(super) labels: String,
     pub(super) fields: String,
+}
+
+impl Selected {
+    /// The smallest copy that serves a scope. Scopes without selectors share the copy of the whole
+    /// collection, so that a watch of one namespace can begin where a list of all ended.
+    pub(super) fn of(scope: &Scope) -> Self {
+        let Scope { resource, namespace, selection, .. } = scope;
+        let namespace = namespace.clone().filter(|_| !selection.is_everything());
+        Self {
+            resource: resource.clone(),
+            namespace,
+            labels: selection.labels.to_string(),
+            fields: selection.fields.to_string(),
+        }
+    }
 }
 
 /// Where a copy comes from.
@@ -35,11 +54,14 @@ pub(super) struct Source {
     pub(super) client: Arc<Client>,
     pub(super) kind: Arc<Kind>,
     pub(super) selected: Selected,
+    pub(super) selection: Selection,
 }
 
-/// A copy of one collection.
+/// A copy of one collection, or of a part of it.
 #[derive(Debug)]
 pub(super) struct Feed {
+    namespace: Option<String>,
+    selection: Selection,
     cache: Arc<Cache>,
     synced: watch::Receiver<bool>,
     /// The newest version this client was told of.
@@ -57,7 +79,8 @@ impl Feed {
     ) -> Arc<Self> {
         let cache = Arc::new(Cache::new(State::default(), retention));
         let (sender, synced) = watch::channel(false);
-        let Source { client, kind, selected } = source;
+        let Source { client, kind, selected, selection } = source;
+        let namespace = selected.namespace.clone();
         let copy = cache.clone();
         let follower = Follower { client, kind, selected, clock, cache: copy, synced: sender };
         let ended = stop.clone();
@@ -65,7 +88,15 @@ impl Feed {
             let _ = ended.run_until_cancelled(follower.run()).await;
         });
         let task = Mutex::new(Some(task));
-        Arc::new(Self { cache, synced, expected: Mutex::default(), stop, task })
+        let expected = Mutex::default();
+        Arc::new(Self { namespace, selection, cache, synced, expected, stop, task })
+    }
+
+    /// Whether a change to this object shows in the copy: it is selected, or was until now.
+    pub(super) fn covers(&self, record: &Record) -> bool {
+        let key = record.key();
+        let in_namespace = self.namespace.as_deref().is_none_or(|own| key.namespace() == Some(own));
+        in_namespace && (self.selection.matches(record) || self.cache.get(key).is_some())
     }
 
     /// Notes a version that the copy must reach before it is read again.
@@ -91,6 +122,7 @@ impl Feed {
             resource: key.resource().clone(),
             namespace: key.namespace().map(str::to_owned),
             name: Some(key.name().to_owned()),
+            selection: Selection::default(),
         };
         self.cache.watch(scope, self.cache.revision()).ok()
     }
@@ -243,11 +275,15 @@ impl Follower {
 
     /// The path of what is copied, with the beginning of a query.
     fn path(&self) -> String {
-        let path = collection_path(&self.kind, self.selected.namespace.as_deref());
-        match self.selected.fields.as_str() {
-            "" => format!("{path}?"),
-            fields => format!("{path}?fieldSelector={}&", escaped(fields)),
+        let Selected { namespace, labels, fields, .. } = &self.selected;
+        let mut path = collection_path(&self.kind, namespace.as_deref());
+        path.push('?');
+        for (parameter, selector) in [("labelSelector", labels), ("fieldSelector", fields)] {
+            if !selector.is_empty() {
+                path.push_str(&format!("{parameter}={}&", escaped(selector)));
+            }
         }
+        path
     }
 
     /// Reads everything as it is at one revision. Whoever watches from before learns that the

@@ -22,6 +22,11 @@ pub struct FieldSelector {
 }
 
 impl FieldSelector {
+    /// Adds a term: the field must have this value.
+    pub fn require(&mut self, field: &str, value: &str) {
+        self.terms.push(Term { field: field.to_owned(), equals: true, value: value.to_owned() });
+    }
+
     /// Reads a selector.
     ///
     /// # Errors

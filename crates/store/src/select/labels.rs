@@ -101,6 +101,12 @@ impl LabelSelector {
         Ok(Self { requirements })
     }
 
+    /// Adds a requirement: the label must have this value.
+    pub fn require(&mut self, key: &str, value: &str) {
+        let operator = Operator::Equals(value.to_owned());
+        self.requirements.push(Requirement { key: key.to_owned(), operator });
+    }
+
     /// Its requirements.
     #[must_use]
     pub fn requirements(&self) -> &[Requirement] {

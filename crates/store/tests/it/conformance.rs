@@ -85,7 +85,7 @@ fn keys(of: &Collections) -> impl Strategy<Value = Key> + use<> {
 fn scopes(of: &Collections) -> impl Strategy<Value = Scope> + use<> {
     let name = prop::option::of(prop::sample::select(vec!["x".to_owned(), "y".to_owned()]));
     (resources(of), prop::option::of(namespaces()), name)
-        .prop_map(|(resource, namespace, name)| Scope { resource, namespace, name })
+        .prop_map(|(resource, namespace, name)| Scope { namespace, name, ..Scope::all(&resource) })
 }
 
 /// Anything that can be done to these collections, in any order.

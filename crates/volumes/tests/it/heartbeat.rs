@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use mainstay_controller::liveness;
 use mainstay_store::builtin::{Lease, Node};
 use mainstay_store::clock::{Clock, ManualClock};
 use mainstay_store::meta::{ConditionStatus, MicroTime};
@@ -21,8 +22,9 @@ impl Nodes {
     async fn start() -> Self {
         let clock = ManualClock::new("2026-03-01T12:00:00Z".parse::<Timestamp>().unwrap());
         let shared: Arc<dyn Clock> = clock.clone();
-        let cluster =
-            Cluster::over(resources(store(shared.clone()), shared), "server-a", None).await;
+        let resources = resources(store(shared.clone()), shared);
+        let cluster = Cluster::over(resources.clone(), "server-a", None).await;
+        tokio::spawn(async move { liveness::run(&resources).await });
         let leases = "kube-node-lease";
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": leases}});
@@ -81,7 +83,7 @@ impl Nodes {
 }
 
 #[tokio::test]
-async fn a_silent_node_is_unknown_and_ready_again_when_it_is_heard() {
+async fn a_silent_node_is_not_eligible_until_its_next_heartbeat() {
     use ConditionStatus::{True, Unknown};
     let nodes = Nodes::start().await;
     nodes.beat().await;

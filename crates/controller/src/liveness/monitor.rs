@@ -1,7 +1,8 @@
-//! Who has been silent for too long: a hash map and a doubly linked list ordered by last report.
+//! Finds reporters that have been silent for longer than a timeout: a hash map and a doubly linked list
+//! ordered by last report.
 //!
 //! A report moves its element to the tail in O(1). A scan walks from the head and stops at the
-//! first fresh element: O(stale). Nodes, instances and sessions share this one structure.
+//! first fresh element: O(stale). The nodes, instances and sessions of the session engine use it.
 //!
 //! What always holds: the list is ordered by the time of the last report, and every element of it
 //! is in the map.
@@ -18,7 +19,7 @@ struct Element<K> {
     previous: Option<usize>,
 }
 
-/// What was heard from whom, when.
+/// When each reporter last reported.
 #[derive(Clone, Debug)]
 pub struct Monitor<K> {
     places: HashMap<K, usize>,
@@ -69,7 +70,7 @@ impl<K: Clone + Eq + Hash> Monitor<K> {
         self.tail = Some(place);
     }
 
-    /// Forgets somebody. Does nothing if nobody is known by that name.
+    /// Forgets a reporter. Does nothing if it is not known.
     pub fn remove(&mut self, key: &K) {
         if let Some(place) = self.places.remove(key) {
             self.unlink(place);
@@ -78,14 +79,14 @@ impl<K: Clone + Eq + Hash> Monitor<K> {
         }
     }
 
-    /// When somebody was last heard.
+    /// When a reporter last reported.
     #[must_use]
     pub fn last(&self, key: &K) -> Option<Duration> {
         let place = self.places.get(key)?;
         self.elements[*place].as_ref().map(|element| element.last)
     }
 
-    /// Takes out everybody who was not heard for longer than `timeout`, the longest silent first.
+    /// Removes and returns the reporters silent for longer than `timeout`, the longest silent first.
     pub fn stale(&mut self, now: Duration, timeout: Duration) -> Vec<K> {
         let mut stale = Vec::new();
         while let Some(head) = self.head.and_then(|head| self.elements[head].as_ref()) {
@@ -99,26 +100,26 @@ impl<K: Clone + Eq + Hash> Monitor<K> {
         stale
     }
 
-    /// When the next will be stale if nothing is heard, if there is anybody.
+    /// When the next reporter becomes stale if none reports before; `None` if there are none.
     #[must_use]
     pub fn next_stale(&self, timeout: Duration) -> Option<Duration> {
         let head = self.elements[self.head?].as_ref()?;
         Some(head.last + timeout)
     }
 
-    /// How many are known.
+    /// How many reporters are known.
     #[must_use]
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether nobody is known.
+    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// Everybody, the longest silent first.
+    /// Every reporter, the longest silent first.
     pub fn iter(&self) -> impl Iterator<Item = &K> {
         let mut next = self.head;
         std::iter::from_fn(move || {
@@ -162,7 +163,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_what_a_plain_map_of_times_would_be(
+        fn it_behaves_like_a_plain_map_of_times(
             steps in proptest::collection::vec((0_u8..8, 0_u8..4, 0_u64..5), 1..80)
         ) {
             let timeout = at(6.0);
