@@ -1,5 +1,6 @@
-//! What operators ask of the store: `GET /mainstay/v1/backup`, and under `/mainstay/v1/store`
-//! `GET stats`, `GET check` and `POST compact`. For admins only; whoever calls has checked that.
+//! Requests of operators to the store: `GET /mainstay/v1/backup`, and under `/mainstay/v1/store`
+//! `GET stats`, `GET check`, `POST compact` and `POST rekey`. For admins only; the caller has
+//! checked that.
 
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ pub(crate) enum Errand {
     Stats,
     Check,
     Compact,
+    Rekey,
 }
 
 impl Errand {
@@ -35,6 +37,7 @@ impl Errand {
             "store/stats" => Some(Self::Stats),
             "store/check" => Some(Self::Check),
             "store/compact" => Some(Self::Compact),
+            "store/rekey" => Some(Self::Rekey),
             _ => None,
         }
     }
@@ -44,7 +47,7 @@ impl Errand {
     pub(crate) fn note(self, asked: &mut Asked) {
         asked.resource = Some(Resource::from_stored("store"));
         self.name().clone_into(&mut asked.name);
-        asked.changes = matches!(self, Self::Backup | Self::Compact);
+        asked.changes = matches!(self, Self::Backup | Self::Compact | Self::Rekey);
     }
 
     fn name(self) -> &'static str {
@@ -53,6 +56,7 @@ impl Errand {
             Self::Stats => "stats",
             Self::Check => "check",
             Self::Compact => "compact",
+            Self::Rekey => "rekey",
         }
     }
 }
@@ -84,22 +88,18 @@ pub(crate) async fn answer(
         (&Method::GET, Errand::Check) => {
             let medium = app.resources.objects().verify().await.map_err(failed)?;
             let registry = app.resources.registry().clone();
-            match snapshot(app).await {
-                // Damaged objects are not served; what is said of the medium names them.
-                Err(_) if !medium.is_empty() => {
-                    aside(move || check::Report { medium, ..check::Report::default() }).await
-                }
-                snapshot => {
-                    let snapshot = snapshot?;
-                    aside(move || check::Report { medium, ..check::check(&snapshot, &registry) })
-                        .await
-                }
-            }
+            // Objects whose value is damaged are left out; the findings of the medium name them.
+            let snapshot = app.resources.objects().readable().await.map_err(failed)?;
+            aside(move || check::Report { medium, ..check::check(&snapshot, &registry) }).await
         }
         (&Method::POST, Errand::Compact) => {
             let through = snapshot(app).await?.revision;
             app.resources.objects().compact(through).await.map_err(failed)?;
             Ok(reply::value(StatusCode::OK, &json!({"compactedThrough": through.0})))
+        }
+        (&Method::POST, Errand::Rekey) => {
+            let id = app.resources.objects().rekey().await?;
+            Ok(reply::value(StatusCode::OK, &json!({"dataKey": id})))
         }
         _ => Err(wrong_method()),
     }

@@ -90,6 +90,9 @@ pub(crate) struct State {
     changes: u64,
     /// Objects whose stored value is not as it was written, and what is wrong with each.
     damaged: OrdMap<Key, Arc<str>>,
+    /// Objects whose stored value was rewritten without a change of the object, and the revision
+    /// of etcd that did it.
+    rewritten: OrdMap<Key, i64>,
     /// History before this is gone whichever collection it belonged to.
     floor: Revision,
 }
@@ -142,6 +145,21 @@ impl State {
     /// Notes that an object's value is as it was written, or gone.
     pub(crate) fn mend(&mut self, key: &Key) {
         self.damaged.remove(key);
+    }
+
+    /// Notes the revision of etcd that rewrote an object's stored value without changing the
+    /// object; `None` if the value was last written by a change.
+    pub(crate) fn note_rewritten(&mut self, key: &Key, at: Option<i64>) {
+        match at {
+            Some(at) => drop(self.rewritten.insert(key.clone(), at)),
+            None if self.rewritten.is_empty() => {}
+            None => drop(self.rewritten.remove(key)),
+        }
+    }
+
+    /// The revision of etcd that rewrote an object's stored value since its last change.
+    pub(crate) fn rewritten(&self, key: &Key) -> Option<i64> {
+        self.rewritten.get(key).copied()
     }
 
     /// The damaged objects, and what is wrong with each.
@@ -267,6 +285,18 @@ impl State {
                 .map(|(resource, shelf)| (resource.clone(), collection(shelf)))
                 .collect(),
         }
+    }
+
+    /// Everything but the objects whose stored value is damaged.
+    pub(crate) fn readable(&self) -> Snapshot {
+        let mut snapshot = self.snapshot();
+        for key in self.damaged.keys() {
+            let of = snapshot.collections.iter_mut().find(|(it, _)| it == key.resource());
+            if let Some((_, collection)) = of {
+                collection.objects.remove(key.path());
+            }
+        }
+        snapshot
     }
 
     pub(crate) fn collection(&self, resource: &Resource, at: At) -> Result<Collection, Error> {

@@ -16,6 +16,7 @@ mod feed;
 mod layout;
 mod proto;
 mod roster;
+mod sealing;
 mod version;
 mod writer;
 
@@ -36,6 +37,7 @@ use crate::location::Settings;
 use crate::memory::check_size;
 use crate::object::{Body, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Objects, Scope, Write};
+use crate::seal::{KeyError, KeyState, Sealer};
 use crate::snapshot::{Medium, Snapshot};
 
 pub use client::{Address, AddressError, Tls};
@@ -44,6 +46,7 @@ use client::Client;
 use feed::Feed;
 use layout::Layout;
 use roster::Roster;
+use sealing::{Sealing, Signals};
 use version::{end, number};
 use writer::{Waiting, Writer};
 
@@ -52,8 +55,10 @@ use proto::{
     PutResponse, RangeRequest, RangeResponse, Request, RequestOp,
 };
 
-/// How long a read waits for the cache before it gives up.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// How long a read of the latest state may take before it fails.
+const READ_DEADLINE: Duration = Duration::from_secs(6);
+/// How long a store that opens may take to store its first data key.
+const SEALING: Duration = Duration::from_secs(20);
 /// How long etcd may take to show that it works.
 const READY: Duration = Duration::from_millis(1_500);
 /// How long a read waits for the cache before it makes etcd send something.
@@ -81,6 +86,14 @@ pub enum OpenError {
         /// What it said.
         reason: String,
     },
+    /// It is encrypted, and its key is missing.
+    #[error("the objects in etcd at {endpoints} cannot be read: {source}")]
+    Key {
+        /// Where it is.
+        endpoints: String,
+        /// Which key is missing.
+        source: KeyError,
+    },
     /// Values in it are not as they were written.
     #[error("the objects in etcd at {endpoints} are damaged: {what}")]
     Damaged {
@@ -89,6 +102,13 @@ pub enum OpenError {
         /// What was found, and what to do.
         what: String,
     },
+}
+
+/// Why the store is refused: a data key that is in use, or about to be, cannot be opened.
+fn refused_key(sealer: &Sealer, endpoints: &str) -> Option<OpenError> {
+    let states = [KeyState::Pending, KeyState::Active, KeyState::Complete];
+    let source = sealer.locked(&states)?;
+    Some(OpenError::Key { endpoints: endpoints.to_owned(), source })
 }
 
 /// How many damaged values an error names.
@@ -107,6 +127,7 @@ pub struct EtcdStore {
     writes: mpsc::Sender<Waiting>,
     readers: mpsc::Sender<oneshot::Sender<Result<Revision, Error>>>,
     roster: Arc<Roster>,
+    sealing: Arc<Sealing>,
     compactions: mpsc::Sender<(Revision, oneshot::Sender<()>)>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -140,11 +161,20 @@ impl EtcdStore {
         let client = Arc::new(Client::new(address)?);
         let layout = Layout::new(&address.prefix, settings.codec.clone());
         let endpoints = address.endpoints.join(",");
-        let state = feed::list(&client, &layout).await.map_err(|error| OpenError::Unavailable {
-            endpoints: endpoints.clone(),
-            reason: error.to_string(),
+        let signals = Arc::new(Signals::default());
+        let state = feed::list(&client, &layout, &signals).await.map_err(|error| {
+            let (endpoints, reason) = (endpoints.clone(), error.to_string());
+            OpenError::Unavailable { endpoints, reason }
         })?;
-        if let Some(what) = damage(&state) {
+        if let Some(refused) = refused_key(layout.sealer(), &endpoints) {
+            return Err(refused);
+        }
+        if !settings.inspect
+            && let Some(what) = damage(&state)
+        {
+            if let Some(source) = layout.sealer().locked(&[KeyState::Retired]) {
+                return Err(OpenError::Key { endpoints, source });
+            }
             return Err(OpenError::Damaged { endpoints, what });
         }
         let cache = Arc::new(Cache::new(state, retention));
@@ -156,6 +186,7 @@ impl EtcdStore {
             cache: cache.clone(),
             clock,
             stop: stop.clone(),
+            signals: signals.clone(),
             own: [roster::records(), ticks()],
             stalled: stalled.clone(),
             compactions: queue,
@@ -171,14 +202,25 @@ impl EtcdStore {
             stalled: stalled.clone(),
             roster: roster.clone(),
         };
+        let sealing = Sealing::new(
+            (client.clone(), layout.clone(), cache.clone()),
+            roster.clone(),
+            signals,
+            stop.clone(),
+            settings.decrypt,
+        );
         let (writes, queue) = mpsc::channel(WRITERS);
-        let tasks = Mutex::new(vec![
+        let seals = layout.sealer().has_keys() && !settings.inspect;
+        let mut tasks = vec![
             tokio::spawn(feed.run()),
             tokio::spawn(progress),
             tokio::spawn(roster.clone().run()),
             tokio::spawn(async move { writer.run(queue).await }),
-        ]);
-        Ok(Self {
+        ];
+        if seals {
+            tasks.push(tokio::spawn(sealing.clone().run()));
+        }
+        let store = Self {
             endpoints,
             client,
             layout,
@@ -189,13 +231,33 @@ impl EtcdStore {
             writes,
             readers,
             roster,
+            sealing,
             compactions,
-            tasks,
+            tasks: Mutex::new(tasks),
+        };
+        if seals && let Err(error) = store.sealing.settled(SEALING).await {
+            store.close().await;
+            let endpoints = store.endpoints.clone();
+            return Err(OpenError::Unavailable { endpoints, reason: error.to_string() });
+        }
+        Ok(store)
+    }
+
+    /// Returns once the cache holds everything that was acknowledged before the call, within
+    /// [`READ_DEADLINE`].
+    async fn latest(&self) -> Result<(), Error> {
+        let reached = tokio::time::timeout(READ_DEADLINE, self.reach_latest()).await;
+        reached.unwrap_or_else(|_| {
+            self.stalled.notify_one();
+            let reason = format!(
+                "reading from etcd at {} took longer than {READ_DEADLINE:?}",
+                self.endpoints
+            );
+            Err(Error::Unavailable { reason })
         })
     }
 
-    /// Returns once the cache holds everything that was acknowledged before the call.
-    async fn latest(&self) -> Result<(), Error> {
+    async fn reach_latest(&self) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
         self.readers.try_send(reply).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Busy { waiting: READERS },
@@ -209,15 +271,12 @@ impl EtcdStore {
             return Ok(());
         }
         self.tick().await?;
-        if tokio::time::timeout(PATIENCE, self.cache.reached(at)).await.is_ok() {
-            return Ok(());
-        }
-        self.stalled.notify_one();
-        let reason = "the connection that follows etcd does not keep up".to_owned();
-        Err(Error::Unavailable { reason })
+        self.cache.reached(at).await;
+        Ok(())
     }
 
-    /// Somebody else moved etcd's revision, which our watch does not see: makes it see something.
+    /// Writes a record so that the watch reports a revision: a change outside the prefix moved
+    /// etcd's revision, which the watch does not see.
     async fn tick(&self) -> Result<(), Error> {
         let key = Key::new(&ticks(), None, "tick");
         let value = self.layout.write(&key, &Body::new(&serde_json::Map::new()), 0);
@@ -251,6 +310,7 @@ fn unchanged(key: Vec<u8>, since: i64) -> Compare {
         key,
         create_revision: None,
         mod_revision: Some(since),
+        range_end: Vec::new(),
     }
 }
 
@@ -403,6 +463,18 @@ impl Objects for EtcdStore {
             Ok(state.snapshot())
         }
         .boxed()
+    }
+
+    fn readable(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
+        async move {
+            self.latest().await?;
+            Ok(self.cache.load().readable())
+        }
+        .boxed()
+    }
+
+    fn rekey(&self) -> BoxFuture<'_, Result<String, Error>> {
+        self.sealing.rekey().boxed()
     }
 
     /// Does nothing: etcd counts its revisions itself.

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::cache::Retention;
+use crate::cache::{Collection, Retention};
 use crate::clock::Clock;
 use crate::etcd::{self, Address, AddressError, EtcdStore};
 use crate::memory::MemoryStore;
 use crate::objects::{At, Change, Objects, Write};
-use crate::seal::{KeyError, data_keys};
+use crate::seal::{DataKey, KeyError, KeyState, Sealer, data_keys};
 use crate::sqlite::{self, OpenError, SqliteStore};
 use crate::value::Codec;
 
@@ -70,6 +70,9 @@ pub struct Settings {
     pub codec: Codec,
     /// Whether encrypted values are written in the clear again.
     pub decrypt: bool,
+    /// Whether the store is only looked at: nothing is encrypted or decrypted, and an etcd with
+    /// damaged values is opened all the same.
+    pub inspect: bool,
     /// Whether a new database may take the place of one that is known to have been there.
     pub new_database: bool,
 }
@@ -81,6 +84,7 @@ impl Default for Settings {
             largest_object: 1536 * 1024,
             codec: Codec::default(),
             decrypt: false,
+            inspect: false,
             new_database: false,
         }
     }
@@ -109,11 +113,6 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// This backend does not encrypt.
-    #[error(
-        "encryption at rest is for SQLite only: leave --store-key out and encrypt the disks of etcd's members"
-    )]
-    NotEncrypted,
     /// etcd could not be reached, or did not let us in.
     #[error(transparent)]
     Etcd(#[from] etcd::OpenError),
@@ -137,13 +136,14 @@ pub async fn open(
             let opened = tokio::task::spawn_blocking(open).await;
             let store =
                 opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-            if let Err(error) = encrypt(&store, path, settings).await {
+            if !settings.inspect
+                && let Err(error) = encrypt(&store, path, settings).await
+            {
                 store.close().await;
                 return Err(error);
             }
             Ok(Arc::new(store))
         }
-        Location::Etcd(_) if settings.codec.sealer().has_keys() => Err(Error::NotEncrypted),
         Location::Etcd(address) => {
             Ok(Arc::new(EtcdStore::open_with(&address, settings, clock).await?))
         }
@@ -151,8 +151,8 @@ pub async fn open(
     }
 }
 
-/// Brings every value to what the keys ask for: sealed with a data key of the first master key, or
-/// in the clear. Does nothing where nothing is to be done; what was interrupted is gone on with.
+/// Brings every value to what the key file asks for: sealed with a data key of the first master
+/// key, or in the clear. Does nothing if that is so already; finishes what was interrupted.
 async fn encrypt(store: &SqliteStore, path: PathBuf, settings: &Settings) -> Result<(), Error> {
     let sealer = settings.codec.sealer();
     if !sealer.has_keys() {
@@ -161,11 +161,12 @@ async fn encrypt(store: &SqliteStore, path: PathBuf, settings: &Settings) -> Res
     let failed = |reason: String| Error::Sealing { reason };
     if settings.decrypt {
         sealer.stop();
-    } else if let Some((key, body)) = sealer.new_data_key()? {
-        let object = serde_json::from_slice(body.json()).map_err(|e| failed(e.to_string()))?;
-        let write = Write { key, change: Change::Create(body), fence: None };
-        store.write(write).await.map_err(|error| failed(error.to_string()))?;
-        sealer.learn(&object)?;
+    } else if !sealed_with_first(store, sealer).await?
+        && let Some(new) = sealer.new_data_key(KeyState::Complete)?
+    {
+        let write = Write { key: new.key(), change: Change::Create(new.body()), fence: None };
+        let event = store.write(write).await.map_err(|error| failed(error.to_string()))?;
+        sealer.learn(&event.record.object(), event.record.created())?;
     }
     let codec = settings.codec.clone();
     let rewritten = tokio::task::spawn_blocking(move || sqlite::rewrite(&path, &codec)).await;
@@ -174,14 +175,34 @@ async fn encrypt(store: &SqliteStore, path: PathBuf, settings: &Settings) -> Res
     if rewritten > 0 {
         tracing::info!(values = rewritten, encrypted = sealer.seals(), "store values rewritten");
     }
-    let keys = store.collection(&data_keys(), At::Latest).await;
-    let keys = keys.map_err(|error| failed(error.to_string()))?;
-    for record in keys.range(None, None) {
-        if sealer.is_superseded(record.key().name()) {
-            let change = Change::Delete(record.revision());
-            let write = Write { key: record.key().clone(), change, fence: None };
-            store.write(write).await.map_err(|error| failed(error.to_string()))?;
-        }
+    for record in data_key_records(store).await?.range(None, None) {
+        let key = DataKey::parse(&record.object())?;
+        let change = if sealer.is_superseded(&key.id()) {
+            Change::Delete(record.revision())
+        } else if key.state == KeyState::Active {
+            let complete = key.in_state(KeyState::Complete);
+            Change::Update(record.revision(), complete.body())
+        } else {
+            continue;
+        };
+        let write = Write { key: record.key().clone(), change, fence: None };
+        store.write(write).await.map_err(|error| failed(error.to_string()))?;
     }
     Ok(())
+}
+
+/// Whether new values are sealed with a data key that the first master key wraps.
+async fn sealed_with_first(store: &SqliteStore, sealer: &Sealer) -> Result<bool, Error> {
+    for record in data_key_records(store).await?.range(None, None) {
+        let key = DataKey::parse(&record.object())?;
+        if !sealer.is_superseded(&key.id()) {
+            return Ok(sealer.is_first(key.master()));
+        }
+    }
+    Ok(false)
+}
+
+async fn data_key_records(store: &SqliteStore) -> Result<Collection, Error> {
+    let keys = store.collection(&data_keys(), At::Latest).await;
+    keys.map_err(|error| Error::Sealing { reason: error.to_string() })
 }

@@ -236,6 +236,17 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Stores a new data key and starts to re-encrypt every value with it; returns the key's id.
+    /// Calling it again before that is finished is refused.
+    fn rekey(&self) -> BoxFuture<'_, Result<String, Error>> {
+        Box::pin(std::future::ready(Err(crate::seal::not_encrypted())))
+    }
+
+    /// Everything that can be read, without the objects whose stored value is damaged: for checks.
+    fn readable(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
+        self.snapshot()
+    }
+
     /// Whoever keeps the objects elsewhere and checks what is written there; nobody if they are
     /// kept here.
     fn remote(&self) -> Option<&dyn Remote> {

@@ -2,203 +2,81 @@
 //!
 //! The operator keeps *master keys* in a file outside the store, one a line, `NAME:BASE64`. The
 //! store holds *data keys*, each wrapped by a master key, as objects of the collection
-//! `datakeys.internal.mainstay.dev`; they alone are stored as they are. The first master key wraps
-//! new data keys. So changing a master key rewrites values at leisure, and a stolen disk, or etcd,
-//! gives nothing away without the file.
+//! `datakeys.internal.mainstay.dev`, which is never sealed itself. The first master key wraps new
+//! data keys. A stolen disk, or a copy of etcd, cannot be read without the key file.
 //!
 //! A sealed value is a byte 1, the eight bytes of its data key's id, a nonce of twelve bytes, and
 //! the ciphertext with its tag. The cipher is AES-256-GCM-SIV, which stays safe with random nonces
 //! and even if one should ever repeat. The collection and the path are authenticated with the
 //! value: it cannot be moved under another key.
+//!
+//! Which data key seals new values depends on the data keys in the store alone: the newest one that
+//! is active ([`KeyState`]).
+
+mod data_key;
+mod master;
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use aws_lc_rs::rand::fill;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use serde_json::{Map, Value, json};
+use aws_lc_rs::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
 
 use crate::check::INTERNAL;
-use crate::object::{Body, Key, Resource};
+use crate::object::{Key, Resource, Revision};
+use crate::objects::Error;
+use crate::status::Reason;
+
+pub use data_key::{DataKey, KeyState, data_keys};
+pub use master::{KeyError, MasterKeys};
+
+use data_key::{ID_LEN, Id};
+use master::{cipher, random};
 
 /// The first byte of a sealed value. Values that are not sealed begin with `{`.
 pub(crate) const SEALED: u8 = 1;
-const ID_LEN: usize = 8;
 const HEAD_LEN: usize = 1 + ID_LEN + NONCE_LEN;
-const KEY_LEN: usize = 32;
 
-/// Why keys cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum KeyError {
-    /// The file could not be read.
-    #[error("the key file {path} cannot be read: {reason}")]
-    Unreadable {
-        /// The file.
-        path: String,
-        /// Why.
-        reason: String,
-    },
-    /// Others may read the file.
-    #[error("the key file {path} may be read by others (mode {mode:o}): run `chmod 600 {path}`")]
-    Open {
-        /// The file.
-        path: String,
-        /// Its mode.
-        mode: u32,
-    },
-    /// A line is no key.
-    #[error(
-        "the key file is wrong at line {line}: {reason}; each line is NAME:BASE64 of 32 bytes, as `mainstay store key new` prints it"
-    )]
-    Line {
-        /// The line.
-        line: usize,
-        /// Why.
-        reason: &'static str,
-    },
-    /// There is none.
-    #[error("the key file has no key; `mainstay store key new` prints one")]
-    Empty,
-    /// A data key needs a master key that is not there.
-    #[error("the store is encrypted with the key {master:?}, {what}")]
-    Locked {
-        /// The master key's name.
-        master: String,
-        /// What is wrong with it here.
-        what: &'static str,
-    },
-    /// A data key cannot be read at all.
-    #[error("the data key {id} in the store is damaged")]
-    Damaged {
-        /// Its id.
-        id: String,
-    },
-    /// The machine gave no random numbers.
-    #[error("no random numbers could be had")]
-    Random,
-}
+/// Collections that are never sealed: data keys, which are wrapped, and the records with which
+/// servers on etcd find each other, which hold revisions and ids of data keys only.
+const NEVER_SEALED: [&str; 3] = ["datakeys", "servers", "ticks"];
 
-/// One of the operator's keys.
-struct Master {
-    name: String,
-    key: LessSafeKey,
-}
-
-/// The operator's keys, the one for new data keys first.
-pub struct MasterKeys(Vec<Master>);
-
-impl std::fmt::Debug for MasterKeys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|master| &master.name)).finish()
-    }
-}
-
-impl MasterKeys {
-    /// Reads a key file, which only its owner may read.
-    ///
-    /// # Errors
-    /// [`KeyError`].
-    pub fn read(path: &Path) -> Result<Self, KeyError> {
-        use std::os::unix::fs::PermissionsExt;
-        let shown = path.display().to_string();
-        let failed = |error: std::io::Error| {
-            let (path, reason) = (shown.clone(), error.to_string());
-            KeyError::Unreadable { path, reason }
-        };
-        let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(KeyError::Open { path: shown, mode });
-        }
-        Self::parse(&std::fs::read_to_string(path).map_err(failed)?)
-    }
-
-    /// Reads the text of a key file. Empty lines and those that begin with `#` are passed over.
-    ///
-    /// # Errors
-    /// [`KeyError`].
-    pub fn parse(text: &str) -> Result<Self, KeyError> {
-        let mut keys: Vec<Master> = Vec::new();
-        for (at, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
-            let wrong = |reason| KeyError::Line { line: at + 1, reason };
-            let (name, encoded) = line.split_once(':').ok_or_else(|| wrong("it has no colon"))?;
-            let fits = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-            if name.is_empty() || !name.chars().all(fits) {
-                return Err(wrong("its name is not made of letters, digits, -, _ and ."));
-            }
-            if keys.iter().any(|key| key.name == name) {
-                return Err(wrong("its name is there already"));
-            }
-            let bytes = STANDARD.decode(encoded).map_err(|_| wrong("it is not base64"))?;
-            let key = cipher(&bytes).ok_or_else(|| wrong("it is not 32 bytes long"))?;
-            keys.push(Master { name: name.to_owned(), key });
-        }
-        if keys.is_empty() { Err(KeyError::Empty) } else { Ok(Self(keys)) }
-    }
-
-    /// A new line for a key file.
-    ///
-    /// # Errors
-    /// [`KeyError::Random`].
-    pub fn new_line(name: &str) -> Result<String, KeyError> {
-        Ok(format!("{name}:{}", STANDARD.encode(random::<KEY_LEN>()?)))
-    }
-
-    fn named(&self, name: &str) -> Option<&LessSafeKey> {
-        self.0.iter().find(|master| master.name == name).map(|master| &master.key)
-    }
-
-    fn first(&self) -> &Master {
-        &self.0[0]
-    }
-}
-
-fn cipher(key: &[u8]) -> Option<LessSafeKey> {
-    UnboundKey::new(&AES_256_GCM_SIV, key).ok().map(LessSafeKey::new)
-}
-
-fn random<const N: usize>() -> Result<[u8; N], KeyError> {
-    let mut bytes = [0; N];
-    fill(&mut bytes).map_err(|_| KeyError::Random)?;
-    Ok(bytes)
-}
-
-type Id = [u8; ID_LEN];
-
-fn hex(id: &[u8]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn parse_id(text: &str) -> Option<Id> {
-    let digits = (text.len() == 2 * ID_LEN).then_some(text)?;
-    let byte = |at: usize| u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok();
-    let bytes: Option<Vec<u8>> = (0..ID_LEN).map(byte).collect();
-    bytes?.try_into().ok()
+/// A data key of the store, as far as this process can use it.
+#[derive(Clone)]
+struct Known {
+    /// The key, or why it cannot be opened here.
+    cipher: Result<Arc<LessSafeKey>, KeyError>,
+    state: KeyState,
+    created: Revision,
 }
 
 /// The data keys of a store.
 #[derive(Clone, Default)]
 struct DataKeys {
-    known: BTreeMap<Id, Arc<LessSafeKey>>,
+    known: BTreeMap<Id, Known>,
     /// Seals new values; without one they are not sealed.
     current: Option<(Id, Arc<LessSafeKey>)>,
 }
 
-/// Seals values and opens them. Cheap to clone; clones share what they learn.
+impl DataKeys {
+    fn choose_current(&mut self) {
+        let sealing = self.known.iter().filter(|(_, key)| key.state.seals());
+        let newest = sealing.max_by_key(|(id, key)| (key.created, **id));
+        self.current = newest.and_then(|(id, key)| Some((*id, key.cipher.clone().ok()?)));
+    }
+}
+
+/// Seals values and opens them. Cheap to clone; clones share their keys.
 #[derive(Clone)]
 pub struct Sealer(Arc<Inner>);
 
 struct Inner {
     masters: Option<MasterKeys>,
     data: ArcSwap<DataKeys>,
-    learning: Mutex<()>,
+    /// Held while `data` is replaced.
+    changing: Mutex<()>,
 }
 
 impl std::fmt::Debug for Sealer {
@@ -213,16 +91,10 @@ impl Default for Sealer {
     }
 }
 
-/// The collection of data keys.
-#[must_use]
-pub fn data_keys() -> Resource {
-    Resource::new(INTERNAL, "datakeys")
-}
-
 /// Whether the values of a collection are never sealed.
 fn is_plain(resource: &Resource) -> bool {
-    resource.as_str().strip_suffix(INTERNAL).and_then(|rest| rest.strip_suffix('.'))
-        == Some("datakeys")
+    let internal = resource.as_str().strip_suffix(INTERNAL).and_then(|rest| rest.strip_suffix('.'));
+    internal.is_some_and(|plural| NEVER_SEALED.contains(&plural))
 }
 
 impl Sealer {
@@ -230,7 +102,7 @@ impl Sealer {
     #[must_use]
     pub fn new(masters: Option<MasterKeys>) -> Self {
         let data = ArcSwap::from_pointee(DataKeys::default());
-        Self(Arc::new(Inner { masters, data, learning: Mutex::new(()) }))
+        Self(Arc::new(Inner { masters, data, changing: Mutex::new(()) }))
     }
 
     /// Whether there are master keys.
@@ -245,79 +117,96 @@ impl Sealer {
         self.0.data.load().current.is_some()
     }
 
+    /// The id of the data key that seals new values.
+    #[must_use]
+    pub fn current(&self) -> Option<String> {
+        self.0.data.load().current.as_ref().map(|(id, _)| hex::encode(id))
+    }
+
     fn change(&self, change: impl FnOnce(&mut DataKeys)) {
-        let _one = self.0.learning.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.0.changing.lock();
         let mut data = DataKeys::clone(&self.0.data.load());
         change(&mut data);
+        data.choose_current();
         self.0.data.store(Arc::new(data));
     }
 
-    /// Takes note of a data key found in the store.
+    /// Takes over a data key as it is in the store, where it was created at `created`. Calling it
+    /// again with the same key takes over its state.
     ///
     /// # Errors
-    /// [`KeyError::Locked`] without its master key; [`KeyError::Damaged`].
-    pub fn learn(&self, object: &Value) -> Result<(), KeyError> {
-        let text = |name: &str| object[name].as_str().unwrap_or_default();
-        let damaged = || KeyError::Damaged { id: text("id").to_owned() };
-        let (id, master) = (parse_id(text("id")).ok_or_else(damaged)?, text("masterKey"));
-        if self.0.data.load().known.contains_key(&id) {
-            return Ok(());
-        }
-        let locked = |what| KeyError::Locked { master: master.to_owned(), what };
-        let Some(masters) = &self.0.masters else {
-            return Err(locked("give the file that has it with --store-key"));
+    /// [`KeyError::Locked`] without its master key, and [`KeyError::Damaged`]; values sealed with
+    /// it cannot be opened then.
+    pub fn learn(&self, object: &Map<String, Value>, created: Revision) -> Result<(), KeyError> {
+        let key = DataKey::parse(object)?;
+        let opened = match self.0.data.load().known.get(&key.id) {
+            Some(Known { cipher: Ok(cipher), .. }) => Ok(cipher.clone()),
+            _ => self.unwrap(&key),
         };
-        let wrapping = masters
-            .named(master)
-            .ok_or_else(|| locked("which the key file does not have; put it back"))?;
-        let mut wrapped = STANDARD.decode(text("wrapped")).map_err(|_| damaged())?;
-        if wrapped.len() <= NONCE_LEN {
-            return Err(damaged());
-        }
-        let (nonce, sealed) = wrapped.split_at_mut(NONCE_LEN);
-        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| damaged())?;
-        let opened = wrapping.open_in_place(nonce, Aad::from(wrap_context(&id, master)), sealed);
-        let opened = opened
-            .map_err(|_| locked("and the key of that name in the key file is another one"))?;
-        let key = Arc::new(cipher(opened).ok_or_else(damaged)?);
-        self.change(|data| {
-            if masters.first().name == master {
-                data.current = Some((id, key.clone()));
-            }
-            data.known.insert(id, key);
-        });
-        Ok(())
+        let outcome = opened.clone().map(drop);
+        let known = Known { cipher: opened, state: key.state, created };
+        self.change(|data| drop(data.known.insert(key.id, known)));
+        outcome
     }
 
-    /// A new data key, wrapped by the first master key, if one is needed: its key and object. It is
-    /// used once it is learnt.
+    fn unwrap(&self, key: &DataKey) -> Result<Arc<LessSafeKey>, KeyError> {
+        let Some(masters) = &self.0.masters else {
+            let what = "give the file that has it with --store-key";
+            return Err(KeyError::Locked { master: key.master.clone(), what });
+        };
+        let bytes = masters.unwrap(key)?;
+        let damaged = || KeyError::Damaged { id: key.id() };
+        cipher(&bytes).map(Arc::new).ok_or_else(damaged)
+    }
+
+    /// Why a data key in one of these states cannot be opened, if there is such a key.
+    #[must_use]
+    pub fn locked(&self, states: &[KeyState]) -> Option<KeyError> {
+        let data = self.0.data.load();
+        let mut keys = data.known.values().filter(|key| states.contains(&key.state));
+        keys.find_map(|key| key.cipher.clone().err())
+    }
+
+    /// The ids of the data keys that this process can open and that are not retired.
+    #[must_use]
+    pub fn usable(&self) -> Vec<String> {
+        let data = self.0.data.load();
+        let usable = data
+            .known
+            .iter()
+            .filter(|(_, key)| key.cipher.is_ok() && key.state != KeyState::Retired);
+        usable.map(|(id, _)| hex::encode(id)).collect()
+    }
+
+    /// Whether `master` is the first key of the key file.
+    #[must_use]
+    pub fn is_first(&self, master: &str) -> bool {
+        self.0.masters.as_ref().is_some_and(|masters| masters.first_name() == master)
+    }
+
+    /// A new data key in this state, wrapped by the first master key; `None` without master keys.
+    /// It is used once it is in the store and learnt.
     ///
     /// # Errors
     /// [`KeyError::Random`].
-    pub fn new_data_key(&self) -> Result<Option<(Key, Body)>, KeyError> {
-        let Some(masters) = &self.0.masters else { return Ok(None) };
-        if self.seals() {
-            return Ok(None);
-        }
-        let (id, nonce) = (random::<ID_LEN>()?, random::<NONCE_LEN>()?);
-        let master = masters.first();
-        let mut sealed = random::<KEY_LEN>()?.to_vec();
-        let context = Aad::from(wrap_context(&id, &master.name));
-        master
-            .key
-            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), context, &mut sealed)
-            .map_err(|_| KeyError::Random)?;
-        let wrapped = STANDARD.encode([&nonce[..], &sealed].concat());
-        let object = json!({
-            "algorithm": "AES-256-GCM-SIV", "id": hex(&id), "masterKey": master.name, "wrapped": wrapped,
-        });
-        let object: Map<String, Value> = object.as_object().cloned().unwrap_or_default();
-        Ok(Some((Key::new(&data_keys(), None, &hex(&id)), Body::new(&object))))
+    pub fn new_data_key(&self, state: KeyState) -> Result<Option<DataKey>, KeyError> {
+        self.0.masters.as_ref().map(|masters| masters.new_data_key(state)).transpose()
+    }
+
+    /// The same data key wrapped by the first master key; `None` if it is so already, or without
+    /// master keys.
+    ///
+    /// # Errors
+    /// [`KeyError::Locked`] without the master key that wraps it now.
+    pub fn rewrap(&self, key: &DataKey) -> Result<Option<DataKey>, KeyError> {
+        self.0.masters.as_ref().map_or(Ok(None), |masters| masters.rewrap(key))
     }
 
     /// Stops sealing new values; sealed ones are still opened.
     pub fn stop(&self) {
-        self.change(|data| data.current = None);
+        self.change(|data| {
+            data.known.values_mut().for_each(|key| key.state = KeyState::Retired);
+        });
     }
 
     /// The sealed value; `None` if values are not sealed, or not under this key.
@@ -349,18 +238,27 @@ impl Sealer {
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub(crate) fn open(&self, key: &Key, sealed: &[u8]) -> Result<Vec<u8>, &'static str> {
+    pub(crate) fn open(&self, key: &Key, sealed: &[u8]) -> Result<Vec<u8>, String> {
         let (head, body) = sealed.split_at_checked(HEAD_LEN).ok_or("it is cut short")?;
         let (id, nonce) = head[1..].split_at(ID_LEN);
         let data = self.0.data.load();
         let known = Id::try_from(id).ok().and_then(|id| data.known.get(&id));
         let known = known.ok_or("its data key is not in the store")?;
+        let cipher = known.cipher.as_ref().map_err(ToString::to_string)?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| "it is cut short")?;
         let mut value = body.to_vec();
-        let opened = known.open_in_place(nonce, Aad::from(context(key)), &mut value);
+        let opened = cipher.open_in_place(nonce, Aad::from(context(key)), &mut value);
         let length = opened.map_err(|_| "it is not what was written here")?.len();
         value.truncate(length);
         Ok(value)
+    }
+
+    /// Whether a stored value is sealed with a data key that is not known here.
+    #[must_use]
+    pub fn is_unknown(&self, stored: &[u8]) -> bool {
+        let id = stored.get(1..=ID_LEN).and_then(|id| Id::try_from(id).ok());
+        stored.first() == Some(&SEALED)
+            && id.is_some_and(|id| !self.0.data.load().known.contains_key(&id))
     }
 
     /// Whether a stored value is as a new one would be: sealed with the current data key, or not at
@@ -376,110 +274,37 @@ impl Sealer {
         }
     }
 
-    /// Whether a data key is one that no current value needs.
+    /// Whether new values are sealed with another data key than this one.
     #[must_use]
-    pub fn is_superseded(&self, name: &str) -> bool {
-        let data = self.0.data.load();
-        data.current.as_ref().is_none_or(|(id, _)| hex(id) != name)
+    pub fn is_superseded(&self, id: &str) -> bool {
+        self.current().is_none_or(|current| current != id)
     }
 }
 
-/// What a value is bound to.
+/// A value is bound to its collection and path.
 fn context(key: &Key) -> Vec<u8> {
     [key.resource().as_str().as_bytes(), b"\0", key.path().as_bytes()].concat()
 }
 
-/// What a wrapped data key is bound to.
-fn wrap_context(id: &Id, master: &str) -> Vec<u8> {
-    [b"datakey\0", &id[..], master.as_bytes()].concat()
+/// The answer of a store that is not encrypted.
+pub(crate) fn not_encrypted() -> Error {
+    Error::Refused {
+        reason: Reason::Conflict,
+        message: "the store is not encrypted, so it has no data key to change: start the server \
+                  with --store-key FILE first"
+            .to_owned(),
+    }
+}
+
+/// The answer while the data key is being changed.
+pub(crate) fn under_way() -> Error {
+    Error::Refused {
+        reason: Reason::Conflict,
+        message: "the data key is being changed already: `mainstay store stats` shows when every \
+                  value is encrypted with it"
+            .to_owned(),
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn masters(names: &[(&str, u8)]) -> MasterKeys {
-        let lines: Vec<String> = names
-            .iter()
-            .map(|(name, byte)| format!("{name}:{}", STANDARD.encode([*byte; KEY_LEN])))
-            .collect();
-        MasterKeys::parse(&lines.join("\n")).unwrap()
-    }
-
-    fn object(body: &Body) -> Value {
-        serde_json::from_slice(body.json()).unwrap()
-    }
-
-    /// A sealer with a data key, and the object of it.
-    fn sealer(names: &[(&str, u8)]) -> (Sealer, Value) {
-        let sealer = Sealer::new(Some(masters(names)));
-        let (_, body) = sealer.new_data_key().unwrap().unwrap();
-        sealer.learn(&object(&body)).unwrap();
-        (sealer, object(&body))
-    }
-
-    fn key(name: &str) -> Key {
-        Key::new(&Resource::new("", "configmaps"), Some("default"), name)
-    }
-
-    #[test]
-    fn a_sealed_value_opens_under_its_key_alone() {
-        let (sealer, _) = sealer(&[("a", 1)]);
-        let value = b"{\"secret\":true}";
-        let sealed = sealer.seal(&key("x"), value).unwrap();
-        assert!(!sealed.windows(6).any(|part| part == b"secret"));
-        assert_eq!(sealer.open(&key("x"), &sealed).unwrap(), value);
-        assert!(sealer.open(&key("y"), &sealed).is_err(), "values cannot be swapped");
-        for at in 0..sealed.len() {
-            let mut wrong = sealed.clone();
-            wrong[at] ^= 1;
-            assert!(at == 0 || sealer.open(&key("x"), &wrong).is_err(), "byte {at}");
-            assert!(sealer.open(&key("x"), &sealed[..at]).is_err(), "cut at {at}");
-        }
-        assert_ne!(sealer.seal(&key("x"), value).unwrap(), sealed, "every nonce is another");
-    }
-
-    #[test]
-    fn a_data_key_opens_with_its_master_key_alone() {
-        let (_, stored) = sealer(&[("a", 1)]);
-        let refused = |sealer: Sealer| sealer.learn(&stored).unwrap_err().to_string();
-        assert!(refused(Sealer::default()).contains("--store-key"));
-        assert!(refused(Sealer::new(Some(masters(&[("b", 1)])))).contains("does not have"));
-        assert!(refused(Sealer::new(Some(masters(&[("a", 2)])))).contains("is another one"));
-        assert!(Sealer::new(Some(masters(&[("b", 2), ("a", 1)]))).learn(&stored).is_ok());
-    }
-
-    #[test]
-    fn a_new_first_master_key_gets_a_data_key_of_its_own() {
-        let (old, first) = sealer(&[("a", 1)]);
-        let sealed = old.seal(&key("x"), b"{}").unwrap();
-        assert!(old.is_current(&key("x"), &sealed) && old.new_data_key().unwrap().is_none());
-        let new = Sealer::new(Some(masters(&[("b", 2), ("a", 1)])));
-        new.learn(&first).unwrap();
-        assert!(!new.seals());
-        let (_, body) = new.new_data_key().unwrap().unwrap();
-        new.learn(&object(&body)).unwrap();
-        assert_eq!(new.open(&key("x"), &sealed).unwrap(), b"{}");
-        assert!(!new.is_current(&key("x"), &sealed));
-        assert!(new.is_superseded(first["id"].as_str().unwrap()));
-        new.stop();
-        assert!(new.seal(&key("x"), b"{}").is_none() && new.is_current(&key("x"), b"{}"));
-    }
-
-    #[test]
-    fn key_files_are_read_line_by_line() {
-        let good = MasterKeys::new_line("k1").unwrap();
-        assert!(MasterKeys::parse(&format!("# keys\n\n{good}\n")).is_ok());
-        for (text, expected) in [
-            ("", "no key"),
-            ("nonsense", "line 1: it has no colon"),
-            ("a:xxx", "line 1: it is not base64"),
-            ("a:AAAA", "line 1: it is not 32 bytes"),
-            (":AAAA", "line 1: its name"),
-            (&format!("{good}\n{good}"), "line 2: its name is there already"),
-        ] {
-            let error = MasterKeys::parse(text).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-        }
-    }
-}
+mod tests;

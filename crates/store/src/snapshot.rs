@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cache::Collection;
 use crate::object::{Resource, Revision};
-use crate::seal::data_keys;
+use crate::seal::{DataKey, KeyState, data_keys};
 
 /// Every collection of a store at one revision.
 #[derive(Clone, Debug)]
@@ -58,6 +58,32 @@ pub struct Stats {
     /// The operator's key that every stored value is encrypted with, by way of a data key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encrypted_with: Option<String>,
+    /// How far encryption at rest has come, if it is on or being turned on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
+}
+
+/// How far encryption at rest has come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Encryption {
+    /// The operator's key that wraps the newest data key.
+    pub master_key: String,
+    /// The newest data key.
+    pub data_key: String,
+    /// What is done with it.
+    pub state: EncryptionState,
+}
+
+/// What is done with the newest data key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum EncryptionState {
+    /// It is used once every server has shown that it can open it.
+    WaitingForServers,
+    /// New values are encrypted with it, older ones are being rewritten.
+    Rewriting,
+    /// Every value is encrypted with it.
+    Complete,
 }
 
 /// What one collection takes.
@@ -111,6 +137,8 @@ impl Stats {
             Medium::Etcd(endpoints) => ("etcd", endpoints.clone(), Vec::new()),
             Medium::Kubernetes(servers) => ("kubernetes", servers.clone(), Vec::new()),
         };
+        let encryption = encryption(snapshot);
+        let complete = encryption.as_ref().filter(|it| it.state == EncryptionState::Complete);
         Self {
             backend,
             location,
@@ -120,16 +148,28 @@ impl Stats {
             bytes: collections.iter().map(|share| share.bytes).sum(),
             collections,
             files,
-            encrypted_with: encrypted_with(snapshot),
+            encrypted_with: complete.map(|it| it.master_key.clone()),
+            encryption,
         }
     }
 }
 
-/// The name of the operator's key. A store is not served before all of it is encrypted.
-fn encrypted_with(snapshot: &Snapshot) -> Option<String> {
+/// What the newest data key that is not retired says.
+fn encryption(snapshot: &Snapshot) -> Option<Encryption> {
     let (_, keys) = snapshot.collections.iter().find(|(resource, _)| *resource == data_keys())?;
-    let newest = keys.range(None, None).max_by_key(|record| record.created())?;
-    newest.object().get("masterKey")?.as_str().map(str::to_owned)
+    let keys = keys.range(None, None);
+    let keys =
+        keys.filter_map(|record| Some((record.created(), DataKey::parse(&record.object()).ok()?)));
+    let (_, newest) = keys
+        .filter(|(_, key)| key.state != KeyState::Retired)
+        .max_by_key(|(created, key)| (*created, key.id()))?;
+    let state = match newest.state {
+        KeyState::Pending => EncryptionState::WaitingForServers,
+        KeyState::Active => EncryptionState::Rewriting,
+        KeyState::Complete => EncryptionState::Complete,
+        KeyState::Retired => return None,
+    };
+    Some(Encryption { master_key: newest.master().to_owned(), data_key: newest.id(), state })
 }
 
 /// The database and its write-ahead log, as far as they are there.

@@ -37,7 +37,7 @@ use crate::location::Settings;
 use crate::memory::check_size;
 use crate::object::{Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Objects, Scope, Write};
-use crate::seal::KeyError;
+use crate::seal::{KeyError, under_way};
 use crate::snapshot::{Medium, Snapshot};
 use crate::value::Codec;
 
@@ -45,6 +45,7 @@ use committer::{Committer, Job};
 use failure::Failure;
 use fullness::Fullness;
 use lock::Lock;
+use rekey::DataKeyChange;
 
 /// How many writes may wait for the committer before new ones are refused.
 const QUEUE: usize = 8192;
@@ -157,7 +158,7 @@ impl OpenError {
     }
 }
 
-/// Writes every value anew that is not as a new one would be (see [`crate::seal`]), and leaves
+/// Rewrites every value that is not as a new one would be (see [`crate::seal`]), and leaves
 /// nothing of the old ones behind. Returns how many there were. Nobody else may write meanwhile.
 ///
 /// # Errors
@@ -185,6 +186,8 @@ pub struct SqliteStore {
     jobs: mpsc::Sender<Job>,
     largest: usize,
     running: Mutex<Option<Running>>,
+    /// The change of the data key that is under way, or was.
+    rekeying: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
 
 /// What ends with the store: its threads, and the lock that keeps other processes away.
@@ -255,7 +258,19 @@ impl SqliteStore {
             .map_err(|source| OpenError::Io { path: path.into(), source })?;
         let running = Mutex::new(Some(Running { threads: [committer, checkpointer], lock }));
         let (path, largest) = (path.to_owned(), settings.largest_object);
-        Ok(Self { path, codec, cache, fullness, failure, unguarded, jobs, largest, running })
+        let rekeying = Mutex::new(None);
+        Ok(Self {
+            path,
+            codec,
+            cache,
+            fullness,
+            failure,
+            unguarded,
+            jobs,
+            largest,
+            running,
+            rekeying,
+        })
     }
 
     /// Queues a job without ever waiting for the committer.
@@ -342,6 +357,32 @@ impl Objects for SqliteStore {
         async move { answered(submitted?).await }.boxed()
     }
 
+    fn rekey(&self) -> BoxFuture<'_, Result<String, Error>> {
+        async move {
+            let mut rekeying = self.rekeying.lock().await;
+            if rekeying.as_ref().is_some_and(|task| !task.is_finished()) {
+                return Err(under_way());
+            }
+            let (jobs, cache) = (self.jobs.clone(), self.cache.clone());
+            let change = DataKeyChange { jobs, cache, codec: self.codec.clone() };
+            let new = change.begin().await?;
+            let id = new.id();
+            *rekeying = Some(tokio::spawn(async move {
+                let id = new.id();
+                match change.finish(new).await {
+                    Ok(values) => {
+                        tracing::info!(values, id, "store re-encrypted with a new data key")
+                    }
+                    Err(error) => tracing::warn!(
+                        %error, id, "re-encryption of the store stopped; the next start finishes it"
+                    ),
+                }
+            }));
+            Ok(id)
+        }
+        .boxed()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         async move {
             let mut running = self.running.lock().await;
@@ -350,6 +391,11 @@ impl Objects for SqliteStore {
             if self.jobs.send(Job::Close { reply }).await.is_ok() {
                 // A committer that died has nothing left to finish.
                 let _ = closed.await;
+            }
+            if let Some(task) = self.rekeying.lock().await.take()
+                && task.await.is_err()
+            {
+                tracing::error!("the task that re-encrypts the store panicked");
             }
             self.cache.close();
             let join = || threads.into_iter().all(|thread| thread.join().is_ok());

@@ -105,6 +105,14 @@ impl Objects for Tiered {
         self.durable.verify()
     }
 
+    fn rekey(&self) -> BoxFuture<'_, Result<String, Error>> {
+        self.durable.rekey()
+    }
+
+    fn readable(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
+        self.durable.readable()
+    }
+
     fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
         self.durable.ready()
     }

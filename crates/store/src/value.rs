@@ -51,7 +51,7 @@ pub enum ValueError {
         /// Where it was found.
         key: Key,
         /// Why.
-        reason: &'static str,
+        reason: String,
     },
     /// It begins like no value of any version.
     #[error("{key}: the stored value is damaged: it does not begin like a value")]

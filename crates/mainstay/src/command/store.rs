@@ -6,9 +6,11 @@ use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
 use mainstay_server::Location;
 use mainstay_store::check::{Report, check};
+use mainstay_store::clock::SystemClock;
+use mainstay_store::registry::Registry;
 use mainstay_store::sqlite::repair as sqlite_repair;
 use mainstay_store::value::Codec;
-use mainstay_store::{backup, location};
+use mainstay_store::{Settings, backup, location};
 use serde_json::{Value, json};
 
 use crate::client::{Call, JSON};
@@ -54,6 +56,18 @@ enum Action {
         #[command(flatten)]
         connect: Connect,
     },
+    /// Encrypt every value with a new data key while the server runs
+    #[command(after_help = "Examples:
+  mainstay store rekey        begin; `mainstay store stats` shows when it is complete
+
+The key file stays as it is: to change its keys, put a new line above the old one and restart.")]
+    Rekey {
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
+        output: Format,
+        #[command(flatten)]
+        connect: Connect,
+    },
     /// Keys that a store is encrypted with
     #[command(subcommand)]
     Key(KeyAction),
@@ -95,8 +109,8 @@ enum KeyAction {
   (umask 077; mainstay store key new 2026-11 > /etc/mainstay/store.keys)
   mainstay serve --store-key /etc/mainstay/store.keys
 
-To change keys, put a new line above the old one and restart the server. It writes everything anew
-before it is ready; then the old line may go.")]
+To change keys, put a new line above the old one and restart the server; once
+`mainstay store stats` names the new key, the old line may go.")]
     New {
         /// The name of the key
         #[arg(value_name = "NAME")]
@@ -137,6 +151,18 @@ impl Store {
                     format!("compacted through revision {}\n", cell(&answer["compactedThrough"]))
                 };
                 output.print(&connect.client()?.json(call).await?, said)?;
+            }
+            Action::Rekey { output, connect } => {
+                let path = "/mainstay/v1/store/rekey";
+                let call = Call::send(Method::POST, path, JSON, &json!({}));
+                let text = |answer: &Value| {
+                    let id = cell(&answer["dataKey"]);
+                    format!(
+                        "re-encrypting every value with data key {id}; `mainstay store stats` \
+                         shows when it is complete\n"
+                    )
+                };
+                output.print(&connect.client()?.json(call).await?, text)?;
             }
             Action::Key(KeyAction::New { name }) => {
                 output::print(&format!("{}\n", store_key::new_line(name)?))?;
@@ -214,24 +240,35 @@ async fn offline(location: Location, codec: Codec) -> Result<Report, Error> {
     {
         return Err(Error::usage(format!("there is no database {}", path.display())));
     }
-    let objects = match restore::open(&location, false, codec).await {
-        Err(Error::Open(location::Error::Sqlite(error))) if error.is_damage() => {
-            return Ok(Report { medium: vec![error.to_string()], ..Report::default() });
+    let registry = serve::options(serve::DEFAULT_LISTEN, PathBuf::new())?.registry;
+    let settings = Settings { codec: codec.clone(), inspect: true, ..Settings::default() };
+    let objects = match mainstay_store::open(&location, &settings, SystemClock::new()).await {
+        Err(location::Error::Sqlite(error)) if error.is_damage() => {
+            let Location::Sqlite(path) = location else { return Err(Error::Open(error.into())) };
+            return damaged(path, codec, &registry).await;
         }
         opened => opened?,
     };
-    let registry = serve::options(serve::DEFAULT_LISTEN, PathBuf::new())?.registry;
     let checked = async {
         let mut medium = objects.verify().await?;
         if backup::unfinished(&*objects).await? {
             medium
                 .push("a restore into it did not finish: run `mainstay restore` again".to_owned());
         }
-        Ok(Report { medium, ..check(&objects.snapshot().await?, &registry) })
+        Ok(Report { medium, ..check(&objects.readable().await?, &registry) })
     };
     let report = checked.await;
     objects.close().await;
     report
+}
+
+/// Checks as much as can be read of a database that is damaged.
+async fn damaged(path: PathBuf, codec: Codec, registry: &Registry) -> Result<Report, Error> {
+    let examine = move || sqlite_repair::examine(&path, &codec);
+    let examined = tokio::task::spawn_blocking(examine).await;
+    let examined = examined.map_err(|error| Error::negative(error.to_string()))?;
+    let examined = examined.map_err(|error| Error::negative(error.to_string()))?;
+    Ok(Report { medium: examined.findings, ..check(&examined.readable, registry) })
 }
 
 fn stats(answer: &Value) -> String {
@@ -254,8 +291,17 @@ fn stats(answer: &Value) -> String {
     }
     objects.rows.push(vec!["total".to_owned(), field("objects"), field("bytes")]);
     let mut text = format!("{}\n{}", facts.text(), objects.text());
-    if let Some(key) = answer["encryptedWith"].as_str() {
-        text.push_str(&format!("\nevery value is encrypted with key {key}\n"));
+    let encryption = &answer["encryption"];
+    if let Some(state) = encryption["state"].as_str() {
+        let key = cell(&encryption["masterKey"]);
+        text.push_str(&match state {
+            "Complete" => format!("\nevery value is encrypted with key {key}\n"),
+            "WaitingForServers" => format!(
+                "\nencryption with key {key} waits for servers that cannot open the data key yet: \
+                 restart them with the same --store-key file\n"
+            ),
+            _ => format!("\nvalues are being encrypted with key {key}\n"),
+        });
     }
     let mut files = Table::new(&["FILE", "BYTES"]);
     for file in items("files") {

@@ -466,6 +466,46 @@ fn a_catalog_that_is_in_use_or_half_restored_is_told() {
     drop(TestServer::start_in(&data, &[]));
 }
 
+#[test]
+fn a_server_on_etcd_with_a_key_file_keeps_no_secret_in_the_clear() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(etcd) = etcd() else { return cannot_test("encryption on etcd: there is no etcd") };
+    let (there, files) = (folder(), Files::new());
+    let keys = files.write("keys", offline(&["store", "key", "new", "first"]).stdout);
+    std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let with = ["--store", &etcd.url, "--store-key", shown(&keys)];
+    let server = TestServer::start_in(there.path(), &with);
+    code(&server.mainstay(&["token", "create", "--role", "viewer"]), 0);
+    let stats = || code(&server.mainstay(&["store", "stats"]), 0);
+    let complete = "every value is encrypted with key first";
+    while !stats().contains(complete) {}
+    let said = code(&server.mainstay(&["store", "rekey"]), 0);
+    assert!(said.contains("re-encrypting every value with data key"), "{said}");
+    while !stats().contains(complete) {}
+    is_sound(&server);
+    let backup = files.there.path().join("backup");
+    code(&server.mainstay(&["backup", shown(&backup)]), 0);
+    assert!(server.terminate().success());
+    let dump = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args(["--endpoints", &etcd.url.replace("etcd://", "http://"), "get", "--prefix", ""])
+        .output();
+    let dump = dump.unwrap().stdout;
+    let holds = |text: &[u8]| dump.windows(text.len()).any(|part| part == text);
+    assert!(holds(b"datakeys.internal.mainstay.dev") && !holds(b"BEGIN PRIVATE KEY"));
+
+    let (_, said) = TestServer::try_start_in(there.path(), &["--store", &etcd.url]);
+    let said = said.unwrap_err();
+    assert!(said.contains("encrypted with the key \"first\"") && said.contains("--store-key"));
+    let check = ["store", "check", "--store", &etcd.url];
+    assert!(code(&offline(&check), 1).contains("--store-key"));
+    code(&offline(&[&check[..], &["--store-key", shown(&keys)]].concat()), 0);
+    // A backup of an encrypted etcd restores into a database without a key.
+    let elsewhere = files.there.path().join("elsewhere");
+    code(&offline(&["restore", shown(&backup), "--data-dir", shown(&elsewhere)]), 0);
+    is_sound(&TestServer::start_in(&elsewhere, &[]));
+}
+
 /// The files in a folder that hold a text.
 fn holding(folder: &Path, text: &str) -> Vec<String> {
     let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());

@@ -141,6 +141,7 @@ fn every_path_belongs_to_a_part_of_the_api() {
         ("/mainstay/v1/nodes/n1/revoke", Surface::Join),
         ("/mainstay/v1/backup", Surface::Store),
         ("/mainstay/v1/store/compact", Surface::Store),
+        ("/mainstay/v1/store/rekey", Surface::Store),
         ("/mainstay/v1/namespaces/default/instances/i/log", Surface::Logs),
         ("/mainstay/v1/namespaces/default/applications/a/placement", Surface::Other),
         ("/rucio/rules/", Surface::Rucio),

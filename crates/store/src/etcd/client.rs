@@ -1,8 +1,8 @@
 //! A small etcd client: one connection at a time, moved to the next endpoint when it fails.
 //!
-//! A *read* may be sent again to another endpoint as often as its time allows. A *write* may not:
-//! once it was handed to a connection its fate is unknown when that connection dies, and sending
-//! it again could do it twice. Its caller is told so, and finds out by reading.
+//! A *read* is repeated on another endpoint until it is answered or its deadline passes. A *write*
+//! is not: when a connection fails after the request was sent, whether etcd did it is unknown, and
+//! repeating it could do it twice. The caller gets [`Error::Unknown`] and finds out by reading.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,8 +19,10 @@ use super::proto::{AuthenticateRequest, AuthenticateResponse, WatchRequest, Watc
 
 /// How long one endpoint may take to answer before another is tried.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// How often a read is sent at most.
+/// How often a request is sent at most.
 const ATTEMPTS: usize = 6;
+/// How long a read that a client waits for may take, with all its attempts.
+const READ_DEADLINE: Duration = Duration::from_secs(4);
 
 /// Where etcd is and how to get in: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX]`,
 /// with `?ca=FILE&cert=FILE&key=FILE` for TLS.
@@ -141,9 +143,12 @@ pub(super) enum Error {
     /// The request is larger than etcd takes.
     #[error("the request is too large for etcd")]
     TooLarge,
-    /// The connection died with the request on its way: it may or may not have been done.
+    /// The connection failed after the request was sent: it may or may not have been done.
     #[error("the connection to etcd was lost, and whether the write was done is unknown: {0}")]
     Unknown(String),
+    /// A read was not answered.
+    #[error("reading from etcd failed: {0}")]
+    Unread(String),
 }
 
 #[derive(Debug)]
@@ -188,8 +193,23 @@ impl Client {
         Ok(Self { endpoints, login, current: AtomicUsize::new(0), session: Mutex::new(None) })
     }
 
-    /// Asks until somebody answers: only for what may be asked twice.
+    /// Sends a request that may be repeated, for a client that waits: within [`READ_DEADLINE`].
     pub(super) async fn read<Q, A>(&self, path: &'static str, message: Q) -> Result<A, Error>
+    where
+        Q: prost::Message + Clone + Send + Sync + 'static,
+        A: prost::Message + Default + Send + Sync + 'static,
+    {
+        let late = || Error::Unread(format!("no answer within {READ_DEADLINE:?}"));
+        let read = tokio::time::timeout(READ_DEADLINE, self.read_patiently(path, message)).await;
+        read.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Sends a request that may be repeated, until an endpoint answers or all attempts are used up.
+    pub(super) async fn read_patiently<Q, A>(
+        &self,
+        path: &'static str,
+        message: Q,
+    ) -> Result<A, Error>
     where
         Q: prost::Message + Clone + Send + Sync + 'static,
         A: prost::Message + Default + Send + Sync + 'static,
@@ -198,14 +218,15 @@ impl Client {
         for attempt in 0..ATTEMPTS {
             pause(attempt).await;
             match self.call(path, message.clone()).await {
-                Err(error @ (Error::Unreachable(_) | Error::Unknown(_))) => last = error,
+                Err(Error::Unknown(reason)) => last = Error::Unread(reason),
+                Err(error @ Error::Unreachable(_)) => last = error,
                 outcome => return outcome,
             }
         }
         Err(last)
     }
 
-    /// Asks once; only if nothing could have been sent is another endpoint tried.
+    /// Sends a request once; another endpoint is tried only if the request was not sent.
     pub(super) async fn write<Q, A>(&self, path: &'static str, message: Q) -> Result<A, Error>
     where
         Q: prost::Message + Clone + Send + Sync + 'static,

@@ -1,13 +1,14 @@
-//! Keeping the readable state in step with etcd: one list, then one watch for everything.
+//! Keeps the cached state in step with etcd: one list, then one watch for everything.
 //!
-//! The watch is resumed from the last revision applied, on whichever endpoint answers, and what is
-//! known of it already is passed over: nothing is missed and nothing is applied twice. It is not
-//! resumed from the revision after it, because etcd may forget the deletions of a revision when it
-//! is compacted there, and still watch from it. If etcd has compacted more, everything is listed
-//! again, and watchers from before are told that the history has expired.
+//! The watch is resumed from the last revision applied, on whichever endpoint answers, and events
+//! that were applied already are skipped: no event is missed or applied twice. It is not resumed
+//! from the revision after it, because etcd may forget the deletions of a revision when it is
+//! compacted there, and still watch from it. If etcd has compacted more, everything is listed
+//! again, and the watches of clients from before that expire.
 //!
 //! All changes of one transaction are applied at once, each with a version of its own
-//! ([`version`](super::version)).
+//! ([`version`](super::version)). A value that was only encrypted anew is no change: its object keeps
+//! its version and watches see no event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +18,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, Ledger, State};
 use crate::clock::Clock;
-use crate::object::{Action, Body, Event, Key, Resource, Revision};
+use crate::object::{Action, Event, Key, Resource, Revision};
+use crate::seal::data_keys;
 
 use super::client::{Client, Error};
-use super::layout::{self, Layout};
+use super::layout::{Layout, Stored};
 use super::proto::{
     CompactionRequest, CompactionResponse, EventType, KeyValue, RangeRequest, RangeResponse,
     WatchCreateRequest, WatchRequest, WatchResponse,
 };
+use super::sealing::{self, Signals};
 use super::version::{end, number, places, version};
 
 /// How many objects one page of the first list has.
@@ -48,7 +51,7 @@ async fn walk(
             revision: at,
             count_only: false,
         };
-        let page: RangeResponse = client.read("/etcdserverpb.KV/Range", request).await?;
+        let page: RangeResponse = client.read_patiently("/etcdserverpb.KV/Range", request).await?;
         if at == 0 {
             at = page.header.map_or(0, |header| header.revision);
         }
@@ -63,19 +66,47 @@ async fn walk(
     }
 }
 
-/// Everything as it is at one revision.
-pub(super) async fn list(client: &Client, layout: &Layout) -> Result<State, Error> {
+/// Everything as it is at one revision. The data keys are read first, and once more if a value is
+/// sealed with one that was stored meanwhile.
+pub(super) async fn list(
+    client: &Client,
+    layout: &Layout,
+    signals: &Signals,
+) -> Result<State, Error> {
+    sealing::learn_all(client, layout).await?;
+    let (state, complete) = list_once(client, layout, signals).await?;
+    if complete {
+        return Ok(state);
+    }
+    sealing::learn_all(client, layout).await?;
+    list_once(client, layout, signals).await.map(|(state, _)| state)
+}
+
+/// Everything as it is at one revision, and whether the data keys of all values are known.
+async fn list_once(
+    client: &Client,
+    layout: &Layout,
+    signals: &Signals,
+) -> Result<(State, bool), Error> {
     let mut listed: Option<State> = None;
+    let mut complete = true;
     let at = walk(client, layout, |at, kv| {
         let state = listed.get_or_insert_with(|| State::new(end(at), end(at)));
-        let Some(key) = layout.decode(&kv.key) else { return complain(&kv.key) };
+        let Some(key) = layout.decode(&kv.key) else { return warn_of_foreign_key(&kv.key) };
+        complete &= !layout.sealer().is_unknown(&kv.value);
+        if layout.is_stale(&key, &kv.value) {
+            signals.note_stale();
+        }
         match layout.read(&key, &kv.value) {
-            Ok((body, place)) => state.load(Arc::new(layout::record(kv, key, &body, place))),
+            Ok(stored) => {
+                state.note_rewritten(&key, stored.rewritten(kv));
+                state.load(Arc::new(stored.record(kv, key)));
+            }
             Err(problem) => state.damage(key, problem),
         }
     });
     let at = at.await?;
-    Ok(listed.unwrap_or_else(|| State::new(end(at), end(at))))
+    Ok((listed.unwrap_or_else(|| State::new(end(at), end(at))), complete))
 }
 
 /// What is under our prefix and is not as we wrote it, one sentence each.
@@ -92,13 +123,13 @@ pub(super) async fn verify(client: &Client, layout: &Layout) -> Result<Vec<Strin
     Ok(found)
 }
 
-fn complain(key: &[u8]) {
+fn warn_of_foreign_key(key: &[u8]) {
     let key = String::from_utf8_lossy(key);
-    tracing::warn!(%key, "a key under our prefix is not ours; it is passed over");
+    tracing::warn!(%key, "a key under the prefix in etcd is not Mainstay's; it is ignored");
 }
 
-/// One change as etcd tells of it.
-struct Told<'a> {
+/// One change of a key, as the watch reports it.
+struct KeyChange<'a> {
     kv: &'a KeyValue,
     key: Key,
     content: Content,
@@ -106,25 +137,30 @@ struct Told<'a> {
 
 /// What a key holds after a change.
 enum Content {
-    /// An object, which was written at this place of its transaction.
-    Object(Body, u8),
+    /// An object.
+    Object(Stored),
     /// A value that is not as it was written.
     Damaged(String),
-    /// Nothing any more.
+    /// The key was deleted.
     Gone,
 }
 
-impl Told<'_> {
+impl KeyChange<'_> {
     /// The place in its transaction that was written with it.
     fn place(&self) -> Option<u8> {
-        match self.content {
-            Content::Object(_, place) => Some(place),
+        match &self.content {
+            Content::Object(stored) => Some(stored.place),
             Content::Damaged(_) | Content::Gone => None,
         }
     }
 
-    /// What it means to a state; `version` is what a deletion is given. `None` if nothing that
-    /// can be shown has changed.
+    /// Whether the value was written without a change of its object.
+    fn is_rewritten(&self) -> bool {
+        matches!(&self.content, Content::Object(stored) if stored.changed.is_some())
+    }
+
+    /// The event that readers of a state see; `version` is given to a deletion. `None` if no
+    /// object that can be read has changed.
     fn event(&self, state: &State, version: Revision) -> Option<Event> {
         let previous = state.get(&self.key).cloned();
         match (&self.content, previous) {
@@ -133,8 +169,8 @@ impl Told<'_> {
                 let record = Arc::new(previous.at(version));
                 Some(Event::new(Action::Deleted, record, Some(previous)))
             }
-            (Content::Object(body, place), previous) => {
-                let record = Arc::new(layout::record(self.kv, self.key.clone(), body, *place));
+            (Content::Object(stored), previous) => {
+                let record = Arc::new(stored.record(self.kv, self.key.clone()));
                 let action = if previous.is_some() { Action::Modified } else { Action::Added };
                 Some(Event::new(action, record, previous))
             }
@@ -150,11 +186,12 @@ pub(super) struct Feed {
     pub(super) cache: Arc<Cache>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) stop: CancellationToken,
-    /// What the store writes for itself.
+    pub(super) signals: Arc<Signals>,
+    /// Collections that the store writes for itself.
     pub(super) own: [Resource; 2],
-    /// Set by whoever waited in vain for the feed to catch up.
+    /// Notified by callers for whom the feed did not catch up in time.
     pub(super) stalled: Arc<Notify>,
-    /// History to forget: only this task may change the state.
+    /// Requests to forget history: only this task may change the state.
     pub(super) compactions: mpsc::Receiver<(Revision, oneshot::Sender<()>)>,
 }
 
@@ -245,9 +282,22 @@ impl Feed {
             }
             if response.fragment {
                 unfinished = Some(response);
-            } else {
-                self.apply(&response, ledger);
+                continue;
             }
+            self.learn_unknown_keys(&response).await;
+            self.apply(&response, ledger);
+        }
+    }
+
+    /// Reads the data keys again if a value is sealed with one that is not known. A value whose
+    /// key is still unknown afterwards is treated as damaged.
+    async fn learn_unknown_keys(&self, response: &WatchResponse) {
+        let sealer = self.layout.sealer();
+        let mut values = response.events.iter().filter_map(|event| event.kv.as_ref());
+        if values.any(|kv| sealer.is_unknown(&kv.value))
+            && let Err(error) = sealing::learn_all(&self.client, &self.layout).await
+        {
+            tracing::warn!(%error, "reading the data keys from etcd failed");
         }
     }
 
@@ -261,18 +311,24 @@ impl Feed {
             if end(made) <= state.revision {
                 continue;
             }
-            let told: Vec<Told<'_>> =
-                together.iter().filter_map(|event| self.read(event)).collect();
-            let (places, ordered) = places(told.iter().map(Told::place));
-            for (told, place) in told.iter().zip(places) {
-                if !changed.contains(told.key.resource()) {
-                    changed.push(told.key.resource().clone());
+            let (rewritten, changes): (Vec<_>, Vec<_>) = together
+                .iter()
+                .filter_map(|event| self.read(event))
+                .partition(KeyChange::is_rewritten);
+            let (places, mut ordered) = places(changes.iter().map(KeyChange::place));
+            for rewritten in &rewritten {
+                ordered &= take_over_rewritten(&mut state, rewritten);
+            }
+            for (change, place) in changes.iter().zip(places) {
+                if !changed.contains(change.key.resource()) {
+                    changed.push(change.key.resource().clone());
                 }
-                note_damage(&mut state, told);
-                let Some(event) = told.event(&state, version(made, place)) else { continue };
+                note_damage(&mut state, change);
+                state.note_rewritten(&change.key, None);
+                let Some(event) = change.event(&state, version(made, place)) else { continue };
                 if ordered {
                     let event = Arc::new(event);
-                    if self.own.contains(told.key.resource()) {
+                    if self.own.contains(change.key.resource()) {
                         ledger.note_aside(&event, now);
                     } else {
                         ledger.note(&event, now);
@@ -300,28 +356,41 @@ impl Feed {
         }
     }
 
-    fn read<'a>(&self, event: &'a super::proto::Event) -> Option<Told<'a>> {
+    fn read<'a>(&self, event: &'a super::proto::Event) -> Option<KeyChange<'a>> {
         let kv = event.kv.as_ref()?;
         let Some(key) = self.layout.decode(&kv.key) else {
-            complain(&kv.key);
+            warn_of_foreign_key(&kv.key);
             return None;
         };
         let content = match event.r#type() {
             EventType::Delete => Content::Gone,
-            EventType::Put => match self.layout.read(&key, &kv.value) {
-                Ok((body, place)) => Content::Object(body, place),
-                Err(problem) => Content::Damaged(problem),
-            },
+            EventType::Put => self.read_value(&key, kv),
         };
-        Some(Told { kv, key, content })
+        Some(KeyChange { kv, key, content })
+    }
+
+    fn read_value(&self, key: &Key, kv: &KeyValue) -> Content {
+        if self.layout.is_stale(key, &kv.value) {
+            self.signals.note_stale();
+        }
+        let stored = match self.layout.read(key, &kv.value) {
+            Ok(stored) => stored,
+            Err(problem) => return Content::Damaged(problem),
+        };
+        if *key.resource() == data_keys() {
+            let before = self.layout.sealer().current();
+            sealing::learn(&self.layout, key, kv, &stored);
+            self.signals.keys_changed(self.layout.sealer().current() != before);
+        }
+        Content::Object(stored)
     }
 
     async fn relist(&self, ledger: &mut Ledger) {
         loop {
-            match list(&self.client, &self.layout).await {
+            match list(&self.client, &self.layout, &self.signals).await {
                 Ok(state) => {
                     for (key, problem) in state.damaged() {
-                        tracing::error!(%key, problem, "a stored value is damaged; it is not served");
+                        tracing::error!(%key, problem, "listed value is damaged; its object is not served");
                     }
                     tracing::info!(revision = %state.revision, "listed etcd again after compaction");
                     *ledger = Ledger::default();
@@ -342,15 +411,34 @@ fn at(event: &super::proto::Event) -> i64 {
     event.kv.as_ref().map_or(0, |kv| kv.mod_revision)
 }
 
-/// Keeps in mind which objects cannot be shown.
-fn note_damage(state: &mut State, told: &Told<'_>) {
-    match &told.content {
+/// Notes which objects cannot be read.
+fn note_damage(state: &mut State, change: &KeyChange<'_>) {
+    match &change.content {
         Content::Damaged(problem) => {
-            tracing::error!(key = %told.key, problem, "a stored value is damaged; it is not served");
-            state.damage(told.key.clone(), problem.clone());
+            tracing::error!(
+                key = %change.key, problem, "stored value is damaged; its object is not served"
+            );
+            state.damage(change.key.clone(), problem.clone());
         }
-        Content::Object(..) | Content::Gone => state.mend(&told.key),
+        Content::Object(..) | Content::Gone => state.mend(&change.key),
     }
+}
+
+/// Takes over a value that was rewritten without a change of its object. Returns whether the state
+/// had the object at that version, so that watches need not be told of it: otherwise the value
+/// before could not be read here.
+fn take_over_rewritten(state: &mut State, change: &KeyChange<'_>) -> bool {
+    let Content::Object(stored) = &change.content else { return true };
+    state.mend(&change.key);
+    state.note_rewritten(&change.key, stored.rewritten(change.kv));
+    let record = stored.record(change.kv, change.key.clone());
+    let previous = state.get(&change.key).cloned();
+    if previous.as_ref().is_some_and(|previous| previous.revision() == record.revision()) {
+        return true;
+    }
+    let action = if previous.is_some() { Action::Modified } else { Action::Added };
+    state.replace(&Event::new(action, Arc::new(record), previous));
+    false
 }
 
 /// etcd keeps every version of every key until it is told not to: what our own history no longer

@@ -2,10 +2,16 @@
 //!
 //! A key is `PREFIX/objects/RESOURCE/PATH`. A value is the object as JSON; on the next line the
 //! number of bytes before the hole for its version, and the change's place in its transaction; and
-//! on the last line the checksum that the [`Codec`] adds. Values of the first release end after the
-//! hole: their place is 0, and nothing can be said about them but whether they can be read.
+//! on the last line the checksum that the [`Codec`] adds, unless the [`Codec`] seals all of it.
+//! Values of the first release end after the hole: their place is 0, and only whether they can be
+//! read is known about them.
+//!
+//! A value that was rewritten without a change of its object (to encrypt it, or with another key)
+//! has a third number on that line: the revision of etcd in which the object was last changed. So
+//! rewriting a value changes neither the version of its object nor what watches see.
 
 use crate::object::{Body, Key, Record, Resource, Revision};
+use crate::seal::Sealer;
 use crate::value::Codec;
 
 use super::proto::KeyValue;
@@ -19,6 +25,11 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    /// Encrypts values, if anything does.
+    pub(super) fn sealer(&self) -> &Sealer {
+        self.codec.sealer()
+    }
+
     pub(super) fn new(prefix: &str, codec: Codec) -> Self {
         Self { root: format!("{prefix}/objects/"), codec }
     }
@@ -32,7 +43,7 @@ impl Layout {
         format!("{}{}/{}", self.root, key.resource(), key.path())
     }
 
-    /// Whose key this is; `None` if it is not one of ours.
+    /// The object's key; `None` if this is not one of Mainstay's.
     pub(super) fn decode(&self, key: &[u8]) -> Option<Key> {
         let rest = std::str::from_utf8(key).ok()?.strip_prefix(&self.root)?;
         let (resource, path) = rest.split_once('/')?;
@@ -41,20 +52,40 @@ impl Layout {
 
     /// The value of an object that is written at this place of a transaction.
     pub(super) fn write(&self, key: &Key, body: &Body, place: u8) -> Vec<u8> {
+        self.encode_stored(key, body, format_args!("\n{} {place}", body.hole()))
+    }
+
+    /// A value that says the same about its object as `kv`, encrypted as new values are.
+    ///
+    /// # Errors
+    /// As [`Layout::read`].
+    pub(super) fn rewrite(&self, key: &Key, kv: &KeyValue) -> Result<Vec<u8>, String> {
+        let stored = self.read(key, &kv.value)?;
+        let (hole, place) = (stored.body.hole(), stored.place);
+        let changed = stored.changed.unwrap_or(kv.mod_revision);
+        Ok(self.encode_stored(key, &stored.body, format_args!("\n{hole} {place} {changed}")))
+    }
+
+    fn encode_stored(&self, key: &Key, body: &Body, line: std::fmt::Arguments<'_>) -> Vec<u8> {
         let mut value = Vec::with_capacity(body.len() + 32);
         value.extend_from_slice(body.json());
-        value.extend_from_slice(format!("\n{} {place}", body.hole()).as_bytes());
+        value.extend_from_slice(line.to_string().as_bytes());
         self.codec.encode(key, &value)
     }
 
-    /// The object in a value, and its place.
+    /// Whether a value is not encrypted as new values are.
+    pub(super) fn is_stale(&self, key: &Key, value: &[u8]) -> bool {
+        !self.codec.sealer().is_current(key, value)
+    }
+
+    /// The object in a value.
     ///
     /// # Errors
-    /// What is wrong with the value, and what to do about it.
-    pub(super) fn read(&self, key: &Key, value: &[u8]) -> Result<(Body, u8), String> {
+    /// Why the value cannot be read, and what to do about it.
+    pub(super) fn read(&self, key: &Key, value: &[u8]) -> Result<Stored, String> {
         let decoded = self.codec.decode(key, value).map_err(|error| error.to_string());
         let unreadable = || format!("{key}: the stored value is damaged: it is not an object");
-        decoded.and_then(|text| split(&text).ok_or_else(unreadable)).map_err(|problem| {
+        decoded.and_then(|text| Stored::parse(&text).ok_or_else(unreadable)).map_err(|problem| {
             let name = self.name(key);
             format!("{problem}; put the right value back, or remove it with `etcdctl del {name}`")
         })
@@ -63,7 +94,14 @@ impl Layout {
     /// The version of what etcd shows, whatever the value is.
     pub(super) fn version(&self, kv: &KeyValue) -> Revision {
         let read = self.decode(&kv.key).and_then(|key| self.read(&key, &kv.value).ok());
-        version(kv.mod_revision, read.map_or(0, |(_, place)| place))
+        read.map_or(version(kv.mod_revision, 0), |stored| stored.version(kv))
+    }
+
+    /// The keys of one collection: the first, and the first behind all of them.
+    pub(super) fn range(&self, resource: &Resource) -> (Vec<u8>, Vec<u8>) {
+        let range = |end: char| format!("{}{resource}{end}", self.root).into_bytes();
+        // '0' is the character after '/'.
+        (range('/'), range('0'))
     }
 
     pub(super) fn start(&self) -> Vec<u8> {
@@ -80,24 +118,51 @@ impl Layout {
     }
 }
 
-fn split(text: &[u8]) -> Option<(Body, u8)> {
-    let end = text.iter().rposition(|byte| *byte == b'\n')?;
-    let line = std::str::from_utf8(&text[end + 1..]).ok()?;
-    let (hole, place) = line.split_once(' ').unwrap_or((line, "0"));
-    let body = Body::from_parts(text[..end].to_vec(), hole.parse().ok()?)?;
-    Some((body, place.parse().ok()?))
+/// An object as a value holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    pub(super) body: Body,
+    /// The place of its last change in that change's transaction.
+    pub(super) place: u8,
+    /// The revision of etcd in which the object was last changed, if the value was rewritten since.
+    pub(super) changed: Option<i64>,
 }
 
-/// The object that was read from this key and value, at its version.
-pub(super) fn record(kv: &KeyValue, key: Key, body: &Body, place: u8) -> Record {
-    let changed = version(kv.mod_revision, place);
-    // Only the place of the last change is known.
-    let created = if kv.create_revision == kv.mod_revision {
-        changed
-    } else {
-        version(kv.create_revision, 0)
-    };
-    body.at(key, created, changed)
+impl Stored {
+    fn parse(text: &[u8]) -> Option<Self> {
+        let end = text.iter().rposition(|byte| *byte == b'\n')?;
+        let mut numbers = std::str::from_utf8(&text[end + 1..]).ok()?.split(' ');
+        let body = Body::from_parts(text[..end].to_vec(), numbers.next()?.parse().ok()?)?;
+        let place = numbers.next().unwrap_or("0").parse().ok()?;
+        let changed = numbers.next().map(str::parse).transpose().ok()?;
+        numbers.next().is_none().then_some(Self { body, place, changed })
+    }
+
+    fn changed_at(&self, kv: &KeyValue) -> i64 {
+        self.changed.unwrap_or(kv.mod_revision)
+    }
+
+    /// The version of the object in this key and value.
+    fn version(&self, kv: &KeyValue) -> Revision {
+        version(self.changed_at(kv), self.place)
+    }
+
+    /// The object that was read from this key and value, at its version.
+    pub(super) fn record(&self, kv: &KeyValue, key: Key) -> Record {
+        let changed = self.version(kv);
+        // Only the place of the last change is known.
+        let created = if kv.create_revision == self.changed_at(kv) {
+            changed
+        } else {
+            version(kv.create_revision, 0)
+        };
+        self.body.at(key, created, changed)
+    }
+
+    /// The revision of etcd that rewrote the value since the object's last change.
+    pub(super) fn rewritten(&self, kv: &KeyValue) -> Option<i64> {
+        self.changed.map(|_| kv.mod_revision)
+    }
 }
 
 #[cfg(test)]
@@ -119,11 +184,12 @@ mod tests {
     fn values_of_the_first_release_are_read_at_place_0() {
         let layout = Layout::new("mainstay", Codec::default());
         let body = body("x");
-        assert_eq!(layout.read(&key("a"), &body.to_stored()), Ok((body, 0)));
+        let stored = Stored { body: body.clone(), place: 0, changed: None };
+        assert_eq!(layout.read(&key("a"), &body.to_stored()), Ok(stored));
     }
 
     #[test]
-    fn what_is_wrong_names_the_object_and_the_key() {
+    fn errors_name_the_object_and_the_etcd_key() {
         let layout = Layout::new("mainstay", Codec::default());
         let elsewhere = layout.write(&key("b"), &body("x"), 3);
         for value in [&b""[..], b"junk", b"{}\n1", b"{\"a\": 1", &elsewhere] {
@@ -134,6 +200,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_rewritten_value_keeps_the_version_of_its_object() {
+        let layout = Layout::new("mainstay", Codec::default());
+        let value = layout.write(&key("a"), &body("x"), 3);
+        let first = KeyValue { create_revision: 5, mod_revision: 7, value, key: Vec::new() };
+        let record =
+            |kv: &KeyValue| layout.read(&key("a"), &kv.value).unwrap().record(kv, key("a"));
+        let value = layout.rewrite(&key("a"), &first).unwrap();
+        let second = KeyValue { mod_revision: 20, value, ..first.clone() };
+        let value = layout.rewrite(&key("a"), &second).unwrap();
+        let third = KeyValue { mod_revision: 30, value, ..first.clone() };
+        assert_eq!(record(&first).revision(), version(7, 3));
+        assert_eq!((record(&second), record(&third)), (record(&first), record(&first)));
+        let stored = layout.read(&key("a"), &third.value).unwrap();
+        assert_eq!((stored.changed, stored.rewritten(&third)), (Some(7), Some(30)));
+    }
+
     proptest! {
         #[test]
         fn a_value_comes_back_and_no_flipped_bit_passes_for_it(
@@ -142,7 +225,8 @@ mod tests {
             let layout = Layout::new("mainstay", Codec::default());
             let body = body(&text);
             let mut value = layout.write(&key("a"), &body, place);
-            prop_assert_eq!(layout.read(&key("a"), &value), Ok((body, place)));
+            let stored = Stored { body, place, changed: None };
+            prop_assert_eq!(layout.read(&key("a"), &value), Ok(stored));
             let bit = bit.index(value.len() * 8);
             value[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(layout.read(&key("a"), &value).is_err());

@@ -109,6 +109,7 @@ pub(in crate::etcd) struct ResponseOp {
 #[repr(i32)]
 pub(in crate::etcd) enum CompareResult {
     Equal = 0,
+    Less = 2,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Enumeration)]
@@ -119,8 +120,8 @@ pub(in crate::etcd) enum CompareTarget {
     Mod = 2,
 }
 
-/// Here always: the key was made at `create_revision`, or last changed at `mod_revision` (0: there
-/// is no such key), whichever the target says.
+/// A condition on the revision at which a key, or each key of a range, was created or last
+/// changed, whichever the target says (0: there is no such key).
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::etcd) struct Compare {
     #[prost(enumeration = "CompareResult", tag = "1")]
@@ -134,6 +135,9 @@ pub(in crate::etcd) struct Compare {
     /// Part of a oneof in etcd, where presence matters, so it is written even when it is 0.
     #[prost(int64, optional, tag = "6")]
     pub(in crate::etcd) mod_revision: Option<i64>,
+    /// Empty: this key alone.
+    #[prost(bytes = "vec", tag = "64")]
+    pub(in crate::etcd) range_end: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]

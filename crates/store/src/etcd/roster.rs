@@ -162,6 +162,7 @@ impl Roster {
             key: key.clone(),
             create_revision: Some(number(made)),
             mod_revision: None,
+            range_end: Vec::new(),
         };
         (compare, look(key))
     }
@@ -176,6 +177,16 @@ impl Roster {
             ours
         });
         self.wanted.notify_one();
+    }
+
+    /// Renews this server's record soon: it says something new.
+    pub(super) fn renew(&self) {
+        self.wanted.notify_one();
+    }
+
+    /// The name of this server.
+    pub(super) fn name(&self) -> &str {
+        self.key.name()
     }
 
     /// Registers, and keeps the record for as long as the store is open.
@@ -351,11 +362,31 @@ impl Roster {
     fn record(&self) -> Vec<u8> {
         let mut object = Map::new();
         object.insert("seen".to_owned(), Value::from(number(self.cache.revision())));
+        object.insert(KEY_FILE.to_owned(), Value::from(self.layout.sealer().has_keys()));
+        object.insert(DATA_KEYS.to_owned(), Value::from(self.layout.sealer().usable()));
         self.layout.write(&self.key, &Body::new(&object), 0)
     }
 }
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
+
+/// The field of a record that names the data keys its server can open.
+const DATA_KEYS: &str = "dataKeys";
+
+/// The field of a record that says whether its server has a key file.
+const KEY_FILE: &str = "keyFile";
+
+/// Whether the server of a record has a key file.
+pub(super) fn has_key_file(record: &Record) -> bool {
+    record.object().get(KEY_FILE).and_then(Value::as_bool).unwrap_or(false)
+}
+
+/// Whether the server of a record can open a data key.
+pub(super) fn opens(record: &Record, id: &str) -> bool {
+    let object = record.object();
+    let keys = object.get(DATA_KEYS).and_then(Value::as_array);
+    keys.is_some_and(|keys| keys.iter().any(|key| key == id))
+}
 
 /// How far the cache of a record's server had come when it was written.
 fn seen_by(record: &Record) -> i64 {

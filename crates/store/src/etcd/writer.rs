@@ -1,10 +1,13 @@
-//! The way of writes into etcd: those that come at the same time go together.
+//! Sends writes to etcd, grouping concurrent writes into shared transactions.
 //!
 //! A write that comes alone is sent at once. While [`LANES`] transactions are on their way others
-//! wait, and the next transaction takes many of them: etcd agrees on it, syncs it and tells its
-//! watchers of it once. What goes together succeeds or fails together, so only writes that should
-//! succeed as far as the cache knows do; if one fails after all, each is tried by itself and gets
-//! its own answer. Each write has its place in the transaction, which is part of its version.
+//! wait, and the next transaction takes many of them: etcd agrees on it, syncs it and notifies its
+//! watchers once. A transaction succeeds or fails as a whole, so only writes that should succeed as
+//! far as the cache knows are grouped; if one fails after all, each is tried by itself and gets its
+//! own answer. Each write has its place in the transaction, which is part of its version.
+//!
+//! etcd compares the revision that last wrote a value. Rewriting a value to encrypt it changes that
+//! revision and not the object's version, so a write whose version still holds is repeated.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -18,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::{Cache, State};
 use crate::object::{Action, Body, Event, Key, Revision};
 use crate::objects::{Change, Error, Fence, Write};
+use crate::seal::KeyState;
 
 use super::client::{self, Client};
 use super::layout::Layout;
@@ -38,6 +42,9 @@ const _: () = assert!(TOGETHER <= u8::MAX as usize);
 const BYTES: usize = 256 << 10;
 /// How long a write waits for the cache to show it before the feed is told to hurry.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often a write is repeated because the value of its object was rewritten meanwhile.
+const REWRITTEN: u32 = 8;
 
 type Outcome = Result<Arc<Event>, Error>;
 
@@ -112,16 +119,28 @@ impl Writer {
     }
 
     async fn together(&self, writes: &[Write]) -> Result<Vec<Outcome>, Failure> {
-        let made = self.roster.admission().await.map_err(Failure::Error)?;
+        let made = self.admission().await.map_err(Failure::Error)?;
         let at = self.transact(writes, made).await?;
         self.caught_up(at).await;
         let versions = (0..=u8::MAX).map(|place| version(at, place));
         Ok(writes.iter().zip(versions).map(|(write, at)| Ok(self.seen(write, at))).collect())
     }
 
+    /// Waits until this server may write; returns the revision at which its record was made.
+    async fn admission(&self) -> Result<Revision, Error> {
+        let made = self.roster.admission().await?;
+        match self.layout.sealer().locked(&[KeyState::Active, KeyState::Complete]) {
+            None => Ok(made),
+            Some(error) => Err(Error::Unavailable {
+                reason: format!("{error}; restart this server with its key file"),
+            }),
+        }
+    }
+
     async fn alone(&self, write: &Write) -> Outcome {
+        let mut rewritten = 0;
         loop {
-            let made = self.roster.admission().await?;
+            let made = self.admission().await?;
             if let Some(error) = misplaced(&self.cache.load(), write) {
                 return Err(error);
             }
@@ -137,11 +156,16 @@ impl Writer {
                 }
                 Err(Failure::Conditions(seen)) => {
                     let looks = seen.responses.len();
-                    if looks == 0 || roster::found(&seen, looks - 1) == Some(made) {
+                    if looks > 0 && roster::found(&seen, looks - 1) != Some(made) {
+                        // Another server removed our record. Nothing was written; the write is
+                        // repeated once this server is admitted again.
+                        self.roster.struck_off(made);
+                    } else if rewritten < REWRITTEN && self.was_rewritten(write, &seen) {
+                        rewritten += 1;
+                        self.caught_up(seen.header.map_or(0, |header| header.revision)).await;
+                    } else {
                         return Err(self.refusal(write, &seen));
                     }
-                    // We were taken for dead. Nothing was written; it is once we are admitted again.
-                    self.roster.struck_off(made);
                 }
             }
         }
@@ -165,7 +189,8 @@ impl Writer {
     fn transaction(&self, writes: &[Write], admitted: Revision) -> TxnRequest {
         // To etcd revision 0 means "no such key", which only a creation may mean; nothing was ever
         // changed at revision 1.
-        let known = |expected: Revision| number(expected).max(1);
+        let state = self.cache.load();
+        let known = |key: &Key, expected| written_at(&state, key, expected).max(1);
         let (mut compare, mut success, mut failure) = (Vec::new(), Vec::new(), Vec::new());
         for (place, write) in (0..=u8::MAX).zip(writes) {
             let key = self.layout.encode(&write.key);
@@ -175,10 +200,10 @@ impl Writer {
             };
             let (expected, operation) = match &write.change {
                 Change::Create(body) => (0, put(body)),
-                Change::Update(expected, body) => (known(*expected), put(body)),
+                Change::Update(expected, body) => (known(&write.key, *expected), put(body)),
                 Change::Delete(expected) => {
                     let request = DeleteRangeRequest { key: key.clone(), range_end: Vec::new() };
-                    (known(*expected), Request::DeleteRange(request))
+                    (known(&write.key, *expected), Request::DeleteRange(request))
                 }
             };
             compare.push(unchanged(key.clone(), expected));
@@ -186,7 +211,7 @@ impl Writer {
             failure.push(look(key));
             if let Some(fence) = &write.fence {
                 let key = self.layout.encode(&fence.key);
-                compare.push(unchanged(key.clone(), known(fence.token)));
+                compare.push(unchanged(key.clone(), known(&fence.key, fence.token)));
                 failure.push(look(key));
             }
         }
@@ -237,15 +262,27 @@ impl Writer {
         tracing::warn!(revision = at, "the cache has not caught up with etcd");
     }
 
-    /// Why a transaction did not succeed, from what it saw instead.
-    fn refusal(&self, write: &Write, response: &TxnResponse) -> Error {
-        let answers = &response.responses;
-        let seen = |index: usize| match answers.get(index).map(|answer| &answer.response) {
+    /// The version of the object that an operation of a failed transaction found.
+    fn found(&self, response: &TxnResponse, operation: usize) -> Option<Revision> {
+        match response.responses.get(operation).map(|answer| &answer.response) {
             Some(Some(Response::Range(range))) => {
                 range.kvs.first().map(|kv| self.layout.version(kv))
             }
             _ => None,
-        };
+        }
+    }
+
+    /// Whether a transaction failed only because values were rewritten that the cache had not seen
+    /// yet: the objects have the versions that the write expects.
+    fn was_rewritten(&self, write: &Write, response: &TxnResponse) -> bool {
+        let fenced = |fence: &Fence| self.found(response, 1) == Some(fence.token);
+        self.found(response, 0) == expected(&write.change)
+            && write.fence.as_ref().is_none_or(fenced)
+    }
+
+    /// Why a transaction did not succeed, from what it saw instead.
+    fn refusal(&self, write: &Write, response: &TxnResponse) -> Error {
+        let seen = |operation| self.found(response, operation);
         if let Some(Fence { key, token }) = &write.fence
             && seen(1) != Some(*token)
         {
@@ -304,7 +341,8 @@ fn body(change: &Change) -> Option<&Body> {
 fn misplaced(state: &State, write: &Write) -> Option<Error> {
     let other = |key: &Key, expected: Revision| {
         let actual = state.get(key)?.revision();
-        (number(actual) == number(expected) && actual != expected).then_some(actual)
+        let shared = written_at(state, key, actual) == number(expected);
+        (shared && actual != expected).then_some(actual)
     };
     if let Some(Fence { key, token }) = &write.fence
         && other(key, *token).is_some()
@@ -314,6 +352,14 @@ fn misplaced(state: &State, write: &Write) -> Option<Error> {
     let expected = expected(&write.change)?;
     let actual = other(&write.key, expected)?;
     Some(Error::Conflict { key: write.key.clone(), expected, actual })
+}
+
+/// The revision of etcd that last wrote the value of an object at this version: the one that made
+/// the version, unless the value was rewritten since.
+fn written_at(state: &State, key: &Key, version: Revision) -> i64 {
+    let rewritten = state.rewritten(key);
+    let current = || state.get(key).is_some_and(|record| record.revision() == version);
+    rewritten.filter(|_| current()).unwrap_or_else(|| number(version))
 }
 
 /// The version that a change starts from.

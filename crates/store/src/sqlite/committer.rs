@@ -19,6 +19,7 @@ use super::checkpoint::Checkpoints;
 use super::disk::Disk;
 use super::fullness::{self, Fullness};
 use super::lock::Lock;
+use super::rekey::{Column, Rewritten};
 
 /// The most writes one transaction takes.
 const BATCH: usize = 1024;
@@ -32,6 +33,8 @@ pub(super) enum Job {
     Compact { through: Revision, reply: oneshot::Sender<Result<(), Error>> },
     /// Move on to a later revision, without history.
     Advance { to: Revision, reply: oneshot::Sender<Result<(), Error>> },
+    /// Rewrite the values of one column in the next rows after a number.
+    Rewrite { column: Column, after: i64, reply: oneshot::Sender<Result<Rewritten, Error>> },
     /// See whether a full disk has space again, and whether commits work again that failed.
     Recover { reply: oneshot::Sender<Result<(), Error>> },
     /// Finish what was asked before, then stop.
@@ -84,6 +87,11 @@ impl Committer {
                 }
                 Some(Job::Advance { to, reply }) => {
                     let _ = reply.send(self.advance(to));
+                }
+                Some(Job::Rewrite { column, after, reply }) => {
+                    let rewritten = self.with_space(|it| it.disk.rewrite_batch(column, after));
+                    self.checkpoints.after_batch(&self.disk);
+                    let _ = reply.send(rewritten);
                 }
                 Some(Job::Recover { reply }) => {
                     let _ = reply.send(self.probe());

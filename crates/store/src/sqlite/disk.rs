@@ -227,11 +227,7 @@ fn listed(damage: &[Damage]) -> String {
 /// Has SQLite look at every page and every index, and reads every value; returns what is wrong.
 pub(super) fn verify(path: &Path, codec: &Codec) -> rusqlite::Result<Vec<String>> {
     let connection = connect(path)?;
-    let mut check = connection.prepare("PRAGMA integrity_check")?;
-    let answers = check.query_map([], |row| row.get::<_, String>(0))?;
-    let mut wrong: Vec<String> = answers
-        .filter(|answer| !matches!(answer, Ok(answer) if answer == "ok"))
-        .collect::<Result<_, _>>()?;
+    let mut wrong = integrity(&connection);
     // One transaction: everything is read as it was at one moment.
     let reading = connection.unchecked_transaction()?;
     match load::load(&reading, codec, FORMAT) {
@@ -241,6 +237,21 @@ pub(super) fn verify(path: &Path, codec: &Codec) -> rusqlite::Result<Vec<String>
         Err(LoadError::Sqlite(error)) => return Err(error),
     }
     Ok(wrong)
+}
+
+/// The lines that SQLite's own check of every page and index answers, if it finds anything.
+pub(super) fn integrity(connection: &Connection) -> Vec<String> {
+    let lines = |connection: &Connection| -> rusqlite::Result<Vec<String>> {
+        let mut check = connection.prepare("PRAGMA integrity_check")?;
+        let answers = check.query_map([], |row| row.get::<_, String>(0))?;
+        let mut lines = Vec::new();
+        for answer in answers {
+            // One answer may have several lines.
+            lines.extend(answer?.lines().filter(|line| *line != "ok").map(str::to_owned));
+        }
+        Ok(lines)
+    };
+    lines(connection).unwrap_or_else(|error| vec![error.to_string()])
 }
 
 /// What is wrong with the counter of an open database, which was `unguarded` when it was opened.
@@ -342,6 +353,15 @@ impl Disk {
             counter.note(revision);
         }
         Ok(())
+    }
+
+    /// Rewrites the values that are not current in the next rows of a column after a number.
+    pub(super) fn rewrite_batch(
+        &self,
+        column: rekey::Column,
+        after: i64,
+    ) -> rusqlite::Result<rekey::Rewritten> {
+        rekey::rewrite_batch(&self.connection, &self.codec, column, after)
     }
 
     /// How many pages the write-ahead log has since it last began anew.

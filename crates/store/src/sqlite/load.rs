@@ -87,6 +87,22 @@ pub(super) enum LoadError {
     Damaged(Vec<Damage>),
 }
 
+impl LoadError {
+    /// Everything that is wrong; an error of SQLite is one thing, at `place`.
+    fn into_damage(self, place: Place) -> Vec<Damage> {
+        match self {
+            Self::Sqlite(error) => {
+                let part = if place == Place::History { "the log entries" } else { "the objects" };
+                vec![Damage::new(
+                    place,
+                    format!("{part} are damaged and cannot be read through: {error}"),
+                )]
+            }
+            Self::Damaged(damage) => damage,
+        }
+    }
+}
+
 impl From<rusqlite::Error> for LoadError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(error)
@@ -150,6 +166,46 @@ pub(super) fn load(
         state.load_event(event);
     }
     Ok(Loaded { state, ledger, summary })
+}
+
+/// Reads as much as possible, and says everything that is wrong. The state has no history.
+pub(super) fn load_readable(
+    connection: &Connection,
+    codec: &Codec,
+    format: i64,
+) -> (State, Vec<Damage>) {
+    let mut damage = Vec::new();
+    let history = match history(connection, format) {
+        Ok(history) => history,
+        Err(error) => {
+            damage.extend(error.into_damage(Place::History));
+            History { revision: Revision(u64::MAX), floor: Revision::ZERO, summary: None }
+        }
+    };
+    if damage.is_empty() && format >= 2 && history.summary.is_none() {
+        damage.push(Damage::new(Place::Objects, "it does not say how many objects it has"));
+    }
+    let mut reader = Reader { codec, names: Names::default(), damage };
+    let mut state = State::new(history.revision, history.floor);
+    let before = reader.damage.len();
+    match reader.objects(connection, &mut state) {
+        Ok(found) => {
+            let sound = reader.damage.len() == before;
+            let expected = history.summary.filter(|expected| sound && *expected != found);
+            reader.damage.extend(expected.map(|expected| unexpected(found, expected)));
+        }
+        Err(error) => reader.damage.extend(LoadError::from(error).into_damage(Place::Objects)),
+    }
+    let sound = reader.damage.is_empty();
+    let log = match sound {
+        true => reader.log(connection, &state, history, format >= 2).map(drop),
+        // Entries do not fit objects that are damaged: only their values can be checked.
+        false => reader.log_values(connection).map_err(LoadError::from),
+    };
+    if let Err(error) = log {
+        reader.damage.extend(error.into_damage(Place::History));
+    }
+    (state, reader.damage)
 }
 
 /// Sums up the sound objects up to `revision`.
@@ -266,6 +322,23 @@ impl Reader<'_> {
             return Err(missing(expected));
         }
         Ok(events)
+    }
+
+    /// Notes every value in the log that is not as it was written.
+    fn log_values(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+        let mut log = connection.prepare(
+            "SELECT revision, resource, path, previous FROM log WHERE previous IS NOT NULL",
+        )?;
+        let mut rows = log.query([])?;
+        while let Some(row) = rows.next()? {
+            let (at, key) = (revision(row, 0)?, self.names.key(row, 1)?);
+            let value = row.get_ref(3)?.as_blob().unwrap_or_default();
+            if let Err(error) = self.codec.decode(&key, value) {
+                let problem = format!("the log entry of revision {at} is wrong: {error}");
+                self.damage.push(Damage::new(Place::History, problem));
+            }
+        }
+        Ok(())
     }
 
     fn entry(

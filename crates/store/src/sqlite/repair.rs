@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::Connection;
 
+use crate::cache::State;
 use crate::object::Revision;
+use crate::snapshot::Snapshot;
 use crate::value::Codec;
 
 use super::counter::{self, Counter, Reading};
@@ -68,6 +70,69 @@ pub fn inspect(path: &Path, codec: &Codec) -> Result<Findings, OpenError> {
     Ok(plan(&connection, path, codec)?.findings)
 }
 
+/// A damaged database, as far as it can be read.
+#[derive(Debug)]
+pub struct Examined {
+    /// Everything that is wrong, one sentence each.
+    pub findings: Vec<String>,
+    /// The objects that can be read.
+    pub readable: Snapshot,
+}
+
+/// Reads as much as possible of a database that no process has open. Changes nothing.
+///
+/// # Errors
+/// [`OpenError`] if it is in use, of another program or version, or its key is missing.
+pub fn examine(path: &Path, codec: &Codec) -> Result<Examined, OpenError> {
+    let _lock = Lock::take(path)?;
+    let nothing = || State::new(Revision::ZERO, Revision::ZERO).snapshot();
+    let unreadable = |error: OpenError| match error {
+        OpenError::Damaged { what, .. } => {
+            Ok(Examined { findings: vec![what], readable: nothing() })
+        }
+        error => Err(error),
+    };
+    let connection = match disk::connect(path) {
+        Ok(connection) => connection,
+        Err(source) => return unreadable(OpenError::sqlite(path, source)),
+    };
+    let acknowledged = counter::read(&counter::path(path))
+        .map_err(|source| OpenError::Io { path: counter::path(path), source })?;
+    let format = match disk::identify(&connection, path) {
+        Ok(Some(format)) => format,
+        Ok(None) => {
+            let mut findings = vec!["the database is empty".to_owned()];
+            findings.extend(lost(acknowledged, Revision::ZERO));
+            return Ok(Examined { findings, readable: nothing() });
+        }
+        Err(error) => return unreadable(error),
+    };
+    let mut findings = disk::integrity(&connection);
+    match rekey::learn(&connection, path, codec) {
+        Err(OpenError::Damaged { what, .. }) => findings.push(what),
+        learnt => learnt?,
+    }
+    let (state, damage) = load::load_readable(&connection, codec, format);
+    findings.extend(lost(acknowledged, state.revision));
+    findings.extend(damage.into_iter().map(|one| one.problem));
+    findings.dedup();
+    Ok(Examined { findings, readable: state.snapshot() })
+}
+
+/// The finding that acknowledged revisions are missing from a database that ends at `recovered`.
+fn lost(acknowledged: Reading, recovered: Revision) -> Option<String> {
+    match acknowledged {
+        Reading::Acknowledged(acknowledged) if acknowledged > recovered => Some(format!(
+            "revisions {} to {acknowledged} were acknowledged and are missing",
+            recovered.next()
+        )),
+        Reading::Damaged => Some(
+            "the counter of acknowledged revisions is damaged: writes may be missing".to_owned(),
+        ),
+        _ => None,
+    }
+}
+
 /// Goes on without what [`inspect`] found and named. Returns the copies of the files as they were.
 /// Calling it again does nothing: the name is used up.
 ///
@@ -110,19 +175,9 @@ fn plan(connection: &Connection, path: &Path, codec: &Codec) -> Result<Plan, Ope
         Err(LoadError::Damaged(_)) => Revision::ZERO,
         Err(LoadError::Sqlite(source)) => return Err(beyond_repair(source)),
     };
-    match acknowledged {
-        Reading::Acknowledged(acknowledged) if acknowledged > recovered => {
-            plan.findings.lines.push(format!(
-                "revisions {} to {acknowledged} were acknowledged and are missing",
-                recovered.next()
-            ));
-            plan.revision = acknowledged;
-        }
-        Reading::Damaged => {
-            let line = "the counter of acknowledged revisions is damaged: writes may be missing";
-            plan.findings.lines.push(line.to_owned());
-        }
-        _ => {}
+    plan.findings.lines.extend(lost(acknowledged, recovered));
+    if let Reading::Acknowledged(acknowledged) = acknowledged {
+        plan.revision = acknowledged.max(plan.revision);
     }
     match load::load(connection, codec, format) {
         Ok(_) => {}

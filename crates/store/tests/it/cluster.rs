@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use mainstay_store::etcd::Address;
 
 /// Some etcd members and the proxies between them and everybody else.
@@ -118,6 +120,37 @@ impl Cluster {
         let output = output.expect("etcdctl is needed: install Debian's etcd-client");
         let text = String::from_utf8(output.stdout).unwrap();
         text.strip_suffix('\n').unwrap_or(&text).to_owned()
+    }
+
+    /// Every key that begins with `prefix`, and its value, as the raw bytes in etcd.
+    pub(crate) fn dump(&self, prefix: &str) -> Vec<(String, Vec<u8>)> {
+        let endpoint = format!("--endpoints=http://{}", self.members[0].client.address);
+        let output = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args([&endpoint, "get", "--prefix", "--write-out=json", prefix])
+            .output();
+        let output = output.expect("etcdctl is needed: install Debian's etcd-client");
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let bytes = |value: &serde_json::Value| {
+            STANDARD.decode(value.as_str().unwrap_or_default()).unwrap()
+        };
+        let kvs = answer["kvs"].as_array().cloned().unwrap_or_default();
+        let text = |kv: &serde_json::Value| String::from_utf8(bytes(&kv["key"])).unwrap();
+        kvs.iter().map(|kv| (text(kv), bytes(&kv["value"]))).collect()
+    }
+
+    /// Writes raw bytes to a key.
+    pub(crate) fn put(&self, key: &str, value: &[u8]) {
+        let endpoint = format!("--endpoints=http://{}", self.members[0].client.address);
+        let mut shell = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args([&endpoint, "put", key])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("etcdctl is needed: install Debian's etcd-client");
+        shell.stdin.take().unwrap().write_all(value).unwrap();
+        assert!(shell.wait().unwrap().success(), "etcdctl put {key}");
     }
 
     /// Makes all of these changes in one transaction, each as `etcdctl txn` takes it.

@@ -7,7 +7,7 @@ use mainstay_store::cache::Retention;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::object::Revision;
 use mainstay_store::objects::Objects;
-use mainstay_store::sqlite::repair::{Findings, inspect, repair};
+use mainstay_store::sqlite::repair::{Findings, examine, inspect, repair};
 use mainstay_store::sqlite::{OpenError, SqliteStore};
 use mainstay_store::value::Codec;
 use rusqlite::Connection;
@@ -174,6 +174,45 @@ fn damage_is_refused_and_named() {
         assert!(error.to_string().contains(named), "{harm}: {error}");
         assert!(error.to_string().contains("mainstay store repair"), "{error}");
     }
+}
+
+#[test]
+fn a_check_of_a_damaged_database_names_every_finding_and_reads_the_rest() {
+    let stage = block_on(async {
+        let stage = filled().await;
+        stage.store.close().await;
+        stage
+    });
+    let (path, codec) = (stage.path(), Codec::default());
+    let sound = examine(&path, &codec).unwrap();
+    assert_eq!((sound.findings.len(), sound.readable.len()), (0, 48));
+    let database = Connection::open(&path).unwrap();
+    for harm in [
+        "UPDATE objects SET body = x'7b7d' WHERE path IN ('a/n7', 'a/n8')",
+        "UPDATE objects SET body = CAST(replace(CAST(body AS TEXT), 'data', 'date') AS BLOB)
+         WHERE path = 'a/n9'",
+        "UPDATE log SET previous = x'00' WHERE revision =
+             (SELECT max(revision) FROM log WHERE previous IS NOT NULL)",
+    ] {
+        assert!(database.execute(harm, []).unwrap() > 0, "{harm}");
+    }
+    drop(database);
+    let examined = examine(&path, &codec).unwrap();
+    let expected =
+        ["\"a/n7\" has no", "\"a/n8\" has no", "\"a/n9\": checksum", "the log entry of revision"];
+    assert_eq!(examined.findings.len(), expected.len(), "{:?}", examined.findings);
+    for (found, expected) in examined.findings.iter().zip(expected) {
+        assert!(found.contains(expected), "{found}");
+    }
+    assert_eq!(examined.readable.len(), 45, "the other objects are read");
+
+    let mut bytes = std::fs::read(&path).unwrap();
+    let half = bytes.len() / 2;
+    bytes[half..].fill(0xff);
+    std::fs::write(&path, bytes).unwrap();
+    let examined = examine(&path, &codec).unwrap();
+    assert!(examined.findings.len() > 1, "{:?}", examined.findings);
+    assert!(examined.findings.iter().all(|line| !line.contains('\n')), "one line each");
 }
 
 #[test]

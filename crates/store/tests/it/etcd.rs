@@ -374,6 +374,33 @@ fn a_paused_etcd_is_not_ready_until_it_goes_on() {
     });
 }
 
+#[test]
+fn a_read_of_a_paused_etcd_fails_in_time_and_speaks_of_reading() {
+    block_on(async {
+        let cluster = Cluster::start(1);
+        let address = cluster.address();
+        // With two stores no one answers reads without asking etcd.
+        let (store, other) = (open(&address).await, open(&address).await);
+        let apple = key("apples", "a", "x");
+        store.write(create(&apple, 1)).await.unwrap();
+        cluster.signal(0, "-STOP");
+        let patience = Duration::from_secs(30);
+        let read = tokio::time::timeout(patience, store.get(&apple)).await;
+        let listed =
+            tokio::time::timeout(patience, store.collection(apple.resource(), At::Latest)).await;
+        cluster.signal(0, "-CONT");
+        let read = read.expect("reads have a deadline").map(drop);
+        let listed = listed.expect("lists have a deadline").map(drop);
+        for told in [read, listed] {
+            let Err(Error::Unavailable { reason }) = told else { panic!("{told:?}") };
+            assert!(reason.contains("reading from etcd") && !reason.contains("write"), "{reason}");
+        }
+        while store.get(&apple).await.is_err() {}
+        store.close().await;
+        other.close().await;
+    });
+}
+
 /// What is put into etcd past us is either not ours at all, or a value that is not as it was
 /// written, which is never served: neither the old one in its place, nor a list without it.
 #[test]

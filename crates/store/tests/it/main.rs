@@ -14,6 +14,7 @@ mod lease;
 mod model;
 mod random;
 mod sealed;
+mod sealed_etcd;
 mod sqlite;
 mod words;
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::location::Error;
 use mainstay_store::object::Revision;
-use mainstay_store::objects::Objects;
+use mainstay_store::objects::{self, Objects};
 use mainstay_store::seal::{MasterKeys, Sealer};
-use mainstay_store::snapshot::Stats;
+use mainstay_store::snapshot::{EncryptionState, Stats};
 use mainstay_store::value::Codec;
 use mainstay_store::{Location, Settings};
 
@@ -136,6 +136,42 @@ fn a_store_in_the_clear_is_encrypted_and_decrypted_again() {
         assert_eq!(encrypted_with(&*store), None);
         store.close().await;
         let store = open(folder.path(), &settings(&[])).await.unwrap();
+        whole(&*store).await;
+        store.close().await;
+    });
+}
+
+#[test]
+fn the_data_key_of_a_served_database_changes_while_it_is_written_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let [old, _] = lines();
+    block_on(async {
+        let store = open(folder.path(), &settings(&[])).await.unwrap();
+        assert!(matches!(store.rekey().await, Err(objects::Error::Refused { .. })));
+        store.close().await;
+        let store = open(folder.path(), &settings(&[&old])).await.unwrap();
+        fill(&*store).await;
+        let id = store.rekey().await.unwrap();
+        let counter = key("apples", "a", "kept");
+        let mut at = store.get(&counter).await.unwrap().unwrap().revision();
+        let encryption = |store: &dyn Objects| {
+            Stats::of(&block_on_here(store.snapshot()).unwrap(), &store.medium()).encryption
+        };
+        while encryption(&*store).unwrap().state != EncryptionState::Complete {
+            at = store.write(update(&counter, at, SECRET)).await.unwrap().revision();
+        }
+        assert_eq!(encryption(&*store).unwrap().data_key, id);
+        whole(&*store).await;
+        store.close().await;
+        assert_eq!(found_in(folder.path()), Vec::<String>::new());
+        let store = open(folder.path(), &settings(&[&old])).await.unwrap();
+        whole(&*store).await;
+        // A change that is cut short by closing the store is finished by the next start.
+        let id = store.rekey().await.unwrap();
+        store.close().await;
+        let store = open(folder.path(), &settings(&[&old])).await.unwrap();
+        let found = encryption(&*store).unwrap();
+        assert_eq!((found.state, found.data_key), (EncryptionState::Complete, id));
         whole(&*store).await;
         store.close().await;
     });
