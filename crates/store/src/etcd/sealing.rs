@@ -25,7 +25,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, State};
@@ -178,8 +177,12 @@ impl Sealing {
     /// servers that cannot open the data key are known to stand in the way.
     pub(super) async fn settled(&self, within: Duration) -> Result<(), Error> {
         let mut progress = self.progress.subscribe();
-        let settled = progress.wait_for(|progress| *progress != Progress::Starting);
-        match tokio::time::timeout(within, settled).await {
+        let settled = progress.wait_for(|progress| *progress == Progress::Settled);
+        if tokio::time::timeout(OPENING, settled).await.is_ok() {
+            return Ok(());
+        }
+        let decided = progress.wait_for(|progress| *progress != Progress::Starting);
+        match tokio::time::timeout(within, decided).await {
             Ok(_) => Ok(()),
             Err(_) => Err(Error::Unavailable {
                 reason: format!("the data keys could not be stored in etcd within {within:?}"),
@@ -231,8 +234,7 @@ impl Sealing {
 
     async fn keep_encrypted(&self) {
         let mut usable = Vec::new();
-        let mut reported = Vec::new();
-        let opening = Instant::now() + OPENING;
+        let (mut last, mut reported) = (Vec::new(), Vec::new());
         loop {
             if self.decrypt || self.layout.sealer().seals() {
                 self.progress.send_replace(Progress::Settled);
@@ -254,9 +256,11 @@ impl Sealing {
                     pause = Some(PAUSE);
                 }
             }
-            if Instant::now() >= opening {
-                self.report(waiting, &mut reported);
+            if waiting == last && waiting != reported {
+                self.report(&waiting);
+                reported.clone_from(&waiting);
             }
+            last = waiting;
             match pause {
                 None => self.signals.wake.notified().await,
                 Some(pause) => {
@@ -268,20 +272,17 @@ impl Sealing {
         }
     }
 
-    /// Reports servers that cannot open the pending data key, once for each set of them.
-    fn report(&self, waiting: Vec<String>, reported: &mut Vec<String>) {
-        if *reported == waiting {
+    /// Reports servers that cannot open the pending data key.
+    fn report(&self, waiting: &[String]) {
+        if waiting.is_empty() {
             return;
         }
-        if !waiting.is_empty() {
-            tracing::warn!(
-                servers = ?waiting,
-                "the new data key is not used yet, because these servers cannot open it: restart \
-                 them with the same --store-key file"
-            );
-            self.progress.send_replace(Progress::Waiting);
-        }
-        *reported = waiting;
+        tracing::warn!(
+            servers = ?waiting,
+            "the new data key is not used yet, because these servers cannot open it: restart them \
+             with the same --store-key file"
+        );
+        self.progress.send_replace(Progress::Waiting);
     }
 
     /// Does the next thing that is to be done, and says what it was.
