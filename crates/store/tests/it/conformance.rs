@@ -197,6 +197,12 @@ impl Run {
         let key = write.key.clone();
         let event = self.stage.store.write(write).await?;
         let revision = event.revision();
+        let before = self.model.get(&key);
+        let unchanged = before.as_ref().is_some_and(|(stored, _)| *stored == value);
+        if action == Action::Modified && unchanged && self.stage.ignores_unchanged() {
+            assert_eq!(before, Some((value, revision)), "nothing changed, so the revision stays");
+            return Ok(());
+        }
         assert_eq!(event.action, action);
         self.model.record(Entry { revision, action, key, value });
         Ok(())

@@ -104,6 +104,11 @@ impl Stage {
         true
     }
 
+    /// Stores write whatever they are given; comparing is for the layer above.
+    fn ignores_unchanged(&self) -> bool {
+        false
+    }
+
     /// Whether what an object says of itself is kept as it was given.
     fn keeps_metadata(&self) -> bool {
         true
