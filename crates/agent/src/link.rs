@@ -111,13 +111,24 @@ impl std::fmt::Debug for Link {
 #[derive(Debug, thiserror::Error)]
 enum Ended {
     #[error("{0}")]
-    Server(#[from] Status),
+    Server(Status),
+    #[error(
+        "this node's credential was revoked or has expired; join again: stop the agent and run it with a new token, as `mainstay token create --role node` prints it"
+    )]
+    Revoked,
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
     #[error("the server hung up")]
     HungUp,
     #[error("a change cannot be written down: {0}")]
     NotKept(io::Error),
+}
+
+impl From<Status> for Ended {
+    fn from(status: Status) -> Self {
+        let refused = status.code() == tonic::Code::Unauthenticated || dial::is_revoked(&status);
+        if refused { Self::Revoked } else { Self::Server(status) }
+    }
 }
 
 /// What both sides have said so far.
@@ -162,7 +173,7 @@ impl Link {
         pause: &mut Duration,
     ) -> Result<(), Ended> {
         let access = (self.credentials)();
-        let channel = dial::dial(server, access).await.map_err(Ended::Unreachable)?;
+        let channel = dial::dial(server, access).await?;
         let (say, said) = mpsc::channel(UNREAD);
         let speaker = &self.speaker;
         let register = Register {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mainstay_store::clock::Clock;
 use mainstay_store::kubernetes::{Access, Address, AddressError, Client};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -43,8 +44,19 @@ pub struct Options {
 }
 
 /// Joins, and keeps the line up while the certificate is renewed.
-async fn pretend(pretence: Pretence, link: Link, stop: CancellationToken, clock: Arc<dyn Clock>) {
-    let mut due = match pretence.enter(&*clock).await {
+async fn pretend(
+    pretence: Pretence,
+    link: Link,
+    arrivals: Arrivals,
+    stop: CancellationToken,
+    clock: Arc<dyn Clock>,
+) {
+    let entered = pretence.enter(&*clock).await;
+    arrivals.send_modify(|arrived| match &entered {
+        Ok(_) => arrived.joined += 1,
+        Err(error) => arrived.refused.push(error.to_string()),
+    });
+    let mut due = match entered {
         Ok(due) => due,
         Err(error) => return tracing::error!(%error, "a simulated node cannot join"),
     };
@@ -64,9 +76,30 @@ async fn pretend(pretence: Pretence, link: Link, stop: CancellationToken, clock:
     }
 }
 
+/// How many nodes have come to the end of joining.
+#[derive(Debug, Default)]
+struct Arrived {
+    joined: usize,
+    /// Why the others could not join.
+    refused: Vec<String>,
+}
+
+type Arrivals = Arc<watch::Sender<Arrived>>;
+
+/// Some of the simulated nodes could not join, and trying again does not help.
+#[derive(Debug, thiserror::Error)]
+#[error("{count} of {nodes} simulated nodes could not join: {first}")]
+pub struct NotJoined {
+    count: usize,
+    nodes: usize,
+    first: String,
+}
+
 /// Running simulated nodes.
 #[derive(Debug)]
 pub struct Simulation {
+    arrivals: Arrivals,
+    nodes: usize,
     stop: CancellationToken,
     lines: JoinSet<()>,
 }
@@ -79,6 +112,7 @@ impl Simulation {
     pub fn start(options: Options, clock: &Arc<dyn Clock>) -> Result<Self, AddressError> {
         let stop = CancellationToken::new();
         let mut lines = JoinSet::new();
+        let arrivals = Arrivals::default();
         let Options { servers, access, ca, name, nodes, delays, cpu_milli, memory_bytes, zone } =
             options;
         let addresses: Result<Vec<_>, _> = servers.iter().map(|one| Address::parse(one)).collect();
@@ -108,15 +142,35 @@ impl Simulation {
                 revisions: Revisions::Counted(1),
                 clock: clock.clone(),
             };
-            let (stop, clock) = (stop.clone(), clock.clone());
+            let (stop, clock, arrivals) = (stop.clone(), clock.clone(), arrivals.clone());
             let wait = Duration::from_secs(1) / DIALS_A_SECOND * number;
             lines.spawn(async move {
                 if stop.run_until_cancelled(clock.sleep(wait)).await.is_some() {
-                    stop.run_until_cancelled(pretend(pretence, link, stop.clone(), clock)).await;
+                    let pretending = pretend(pretence, link, arrivals, stop.clone(), clock);
+                    stop.run_until_cancelled(pretending).await;
                 }
             });
         }
-        Ok(Self { stop, lines })
+        Ok(Self { arrivals, nodes: nodes as usize, stop, lines })
+    }
+
+    /// Waits until every node has joined. Nodes wait for a server for as long as it takes.
+    ///
+    /// # Errors
+    /// [`NotJoined`] once all others have joined, if some were refused.
+    pub async fn joined(&self) -> Result<(), NotJoined> {
+        let mut arrivals = self.arrivals.subscribe();
+        let all = |arrived: &Arrived| arrived.joined + arrived.refused.len() >= self.nodes;
+        // The sender is ours, hence not gone.
+        let Ok(arrived) = arrivals.wait_for(all).await else { return Ok(()) };
+        match arrived.refused.first() {
+            None => Ok(()),
+            Some(first) => Err(NotJoined {
+                count: arrived.refused.len(),
+                nodes: self.nodes,
+                first: first.clone(),
+            }),
+        }
     }
 
     /// Hangs up everywhere.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::{HeaderValue, Uri};
 use hyper_util::rt::TokioIo;
 use mainstay_store::kubernetes::Access;
+use rustls::AlertDescription;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -13,6 +14,8 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
+
+use super::Ended;
 
 /// How long a connection may take to open.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -38,15 +41,20 @@ impl Interceptor for Bearer {
     }
 }
 
-/// Opens a line to a server.
+/// Opens a connection to a server.
+///
+/// # Errors
+/// [`Ended::Unreachable`]; [`Ended::Revoked`] if the server refuses the certificate for that.
 pub(super) async fn dial(
     server: &str,
     access: Access,
-) -> Result<InterceptedService<Channel, Bearer>, String> {
-    let uri: Uri = server.parse().map_err(|error| format!("{server:?}: {error}"))?;
+) -> Result<InterceptedService<Channel, Bearer>, Ended> {
+    let unreachable = |why: String| Ended::Unreachable(why);
+    let uri: Uri = server.parse().map_err(|error| unreachable(format!("{server:?}: {error}")))?;
     let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
     // TLS is ours: the channel itself speaks over whatever is connected.
-    let plain: Uri = format!("http://{authority}").parse().map_err(|_| format!("{server:?}"))?;
+    let plain = format!("http://{authority}").parse::<Uri>();
+    let plain = plain.map_err(|_| unreachable(format!("{server:?}")))?;
     let endpoint = Endpoint::from(plain)
         .connect_timeout(PATIENCE)
         .initial_connection_window_size(WINDOW)
@@ -60,11 +68,25 @@ pub(super) async fn dial(
     });
     let connector = tower::service_fn(move |_: Uri| connect(uri.clone(), tls.clone()));
     let channel = tokio::time::timeout(PATIENCE, endpoint.connect_with_connector(connector)).await;
-    let channel = channel.map_err(|_| format!("no connection within {PATIENCE:?}"))?;
-    let channel = channel.map_err(|error| words(&error))?;
+    let channel = channel.map_err(|_| unreachable(format!("no connection within {PATIENCE:?}")))?;
+    let channel = channel.map_err(|error| match is_revoked(&error) {
+        true => Ended::Revoked,
+        false => unreachable(words(&error)),
+    })?;
     let token = access.token.map(|token| format!("Bearer {token}"));
     let token = token.and_then(|token| HeaderValue::try_from(token).ok());
     Ok(InterceptedService::new(channel, Bearer(token)))
+}
+
+/// Whether a server ended the handshake because the certificate was revoked.
+pub(super) fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let mut tls = causes.filter_map(|cause| match cause.downcast_ref::<std::io::Error>() {
+        Some(io) => io.get_ref()?.downcast_ref::<rustls::Error>(),
+        None => cause.downcast_ref::<rustls::Error>(),
+    });
+    let revoked = AlertDescription::CertificateRevoked;
+    tls.any(|error| *error == rustls::Error::AlertReceived(revoked))
 }
 
 fn words(error: &(dyn std::error::Error + 'static)) -> String {
@@ -93,3 +115,20 @@ async fn connect(
 trait Line: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Line for T {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revoked_certificate_is_told_from_other_failures() {
+        let alert = |alert| std::io::Error::other(rustls::Error::AlertReceived(alert));
+        assert!(is_revoked(&alert(AlertDescription::CertificateRevoked)));
+        assert!(!is_revoked(&alert(AlertDescription::CertificateExpired)));
+        assert!(!is_revoked(&std::io::Error::other("CertificateRevoked")));
+        let wrapped = Status::from_error(Box::new(alert(AlertDescription::CertificateRevoked)));
+        assert!(matches!(Ended::from(wrapped), Ended::Revoked));
+        assert!(matches!(Ended::from(Status::unauthenticated("x")), Ended::Revoked));
+        assert!(matches!(Ended::from(Status::unavailable("x")), Ended::Server(_)));
+    }
+}

@@ -243,8 +243,21 @@ impl NodeFlags {
             let node = place.node.clone();
             let simulation = Simulation::start(self.simulation(place, nodes)?, &clock())
                 .map_err(|error| Error::usage(error.to_string()))?;
-            anstream::eprintln!("{READY}: {nodes} simulated nodes {node}.0 …");
-            told().await;
+            let joined = tokio::select! {
+                joined = simulation.joined() => Some(joined),
+                () = told() => None,
+            };
+            match joined {
+                Some(Err(error)) => {
+                    simulation.shutdown().await;
+                    return Err(Error::negative(error.to_string()));
+                }
+                Some(Ok(())) => {
+                    anstream::eprintln!("{READY}: {nodes} simulated nodes {node}.0 …");
+                    told().await;
+                }
+                None => {}
+            }
             anstream::eprintln!("ending …");
             simulation.shutdown().await;
             return Ok(0);
