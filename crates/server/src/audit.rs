@@ -22,8 +22,8 @@ mod tests;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -34,6 +34,7 @@ use http::{HeaderValue, Method, Uri};
 use jiff::{SignedDuration, Timestamp};
 use mainstay_store::clock::Clock;
 use mainstay_store::status::{Error, Reason};
+use parking_lot::{Condvar, Mutex};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::{Deserialize, Serialize};
@@ -172,6 +173,9 @@ pub(crate) struct Entry {
     pub(crate) time: Timestamp,
     #[serde(rename = "auditID", serialize_with = "as_text", skip_serializing_if = "is_empty")]
     pub(crate) audit_id: HeaderValue,
+    /// Which of two lines about a request this is; empty if there is one line only.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub(crate) stage: &'static str,
     pub(crate) user: Arc<str>,
     /// As whom they acted, if it was somebody else.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -202,12 +206,14 @@ pub(crate) struct Entry {
     pub(crate) uri: Option<Uri>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) dry_run: bool,
-    pub(crate) outcome: Outcome,
-    pub(crate) code: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) outcome: Option<Outcome>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) code: Option<u16>,
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(crate) reason: &'static str,
-    #[serde(serialize_with = "as_millis")]
-    pub(crate) latency_ms: Duration,
+    #[serde(serialize_with = "as_millis", skip_serializing_if = "Option::is_none")]
+    pub(crate) latency_ms: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) remote: Option<IpAddr>,
     #[serde(serialize_with = "as_agent", skip_serializing_if = "Option::is_none")]
@@ -252,23 +258,27 @@ fn as_uri<S: serde::Serializer>(uri: &Option<Uri>, serializer: S) -> Result<S::O
     serializer.serialize_str(&text.unwrap_or_default())
 }
 
-fn as_millis<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    let millis = (duration.as_secs_f64() * 1e6).round() / 1e3;
+fn as_millis<S: serde::Serializer>(
+    duration: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let millis = (duration.unwrap_or_default().as_secs_f64() * 1e6).round() / 1e3;
     serializer.serialize_f64(millis)
 }
 
 impl Entry {
-    /// A line about denials that were counted.
-    fn of_folded(folded: &Folded, now: Timestamp) -> Self {
+    /// A line about nothing yet.
+    fn blank(time: Timestamp, surface: Surface) -> Self {
         Self {
-            time: now,
+            time,
             audit_id: HeaderValue::from_static(""),
+            stage: "",
             user: ANONYMOUS.into(),
             role: "",
             impersonated_user: None,
             account: String::new(),
             claimed_user: String::new(),
-            surface: folded.alike.surface,
+            surface,
             verb: "",
             resource: String::new(),
             subresource: String::new(),
@@ -276,16 +286,28 @@ impl Entry {
             name: String::new(),
             uri: None,
             dry_run: false,
-            outcome: Outcome::of(folded.alike.code),
-            code: folded.alike.code,
+            outcome: None,
+            code: None,
             reason: "",
-            latency_ms: Duration::ZERO,
-            remote: folded.alike.remote,
+            latency_ms: None,
+            remote: None,
             user_agent: None,
-            folded: folded.count,
+            folded: 0,
             body: None,
             request: None,
             request_omitted: None,
+        }
+    }
+
+    /// A line about denials that were counted.
+    fn of_folded(folded: &Folded, now: Timestamp) -> Self {
+        Self {
+            outcome: Some(Outcome::of(folded.alike.code)),
+            code: Some(folded.alike.code),
+            latency_ms: Some(Duration::ZERO),
+            remote: folded.alike.remote,
+            folded: folded.count,
+            ..Self::blank(now, folded.alike.surface)
         }
     }
 
@@ -300,7 +322,7 @@ impl Entry {
         let mut text = Vec::with_capacity(512);
         serde_json::to_writer(&mut text, &self).ok()?;
         text.push(b'\n');
-        let warns = self.outcome != Outcome::Allowed;
+        let warns = self.outcome.is_some_and(|outcome| outcome != Outcome::Allowed);
         Some(Line { time: self.time, warns, text })
     }
 }
@@ -341,10 +363,6 @@ struct Queue {
 struct Ticket {
     entry: Entry,
     written: Option<oneshot::Sender<()>>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Audit {
@@ -430,7 +448,7 @@ impl Audit {
             }
             false => (None, None),
         };
-        let mut queue = locked(&self.shared.queue);
+        let mut queue = self.shared.queue.lock();
         if queue.tickets.len() >= QUEUE {
             drop(queue);
             self.shared.meters.lost.inc();
@@ -446,7 +464,7 @@ impl Audit {
 
     /// Whether a denial of an unknown user gets a line of its own.
     fn admit(&self, alike: Alike) -> bool {
-        let admitted = locked(&self.shared.folds).admit(alike, self.clock.now());
+        let admitted = self.shared.folds.lock().admit(alike, self.clock.now());
         if !admitted {
             self.shared.meters.folded.inc();
         }
@@ -464,7 +482,7 @@ impl Audit {
 
 impl Drop for Audit {
     fn drop(&mut self) {
-        locked(&self.shared.queue).closed = true;
+        self.shared.queue.lock().closed = true;
         self.shared.wake.notify_one();
     }
 }
@@ -501,7 +519,7 @@ impl Writer {
                 waiting.extend(ticket.written);
             }
             let now = self.clock.now();
-            for folded in locked(&self.shared.folds).due(now, closed) {
+            for folded in self.shared.folds.lock().due(now, closed) {
                 lines.extend(Entry::of_folded(&folded, now).into_line(self.body_limit));
             }
             self.hand_over(&lines);
@@ -518,22 +536,16 @@ impl Writer {
     /// The next entries, when there are any or it is time to look around; and whether they are the
     /// last.
     fn next(&self) -> (Vec<Ticket>, bool) {
-        let mut queue = locked(&self.shared.queue);
+        let mut queue = self.shared.queue.lock();
         if queue.tickets.is_empty() && !queue.closed {
             queue.asleep = true;
-            let busy = self.outlets.iter().any(Outlet::is_behind)
-                || !locked(&self.shared.folds).is_empty();
+            let busy =
+                self.outlets.iter().any(Outlet::is_behind) || !self.shared.folds.lock().is_empty();
             let quiet = |queue: &mut Queue| queue.tickets.is_empty() && !queue.closed;
-            queue = match busy {
-                true => {
-                    let waited = self.shared.wake.wait_timeout_while(queue, PAUSE, quiet);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                false => {
-                    let waited = self.shared.wake.wait_while(queue, quiet);
-                    waited.unwrap_or_else(PoisonError::into_inner)
-                }
-            };
+            match busy {
+                true => drop(self.shared.wake.wait_while_for(&mut queue, quiet, PAUSE)),
+                false => self.shared.wake.wait_while(&mut queue, quiet),
+            }
             queue.asleep = false;
         }
         (std::mem::take(&mut queue.tickets), queue.closed)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode};
-use mainstay_store::builtin::Lease;
+use mainstay_store::builtin::{Lease, Node};
 use mainstay_store::object::Resource;
 use mainstay_store::status::{Error, Reason};
 use serde_json::{Value, json};
@@ -58,6 +58,8 @@ impl Errand {
 
     /// Answers; whoever calls has checked that the user is an admin.
     pub(crate) async fn answer(self, app: &App, parts: &Parts) -> Result<Reply, Error> {
+        // Nodes that must join again, because they had nothing but the authority that was given up.
+        let mut cut_off = Vec::new();
         match (self, &parts.method) {
             (Self::Show, &Method::GET) => {}
             (Self::Rotate, &Method::POST) => {
@@ -72,10 +74,15 @@ impl Errand {
                 }
                 app.authority.finish().await.map_err(unavailable)?;
                 settled(app, false).await?;
+                cut_off = behind;
             }
             _ => return Err(wrong_method()),
         }
-        Ok(reply::value(StatusCode::OK, &show(app).await?))
+        let mut shown = show(app).await?;
+        if !cut_off.is_empty() {
+            shown["nodesOfPrevious"] = json!(cut_off);
+        }
+        Ok(reply::value(StatusCode::OK, &shown))
     }
 }
 
@@ -148,7 +155,12 @@ async fn behind(app: &App) -> Result<Vec<String>, Error> {
     if kinds.find("coordination.k8s.io", "v1", "leases").is_some() {
         let leases = app.resources.list_as::<Lease>(Some(NODE_LEASES)).await?;
         let names = leases.into_iter().map(|lease| lease.metadata.name);
-        behind.extend(names.filter(|node| !records.contains_key(node)));
+        for node in names.filter(|node| !records.contains_key(node)) {
+            // The heartbeat of a node that was removed needs nothing.
+            if app.resources.get_as::<Node>(None, &node).await?.is_some() {
+                behind.push(node);
+            }
+        }
     }
     behind.sort();
     behind.dedup();

@@ -5,7 +5,7 @@
 //! arrive at a [`Pace`], and what it takes in memory is counted too, except for a small part that
 //! every body has for nothing. Enter at [`Incoming::new`] and [`read`].
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -19,6 +19,7 @@ use hyper::body::Incoming as Raw;
 use mainstay_store::clock::Clock;
 use mainstay_store::schema::{Decoded, decode};
 use mainstay_store::status::{Error, Reason};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
 use crate::fairness::Pace;
@@ -27,6 +28,7 @@ use crate::negotiate::Format;
 use crate::options::Limits;
 use crate::patch::{DEPTH, shallow};
 use crate::protobuf;
+use crate::turns::LARGE;
 
 /// How much of a body that is too large is still taken over HTTP/1, so that its sender hears the
 /// answer instead of a broken connection.
@@ -126,7 +128,7 @@ pub(crate) enum Inside {
 
 impl Intake {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The part that no handler read, if there is any.
@@ -257,6 +259,18 @@ pub(crate) async fn read(
         tap.keep(&whole);
     }
     Ok(whole)
+}
+
+/// Reads the body of a request that never needs a large one: it is parsed on a shared thread.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn read_small(
+    parts: &Parts,
+    incoming: Incoming,
+    limits: &Limits,
+) -> Result<Bytes, Error> {
+    read(parts, incoming, limits.body.min(LARGE)).await
 }
 
 /// How long the unread rest of a body is taken, and how much of it, so that a client that

@@ -18,13 +18,14 @@ mod tests;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use mainstay_store::clock::Clock;
 use mainstay_store::object::{Action, Event, Key, Record, Resource, Revision};
 use mainstay_store::objects::{At, Change, Error as StoreError, Objects, Scope, Write};
+use parking_lot::{Mutex, RwLock};
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -110,7 +111,7 @@ impl Certificates {
         let found = all
             .range(None, None)
             .filter_map(|record| Some((record.key().name().to_owned(), internal::decode(record)?)));
-        *self.records.write().unwrap_or_else(PoisonError::into_inner) = found.collect();
+        *self.records.write() = found.collect();
         self.cut_bad(None);
         self.seen.send_replace(all.revision());
         Ok(all.revision())
@@ -147,7 +148,7 @@ impl Certificates {
                 Action::Added | Action::Modified => internal::decode(&event.record),
             };
             {
-                let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
+                let mut records = self.records.write();
                 match record {
                     Some(record) => records.insert(name.to_owned(), record),
                     None => records.remove(name),
@@ -162,17 +163,17 @@ impl Certificates {
 
     /// Whether a certificate is good.
     pub(crate) fn good(&self, node: &str, serial: &str) -> bool {
-        let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+        let records = self.records.read();
         records.get(node).is_none_or(|record| record.takes(serial))
     }
 
     /// Every record, by node.
     pub(crate) fn records(&self) -> HashMap<String, NodeRecord> {
-        self.records.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.records.read().clone()
     }
 
-    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<String, Vec<Weak<Session>>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sessions(&self) -> parking_lot::MutexGuard<'_, HashMap<String, Vec<Weak<Session>>>> {
+        self.sessions.lock()
     }
 
     /// Notes a connection that showed a good certificate. It is cut once that is revoked.

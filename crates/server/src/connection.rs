@@ -3,7 +3,7 @@
 //! Nothing sets a timer per request. Every connection has a [`Pulse`], a few atomics that say what
 //! it is doing and since when, in coarse ticks; one sweep a second closes those that overstay. So
 //! half a handshake, a head that arrives a byte a minute, a reader that never reads and a
-//! connection that says nothing all meet the same rule, and thousands of them cost next to
+//! connection on which nothing arrives all meet the same rule, and thousands of them cost next to
 //! nothing. The time is the server's [`Clock`], hence tests can move it.
 
 use std::collections::HashMap;
@@ -11,16 +11,18 @@ use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use mainstay_store::clock::Clock;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
+use crate::frames::Frames;
 use crate::heads::Heads;
 use crate::options::Limits;
 
@@ -31,6 +33,7 @@ const FINISH: u8 = 1;
 const CLOSE: u8 = 2;
 
 const IDLE: &str = "it is idle";
+const UNUSED: &str = "it sends no request";
 
 /// What one connection is doing, and since when.
 #[derive(Debug)]
@@ -49,7 +52,16 @@ pub(crate) struct Pulse {
     /// Requests under way.
     busy: AtomicUsize,
     shaken: AtomicBool,
+    /// When the handshake was done.
+    shaken_at: AtomicU64,
+    /// Whether a request ever began.
+    used: AtomicBool,
+    /// HTTP/1: whether bytes of a request head arrived.
     reading: AtomicBool,
+    /// HTTP/1: whether the bytes that arrived end inside a head.
+    partial: AtomicBool,
+    /// HTTP/2: one more than the tick since when a head is incomplete; 0 while none is.
+    block: AtomicU64,
     multiplexed: AtomicBool,
     order: AtomicU8,
     ordered: Notify,
@@ -60,7 +72,10 @@ pub(crate) struct Pulse {
 struct Reading {
     shaken: bool,
     busy: bool,
-    head: bool,
+    /// How long the head of a request has been incomplete.
+    head: Option<Duration>,
+    /// HTTP/2: how long the connection has been there without a request.
+    unused: Option<Duration>,
     quiet: Duration,
     stalled: Option<Duration>,
     /// How long no part was taken of any answer that waits.
@@ -69,15 +84,17 @@ struct Reading {
 
 /// Why a connection is closed, if it is to be.
 fn overstays(reading: Reading, limits: &Limits) -> Option<&'static str> {
-    let Reading { shaken, busy, head, quiet, stalled, unread } = reading;
-    let too_long = |time: Option<Duration>| time.is_some_and(|time| time > limits.stall);
-    if too_long(stalled) || too_long(unread) {
+    let Reading { shaken, busy, head, unused, quiet, stalled, unread } = reading;
+    let longer = |time: Option<Duration>, limit| time.is_some_and(|time| time > limit);
+    if longer(stalled, limits.stall) || longer(unread, limits.stall) {
         Some("it does not take what is sent to it")
     } else if !shaken && quiet > limits.handshake {
         Some("its handshake takes too long")
-    } else if shaken && !busy && head && quiet > limits.head_time {
+    } else if shaken && longer(head, limits.head_time) {
         Some("the head of its request takes too long")
-    } else if shaken && !busy && !head && quiet > limits.idle {
+    } else if shaken && longer(unused, limits.head_time) {
+        Some(UNUSED)
+    } else if shaken && !busy && head.is_none() && quiet > limits.idle {
         Some(IDLE)
     } else {
         None
@@ -92,12 +109,22 @@ impl Pulse {
     fn reading(&self) -> Reading {
         let now = self.now();
         let past = |then: u64| Duration::from_millis(now.saturating_sub(then));
+        let one_less = |tick: &AtomicU64| tick.load(Relaxed).checked_sub(1).map(past);
+        let busy = self.busy.load(Relaxed) > 0;
+        let quiet = past(self.since.load(Relaxed));
+        let multiplexed = self.multiplexed.load(Relaxed);
+        let head = match multiplexed {
+            true => one_less(&self.block),
+            false => (!busy && self.reading.load(Relaxed)).then_some(quiet),
+        };
+        let unused = multiplexed && !self.used.load(Relaxed);
         Reading {
             shaken: self.shaken.load(Relaxed),
-            busy: self.busy.load(Relaxed) > 0,
-            head: self.reading.load(Relaxed),
-            quiet: past(self.since.load(Relaxed)),
-            stalled: self.stalled.load(Relaxed).checked_sub(1).map(past),
+            busy,
+            head,
+            unused: unused.then(|| past(self.shaken_at.load(Relaxed))),
+            quiet,
+            stalled: one_less(&self.stalled),
             unread: (self.owed.load(Acquire) > 0).then(|| past(self.taken.load(Relaxed))),
         }
     }
@@ -106,15 +133,26 @@ impl Pulse {
     pub(crate) fn shaken(&self, multiplexed: bool) {
         self.multiplexed.store(multiplexed, Relaxed);
         self.since.store(self.now(), Relaxed);
+        self.shaken_at.store(self.now(), Relaxed);
         self.shaken.store(true, Relaxed);
     }
 
-    fn heard(&self) {
-        // Where several requests share a connection there is no telling a head from a ping.
-        let news = self.multiplexed.load(Relaxed)
-            || (self.busy.load(Relaxed) == 0 && !self.reading.swap(true, Relaxed));
-        if news {
+    /// Bytes arrived over HTTP/1; `partial` if they end inside a head.
+    fn heard(&self, partial: bool) {
+        self.partial.store(partial, Relaxed);
+        if self.busy.load(Relaxed) == 0 && !self.reading.swap(true, Relaxed) {
             self.since.store(self.now(), Relaxed);
+        }
+    }
+
+    /// Bytes arrived over HTTP/2; `partial` if they leave a head incomplete.
+    fn heard_frames(&self, partial: bool) {
+        let now = self.now();
+        self.since.store(now, Relaxed);
+        if !partial {
+            self.block.store(0, Relaxed);
+        } else if self.block.load(Relaxed) == 0 {
+            self.block.store(now + 1, Relaxed);
         }
     }
 
@@ -138,6 +176,7 @@ impl Pulse {
     /// A request has begun; it lasts until the guard is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Relaxed);
+        self.used.store(true, Relaxed);
         self.reading.store(false, Relaxed);
         Busy(Owed { pulse: self.clone(), waits: false })
     }
@@ -192,6 +231,8 @@ impl Drop for Busy {
     fn drop(&mut self) {
         let pulse = &self.0.pulse;
         pulse.since.store(pulse.now(), Relaxed);
+        // The beginning of the next head may have arrived with this request.
+        pulse.reading.store(pulse.partial.load(Relaxed), Relaxed);
         pulse.busy.fetch_sub(1, Relaxed);
     }
 }
@@ -273,8 +314,8 @@ impl Connections {
         Arc::new(Self { clock, tick, writes: Arc::default(), limits, open: Mutex::default() })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Open> {
+        self.open.lock()
     }
 
     /// A place for a new connection from an address.
@@ -289,7 +330,11 @@ impl Connections {
             taken: AtomicU64::new(0),
             busy: AtomicUsize::new(0),
             shaken: AtomicBool::new(false),
+            shaken_at: AtomicU64::new(0),
+            used: AtomicBool::new(false),
             reading: AtomicBool::new(false),
+            partial: AtomicBool::new(false),
+            block: AtomicU64::new(0),
             multiplexed: AtomicBool::new(false),
             order: AtomicU8::new(open.order),
             ordered: Notify::new(),
@@ -356,7 +401,7 @@ impl Connections {
                     tracing::debug!(why, "closing a connection");
                     // One that did nothing wrong is told, and has until the next sweep.
                     let told = pulse.order.load(Relaxed) != GO_ON;
-                    let blameless = why == IDLE;
+                    let blameless = why == IDLE || why == UNUSED;
                     pulse.order(if blameless && !told { FINISH } else { CLOSE });
                 }
             }
@@ -374,14 +419,24 @@ fn millis(duration: Duration) -> u64 {
 pub(crate) struct Wire<S> {
     stream: S,
     pulse: Arc<Pulse>,
-    /// What HTTP/1 requests look like so far.
-    heads: Option<Heads>,
+    follower: Follower,
+}
+
+/// Finds the heads of requests in the bytes of a connection.
+#[derive(Debug)]
+enum Follower {
+    Http1(Heads),
+    Http2(Frames),
 }
 
 impl<S> Wire<S> {
     /// A stream of one request after the other, or of several at once if `multiplexed`.
     pub(crate) fn new(stream: S, pulse: Arc<Pulse>, multiplexed: bool) -> Self {
-        Self { stream, pulse, heads: (!multiplexed).then(Heads::new) }
+        let follower = match multiplexed {
+            true => Follower::Http2(Frames::new()),
+            false => Follower::Http1(Heads::new()),
+        };
+        Self { stream, pulse, follower }
     }
 }
 
@@ -395,10 +450,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         let arrived = &mut buffer.filled_mut()[before..];
         if !arrived.is_empty() {
-            self.pulse.heard();
-            if let Some(heads) = &mut self.heads {
-                let malformed = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-                heads.pass(arrived).map_err(malformed)?;
+            let Self { pulse, follower, .. } = &mut *self;
+            match follower {
+                Follower::Http1(heads) => {
+                    heads.pass(arrived);
+                    pulse.heard(heads.is_open());
+                }
+                Follower::Http2(frames) => pulse.heard_frames(frames.pass(arrived)),
             }
         }
         read
@@ -489,22 +547,27 @@ mod tests {
         let calm = Reading {
             shaken: true,
             busy: false,
-            head: false,
+            head: None,
+            unused: None,
             quiet: Duration::ZERO,
             stalled: None,
             unread: None,
         };
         let second = Duration::from_secs(1);
         let shaking = Reading { shaken: false, ..calm };
-        let head = Reading { head: true, ..calm };
+        let head = |reading: Reading, time| Reading { head: Some(time), ..reading };
+        let unused = |time| Reading { unused: Some(time), ..calm };
         let busy = Reading { busy: true, ..calm };
         let after = |reading: Reading, quiet| Reading { quiet, ..reading };
         let stalled = |stalled| Reading { stalled: Some(stalled), ..busy };
         let cases = [
             (after(shaking, limits.handshake), false),
             (after(shaking, limits.handshake + second), true),
-            (after(head, limits.head_time), false),
-            (after(head, limits.head_time + second), true),
+            (head(calm, limits.head_time), false),
+            (head(calm, limits.head_time + second), true),
+            (head(busy, limits.head_time + second), true),
+            (unused(limits.head_time), false),
+            (unused(limits.head_time + second), true),
             (after(calm, limits.idle), false),
             (after(calm, limits.idle + second), true),
             (after(busy, limits.idle * 10), false),
@@ -525,19 +588,51 @@ mod tests {
         let (slow, busy) = (all.enter(NEAR), all.enter(NEAR));
         for place in [&slow, &busy] {
             place.pulse.shaken(false);
-            place.pulse.heard();
+            place.pulse.heard(true);
         }
         let under_way = busy.pulse.begin();
         let mut sweep = pin!(all.sweep());
         assert!(futures_util::poll!(&mut sweep).is_pending());
         clock.advance(Duration::from_secs(10));
-        slow.pulse.heard();
+        slow.pulse.heard(true);
         clock.advance(Duration::from_secs(10));
         assert!(futures_util::poll!(&mut sweep).is_pending());
         assert!(!slow.pulse.ordered().await);
         assert_eq!(busy.pulse.order.load(Relaxed), GO_ON);
         drop((under_way, slow));
         assert_eq!(all.len(), 1);
+    }
+
+    #[test]
+    fn a_head_that_began_behind_a_request_counts_from_the_end_of_the_request() {
+        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
+        let all = Connections::new(clock, Limits::default());
+        let (piped, done) = (all.enter(NEAR), all.enter(NEAR));
+        for (place, partial) in [(&piped, true), (&done, false)] {
+            place.pulse.shaken(false);
+            place.pulse.heard(partial);
+            drop(place.pulse.begin());
+            assert_eq!(place.pulse.reading().head, partial.then_some(Duration::ZERO));
+        }
+    }
+
+    #[test]
+    fn pings_do_not_prolong_an_incomplete_head_over_http2() {
+        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
+        let all = Connections::new(clock, Limits::default());
+        let place = all.enter(NEAR);
+        place.pulse.shaken(true);
+        for (tick, partial, head) in
+            [(0, false, None), (5, true, Some(0)), (9, true, Some(4)), (10, false, None)]
+        {
+            all.tick.store(tick, Relaxed);
+            place.pulse.heard_frames(partial);
+            let reading = place.pulse.reading();
+            assert_eq!(reading.head, head.map(Duration::from_millis), "{tick}");
+            assert_eq!(reading.unused, Some(Duration::from_millis(tick)));
+        }
+        let _request = place.pulse.begin();
+        assert_eq!(place.pulse.reading().unused, None);
     }
 
     #[test]

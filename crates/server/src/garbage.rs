@@ -10,7 +10,7 @@
 //! owners are read again, and the deletion names the identity and version that were judged.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -25,6 +25,7 @@ use mainstay_store::registry::Kind;
 use mainstay_store::resources::{Resources, WriteOptions};
 use mainstay_store::status::{Error, Reason};
 use mainstay_store::strategy::{DeleteOptions, FOREGROUND, ORPHAN, Propagation};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -143,8 +144,8 @@ struct Collector {
 }
 
 impl Collector {
-    fn web(&self) -> std::sync::MutexGuard<'_, Web> {
-        self.web.lock().unwrap_or_else(PoisonError::into_inner)
+    fn web(&self) -> parking_lot::MutexGuard<'_, Web> {
+        self.web.lock()
     }
 
     /// Keeps the web, and queues what a change may have orphaned.

@@ -14,10 +14,11 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwapOption;
 use mainstay_store::status::{Error, Reason};
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -225,7 +226,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Weak<Flow>>> {
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.flows.lock()
     }
 
     fn flow(self: &Arc<Self>, key: Key) -> Arc<Flow> {
@@ -362,6 +363,11 @@ impl Who {
     /// Whether it is one of the ordinary users, neither an administrator nor a part of the cluster.
     pub(crate) fn is_ordinary(&self) -> bool {
         self.class == Class::USERS
+    }
+
+    /// A number for the user, or the address, which no other has at the same time.
+    pub(crate) fn flow_id(&self) -> usize {
+        Arc::as_ptr(&self.flow).addr()
     }
 
     pub(crate) fn enter_with(self, pool: Pool, count: usize) -> Result<Place, (Self, Met)> {

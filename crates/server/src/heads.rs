@@ -4,7 +4,8 @@
 //! and two that read one stream differently are how requests are smuggled past it. So the bytes of a
 //! connection pass through here first: [`Heads`] follows heads and bodies and turns a bare LF in a
 //! head into NUL, which the parser answers with 400. Heads that leave it open where their body ends
-//! (two lengths, or a length beside `chunked`, or another encoding) are refused in the same way.
+//! (two lengths, or a length beside `chunked`, or another encoding) are refused in the same way, and
+//! so are chunks without a size.
 //!
 //! A head costs one search for LF a line; a body with a length is stepped over.
 
@@ -35,11 +36,6 @@ struct Framing {
     chunked: bool,
 }
 
-/// A body whose end cannot be found.
-#[derive(Debug, thiserror::Error)]
-#[error("the chunks of a request's body are malformed")]
-pub(crate) struct Malformed;
-
 /// Follows the requests on one connection.
 #[derive(Debug)]
 pub(crate) struct Heads {
@@ -68,11 +64,11 @@ impl Heads {
     }
 
     /// Looks at the next bytes of the connection, and changes those the parser shall refuse.
-    pub(crate) fn pass(&mut self, bytes: &mut [u8]) -> Result<(), Malformed> {
+    pub(crate) fn pass(&mut self, bytes: &mut [u8]) {
         let mut at = 0;
         while at < bytes.len() {
             match self.state {
-                State::Refused => return Ok(()),
+                State::Refused => return,
                 State::Body(left) | State::Chunk(left) => {
                     let here = left.min((bytes.len() - at) as u64);
                     at += usize::try_from(here).unwrap_or(usize::MAX);
@@ -86,21 +82,25 @@ impl Heads {
                 State::Head | State::Size | State::Trailers => {
                     let Some(end) = memchr(b'\n', &bytes[at..]).map(|end| at + end) else {
                         self.keep(&bytes[at..]);
-                        return Ok(());
+                        return;
                     };
                     let last = if end > at { bytes[end - 1] } else { self.last };
                     let ends_well = last == b'\r' && self.length + (end - at) > 0;
-                    if !(ends_well && self.line(&bytes[at..end])?) {
+                    if !(ends_well && self.line(&bytes[at..end])) {
                         bytes[end] = 0;
                         self.state = State::Refused;
-                        return Ok(());
+                        return;
                     }
                     (self.length, self.last) = (0, 0);
                     at = end + 1;
                 }
             }
         }
-        Ok(())
+    }
+
+    /// Whether a head began and has not ended.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state == State::Head && (self.begun || self.length > 0)
     }
 
     fn keep(&mut self, piece: &[u8]) {
@@ -113,7 +113,7 @@ impl Heads {
     }
 
     /// Takes a line that ends in CR. Says whether the request may go on.
-    fn line(&mut self, piece: &[u8]) -> Result<bool, Malformed> {
+    fn line(&mut self, piece: &[u8]) -> bool {
         if self.length == 0 {
             return self.whole(&piece[..piece.len() - 1]);
         }
@@ -125,30 +125,32 @@ impl Heads {
         // Nothing that matters is longer, unless it is padded.
         let long = self.state == State::Head && (field(&kept, LENGTH) || field(&kept, ENCODING));
         match self.state {
-            State::Size => self.whole(&kept),
+            // A size of that many digits may go on behind them.
+            State::Size => digits(&kept) < KEPT && self.whole(&kept),
             _ => {
                 self.begun = true;
-                Ok(!long)
+                !long
             }
         }
     }
 
     /// Takes a line without its end.
-    fn whole(&mut self, line: &[u8]) -> Result<bool, Malformed> {
+    fn whole(&mut self, line: &[u8]) -> bool {
         match (self.state, line) {
             (State::Size, line) => {
-                let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
-                let size = std::str::from_utf8(&line[..digits]).ok();
+                let size = std::str::from_utf8(&line[..digits(line)]).ok();
                 let size = size.and_then(|size| u64::from_str_radix(size, 16).ok());
-                match size.ok_or(Malformed)? {
-                    0 => self.state = State::Trailers,
-                    size => self.state = State::Chunk(size.checked_add(2).ok_or(Malformed)?),
-                }
+                // The chunk and its CRLF.
+                let Some((size, whole)) = size.and_then(|size| Some((size, size.checked_add(2)?)))
+                else {
+                    return false;
+                };
+                self.state = if size == 0 { State::Trailers } else { State::Chunk(whole) };
             }
             (State::Trailers, []) => self.next_head(),
             (State::Head, []) if self.begun => {
                 let state = match self.framing {
-                    Framing { length: Some(_), chunked: true } => return Ok(false),
+                    Framing { length: Some(_), chunked: true } => return false,
                     Framing { chunked: true, .. } => State::Size,
                     Framing { length: None | Some(0), .. } => State::Head,
                     Framing { length: Some(length), .. } => State::Body(length),
@@ -160,11 +162,11 @@ impl Heads {
             (State::Head, []) => {}
             (State::Head, line) => {
                 self.begun = true;
-                return Ok(self.framed(line));
+                return self.framed(line);
             }
             _ => {}
         }
-        Ok(true)
+        true
     }
 
     fn next_head(&mut self) {
@@ -195,6 +197,10 @@ impl Heads {
 const LENGTH: &[u8] = b"content-length:";
 const ENCODING: &[u8] = b"transfer-encoding:";
 
+fn digits(line: &[u8]) -> usize {
+    line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count()
+}
+
 fn field(line: &[u8], name: &[u8]) -> bool {
     line.len() >= name.len() && line[..name.len()].eq_ignore_ascii_case(name)
 }
@@ -205,18 +211,18 @@ mod tests {
     use proptest::prelude::*;
 
     /// Passes a stream in pieces; what comes out, and whether a head is awaited at the end.
-    fn pass(stream: &[u8], cuts: &[usize]) -> Result<(Vec<u8>, bool), Malformed> {
+    fn pass(stream: &[u8], cuts: &[usize]) -> (Vec<u8>, bool) {
         let mut heads = Heads::new();
         let mut out = stream.to_vec();
         let mut rest = out.as_mut_slice();
         for cut in cuts {
             let (piece, left) = rest.split_at_mut((*cut).min(rest.len()));
-            heads.pass(piece)?;
+            heads.pass(piece);
             rest = left;
         }
-        heads.pass(rest)?;
-        let fresh = heads.state == State::Head && !heads.begun && heads.length == 0;
-        Ok((out, fresh))
+        heads.pass(rest);
+        let fresh = heads.state == State::Head && !heads.is_open();
+        (out, fresh)
     }
 
     #[test]
@@ -244,7 +250,7 @@ mod tests {
         ];
         for (stream, taken) in cases {
             for cut in 0..stream.len() {
-                let (out, fresh) = pass(stream.as_bytes(), &[cut]).unwrap();
+                let (out, fresh) = pass(stream.as_bytes(), &[cut]);
                 assert_eq!(out == stream.as_bytes(), taken, "{stream:?} cut at {cut}");
                 assert!(fresh || !taken, "{stream:?} cut at {cut}");
             }
@@ -258,7 +264,7 @@ mod tests {
         for (line, taken) in [(format!("cookie: {long}"), true), (padded, false)] {
             let stream = format!("GET /{long} HTTP/1.1\r\n{line}\r\n\r\n");
             for cut in 0..stream.len() {
-                let (out, fresh) = pass(stream.as_bytes(), &[cut]).unwrap();
+                let (out, fresh) = pass(stream.as_bytes(), &[cut]);
                 // A line that arrives at once is read whatever its length.
                 let whole = out == stream.as_bytes();
                 assert!(whole || !taken, "{stream:?} cut at {cut}");
@@ -268,10 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn a_body_without_an_end_is_malformed() {
-        for size in ["x", "", "fffffffffffffffff", "-1"] {
+    fn a_chunk_without_a_size_is_refused_where_its_line_ends() {
+        let padded = "0".repeat(70);
+        for size in ["x", "", "fffffffffffffffff", "ffffffffffffffff", "-1", &padded] {
             let stream = format!("POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n{size}\r\n");
-            assert!(pass(stream.as_bytes(), &[]).is_err(), "{size:?}");
+            let head = stream.len() - size.len() - 2;
+            let (out, _) = pass(stream.as_bytes(), &[head, 1]);
+            let changed = out.iter().zip(stream.as_bytes()).position(|(out, sent)| out != sent);
+            assert_eq!(changed, Some(stream.len() - 1), "{size:?}");
         }
     }
 
@@ -318,13 +328,13 @@ mod tests {
                 ends.extend(found.iter().map(|end| stream.len() + end));
                 stream.push_str(request);
             }
-            let (out, fresh) = pass(stream.as_bytes(), &cuts).unwrap();
+            let (out, fresh) = pass(stream.as_bytes(), &cuts);
             prop_assert_eq!(&out, stream.as_bytes());
             prop_assert!(fresh);
             let end = ends[which.index(ends.len())];
             let mut bare = stream.into_bytes();
             bare.remove(end - 1);
-            let (out, _) = pass(&bare, &cuts).unwrap();
+            let (out, _) = pass(&bare, &cuts);
             let changed: Vec<_> = (0..bare.len()).filter(|at| out[*at] != bare[*at]).collect();
             prop_assert_eq!(changed, [end - 1]);
         }

@@ -72,7 +72,7 @@ pub(crate) async fn answer(
     asked.changes = true;
     asked.resource = Some(Resource::from_stored("nodecertificates"));
     user.node.clone().unwrap_or_default().clone_into(&mut asked.name);
-    let bytes = body::read(parts, incoming, app.limits.body).await?;
+    let bytes = body::read_small(parts, incoming, &app.limits).await?;
     let object = body::object(Format::Json, &bytes)?.object;
     let wish = Wish::deserialize(Value::Object(object))
         .map_err(|error| Error::bad_request(format!("join: {error}")))?;

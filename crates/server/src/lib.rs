@@ -22,6 +22,7 @@ mod encoding;
 mod events;
 mod fairness;
 mod files;
+mod frames;
 mod garbage;
 mod gate;
 mod heads;

@@ -5,7 +5,7 @@
 //! what did not change: keeping one costs what was written since, and that is what bounds them.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use mainstay_store::objects::At;
 use mainstay_store::registry::Kind;
 use mainstay_store::select::Selection;
 use mainstay_store::status::{Error, Reason, Violation};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::answers::Room;
@@ -55,7 +56,7 @@ impl Snapshots {
     const CHANGES: u64 = 50_000;
 
     fn keep(&self, resource: &Resource, collection: &Collection, now: Duration) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         let revision = collection.revision();
         kept.retain(|old| {
             let same = old.resource == *resource;
@@ -72,7 +73,7 @@ impl Snapshots {
     }
 
     fn find(&self, resource: &Resource, revision: Revision, now: Duration) -> Option<Collection> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.lock();
         let found = kept
             .iter()
             .find(|kept| kept.resource == *resource && kept.collection.revision() == revision)?;
@@ -426,6 +427,6 @@ mod tests {
         for revision in 0..200 {
             snapshots.keep(&Resource::new("", &format!("r{revision}")), &at(1), start);
         }
-        assert_eq!(snapshots.kept.lock().unwrap().len(), Snapshots::COUNT);
+        assert_eq!(snapshots.kept.lock().len(), Snapshots::COUNT);
     }
 }

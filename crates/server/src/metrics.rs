@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use mainstay_store::object::Resource;
+use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -147,7 +147,7 @@ impl Metrics {
         self.revision.set(levels.revision);
         self.writes.set(levels.writes);
         let mut out = String::with_capacity(16 << 10);
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.registry.lock();
         if text::encode(&mut out, &registry).is_err() {
             tracing::error!("the metrics could not be encoded");
         }

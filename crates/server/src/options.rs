@@ -60,6 +60,9 @@ pub struct Options {
     /// Parts of others that must work for the server to be ready, besides its store; by the name
     /// that `/readyz` shows.
     pub checks: Vec<(&'static str, Arc<dyn Check>)>,
+    /// Whether engines are started beside the server: it is not ready before
+    /// [`crate::Running::set_ready`] is called.
+    pub engines_follow: bool,
 }
 
 impl Options {
@@ -90,6 +93,7 @@ impl Options {
             metrics: prometheus_client::registry::Registry::default(),
             parts: Vec::new(),
             checks: Vec::new(),
+            engines_follow: false,
         }
     }
 }

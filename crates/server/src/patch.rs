@@ -13,6 +13,8 @@ use crate::negotiate::Format;
 
 /// The most operations of one JSON Patch.
 const OPERATIONS: usize = 10_000;
+/// Operations that are cheap together.
+const FEW: usize = 500;
 /// How deep an object may be nested: what every JSON parser takes, with room for an envelope.
 pub(crate) const DEPTH: usize = 100;
 
@@ -51,6 +53,13 @@ impl Patch {
             return Err(Error::new(Reason::RequestEntityTooLarge, message));
         }
         Ok(Self::Json(operations))
+    }
+
+    /// Whether it may cost much more than its size: it has many operations, or copies of copies.
+    pub(crate) fn is_heavy(&self) -> bool {
+        let Self::Json(operations) = self else { return false };
+        let copies = operations.iter().filter(|one| matches!(one, PatchOperation::Copy(_)));
+        operations.len() > FEW || copies.count() > 1
     }
 
     /// What becomes of `object`, of which at most `limit` bytes may be copied.

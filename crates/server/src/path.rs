@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use mainstay_store::status::Error;
+use percent_encoding::percent_decode_str;
 
 /// What the path of a request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,27 +144,12 @@ fn decoded(segment: &str) -> Result<Cow<'_, str>, Error> {
 
 /// Undoes percent-encoding, and `+` for a space where `plus` says so; `None` if it is not UTF-8.
 pub(crate) fn percent_decode(text: &str, plus: bool) -> Option<Cow<'_, str>> {
-    let encoded = |byte: &u8| *byte == b'%' || (plus && *byte == b'+');
-    if !text.as_bytes().iter().any(encoded) {
-        return Some(Cow::Borrowed(text));
+    if plus && text.contains('+') {
+        let text = text.replace('+', " ");
+        let decoded = percent_decode_str(&text).decode_utf8().ok()?;
+        return Some(Cow::Owned(decoded.into_owned()));
     }
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [byte, tail @ ..] = rest {
-        rest = tail;
-        match (byte, tail) {
-            (b'%', [high, low, tail @ ..])
-                if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() =>
-            {
-                let digit = |byte: u8| (byte as char).to_digit(16).unwrap_or(0) as u8;
-                bytes.push(digit(*high) << 4 | digit(*low));
-                rest = tail;
-            }
-            (b'+', _) if plus => bytes.push(b' '),
-            _ => bytes.push(*byte),
-        }
-    }
-    String::from_utf8(bytes).ok().map(Cow::Owned)
+    percent_decode_str(text).decode_utf8().ok()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! still under way, so that hanging ones do not pile up. Enter at [`Readiness::run`].
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -14,6 +14,7 @@ use futures_util::future::{BoxFuture, Either, join_all, select};
 use mainstay_store::clock::Clock;
 use mainstay_store::identity;
 use mainstay_store::objects::Objects;
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -28,6 +29,11 @@ const REST: Duration = Duration::from_secs(1);
 pub trait Check: Send + Sync + std::fmt::Debug {
     /// Whether it works; if it does not, why, in words that anybody may read.
     fn check(&self) -> BoxFuture<'_, Result<(), String>>;
+
+    /// The program that is asked, for the message when it does not answer; empty if it needs no name.
+    fn asks(&self) -> &'static str {
+        ""
+    }
 }
 
 /// The store, and the cluster whose objects it held when it was first asked.
@@ -73,6 +79,8 @@ pub(crate) struct Readiness {
     clock: Arc<dyn Clock>,
     parts: Vec<Part>,
     ready: Family<Named, Gauge>,
+    /// Whether the engines beside the server run; nothing if there are none to wait for.
+    started: Option<AtomicBool>,
     /// Whether the server is on its way out.
     pub(crate) ending: AtomicBool,
 }
@@ -88,10 +96,12 @@ struct Part {
 pub(crate) type Outcome = (&'static str, Result<(), String>);
 
 impl Readiness {
-    /// The store and `others`, which all worked a moment ago.
+    /// The store and `others`, which all worked a moment ago. With `engines` the server is not ready
+    /// before [`Self::set_started`].
     pub(crate) fn new(
         objects: Arc<dyn Objects>,
         others: Vec<(&'static str, Arc<dyn Check>)>,
+        engines: bool,
         clock: Arc<dyn Clock>,
         registry: &mut Registry,
     ) -> Arc<Self> {
@@ -107,7 +117,15 @@ impl Readiness {
         for part in &parts {
             ready.get_or_create(&Named { check: part.name }).set(1);
         }
-        Arc::new(Self { clock, parts, ready, ending: AtomicBool::new(false) })
+        let started = engines.then(|| AtomicBool::new(false));
+        Arc::new(Self { clock, parts, ready, started, ending: AtomicBool::new(false) })
+    }
+
+    /// The engines run. Called again it changes nothing.
+    pub(crate) fn set_started(&self) {
+        if let Some(started) = &self.started {
+            started.store(true, Relaxed);
+        }
     }
 
     /// Checks all parts, again and again, for as long as it is polled.
@@ -123,7 +141,9 @@ impl Readiness {
                 std::task::Poll::Pending => match select(check, self.clock.sleep(DEADLINE)).await {
                     Either::Left((outcome, _)) => outcome,
                     Either::Right(((), check)) => {
-                        let late = format!("no answer within {} s", DEADLINE.as_secs());
+                        let asked = part.check.asks();
+                        let asked = if asked.is_empty() { "" } else { &format!("{asked}: ") };
+                        let late = format!("{asked}no answer within {} s", DEADLINE.as_secs());
                         self.note(part, Err(late));
                         check.await
                     }
@@ -135,7 +155,7 @@ impl Readiness {
     }
 
     fn note(&self, part: &Part, outcome: Result<(), String>) {
-        let mut last = part.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = part.last.lock();
         match (&*last, &outcome) {
             (Ok(()), Err(reason)) => {
                 tracing::warn!(check = part.name, %reason, "readiness check failed");
@@ -149,13 +169,18 @@ impl Readiness {
 
     /// The last answer of every check, in order.
     pub(crate) fn outcomes(&self) -> Vec<Outcome> {
-        let last = |part: &Part| part.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let last = |part: &Part| part.last.lock().clone();
         let parts = self.parts.iter().map(|part| (part.name, last(part)));
+        let started = self.started.as_ref().map(|started| match started.load(Relaxed) {
+            true => ("startup", Ok(())),
+            false => ("startup", Err("the server is starting its engines".to_owned())),
+        });
         let ending = match self.ending.load(Relaxed) {
             true => Err("the server is shutting down".to_owned()),
             false => Ok(()),
         };
-        [("ping", Ok(()))].into_iter().chain(parts).chain([("shutdown", ending)]).collect()
+        let first = [("ping", Ok(()))].into_iter().chain(parts).chain(started);
+        first.chain([("shutdown", ending)]).collect()
     }
 }
 
@@ -179,6 +204,10 @@ mod tests {
             }
             .boxed()
         }
+
+        fn asks(&self) -> &'static str {
+            "PostgreSQL"
+        }
     }
 
     #[test]
@@ -197,7 +226,7 @@ mod tests {
         let told = Arc::new(Told(watch::Sender::new(None)));
         let mut registry = Registry::default();
         let others: Vec<(&'static str, Arc<dyn Check>)> = vec![("catalog", told.clone())];
-        let readiness = Readiness::new(Arc::new(store), others, clock.clone(), &mut registry);
+        let readiness = Readiness::new(Arc::new(store), others, true, clock.clone(), &mut registry);
         let catalog = || {
             let found = readiness.outcomes().into_iter().find(|(name, _)| *name == "catalog");
             found.map(|(_, outcome)| outcome).unwrap()
@@ -215,7 +244,7 @@ mod tests {
         step(Duration::ZERO).await;
         assert_eq!(catalog(), Ok(()), "it worked a moment ago");
         step(DEADLINE).await;
-        assert_eq!(catalog(), Err("no answer within 2 s".to_owned()));
+        assert_eq!(catalog(), Err("PostgreSQL: no answer within 2 s".to_owned()));
         told.0.send_replace(Some(Err("no route".to_owned())));
         step(REST).await;
         assert_eq!(catalog(), Err("no route".to_owned()));
@@ -223,6 +252,9 @@ mod tests {
         step(REST).await;
         step(REST).await;
         assert_eq!(catalog(), Ok(()));
-        assert!(readiness.outcomes().iter().all(|(_, outcome)| outcome.is_ok()));
+        let failing = || readiness.outcomes().into_iter().find(|(_, outcome)| outcome.is_err());
+        assert_eq!(failing().unwrap().0, "startup", "not ready before the engines run");
+        readiness.set_started();
+        assert_eq!(failing(), None);
     }
 }

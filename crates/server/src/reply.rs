@@ -257,6 +257,32 @@ pub(crate) fn refusal(error: &Error) -> Reply {
     reply
 }
 
+/// A refusal in the form that clients of gRPC read: no body, and the status among the headers.
+pub(crate) fn grpc_refusal(error: &Error) -> Reply {
+    let status = match error.reason {
+        Reason::BadRequest | Reason::Invalid => 3,
+        Reason::Timeout => 4,
+        Reason::NotFound => 5,
+        Reason::AlreadyExists => 6,
+        Reason::Forbidden => 7,
+        Reason::TooManyRequests => 8,
+        Reason::Conflict => 9,
+        Reason::MethodNotAllowed => 12,
+        Reason::ServiceUnavailable => 14,
+        Reason::Unauthorized => 16,
+        _ => 2,
+    };
+    let message = percent_encoding::utf8_percent_encode(&error.message, GRPC_MESSAGE).to_string();
+    let mut reply = Reply::new(Body::whole(""));
+    let headers = reply.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert("grpc-status", HeaderValue::from(status));
+    if let Ok(message) = HeaderValue::try_from(message) {
+        headers.insert("grpc-message", message);
+    }
+    reply
+}
+
 /// A refusal as a `Status` object.
 pub(crate) fn status(error: &Error) -> Value {
     let mut body = json!({
@@ -317,6 +343,9 @@ pub(crate) fn success(details: &Details) -> Reply {
     });
     value(StatusCode::OK, &body)
 }
+
+/// The characters that a message of gRPC has as they are: printable ASCII without the percent sign.
+const GRPC_MESSAGE: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS.add(b'%');
 
 /// The most bytes of warnings an answer carries.
 const WARNINGS: usize = 4096;

@@ -54,7 +54,7 @@ pub(crate) async fn answer(
     let content_type = parts.headers.get(http::header::CONTENT_TYPE);
     let content_type = content_type.map(|value| value.to_str().unwrap_or("?"));
     let format = negotiate::object_format(content_type)?;
-    let bytes = body::read(parts, incoming, app.limits.body).await?;
+    let bytes = body::read_small(parts, incoming, &app.limits).await?;
     let mut object = body::object(format, &bytes)?.object;
     let spec = object.get("spec").and_then(Value::as_object).cloned().unwrap_or_default();
     let status = match review {
@@ -192,8 +192,9 @@ fn rules(user: &User) -> Value {
         .iter()
         .filter(|row| row.admits(user))
         .map(|row| {
-            let verb = row.methods.as_str().to_lowercase().replace("any", "*");
-            json!({"verbs": [verb], "nonResourceURLs": [row.path.replace("**", "*")]})
+            json!({
+                "verbs": row.methods.verbs(), "nonResourceURLs": [row.path.replace("**", "*")],
+            })
         })
         .collect();
     if user.role == Some(Role::Admin) {

@@ -103,6 +103,7 @@ pub struct Running {
     resources: Resources,
     election: Option<election::Handle>,
     handle: Handle,
+    readiness: Arc<Readiness>,
     ended: JoinHandle<()>,
 }
 
@@ -149,6 +150,12 @@ impl Running {
     #[must_use]
     pub fn election(&self) -> Option<&election::Handle> {
         self.election.as_ref()
+    }
+
+    /// The engines beside it run: from now on `/readyz` says that it is ready, unless a check fails.
+    /// Called again it changes nothing.
+    pub fn set_ready(&self) {
+        self.readiness.set_started();
     }
 
     /// A way to end it.
@@ -243,7 +250,9 @@ impl Server {
         let mut checks = options.checks;
         let condition = Condition::of(&options.audit.policy);
         checks.push(("audit", Arc::new(condition.clone())));
-        let readiness = Readiness::new(objects.clone(), checks, clock.clone(), &mut metrics);
+        let engines = options.engines_follow;
+        let readiness =
+            Readiness::new(objects.clone(), checks, engines, clock.clone(), &mut metrics);
         let metrics = Metrics::new(metrics);
         let around = Around {
             file: in_dir("audit.log"),
@@ -296,7 +305,7 @@ impl Server {
             connections: connections.clone(),
             gate: gate.clone(),
             readiness: readiness.clone(),
-            turns: crate::turns::Turns::new(),
+            turns: crate::turns::Turns::default(),
             lingering: TaskTracker::new(),
             documents: Documents::new(resources.registry(), address),
             routes: routes.map(|routes| routes.fallback(service::nowhere)),
@@ -308,7 +317,7 @@ impl Server {
             limits: limits.clone(),
         });
         house.sweep(connections.clone());
-        house.check(readiness);
+        house.check(readiness.clone());
         house.watch_store(resources.clone(), clock.clone());
         let led = Led { election, resources: resources.clone(), clock: clock.clone() };
         house.keep_led(
@@ -357,6 +366,7 @@ impl Server {
             resources,
             election: led.election,
             handle: Handle { stop },
+            readiness,
             ended: tokio::spawn(serving.until_ended()),
         })
     }

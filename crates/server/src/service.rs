@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use http::header::{ACCEPT, AUTHORIZATION};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::request::Parts;
 use http::{Method, Request, StatusCode, Version};
 use mainstay_store::clock::Clock;
@@ -127,15 +127,16 @@ impl App {
         let body = Incoming::new(body, &self.clock, &self.limits);
         let (version, intake) = (parts.version, body.intake());
         let wants = encoding::Wants::of(&parts.headers);
+        let content_type = parts.headers.get(CONTENT_TYPE);
+        let is_grpc = content_type.is_some_and(|it| it.as_bytes().starts_with(b"application/grpc"));
         let mut books = Books::open(self, peer, &mut parts, started);
-        let asked = &mut books.asked;
-        let patient = asked.patient.clone();
+        let patient = books.asked.patient.clone();
         let routed = match self.audit.refusal(&parts.method, parts.uri.path()) {
             Some(refusal) => {
                 drop(body);
                 Err(refusal)
             }
-            None => self.within_time(self.route(peer, parts, body, asked), &patient).await,
+            None => self.within_time(self.route(peer, parts, body, &mut books), &patient).await,
         };
         let mut reply = match routed {
             Ok(reply) => reply,
@@ -144,7 +145,10 @@ impl App {
                 if error.reason == Reason::TooManyRequests {
                     self.metrics.rejected.inc();
                 }
-                reply::refusal(&error)
+                match is_grpc {
+                    true => reply::grpc_refusal(&error),
+                    false => reply::refusal(&error),
+                }
             }
         };
         if let Some(rest) = intake.and_then(|intake| intake.take_rest())
@@ -205,7 +209,7 @@ impl App {
         peer: &Peer,
         mut parts: Parts,
         body: Incoming,
-        asked: &mut Asked,
+        books: &mut Books<'_>,
     ) -> Result<Reply, Error> {
         check_head(&parts, self.limits.head)?;
         if parts.uri.path() == crate::join_api::PATH {
@@ -215,12 +219,17 @@ impl App {
         if let Path::Other(path) = target
             && let Some(reply) = self.open_to_all(&parts, path)
         {
-            asked.verb = "get";
+            books.asked.verb = method_verb(&parts.method);
+            if reply.is_err() {
+                // The refusal leaves a line, under the name of a user who gave one.
+                books.asked.user = self.authenticate(peer, &parts).await.ok();
+            }
             return reply;
         }
         let user = match self.authenticate(peer, &parts).await {
             Ok(user) => user,
             Err(_) if self.has_own_users(parts.uri.path()) => {
+                let asked = &mut books.asked;
                 asked.verb = method_verb(&parts.method);
                 let who = peer.visitor.stranger(parts.headers.contains_key(OWN_TOKEN));
                 let inside = body.admit(&who, Pool::Strangers)?;
@@ -228,27 +237,29 @@ impl App {
                 return self.routed(parts, body, inside, false, asked).await;
             }
             Err(error) => {
-                asked.verb = method_verb(&parts.method);
+                books.asked.verb = method_verb(&parts.method);
                 return Err(error);
             }
         };
-        asked.user = Some(user.clone());
+        books.asked.user = Some(user.clone());
         let who = peer.visitor.known(&user).inspect_err(|_| peer.pulse.finish())?;
         let user = match impersonate::named(&parts.headers)? {
             None => user,
             Some(other) => {
-                asked.acting_as = Some(other.name.as_str().into());
+                books.asked.acting_as = Some(other.name.as_str().into());
                 let acting = impersonate::act(&user, other, |name| self.tokens.of_name(name));
                 if acting.is_err() {
-                    asked.verb = method_verb(&parts.method);
+                    books.asked.verb = method_verb(&parts.method);
                 }
                 acting?
             }
         };
-        let who = match asked.acting_as {
+        let who = match books.asked.acting_as {
             None => who,
             Some(_) => peer.visitor.acting(&user),
         };
+        books.received().await?;
+        let asked = &mut books.asked;
         match target {
             Path::Objects(target) => self.objects(&parts, body, &target, &user, &who, asked).await,
             Path::Discovery(document) => {
@@ -277,7 +288,11 @@ impl App {
                     known => known,
                 },
             },
-            None if peer.session.as_ref().is_some_and(|session| !session.good()) => None,
+            None if peer.session.as_ref().is_some_and(|session| !session.good()) => {
+                let message =
+                    "the certificate of this node was revoked; join again with a new token";
+                return Err(Error::new(Reason::Unauthorized, message));
+            }
             None => return peer.certified.clone().ok_or_else(unauthorized),
         };
         let known = known.ok_or_else(unauthorized)?;
@@ -348,7 +363,7 @@ impl App {
                 let _inside = body.admit(who, Pool::Requests)?;
                 return reviews::answer(self, parts, body, review, user).await;
             }
-            return self.unknown_kind(parts, target, user, asked);
+            return self.unknown_kind(parts, target, &query, user, asked);
         };
         let part = part(kind, target)?;
         let verb = verb(&parts.method, kind, target, &query)?;
@@ -438,6 +453,7 @@ impl App {
         &self,
         parts: &Parts,
         target: &Target<'_>,
+        query: &Query<'_>,
         user: &User,
         asked: &mut Asked,
     ) -> Result<Reply, Error> {
@@ -446,8 +462,10 @@ impl App {
             return Err(no_such_resource());
         }
         read_only(&parts.method)?;
+        let verb = if query.watch { Verb::Watch } else { Verb::List };
+        asked.verb = verb.as_str();
         let attempt = Attempt {
-            verb: Verb::List,
+            verb,
             group: "",
             plural: "pods",
             subresource: "",
@@ -456,7 +474,10 @@ impl App {
             fields: None,
         };
         if authorize::judge(user, &attempt) != Verdict::Allowed {
-            return Err(authorize::forbidden_path(user, "list", parts.uri.path()));
+            return Err(authorize::forbidden_path(user, verb.as_str(), parts.uri.path()));
+        }
+        if verb == Verb::Watch {
+            return Err(wrong_method());
         }
         let none = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[]}"#;
         Ok(reply::json(StatusCode::OK, Body::whole(none)))
@@ -560,11 +581,33 @@ impl App {
     }
 }
 
-/// Refuses heads that are too large over HTTP/2. Its library would too, but its answer is lost on
-/// clients that see the stream refused. Over HTTP/1 the head never gets here.
+/// Headers of which a request has one at most. A proxy in front that takes the other one of two
+/// would have judged another request than the one that is served.
+const SINGLE: [&str; 3] = ["host", "authorization", OWN_TOKEN];
+
+/// The most header fields of a request. Over HTTP/1 the library keeps this bound.
+const FIELDS: usize = 100;
+
+/// Refuses heads that are ambiguous, and over HTTP/2 those that are too large. The library would
+/// refuse large ones too, but its answer is lost on clients that see the stream refused. Over HTTP/1
+/// they never get here.
 fn check_head(parts: &Parts, limit: usize) -> Result<(), Error> {
+    for name in SINGLE {
+        if parts.headers.get_all(name).iter().nth(1).is_some() {
+            return Err(Error::bad_request(format!("the request has more than one {name} header")));
+        }
+    }
     if parts.version != Version::HTTP_2 {
         return Ok(());
+    }
+    if let (Some(authority), Some(host)) = (parts.uri.authority(), parts.headers.get(HOST))
+        && !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes())
+    {
+        return Err(Error::bad_request("the host header differs from :authority"));
+    }
+    if parts.headers.len() > FIELDS {
+        let message = format!("the head of the request has more than {FIELDS} fields");
+        return Err(Error::new(Reason::RequestHeaderFieldsTooLarge, message));
     }
     // As RFC 9113 counts, in section 6.5.2.
     let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32);

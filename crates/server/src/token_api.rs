@@ -31,7 +31,7 @@ pub(crate) async fn answer(
         }
         (&Method::POST, "") => {
             asked.changes = true;
-            let bytes = body::read(parts, incoming, app.limits.body).await?;
+            let bytes = body::read_small(parts, incoming, &app.limits).await?;
             let object = body::object(Format::Json, &bytes)?.object;
             let wish = Wish::deserialize(Value::Object(object))
                 .map_err(|error| Error::bad_request(format!("token: {error}")))?;

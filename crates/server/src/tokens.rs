@@ -13,7 +13,7 @@ mod wish;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use mainstay_store::clock::Clock;
 use mainstay_store::object::{Action, Event, Key, Record, Resource, Revision};
 use mainstay_store::objects::{At, Change, Error as StoreError, Objects, Scope, Write};
+use parking_lot::{Mutex, RwLock};
 use rustls::crypto::aws_lc_rs;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -164,7 +165,7 @@ impl Tokens {
         let all = self.objects.collection(&self.resource, At::Latest).await?;
         let found: HashMap<Hash, Entry> =
             all.range(None, None).filter_map(|record| entry(record)).collect();
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.write();
         let gone: Vec<Hash> =
             entries.keys().filter(|hash| !found.contains_key(*hash)).copied().collect();
         for hash in gone {
@@ -192,8 +193,8 @@ impl Tokens {
         ends.into_iter().flatten().for_each(|end| end.cancel());
     }
 
-    fn early(&self) -> std::sync::MutexGuard<'_, HashMap<Hash, CancellationToken>> {
-        self.early.lock().unwrap_or_else(PoisonError::into_inner)
+    fn early(&self) -> parking_lot::MutexGuard<'_, HashMap<Hash, CancellationToken>> {
+        self.early.lock()
     }
 
     /// Keeps the map current, and removes expired tokens, until the store closes.
@@ -250,7 +251,7 @@ impl Tokens {
     /// How long nothing expires, at most [`SWEEP`].
     fn until_next_end(&self) -> Duration {
         let now = self.clock.now();
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         let open = entries.values().filter(|entry| !entry.end.is_cancelled());
         let ends = open.filter_map(|entry| entry.description.expires);
         let left = ends.map(|end| Duration::try_from(end.duration_since(now)).unwrap_or_default());
@@ -260,13 +261,13 @@ impl Tokens {
     /// Ends what was opened with tokens whose time is over.
     fn end_expired(&self) {
         let now = self.clock.now();
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         let over = |entry: &&Entry| entry.description.expires.is_some_and(|end| end <= now);
         entries.values().filter(over).for_each(|entry| entry.end.cancel());
     }
 
     fn apply(&self, events: &[Arc<Event>]) {
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.write();
         for event in events {
             match (event.action, entry(&event.record)) {
                 (Action::Deleted, _) | (_, None) => {
@@ -287,7 +288,7 @@ impl Tokens {
     async fn sweep(&self) {
         let now = self.clock.now();
         let expired: Vec<Hash> = {
-            let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+            let entries = self.entries.read();
             let old = |entry: &Entry| entry.description.expires.is_some_and(|end| end <= now);
             entries.iter().filter(|(_, entry)| old(entry)).map(|(hash, _)| *hash).collect()
         };
@@ -303,14 +304,14 @@ impl Tokens {
         if !token.starts_with(PREFIX.as_bytes()) {
             return None;
         }
-        let key = Key::new(&self.resource, None, &hex(&Sha256::digest(token)));
+        let key = Key::new(&self.resource, None, &hex::encode(Sha256::digest(token)));
         let record = self.objects.get(&key).await.ok()??;
         self.current(&entry(&record)?.1)
     }
 
     /// What is known of a token that is good now.
     pub(crate) async fn describe(&self, token: &[u8]) -> Option<Description> {
-        let key = Key::new(&self.resource, None, &hex(&Sha256::digest(token)));
+        let key = Key::new(&self.resource, None, &hex::encode(Sha256::digest(token)));
         let record = self.objects.get(&key).await.ok()??;
         let (_, entry) = entry(&record)?;
         self.current(&entry).map(|_| entry.description)
@@ -320,7 +321,7 @@ impl Tokens {
     pub(crate) async fn end(&self, token: &[u8]) -> CancellationToken {
         let hash: Hash = Sha256::digest(token).into();
         let known = {
-            let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+            let entries = self.entries.read();
             entries.get(&hash).map(|entry| entry.end.clone())
         };
         if let Some(end) = known {
@@ -331,7 +332,7 @@ impl Tokens {
         if self.newcomer(token).await.is_none() {
             end.cancel();
         }
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         if let Some(entry) = entries.get(&hash) {
             self.early().remove(&hash);
             return entry.end.clone();
@@ -342,12 +343,12 @@ impl Tokens {
     /// Keeps this token from expiring for as long as servers run: the administrator's own.
     pub(crate) async fn keep_own(&self, token: &str) {
         let hash: Hash = Sha256::digest(token.as_bytes()).into();
-        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = Some(hash);
+        *self.own.lock() = Some(hash);
         self.renew_own().await;
     }
 
     async fn renew_own(&self) {
-        let own = *self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = *self.own.lock();
         let Some(hash) = own else { return };
         if let Err(error) = self.extend(&hash).await {
             tracing::warn!(%error, "the administrator's token was not renewed; will try again");
@@ -356,7 +357,7 @@ impl Tokens {
 
     async fn extend(&self, hash: &Hash) -> Result<(), StoreError> {
         let now = self.clock.now();
-        let key = Key::new(&self.resource, None, &hex(hash));
+        let key = Key::new(&self.resource, None, &hex::encode(hash));
         let Some(record) = self.objects.get(&key).await? else { return Ok(()) };
         let Some(mut description) = internal::decode::<Description>(&record) else {
             return Ok(());
@@ -386,14 +387,14 @@ impl Tokens {
     /// Who bears this token now.
     pub(crate) fn bearer(&self, token: &[u8]) -> Option<Arc<User>> {
         let hash: Hash = Sha256::digest(token).into();
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         self.current(entries.get(&hash)?)
     }
 
     /// Who bears tokens of this name; nobody if their roles differ.
     pub(crate) fn of_name(&self, name: &str) -> Option<Arc<User>> {
         let now = self.clock.now();
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         let mut found = entries.values().filter(|entry| {
             let expired = entry.description.expires.is_some_and(|end| end <= now);
             !expired && entry.description.name == name
@@ -414,7 +415,7 @@ impl Tokens {
         random.fill(&mut secret).map_err(|_| Error::Random)?;
         let (secret, id) = secret.split_at(32);
         let token = format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(secret));
-        let id = hex(id);
+        let id = hex::encode(id);
         let Wish { role, node, node_prefix, zone, name, .. } = wish;
         let name = match (name, &node, &node_prefix) {
             (Some(name), _, _) => name,
@@ -425,7 +426,7 @@ impl Tokens {
         let (created, used) = (now, Vec::new());
         let description =
             Description { id, name, role, node, node_prefix, zone, uses, used, created, expires };
-        let hash = hex(&Sha256::digest(token.as_bytes()));
+        let hash = hex::encode(Sha256::digest(token.as_bytes()));
         let body =
             internal::encode(&description).map_err(|error| Error::Wish(error.to_string()))?;
         let key = Key::new(&self.resource, None, &hash);
@@ -436,7 +437,7 @@ impl Tokens {
 
     /// Every token there is, by id.
     pub(crate) fn list(&self) -> Vec<Description> {
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         let mut all: Vec<_> = entries.values().map(|entry| entry.description.clone()).collect();
         all.sort_by(|a, b| a.id.cmp(&b.id));
         all
@@ -445,7 +446,7 @@ impl Tokens {
     /// Makes a token worthless. It fails as soon as this returns; revoking it again is an error.
     pub(crate) async fn revoke(&self, id: &str) -> Result<(), Error> {
         let hash = {
-            let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+            let entries = self.entries.read();
             entries.iter().find(|(_, entry)| entry.description.id == id).map(|(hash, _)| *hash)
         };
         let hash = hash.ok_or_else(|| Error::Unknown(id.to_owned()))?;
@@ -475,7 +476,7 @@ impl Tokens {
 
     /// Removes a token from the store; says at which revision, if it was there.
     async fn remove(&self, hash: &Hash) -> Result<Option<Revision>, StoreError> {
-        let key = Key::new(&self.resource, None, &hex(hash));
+        let key = Key::new(&self.resource, None, &hex::encode(hash));
         let Some(record) = self.objects.get(&key).await? else {
             return Ok(None);
         };
@@ -515,17 +516,8 @@ fn entry(record: &Record) -> Option<(Hash, Entry)> {
     Some((hash, Entry { description, user, end: CancellationToken::new() }))
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn unhex(text: &str) -> Option<Hash> {
     let mut hash = [0; 32];
-    if text.len() != 64 || !text.is_ascii() {
-        return None;
-    }
-    for (at, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
+    hex::decode_to_slice(text, &mut hash).ok()?;
     Some(hash)
 }

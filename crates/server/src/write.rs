@@ -11,7 +11,9 @@ use http::request::Parts;
 use mainstay_store::object::{Key, Record, Revision};
 use mainstay_store::objects::At;
 use mainstay_store::registry::Kind;
-use mainstay_store::resources::{Admission, Deleted, Effect, Subresource, WriteOptions, Written};
+use mainstay_store::resources::{
+    Admission, Deleted, Effect, Resources, Subresource, WriteOptions, Written,
+};
 use mainstay_store::status::{Cause, Details, Error, Reason, Violation};
 use mainstay_store::strategy::{DeleteOptions, Propagation, Validation};
 use serde::Deserialize;
@@ -29,7 +31,7 @@ use crate::query::{Query, number};
 use crate::render;
 use crate::reply::{self, Reply};
 use crate::service::App;
-use crate::turns;
+use crate::turns::{self, Turn};
 
 /// One attempt to write, as far as it is known before the body is read.
 pub(crate) struct Writing<'a> {
@@ -42,12 +44,47 @@ pub(crate) struct Writing<'a> {
     pub(crate) who: &'a Who,
     /// Judges what is written, if the user may not write every object of the kind.
     pub(crate) admission: Option<Arc<dyn Admission>>,
-    /// Told when all was read and a keeper decides how long the answer takes.
+    /// Set once all was read and a keeper decides how long the answer takes.
     pub(crate) patient: Arc<AtomicBool>,
 }
 
+/// A change that was read and is to be made.
+enum Work {
+    Create(Map<String, Value>),
+    Replace(Map<String, Value>),
+    /// With the most bytes that it may copy.
+    Patch(Patch, usize),
+    Apply(Map<String, Value>),
+}
+
+/// Where a change is made.
+struct Place<'a> {
+    resources: &'a Resources,
+    kind: &'a Kind,
+    namespace: Option<&'a str>,
+    /// The object, unless it is to be created.
+    key: Option<&'a Key>,
+    part: Option<Subresource>,
+}
+
+impl Work {
+    async fn run(self, place: Place<'_>, options: &WriteOptions) -> Result<Written, Error> {
+        let Place { resources, kind, namespace, key, part } = place;
+        let key = || key.ok_or_else(|| Error::internal("a change without an object"));
+        match self {
+            Self::Create(object) => resources.create(kind, namespace, object, options).await,
+            Self::Replace(object) => resources.replace(kind, key()?, object, part, options).await,
+            Self::Apply(object) => resources.apply(kind, key()?, object, part, options).await,
+            Self::Patch(patch, limit) => {
+                let edit = |old: &Map<String, Value>| patch.apply(old, limit);
+                resources.modify(kind, key()?, part, options, edit).await
+            }
+        }
+    }
+}
+
 impl Writing<'_> {
-    /// Creates an object, and says its name for the audit log.
+    /// Creates an object, and notes its name for the audit log.
     pub(crate) async fn create(
         &self,
         parts: &Parts,
@@ -57,12 +94,12 @@ impl Writing<'_> {
         let mut options = self.options("CreateOptions", parts)?;
         let format = negotiate::object_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
-        let _turn = self.app.turns.take(self.who, bytes.len()).await?;
+        let turn = self.app.turns.take(self.who, bytes.len()).await?;
         let decoded = turns::parse(format, bytes).await?;
         options.duplicates = decoded.duplicates;
-        let resources = &self.app.resources;
-        self.patient.store(resources.is_kept(self.kind), Relaxed);
-        let written = resources.create(self.kind, self.namespace, decoded.object, &options).await?;
+        let kept = self.app.resources.is_kept(self.kind);
+        self.patient.store(kept, Relaxed);
+        let written = self.run(turn, Work::Create(decoded.object), None, options).await?;
         written.record.key().name().clone_into(name);
         self.written(StatusCode::CREATED, written)
     }
@@ -77,12 +114,10 @@ impl Writing<'_> {
         let mut options = self.options("UpdateOptions", parts)?;
         let format = negotiate::object_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
-        let _turn = self.app.turns.take(self.who, bytes.len()).await?;
+        let turn = self.turn(bytes.len(), key).await?;
         let decoded = turns::parse(format, bytes).await?;
         options.duplicates = decoded.duplicates;
-        let (resources, kind) = (&self.app.resources, self.kind);
-        let written =
-            resources.replace(kind, key, decoded.object, self.subresource, &options).await?;
+        let written = self.run(turn, Work::Replace(decoded.object), Some(key), options).await?;
         self.written(StatusCode::OK, written)
     }
 
@@ -97,15 +132,23 @@ impl Writing<'_> {
         let format = negotiate::patch_format(content_type(parts), self.kind.is_well_known())?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
         check_force(self.query, format)?;
-        let _turn = self.app.turns.take(self.who, bytes.len()).await?;
+        let mut turn = self.turn(bytes.len(), key).await?;
         if format == Format::Apply {
-            return self.apply(bytes, key, options).await;
+            return self.apply(bytes, key, turn, options).await;
         }
-        let patch = Patch::read(format, &bytes, &self.kind.schema)?;
+        let patch = match turn.is_some() {
+            false => Patch::read(format, &bytes, &self.kind.schema)?,
+            true => {
+                let kind = self.kind.clone();
+                let read = move || Patch::read(format, &bytes, &kind.schema);
+                tokio::task::spawn_blocking(read).await.map_err(Error::internal)??
+            }
+        };
+        if turn.is_none() && patch.is_heavy() {
+            turn = self.app.turns.take(self.who, usize::MAX).await?;
+        }
         let limit = self.app.limits.body;
-        let edit = |old: &Map<String, Value>| patch.apply(old, limit);
-        let resources = &self.app.resources;
-        let written = resources.modify(self.kind, key, self.subresource, &options, edit).await?;
+        let written = self.run(turn, Work::Patch(patch, limit), Some(key), options).await?;
         self.written(StatusCode::OK, written)
     }
 
@@ -114,17 +157,48 @@ impl Writing<'_> {
         &self,
         bytes: Bytes,
         key: &Key,
+        turn: Option<Turn>,
         mut options: WriteOptions,
     ) -> Result<Reply, Error> {
         let decoded = turns::parse(Format::Apply, bytes).await?;
         options.duplicates = decoded.duplicates;
-        let (resources, kind) = (&self.app.resources, self.kind);
         options.force = self.query.force == Some(true);
-        let part = self.subresource;
-        let written = resources.apply(kind, key, decoded.object, part, &options).await?;
+        let written = self.run(turn, Work::Apply(decoded.object), Some(key), options).await?;
         let created = written.effect == Effect::Created;
         let code = if created { StatusCode::CREATED } else { StatusCode::OK };
         self.written(code, written)
+    }
+
+    /// The turn of a change, if what is sent or what is stored is large.
+    async fn turn(&self, sent: usize, key: &Key) -> Result<Option<Turn>, Error> {
+        let stored = self.app.resources.objects().get(key).await;
+        let stored = stored.map_err(|error| Error::from_store(self.kind, key.name(), error))?;
+        let stored = stored.map_or(0, |record| record.json().len());
+        self.app.turns.take(self.who, sent.max(stored)).await
+    }
+
+    /// Does the work: right here, or on a thread of its own if it has a turn.
+    async fn run(
+        &self,
+        turn: Option<Turn>,
+        work: Work,
+        key: Option<&Key>,
+        options: WriteOptions,
+    ) -> Result<Written, Error> {
+        let (resources, kind, part) = (&self.app.resources, self.kind, self.subresource);
+        // A keeper may let a request wait for long: others have their turns meanwhile.
+        let Some(turn) = turn.filter(|_| !resources.is_kept(kind)) else {
+            let place = Place { resources, kind, namespace: self.namespace, key, part };
+            return work.run(place, &options).await;
+        };
+        let (resources, kind) = (resources.clone(), kind.clone());
+        let (namespace, key) = (self.namespace.map(str::to_owned), key.cloned());
+        let written = async move {
+            let (namespace, key) = (namespace.as_deref(), key.as_ref());
+            let place = Place { resources: &resources, kind: &kind, namespace, key, part };
+            work.run(place, &options).await
+        };
+        turns::beside(turn, written).await
     }
 
     /// Deletes an object.
@@ -134,7 +208,7 @@ impl Writing<'_> {
         incoming: Incoming,
         key: &Key,
     ) -> Result<Reply, Error> {
-        let bytes = body::read(parts, incoming, self.app.limits.body).await?;
+        let bytes = body::read_small(parts, incoming, &self.app.limits).await?;
         let (delete, mut options) = delete_options(parts, &bytes, self.query)?;
         options.admission.clone_from(&self.admission);
         if (self.kind.group, self.kind.plural) == ("", "namespaces")
@@ -170,7 +244,7 @@ impl Writing<'_> {
         parts: &Parts,
         incoming: Incoming,
     ) -> Result<Reply, Error> {
-        let bytes = body::read(parts, incoming, self.app.limits.body).await?;
+        let bytes = body::read_small(parts, incoming, &self.app.limits).await?;
         let (delete, mut options) = delete_options(parts, &bytes, self.query)?;
         options.admission.clone_from(&self.admission);
         let filter = list::selection(self.kind, self.query)?;

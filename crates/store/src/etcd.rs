@@ -504,7 +504,11 @@ impl Objects for EtcdStore {
             let late = |_| Error::Unavailable {
                 reason: format!("etcd at {} did not answer within {READY:?}", self.endpoints),
             };
-            tokio::time::timeout(READY, asked).await.map_err(late)?
+            tokio::time::timeout(READY, asked).await.map_err(late)??;
+            match damage(&self.cache.load()) {
+                Some(reason) => Err(Error::Unavailable { reason }),
+                None => Ok(()),
+            }
         }
         .boxed()
     }

@@ -22,6 +22,12 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
     /// An object shall be made.
     fn create(&self, key: Key, object: Prepared) -> BoxFuture<'_, Result<Arc<Record>, Error>>;
 
+    /// The refusal of every creation and update, if the keeper takes none. A dry run answers with it
+    /// too.
+    fn read_only(&self) -> Option<Error> {
+        None
+    }
+
     /// An object shall become another, or is marked as being deleted. `before` is what the caller
     /// saw; a keeper to whom somebody else has said otherwise since answers that it is stale, and
     /// the caller looks again.

@@ -377,7 +377,10 @@ impl Resources {
             let key = kind.key(namespace, &prepared.name);
             let written = match self.keeper(kind) {
                 Some(keeper) if !options.dry_run => keeper.create(key, prepared.object).await,
-                _ => {
+                keeper => {
+                    if let Some(refusal) = keeper.and_then(|keeper| keeper.read_only()) {
+                        return Err(refusal);
+                    }
                     let body = Body::new(&prepared.object);
                     if options.dry_run {
                         self.pretend_to_create(kind, key, &body).await
@@ -565,6 +568,11 @@ impl Resources {
                         warnings: update.warnings,
                         effect: Effect::Unchanged,
                     });
+                }
+                Outcome::Write(_)
+                    if let Some(refusal) = self.keeper(kind).and_then(|it| it.read_only()) =>
+                {
+                    return Err(refusal);
                 }
                 Outcome::Write(object) => {
                     let body = Body::new(&object);

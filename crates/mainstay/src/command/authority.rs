@@ -82,10 +82,11 @@ impl Authority {
                 let behind: Vec<_> =
                     answer["nodesOfPrevious"].as_array().into_iter().flatten().map(cell).collect();
                 if !behind.is_empty() {
-                    anstream::eprintln!(
-                        "nodes with certificates of the previous authority only: {}",
-                        behind.join(", ")
-                    );
+                    let known = match self.action {
+                        Action::Finish { .. } => "nodes that must join again",
+                        _ => "nodes with certificates of the previous authority only",
+                    };
+                    anstream::eprintln!("{known}: {}", behind.join(", "));
                 }
             }
         }

@@ -29,7 +29,7 @@ use mainstay_volumes::extender::{Client, Ledger};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde::Deserialize;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::sessions::Gate;
 use crate::catalog_part::CatalogPart;
@@ -289,10 +289,11 @@ impl Serve {
             access: self.access(&file)?,
         };
         let options = self.options(file)?;
-        let (running, engines) = start(options, parts).await?;
+        let mut signals = Signals::new()?;
+        let (running, engines) = signals.unless_told(start(options, parts)).await?;
         let (url, kubeconfig) = (running.url(), running.kubeconfig().display());
         anstream::eprintln!("{READY} {url} (kubeconfig: {kubeconfig})");
-        until_told(running, engines).await
+        until_told(running, engines, signals).await
     }
 
     /// The way into storage. Files of the server itself are out of reach of the rule engine's
@@ -508,6 +509,7 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
             }
         },
     };
+    options.engines_follow = true;
     let desk = parts.sessions.then(|| sessions::mount(&mut options));
     let (data_dir, plain) = (options.data_dir.clone(), options.plain_http);
     let running = Server::start(options).await?;
@@ -557,6 +559,7 @@ pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running
         engines.transfers = Some(Worker::start(Arc::new(own), Arc::clone(&access), most));
         engines.rules = Some(Judge::start(catalog, settings, around, Arc::new(Managed(access))));
     }
+    running.set_ready();
     Ok((running, engines))
 }
 
@@ -608,22 +611,53 @@ fn caller(extensions: &http::Extensions, headers: &http::HeaderMap) -> Option<re
 /// to end. What it never answered is undone there.
 const ENGINES_END: Duration = Duration::from_secs(10);
 
-/// Serves until SIGINT or SIGTERM, then ends in order; a second signal ends at once.
-pub(crate) async fn until_told(running: Running, engines: Engines) -> Result<u8, Error> {
-    let failed = || Error::io("cannot listen for signals");
-    let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
-    let mut told = async || {
+/// SIGINT and SIGTERM, caught from when this is made: a signal that arrives while the server starts,
+/// or right after it is ready, ends it in order too.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let failed = || Error::io("cannot listen for signals");
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(failed())?,
+            interrupt: signal(SignalKind::interrupt()).map_err(failed())?,
+        })
+    }
+
+    async fn told(&mut self) {
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
-    };
+    }
+
+    /// The outcome of starting, unless a signal arrives before.
+    pub(crate) async fn unless_told<T>(
+        &mut self,
+        starting: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        tokio::select! {
+            started = starting => started,
+            () = self.told() => Err(Error::negative("ended by a signal before it was ready")),
+        }
+    }
+}
+
+/// Serves until SIGINT or SIGTERM, then ends in order; a second signal ends at once.
+pub(crate) async fn until_told(
+    running: Running,
+    engines: Engines,
+    mut signals: Signals,
+) -> Result<u8, Error> {
     let handle = running.handle();
     let mut ended = std::pin::pin!(running.wait());
     tokio::select! {
         () = &mut ended => return Err(Error::negative("the server ended by itself")),
-        () = told() => {}
+        () = signals.told() => {}
     }
     anstream::eprintln!("ending …");
     let all = async {
@@ -639,7 +673,7 @@ pub(crate) async fn until_told(running: Running, engines: Engines) -> Result<u8,
     };
     tokio::select! {
         ended = all => ended,
-        () = told() => Err(Error::negative("ended at once, without waiting for what was under way")),
+        () = signals.told() => Err(Error::negative("ended at once, without waiting for what was under way")),
     }
 }
 

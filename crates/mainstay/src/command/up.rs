@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::serve::{DEFAULT_LISTEN, Log, Parts, READY, options, start, until_told};
+use super::serve::{DEFAULT_LISTEN, Log, Parts, READY, Signals, options, start, until_told};
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client};
 use crate::credentials::{Bounds, FileBounds, Keys};
@@ -50,7 +50,8 @@ impl Up {
         let parts = Parts::all(Keys::default().access(None, allowed)?);
         let mut options = options(listen, data_dir)?;
         options.new_cluster = self.new_cluster;
-        let (running, engines) = match start(options, parts).await {
+        let mut signals = Signals::new()?;
+        let (running, engines) = match signals.unless_told(start(options, parts)).await {
             Ok(running) => running,
             Err(error) => {
                 if let Some(url) = already_up(&kubeconfig).await {
@@ -61,7 +62,7 @@ impl Up {
         };
         anstream::eprintln!("\x1b[1m{READY} {}\x1b[0m", running.url());
         output::print(&welcome(running.kubeconfig(), on_path("kubectl"), &own_name()))?;
-        let ended = until_told(running, engines).await;
+        let ended = until_told(running, engines, signals).await;
         anstream::eprintln!(
             "Mainstay has ended; `mainstay up` starts it again with everything it knew."
         );

@@ -269,7 +269,7 @@ fn probes(condition: Option<&str>, verb: &str, served: &Served) -> Vec<(Value, b
         ],
         Some("if spec.nodeName is its own name") => by_field("spec.nodeName"),
         Some("if spec.local.nodeName is its own name") => by_field("spec.local.nodeName"),
-        Some("in default, reported by itself about its own objects") => vec![
+        Some("in default, reported by itself as mainstay-agent about its own objects") => vec![
             (place("default", "other"), false),
             (place("kube-system", "own"), false),
             (place("default", "own"), true),
@@ -285,7 +285,7 @@ async fn furnish(admin: &Caller) {
         let metadata = json!({"name": name});
         let lease = json!({"metadata": {"name": node}, "spec": {"holderIdentity": node}});
         let event = json!({
-            "metadata": {"name": name, "namespace": "default"}, "reportingInstance": node,
+            "metadata": {"name": name, "namespace": "default"}, "reportingInstance": node, "reportingComponent": "mainstay-agent",
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node},
             "reason": "x", "message": "y", "type": "Normal",
         });
@@ -455,7 +455,7 @@ async fn a_stolen_node_credential_reaches_nothing_beyond_its_node() {
     assert_eq!(node["spec"]["unschedulable"], Value::Null);
     let event = |kind: &str, version: &str, name: &str| {
         json!({
-            "metadata": {"generateName": "e-"}, "reportingInstance": "n1",
+            "metadata": {"generateName": "e-"}, "reportingInstance": "n1", "reportingComponent": "mainstay-agent",
             "involvedObject": {"apiVersion": version, "kind": kind, "name": name},
             "reason": "x", "message": "y", "type": "Normal",
         })

@@ -373,6 +373,19 @@ impl Catalog {
         blocking(move || catalog.read_blocking(work)).await
     }
 
+    /// Asks the database for one row, once: the error is that of this attempt.
+    pub async fn ping(&self) -> Result<()> {
+        let catalog = self.clone();
+        blocking(move || match &catalog.inner.backend {
+            Backend::Sqlite { .. } => catalog.read_blocking(|tx| tx.number("SELECT 1", &[])),
+            Backend::Postgres { pool, .. } => {
+                catalog.once_on_postgres(pool, Mode::Read, &|tx| tx.number("SELECT 1", &[]))
+            }
+        })
+        .await
+        .map(drop)
+    }
+
     /// [`Catalog::write`] for callers that may block.
     pub fn write_blocking<T>(&self, work: impl Fn(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.retried(|| match &self.inner.backend {

@@ -1,7 +1,7 @@
 //! From a request and its answer to a line: what was asked is noted when it comes in, and the books
 //! are closed when its answer goes out, or when the client goes away before.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -9,10 +9,12 @@ use http::header::USER_AGENT;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use http_body_util::BodyExt;
+use mainstay_store::status::Error;
+use parking_lot::Mutex;
 
 use super::fold::Alike;
 use super::policy::{Decision, Level, Outcome, Seen};
-use super::{ANONYMOUS, Entry, Surface, locked};
+use super::{ANONYMOUS, Entry, Surface};
 use crate::listen::Peer;
 use crate::path::{self, Path, percent_decode};
 use crate::reply::Reply;
@@ -68,29 +70,29 @@ struct Noted {
 impl AuditNote {
     /// Notes the account that was found to ask, in the dialect's own terms.
     pub fn account(&self, account: &str) {
-        account.clone_into(&mut locked(&self.0).account);
+        account.clone_into(&mut self.0.lock().account);
     }
 
     /// Notes as whom somebody wanted to be known who was not.
     pub fn claimed(&self, name: &str) {
-        locked(&self.0).claimed = name.chars().take(128).collect();
+        self.0.lock().claimed = name.chars().take(128).collect();
     }
 
     /// Notes what the request is about.
     pub fn object(&self, resource: &str, name: &str) {
-        let mut noted = locked(&self.0);
+        let mut noted = self.0.lock();
         resource.clone_into(&mut noted.resource);
         noted.name = name.chars().take(512).collect();
     }
 
     /// Notes whether the request asks for a change, where the method does not tell.
     pub fn changes(&self, changes: bool) {
-        locked(&self.0).changes = Some(changes);
+        self.0.lock().changes = Some(changes);
     }
 
     /// Notes that the user was refused, where the status code does not tell.
     pub fn denied(&self) {
-        locked(&self.0).denied = true;
+        self.0.lock().denied = true;
     }
 }
 
@@ -104,7 +106,7 @@ pub(crate) struct Tap {
 impl Tap {
     /// Keeps a piece. One byte more than may be shown is kept, so that it shows that there is more.
     pub(crate) fn keep(&self, data: &[u8]) {
-        let mut body = locked(&self.body);
+        let mut body = self.body.lock();
         let room = (self.limit + 1).saturating_sub(body.len());
         body.extend_from_slice(&data[..data.len().min(room)]);
     }
@@ -123,7 +125,7 @@ impl Tap {
     }
 
     fn take(&self) -> Bytes {
-        std::mem::take(&mut *locked(&self.body)).freeze()
+        std::mem::take(&mut *self.body.lock()).freeze()
     }
 }
 
@@ -141,6 +143,8 @@ pub(crate) struct Books<'a> {
     given_id: Option<HeaderValue>,
     started: Duration,
     tap: Option<Tap>,
+    /// Whether a line was written before the request was executed.
+    received: bool,
     closed: bool,
     pub(crate) asked: Asked,
 }
@@ -161,9 +165,65 @@ impl<'a> Books<'a> {
             given_id: parts.headers.get(AUDIT_ID).cloned().filter(is_identity),
             started,
             tap,
+            received: false,
             closed: false,
             asked: Asked::default(),
         }
+    }
+
+    /// Writes the first line of a request that may change something, if the policy asks for one, and
+    /// waits for it: a change is never without a line, however the server ends.
+    ///
+    /// # Errors
+    /// 503 if the line could not be written and the policy says to refuse then.
+    pub(crate) async fn received(&mut self) -> Result<(), Error> {
+        let audit = &self.app.audit;
+        let path = self.uri.path();
+        if !audit.policy.has_received() || !must_be_told(&self.method, path) {
+            return Ok(());
+        }
+        let Some(user) = &self.asked.user else { return Ok(()) };
+        let mut target = Asked { verb: method_verb(&self.method), ..Asked::default() };
+        name_target(&self.uri, &mut target);
+        let resource = target.resource.map(|resource| resource.to_string()).unwrap_or_default();
+        let role = user.role.map_or("", |role| role.as_str());
+        let seen = Seen {
+            user: &user.name,
+            role,
+            verb: target.verb,
+            resource: &resource,
+            namespace: &target.namespace,
+            surface: Surface::of(path),
+            // The line matters for those that will be.
+            outcome: Outcome::Allowed,
+            changes: true,
+        };
+        let decision = audit.policy.decide(&seen);
+        if decision.level == Level::None || !decision.received {
+            return Ok(());
+        }
+        let entry = Entry {
+            audit_id: self.given_id.get_or_insert_with(|| audit.identity()).clone(),
+            stage: "RequestReceived",
+            user: user.name.clone(),
+            role,
+            impersonated_user: self.asked.acting_as.clone(),
+            verb: target.verb,
+            resource,
+            subresource: target.subresource,
+            namespace: target.namespace,
+            name: target.name,
+            uri: Some(self.uri.clone()),
+            dry_run: asks_dry_run(self.uri.query()),
+            remote: Some(self.peer.address.ip()),
+            user_agent: self.agent.clone(),
+            ..Entry::blank(self.app.clock.now(), Surface::of(path))
+        };
+        self.received = true;
+        if let Some(receiver) = audit.record(entry, true) {
+            audit.written(receiver).await;
+        }
+        audit.refusal(&self.method, path).map_or(Ok(()), Err)
     }
 
     /// Makes the line of a request, if it leaves one, and waits for it if the policy says so. The
@@ -184,7 +244,7 @@ impl<'a> Books<'a> {
 
     fn entry(&mut self, code: u16, dry_run: bool, took: Duration) -> Option<(Entry, bool)> {
         let (app, asked) = (self.app, &mut self.asked);
-        let noted = asked.note.take().map(|note| locked(&note.0).clone()).unwrap_or_default();
+        let noted = asked.note.take().map(|note| note.0.lock().clone()).unwrap_or_default();
         let by_method = asked.changes || (!only_reads(&self.method) && !asked.asks);
         let changes = noted.changes.unwrap_or(by_method);
         let outcome = if noted.denied { Outcome::Denied } else { Outcome::of(code) };
@@ -216,8 +276,8 @@ impl<'a> Books<'a> {
             outcome,
             changes,
         };
-        let Decision { level, before } = app.audit.policy.decide(&seen);
-        if level == Level::None {
+        let Decision { level, before, .. } = app.audit.policy.decide(&seen);
+        if level == Level::None && !self.received {
             return None;
         }
         let remote = self.peer.address.ip();
@@ -231,14 +291,13 @@ impl<'a> Books<'a> {
         let body = self.tap.as_ref().filter(|_| level == Level::Request).map(Tap::take);
         let asked = std::mem::take(asked);
         let entry = Entry {
-            time: app.clock.now(),
             audit_id: self.given_id.take().unwrap_or_else(|| app.audit.identity()),
+            stage: if self.received { "ResponseComplete" } else { "" },
             user,
             role,
             impersonated_user: asked.acting_as,
             account: noted.account,
             claimed_user: noted.claimed,
-            surface,
             verb: asked.verb,
             resource,
             subresource: asked.subresource,
@@ -246,16 +305,14 @@ impl<'a> Books<'a> {
             name: if asked.name.is_empty() { noted.name } else { asked.name },
             uri: Some(self.uri.clone()),
             dry_run: dry_run || asks_dry_run(self.uri.query()),
-            outcome,
-            code,
+            outcome: Some(outcome),
+            code: Some(code),
             reason: asked.reason,
-            latency_ms: took,
+            latency_ms: Some(took),
             remote: Some(remote),
             user_agent: self.agent.take(),
-            folded: 0,
             body,
-            request: None,
-            request_omitted: None,
+            ..Entry::blank(app.clock.now(), surface)
         };
         Some((entry, before))
     }

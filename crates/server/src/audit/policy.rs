@@ -104,6 +104,10 @@ pub struct Rule {
     /// Whether the answer waits until the line is written; the policy's own `before` if absent.
     #[serde(default)]
     pub before: Option<bool>,
+    /// Whether a first line is written before the request is executed; the policy's own `received`
+    /// if absent.
+    #[serde(default)]
+    pub received: Option<bool>,
 }
 
 impl Rule {
@@ -134,6 +138,7 @@ fn fits(pattern: &str, name: &str) -> bool {
 pub(crate) struct Decision {
     pub(crate) level: Level,
     pub(crate) before: bool,
+    pub(crate) received: bool,
 }
 
 /// The whole policy.
@@ -144,6 +149,9 @@ pub struct Policy {
     pub rules: Vec<Rule>,
     /// Whether answers wait until their line is written, unless a rule says otherwise.
     pub before: bool,
+    /// Whether requests of known users that may change something leave a first line before they are
+    /// executed, unless a rule says otherwise.
+    pub received: bool,
     /// Whether each batch of lines is synced to the disk.
     pub durable: bool,
     /// What happens while no line can be written.
@@ -164,6 +172,7 @@ impl Default for Policy {
         Self {
             rules: Vec::new(),
             before: true,
+            received: false,
             durable: false,
             on_failure: OnFailure::Continue,
             body_limit: 64 << 10,
@@ -186,13 +195,22 @@ impl Policy {
         self.rules.iter().any(|rule| rule.level != Level::None && rule.changes != Some(true))
     }
 
+    /// Whether any request leaves a first line before it is executed.
+    pub(crate) fn has_received(&self) -> bool {
+        self.received || self.rules.iter().any(|rule| rule.received == Some(true))
+    }
+
     pub(crate) fn decide(&self, seen: &Seen<'_>) -> Decision {
         if let Some(rule) = self.rules.iter().find(|rule| rule.matches(seen)) {
-            return Decision { level: rule.level, before: rule.before.unwrap_or(self.before) };
+            return Decision {
+                level: rule.level,
+                before: rule.before.unwrap_or(self.before),
+                received: rule.received.unwrap_or(self.received),
+            };
         }
         let matters = seen.changes || seen.outcome == Outcome::Denied;
         let level = if matters { Level::Metadata } else { Level::None };
-        Decision { level, before: self.before }
+        Decision { level, before: self.before, received: self.received }
     }
 }
 

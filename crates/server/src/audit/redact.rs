@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::path::percent_decode;
+
 /// What stands where a secret stood.
 pub(crate) const REDACTED: &str = "REDACTED";
 
@@ -28,13 +30,18 @@ fn is_secret(name: &str) -> bool {
     SECRET_WORDS.iter().any(|word| name.contains(word)) || SECRET_NAMES.contains(&name.as_str())
 }
 
+/// Whether a parameter holds a secret, however its name is encoded.
+fn names_secret(name: &str) -> bool {
+    percent_decode(name, true).is_none_or(|name| is_secret(&name))
+}
+
 /// The path and query of a request, without the values of secret parameters.
 pub(crate) fn uri(path: &str, query: Option<&str>) -> String {
     let mut text = path.to_owned();
     for (at, pair) in query.iter().flat_map(|query| query.split('&')).enumerate() {
         text.push(if at == 0 { '?' } else { '&' });
         match pair.split_once('=') {
-            Some((name, _)) if is_secret(name) => {
+            Some((name, _)) if names_secret(name) => {
                 text.push_str(name);
                 text.push('=');
                 text.push_str(REDACTED);
@@ -137,6 +144,9 @@ mod tests {
             ("/a", Some("x=1&token=abc&y"), "/a?x=1&token=REDACTED&y"),
             ("/a", Some("X-Amz-Signature=z"), "/a?X-Amz-Signature=REDACTED"),
             ("/a", Some("labelSelector=a%3Db"), "/a?labelSelector=a%3Db"),
+            ("/a", Some("pass%77ord=x"), "/a?pass%77ord=REDACTED"),
+            ("/a", Some("%54OKEN=x&n=%70"), "/a?%54OKEN=REDACTED&n=%70"),
+            ("/a", Some("%ff=x"), "/a?%ff=REDACTED"),
         ] {
             assert_eq!(uri(path, query), shown);
         }

@@ -14,7 +14,7 @@ fn entry(name: &str) -> Entry {
         namespace: "default".to_owned(),
         name: name.to_owned(),
         uri: Some(Uri::from_static("/api/v1/namespaces/default/configmaps?token=x")),
-        latency_ms: Duration::from_micros(1500),
+        latency_ms: Some(Duration::from_micros(1500)),
         user_agent: Some(HeaderValue::from_static("curl/8")),
         folded: 0,
         ..Entry::of_folded(&Folded { alike, count: 1 }, "2026-11-16T00:00:00Z".parse().unwrap())

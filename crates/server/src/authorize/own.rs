@@ -11,6 +11,8 @@ use crate::identity::User;
 
 /// The namespace in which nodes keep their heartbeats.
 pub(crate) const NODE_LEASES: &str = "kube-node-lease";
+/// The component that an agent reports events as.
+const AGENT: &str = "mainstay-agent";
 /// The namespace of events about objects that are in none.
 const EVENTS: &str = "default";
 /// The label of a node's own name.
@@ -74,7 +76,7 @@ impl Own {
             Self::Heartbeat => "its own Lease in kube-node-lease",
             Self::SpecNodeName => "if spec.nodeName is its own name",
             Self::LocalNodeName => "if spec.local.nodeName is its own name",
-            Self::Event => "in default, reported by itself about its own objects",
+            Self::Event => "in default, reported by itself as mainstay-agent about its own objects",
         }
     }
 }
@@ -162,11 +164,15 @@ fn owns_event(user: &User, event: &Object) -> Owned {
     let reporters = [text(event, &["reportingInstance"]), text(event, &["source", "host"])];
     let mut named = reporters.into_iter().filter(|reporter| !reporter.is_empty()).peekable();
     let reported = named.peek().is_some() && named.all(|reporter| user.speaks_for(reporter));
+    let components = [text(event, &["reportingComponent"]), text(event, &["source", "component"])];
+    let mut components =
+        components.into_iter().filter(|component| !component.is_empty()).peekable();
+    let by_agent = components.peek().is_some() && components.all(|component| component == AGENT);
     let involved = |field: &str| text(event, &["involvedObject", field]);
     let placed = text(event, &["metadata", "namespace"]) == EVENTS
         && involved("namespace").is_empty()
         && event.get("related").is_none();
-    if !reported || !placed || involved("name").is_empty() {
+    if !reported || !by_agent || !placed || involved("name").is_empty() {
         return Owned::No;
     }
     Owned::IfSubject(Subject {

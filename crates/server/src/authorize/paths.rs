@@ -15,6 +15,8 @@ pub(crate) enum Methods {
     Read,
     /// POST.
     Post,
+    /// GET, HEAD, and POST for questions that do not fit into a path.
+    Ask,
     /// All there are.
     Any,
 }
@@ -24,6 +26,7 @@ impl Methods {
         match self {
             Self::Read => matches!(method, "GET" | "HEAD"),
             Self::Post => method == "POST",
+            Self::Ask => matches!(method, "GET" | "HEAD" | "POST"),
             Self::Any => true,
         }
     }
@@ -32,7 +35,18 @@ impl Methods {
         match self {
             Self::Read => "GET",
             Self::Post => "POST",
+            Self::Ask => "GET, POST",
             Self::Any => "any",
+        }
+    }
+
+    /// The verbs that a list of rules shows.
+    pub(crate) fn verbs(self) -> &'static [&'static str] {
+        match self {
+            Self::Read => &["get"],
+            Self::Post => &["post"],
+            Self::Ask => &["get", "post"],
+            Self::Any => &["*"],
         }
     }
 }
@@ -119,7 +133,13 @@ pub(crate) static ROWS: &[Row] = &[
     ),
     row("/v1/lvg/**", Methods::Read, READERS, "the scheduler extender"),
     row("/v1/lvg/**", Methods::Post, EDITORS, "the scheduler extender: reservations"),
-    row("/rucio/**", Methods::Any, READERS, "viewers only read; it also knows accounts of its own"),
+    row(
+        "/rucio/**",
+        Methods::Ask,
+        READERS,
+        "a viewer's POST may only ask; Rucio also knows accounts of its own",
+    ),
+    row("/rucio/**", Methods::Any, EDITORS, ""),
 ];
 
 impl Row {

@@ -178,7 +178,7 @@ fn an_event_is_a_nodes_own_if_it_reports_it_itself() {
     let event = |change: fn(&mut Value)| {
         let mut event = json!({
             "metadata": {"namespace": "default"}, "reportingInstance": "n1",
-            "source": {"host": "n1"},
+            "source": {"host": "n1", "component": "mainstay-agent"},
             "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": "n2"},
         });
         change(&mut event);
@@ -186,16 +186,19 @@ fn an_event_is_a_nodes_own_if_it_reports_it_itself() {
     };
     // Whether n2 is its own is decided on the object it names.
     assert!(matches!(event(|_| {}), Owned::IfSubject(subject) if subject.name == "n2"));
-    let forged: [fn(&mut Value); 6] = [
+    let forged: [fn(&mut Value); 9] = [
         |event| event["reportingInstance"] = json!("n2"),
         |event| event["source"]["host"] = json!("n2"),
         |event| event["metadata"]["namespace"] = json!("kube-system"),
         |event| event["involvedObject"]["namespace"] = json!("default"),
         |event| event["related"] = json!({"kind": "Node", "name": "n2"}),
         |event| {
-            event["source"] = json!({});
+            event["source"] = json!({"component": "mainstay-agent"});
             event["reportingInstance"] = json!("");
         },
+        |event| event["source"]["component"] = json!("mainstay-server"),
+        |event| event["reportingComponent"] = json!("mainstay-server"),
+        |event| event["source"] = json!({"host": "n1"}),
     ];
     for (at, change) in forged.into_iter().enumerate() {
         assert_eq!(event(change), Owned::No, "case {at}");
@@ -286,7 +289,10 @@ fn paths_are_for_the_roles_of_their_row() {
         ("POST", "/mainstay.agents.v1.Agents/Connect", "node"),
         ("GET", "/v1/lvg/reservations", "editor viewer"),
         ("POST", "/v1/lvg/filter-and-score", "editor"),
-        ("POST", "/rucio/rules", "editor viewer"),
+        ("GET", "/rucio/rules", "editor viewer"),
+        ("POST", "/rucio/dids/search", "editor viewer"),
+        ("PUT", "/rucio/rules/1", "editor"),
+        ("DELETE", "/rucio/rules/1", "editor"),
         ("GET", "/scheduler/graph", ""),
         ("GET", "/anything", ""),
     ];

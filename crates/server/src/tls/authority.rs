@@ -92,18 +92,14 @@ impl NodeRequest {
 
     /// The SHA-256 of its public key, in hexadecimal.
     pub(crate) fn key(&self) -> String {
-        hex(&Sha256::digest(self.asked.public_key.der_bytes()))
+        hex::encode(Sha256::digest(self.asked.public_key.der_bytes()))
     }
 }
 
 /// The SHA-256 of a certificate (its DER) in hexadecimal: what join strings carry.
 #[must_use]
 pub fn fingerprint(certificate: &CertificateDer<'_>) -> String {
-    hex(&Sha256::digest(certificate))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(certificate))
 }
 
 /// A serial number that was never given out, in hexadecimal.
@@ -113,7 +109,7 @@ pub(crate) fn serial() -> Result<String, Error> {
     random.fill(&mut bytes).map_err(|_| Error::Tls("no randomness".to_owned()))?;
     // Positive, and never written with a leading zero.
     bytes[0] = (bytes[0] & 0x7f) | 0x40;
-    Ok(hex(&bytes))
+    Ok(hex::encode(bytes))
 }
 
 fn key() -> Key {
@@ -216,7 +212,7 @@ impl Authority {
     pub(crate) fn seal(&self) -> String {
         match &self.stored.seal {
             Some(seal) => seal.clone(),
-            None => hex(&Sha256::digest(format!("mainstay seal\n{}", self.stored.key))),
+            None => hex::encode(Sha256::digest(format!("mainstay seal\n{}", self.stored.key))),
         }
     }
 
@@ -269,7 +265,8 @@ impl Authority {
     ) -> Result<String, Error> {
         let name = format!("system:node:{node}");
         let mut params = params(&name, Some("system:nodes"), now, life);
-        params.serial_number = Some(SerialNumber::from_slice(&unhex(serial)));
+        let serial = hex::decode(serial).map_err(|_| Error::Damaged)?;
+        params.serial_number = Some(SerialNumber::from_slice(&serial));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::from_pem(&self.stored.key)?;
         let issuer = Issuer::from_ca_cert_pem(&self.stored.certificate, key)?;
@@ -284,11 +281,6 @@ async fn write(objects: &dyn Objects, record: &Record, next: &Stored) -> Result<
     let change = Change::Update(record.revision(), body);
     objects.write(Write { key: key(), change, fence: None }).await?;
     Ok(())
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let pairs = text.as_bytes().chunks(2).filter_map(|pair| std::str::from_utf8(pair).ok());
-    pairs.filter_map(|pair| u8::from_str_radix(pair, 16).ok()).collect()
 }
 
 pub(crate) fn der(pem: &str) -> Result<CertificateDer<'static>, Error> {
@@ -322,7 +314,7 @@ fn cross(new: &Stored, old: &Authority, now: Timestamp) -> Result<String, Error>
 pub(super) fn make(now: Timestamp) -> Result<Stored, Error> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     // No two authorities of a cluster have the same name: an issuer is found by it.
-    let mark = hex(&Sha256::digest(key.public_key_raw())[..4]);
+    let mark = hex::encode(&Sha256::digest(key.public_key_raw())[..4]);
     let mut params = params(&format!("mainstay-ca {mark}"), None, now, AUTHORITY_LIFE);
     // One authority may stand between this one and a server: the one that it replaces.
     authority_powers(&mut params, 1);

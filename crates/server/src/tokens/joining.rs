@@ -11,7 +11,7 @@ use mainstay_store::object::Key;
 use mainstay_store::objects::{Change, Error as StoreError, Write};
 use sha2::{Digest, Sha256};
 
-use super::{Description, Error, Tokens, hex};
+use super::{Description, Error, Tokens};
 use crate::identity::Role;
 use crate::internal;
 
@@ -72,7 +72,7 @@ impl Description {
 impl Tokens {
     /// Counts a join. Counting the same key of the same node again changes nothing.
     pub(crate) async fn consume(&self, token: &[u8], node: &str, key: &str) -> Result<(), Error> {
-        let name = hex(&Sha256::digest(token));
+        let name = hex::encode(Sha256::digest(token));
         let stored = Key::new(&self.resource, None, &name);
         for _ in 0..ATTEMPTS {
             let record = self.objects.get(&stored).await?.ok_or(Error::Ended)?;

@@ -187,6 +187,6 @@ fn tokens_of_older_versions_are_read_and_an_empty_name_stands_for_nobody() {
 #[test]
 fn only_the_hash_is_stored() {
     let hash = Sha256::digest(b"mst_x");
-    assert_eq!(unhex(&hex(&hash)), Some(hash.into()));
+    assert_eq!(unhex(&hex::encode(hash)), Some(hash.into()));
     assert_eq!(unhex("zz"), None);
 }

@@ -130,6 +130,8 @@ async fn every_change_and_every_denial_leaves_one_line_before_its_answer() {
         (e, "GET", "/mainstay/v1/backup".into(), none, &nothing, Some(json!({"outcome": "denied", "surface": "store"}))),
         (e, "GET", there.clone(), as_admin, &nothing, Some(json!({"impersonatedUser": "admin", "outcome": "denied", "code": 403, "namespace": "default", "name": "there"}))),
         (s, "GET", format!("{there}?password=hidden"), none, &nothing, Some(json!({"code": 401, "outcome": "denied", "requestURI": format!("{there}?password=REDACTED"), "resource": "configmaps", "name": "there"}))),
+        (e, "DELETE", "/healthz".into(), none, &nothing, Some(json!({"code": 405, "outcome": "failed", "verb": "delete"}))),
+        (e, "DELETE", format!("{there}?pass%77ord=hidden"), none, &nothing, Some(json!({"code": 403, "requestURI": format!("{there}?pass%77ord=REDACTED")}))),
         (s, "POST", "/mainstay/v1/join".into(), none, &nothing, Some(json!({"code": 401, "surface": "join"}))),
         (s, "POST", "/own/books".into(), none, &nothing, Some(json!({"code": 401, "surface": "other", "claimedUser": "mallory", "resource": "books"}))),
         ("carol", "POST", "/own/books".into(), as_account, &nothing, Some(json!({"code": 201, "account": "carol", "outcome": "allowed", "resource": "books", "name": "one"}))),
@@ -189,6 +191,49 @@ async fn a_client_that_goes_away_before_the_answer_leaves_a_line() {
     };
     assert_eq!((&line["code"], &line["outcome"]), (&json!(499), &json!("unknown")), "{line}");
     assert_eq!(line["requestURI"], "/other/wait");
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn with_both_stages_a_change_has_a_line_before_it_is_made() {
+    let host = start(|settings| {
+        settings.policy = serde_json::from_value::<Policy>(json!({
+            "received": true,
+            "rules": [{"kinds": ["configmaps"], "changes": true, "level": "Metadata", "received": false}],
+        }))
+        .unwrap();
+    })
+    .await;
+    let mut waiting = host.connect(None).await;
+    let head = format!(
+        "POST /other/wait HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-length: 0\r\n\r\n",
+        host.token
+    );
+    waiting.write_all(head.as_bytes()).await.unwrap();
+    let mut admin = host.client().await;
+    let first = loop {
+        admin.get(MAPS).await.ok();
+        if let Some(line) = lines(host.dir.path()).pop() {
+            break line;
+        }
+    };
+    assert_eq!((&first["stage"], &first["user"]), (&json!("RequestReceived"), &json!("admin")));
+    assert_eq!((&first["code"], &first["outcome"]), (&Value::Null, &Value::Null), "{first}");
+    assert_eq!(first["requestURI"], "/other/wait");
+    drop(waiting);
+    let last = loop {
+        admin.get(MAPS).await.ok();
+        let mut all = lines(host.dir.path());
+        if all.len() > 1 {
+            break all.remove(1);
+        }
+    };
+    assert_eq!((&last["stage"], &last["code"]), (&json!("ResponseComplete"), &json!(499)));
+    assert_eq!(last["auditID"], first["auditID"]);
+    admin.post(MAPS, &map("a")).await.ok();
+    let all = lines(host.dir.path());
+    assert_eq!(all.len(), 3, "a rule may do without: {all:?}");
+    assert_eq!(all[2]["stage"], Value::Null);
     host.stop().await;
 }
 

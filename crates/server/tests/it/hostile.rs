@@ -82,6 +82,43 @@ async fn half_a_handshake_and_a_slow_head_are_cut_off() {
     host.stop().await;
 }
 
+/// A frame of HTTP/2 on stream 1, or on the connection.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    let mut frame = vec![0, 0, length, kind, flags, 0, 0, 0, stream];
+    frame.extend_from_slice(payload);
+    frame
+}
+
+#[tokio::test]
+async fn http2_connections_without_a_complete_head_are_closed_in_time() {
+    let (host, clock) = Host::start_manual(|options| {
+        // Only the limit of a head can close them in the time that passes here.
+        options.limits.idle = Duration::from_secs(1 << 40);
+    })
+    .await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    let settings = [preface.clone(), frame(4, 0, 0, &[])].concat();
+    let headers = frame(1, 0, 1, &[0x82]);
+    let cut = headers[..headers.len() - 1].to_vec();
+    let beginnings = [
+        vec![],
+        preface,
+        settings.clone(),
+        [settings.clone(), headers].concat(),
+        [settings, cut].concat(),
+    ];
+    for beginning in beginnings {
+        let tcp = TcpStream::connect(host.running.local_addr()).await.unwrap();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(host.tls(None, &[b"h2"])));
+        let name = ServerName::try_from("localhost").unwrap();
+        let mut stream = connector.connect(name, tcp).await.unwrap();
+        stream.write_all(&beginning).await.unwrap();
+        closed(&clock, &mut stream).await;
+    }
+    host.stop().await;
+}
+
 #[tokio::test]
 async fn thousands_of_idle_connections_are_no_bother() {
     let host = Host::start().await;

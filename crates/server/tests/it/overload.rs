@@ -195,12 +195,12 @@ async fn the_memory_of_bodies_is_shared_too() {
         options.limits.body_memory = 4 << 20;
     })
     .await;
-    let eve = host.token(json!({"role": "viewer", "name": "eve"})).await;
+    let eve = host.token(json!({"role": "editor", "name": "eve"})).await;
     let mut admin = host.client().await;
     let mut held_up = Vec::new();
     let promise = |token: &str| {
         format!(
-            "POST {REVIEWS} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n{{"
+            "POST {MAPS} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n{{"
         )
     };
     for bodies in 1..=2 {
@@ -328,6 +328,8 @@ async fn heads_with_bare_line_ends_or_of_more_than_64_kib_are_refused() {
         "GET /healthz HTTP/1.1\r\nhost: x\nconnection: close\r\n\r\n",
         "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\n",
         "POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nhost: x\r\nhost: y\r\nconnection: close\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nhost: x\r\nauthorization: a\r\nAuthorization: a\r\nconnection: close\r\n\r\n",
     ];
     for head in wrong {
         let answer = raw(&host, head.as_bytes()).await;
@@ -361,6 +363,92 @@ async fn heads_with_bare_line_ends_or_of_more_than_64_kib_are_refused() {
             asked.headers_mut().insert("long", long.parse().unwrap());
             assert_eq!(sender.send_request(asked).await.unwrap().status(), code);
         }
+    }
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn large_writes_of_every_form_are_done_on_threads_of_their_own() {
+    let host = Host::start().await;
+    let mut admin = host.client().await;
+    let large = "x".repeat(400_000);
+    let made = json!({"metadata": {"name": "l"}, "data": {"x": large}});
+    assert_eq!(admin.post(MAPS, &made).await.code, 201);
+    assert_eq!(admin.post(MAPS, &made).await.code, 409, "refusals arrive too");
+    assert_eq!(
+        admin.put(&one("l"), &json!({"metadata": {"name": "l"}, "data": {"y": large}})).await.code,
+        200
+    );
+    // The patches are small, and what they change is not.
+    assert_eq!(admin.merge(&one("l"), &json!({"data": {"z": "1"}})).await.code, 200);
+    let copies: Vec<_> = (0..3)
+        .map(|n| json!({"op": "copy", "from": "/data/z", "path": format!("/data/c{n}")}))
+        .collect();
+    let json_patch = json!(copies).to_string();
+    let patched = admin.call("PATCH", &one("l"), "application/json-patch+json", json_patch).await;
+    assert_eq!(patched.code, 200);
+    let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"x": large}});
+    let path = format!("{}?fieldManager=t", one("a"));
+    let applied =
+        admin.call("PATCH", &path, "application/apply-patch+yaml", config.to_string()).await;
+    assert_eq!(applied.code, 201);
+    let stored = admin.get(&one("l")).await.ok();
+    assert_eq!((&stored["data"]["c2"], &stored["data"]["z"]), (&json!("1"), &json!("1")));
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn a_broken_chunk_size_is_answered_400() {
+    let host = Host::start().await;
+    for size in ["x", "", "fffffffffffffffff", "-1"] {
+        let post = format!(
+            "POST {MAPS} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n{size}\r\n{{}}\r\n0\r\n\r\n",
+            host.token
+        );
+        let answer = raw(&host, post.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 400"), "{size:?}: {answer}");
+        assert!(answer.contains("\"reason\":\"BadRequest\""), "{size:?}: {answer}");
+    }
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn more_than_a_hundred_fields_are_answered_431() {
+    let host = Host::start().await;
+    for (count, code) in [(90, 200), (110, 431)] {
+        let fields: String = (0..count).map(|n| format!("x-{n}: 1\r\n")).collect();
+        let head = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n");
+        let answer = raw(&host, head.as_bytes()).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{count}: {answer}");
+        let (mut sender, _socket) = multiplexed(&host).await;
+        let mut asked = request("GET", "/healthz", None, whole(""));
+        for n in 0..count {
+            let name = http::HeaderName::try_from(format!("x-{n}")).unwrap();
+            asked.headers_mut().insert(name, "1".parse().unwrap());
+        }
+        assert_eq!(sender.send_request(asked).await.unwrap().status(), code);
+    }
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn ambiguous_hosts_and_credentials_are_refused_over_http2() {
+    let host = Host::start().await;
+    let (mut sender, _socket) = multiplexed(&host).await;
+    let cases: [(&[(&str, &str)], u16); 5] = [
+        (&[], 200),
+        (&[("host", "LOCALHOST")], 200),
+        (&[("host", "elsewhere")], 400),
+        (&[("host", "localhost"), ("host", "localhost")], 400),
+        (&[("authorization", "Bearer a"), ("authorization", "Bearer a")], 400),
+    ];
+    for (fields, code) in cases {
+        let mut asked = request("GET", "/healthz", None, whole(""));
+        for (name, value) in fields {
+            asked.headers_mut().append(*name, value.parse().unwrap());
+        }
+        let answer = sender.send_request(asked).await.unwrap();
+        assert_eq!(answer.status(), code, "{fields:?}");
     }
     host.stop().await;
 }

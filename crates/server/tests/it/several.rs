@@ -107,9 +107,19 @@ async fn a_damaged_object_in_etcd_is_named_by_reads_lists_and_the_check() {
         assert!(message.contains("default/bad"), "{message}");
     }
     assert_eq!(client.get(&format!("{MAPS}/good")).await.ok()["data"]["n"], "1");
+    let ready = async |client: &mut crate::client::Client, code: u16| loop {
+        let answer = client.get("/readyz").await;
+        if answer.code == code {
+            return String::from_utf8_lossy(&answer.bytes).into_owned();
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
+    let why = ready(&mut client, 503).await;
+    assert!(why.contains("[-]store failed") && why.contains("default/bad"), "{why}");
     assert!(cluster.control(&["put", &path, &value]));
     assert_eq!(client.get(CHECK).await.ok()["medium"], json!([]));
     assert_eq!(client.get(&format!("{MAPS}/bad")).await.ok()["data"]["n"], "1");
+    ready(&mut client, 200).await;
 }
 
 #[tokio::test]

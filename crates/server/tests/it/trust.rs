@@ -41,7 +41,7 @@ async fn each_role_may_do_what_it_is_for() {
     let event = |about: &str, by: &str| {
         json!({
             "metadata": {"generateName": "e-", "namespace": "default"},
-            "involvedObject": {"kind": "Node", "name": about}, "reportingInstance": by,
+            "involvedObject": {"kind": "Node", "name": about}, "reportingInstance": by, "reportingComponent": "mainstay-agent",
             "reason": "x", "message": "y", "type": "Normal",
         })
     };

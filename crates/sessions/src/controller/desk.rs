@@ -196,6 +196,10 @@ impl Keeper for Kept {
         opened.map(|answer| answer.unwrap_or_else(|| Err(closing()))).boxed()
     }
 
+    fn read_only(&self) -> Option<Error> {
+        (!self.sessions).then(not_yours)
+    }
+
     fn update(
         &self,
         key: object::Key,

@@ -209,6 +209,13 @@ async fn a_session_is_answered_when_it_is_open_and_an_instance_is_nobodys_to_mak
         .await
         .unwrap_err();
     assert_eq!(made.reason, Reason::MethodNotAllowed);
+    let kind = house.resources.registry().of::<Instance>().unwrap();
+    let serde_json::Value::Object(mine) = json!({"metadata": {"name": "mine"}}) else {
+        unreachable!()
+    };
+    let dry = mainstay_store::resources::WriteOptions { dry_run: true, ..Default::default() };
+    let tried = house.resources.create(kind, Some("t"), mine, &dry).await.unwrap_err();
+    assert_eq!(tried.message, made.message, "a dry run answers as the real request");
     let explained = house.desk.explain(key("t", "game")).await;
     assert_eq!(explained.len(), 1);
     assert_eq!(house.desk.top().await.len(), 1);

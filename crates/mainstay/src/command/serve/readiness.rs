@@ -10,15 +10,15 @@ use mainstay_server::Check;
 pub(super) struct Database(pub(super) Catalog);
 
 impl Check for Database {
-    /// Asks for one row. The reason is left to the log: it may name the database's user and host.
+    /// Asks for one row.
     fn check(&self) -> BoxFuture<'_, Result<(), String>> {
-        async {
-            let asked = self.0.read(|tx| tx.number("SELECT 1", &[])).await;
-            asked.map(drop).map_err(|error| {
-                tracing::debug!(%error, "the catalog's database failed");
-                format!("the {} database of the rule engine does not answer", self.0.backend())
-            })
+        async { self.0.ping().await.map_err(|error| format!("{}: {error}", self.asks())) }.boxed()
+    }
+
+    fn asks(&self) -> &'static str {
+        match self.0.backend() {
+            "postgres" => "PostgreSQL",
+            _ => "SQLite",
         }
-        .boxed()
     }
 }
