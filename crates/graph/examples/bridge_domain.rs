@@ -1,9 +1,9 @@
-//! A bridge domain, told from the beginning.
+//! A bridge domain, step by step.
 //!
 //! Three kinds of things: network interfaces, bridge domains, and entries of a forwarding table. A
 //! bridge domain exists by itself; each interface *in* it is a derived value that needs the interface
-//! to be there. A forwarding entry needs the interface to be in its bridge domain. Nobody says in
-//! which order things are to be done: the engine finds out.
+//! to be there. A forwarding entry needs the interface to be in its bridge domain. The
+//! transactions do not say in which order to create them: the engine computes it.
 //!
 //! Run it with `cargo run -p mainstay-graph --example bridge_domain`.
 
@@ -28,7 +28,7 @@ struct BridgeDomain {
     interfaces: Vec<String>,
 }
 
-/// An interface in a bridge domain: derived, never handed in.
+/// An interface in a bridge domain: derived, never part of a transaction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Member {
     domain: String,
@@ -60,7 +60,7 @@ fn entries() -> PrefixModel<Entry> {
     PrefixModel::new("fib/", |one: &Entry| Some(one.address.clone()))
 }
 
-/// A made-up switch: it prints what it is told to do.
+/// A simulated switch: it prints its operations.
 #[derive(Debug, Clone, Default)]
 struct Switch(Arc<Mutex<Vec<String>>>);
 
@@ -130,7 +130,7 @@ impl Descriptor for DomainDescriptor {
         &self.0
     }
 
-    /// Which interfaces are in it is the members' business.
+    /// The members have operations of their own.
     fn equivalent(&self, _: &Key, old: &BridgeDomain, new: &BridgeDomain) -> bool {
         old.name == new.name
     }
@@ -295,7 +295,7 @@ async fn main() -> Result<(), mainstay_graph::Error> {
     tell(&engine, "tap1 goes; what needs it goes first, and waits.", third).await?;
 
     stop.cancel();
-    // The worker has nothing to tell when it ends.
+    // The worker returns nothing.
     let _ = worker.await;
     Ok(())
 }

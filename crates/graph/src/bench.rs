@@ -1,7 +1,7 @@
-//! Workloads that show what the engine costs.
+//! Workloads that measure the engine.
 //!
-//! Each workload runs on an engine of its own with descriptors that do nothing, so that what is
-//! measured is the engine. Simulation is always on. Figures are wall times of the whole workload,
+//! Each workload runs on an engine of its own with descriptors that do nothing, so that only the
+//! engine is measured. Simulation is always on. Figures are wall times of the whole workload,
 //! the median and the worst of three runs, except where a single operation is timed many times.
 //!
 //! | case | workload |
@@ -16,16 +16,15 @@
 //! | W8 | one update in a graph of n |
 //! | resident | bytes of memory per value of W1 |
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::{Clock, SystemClock};
 use crate::descriptor::{
     AnyOf, Context, Dependency, Derived, Descriptor, Known, OperationError, PrefixModel, Retrieved,
 };
@@ -34,26 +33,28 @@ use crate::history::Limits;
 use crate::journal::FileJournal;
 use crate::key::Key;
 use crate::state::Origin;
+use crate::time::{Clock, SystemClock};
 use crate::transaction::{Resync, Transaction};
 
 /// One line of the result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Row {
     /// The workload.
     pub case: &'static str,
-    /// What was switched on: `history off`, `history on` or `journal`.
+    /// The mode: `history off`, `history on` or `journal`.
     pub backend: &'static str,
-    /// The n of the workload.
+    /// The size n of the workload.
     pub size: usize,
-    /// How much of it a second.
+    /// Units per second.
     pub rate: Option<f64>,
-    /// Of what.
+    /// The unit.
     pub unit: &'static str,
     /// The median, in milliseconds.
     pub p50_ms: Option<f64>,
-    /// The worst, or the 99th percentile where there are many.
+    /// The maximum, or the 99th percentile of many samples, in milliseconds.
     pub p99_ms: Option<f64>,
-    /// The memory of the process afterwards.
+    /// The memory of the process afterwards, in MB.
     pub rss_mb: Option<f64>,
 }
 
@@ -75,7 +76,7 @@ impl Thing {
     }
 }
 
-/// A descriptor that does nothing but count as done.
+/// A descriptor whose operations do nothing and succeed.
 struct Idle {
     name: &'static str,
     model: PrefixModel<Thing>,
@@ -133,7 +134,7 @@ impl Descriptor for Idle {
         _: &Context,
         _: &[Known<'_, Thing, ()>],
     ) -> Result<Vec<Retrieved<Thing, ()>>, OperationError> {
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.found.lock();
         let list = found.iter().map(|(key, value)| Retrieved {
             key: key.clone(),
             value: value.clone(),
@@ -169,7 +170,7 @@ fn nothing(_: &Key, _: &Thing) -> Vec<Dependency> {
 /// A running engine with everything the workloads need.
 struct Bench {
     engine: Engine,
-    clock: SystemClock,
+    clock: Arc<SystemClock>,
     stop: CancellationToken,
     worker: tokio::task::JoinHandle<()>,
     interfaces: Arc<Mutex<Vec<(Key, Thing)>>>,
@@ -218,7 +219,7 @@ impl Bench {
         let worker = tokio::spawn(service.run(stop.clone()));
         Ok(Self {
             engine,
-            clock: SystemClock,
+            clock: SystemClock::new(),
             stop,
             worker,
             interfaces: seen_interfaces,
@@ -232,13 +233,13 @@ impl Bench {
     }
 
     async fn timed(&self, transaction: Transaction) -> Result<Duration, Error> {
-        let start = self.clock.now();
+        let start = self.clock.elapsed();
         self.engine.commit(transaction).await?;
         Ok(self.since(start))
     }
 
-    fn since(&self, start: Timestamp) -> Duration {
-        Duration::try_from(self.clock.now().duration_since(start)).unwrap_or_default()
+    fn since(&self, start: Duration) -> Duration {
+        self.clock.elapsed() - start
     }
 }
 
@@ -261,7 +262,7 @@ async fn workload(bench: &Bench, case: &str, size: usize) -> Result<Vec<Duration
             bench.timed(many("interface", size).set_typed("bd/0", domain)).await.map(whole)
         }
         "W2" => {
-            let start = bench.clock.now();
+            let start = bench.clock.elapsed();
             for number in numbers(size) {
                 let one = Transaction::new().set_typed(interface(number), Thing::new(number));
                 bench.engine.commit(one).await?;
@@ -278,7 +279,7 @@ async fn workload(bench: &Bench, case: &str, size: usize) -> Result<Vec<Duration
                     [(format!("tunnel/{number:06}"), number), (format!("via/{number:06}"), number)]
                 })
                 .collect();
-            let start = bench.clock.now();
+            let start = bench.clock.elapsed();
             for five in values.chunks(5) {
                 let transaction =
                     five.iter().fold(Transaction::new(), |transaction, (key, number)| {
@@ -310,7 +311,7 @@ async fn workload(bench: &Bench, case: &str, size: usize) -> Result<Vec<Duration
             let see = |seen: &Mutex<Vec<(Key, Thing)>>, prefix: &str| {
                 let all = numbers(size)
                     .map(|number| (Key::from(format!("{prefix}/{number:06}")), Thing::new(number)));
-                *seen.lock().unwrap_or_else(PoisonError::into_inner) = all.collect();
+                *seen.lock() = all.collect();
             };
             see(&bench.interfaces, "interface");
             see(&bench.routes, "route");
@@ -333,7 +334,7 @@ fn milliseconds(took: Duration) -> f64 {
     (took.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// The memory of this process, in bytes, where the system tells.
+/// The memory of this process in bytes, if the system reports it.
 fn resident() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -361,7 +362,7 @@ async fn measure(case: &'static str, size: usize, backend: &'static str) -> Resu
         times.extend(workload(&bench, case, size).await?);
         bench.finish().await;
         if backend == "journal" {
-            // A file left in the temporary folder does no harm.
+            // A file that stays in the temporary folder does no harm.
             let _ = std::fs::remove_file(&path);
         }
     }
@@ -387,7 +388,7 @@ async fn measure(case: &'static str, size: usize, backend: &'static str) -> Resu
     })
 }
 
-/// How much memory a value takes: measured first, on a fresh process, to mean anything.
+/// Measures the memory of a value; must run first, on a fresh process.
 async fn memory(size: usize) -> Result<Row, Error> {
     let before = resident();
     let bench = Bench::start(Limits::off(), None)?;
@@ -408,8 +409,11 @@ async fn memory(size: usize) -> Result<Row, Error> {
     })
 }
 
-/// Runs workloads at these sizes: those named, or all. Boxed so that the engine is compiled in this
+/// Runs the named workloads, or all, at these sizes. Boxed so that the engine is compiled in this
 /// crate.
+///
+/// # Errors
+/// Fails if the engine fails, for instance because a journal cannot be written.
 pub fn run<'a>(sizes: &'a [usize], cases: &'a [String]) -> BoxFuture<'a, Result<Vec<Row>, Error>> {
     run_all(sizes, cases).boxed()
 }
@@ -425,7 +429,7 @@ async fn run_all(sizes: &[usize], cases: &[String]) -> Result<Vec<Row>, Error> {
             for backend in ["history off", "history on"] {
                 rows.push(measure(case, size, backend).await?);
             }
-            // Each transaction waits for the disk: many of them take too long to be worth it.
+            // Each transaction waits for the disk: many of them take too long.
             let transactions = if matches!(case, "W2" | "W3") { size } else { 1 };
             if transactions <= 1_000 {
                 rows.push(measure(case, size, "journal").await?);
@@ -435,8 +439,10 @@ async fn run_all(sizes: &[usize], cases: &[String]) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
-/// Runs the workloads on a thread of their own, so that one runtime's business does not disturb
-/// the other's figures.
+/// Runs the workloads on a thread and runtime of their own, so that other tasks do not disturb them.
+///
+/// # Errors
+/// As [`run`].
 pub fn run_alone(sizes: &[usize], cases: &[String]) -> Result<Vec<Row>, Error> {
     let work = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

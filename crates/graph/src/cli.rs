@@ -1,8 +1,8 @@
-//! The command line: `graph run` plays a scenario, the others ask a live engine over REST.
+//! The command line: `graph run` plays a scenario, the other commands use the REST API of an engine.
 //!
-//! The binary mounts [`GraphCommand`] as a subcommand and calls [`run`]; the number it answers is
-//! the exit code: 0 for success, 1 for a negative finding, 2 for bad usage or input. Data goes to
-//! stdout, talk to stderr.
+//! The binary mounts [`GraphCommand`] as a subcommand and calls [`run_with`]; the number it returns
+//! is the exit code: 0 for success, 1 for a negative result, 2 for bad usage or input. Data goes to
+//! stdout, messages to stderr.
 
 mod client;
 mod show;
@@ -13,12 +13,13 @@ use std::path::PathBuf;
 use clap::{Subcommand, ValueEnum};
 use futures_util::FutureExt;
 
-pub use self::client::{Fetch, HttpFetch, NoAnswer};
+pub use self::client::{Fetch, NoAnswer};
 use self::show::Question;
 use crate::scenario;
 
-/// How results are shown.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[non_exhaustive]
 pub enum Output {
     /// For people.
     #[default]
@@ -27,28 +28,30 @@ pub enum Output {
     Json,
 }
 
-/// Which view of the values.
+/// A view of the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lower")]
+#[non_exhaustive]
 pub enum ViewName {
-    /// What is wanted.
+    /// The wanted values.
     Nb,
-    /// What is there.
+    /// The values in the south.
     Sb,
-    /// What is believed to be there.
+    /// The values in the south as the engine remembers them.
     Internal,
 }
 
-/// Where a live engine is.
+/// The address of an engine, and how to log in.
 #[derive(Debug, Clone, clap::Args)]
+#[non_exhaustive]
 pub struct Target {
-    /// Where the engine's REST interface is, such as http://127.0.0.1:9191 or https://node-1:9191
+    /// URL of the engine's REST API, such as http://127.0.0.1:9191 or https://node-1:9191
     #[arg(long)]
     pub url: String,
     /// Trust these certificate authorities (PEM) instead of the machine's
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// Take any server certificate (insecure)
+    /// Accept any server certificate (insecure)
     #[arg(long)]
     pub insecure_skip_tls_verify: bool,
     /// Bearer token to log in with
@@ -56,45 +59,46 @@ pub struct Target {
     pub token: Option<String>,
 }
 
-/// Everything about the graph.
+/// The subcommands of `graph`.
 #[derive(Debug, Clone, Subcommand)]
+#[non_exhaustive]
 pub enum GraphCommand {
-    /// Play a scenario file and compare with what it expects
+    /// Play a scenario file and compare the result with its expectations
     Run {
-        /// The scenario
+        /// Scenario file
         file: PathBuf,
         /// Serve REST afterwards, until interrupted
         #[arg(long)]
         serve: Option<std::net::SocketAddr>,
-        /// How to show the result
+        /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
-    /// Print the graph of a live engine
+    /// Print the graph of an engine
     Show {
         #[command(flatten)]
         target: Target,
-        /// As this transaction left it
+        /// The graph after this transaction
         #[arg(long)]
         txn: Option<u64>,
-        /// svg, dot or raw
+        /// Output format: svg, dot or raw
         #[arg(long, default_value = "dot")]
         format: String,
     },
-    /// Print what happened
+    /// Print the history of transactions
     History {
         #[command(flatten)]
         target: Target,
         /// Only this transaction
         #[arg(long)]
         seq: Option<u64>,
-        /// Only from this moment on
+        /// Only transactions from this time on
         #[arg(long)]
         since: Option<String>,
-        /// Only up to this moment
+        /// Only transactions up to this time
         #[arg(long)]
         until: Option<String>,
-        /// How to show it
+        /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
@@ -102,12 +106,12 @@ pub enum GraphCommand {
     Timeline {
         #[command(flatten)]
         target: Target,
-        /// Its key
+        /// Key of the value
         key: String,
-        /// Only the one that held at this moment
+        /// Only the revision at this time
         #[arg(long)]
         time: Option<String>,
-        /// How to show it
+        /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
@@ -115,63 +119,57 @@ pub enum GraphCommand {
     Dump {
         #[command(flatten)]
         target: Target,
-        /// Of this descriptor
+        /// Name of the descriptor
         #[arg(long, conflicts_with = "key_prefix")]
         descriptor: Option<String>,
-        /// Of the descriptor with this prefix
+        /// Key prefix of the descriptor
         #[arg(long)]
         key_prefix: Option<String>,
-        /// In this view
+        /// View of the values
         #[arg(long, value_enum)]
         view: Option<ViewName>,
-        /// How to show it
+        /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
-    /// Print how values stand
+    /// Print the status of values
     Status {
         #[command(flatten)]
         target: Target,
         /// Only this value
         key: Option<String>,
-        /// How to show it
+        /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
-    /// Print what a change would do; nothing is done
+    /// Print the operations of a transaction without running them
     Plan {
         #[command(flatten)]
         target: Target,
         /// A YAML or JSON file with `set`, `delete`, `resync`, `on-failure`, `retry`, `description`
         #[arg(short, long)]
         file: PathBuf,
-        /// How to show it
+        /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
-    /// Make a change
+    /// Commit a transaction
     Commit {
         #[command(flatten)]
         target: Target,
         /// A YAML or JSON file with `set`, `delete`, `resync`, `on-failure`, `retry`, `description`
         #[arg(short, long)]
         file: PathBuf,
-        /// Wait until everything is configured, at most this many seconds
+        /// Wait until every value is configured, at most this many seconds
         #[arg(long)]
         wait: Option<u64>,
-        /// How to show it
+        /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
 }
 
-/// Runs a command over plain HTTP; the answer is the exit code. Whoever has TLS at hand calls
-/// [`run_with`].
-pub async fn run(command: GraphCommand) -> i32 {
-    run_with(command, &HttpFetch).await
-}
-
-/// Runs a command with another way of fetching, for instance over TLS.
+/// Runs a command with this HTTP client; returns the exit code.
 pub async fn run_with(command: GraphCommand, fetch: &impl Fetch) -> i32 {
     let done = match command {
         // Boxed so that the engine is compiled in this crate.
@@ -187,7 +185,7 @@ pub async fn run_with(command: GraphCommand, fetch: &impl Fetch) -> i32 {
     }
 }
 
-/// Writes data; a reader that went away is no error.
+/// Writes data; a closed pipe is not an error.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes());
@@ -232,7 +230,7 @@ async fn play(
         let address = listener.local_addr().map_err(|error| error.to_string())?;
         eprintln!("serving http://{address}/scheduler/ until interrupted");
         let interrupted = async {
-            // If the signal cannot be waited for, serving ends at once.
+            // Without a signal handler, serving ends at once.
             let _ = tokio::signal::ctrl_c().await;
         };
         let app = crate::rest::router(played.engine.clone());
@@ -245,7 +243,7 @@ async fn play(
 
 async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
     let (target, path, arguments, shown) = match &command {
-        GraphCommand::Run { .. } => return Err("a scenario is played, not asked for".to_owned()),
+        GraphCommand::Run { .. } => return Err("`graph run` does not use the REST API".to_owned()),
         GraphCommand::Show { target, txn, format } => {
             let arguments =
                 vec![("txn", txn.map(|txn| txn.to_string())), ("format", Some(format.clone()))];
@@ -294,7 +292,7 @@ async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
     answer(fetch.fetch(target, "GET", &url, None).await, shown)
 }
 
-/// What to make of an answer; as it is if nothing is said.
+/// How to print an answer; unchanged if none.
 type Shown = Option<(Question, Output)>;
 
 async fn send(
@@ -313,8 +311,8 @@ async fn send(
     answer(fetch.fetch(target, "POST", &url, Some(body.to_string())).await, shown)
 }
 
-/// Shows an answer. What the engine could not do is a negative finding, what it did not understand
-/// is bad input.
+/// Prints an answer. A failure of the engine is a negative result (1), a refused request is bad
+/// input (2).
 fn answer(fetched: Result<(u16, String), NoAnswer>, shown: Shown) -> Result<i32, String> {
     let (status, body) = match fetched {
         Ok(fetched) => fetched,

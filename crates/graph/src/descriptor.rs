@@ -1,9 +1,9 @@
-//! What a user of the engine writes: a [`Model`] that names values of one type and a [`Descriptor`]
-//! that knows how to look at them, apply them, change them and take them away.
+//! The traits that a user of the engine implements: a [`Model`] names the values of one type, a
+//! [`Descriptor`] creates, updates, deletes and retrieves them.
 //!
 //! Everything but the four operations is a pure function of its arguments: the engine calls them as
 //! often as it likes, also while it only plans. The operations are asynchronous, get a [`Context`],
-//! and may run side by side when the engine was allowed to.
+//! and run in parallel if [`Options::parallel`](crate::Options::parallel) allows it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,22 +19,31 @@ use crate::state::Origin;
 use crate::value::{Metadata, Value, ValueType};
 
 /// Describes one type of value: how its keys look, and how key and label follow from a value.
+///
+/// ```
+/// use mainstay_graph::{Key, Model, PrefixModel};
+///
+/// let names = PrefixModel::new("name/", |name: &String| Some(name.clone()));
+/// assert_eq!(names.key(&"eth0".to_owned()), Some(Key::from("name/eth0")));
+/// assert_eq!(names.parse("name/eth0"), Some("eth0"));
+/// assert_eq!(names.parse("route/eth0"), None);
+/// ```
 pub trait Model: Send + Sync + 'static {
     /// The Rust type of the values.
     type Value: ValueType;
 
-    /// What all keys of this model begin with.
+    /// The beginning of all keys of this model.
     fn prefix(&self) -> &str;
 
     /// The short name of a value, unique inside the model; none if the value does not carry it.
     fn label(&self, value: &Self::Value) -> Option<String>;
 
-    /// The key of a value: the prefix and the label, unless the model says otherwise.
+    /// The key of a value; by default the prefix and the label.
     fn key(&self, value: &Self::Value) -> Option<Key> {
         self.label(value).map(|label| Key::from(format!("{}{label}", self.prefix())))
     }
 
-    /// The label a key of this model stands for; none for a key of another model.
+    /// The label in a key of this model; none for a key of another model.
     fn parse<'k>(&self, key: &'k str) -> Option<&'k str> {
         key.strip_prefix(self.prefix()).filter(|label| !label.is_empty())
     }
@@ -47,7 +56,7 @@ pub struct PrefixModel<V> {
 }
 
 impl<V> PrefixModel<V> {
-    /// A model whose keys are `prefix` followed by what `label` answers.
+    /// A model whose keys are `prefix` followed by the label of the value.
     pub fn new(prefix: impl Into<String>, label: fn(&V) -> Option<String>) -> Self {
         Self { prefix: prefix.into(), label }
     }
@@ -72,7 +81,15 @@ impl<V: ValueType> Model for PrefixModel<V> {
 }
 
 /// Which operations a descriptor implements.
+///
+/// ```
+/// use mainstay_graph::Abilities;
+///
+/// let abilities = Abilities::ALL.without_update().without_retrieve();
+/// assert!(abilities.create && !abilities.update && !abilities.retrieve);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Abilities {
     /// Without it, creating a value is an error that is not retried.
     pub create: bool,
@@ -87,9 +104,33 @@ pub struct Abilities {
 impl Abilities {
     /// Every operation.
     pub const ALL: Self = Self { create: true, update: true, delete: true, retrieve: true };
+
+    /// The same without creation.
+    #[must_use]
+    pub const fn without_create(self) -> Self {
+        Self { create: false, ..self }
+    }
+
+    /// The same without updates: every change deletes and creates.
+    #[must_use]
+    pub const fn without_update(self) -> Self {
+        Self { update: false, ..self }
+    }
+
+    /// The same without deletion.
+    #[must_use]
+    pub const fn without_delete(self) -> Self {
+        Self { delete: false, ..self }
+    }
+
+    /// The same without retrieval.
+    #[must_use]
+    pub const fn without_retrieve(self) -> Self {
+        Self { retrieve: false, ..self }
+    }
 }
 
-/// Something an operation wants to know about its surroundings.
+/// The circumstances of an operation.
 #[derive(Debug, Clone)]
 pub struct Context {
     pub(crate) shared: Arc<SharedContext>,
@@ -107,7 +148,7 @@ pub(crate) struct SharedContext {
 }
 
 impl Context {
-    /// The number of the transaction.
+    /// The sequence number of the transaction.
     pub fn transaction(&self) -> u64 {
         self.shared.transaction
     }
@@ -117,7 +158,7 @@ impl Context {
         self.shared.attempt
     }
 
-    /// When the operation will be given up, if ever.
+    /// When the operation is cancelled, if ever.
     pub fn deadline(&self) -> Option<Timestamp> {
         self.shared.deadline
     }
@@ -127,12 +168,12 @@ impl Context {
         &self.shared.cancellation
     }
 
-    /// The key of the value this one is derived from.
+    /// The key of the value that this one is derived from.
     pub fn base(&self) -> Option<&Key> {
         self.base.as_ref()
     }
 
-    /// Whether the operation takes back an earlier one.
+    /// Whether the operation reverts an earlier one.
     pub fn is_revert(&self) -> bool {
         self.revert
     }
@@ -144,6 +185,13 @@ impl Context {
 }
 
 /// Why an operation failed.
+///
+/// ```
+/// use mainstay_graph::OperationError;
+///
+/// assert_eq!(OperationError::new("device busy").retriable(), None);
+/// assert_eq!(OperationError::permanent("no such device").retriable(), Some(false));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct OperationError {
@@ -152,17 +200,17 @@ pub struct OperationError {
 }
 
 impl OperationError {
-    /// A failure; the descriptor decides whether trying again may help.
+    /// A failure; [`Descriptor::is_retriable`] decides whether a retry may help.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), retriable: None }
     }
 
-    /// A failure that trying again cannot mend.
+    /// A failure that a retry cannot repair.
     pub fn permanent(message: impl Into<String>) -> Self {
         Self { message: message.into(), retriable: Some(false) }
     }
 
-    /// Whether the error itself says that trying again may help.
+    /// Whether a retry may help, if the error itself decides that.
     pub fn retriable(&self) -> Option<bool> {
         self.retriable
     }
@@ -180,18 +228,19 @@ impl From<&str> for OperationError {
     }
 }
 
-/// Why a value is not acceptable.
+/// Why a value is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
+#[non_exhaustive]
 pub struct InvalidValue {
-    /// What is wrong, for people.
+    /// The reason, for people.
     pub reason: String,
-    /// Which fields are wrong.
+    /// The fields that are wrong.
     pub fields: Vec<String>,
 }
 
 impl InvalidValue {
-    /// An invalid value with the fields that are to blame.
+    /// An invalid value, with the fields that are wrong.
     pub fn new(
         reason: impl Into<String>,
         fields: impl IntoIterator<Item = impl Into<String>>,
@@ -203,7 +252,19 @@ impl InvalidValue {
 type KeyTest = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 type ValueTest = Arc<dyn Fn(&Value) -> bool + Send + Sync>;
 
-/// Something that must be there before a value can be.
+/// A value that must exist before another can.
+///
+/// ```
+/// use mainstay_graph::{AnyOf, Dependency};
+///
+/// // One key, and a condition on its value.
+/// let mtu = Dependency::on("interface/eth0").when(|mtu: &u32| *mtu >= 1500);
+/// assert_eq!(mtu.label(), "interface/eth0");
+///
+/// // Any key of a set.
+/// let uplink = Dependency::any_of("uplink", AnyOf::prefixes(["interface/uplink-"]));
+/// assert_eq!(uplink.label(), "uplink");
+/// ```
 #[derive(Clone)]
 pub struct Dependency {
     pub(crate) label: Arc<str>,
@@ -211,14 +272,21 @@ pub struct Dependency {
     pub(crate) test: Option<ValueTest>,
 }
 
-/// What a dependency points at.
+/// The target of a dependency.
 #[derive(Clone)]
 pub(crate) enum Target {
     Key(Key),
     AnyOf(Arc<AnyOf>),
 }
 
-/// A set of keys one of which is enough.
+/// A set of keys, one of which is enough.
+///
+/// ```
+/// use mainstay_graph::AnyOf;
+///
+/// let even = AnyOf::prefixes(["port/"]).matching(|key| key.ends_with(['0', '2', '4', '6', '8']));
+/// # let _ = even;
+/// ```
 #[derive(Clone, Default)]
 pub struct AnyOf {
     pub(crate) prefixes: Vec<Arc<str>>,
@@ -232,7 +300,7 @@ impl AnyOf {
         Self { prefixes, selector: None }
     }
 
-    /// Narrows the set to keys the predicate accepts.
+    /// Narrows the set to keys that the predicate accepts.
     #[must_use]
     pub fn matching(mut self, selector: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         self.selector = Some(Arc::new(selector));
@@ -264,7 +332,7 @@ impl Dependency {
         self
     }
 
-    /// Also asks something of the target's value; a value of another type never satisfies it.
+    /// Adds a condition on the target's value; a value of another type never satisfies it.
     #[must_use]
     pub fn when<V: ValueType>(mut self, test: impl Fn(&V) -> bool + Send + Sync + 'static) -> Self {
         self.test = Some(Arc::new(move |value: &Value| value.get::<V>().is_some_and(&test)));
@@ -295,14 +363,23 @@ impl fmt::Debug for AnyOf {
     }
 }
 
-/// A value that follows from another.
+/// A value that follows from another one.
+///
+/// ```
+/// use mainstay_graph::Derived;
+///
+/// let member = Derived::new("member/bd1/eth0", "eth0".to_owned());
+/// assert!(!member.property);
+/// assert!(Derived::property("state/bd1/up", true).property);
+/// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Derived {
     /// Its key.
     pub key: Key,
     /// The value.
     pub value: Value,
-    /// Whether nothing is to be done for it: others may depend on it, that is all.
+    /// Whether it needs no operation: other values depend on it, that is all.
     pub property: bool,
 }
 
@@ -312,43 +389,76 @@ impl Derived {
         Self { key: key.into(), value: Value::new(value), property: false }
     }
 
-    /// A derived value that nothing is to be done for, whoever its key belongs to.
+    /// A derived value that needs no operation, whichever descriptor its key belongs to.
     pub fn property<V: ValueType>(key: impl Into<Key>, value: V) -> Self {
         Self { property: true, ..Self::new(key, value) }
     }
 }
 
-/// A value found in the south.
+/// A value that exists in the south.
+///
+/// ```
+/// use mainstay_graph::{Origin, Retrieved};
+///
+/// let found = Retrieved::<u32, ()>::new("interface/eth0", 1500).origin(Origin::South);
+/// assert_eq!(found.value, 1500);
+/// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Retrieved<V, M> {
     /// Its key.
     pub key: Key,
-    /// What it looks like there.
+    /// The value.
     pub value: V,
-    /// What the descriptor wants to remember about it.
+    /// Its metadata, if the descriptor keeps any.
     pub metadata: Option<M>,
-    /// Who made it, if the south can tell.
+    /// Where it comes from, if the south knows.
     pub origin: Origin,
 }
 
-/// A value the engine believes in, handed to a retrieval so that it can recognise what it finds.
+impl<V, M> Retrieved<V, M> {
+    /// A value without metadata, of unknown origin.
+    pub fn new(key: impl Into<Key>, value: V) -> Self {
+        Self { key: key.into(), value, metadata: None, origin: Origin::Unknown }
+    }
+
+    /// Sets the metadata.
+    #[must_use]
+    pub fn metadata(mut self, metadata: M) -> Self {
+        self.metadata = Some(metadata);
+        self
+    }
+
+    /// Sets the origin.
+    #[must_use]
+    pub fn origin(mut self, origin: Origin) -> Self {
+        self.origin = origin;
+        self
+    }
+}
+
+/// A value that the engine knows, given to a retrieval so that it can recognise what it finds.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Known<'a, V, M> {
     /// Its key.
     pub key: &'a Key,
-    /// The value as last wanted or seen.
+    /// The value as last wanted or retrieved.
     pub value: &'a V,
     /// Its metadata, if it was ever applied.
     pub metadata: Option<&'a M>,
-    /// Who brought it.
+    /// Where it comes from.
     pub origin: Origin,
 }
 
 /// Teaches the engine one type of value.
+///
+/// Only `name`, `model`, `create` and `delete` are required; the page of the crate has a whole
+/// example. The name, the abilities and the pure functions must answer the same every time.
 pub trait Descriptor: Send + Sync + 'static {
     /// The model of the values.
     type Model: Model;
-    /// What is remembered about an applied value; `()` for nothing.
+    /// The metadata of an applied value, such as an index or a handle; `()` for none.
     type Metadata: ValueType;
 
     /// The descriptor's name, unique in an engine.
@@ -357,7 +467,7 @@ pub trait Descriptor: Send + Sync + 'static {
     /// The model.
     fn model(&self) -> &Self::Model;
 
-    /// The prefixes of the keys this descriptor answers for, derived ones included.
+    /// The prefixes of the keys of this descriptor, derived ones included.
     fn prefixes(&self) -> Vec<String> {
         vec![self.model().prefix().to_owned()]
     }
@@ -367,27 +477,27 @@ pub trait Descriptor: Send + Sync + 'static {
         Abilities::ALL
     }
 
-    /// The name of the index that maps labels to metadata; none keeps no metadata.
+    /// The name of the index from labels to metadata; none to keep no metadata.
     fn metadata_index(&self) -> Option<&str> {
         None
     }
 
-    /// The label of a key; the key itself if the model cannot tell.
+    /// The label of a key; the key itself if it is not of the model.
     fn label(&self, key: &Key) -> String {
         self.model().parse(key).unwrap_or(key).to_owned()
     }
 
-    /// Whether going from one value to the other needs no work in the south.
+    /// Whether a change from one value to the other needs no operation.
     fn equivalent(&self, _key: &Key, old: &ValueOf<Self>, new: &ValueOf<Self>) -> bool {
         old == new
     }
 
-    /// Whether a wanted value is acceptable. Not asked while planning.
+    /// Checks a wanted value. Not called while planning.
     fn validate(&self, _key: &Key, _value: &ValueOf<Self>) -> Result<(), InvalidValue> {
         Ok(())
     }
 
-    /// Brings a value into being.
+    /// Creates a value; returns its metadata.
     fn create(
         &self,
         context: &Context,
@@ -395,7 +505,7 @@ pub trait Descriptor: Send + Sync + 'static {
         value: &ValueOf<Self>,
     ) -> impl Future<Output = Result<Self::Metadata, OperationError>> + Send;
 
-    /// Changes a value in place; answers new metadata, or none to keep the old.
+    /// Changes a value in place; returns new metadata, or none to keep the old.
     fn update(
         &self,
         _context: &Context,
@@ -407,7 +517,7 @@ pub trait Descriptor: Send + Sync + 'static {
         async { Err(OperationError::permanent("update is not implemented")) }
     }
 
-    /// Takes a value away.
+    /// Deletes a value.
     fn delete(
         &self,
         context: &Context,
@@ -416,7 +526,7 @@ pub trait Descriptor: Send + Sync + 'static {
         metadata: Option<&Self::Metadata>,
     ) -> impl Future<Output = Result<(), OperationError>> + Send;
 
-    /// Lists every base value of this descriptor that is really there.
+    /// Lists every base value of this descriptor that exists in the south.
     fn retrieve(
         &self,
         _context: &Context,
@@ -430,7 +540,7 @@ pub trait Descriptor: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Whether a change can only be made by deleting and creating.
+    /// Whether a change needs a deletion and a creation.
     fn recreate(
         &self,
         _key: &Key,
@@ -441,29 +551,29 @@ pub trait Descriptor: Send + Sync + 'static {
         false
     }
 
-    /// Whether trying again may mend a failure that does not say so itself.
+    /// Whether a retry may help after an error that does not decide that itself.
     fn is_retriable(&self, _error: &OperationError) -> bool {
         true
     }
 
-    /// The values that follow from this one and are handled one by one.
+    /// The values that follow from this one; each has its own operations and dependencies.
     fn derived(&self, _key: &Key, _value: &ValueOf<Self>) -> Vec<Derived> {
         Vec::new()
     }
 
-    /// What must be there before this value can be.
+    /// The values that must exist before this one can.
     fn dependencies(&self, _key: &Key, _value: &ValueOf<Self>) -> Vec<Dependency> {
         Vec::new()
     }
 }
 
-/// Everything a descriptor retrieved.
+/// The result of a retrieval.
 pub type RetrievedBy<D> = Vec<Retrieved<ValueOf<D>, <D as Descriptor>::Metadata>>;
 
 /// The value type of a descriptor.
 pub type ValueOf<D> = <<D as Descriptor>::Model as Model>::Value;
 
-/// Labels a user gave to a value: kept and shown, never looked at.
+/// Labels that a user gave to a value: kept and shown, never interpreted.
 pub type UserLabels = BTreeMap<String, String>;
 
 /// A retrieved value with its type put aside.

@@ -1,26 +1,27 @@
-//! The engine: what users hold in their hands.
+//! The engine's public interface: [`Builder`], [`Options`] and the handle [`Engine`].
 //!
 //! A [`Builder`] takes [`Options`] and descriptors and makes two halves: a [`Service`] that runs until
-//! it is told to stop and does all the work, one transaction after the other, and an [`Engine`], a
-//! cheap handle for everyone who wants something done or wants to know something. Questions are
-//! answered while a transaction runs; they see what has been done so far.
+//! it is cancelled and processes one transaction after the other, and an [`Engine`], a cheap handle
+//! to commit transactions and to read state. Reads are answered while a transaction runs; they see
+//! what has been done so far.
 
+mod options;
 mod reads;
 
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot};
 
+pub use self::options::Options;
 pub use self::reads::{Dump, DumpIndex, DumpedValue, View};
-use crate::clock::{Clock, SystemClock, later};
 use crate::descriptor::Descriptor;
 use crate::erased::{ErasedDescriptor, Typed};
 use crate::graph::Graph;
-use crate::history::{History, Limits};
-use crate::journal::{self, Journal, Recovered};
+use crate::history::History;
+use crate::journal::{self, Recovered};
 use crate::log::TransactionLog;
 use crate::metadata::MetadataIndexes;
 use crate::record::{OperationRecord, TransactionRecord};
@@ -28,22 +29,24 @@ use crate::registry::{self, Registry};
 use crate::state::ValueState;
 use crate::stats::Stats;
 use crate::status::{StatusWatch, ValueStatus, WatchEvent, Watchers};
+use crate::time::{Clock, later};
 use crate::transaction::{self, Notification, Resync, Transaction};
 use crate::worker::Service;
 
-/// Why the engine could not do what it was asked.
+/// Why a call of the engine failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
-    /// The transaction makes no sense; nothing was done.
+    /// The transaction is not valid; nothing was done.
     #[error(transparent)]
     Refused(#[from] transaction::Error),
-    /// There is no room; nothing was done. Try again later.
+    /// The queue is full; nothing was done. Retry later.
     #[error("the transaction queue is full")]
     QueueFull,
     /// The engine has stopped; nothing more will be done.
     #[error("the engine has stopped")]
     Stopped,
-    /// Some values failed; the record says which.
+    /// Some values failed; the record lists them.
     #[error("transaction {} failed: {}", .0.seq, first_error(.0))]
     Failed(Arc<TransactionRecord>),
     /// The values did not become configured in time; the transaction itself stands.
@@ -52,21 +55,21 @@ pub enum Error {
     /// A descriptor was refused.
     #[error(transparent)]
     Registration(#[from] registry::Error),
-    /// What must survive a restart cannot be written down.
+    /// The journal cannot be read or written.
     #[error("the journal cannot be used")]
     Journal(#[from] journal::Error),
-    /// No such thing is known.
+    /// There is no such transaction, descriptor or key prefix.
     #[error("{0} is not known")]
     Unknown(String),
-    /// The south cannot be asked.
+    /// The descriptor does not implement `retrieve`.
     #[error("descriptor {0} does not support Retrieve operation")]
     NotRetrievable(String),
-    /// The south was asked and failed to answer.
+    /// The descriptor's `retrieve` failed.
     #[error("descriptor {name} failed to retrieve")]
     Retrieve {
-        /// Which descriptor.
+        /// The name of the descriptor.
         name: String,
-        /// Why.
+        /// Its error.
         #[source]
         source: crate::descriptor::OperationError,
     },
@@ -76,53 +79,27 @@ fn first_error(record: &TransactionRecord) -> String {
     record.errors.first().map(ToString::to_string).unwrap_or_default()
 }
 
-/// How an engine behaves.
-pub struct Options {
-    /// Where time comes from.
-    pub clock: Arc<dyn Clock>,
-    /// How many transactions may wait.
-    pub queue: usize,
-    /// How many operations may run at once.
-    pub parallel: usize,
-    /// How much is remembered.
-    pub history: Limits,
-    /// Whether the south is asked after every transaction if it really did what it said.
-    pub verify: bool,
-    /// What outlives a restart.
-    pub journal: Option<Box<dyn Journal>>,
-    /// Whether an engine that finds something in its journal begins with a resync.
-    pub resync_on_start: bool,
-    /// Where the transaction log goes.
-    pub log: Option<Box<dyn std::io::Write + Send>>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            clock: Arc::new(SystemClock),
-            queue: 200,
-            parallel: 1,
-            history: Limits::default(),
-            verify: false,
-            journal: None,
-            resync_on_start: true,
-            log: None,
-        }
-    }
-}
-
-impl fmt::Debug for Options {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options")
-            .field("queue", &self.queue)
-            .field("parallel", &self.parallel)
-            .field("history", &self.history)
-            .field("verify", &self.verify)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Puts an engine together.
+/// Makes an engine from options and descriptors.
+///
+/// ```
+/// use mainstay_graph::{Builder, Options, Transaction};
+/// use tokio_util::sync::CancellationToken;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (engine, service) = Builder::new(Options::default()).build()?;
+/// let stop = CancellationToken::new();
+/// let worker = tokio::spawn(service.run(stop.clone()));
+///
+/// // There is no descriptor for this key yet, so the value waits for one.
+/// engine.commit(Transaction::new().set_typed("interface/eth0", 1500_u32)).await?;
+/// assert_eq!(engine.status("interface/eth0").state.name(), "UNIMPLEMENTED");
+///
+/// stop.cancel();
+/// worker.await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Default)]
 pub struct Builder {
     options: Options,
@@ -136,7 +113,10 @@ impl Builder {
         Self { options, ..Self::default() }
     }
 
-    /// Teaches the engine a descriptor.
+    /// Adds a descriptor.
+    ///
+    /// # Errors
+    /// Refuses a name or a key prefix that is taken, and a cycle in the order of retrieval.
     pub fn register<D: Descriptor>(mut self, descriptor: D) -> Result<Self, registry::Error> {
         if let Some(index) = descriptor.metadata_index() {
             self.indexes.declare(index);
@@ -145,7 +125,10 @@ impl Builder {
         Ok(self)
     }
 
-    /// Makes the two halves. What the journal remembers is read here.
+    /// Makes the two halves. Reads the journal.
+    ///
+    /// # Errors
+    /// Fails if the journal cannot be read.
     pub fn build(self) -> Result<(Engine, Service), Error> {
         let Self { mut options, registry, indexes } = self;
         let recovered = match &mut options.journal {
@@ -186,7 +169,7 @@ impl Builder {
     }
 }
 
-/// What the worker changes and everyone reads.
+/// The state that the worker changes and every handle reads.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) graph: Graph,
@@ -197,7 +180,7 @@ pub(crate) struct Shared {
     pub(crate) stats: Stats,
 }
 
-/// Something for the worker to do.
+/// A request to the worker.
 pub(crate) enum Request {
     Commit(Transaction, Timestamp, Option<Reply<Arc<TransactionRecord>>>),
     Notify(Notification, Timestamp),
@@ -208,7 +191,7 @@ pub(crate) enum Request {
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
-/// A handle on an engine. Cheap to clone.
+/// A handle on an engine. Cheap to clone; the service ends when the last handle is dropped.
 #[derive(Debug, Clone)]
 pub struct Engine {
     shared: Arc<Mutex<Shared>>,
@@ -218,8 +201,8 @@ pub struct Engine {
     clock: Arc<dyn Clock>,
 }
 
-/// What the worker keeps of an engine: everything but the way in, so that the last handle that goes
-/// closes the queue.
+/// The worker's share of an engine: everything but the sender of requests, so that the queue closes
+/// with the last handle.
 #[derive(Debug, Clone)]
 pub(crate) struct Inside {
     pub(crate) shared: Arc<Mutex<Shared>>,
@@ -230,13 +213,7 @@ pub(crate) struct Inside {
 
 impl Inside {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for dyn Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Clock")
+        self.shared.lock()
     }
 }
 
@@ -251,17 +228,42 @@ impl Engine {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 
-    /// Waits for room in the queue and for the result. Giving up waiting does not take the
-    /// transaction back.
+    /// Commits a transaction and waits for its result. Dropping the future does not revert the
+    /// transaction.
+    ///
+    /// ```
+    /// # use mainstay_graph::{Builder, Options};
+    /// # use tokio_util::sync::CancellationToken;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (engine, service) = Builder::new(Options::default()).build()?;
+    /// # let worker = tokio::spawn(service.run(CancellationToken::new()));
+    /// use mainstay_graph::Transaction;
+    ///
+    /// let change = Transaction::new().set_typed("a", 1_u32).set_typed("b", 2_u32);
+    /// let record = engine.commit(change).await?;
+    /// assert_eq!(record.executed.len(), 2);
+    ///
+    /// // Committing the same values again changes nothing.
+    /// let same = engine.commit(Transaction::new().set_typed("a", 1_u32)).await?;
+    /// assert!(same.errors.is_empty());
+    /// # drop(engine);
+    /// # worker.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if a value failed; the record has the details.
     pub async fn commit(&self, transaction: Transaction) -> Result<Arc<TransactionRecord>, Error> {
         let record = self.apply(transaction).await?;
         if record.errors.is_empty() { Ok(record) } else { Err(Error::Failed(record)) }
     }
 
-    /// Like [`Self::commit`], but failed values are no error: the record tells.
+    /// Like [`Self::commit`], but failed values are not an error; the record lists them.
     pub async fn apply(&self, transaction: Transaction) -> Result<Arc<TransactionRecord>, Error> {
         transaction.check()?;
         let (reply, answer) = oneshot::channel();
@@ -270,14 +272,21 @@ impl Engine {
         answer.await.map_err(|_| Error::Stopped)?
     }
 
-    /// Queues a transaction without waiting for anything.
+    /// Queues a transaction and returns at once.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`] if there is no room.
     pub fn submit(&self, transaction: Transaction) -> Result<(), Error> {
         transaction.check()?;
         self.try_send(Request::Commit(transaction, self.clock.now(), None))
     }
 
     /// Commits and then waits until every value of the transaction is configured, or gone if it
-    /// was to be deleted. A value that failed for good ends the waiting with an error.
+    /// was deleted.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if a value failed and is not retried, [`Error::NotConfigured`] after
+    /// `timeout`.
     pub async fn commit_until_configured(
         &self,
         transaction: Transaction,
@@ -316,7 +325,26 @@ impl Engine {
         }
     }
 
-    /// What a transaction would do. Nothing is done; for a resync the south is looked at.
+    /// Plans a transaction: returns its operations without running them. A resync retrieves the
+    /// state of the south.
+    ///
+    /// ```
+    /// # use mainstay_graph::{Builder, Options};
+    /// # use tokio_util::sync::CancellationToken;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (engine, service) = Builder::new(Options::default()).build()?;
+    /// # let worker = tokio::spawn(service.run(CancellationToken::new()));
+    /// use mainstay_graph::Transaction;
+    ///
+    /// let plan = engine.plan(Transaction::new().set_typed("a", 1_u32)).await?;
+    /// assert_eq!(plan[0].key.as_str(), "a");
+    /// assert!(engine.history(None, None).is_empty(), "nothing was executed");
+    /// # drop(engine);
+    /// # worker.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn plan(&self, transaction: Transaction) -> Result<Vec<OperationRecord>, Error> {
         transaction.check()?;
         let (reply, answer) = oneshot::channel();
@@ -324,12 +352,30 @@ impl Engine {
         answer.await.map_err(|_| Error::Stopped)?
     }
 
-    /// Tells the engine what the south did by itself.
+    /// Reports values that the south created, changed or deleted by itself.
+    ///
+    /// ```
+    /// # use mainstay_graph::{Builder, Options};
+    /// # use tokio_util::sync::CancellationToken;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (engine, service) = Builder::new(Options::default()).build()?;
+    /// # let worker = tokio::spawn(service.run(CancellationToken::new()));
+    /// use mainstay_graph::{Notification, Transaction};
+    ///
+    /// engine.notify(Notification::new().set("link/eth0", mainstay_graph::Value::new(true), None))?;
+    /// engine.barrier().await?;
+    /// assert_eq!(engine.history(None, None).len(), 1);
+    /// # drop(engine);
+    /// # worker.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn notify(&self, notification: Notification) -> Result<(), Error> {
         self.try_send(Request::Notify(notification, self.clock.now()))
     }
 
-    /// Teaches a running engine a descriptor; values that waited for it are applied.
+    /// Adds a descriptor to a running engine; values that waited for it are applied.
     pub async fn register<D: Descriptor>(&self, descriptor: D) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
         let request = Request::Register(Arc::new(Typed(descriptor)), reply);
@@ -337,14 +383,17 @@ impl Engine {
         answer.await.map_err(|_| Error::Stopped)?
     }
 
-    /// Waits until everything that was queued before, notifications included, is done.
+    /// Waits until every earlier request, notifications included, is done.
     pub async fn barrier(&self) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Request::Barrier(reply)).await.map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)
     }
 
-    /// Wants again what was wanted when a transaction had just ended.
+    /// Restores the wanted values of the moment when a transaction had ended.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if the history no longer has the transaction.
     pub async fn roll_back_to(&self, seq: u64) -> Result<Arc<TransactionRecord>, Error> {
         let desired = {
             let shared = self.lock();
@@ -361,7 +410,27 @@ impl Engine {
         self.commit(transaction).await
     }
 
-    /// Hears of status changes of base values whose keys the filter accepts.
+    /// Watches the status of base values whose keys the filter accepts. A watcher that falls more
+    /// than `capacity` changes behind gets [`WatchEvent::Missed`].
+    ///
+    /// ```
+    /// # use mainstay_graph::{Builder, Options};
+    /// # use tokio_util::sync::CancellationToken;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (engine, service) = Builder::new(Options::default()).build()?;
+    /// # let worker = tokio::spawn(service.run(CancellationToken::new()));
+    /// use mainstay_graph::{Transaction, WatchEvent};
+    ///
+    /// let mut watch = engine.watch(16, |key| key.starts_with("interface/"));
+    /// engine.commit(Transaction::new().set_typed("interface/eth0", 1500_u32)).await?;
+    /// let Some(WatchEvent::Status(status)) = watch.next().await else { panic!("no change") };
+    /// assert_eq!(status.key.as_str(), "interface/eth0");
+    /// # drop(engine);
+    /// # worker.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn watch(
         &self,
         capacity: usize,
@@ -380,12 +449,12 @@ impl Engine {
         self.lock().next_retry
     }
 
-    /// The present moment, as the engine sees it.
+    /// The present time of the engine's clock.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// How many requests are waiting, and how many may.
+    /// The number of requests that wait, and the most that may.
     pub fn queue(&self) -> (usize, usize) {
         let capacity = self.requests.max_capacity();
         (capacity - self.requests.capacity(), capacity)
@@ -402,7 +471,7 @@ impl Engine {
     }
 }
 
-/// Whether a value got where it should; none while it may still.
+/// Whether a value reached the wanted state; none while it still may.
 fn settled(status: &ValueStatus, wanted: bool) -> Option<bool> {
     match (wanted, status.state) {
         (true, ValueState::Configured) => Some(true),
@@ -413,7 +482,7 @@ fn settled(status: &ValueStatus, wanted: bool) -> Option<bool> {
 }
 
 impl StatusWatch {
-    /// Whether an event calls for reading everything again.
+    /// Whether an event means that changes were missed, so that the status must be read again.
     pub fn is_behind(event: &WatchEvent) -> bool {
         matches!(event, WatchEvent::Missed(_))
     }

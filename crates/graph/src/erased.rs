@@ -1,4 +1,4 @@
-//! A descriptor with its value type put aside, so that descriptors of every type stand side by side.
+//! Descriptors behind one trait without type parameters, so that a registry can hold all of them.
 //!
 //! A value that is not of the descriptor's type is never passed on: it counts as different from
 //! every other, has neither dependencies nor derived values, and validation names the problem.
@@ -24,7 +24,7 @@ pub(crate) trait ErasedDescriptor: Send + Sync {
     fn metadata_index(&self) -> Option<&str>;
     fn label(&self, key: &Key) -> String;
     fn retrieve_after(&self) -> Vec<String>;
-    /// The value as this descriptor's type, if it can be read as that.
+    /// The value converted to this descriptor's type, if possible.
     fn read(&self, value: &Value) -> Option<Value>;
     fn equivalent(&self, key: &Key, old: &Value, new: &Value) -> bool;
     fn validate(&self, key: &Key, value: &Value) -> Result<(), InvalidValue>;

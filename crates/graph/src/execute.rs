@@ -1,13 +1,12 @@
-//! Doing what the walk asks for.
+//! Executes the calls of a walk, several at once if allowed.
 //!
-//! Operations are done in the order of the walk. Where several may run at once, calls of the plan
-//! that do not depend on anything unfinished are started ahead while the walk waits for a slow one;
-//! when the walk gets there, the answer is already known. So the walk, and with it the outcome and
-//! the record, is the same as in order. A call that answers at once never runs beside another.
+//! Operations run in the order of the walk. With more than one at once, calls of the plan that do not
+//! depend on unfinished ones are started ahead while the walk waits for a slow one; when the walk
+//! gets there, the result is already known. So the walk, and with it the outcome and the record, is
+//! the same as in sequence. A call that completes at once never runs beside another.
 //!
-//! When a call fails, the walk goes another way than planned, so the rest is planned anew. What was
-//! made ahead and does not belong there any more is taken back before the walk goes on, and written
-//! down beside the record.
+//! When a call fails, the walk leaves the plan, so the rest is planned again. Calls that ran ahead
+//! and are not part of the new plan are undone before the walk goes on, and listed in the record.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -19,7 +18,6 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use crate::clock::{Clock, later};
 use crate::descriptor::{Context, OperationError, SharedContext};
 use crate::hash::{HashMap, HashSet};
 use crate::journal::{self, Entry, Journal};
@@ -27,17 +25,18 @@ use crate::key::Key;
 use crate::metadata::MetadataIndexes;
 use crate::registry::Registry;
 use crate::state::Operation;
+use crate::time::{Clock, later};
 use crate::value::Metadata;
 use crate::walk::{Answer, Call, Conflicts};
 
-/// What every operation of a transaction shares.
+/// The context that the operations of a transaction share.
 #[derive(Clone)]
 pub(crate) struct Surroundings {
     pub(crate) seq: u64,
     pub(crate) registry: Arc<Registry>,
     pub(crate) indexes: MetadataIndexes,
     pub(crate) clock: Arc<dyn Clock>,
-    /// What operations without a deadline are told.
+    /// The context of operations without a deadline.
     shared: Arc<SharedContext>,
     timeout: Option<Duration>,
 }
@@ -65,7 +64,7 @@ impl Surroundings {
         Context { shared, base, revert }
     }
 
-    /// Runs a job to its end, its deadline or its panic.
+    /// Runs a job until it ends, panics, or reaches its deadline.
     pub(crate) async fn run<T>(
         &self,
         context: Context,
@@ -108,7 +107,7 @@ async fn run<T>(
             result = job => result,
             () = clock.sleep_until(deadline) => {
                 context.cancellation().cancel();
-                return Err(OperationError::new("timed out; what it did is not known"));
+                return Err(OperationError::new("timed out; its effect is unknown"));
             }
         },
     };
@@ -126,7 +125,7 @@ type Ticketed = Pin<Box<dyn Future<Output = (u64, Answer)> + Send>>;
 
 type Running = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
-/// A call that was made although the walk never came to it.
+/// A call that ran ahead and that the walk never reached.
 pub(crate) struct Stray {
     pub(crate) call: Call,
     pub(crate) answer: Answer,
@@ -136,28 +135,28 @@ pub(crate) struct Stray {
 pub(crate) struct Executor<'a> {
     surroundings: Surroundings,
     journal: Option<&'a mut (dyn Journal + 'static)>,
-    /// The derived values that the journal knows to be changed.
+    /// The derived values whose change the journal records.
     parts: HashSet<Key>,
-    /// Whether the journal knows that the plan has been left.
+    /// Whether the journal records that the plan was left.
     astray: bool,
     limit: usize,
     plan: Plan,
     running: FuturesUnordered<Ticketed>,
-    /// What the calls under way are, by ticket.
+    /// The calls under way, by ticket.
     tickets: BTreeMap<u64, Ticket>,
     next_ticket: u64,
-    /// The place in the plan of the call made last.
+    /// The position in the plan of the last call.
     last: Option<usize>,
 }
 
 enum Ticket {
     /// A call of the plan.
     Planned(usize),
-    /// A call that is part of no plan any more.
+    /// A call that is no longer part of a plan.
     Stray(Call),
 }
 
-/// The calls that are foreseen, and how far each is.
+/// The planned calls, and the progress of each.
 #[derive(Default)]
 struct Plan {
     calls: Vec<Planned>,
@@ -204,7 +203,7 @@ impl Plan {
         plan
     }
 
-    /// The place of a call; it is the next of its kind on its value.
+    /// The position of a call: the next of its kind on its value.
     fn find(&mut self, call: &Call) -> Option<usize> {
         let queue = self.by_call.get_mut(&(call.key.clone(), call.operation))?;
         let index = *queue.front()?;
@@ -217,7 +216,7 @@ impl Plan {
         })
     }
 
-    /// The place of a call that was already made, left for the walk to find.
+    /// The position of a call that ran ahead and waits for the walk.
     fn adopt(&mut self, call: &Call, progress: Progress) -> Option<usize> {
         let index = self.find(call)?;
         if let Some(queue) = self.by_call.get_mut(&(call.key.clone(), call.operation)) {
@@ -231,7 +230,7 @@ impl Plan {
         })
     }
 
-    /// A call is over: those that waited for it need not any more, if it went well.
+    /// Marks a call as ended; if it succeeded, it no longer blocks others.
     fn over(&mut self, index: usize, well: bool) {
         self.calls[index].progress = Progress::Used;
         if !well {
@@ -276,7 +275,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Makes a call, or takes the answer of one made ahead.
+    /// Runs a call, or takes the result of one that ran ahead.
     pub(crate) async fn call(&mut self, call: Call) -> Answer {
         let index = self.plan.find(&call);
         self.last = index;
@@ -366,7 +365,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Takes the answer of a call made ahead; hands it on if it is part of no plan any more.
+    /// Takes the result of a call that ran ahead; returns it if it is no longer part of a plan.
     fn take(&mut self, ticket: u64, answer: Answer) -> Option<Stray> {
         let call = match self.tickets.remove(&ticket)? {
             Ticket::Planned(index) => {
@@ -381,7 +380,7 @@ impl<'a> Executor<'a> {
         Some(Stray { call, answer })
     }
 
-    /// A call made ahead is over.
+    /// A call that ran ahead has ended.
     fn made(&mut self, call: &Call, answer: &Answer) {
         self.note_end(&call.key, call.operation, answer);
         if let (Ok(Some(metadata)), None) = (answer, &call.base) {
@@ -392,18 +391,18 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Whether anything is, or may be, made ahead.
+    /// Whether calls run ahead, or may.
     pub(crate) fn looks_ahead(&self) -> bool {
         !self.plan.calls.is_empty()
     }
 
-    /// Whether calls were to follow on the last one, which failed.
+    /// Whether other calls depend on the last one, which failed.
     pub(crate) fn has_followers(&self) -> bool {
         self.last.is_some_and(|index| !self.plan.calls[index].followers.is_empty())
     }
 
-    /// Goes on with another plan, because something failed. What was made ahead and is part of it
-    /// stays; the rest is handed over once it is over, the last first.
+    /// Continues with another plan after a failure. Calls that ran ahead and are part of it stay; the
+    /// others are returned once they have ended, the last first.
     pub(crate) async fn replan(&mut self, conflicts: Option<Conflicts>) -> Vec<Stray> {
         self.last = None;
         let old = std::mem::replace(&mut self.plan, Plan::new(conflicts));
@@ -465,8 +464,8 @@ impl<'a> Executor<'a> {
         self.note(entry, durable);
     }
 
-    /// Writes to the journal. The plan is there already, so a line that is lost can be made up; only
-    /// that the plan was left, and what is not part of it, must not be lost.
+    /// Writes to the journal. The plan is there already, so a lost entry can be inferred; only leaving
+    /// the plan, and calls outside it, must be flushed.
     fn note(&mut self, entry: impl FnOnce() -> Entry, durable: bool) {
         if let Some(journal) = &mut self.journal {
             let _ = journal.append(&entry(), durable);
@@ -474,7 +473,7 @@ impl<'a> Executor<'a> {
     }
 }
 
-/// Whether nothing in a plan will be refused: that would change the course of the walk.
+/// Whether every value of a plan is valid: an invalid one would change the course of the walk.
 fn acceptable(surroundings: &Surroundings, conflicts: &Conflicts) -> bool {
     conflicts.calls.iter().all(|(call, _)| {
         let descriptor = surroundings.registry.get(call.descriptor);

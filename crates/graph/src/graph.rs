@@ -1,12 +1,12 @@
-//! The graph of values: nodes, what they depend on, what is derived from them.
+//! The graph of values: nodes with their dependencies and their derived values.
 //!
 //! Keys are interned into slots of a slab; an edge is a slot number. A slot exists for every key
-//! that has a node and for every key that something depends on, so that a value that appears finds
-//! its dependents at once. A dependency on any key of a set holds on to one *witness* that satisfies
-//! it; while there is none, it waits under its prefixes. So a change costs what it touches, never
-//! what the graph holds.
+//! that has a node and for every key that is a dependency, so that a new value finds its dependents
+//! at once. A dependency on any key of a set holds on to one *witness* that satisfies
+//! it; while there is none, it waits under its prefixes. So the cost of a
+//! change depends on what it touches, not on the size of the graph.
 //!
-//! Planning changes the graph itself and takes the changes back: [`Graph::begin_trial`] starts an
+//! Planning changes the graph itself and rolls the changes back: [`Graph::begin_trial`] starts an
 //! undo log, [`Graph::end_trial`] rolls it back. Nodes are shared pointers that are copied when
 //! written while shared, which also makes a revision in the history a pointer and not a copy.
 //!
@@ -36,30 +36,30 @@ pub(crate) struct Node {
     pub(crate) state: ValueState,
     /// Whether it satisfies dependencies.
     pub(crate) available: bool,
-    /// Whether the south may differ from what is written here: the last operation broke off.
+    /// Whether the south may differ from this node: the last operation was interrupted.
     pub(crate) uncertain: bool,
     pub(crate) descriptor: Option<DescriptorId>,
-    /// What it is derived from.
+    /// The base that it is derived from.
     pub(crate) base: Option<KeyId>,
-    /// The value in the south, as far as known.
+    /// The value in the south, if known.
     pub(crate) value: Option<Value>,
     pub(crate) metadata: Option<Metadata>,
     pub(crate) last: LastUpdate,
     pub(crate) error: Option<Arc<Failure>>,
     pub(crate) labels: Option<Arc<UserLabels>>,
     pub(crate) edges: Arc<[Edge]>,
-    /// What is derived from it, in key order.
+    /// Its derived values, in key order.
     pub(crate) derived: Arc<[KeyId]>,
 }
 
 impl Node {
-    /// Whether the value belongs to the south: it is seen, never touched.
+    /// Whether the value belongs to the south: it is retrieved, never changed.
     pub(crate) fn is_obtained(&self) -> bool {
         self.state == ValueState::Obtained
     }
 
-    /// Whether the value is there, or may be: the last operation that should have changed it or
-    /// taken it away failed, and nobody has looked since.
+    /// Whether the value exists, or may: the last update or deletion failed, and it was not
+    /// retrieved since.
     pub(crate) fn stands(&self) -> bool {
         self.available || (self.uncertain && self.state.is_failure())
     }
@@ -71,7 +71,7 @@ pub(crate) struct LastUpdate {
     pub(crate) transaction: u64,
     pub(crate) operation: Operation,
     pub(crate) revert: bool,
-    /// What the north wants; none if it wants the value gone, or never asked for it.
+    /// The wanted value; none if it is not wanted.
     pub(crate) requested: Option<Value>,
     pub(crate) retry: Option<Retry>,
 }
@@ -109,7 +109,7 @@ pub(crate) enum EdgeTarget {
 }
 
 impl Edge {
-    /// Whether a value satisfies what the edge asks of it.
+    /// Whether a value meets the condition of the edge.
     pub(crate) fn accepts(&self, value: Option<&Value>) -> bool {
         self.test.as_ref().is_none_or(|test| value.is_some_and(|value| (test.0)(value)))
     }
@@ -122,18 +122,18 @@ struct Slot {
     sources: KeySet<KeyId>,
     /// The epoch in which the node was last noted as touched.
     touched: u32,
-    /// What the last look at readiness found here.
+    /// The last verdict on readiness.
     verdict: Verdict,
 }
 
-/// What a look at readiness found out about a key. It holds while the version lasts.
+/// A verdict on the readiness of a key. It is valid for one version of the graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Verdict {
     #[default]
     Unknown,
-    /// The node waits, near or far, for something missing.
+    /// The node waits, directly or not, for a missing key.
     Blocked(u64),
-    /// The key is what is missing.
+    /// The key is missing itself.
     Missing(u64),
 }
 
@@ -154,20 +154,20 @@ pub(crate) struct Graph {
     ids: HashMap<Key, KeyId>,
     /// Slots in key order.
     index: BTreeMap<Key, KeyId>,
-    /// How many slots hold a node.
+    /// The number of slots with a node.
     count: usize,
     /// Nodes with an unmet any-of edge, by prefix.
     waiting: HashMap<Arc<str>, KeySet<KeyId>>,
-    /// How many waiting prefixes there are of each length.
+    /// The number of waiting prefixes of each length.
     lengths: BTreeMap<usize, usize>,
     /// Edges with a test on the target's value, and edges to any key of a set.
     tests: usize,
     any_of: usize,
-    /// Slots that may have nothing left in them.
+    /// Slots that may be empty.
     hollow: Vec<KeyId>,
     epoch: u32,
     touched: Vec<KeyId>,
-    /// Grows when something changes that a verdict rests on.
+    /// Grows with every change that may affect a verdict.
     version: u64,
     trial: Option<Trial>,
 }
@@ -218,7 +218,7 @@ impl Graph {
         self.node(id).is_some_and(|node| node.available)
     }
 
-    /// The key a value belongs to: its base's, or its own.
+    /// The base key of a value: its base's, or its own.
     pub(crate) fn base_of(&self, id: KeyId) -> KeyId {
         self.node(id).and_then(|node| node.base).unwrap_or(id)
     }
@@ -230,8 +230,8 @@ impl Graph {
         derived.binary_search_by(|other| self.key(*other).cmp(key)).is_ok()
     }
 
-    /// Forgets derived values that are gone, although an operation on the base broke off before it
-    /// could say so: their slots may soon stand for other keys.
+    /// Removes derived values that are gone from a base whose operation was interrupted before it
+    /// could remove them: their slots may soon be reused for other keys.
     pub(crate) fn prune_derived(&mut self, base: KeyId) {
         let Some(node) = self.node(base).filter(|node| !node.derived.is_empty()) else {
             return;
@@ -283,7 +283,7 @@ impl Graph {
                 })
             })
             .collect();
-        // Few keys are looked up one by one; many are merged with what is there.
+        // Few keys are looked up one by one; many are merged with the existing ones.
         if new.len() > self.index.len() / 8 {
             self.index.append(&mut new.into_iter().collect());
         } else {
@@ -328,8 +328,8 @@ impl Graph {
         Arc::make_mut(slot.node.get_or_insert_default())
     }
 
-    /// To be called when a key changes in a way that readiness depends on: what was found out
-    /// stays known unless it was found out by way of this key.
+    /// To be called when a key changes in a way that affects readiness: verdicts stay valid unless
+    /// they depend on this key.
     pub(crate) fn unsettle(&mut self, id: KeyId) {
         match self.slots[id.index()].verdict {
             Verdict::Blocked(version) | Verdict::Missing(version) if version == self.version => {
@@ -339,7 +339,7 @@ impl Graph {
         }
     }
 
-    /// Takes the node out of the graph. Whatever depends on the key still does.
+    /// Removes the node from the graph. Edges to the key stay.
     pub(crate) fn remove(&mut self, id: KeyId) {
         if self.node(id).is_none() {
             return;
@@ -371,7 +371,7 @@ impl Graph {
         }
     }
 
-    /// The nodes touched since this was last asked.
+    /// The nodes touched since the last call.
     pub(crate) fn take_touched(&mut self) -> Vec<KeyId> {
         self.epoch = self.epoch.wrapping_add(1);
         let mut touched = std::mem::take(&mut self.touched);
@@ -380,7 +380,7 @@ impl Graph {
         touched
     }
 
-    /// From here on, everything can be taken back.
+    /// Begins a trial: every change from here on can be rolled back.
     pub(crate) fn begin_trial(&mut self) {
         debug_assert!(self.trial.is_none(), "trials do not nest");
         self.epoch = self.epoch.wrapping_add(1);
@@ -388,8 +388,8 @@ impl Graph {
         self.trial = Some(Trial { undo: Vec::new(), touched });
     }
 
-    /// Takes back everything since [`Self::begin_trial`], except slots that were made: they are
-    /// needed again at once, or given back by the next [`Self::sweep`].
+    /// Rolls back every change since [`Self::begin_trial`], except new slots: they are needed again
+    /// at once, or freed by the next [`Self::sweep`].
     pub(crate) fn end_trial(&mut self) {
         let Some(Trial { undo, touched }) = self.trial.take() else {
             return;
@@ -429,7 +429,7 @@ impl Graph {
         }
     }
 
-    /// Gives back the slots of keys that nothing mentions any more.
+    /// Frees the slots of keys without node and edges.
     pub(crate) fn sweep(&mut self) {
         if self.trial.is_some() {
             return;

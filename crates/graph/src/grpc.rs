@@ -1,23 +1,47 @@
 //! The engine over gRPC: commit, plan, status, watch.
 //!
-//! `proto/graph.proto` is the contract. [`GraphServer`] is a tonic service to be added to any
-//! listener; [`GraphClient`] is the other end.
+//! `proto/graph.proto` is the contract; messages, client and server are generated from it at build
+//! time. [`server`] makes a tonic service to add to any listener, [`GraphClient`] is the client.
+//! Field numbers never change: a test compares the encoding with bytes of the first release.
+//!
+//! The client takes any tonic channel. Here it calls the service directly, without a socket:
+//!
+//! ```
+//! use mainstay_graph::grpc::{self, GraphClient, StatusRequest};
+//! use mainstay_graph::{Builder, Options};
+//! use tokio_util::sync::CancellationToken;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (engine, service) = Builder::new(Options::default()).build()?;
+//! let stop = CancellationToken::new();
+//! let worker = tokio::spawn(service.run(stop.clone()));
+//!
+//! let mut client = GraphClient::new(grpc::server(engine));
+//! let reply = client.status(StatusRequest::default()).await?.into_inner();
+//! assert!(reply.values.is_empty());
+//!
+//! stop.cancel();
+//! worker.await?;
+//! # Ok(())
+//! # }
+//! ```
 
-mod client;
-mod messages;
-
-use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::stream::{self, Stream, StreamExt};
-use tonic::codegen::{Body, BoxFuture, Service, StdError, http};
 use tonic::{Request, Response, Status};
-use tonic_prost::ProstCodec;
 
-pub use self::client::GraphClient;
-pub use self::messages::{
+mod generated {
+    #![expect(clippy::allow_attributes, unreachable_pub, reason = "generated code")]
+
+    tonic::include_proto!("mainstay.graph.v1");
+}
+
+pub use self::generated::graph_client::GraphClient;
+pub use self::generated::graph_server::{Graph, GraphServer};
+pub use self::generated::{
     CommitReply, KeyError, OnFailure, Operation, PlanReply, Resync, Retry, StatusReply,
     StatusRequest, TransactionRequest, ValueStatus, WatchReply,
 };
@@ -29,92 +53,69 @@ use crate::transaction::{self, Transaction};
 /// How many changes a remote watcher may fall behind.
 const WATCH_CAPACITY: usize = 1024;
 
-/// The service of one engine.
+/// The tonic service of an engine.
+pub fn server(engine: Engine) -> GraphServer<EngineService> {
+    GraphServer::new(EngineService { engine })
+}
+
+/// Answers the calls of `proto/graph.proto` with one engine. Made by [`server`].
 #[derive(Debug, Clone)]
-pub struct GraphServer {
+pub struct EngineService {
     engine: Engine,
 }
 
-impl GraphServer {
-    /// Serves this engine.
-    pub fn new(engine: Engine) -> Self {
-        Self { engine }
-    }
-}
-
-impl tonic::server::NamedService for GraphServer {
-    const NAME: &'static str = "mainstay.graph.v1.Graph";
-}
-
-struct Commit(Engine);
-struct Plan(Engine);
-struct StatusOf(Engine);
-struct Watch(Engine);
-
-type Replies = Pin<Box<dyn Stream<Item = Result<WatchReply, Status>> + Send>>;
-
-impl tonic::server::UnaryService<TransactionRequest> for Commit {
-    type Response = CommitReply;
-    type Future = BoxFuture<Response<CommitReply>, Status>;
-
-    fn call(&mut self, request: Request<TransactionRequest>) -> Self::Future {
-        let engine = self.0.clone();
-        Box::pin(async move {
-            let request = request.into_inner();
-            let wait = request.wait_ms;
-            let transaction = read(request)?;
-            let record = match wait {
-                0 => engine.apply(transaction).await,
-                wait => {
-                    engine.commit_until_configured(transaction, Duration::from_millis(wait)).await
-                }
-            };
-            let record = match record {
-                Err(Error::Failed(record)) => record,
-                other => other.map_err(refusal)?,
-            };
-            Ok(Response::new(reply(&record)))
-        })
-    }
-}
-
-impl tonic::server::UnaryService<TransactionRequest> for Plan {
-    type Response = PlanReply;
-    type Future = BoxFuture<Response<PlanReply>, Status>;
-
-    fn call(&mut self, request: Request<TransactionRequest>) -> Self::Future {
-        let engine = self.0.clone();
-        Box::pin(async move {
-            let operations = engine.plan(read(request.into_inner())?).await.map_err(refusal)?;
-            Ok(Response::new(PlanReply { operations: operations.iter().map(operation).collect() }))
-        })
-    }
-}
-
-impl tonic::server::UnaryService<StatusRequest> for StatusOf {
-    type Response = StatusReply;
-    type Future = BoxFuture<Response<StatusReply>, Status>;
-
-    fn call(&mut self, request: Request<StatusRequest>) -> Self::Future {
-        let values = present(&self.0, &request.into_inner());
-        Box::pin(async move { Ok(Response::new(StatusReply { values })) })
-    }
-}
-
-impl tonic::server::ServerStreamingService<StatusRequest> for Watch {
-    type Response = WatchReply;
-    type ResponseStream = Replies;
-    type Future = BoxFuture<Response<Replies>, Status>;
-
-    fn call(&mut self, request: Request<StatusRequest>) -> Self::Future {
+#[tonic::async_trait]
+impl Graph for EngineService {
+    async fn commit(
+        &self,
+        request: Request<TransactionRequest>,
+    ) -> Result<Response<CommitReply>, Status> {
         let request = request.into_inner();
-        let engine = self.0.clone();
+        let wait = request.wait_ms;
+        let transaction = read(request)?;
+        let record = match wait {
+            0 => self.engine.apply(transaction).await,
+            wait => {
+                let timeout = Duration::from_millis(wait);
+                self.engine.commit_until_configured(transaction, timeout).await
+            }
+        };
+        let record = match record {
+            Err(Error::Failed(record)) => record,
+            other => other.map_err(refusal)?,
+        };
+        Ok(Response::new(reply(&record)))
+    }
+
+    async fn plan(
+        &self,
+        request: Request<TransactionRequest>,
+    ) -> Result<Response<PlanReply>, Status> {
+        let transaction = read(request.into_inner())?;
+        let operations = self.engine.plan(transaction).await.map_err(refusal)?;
+        Ok(Response::new(PlanReply { operations: operations.iter().map(operation).collect() }))
+    }
+
+    async fn status(
+        &self,
+        request: Request<StatusRequest>,
+    ) -> Result<Response<StatusReply>, Status> {
+        Ok(Response::new(StatusReply { values: present(&self.engine, request.get_ref()) }))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchReply, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<StatusRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let request = request.into_inner();
         let (key, prefix) = (request.key.clone(), request.key_prefix.clone());
-        // Watching begins before the present is read, so that no change falls in between.
-        let watch = engine.watch(WATCH_CAPACITY, move |changed| {
+        // The watch begins before the present is read, so that no change falls in between.
+        let watch = self.engine.watch(WATCH_CAPACITY, move |changed| {
             if key.is_empty() { changed.starts_with(&prefix) } else { changed == key }
         });
-        let first = present(&engine, &request).into_iter();
+        let first = present(&self.engine, &request).into_iter();
         let first =
             stream::iter(first.map(|status| Ok(WatchReply { status: Some(status), missed: 0 })));
         let later = stream::unfold(watch, |mut watch: StatusWatch| async move {
@@ -124,51 +125,7 @@ impl tonic::server::ServerStreamingService<StatusRequest> for Watch {
             };
             Some((Ok(reply), watch))
         });
-        let replies: Replies = Box::pin(first.chain(later));
-        Box::pin(async move { Ok(Response::new(replies)) })
-    }
-}
-
-impl<B> Service<http::Request<B>> for GraphServer
-where
-    B: Body + Send + 'static,
-    B::Error: Into<StdError> + Send + 'static,
-{
-    type Response = http::Response<tonic::body::Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Self::Error>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let engine = self.engine.clone();
-        let path = request.uri().path().to_owned();
-        Box::pin(async move {
-            Ok(match path.strip_prefix("/mainstay.graph.v1.Graph/").unwrap_or_default() {
-                "Commit" => {
-                    tonic::server::Grpc::new(ProstCodec::default())
-                        .unary(Commit(engine), request)
-                        .await
-                }
-                "Plan" => {
-                    tonic::server::Grpc::new(ProstCodec::default())
-                        .unary(Plan(engine), request)
-                        .await
-                }
-                "Status" => {
-                    tonic::server::Grpc::new(ProstCodec::default())
-                        .unary(StatusOf(engine), request)
-                        .await
-                }
-                "Watch" => {
-                    let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
-                    grpc.server_streaming(Watch(engine), request).await
-                }
-                _ => Status::unimplemented(format!("there is no {path}")).into_http(),
-            })
-        })
+        Ok(Response::new(Box::pin(first.chain(later))))
     }
 }
 
@@ -263,3 +220,6 @@ fn status(one: &crate::status::ValueStatus) -> ValueStatus {
         derived: one.derived.iter().map(status).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,9 @@
 //! Maps and sets that hash quickly.
 //!
-//! Keys are short and their numbers are shorter, and every operation looks several of them up. The
-//! hash folds eight bytes at a time by a multiplication; its seed differs in every process, so that
-//! nobody can choose keys that collide. Numbers of keys are given out one after the other and asked
-//! for in about that order: neighbours stay neighbours in a table, so that a walk through a large
-//! graph reads memory in order.
+//! Keys are short, their numbers are shorter, and every operation looks several of them up. The hash
+//! folds eight bytes at a time by a multiplication; its seed differs in every process, so that a user
+//! cannot choose keys that collide. Numbers of keys are assigned and read in about the same order:
+//! neighbours stay neighbours in a table, so that a walk through a large graph reads memory in order.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
@@ -60,7 +59,7 @@ impl Hasher for Folding {
         const TAG: u64 = 0x7F << 57;
         let number = u64::from(number);
         // Different numbers stay different in the low bits, also if they are far apart; the high
-        // bits tell those apart that share a place.
+        // bits distinguish numbers that share a bucket.
         let tag = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) & TAG;
         self.0 ^= (number ^ (number >> 11)) | tag;
     }

@@ -1,4 +1,4 @@
-//! What happened: transactions, and every value through time.
+//! The history: past transactions, and the revisions of every value.
 //!
 //! Bounded by age, count and bytes, so that it can stay on for years; the first hour is kept as
 //! long as count and bytes allow. A revision shares its node with the graph, so that keeping it
@@ -13,29 +13,40 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::clock::{earlier, later};
 use crate::graph::{EdgeTarget, Graph, Node};
 use crate::hash::HashMap;
 use crate::key::{Key, KeyId};
 use crate::record::TransactionRecord;
 use crate::registry::Registry;
 use crate::state::{Operation, Origin, ValueState};
+use crate::time::{earlier, later};
 use crate::value::{Metadata, Value};
 
-/// How much is remembered.
+/// How much history is kept.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use mainstay_graph::Limits;
+///
+/// let limits = Limits::default().age(Duration::from_secs(3600)).transactions(1_000);
+/// assert!(limits.enabled);
+/// assert!(!Limits::off().enabled);
+/// ```
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Limits {
-    /// Whether anything is remembered at all.
+    /// Whether history is kept at all.
     pub enabled: bool,
-    /// Older transactions and revisions are forgotten.
+    /// Older transactions and revisions are dropped.
     pub age: Duration,
-    /// What happened this soon after the start is exempt from the age limit.
+    /// The time after the start whose transactions are exempt from the age limit.
     pub keep_initial: Duration,
-    /// How many transactions are remembered.
+    /// The most transactions that are kept.
     pub transactions: usize,
-    /// How many revisions are remembered.
+    /// The most revisions that are kept.
     pub revisions: usize,
-    /// About how many bytes the transactions may take.
+    /// About the most bytes that transactions take.
     pub bytes: usize,
 }
 
@@ -53,13 +64,48 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Remembers nothing.
+    /// No history.
     pub fn off() -> Self {
         Self { enabled: false, ..Self::default() }
     }
+
+    /// Sets the age limit.
+    #[must_use]
+    pub fn age(mut self, age: Duration) -> Self {
+        self.age = age;
+        self
+    }
+
+    /// Sets the time after the start that is exempt from the age limit.
+    #[must_use]
+    pub fn keep_initial(mut self, keep_initial: Duration) -> Self {
+        self.keep_initial = keep_initial;
+        self
+    }
+
+    /// Sets the most transactions that are kept.
+    #[must_use]
+    pub fn transactions(mut self, transactions: usize) -> Self {
+        self.transactions = transactions;
+        self
+    }
+
+    /// Sets the most revisions that are kept.
+    #[must_use]
+    pub fn revisions(mut self, revisions: usize) -> Self {
+        self.revisions = revisions;
+        self
+    }
+
+    /// Sets about the most bytes that transactions take.
+    #[must_use]
+    pub fn bytes(mut self, bytes: usize) -> Self {
+        self.bytes = bytes;
+        self
+    }
 }
 
-/// A value during a stretch of time.
+/// A value between two changes.
 #[derive(Debug, Clone)]
 pub(crate) struct Revision {
     since: Timestamp,
@@ -68,38 +114,39 @@ pub(crate) struct Revision {
     node: Arc<Node>,
 }
 
-/// A revision as it is shown.
+/// A revision of a value, for reading.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct RevisionView {
-    /// From when on.
+    /// The time of the change that made it.
     pub since: Timestamp,
-    /// Until when; none for the present.
+    /// The time of the next change; none for the present revision.
     pub until: Option<Timestamp>,
     /// The key.
     pub key: Key,
     /// The label.
     pub label: String,
-    /// The value, as far as known.
+    /// The value, if known.
     pub value: Option<Value>,
     /// The state.
     pub state: ValueState,
-    /// Whether it satisfied dependencies.
+    /// Whether other values could depend on it.
     pub available: bool,
-    /// The descriptor.
+    /// The name of the descriptor.
     pub descriptor: Option<String>,
-    /// What it was derived from.
+    /// The key of the value it was derived from.
     pub derived_from: Option<Key>,
     /// The transaction that last changed it.
     pub transaction: u64,
-    /// What that did.
+    /// The operation of that transaction.
     pub operation: Operation,
-    /// What was wanted.
+    /// The wanted value.
     pub requested: Option<Value>,
     /// The error, if any.
     pub error: Option<String>,
     /// The metadata.
     pub metadata: Option<Metadata>,
-    /// What it depended on: label and target.
+    /// Its dependencies: label and target.
     pub targets: Vec<(String, String)>,
 }
 
@@ -138,16 +185,17 @@ impl Revision {
     }
 }
 
-/// How often a mark was set, by its value.
+/// How many revisions have a flag set, by the flag's value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct FlagStats {
-    /// In how many revisions.
+    /// The number of revisions.
     pub total: usize,
-    /// By value.
+    /// The number of revisions by value of the flag.
     pub per_value: BTreeMap<String, usize>,
 }
 
-/// The memory of an engine.
+/// The history of an engine.
 #[derive(Debug)]
 pub(crate) struct History {
     limits: Limits,
@@ -176,21 +224,21 @@ impl History {
         self.limits.enabled
     }
 
-    /// Shows a transaction that has begun, until it is over.
+    /// Adds a transaction that has begun; [`Self::end`] removes it.
     pub(crate) fn begin(&mut self, record: Arc<TransactionRecord>) {
         if self.limits.enabled {
             self.transactions.push_back((record, 0));
         }
     }
 
-    /// Lets go of a transaction that is over, so that it can be completed and remembered.
+    /// Removes the entry of a transaction that has ended, before its record is added.
     pub(crate) fn end(&mut self, seq: u64) {
         if self.transactions.back().is_some_and(|(last, _)| last.pre_record && last.seq == seq) {
             self.transactions.pop_back();
         }
     }
 
-    /// Remembers a transaction.
+    /// Adds a transaction.
     pub(crate) fn add(&mut self, record: Arc<TransactionRecord>, now: Timestamp) {
         if !self.limits.enabled {
             return;
@@ -201,7 +249,7 @@ impl History {
         self.trim(now);
     }
 
-    /// Remembers what the touched values look like now.
+    /// Adds a revision for every touched value that changed.
     pub(crate) fn revise(&mut self, graph: &Graph, touched: &[KeyId], now: Timestamp) {
         if !self.limits.enabled {
             return;
@@ -212,7 +260,7 @@ impl History {
             if node.is_none() && !self.revisions.contains_key(key) {
                 continue;
             }
-            // Most values are made once and then stay as they are.
+            // Most values are created once and never change.
             let revisions =
                 self.revisions.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1));
             if let Some(last) = revisions.last_mut()
@@ -244,7 +292,7 @@ impl History {
             self.bytes -= weight;
             self.transactions.pop_front();
         }
-        // The front may be kept for ever while what follows is expired.
+        // The first hour is exempt, so that expired entries may follow it.
         if now.duration_since(self.trimmed) >= jiff::SignedDuration::from_secs(60)
             || self.count > self.limits.revisions
         {
@@ -268,7 +316,7 @@ impl History {
         }
         let total: usize = self.revisions.values().map(Vec::len).sum();
         if total > self.limits.revisions {
-            // Forget a tenth more than needed, so that this is not done for every transaction.
+            // Drop a tenth more than needed, so that this does not run for every transaction.
             let spare =
                 (total - self.limits.revisions + self.limits.revisions / 10).min(closed.len());
             closed.sort_unstable();
@@ -297,12 +345,12 @@ impl History {
         self.revisions.get(key).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The revision of a key that held at a moment.
+    /// The revision of a key at a moment.
     pub(crate) fn at(&self, key: &str, moment: Timestamp) -> Option<&Revision> {
         self.timeline(key).iter().rev().find(|revision| revision.covers(moment))
     }
 
-    /// Every value as it was at a moment, in key order.
+    /// The revision of every value at a moment, in key order.
     pub(crate) fn snapshot(&self, moment: Timestamp) -> impl Iterator<Item = (&Key, &Revision)> {
         let mut found: Vec<(&Key, &Revision)> = self
             .revisions
@@ -316,12 +364,12 @@ impl History {
         found.into_iter()
     }
 
-    /// Where a value came from when it was last seen.
+    /// The origin of the last revision of a value.
     pub(crate) fn origin(&self, key: &str) -> Option<Origin> {
         self.timeline(key).last().map(|revision| revision.node.state.origin())
     }
 
-    /// What was wanted at a moment: every base value of northern origin.
+    /// The wanted values at a moment: every base value of northern origin.
     pub(crate) fn desired_at(&self, moment: Timestamp) -> BTreeMap<Key, Value> {
         self.snapshot(moment)
             .filter(|(_, revision)| revision.base.is_none())
@@ -331,7 +379,7 @@ impl History {
             .collect()
     }
 
-    /// Counts revisions by a mark; none for a mark that does not exist.
+    /// Counts revisions by a flag; none for a flag that does not exist.
     pub(crate) fn flag_stats(
         &self,
         flag: &str,

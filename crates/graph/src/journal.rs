@@ -1,21 +1,36 @@
-//! What must outlive the process: what is wanted, what happened, what is still to be retried, and
-//! which operations were under way.
+//! The journal: the state that survives a restart. It holds the wanted values, the history, the
+//! scheduled retries, and the operations that were under way.
 //!
 //! The engine appends [`Entry`]s to a [`Journal`] and, after a restart, [`replay`]s them. A
-//! transaction leaves `Begin` before anything is done and `Commit` when all is done; around every
-//! operation there is a `Start` and an `End`. From that follows what a restart must know:
+//! transaction writes `Begin` before its first operation and `Commit` after its last; every operation
+//! has a `Start` and an `End`. A restart concludes from them:
 //!
-//! * an operation with a start and no end is *uncertain*: nobody knows what it did;
-//! * a derived value that an interrupted transaction was to change, or one that failed earlier, is
-//!   not, or perhaps not, what its base says: it is done again. Starts and ends are not flushed one
-//!   by one, so the last of them may be lost; what they would have said follows from the plan in
-//!   `Begin`, up to the moment at which the transaction leaves the plan, and that is flushed;
-//! * a transaction with a begin and no commit was interrupted. If it was to be reverted on failure
-//!   it never happened: what was wanted before is wanted again. Otherwise it counts, and a resync
-//!   carries it on.
+//! * an operation with a start and no end is *uncertain*: its outcome is unknown;
+//! * a derived value that an interrupted transaction was about to change, or one that failed earlier,
+//!   may differ from what its base implies: the operation is repeated. Starts and ends are not
+//!   flushed one by one, so the last of them may be lost; they follow from the plan in `Begin`, up to
+//!   the moment at which the transaction leaves the plan, and that moment is flushed;
+//! * a transaction with a begin and no commit was interrupted. If it reverts on failure it never
+//!   happened: the values wanted before are wanted again. Otherwise it counts, and a resync finishes
+//!   it.
 //!
 //! [`FileJournal`] keeps entries in one file, each with its length and a checksum; a torn tail is
 //! cut off when the file is opened.
+//!
+//! ```
+//! use mainstay_graph::journal::{Journal, replay};
+//! use mainstay_graph::{FileJournal, Options};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("journal");
+//! let mut journal = FileJournal::open(path)?;
+//! assert!(replay(journal.load()?).desired.is_empty());
+//! let options = Options::default().journal(journal);
+//! # drop(options);
+//! # Ok(())
+//! # }
+//! ```
 
 mod file;
 
@@ -33,29 +48,31 @@ use crate::state::Operation;
 use crate::transaction::Retry;
 use crate::value::Value;
 
-/// Why the journal could not be used.
+/// Why the journal cannot be read or written.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
-    /// The file system refused.
+    /// The file system returned an error.
     #[error("cannot {action} the journal")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         action: &'static str,
-        /// Why not.
+        /// The error of the file system.
         #[source]
         source: std::io::Error,
     },
-    /// An entry cannot be written down, or what was written is not an entry.
+    /// An entry cannot be encoded as JSON.
     #[error("a journal entry cannot be encoded")]
     Encoding(#[source] serde_json::Error),
 }
 
-/// A value somebody wants.
+/// A wanted value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Desired {
     /// The value.
     pub value: Value,
-    /// What the user wrote on it.
+    /// The labels of the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<UserLabels>,
     /// How its failures are retried.
@@ -63,124 +80,130 @@ pub struct Desired {
     pub retry: Option<Retry>,
 }
 
-/// What a value's base does not tell about it.
+/// How a derived value may differ from what its base implies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Doubt {
-    /// It is not there, although its base is.
+    /// It does not exist, although its base does.
     Absent,
-    /// Its creation was planned or under way, and may have been done or not.
+    /// Its creation was planned or under way; the outcome is unknown.
     Unfinished,
-    /// It was there, and may have been changed or taken away, or not.
+    /// It existed, and may have been changed or deleted.
     Uncertain,
 }
 
-/// A derived value that is not, or perhaps not, as its base says. The south shows derived values
-/// only through their bases, so this must be remembered.
+/// A derived value that differs, or may differ, from what its base implies. A retrieval returns only
+/// bases, so this must be remembered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Part {
-    /// What it is derived from.
+    /// The key of its base.
     pub base: Key,
-    /// What is not plain.
+    /// How it may differ.
     pub doubt: Doubt,
-    /// The value, to take it away with if nothing wants it any more.
+    /// The value, needed to delete it once it is no longer wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<Value>,
 }
 
-/// An operation on a derived value that is about to be done.
+/// A planned operation on a derived value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PlannedPart {
-    /// On which value.
+    /// The key of the value.
     pub key: Key,
-    /// What it is derived from.
+    /// The key of its base.
     pub base: Key,
-    /// Which.
+    /// The kind of operation.
     pub operation: Operation,
     /// The value before it, or the new one if there was none.
     pub value: Option<Value>,
 }
 
-/// Operations that will be tried again.
+/// Operations that will be retried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ScheduledRetry {
-    /// When.
+    /// The time of the retry.
     pub due: Timestamp,
     /// The transaction that first failed.
     pub retry_for: u64,
-    /// The last transaction that tried; a value changed later is left out.
+    /// The last transaction that tried them; a value changed later is left out.
     pub failed_in: u64,
-    /// Which retry it will be.
+    /// The number of the retry.
     pub attempt: u32,
-    /// On which base values.
+    /// The keys of the base values.
     pub keys: Vec<Key>,
 }
 
-/// One line of the journal.
+/// An entry of the journal.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Entry {
-    /// Everything so far, in one piece.
+    /// The state so far; replaces all earlier entries.
     Snapshot(Box<Recovered>),
     /// A transaction is about to be executed.
     Begin {
-        /// Its number.
+        /// Its sequence number.
         seq: u64,
-        /// Whether it is taken back on failure.
+        /// Whether it is reverted on failure.
         reverts: bool,
-        /// What it wants; none for what it wants gone.
+        /// The values it sets; none for those it deletes.
         changes: Vec<(Key, Option<Desired>)>,
-        /// What it will do to derived values.
+        /// The planned operations on derived values.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         parts: Vec<PlannedPart>,
     },
     /// An operation is about to be started.
     Start {
-        /// On which value.
+        /// The key of the value.
         key: Key,
-        /// What it is derived from.
+        /// The key of its base, if it is derived.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base: Option<Key>,
-        /// Which.
+        /// The kind of operation.
         operation: Operation,
-        /// Whether it takes something back.
+        /// Whether it reverts another one.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         revert: bool,
     },
-    /// An operation is over.
+    /// An operation has ended.
     End {
-        /// On which value.
+        /// The key of the value.
         key: Key,
         /// Whether it failed.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         failed: bool,
     },
-    /// A transaction is over.
+    /// A transaction has ended.
     Commit {
-        /// Its number.
+        /// Its sequence number.
         seq: u64,
-        /// What is wanted now, of what it touched.
+        /// The values that it changed, as they are wanted now.
         changes: Vec<(Key, Option<Desired>)>,
-        /// Derived values that are no longer, or not any more, as their bases say.
+        /// Derived values that began or ceased to differ from what their bases imply.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         parts: Vec<(Key, Option<Part>)>,
-        /// All retries that are now planned.
+        /// All scheduled retries.
         retries: Vec<ScheduledRetry>,
-        /// What happened, if history is kept.
+        /// The record, if history is kept.
         record: Option<Arc<TransactionRecord>>,
     },
 }
 
-/// What is known after a restart.
+/// The state after a restart.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Recovered {
-    /// The number of the next transaction.
+    /// The sequence number of the next transaction.
     pub next_seq: u64,
-    /// What is wanted.
+    /// The wanted values.
     pub desired: BTreeMap<Key, Desired>,
-    /// What is to be retried.
+    /// The scheduled retries.
     pub retries: Vec<ScheduledRetry>,
-    /// What happened.
+    /// The history.
     pub history: Vec<Arc<TransactionRecord>>,
-    /// Derived values that are not as their bases say.
+    /// Derived values that may differ from what their bases imply.
     #[serde(default)]
     pub parts: BTreeMap<Key, Part>,
     /// Operations that were under way.
@@ -189,22 +212,22 @@ pub struct Recovered {
     pub interrupted: Option<u64>,
 }
 
-/// Keeps entries where a restart finds them.
+/// Stores entries so that a restart finds them.
 pub trait Journal: Send {
-    /// Every entry that was kept, oldest first.
+    /// Returns every stored entry, oldest first.
     fn load(&mut self) -> Result<Vec<Entry>, Error>;
-    /// Keeps an entry; with `durable`, returns only once a crash of the machine cannot lose it.
+    /// Stores an entry; with `durable`, returns only once a crash of the machine cannot lose it.
     fn append(&mut self, entry: &Entry, durable: bool) -> Result<(), Error>;
     /// Whether it has grown enough to be worth compacting.
     fn wants_compaction(&self) -> bool;
-    /// Replaces everything by one snapshot; either all of it or nothing.
+    /// Replaces all entries by one snapshot, atomically.
     fn compact(&mut self, snapshot: &Entry) -> Result<(), Error>;
 }
 
-/// Wishes by key; none for what nobody wants any more.
+/// Wanted values by key; none for those that are no longer wanted.
 type Changes = Vec<(Key, Option<Desired>)>;
 
-/// What a sequence of entries amounts to.
+/// The state that follows from a sequence of entries.
 pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
     let mut state = Recovered::default();
     let mut open: Option<Open> = None;
@@ -271,12 +294,12 @@ struct Open {
     reverts: bool,
     changes: Changes,
     parts: BTreeMap<Key, OpenPart>,
-    /// Whether it has left its plan: what it did last may be anything.
+    /// Whether it has left its plan, so that its last operations cannot be predicted.
     astray: bool,
 }
 
-/// Whether an operation that ends so is followed by others that were not planned: what cannot be
-/// taken away has what was taken away before it put back.
+/// Whether an operation that ends so is followed by others that were not planned: after a failed
+/// deletion the values that were deleted before it are created again.
 pub(crate) fn leaves_the_plan(operation: Operation, failed: bool) -> bool {
     failed && operation == Operation::Delete
 }
@@ -285,15 +308,15 @@ pub(crate) fn leaves_the_plan(operation: Operation, failed: bool) -> bool {
 struct OpenPart {
     base: Key,
     value: Option<Value>,
-    /// What is still to be done, as far as known.
+    /// The operations that remain, as far as known.
     planned: VecDeque<Operation>,
     last: Option<Last>,
 }
 
-/// The last that is known about a derived value of an interrupted transaction.
+/// The last known operation on a derived value of an interrupted transaction.
 enum Last {
     UnderWay(Operation),
-    /// It was done; or failed.
+    /// It ended; the flag is whether it failed.
     Done(Operation, bool),
 }
 
@@ -307,14 +330,14 @@ impl OpenPart {
         self.last = Some(Last::UnderWay(operation));
     }
 
-    /// An operation that may not have been done is done again.
+    /// The doubt that remains; an operation of unknown outcome is repeated.
     fn doubt(&self, astray: bool) -> Option<Doubt> {
         use Operation::{Create, Delete, Update};
         let over = !astray && self.planned.is_empty();
         match (&self.last, self.planned.front()) {
             (Some(Last::Done(Create | Update, false)), _) if over => None,
             (Some(Last::Done(Delete, false)), _) if over => Some(Doubt::Absent),
-            // Nothing more is tried on what failed, unless something is taken back.
+            // A failed value is left alone, unless the transaction is reverted.
             (Some(Last::Done(Create, true)), _) if !astray => Some(Doubt::Absent),
             (Some(Last::Done(Delete, false) | Last::Done(Create, true)), _)
             | (Some(Last::UnderWay(Create)), _)
@@ -327,7 +350,7 @@ impl OpenPart {
 fn open_parts(planned: Vec<PlannedPart>) -> BTreeMap<Key, OpenPart> {
     let mut parts = BTreeMap::new();
     for PlannedPart { key, base, operation, value } in planned {
-        // What comes first says what was there before.
+        // The first operation has the value from before the transaction.
         let part = parts.entry(key).or_insert_with(|| OpenPart::new(base, value));
         part.planned.push_back(operation);
     }

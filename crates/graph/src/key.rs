@@ -1,8 +1,8 @@
-//! Keys, the small integers that stand for them, and sets of either.
+//! Keys, the small integers that represent them in a graph, and sets of either.
 //!
-//! A [`Key`] is what people write; a [`KeyId`] is what the graph stores, so that an edge costs four
+//! A [`Key`] is the text that people write; a [`KeyId`] is the number that the graph stores, so that an edge costs four
 //! bytes and a comparison one instruction. Ids are local to one graph and are reused after their
-//! key is forgotten, so nothing outside the graph keeps one.
+//! key is removed, so code outside the graph never keeps one.
 //!
 //! Always holds: a [`KeySet`] iterates in ascending order, and a clone never sees later changes of
 //! the original.
@@ -16,6 +16,14 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 /// Identifies a value. Cheap to clone.
+///
+/// ```
+/// use mainstay_graph::Key;
+///
+/// let key = Key::from("interface/eth0");
+/// assert!(key.starts_with("interface/"));
+/// assert_eq!(key.clone(), key);
+/// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Key(Arc<str>);
@@ -75,7 +83,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Stands for a key inside one graph.
+/// The number of a key inside one graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct KeyId(pub(crate) u32);
 
@@ -87,6 +95,15 @@ impl KeyId {
 
 /// An ordered set that costs nothing when empty, little when it holds one element, and is copied
 /// only when a shared copy changes.
+///
+/// ```
+/// use mainstay_graph::KeySet;
+///
+/// let mut set: KeySet<u32> = [2, 1].into_iter().collect();
+/// assert!(set.add(3));
+/// assert!(!set.add(3));
+/// assert_eq!(set.to_string(), "{1, 2, 3}");
+/// ```
 #[derive(Clone)]
 pub struct KeySet<T: Ord + Clone>(Members<T>);
 
@@ -98,12 +115,12 @@ enum Members<T: Ord + Clone> {
 }
 
 impl<T: Ord + Clone> KeySet<T> {
-    /// A set with nothing in it.
+    /// An empty set.
     pub const fn new() -> Self {
         Self(Members::None)
     }
 
-    /// Adds an element; answers whether the set changed.
+    /// Adds an element; returns whether the set changed.
     pub fn add(&mut self, element: T) -> bool {
         match &mut self.0 {
             Members::None => {
@@ -119,7 +136,7 @@ impl<T: Ord + Clone> KeySet<T> {
         }
     }
 
-    /// Removes an element; answers whether the set changed.
+    /// Removes an element; returns whether the set changed.
     pub fn remove<Q: Ord + ?Sized>(&mut self, element: &Q) -> bool
     where
         T: Borrow<Q>,
@@ -143,7 +160,7 @@ impl<T: Ord + Clone> KeySet<T> {
         }
     }
 
-    /// Removes every element of `other`; answers whether the set changed.
+    /// Removes every element of `other`; returns whether the set changed.
     pub fn subtract(&mut self, other: &Self) -> bool {
         let before = self.len();
         for element in other.iter() {
@@ -152,7 +169,7 @@ impl<T: Ord + Clone> KeySet<T> {
         self.len() != before
     }
 
-    /// Keeps only what `other` holds too; answers whether the set changed.
+    /// Keeps only elements that `other` holds too; returns whether the set changed.
     pub fn intersect(&mut self, other: &Self) -> bool {
         let gone: Vec<T> =
             self.iter().filter(|element| !other.contains(*element)).cloned().collect();
@@ -174,7 +191,7 @@ impl<T: Ord + Clone> KeySet<T> {
         }
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         match &self.0 {
             Members::None => 0,
@@ -183,7 +200,7 @@ impl<T: Ord + Clone> KeySet<T> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         matches!(self.0, Members::None)
     }
@@ -263,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn adding_and_removing_say_exactly_whether_something_changed() {
+    fn adding_and_removing_return_whether_the_set_changed() {
         let mut keys = KeySet::<Key>::new();
         assert!(keys.is_empty());
         assert!(keys.add("b".into()));

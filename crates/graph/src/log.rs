@@ -1,7 +1,7 @@
-//! The transaction log: one box per transaction, for people.
+//! The transaction log: one text box per transaction, for people.
 //!
 //! Arguments and plan are written and flushed before anything is executed, so that an operation
-//! that takes the process down still leaves its plan behind.
+//! that crashes the process still leaves its plan behind.
 
 use std::fmt::{self, Write as _};
 use std::io::Write;
@@ -30,14 +30,14 @@ impl TransactionLog {
         Self { out, text: String::new() }
     }
 
-    /// What is about to be done.
+    /// Writes the arguments and the plan.
     pub(crate) fn before(&mut self, record: &TransactionRecord) {
         self.text.clear();
         write_before(&mut self.text, record);
         self.flush();
     }
 
-    /// What was done.
+    /// Writes the executed operations.
     pub(crate) fn after(&mut self, record: &TransactionRecord) {
         self.text.clear();
         write_after(&mut self.text, record);
@@ -45,13 +45,13 @@ impl TransactionLog {
     }
 
     fn flush(&mut self) {
-        // A log that cannot be written must not stop the work it tells about.
+        // A log that cannot be written must not stop the engine.
         let _ = self.out.write_all(self.text.as_bytes());
         let _ = self.out.flush();
     }
 }
 
-/// A whole transaction as text.
+/// A record as text, as the transaction log shows it.
 pub fn text(record: &TransactionRecord) -> String {
     let mut out = String::new();
     write_before(&mut out, record);

@@ -1,16 +1,28 @@
 //! Named indexes from label to metadata, one per descriptor that keeps any.
 //!
-//! The engine is the only writer; everyone else reads. A reader may hold a clone for as long as it
-//! likes and always sees the present.
+//! Only the engine writes. A reader may hold a clone for as long as it likes and always sees the
+//! present state.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
 
 use crate::value::{Metadata, ValueType};
 
 type Indexes = BTreeMap<String, BTreeMap<String, Metadata>>;
 
 /// All metadata of an engine. Cheap to clone.
+///
+/// ```
+/// # use mainstay_graph::{Builder, Options};
+/// # fn main() -> Result<(), mainstay_graph::Error> {
+/// let (engine, _service) = Builder::new(Options::default()).build()?;
+/// let number: Option<u32> = engine.indexes().get("interface-numbers", "eth0");
+/// assert_eq!(number, None);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct MetadataIndexes(Arc<RwLock<Indexes>>);
 
@@ -25,12 +37,12 @@ impl MetadataIndexes {
         self.read(|indexes| indexes.get(index)?.get(label).cloned())
     }
 
-    /// A whole index; none if nothing by that name was ever registered.
+    /// A whole index; none if no descriptor has an index of that name.
     pub fn list(&self, index: &str) -> Option<BTreeMap<String, Metadata>> {
         self.read(|indexes| indexes.get(index).cloned())
     }
 
-    /// The labels whose metadata a test accepts: a secondary index, worked out when asked for.
+    /// The labels whose metadata a test accepts: a secondary index, computed on each call.
     pub fn labels_where<M: ValueType>(
         &self,
         index: &str,
@@ -70,11 +82,11 @@ impl MetadataIndexes {
     }
 
     fn read<T>(&self, read: impl FnOnce(&Indexes) -> T) -> T {
-        read(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        read(&self.0.read())
     }
 
     fn write(&self, write: impl FnOnce(&mut Indexes)) {
-        write(&mut self.0.write().unwrap_or_else(PoisonError::into_inner));
+        write(&mut self.0.write());
     }
 }
 

@@ -1,4 +1,4 @@
-//! The graph as something to draw: boxes, clusters, arrows.
+//! The graph as a drawing: boxes, clusters, arrows.
 
 mod dot;
 mod layout;
@@ -25,7 +25,7 @@ pub(crate) struct Figure {
     pub(crate) derived: bool,
     pub(crate) value: String,
     pub(crate) touched: bool,
-    /// Something expected that is not there.
+    /// Whether it is only the target of a dependency that does not exist.
     pub(crate) placeholder: bool,
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum ArrowKind {
     Derives,
 }
 
-/// The graph, ready to be drawn.
+/// A drawing of the graph, as SVG or DOT.
 #[derive(Debug, Clone)]
 pub struct Picture {
     pub(crate) title: String,
@@ -54,7 +54,7 @@ pub struct Picture {
     pub(crate) arrows: Vec<Arrow>,
 }
 
-/// The marks of a state: fill, border, text and whether the border is dashed.
+/// The colours of a figure: fill, border, text and whether the border is dashed.
 pub(crate) fn colours(figure: &Figure) -> (&'static str, &'static str, &'static str, bool) {
     use ValueState as S;
     if figure.placeholder {
@@ -76,7 +76,7 @@ pub(crate) fn colours(figure: &Figure) -> (&'static str, &'static str, &'static 
     }
 }
 
-/// The name of this machine, as far as it is told.
+/// The host name of this machine, if known.
 fn host() -> String {
     let told = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match told.trim() {
@@ -132,7 +132,7 @@ impl Sketch {
 }
 
 impl Picture {
-    /// The graph as it is.
+    /// The graph as it is now.
     pub(crate) fn current(graph: &Graph, registry: &Registry, now: Timestamp) -> Self {
         let mut sketch = Sketch::default();
         for (key, _, node) in graph.nodes() {
@@ -190,7 +190,7 @@ impl Picture {
         sketch.finish(title, now)
     }
 
-    /// The graph as a transaction left it.
+    /// The graph after a transaction.
     pub(crate) fn past(revisions: Vec<RevisionView>, record: &TransactionRecord) -> Self {
         let touched: BTreeSet<&Key> = record.touched().collect();
         let available: BTreeMap<String, bool> =

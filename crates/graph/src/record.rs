@@ -1,4 +1,4 @@
-//! What was planned and what was done, written down.
+//! Records of transactions: the planned and the executed operations.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,10 +13,11 @@ use crate::value::Value;
 
 /// One operation, planned or executed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct OperationRecord {
-    /// What was done.
+    /// The kind of operation.
     pub operation: Operation,
-    /// To which value.
+    /// The key of the value.
     pub key: Key,
     /// The state before.
     pub prev_state: ValueState,
@@ -34,24 +35,25 @@ pub struct OperationRecord {
     /// The error after.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new_error: Option<Arc<str>>,
-    /// What kind of operation it was.
+    /// Details of the operation.
     #[serde(default, skip_serializing_if = "Flags::is_none")]
     pub flags: Flags,
 }
 
-/// What kind of operation it was.
+/// Details of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct Flags {
     /// On a derived value.
     pub derived: bool,
     /// On a derived value without a descriptor.
     pub property: bool,
-    /// Nothing was done in the south.
+    /// The south was not changed.
     pub noop: bool,
-    /// It took back an earlier operation.
+    /// It reverted an earlier operation.
     pub revert: bool,
-    /// It was tried again.
+    /// It was a retry.
     pub retry: bool,
     /// It was part of a re-creation.
     pub recreate: bool,
@@ -90,43 +92,63 @@ impl fmt::Display for OperationRecord {
 /// A value that failed in a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{op} {key}: {error}")]
+#[non_exhaustive]
 pub struct KeyError {
-    /// Which value.
+    /// The key of the value.
     pub key: Key,
-    /// In which operation.
+    /// The operation that failed.
     pub op: Operation,
-    /// How.
+    /// The error.
     pub error: String,
 }
 
-/// A value as it was handed in.
+/// A value of a transaction, as given.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct InputValue {
     /// Its key.
     pub key: Key,
-    /// The value; none to have it gone.
+    /// The value; none to delete it.
     pub value: Option<Value>,
-    /// Who brought it.
+    /// Where it comes from.
     pub origin: Origin,
 }
 
-/// A transaction, written down.
+/// The record of a transaction.
+///
+/// ```
+/// # use mainstay_graph::{Builder, Options, Transaction};
+/// # use tokio_util::sync::CancellationToken;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (engine, service) = Builder::new(Options::default()).build()?;
+/// # let worker = tokio::spawn(service.run(CancellationToken::new()));
+/// let record = engine.commit(Transaction::new().set_typed("a", 1_u32)).await?;
+/// assert_eq!(record.seq, 0);
+/// assert_eq!(record.touched().count(), 1);
+/// println!("{}", mainstay_graph::log::text(&record));
+/// # drop(engine);
+/// # worker.await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TransactionRecord {
     /// Whether execution had not ended when this was written.
     #[serde(default)]
     pub pre_record: bool,
-    /// Its number.
+    /// Its sequence number.
     pub seq: u64,
-    /// What brought it about.
+    /// Its cause.
     #[serde(rename = "type")]
     pub kind: TransactionType,
     /// Whether it was a resync.
     pub resync: Resync,
-    /// What it was for.
+    /// The description that was given.
     #[serde(default)]
     pub description: String,
-    /// The transaction whose failures are tried again.
+    /// The transaction whose failures are retried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_for: Option<u64>,
     /// Which retry it is.
@@ -136,29 +158,29 @@ pub struct TransactionRecord {
     pub start: Timestamp,
     /// When it ended.
     pub stop: Timestamp,
-    /// What was handed in, in key order.
+    /// The given values, in key order.
     pub values: Vec<InputValue>,
-    /// What was to be done.
+    /// The planned operations.
     pub planned: Vec<OperationRecord>,
-    /// What was done.
+    /// The executed operations.
     pub executed: Vec<OperationRecord>,
-    /// What failed.
+    /// The values that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<KeyError>,
-    /// Whether it was taken back.
+    /// Whether it was reverted.
     #[serde(default)]
     pub reverted: bool,
-    /// What was made ahead of a failure, beside what the record says, and taken back. Empty unless
-    /// operations may run side by side.
+    /// Operations that ran ahead of a failure and were undone. Empty unless operations run in
+    /// parallel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ahead: Vec<OperationRecord>,
-    /// What a descriptor should have done otherwise.
+    /// Mistakes of descriptors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
 impl TransactionRecord {
-    /// About how many bytes the record takes.
+    /// About the number of bytes that the record takes.
     pub(crate) fn weight(&self) -> usize {
         let value = |value: &Option<Value>| value.as_ref().map_or(0, Value::weight);
         let operation = |one: &OperationRecord| {
@@ -178,7 +200,7 @@ impl TransactionRecord {
                 .sum::<usize>()
     }
 
-    /// The keys whose values the transaction touched.
+    /// The keys that the transaction changed, in the order of its operations.
     pub fn touched(&self) -> impl Iterator<Item = &Key> {
         self.executed.iter().map(|operation| &operation.key)
     }

@@ -1,12 +1,12 @@
-//! Bringing the graph into line with what the south really holds.
+//! Updates the graph with the values retrieved from the south.
 //!
-//! Asking is the shell's business; this module says what to tell a descriptor before it looks
-//! ([`known`]) and what its answer means ([`Refresh::apply`]).
+//! The worker calls the descriptors; this module computes their argument ([`known`]) and applies
+//! their answer ([`Refresh::apply`]).
 //!
-//! A base value counts as it was found. A derived value is only visible through its base, so what
-//! the graph knows about it decides: one that waits still waits, one whose creation failed is still
-//! not there, and while an operation on the base itself has failed its parts are as they were,
-//! whatever the base says.
+//! A base value counts as it was found. A derived value is only visible through its base, so the
+//! graph decides: one that waits still waits, one whose creation failed still does not exist, and
+//! after a failed operation on the base its derived values are as they were, whatever the base
+//! implies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::state::{Operation, Origin, ValueState};
 use crate::transaction::Wanted;
 use crate::value::{Metadata, Value};
 
-/// What the engine believes about a descriptor's values. Before the south was ever looked at, that
-/// is what the north wants; afterwards it is what is available, with its metadata.
+/// The known values of a descriptor. Before the first retrieval these are the wanted values;
+/// afterwards the available ones, with their metadata.
 pub(crate) fn known(
     graph: &Graph,
     registry: &Registry,
@@ -68,32 +68,32 @@ pub(crate) fn base_values(
         .collect()
 }
 
-/// One look at the south.
+/// One retrieval.
 pub(crate) struct Refresh<'a> {
     pub(crate) graph: &'a mut Graph,
     pub(crate) registry: &'a Registry,
     pub(crate) indexes: Option<&'a MetadataIndexes>,
-    /// Where a value came from the last time it was seen.
+    /// The origin of a value when it was last retrieved.
     pub(crate) remembered: &'a dyn Fn(&Key) -> Option<Origin>,
     pub(crate) findings: &'a mut Findings,
 }
 
-/// What several looks that belong together found out.
+/// The combined result of several retrievals.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    /// What a descriptor should have answered otherwise.
+    /// Mistakes in the answers of descriptors.
     pub(crate) warnings: Vec<String>,
-    /// Derived values seen for the first time, each after its base.
+    /// Derived values found for the first time, each after its base.
     fresh: Vec<(KeyId, KeyId)>,
-    /// Operations that were made ahead of a failure and taken back.
+    /// Operations that ran ahead of a failure and were undone.
     pub(crate) ahead: Vec<OperationRecord>,
-    /// Values already taken down as touched.
+    /// Values already recorded as touched.
     pub(crate) touched: Vec<KeyId>,
 }
 
 impl Findings {
-    /// To be called when every descriptor was asked: a derived value seen for the first time can
-    /// only be there if what it needs is.
+    /// To be called after all retrievals: a derived value found for the first time can only exist if
+    /// its dependencies do.
     pub(crate) fn settle(&mut self, graph: &mut Graph) {
         for (base, id) in std::mem::take(&mut self.fresh) {
             if graph.node(id).is_some() && !graph.is_ready(id) {
@@ -107,7 +107,7 @@ impl Findings {
 }
 
 impl Refresh<'_> {
-    /// Takes in what a descriptor found; with `only`, looks at nothing but those values.
+    /// Applies the answer of a descriptor; with `only`, to those values alone.
     pub(crate) fn apply(
         &mut self,
         descriptor: DescriptorId,
@@ -261,7 +261,7 @@ impl Refresh<'_> {
         obtained: bool,
     ) {
         let known = self.graph.node(id);
-        // An operation on the base broke off before its parts were touched.
+        // An operation on the base was interrupted before its derived values were touched.
         if base_state.is_failure() && descriptor.is_some() {
             if known.is_some_and(|node| node.state == ValueState::Missing) {
                 self.doubt(id, value);
@@ -285,7 +285,7 @@ impl Refresh<'_> {
         node.base = Some(base);
         node.descriptor = descriptor;
         node.value = Some(value.clone());
-        // The base says nothing about how far a failed operation on a part of it got.
+        // The base does not show how far a failed operation on a derived value got.
         node.uncertain = node.uncertain && node.state.is_failure();
         node.state = match node.state {
             ValueState::Nonexistent | ValueState::Removed => match (obtained, base_state) {
@@ -299,8 +299,8 @@ impl Refresh<'_> {
         self.set_edges(id, obtained, &value);
     }
 
-    /// A derived value was taken to be missing because its base was; now the base is there after
-    /// all, and nobody knows whether it had to be made again.
+    /// A derived value counted as missing because its base did; now the base exists after all, and
+    /// it is unknown whether the derived value had to be created again.
     fn doubt(&mut self, id: KeyId, value: Value) {
         let node = self.graph.write(id);
         node.value = Some(value);
@@ -330,13 +330,13 @@ impl Refresh<'_> {
                 self.graph.remove(derived);
                 continue;
             }
-            // What the last operation on it did stays unknown, even if its base seems to be gone.
+            // The effect of its last operation stays unknown, even if its base seems to be gone.
             self.lost(derived);
         }
         if gone { self.graph.remove(id) } else { self.lost(id) }
     }
 
-    /// The value is not there.
+    /// The value does not exist.
     fn lost(&mut self, id: KeyId) {
         let Some(node) = self.graph.node(id) else {
             return;
@@ -344,7 +344,7 @@ impl Refresh<'_> {
         if !node.available && !node.uncertain && node.state != ValueState::Configured {
             return;
         }
-        // Nobody can take away what nobody can name.
+        // A value without a descriptor cannot be deleted.
         let nameless = node.value.is_none();
         if node.base.is_some()
             && (nameless || matches!(node.state, ValueState::Obtained | ValueState::Discovered))

@@ -1,4 +1,4 @@
-//! Which descriptor answers for which key, and in which order descriptors are asked what they see.
+//! The registered descriptors: which one serves a key, and in which order they retrieve.
 //!
 //! Always holds: no two prefixes overlap, so a key has at most one descriptor; the retrieve order
 //! has no cycle. Both are checked when registering: a mistake is an error at start, never later.
@@ -9,35 +9,36 @@ use std::sync::Arc;
 
 use crate::erased::ErasedDescriptor;
 
-/// Stands for a descriptor in the graph's nodes.
+/// The number of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct DescriptorId(u16);
 
 /// Why a descriptor was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The name is taken.
     #[error("descriptor {0} already exists")]
     Exists(String),
-    /// It answers for no key at all.
+    /// It has no key prefix.
     #[error("descriptor {0} has no key prefix, or an empty one")]
     NoPrefix(String),
-    /// Another descriptor would answer for the same keys.
+    /// Another descriptor serves some of its keys.
     #[error("prefix {prefix} of descriptor {name} overlaps {other_prefix} of descriptor {other}")]
     Overlap {
         /// The descriptor that was refused.
         name: String,
         /// Its prefix.
         prefix: String,
-        /// The descriptor that stands in the way.
+        /// The descriptor that has the prefix already.
         other: String,
         /// Its prefix.
         other_prefix: String,
     },
-    /// Retrieve order would go in a circle.
+    /// The order of retrieval has a cycle.
     #[error("retrieve order has a cycle: {}", .0.join(" after "))]
     Cycle(Vec<String>),
-    /// More descriptors than the engine can number.
+    /// There are more than 65,535 descriptors.
     #[error("there are too many descriptors")]
     TooMany,
 }

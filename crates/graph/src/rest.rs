@@ -1,8 +1,8 @@
 //! The engine over HTTP: `/scheduler/…`.
 //!
-//! The paths and arguments are those of the original, its misspelt one included, and two of ours,
-//! `plan` and `commit`. A bad argument answers 400 and says what would be right; something that is
-//! not known answers 404.
+//! The paths and arguments are those of Ligato's KVScheduler, its misspelt one included, and two of
+//! ours, `plan` and `commit`. A bad argument is answered with 400 and the values that are allowed, an
+//! unknown transaction, key or descriptor with 404.
 
 mod arguments;
 
@@ -18,11 +18,23 @@ use serde::Deserialize;
 use serde_json::json;
 
 use self::arguments::Arguments;
-use crate::clock::parse_duration;
 use crate::engine::{Engine, Error, View};
+use crate::time::parse_duration;
 use crate::transaction::{OnFailure, Resync, Retry, Transaction};
 
 /// The routes of one engine.
+///
+/// ```
+/// use mainstay_graph::{Builder, Options, rest};
+///
+/// # fn main() -> Result<(), mainstay_graph::Error> {
+/// let (engine, _service) = Builder::new(Options::default()).build()?;
+/// let app: axum::Router = rest::router(engine);
+/// // axum::serve(listener, app).await
+/// # let _ = app;
+/// # Ok(())
+/// # }
+/// ```
 pub fn router(engine: Engine) -> Router {
     Router::new()
         .route("/scheduler/graph", get(graph))
@@ -41,12 +53,12 @@ pub fn router(engine: Engine) -> Router {
         .with_state(engine)
 }
 
-/// Why a request was not answered as asked.
+/// Why a request failed.
 #[derive(Debug)]
 enum Refusal {
-    /// The request makes no sense.
+    /// The request is not valid.
     Bad(String),
-    /// The engine could not.
+    /// The engine returned an error.
     Engine(Error),
 }
 

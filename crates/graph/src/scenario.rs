@@ -1,8 +1,21 @@
-//! Scenarios: a made-up south, steps, and what must come of them, in one file.
+//! Scenarios: a simulated south, steps, and the expected results, in one file.
 //!
-//! A scenario describes descriptors, what the south holds and where it fails, and a list of steps
-//! with expectations. [`run`] plays it against a real engine with a clock that is moved by hand, so
-//! that the same file gives the same result every time. `docs/graph-scenarios.md` is the reference.
+//! A scenario describes descriptors, the content of the south and where it fails, and a list of steps
+//! with expectations. [`play`] runs it against a real engine with a manual clock, so that the same
+//! file gives the same result every time. `docs/graph-scenarios.md` is the reference.
+//!
+//! ```
+//! use mainstay_graph::scenario;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = "descriptors: [{name: thing, prefix: thing/}]\nsteps: [{txn: {set: {thing/a: {}}}}]";
+//! let played = scenario::play(&scenario::parse(file)?).await?;
+//! assert!(played.report.differences.is_empty());
+//! played.stop().await;
+//! # Ok(())
+//! # }
+//! ```
 
 mod compare;
 mod file;
@@ -14,16 +27,17 @@ pub use self::file::Scenario;
 pub use self::play::{Played, play};
 pub use self::report::{Report, StepReport};
 
-/// Why a scenario could not be played.
+/// Why a scenario cannot be played.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The file is not a scenario.
     #[error("not a scenario: {0}")]
     Syntax(String),
-    /// The descriptors do not go together.
+    /// A descriptor was refused.
     #[error(transparent)]
     Registration(#[from] crate::registry::Error),
-    /// The engine gave up.
+    /// The engine returned an error.
     #[error(transparent)]
     Engine(#[from] crate::engine::Error),
 }
@@ -33,7 +47,7 @@ pub fn parse(text: &str) -> Result<Scenario, Error> {
     read_yaml(text).map_err(Error::Syntax)
 }
 
-/// Reads YAML in which only `true` and `false` are truth values: an item may be called `y` or `on`.
+/// Reads YAML in which only `true` and `false` are booleans: an item may be called `y` or `on`.
 pub(crate) fn read_yaml<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
     let options = serde_saphyr::options! { strict_booleans: true };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())

@@ -1,21 +1,29 @@
-//! The words of the engine: what state a value is in, what was done to it, where it came from.
+//! The states of values, the kinds of operations, and the origins of values.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What state a value is in.
+/// The state of a value.
+///
+/// ```
+/// use mainstay_graph::ValueState;
+///
+/// assert_eq!(ValueState::Configured.name(), "CONFIGURED");
+/// assert!(ValueState::Retrying.is_failure());
+/// ```
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[non_exhaustive]
 pub enum ValueState {
-    /// Never existed, or is gone.
+    /// Never existed, or was deleted.
     #[default]
     Nonexistent,
-    /// Was configured, but the last look at the south did not find it.
+    /// Was configured, but the last retrieval did not find it.
     Missing,
-    /// Wanted, but no descriptor knows it.
+    /// Wanted, but there is no descriptor for its key.
     Unimplemented,
     /// Being deleted, or between the two halves of a re-creation.
     Removed,
@@ -29,9 +37,9 @@ pub enum ValueState {
     Pending,
     /// Wanted, but its validation failed.
     Invalid,
-    /// The last operation failed and none is planned.
+    /// The last operation failed and is not retried.
     Failed,
-    /// The last operation failed and will be tried again.
+    /// The last operation failed and is retried.
     Retrying,
 }
 
@@ -51,7 +59,7 @@ impl ValueState {
         Self::Retrying,
     ];
 
-    /// The name as people read it.
+    /// The name in logs and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nonexistent => "NONEXISTENT",
@@ -73,7 +81,7 @@ impl ValueState {
         matches!(self, Self::Failed | Self::Retrying)
     }
 
-    /// Where a value in this state comes from.
+    /// The origin of a value in this state.
     pub fn origin(self) -> Origin {
         match self {
             Self::Obtained => Origin::South,
@@ -89,27 +97,28 @@ impl fmt::Display for ValueState {
     }
 }
 
-/// What was done, or was to be done, to a value.
+/// The kind of an operation on a value.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 #[serde(rename_all = "UPPERCASE")]
+#[non_exhaustive]
 pub enum Operation {
-    /// Nothing is known to have been done.
+    /// No operation is known.
     #[default]
     Undefined,
-    /// The value was looked over.
+    /// The value was checked.
     Validate,
-    /// The value was brought into being.
+    /// The value was created.
     Create,
     /// The value was changed in place.
     Update,
-    /// The value was taken away.
+    /// The value was deleted.
     Delete,
 }
 
 impl Operation {
-    /// The name as people read it.
+    /// The name in logs and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Undefined => "UNDEFINED",
@@ -127,17 +136,18 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Who brought a value.
+/// Where a value comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Origin {
-    /// Not known; the engine works it out from what it remembers.
+    /// Not known; the engine derives it from its history.
     #[default]
     #[serde(rename = "unknown")]
     Unknown,
     /// Wanted by the user.
     #[serde(rename = "NB")]
     North,
-    /// Made by the controlled system itself.
+    /// Made by the south itself.
     #[serde(rename = "SB")]
     South,
 }

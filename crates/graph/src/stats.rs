@@ -1,4 +1,4 @@
-//! Numbers about one engine: nothing here is shared between engines.
+//! The statistics of one engine. Engines share none.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -42,7 +42,7 @@ impl Histogram {
     }
 }
 
-/// What an engine counts.
+/// The counters of an engine.
 #[derive(Debug, Clone)]
 pub(crate) struct Stats {
     start: Timestamp,
@@ -54,24 +54,25 @@ pub(crate) struct Stats {
     reverted: u64,
 }
 
-/// The numbers, for showing.
+/// The statistics of an engine, for reading.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct StatsView {
-    /// Since when.
+    /// The start of the engine.
     pub since: Timestamp,
-    /// How many values there are.
+    /// The number of values.
     pub values: usize,
-    /// How many requests wait.
+    /// The number of requests that wait.
     pub queue_length: usize,
-    /// How many may.
+    /// The most requests that may wait.
     pub queue_capacity: usize,
-    /// How many found no room.
+    /// Requests that were refused because the queue was full.
     pub dropped: u64,
     /// Transactions by type.
     pub transactions: BTreeMap<String, u64>,
     /// Values that failed in a transaction.
     pub errors: u64,
-    /// Transactions taken back.
+    /// Reverted transactions.
     pub reverted: u64,
     /// Operations by kind.
     pub operations: BTreeMap<String, OperationStats>,
@@ -83,14 +84,15 @@ pub struct StatsView {
     wait: Histogram,
 }
 
-/// How often an operation was done, and how long it took.
+/// The number and duration of operations of one kind.
 #[derive(Debug, Clone, Default, Serialize)]
+#[non_exhaustive]
 pub struct OperationStats {
-    /// How often.
+    /// The number of operations.
     pub count: u64,
-    /// How often it failed.
+    /// The number of failures.
     pub failed: u64,
-    /// How long altogether.
+    /// The total time.
     pub seconds: f64,
 }
 
@@ -177,7 +179,7 @@ impl Stats {
 }
 
 impl StatsView {
-    /// The numbers in the text format that Prometheus reads.
+    /// The statistics in the text format of Prometheus.
     pub fn prometheus(&self) -> String {
         let mut out = String::new();
         let name = "mainstay_graph";

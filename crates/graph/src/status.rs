@@ -1,13 +1,13 @@
 //! The status of values, and watching it.
 //!
-//! A watcher has a bounded queue of its own. The engine never waits for a watcher; a watcher that
-//! falls behind is told how many changes it missed and reads the present state again. Nothing is
-//! lost silently.
+//! Each watcher has a bounded queue. The engine never waits for a watcher; one that falls behind gets
+//! the number of changes it missed and reads the present state again.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -16,29 +16,30 @@ use crate::graph::{Circles, Graph};
 use crate::key::{Key, KeyId};
 use crate::state::{Operation, ValueState};
 
-/// How a value stands.
+/// The status of a value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ValueStatus {
     /// Its key.
     pub key: Key,
     /// Its state.
     pub state: ValueState,
-    /// What was last done to it.
+    /// The last operation on it.
     #[serde(rename = "lastOperation")]
     pub last_operation: Operation,
-    /// Why that failed.
+    /// The error of that operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The dependencies that are not met, or the fields that are not valid.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub details: Vec<String>,
-    /// The circle of waiting values it is part of.
+    /// The dependency cycle that it waits in.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycle: Vec<Key>,
-    /// Whether the south may differ: the last operation on it broke off.
+    /// Whether the south may differ: the last operation was interrupted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub uncertain: bool,
-    /// What the user wrote on it.
+    /// The labels of the user.
     #[serde(default, skip_serializing_if = "UserLabels::is_empty")]
     pub labels: UserLabels,
     /// The values derived from it, in key order.
@@ -46,8 +47,8 @@ pub struct ValueStatus {
     pub derived: Vec<ValueStatus>,
 }
 
-/// The status of a value, its derived values included. `circles` is shared by all that are asked
-/// about at one moment.
+/// The status of a value, its derived values included. `circles` is shared by all statuses of one
+/// moment.
 pub(crate) fn status(graph: &Graph, id: KeyId, circles: &mut Circles) -> ValueStatus {
     let key = graph.key(id).clone();
     let Some(node) = graph.node(id) else {
@@ -86,12 +87,13 @@ pub(crate) fn status(graph: &Graph, id: KeyId, circles: &mut Circles) -> ValueSt
     }
 }
 
-/// What a watcher hears.
+/// An event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WatchEvent {
     /// A value changed.
     Status(Arc<ValueStatus>),
-    /// This many changes did not fit the queue: read the state again.
+    /// This many changes did not fit the queue: read the status again.
     Missed(usize),
 }
 
@@ -104,16 +106,16 @@ struct Queue {
     wake: Notify,
 }
 
-/// Hears of status changes.
+/// A watch on the status of values; made by [`Engine::watch`](crate::Engine::watch).
 pub struct StatusWatch(Arc<Queue>);
 
 impl StatusWatch {
-    /// The next change; none once the engine is gone.
+    /// Waits for the next change; none once the engine has stopped.
     pub async fn next(&mut self) -> Option<WatchEvent> {
         loop {
             let woken = self.0.wake.notified();
             {
-                let mut events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut events = self.0.events.lock();
                 if let Some(event) = events.0.pop_front() {
                     return Some(WatchEvent::Status(event));
                 }
@@ -127,9 +129,9 @@ impl StatusWatch {
         }
     }
 
-    /// The next change if there already is one.
+    /// The next change, if one is queued.
     pub fn try_next(&mut self) -> Option<WatchEvent> {
-        let mut events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.0.events.lock();
         if let Some(event) = events.0.pop_front() {
             return Some(WatchEvent::Status(event));
         }
@@ -172,7 +174,7 @@ impl Watchers {
         StatusWatch(queue)
     }
 
-    /// Tells everyone who wants to know about these base values.
+    /// Queues the status of these base values for every watcher whose filter accepts them.
     pub(crate) fn tell(&self, graph: &Graph, bases: impl FnOnce() -> BTreeSet<KeyId>) {
         let queues: Vec<Arc<Queue>> = {
             let mut watchers = self.lock();
@@ -187,7 +189,7 @@ impl Watchers {
             let mut told: Option<Arc<ValueStatus>> = None;
             for queue in queues.iter().filter(|queue| (queue.filter)(graph.key(id))) {
                 let status = told.get_or_insert_with(|| Arc::new(status(graph, id, &mut circles)));
-                let mut events = queue.events.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut events = queue.events.lock();
                 if events.1 == 0 && events.0.len() < queue.capacity {
                     events.0.push_back(Arc::clone(status));
                 } else {
@@ -198,15 +200,15 @@ impl Watchers {
         }
     }
 
-    /// Tells everyone that nothing more will come.
+    /// Ends all watches.
     pub(crate) fn close(&self) {
         for queue in self.lock().iter().filter_map(Weak::upgrade) {
-            queue.events.lock().unwrap_or_else(PoisonError::into_inner).2 = true;
+            queue.events.lock().2 = true;
             queue.wake.notify_one();
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Queue>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Queue>>> {
+        self.0.lock()
     }
 }

@@ -1,7 +1,7 @@
-//! What a user hands in: a transaction with its options.
+//! Transactions with their options, and notifications.
 //!
-//! A transaction is a set of wanted values; a key mentioned twice counts once, with the last word.
-//! By default a failure takes the whole transaction back; a resync does as much as it can instead.
+//! A transaction is a set of wanted values; of a key that is set twice the last value counts. By
+//! default a failure reverts the whole transaction; a resync applies as much as it can instead.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,28 +13,40 @@ use crate::descriptor::{Model, UserLabels};
 use crate::key::Key;
 use crate::value::{Metadata, Value, ValueType};
 
-/// Why a transaction was refused before anything was done.
+/// Why a transaction is not valid; it was not executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
-    /// Taking back a resync would undo repairs.
+    /// Reverting a resync would undo repairs.
     #[error("a resync cannot be reverted; use best effort")]
     RevertedResync,
-    /// A downstream resync works from what is already wanted.
+    /// A downstream resync uses the values that are already wanted.
     #[error("a downstream resync takes no values")]
     DownstreamValues,
-    /// A value without a name.
+    /// A value without a key.
     #[error("a key is empty")]
     EmptyKey,
 }
 
-/// When and how often a failed operation is tried again.
+/// When and how often a failed operation is retried.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use mainstay_graph::{Retry, Transaction};
+///
+/// let retry = Retry::every(Duration::from_secs(5)).max(10).backoff(false);
+/// let change = Transaction::new().set_typed("a", 1_u32).retry(retry);
+/// assert_eq!(change.keys().count(), 1);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Retry {
-    /// How long to wait before the first retry.
+    /// The pause before the first retry.
     pub period: Duration,
-    /// How many retries; 0 for no limit.
+    /// The most retries; 0 for no limit.
     pub max: u32,
-    /// Whether the wait doubles each time.
+    /// Whether the pause doubles each time.
     pub backoff: bool,
 }
 
@@ -45,7 +57,26 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// The wait before a retry, counted from 1; none if it is one too many.
+    /// Retries after this pause, with the limit and the back-off of the default.
+    pub fn every(period: Duration) -> Self {
+        Self { period, ..Self::default() }
+    }
+
+    /// Sets the most retries; 0 for no limit.
+    #[must_use]
+    pub fn max(mut self, max: u32) -> Self {
+        self.max = max;
+        self
+    }
+
+    /// Sets whether the pause doubles each time.
+    #[must_use]
+    pub fn backoff(mut self, backoff: bool) -> Self {
+        self.backoff = backoff;
+        self
+    }
+
+    /// The pause before a retry, counted from 1; none if the limit is exceeded.
     pub(crate) fn delay(&self, attempt: u32) -> Option<Duration> {
         let allowed = self.max == 0 || attempt <= self.max;
         let factor =
@@ -54,28 +85,29 @@ impl Retry {
     }
 }
 
-/// How wanted values and the south are brought together.
+/// Which values a transaction lists, and whether the south is retrieved first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[non_exhaustive]
 pub enum Resync {
-    /// Not at all: only the given values change.
+    /// Not a resync: only the listed values change.
     #[default]
     NotResync,
-    /// The transaction holds everything that is wanted; the south is looked at first.
+    /// The transaction lists every wanted value; the south is retrieved first.
     FullResync,
-    /// The transaction holds everything that is wanted; the south is as remembered.
+    /// The transaction lists every wanted value; the south is as remembered.
     UpstreamResync,
-    /// What is wanted is as remembered; the south is looked at first.
+    /// The wanted values are as remembered; the south is retrieved first.
     DownstreamResync,
 }
 
 impl Resync {
-    /// Whether the south is looked at first.
+    /// Whether the south is retrieved first.
     pub fn refreshes(self) -> bool {
         matches!(self, Self::FullResync | Self::DownstreamResync)
     }
 }
 
-/// Reads names and numbers; what it does not know is no resync.
+/// Reads names and numbers; any other text or number is [`Resync::NotResync`].
 impl<'de> Deserialize<'de> for Resync {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match serde_json::Value::deserialize(deserializer)? {
@@ -95,24 +127,25 @@ impl<'de> Deserialize<'de> for Resync {
     }
 }
 
-/// What brought a transaction about.
+/// The cause of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
 pub enum TransactionType {
-    /// The user.
+    /// A commit of the user.
     NBTransaction,
-    /// The controlled system.
+    /// A notification of the south.
     SBNotification,
-    /// Operations that failed before.
+    /// A retry of failed operations.
     RetryFailedOps,
-    /// Values whose descriptor has arrived.
+    /// A new descriptor, for values that waited for it.
     RetryUnimplOps,
-    /// Written by something newer than this.
+    /// A type written by a newer version.
     #[serde(rename = "-1")]
     Unknown,
 }
 
 impl TransactionType {
-    /// The name as people read it.
+    /// The name in logs and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::NBTransaction => "NBTransaction",
@@ -124,7 +157,7 @@ impl TransactionType {
     }
 }
 
-/// Reads names and numbers; what it does not know is [`TransactionType::Unknown`].
+/// Reads names and numbers; any other text or number is [`TransactionType::Unknown`].
 impl<'de> Deserialize<'de> for TransactionType {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match serde_json::Value::deserialize(deserializer)? {
@@ -146,24 +179,40 @@ impl<'de> Deserialize<'de> for TransactionType {
     }
 }
 
-/// What happens to a transaction when one of its operations fails.
+/// How a transaction handles a failed operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum OnFailure {
-    /// Everything done so far is taken back.
+    /// The operations so far are reverted.
     Revert,
-    /// Everything that can be done is done.
+    /// Every operation that is possible is executed.
     BestEffort,
 }
 
-/// A wanted value; none to have it gone.
+/// A wanted value; none to delete it.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) value: Option<Value>,
     pub(crate) labels: Option<Arc<UserLabels>>,
 }
 
-/// A set of changes that belong together.
+/// A set of changes that are applied together.
+///
+/// ```
+/// use mainstay_graph::{OnFailure, Retry, Transaction};
+///
+/// let change = Transaction::new()
+///     .set_typed("interface/eth0", 1500_u32)
+///     .delete("interface/eth1")
+///     .on_failure(OnFailure::BestEffort)
+///     .retry(Retry::default())
+///     .description("replace eth1");
+/// assert_eq!(change.keys().map(|key| key.as_str()).collect::<Vec<_>>(), [
+///     "interface/eth0",
+///     "interface/eth1",
+/// ]);
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct Transaction {
     pub(crate) values: BTreeMap<Key, Wanted>,
@@ -175,45 +224,52 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// A transaction that changes nothing yet.
+    /// An empty transaction.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A transaction that looks at the south and mends what differs from what is wanted.
+    /// A transaction that retrieves the south and repairs every difference to the wanted values.
     pub fn downstream_resync() -> Self {
         Self::new().resync(Resync::DownstreamResync)
     }
 
-    /// Wants a value under a key.
+    /// Sets the value of a key.
     #[must_use]
     pub fn set(mut self, key: impl Into<Key>, value: impl Into<Value>) -> Self {
         self.values.insert(key.into(), Wanted { value: Some(value.into()), labels: None });
         self
     }
 
-    /// Wants a typed value under a key.
+    /// Sets the typed value of a key.
     #[must_use]
     pub fn set_typed<V: ValueType>(self, key: impl Into<Key>, value: V) -> Self {
         self.set(key, Value::new(value))
     }
 
-    /// Wants a value under the key its model gives it; a value the model cannot name is refused
-    /// when the transaction is committed.
+    /// Sets a value under the key of its model. Committing fails if the model gives no key.
+    ///
+    /// ```
+    /// use mainstay_graph::{PrefixModel, Transaction};
+    ///
+    /// let names = PrefixModel::new("name/", |name: &String| Some(name.clone()));
+    /// let change = Transaction::new().put(&names, "eth0".to_owned());
+    /// assert_eq!(change.keys().next().unwrap().as_str(), "name/eth0");
+    /// ```
     #[must_use]
     pub fn put<M: Model>(self, model: &M, value: M::Value) -> Self {
         let key = model.key(&value).unwrap_or_else(|| Key::from(""));
         self.set(key, Value::new(value))
     }
 
-    /// Wants a key gone.
+    /// Deletes a key.
     #[must_use]
     pub fn delete(mut self, key: impl Into<Key>) -> Self {
         self.values.insert(key.into(), Wanted { value: None, labels: None });
         self
     }
 
-    /// Puts labels on a value set before.
+    /// Puts labels on a value that was set before; ignored for other keys.
     #[must_use]
     pub fn labels(mut self, key: &str, labels: UserLabels) -> Self {
         if let Some(wanted) = self.values.get_mut(key) {
@@ -222,35 +278,35 @@ impl Transaction {
         self
     }
 
-    /// Makes it a resync.
+    /// Makes the transaction a resync.
     #[must_use]
     pub fn resync(mut self, resync: Resync) -> Self {
         self.resync = resync;
         self
     }
 
-    /// Says what happens on failure; the default is to revert, and best effort for a resync.
+    /// Sets how failures are handled; the default is to revert, and best effort for a resync.
     #[must_use]
     pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
         self.on_failure = Some(on_failure);
         self
     }
 
-    /// Tries failed operations on these values again.
+    /// Retries failed operations on these values.
     #[must_use]
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = Some(retry);
         self
     }
 
-    /// Says what the transaction is for.
+    /// Sets a description for the history.
     #[must_use]
     pub fn description(mut self, description: impl Into<String>) -> Self {
         self.description = description.into();
         self
     }
 
-    /// Gives up on an operation that takes longer; what it did is then looked up in the south.
+    /// Cancels an operation that takes longer; its effect is then retrieved from the south.
     #[must_use]
     pub fn operation_timeout(mut self, timeout: Duration) -> Self {
         self.operation_timeout = Some(timeout);
@@ -284,19 +340,28 @@ impl Transaction {
     }
 }
 
-/// What the south has to say: values it made, changed or took away by itself.
+/// Values that the south created, changed or deleted by itself.
+///
+/// ```
+/// use mainstay_graph::{Metadata, Notification, Value};
+///
+/// let event = Notification::new()
+///     .set("link/eth0", Value::new(true), Some(Metadata::new(7_u32)))
+///     .delete("link/eth1");
+/// # let _ = event;
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct Notification {
     pub(crate) values: BTreeMap<Key, (Option<Value>, Option<Metadata>)>,
 }
 
 impl Notification {
-    /// A notification that says nothing yet.
+    /// An empty notification.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A value is there, with its metadata.
+    /// A value that exists now, with its metadata.
     #[must_use]
     pub fn set(
         mut self,
@@ -308,7 +373,7 @@ impl Notification {
         self
     }
 
-    /// A value is gone.
+    /// A value that no longer exists.
     #[must_use]
     pub fn delete(mut self, key: impl Into<Key>) -> Self {
         self.values.insert(key.into(), (None, None));

@@ -1,4 +1,4 @@
-//! Values and metadata, with their types put aside.
+//! Values and metadata of any type.
 //!
 //! A descriptor is written against a Rust type; the graph holds values of every type side by side.
 //! [`Value`] is the bridge: shared, compared and shown without knowing the type, and given back to
@@ -12,7 +12,8 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What a Rust type must offer to be a value: nothing to implement, only to derive.
+/// The traits that a Rust type needs to be a value. They are derived; this one is implemented for
+/// every type that has them.
 pub trait ValueType:
     Serialize + DeserializeOwned + PartialEq + fmt::Debug + Send + Sync + 'static
 {
@@ -68,6 +69,15 @@ impl std::io::Write for Counted {
 }
 
 /// A value of any type. Cheap to clone.
+///
+/// ```
+/// use mainstay_graph::Value;
+///
+/// let value = Value::new(1500_u32);
+/// assert_eq!(value.get::<u32>(), Some(&1500));
+/// assert_eq!(value.get::<u64>(), None);
+/// assert_eq!(value.json(), serde_json::json!(1500));
+/// ```
 #[derive(Clone)]
 pub struct Value(Arc<dyn Erased>);
 
@@ -87,7 +97,7 @@ impl Value {
         self.0.json()
     }
 
-    /// How many bytes the value takes when written down.
+    /// The number of bytes that the value takes as JSON.
     pub fn weight(&self) -> usize {
         self.0.weight()
     }
@@ -129,8 +139,8 @@ impl<'de> Deserialize<'de> for Value {
     }
 }
 
-/// What a descriptor remembers about an applied value: an index, a handle, a name given by the
-/// south. Shares everything with [`Value`] but its meaning.
+/// A descriptor's data about an applied value: an index, a handle, a name given by the south. The
+/// same type as [`Value`] with another meaning.
 pub type Metadata = Value;
 
 #[cfg(test)]

@@ -1,20 +1,20 @@
-//! The walk: from wanted values to operations, in the right order.
+//! The walk: computes the operations for wanted values, in dependency order.
 //!
-//! The same walk plans and executes. It is a machine without input or output: [`Walk::step`] runs
-//! until it needs an operation done in the south, hands out a [`Call`], and goes on when it is told
-//! how that went. A plan answers every call with success and takes the graph's changes back
-//! afterwards; an execution asks the descriptor.
+//! The same walk plans and executes. It is a state machine without input or output: [`Walk::step`]
+//! runs until it needs an operation in the south, returns a [`Call`], and goes on when it gets the
+//! result. A plan answers every call with success and rolls the graph back afterwards; an execution
+//! calls the descriptor.
 //!
-//! Applying a value may apply others: creating one creates those that waited for it, deleting one
-//! first deletes those that need it, and both take their derived values along. What would be
-//! recursion is a stack of frames here, so that a chain of any length fits.
+//! Applying a value may apply others: creating one creates the values that waited for it, deleting
+//! one first deletes its dependents, and both apply to its derived values too. A stack of frames
+//! takes the place of recursion, so that a chain of any length fits.
 //!
 //! Always holds: a value is created after everything it depends on and deleted before it; a key is
 //! never applied while it is already being applied further up the stack.
 //!
-//! Enter at [`Walk::new`]; [`items`] is the list that is worked off, [`create`], [`update`] and
-//! [`delete`] hold the three flows, [`early`] the cases where a change further down the list is better
-//! made now, [`failure`] what a failure means.
+//! Enter at [`Walk::new`]; [`items`] is the list of values to apply, [`create`], [`update`] and
+//! [`delete`] hold the three flows, [`early`] the cases where a later item of the list is applied
+//! before its turn, [`failure`] the handling of failures.
 
 mod create;
 mod delete;
@@ -41,7 +41,7 @@ use crate::state::{Operation, Origin, ValueState};
 use crate::transaction::{Retry, TransactionType};
 use crate::value::{Metadata, Value};
 
-/// Something to be done in the south.
+/// An operation to run in the south.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     pub(crate) id: KeyId,
@@ -55,21 +55,21 @@ pub(crate) struct Call {
     pub(crate) revert: bool,
 }
 
-/// How a call went.
+/// The result of a call.
 pub(crate) type Answer = Result<Option<Metadata>, OperationError>;
 
-/// What the walk needs next.
+/// The next step of a walk.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// An operation; to be answered at the next step.
+    /// An operation to run; its result is the argument of the next step.
     Call(Call),
-    /// A look at what is left of the values that failed, before anything is put back.
+    /// A retrieval of the values that failed, before the transaction is reverted.
     Refresh(HashSet<KeyId>),
-    /// Nothing: it is over.
+    /// The walk has ended.
     Done,
 }
 
-/// What the walk must know about its transaction.
+/// The walk's share of its transaction.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) seq: u64,
@@ -78,9 +78,9 @@ pub(crate) struct Settings {
     pub(crate) reverts: bool,
     pub(crate) attempt: u32,
     pub(crate) registry: Arc<Registry>,
-    /// Whether a journal must know which derived values are about to change.
+    /// Whether the journal records which derived values are about to change.
     pub(crate) journalled: bool,
-    /// Where metadata is kept; none while planning.
+    /// The metadata of values; none while planning.
     pub(crate) indexes: Option<MetadataIndexes>,
 }
 
@@ -91,7 +91,7 @@ struct How {
     origin: Origin,
     revert: bool,
     recreate: bool,
-    /// A derived value that nothing is to be done for.
+    /// A derived value that needs no operation.
     property: bool,
 }
 
@@ -104,7 +104,7 @@ struct Child {
 }
 
 impl How {
-    /// For a value of its own.
+    /// For a base value.
     fn base(origin: Origin, revert: bool) -> Self {
         Self { base: None, origin, revert, recreate: false, property: false }
     }
@@ -123,13 +123,13 @@ struct Before {
     error: Option<Arc<Failure>>,
 }
 
-/// Whether something failed in a way that concerns whoever asked.
+/// Whether a failure concerns the frame that asked for the value.
 type Outcome = Result<(), Abandoned>;
 
 #[derive(Debug, Clone, Copy)]
 struct Abandoned;
 
-/// What applying a value led to: an outcome, or more work.
+/// The result of applying a value: an outcome, or more work.
 enum Applied {
     Now(Outcome),
     Later(Frame),
@@ -151,11 +151,11 @@ enum Input {
     Answer(Answer),
 }
 
-/// What a frame wants.
+/// How a frame continues.
 enum Flow {
-    /// To run again when the other frame is done.
+    /// Runs again when the other frame is done.
     Push(Frame, Frame),
-    /// To run again when the call is answered.
+    /// Runs again when the call is answered.
     Call(Frame, Call),
     Return(Outcome),
 }
@@ -163,7 +163,7 @@ enum Flow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Forward,
-    /// All is done, but what could not go has lost what was taken away for it.
+    /// The list is done; values that failed to be deleted get back what was deleted for them.
     Mend,
     Stopped,
     Revert,
@@ -174,9 +174,9 @@ enum Phase {
 pub(crate) struct Walk {
     settings: Settings,
     list: Arc<List>,
-    /// Which of the list were reached.
+    /// The items of the list that were reached.
     done: Vec<bool>,
-    /// How many of the list are still to come: none once the transaction has stopped.
+    /// The number of items that remain: none once the transaction has stopped.
     undone: usize,
     next: usize,
     stack: Vec<(Frame, Option<KeyId>)>,
@@ -184,7 +184,7 @@ pub(crate) struct Walk {
     input: Input,
     reached: Vec<Previous>,
     phase: Phase,
-    /// Values that must be made whole again, before anything else is taken back.
+    /// Values to restore before the transaction is reverted.
     mend: Vec<KeyId>,
     log: OperationLog,
     conflicts: Option<Conflicts>,
@@ -192,11 +192,11 @@ pub(crate) struct Walk {
     errors: Vec<KeyError>,
     failed: Vec<(KeyId, u32)>,
     warnings: Vec<String>,
-    /// How many frames are putting back what they took away: they finish what they began.
+    /// The number of frames that restore values they deleted: they are not interrupted.
     mending: usize,
 }
 
-/// What is left of a walk when it is over.
+/// The result of a walk.
 #[derive(Debug, Default)]
 pub(crate) struct Walked {
     pub(crate) operations: Vec<OperationRecord>,
@@ -236,15 +236,15 @@ impl Walk {
         }
     }
 
-    /// Also works out which calls may not overtake each other; an execution only remembers what
+    /// Also computes which calls must stay in order; an execution only records what
     /// [`Self::foresee`] needs for that.
     pub(crate) fn with_conflicts(mut self) -> Self {
         self.conflicts = Some(Conflicts::default());
         self
     }
 
-    /// The calls still to come if this answer is followed by nothing but success. None if it has
-    /// the transaction taken back: how that goes is not foreseeable.
+    /// The calls that remain if every call after this answer succeeds. None if the answer makes the
+    /// transaction revert, which cannot be predicted.
     pub(crate) fn foresee(&self, graph: &mut Graph, answer: Answer) -> Option<Conflicts> {
         let mut walk = self.clone();
         walk.settings.indexes = None;
@@ -270,7 +270,7 @@ impl Walk {
         self.settings.indexes.is_none()
     }
 
-    /// Runs until something is needed. `answer` is how the last call went, if there was one.
+    /// Runs until a call or a retrieval is needed. `answer` is the result of the last call, if any.
     pub(crate) fn step(&mut self, graph: &mut Graph, answer: Option<Answer>) -> Step {
         if let Some(answer) = answer {
             self.input = Input::Answer(answer);
@@ -311,7 +311,7 @@ impl Walk {
         }
     }
 
-    /// Writes down what will have to be known about a call before it is made.
+    /// Records a call that is about to be made, for the journal and for parallel execution.
     fn foreseen(&mut self, graph: &Graph, call: &Call) {
         let plans = self.plans();
         match &mut self.conflicts {
@@ -338,7 +338,7 @@ impl Walk {
         }
     }
 
-    /// Applies a value, or has it gone.
+    /// Applies a value; none deletes it.
     fn apply(&mut self, graph: &mut Graph, id: KeyId, new: Option<Value>, how: How) -> Applied {
         if self.branch.contains(&id) {
             return Applied::Now(Ok(()));
@@ -366,7 +366,7 @@ impl Walk {
         })
     }
 
-    /// Notes that the value is being applied, and on whose terms.
+    /// Records in the node that the value is being applied, and for which transaction.
     fn write_last(
         &self,
         graph: &mut Graph,
@@ -376,7 +376,7 @@ impl Walk {
         how: How,
     ) {
         if self.plans() {
-            // A plan only has to know what is wanted.
+            // A plan needs only the wanted value.
             let Some(requested) = requested else { return };
             let requested = requested.filter(|_| how.origin == Origin::North);
             if graph.node(id).is_none_or(|node| node.last.requested != requested) {

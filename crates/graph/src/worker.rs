@@ -1,11 +1,11 @@
-//! The half of the engine that works: one transaction after the other.
+//! The worker of an engine: processes one transaction after the other.
 //!
-//! Every transaction goes the same way: what is meant is worked out, a plan is made on the graph
-//! and taken back, the plan is written to log and journal, the plan is carried out, and what came of
-//! it is written down. The lock is held while deciding, never while something is done in the south.
+//! Every transaction takes the same steps: its values are collected, a plan is made on the graph and
+//! rolled back, the plan is written to log and journal and executed, and the results are recorded.
+//! The lock is held while deciding, never while an operation runs in the south.
 //!
-//! Enter at [`Service::run`]; [`process`] is the way of one transaction, [`prepare`] works out what
-//! it means, [`settle`] what follows from it.
+//! Enter at [`Service::run`]; [`process`] has the steps of a transaction, [`prepare`] collects its
+//! values, [`settle`] records its results.
 
 mod prepare;
 mod process;
@@ -31,7 +31,7 @@ use crate::state::{Operation, ValueState};
 use crate::transaction::{Transaction, TransactionType};
 use crate::value::Value;
 
-/// How the worker goes about it.
+/// The worker's share of the options.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conduct {
     pub(crate) parallel: usize,
@@ -39,7 +39,22 @@ pub(crate) struct Conduct {
     pub(crate) resync_on_start: bool,
 }
 
-/// Does the work of an engine; to be spawned once.
+/// The worker of an engine; to be spawned once.
+///
+/// ```
+/// # use mainstay_graph::{Builder, Options};
+/// # use tokio_util::sync::CancellationToken;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (engine, service) = Builder::new(Options::default()).build()?;
+/// let stop = CancellationToken::new();
+/// let worker = tokio::spawn(service.run(stop.clone()));
+/// engine.barrier().await?;
+/// stop.cancel();
+/// worker.await?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Service {
     inside: Inside,
     queue: mpsc::Receiver<Request>,
@@ -48,11 +63,11 @@ pub struct Service {
     log: Option<TransactionLog>,
     recovered: Option<Recovered>,
     retries: Vec<ScheduledRetry>,
-    /// The derived values that the journal knows not to be as their bases say.
+    /// The derived values that, by the journal, may differ from what their bases imply.
     doubted: BTreeSet<Key>,
-    /// Whether the south was ever looked at.
+    /// Whether the south was ever retrieved.
     looked: bool,
-    /// Cancelled when the service is told to stop.
+    /// Cancelled when the service stops.
     stopping: CancellationToken,
 }
 
@@ -85,8 +100,8 @@ impl Service {
         }
     }
 
-    /// Works until `shutdown` is cancelled or the last handle is dropped. The transaction under way
-    /// is finished first; what still waits in the queue is refused.
+    /// Runs until `shutdown` is cancelled or the last handle is dropped. The transaction under way
+    /// is finished first; requests that still wait in the queue get [`Error::Stopped`].
     pub async fn run(mut self, shutdown: CancellationToken) {
         self.stopping = shutdown.clone();
         let recovered = self.recovered.take().unwrap_or_default();
@@ -124,7 +139,7 @@ impl Service {
                 self.inside.lock().stats.waited(queued, self.inside.clock.now());
                 let done = self.process(Work::north(transaction)).await;
                 if let Some(reply) = reply {
-                    // Nobody may be waiting any more; the transaction stands all the same.
+                    // The caller may have stopped waiting; the transaction stands all the same.
                     let _ = reply.send(done);
                 }
             }
@@ -199,7 +214,7 @@ impl Service {
         let _ = self.process(work).await;
     }
 
-    /// Takes up where the last process left off.
+    /// Restores the state from the journal, and resyncs if the options ask for it.
     async fn recover(&mut self, recovered: Recovered) {
         let Recovered { desired, retries, history, parts, uncertain, interrupted, .. } = recovered;
         let now = self.inside.clock.now();
@@ -256,7 +271,7 @@ impl Service {
     }
 }
 
-/// Takes up what is known about a derived value: it waits to be created, or failed half-way.
+/// Restores the recorded doubt about a derived value: it waits to be created, or failed half-way.
 fn restore_part(graph: &mut Graph, registry: &Registry, key: &Key, part: &Part) {
     let (base, id) = (graph.intern(&part.base), graph.intern(key));
     let descriptor = registry.for_key(key);
@@ -271,7 +286,7 @@ fn restore_part(graph: &mut Graph, registry: &Registry, key: &Key, part: &Part) 
     node.uncertain = part.doubt != Doubt::Absent;
     let interrupted = |operation| Failure {
         operation,
-        message: "was interrupted; what it did is not known".to_owned(),
+        message: "was interrupted; its effect is unknown".to_owned(),
         retriable: true,
         fields: Vec::new(),
     };

@@ -1,29 +1,27 @@
-//! Asking a live engine.
+//! The HTTP requests of the commands. The caller of [`super::run_with`] brings the client, so that
+//! this crate needs neither TLS nor an HTTP client.
 
-use std::fmt::Write;
 use std::future::Future;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Target;
 
-/// Why there is no answer.
+/// Why a request has no response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum NoAnswer {
-    /// It was asked for in a way that cannot be.
+    /// The request is wrong: a bad URL, or a certificate file that cannot be read.
     #[error("{0}")]
     Usage(String),
-    /// Nobody answered, or not to the end.
+    /// The server cannot be reached, or broke the response off.
     #[error("{0}")]
     Unreachable(String),
 }
 
-/// Fetches something over HTTP.
+/// An HTTP client.
 pub trait Fetch: Sync {
-    /// The status and the body; an error if there was no answer.
+    /// Sends a request with a JSON body; returns the status and the body of the response.
     fn fetch(
         &self,
         target: &Target,
@@ -33,59 +31,30 @@ pub trait Fetch: Sync {
     ) -> impl Future<Output = Result<(u16, String), NoAnswer>> + Send;
 }
 
-/// Fetches without encryption.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct HttpFetch;
+/// The characters that a query value is escaped for.
+const ESCAPED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b':');
 
-impl Fetch for HttpFetch {
-    async fn fetch(
-        &self,
-        target: &Target,
-        method: &str,
-        url: &str,
-        body: Option<String>,
-    ) -> Result<(u16, String), NoAnswer> {
-        if url.starts_with("https:") {
-            let reason = "this program does not speak TLS; `mainstay graph` does";
-            return Err(NoAnswer::Usage(format!("{url}: {reason}")));
-        }
-        let request = hyper::Request::builder()
-            .method(method)
-            .uri(url)
-            .header("content-type", "application/json");
-        let request = match &target.token {
-            Some(token) => request.header("authorization", format!("Bearer {token}")),
-            None => request,
-        };
-        let request = request
-            .body(Full::new(Bytes::from(body.unwrap_or_default())))
-            .map_err(|error| NoAnswer::Usage(format!("{url}: {error}")))?;
-        let unreachable =
-            |error: &dyn std::error::Error| NoAnswer::Unreachable(format!("{url}: {error}"));
-        let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-        let answer = client.request(request).await.map_err(|error| unreachable(&error))?;
-        let status = answer.status().as_u16();
-        let body = answer.into_body().collect().await.map_err(|error| unreachable(&error))?;
-        Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
-    }
+/// The URL of a resource below `base`, with its query.
+pub(super) fn url(base: &str, path: &str, arguments: &[(&str, Option<String>)]) -> String {
+    let given = arguments.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+    let query: Vec<String> = given
+        .map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, ESCAPED)))
+        .collect();
+    let mark = if query.is_empty() { "" } else { "?" };
+    format!("{}/scheduler/{path}{mark}{}", base.trim_end_matches('/'), query.join("&"))
 }
 
-/// The address of a question.
-pub(super) fn url(base: &str, path: &str, arguments: &[(&str, Option<String>)]) -> String {
-    let mut url = format!("{}/scheduler/{path}", base.trim_end_matches('/'));
-    let given = arguments.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
-    for (position, (name, value)) in given.enumerate() {
-        let _ = write!(url, "{}{name}=", if position == 0 { '?' } else { '&' });
-        for byte in value.bytes() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b':' => {
-                    url.push(byte as char);
-                }
-                byte => {
-                    let _ = write!(url, "%{byte:02X}");
-                }
-            }
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_escaped() {
+        let arguments =
+            [("key", Some("a/b c&d".to_owned())), ("txn", None), ("x", Some("1".into()))];
+        let url = url("http://host/", "graph", &arguments);
+        assert_eq!(url, "http://host/scheduler/graph?key=a/b%20c%26d&x=1");
+        assert_eq!(super::url("http://host", "status", &[]), "http://host/scheduler/status");
     }
-    url
 }

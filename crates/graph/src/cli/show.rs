@@ -1,7 +1,6 @@
-//! Answers of a live engine as people read them.
+//! Formats the JSON answers of an engine as text.
 //!
-//! Everything here turns the JSON of an answer into text. What does not look as expected is shown
-//! as it came: a newer engine may say more than this knows of.
+//! An answer of unknown shape is printed unchanged: it may come from a newer engine.
 
 use std::fmt::Write;
 
@@ -9,7 +8,7 @@ use serde_json::Value as Json;
 
 use crate::record::{OperationRecord, TransactionRecord};
 
-/// Which question was asked.
+/// The request that was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Question {
     Status,
@@ -19,7 +18,7 @@ pub(super) enum Question {
     Commit,
 }
 
-/// The answer for people.
+/// The answer as text.
 pub(super) fn text(question: Question, body: &str) -> String {
     let shown = serde_json::from_str(body).ok().and_then(|json: Json| match question {
         Question::Status => statuses(&json),
@@ -122,7 +121,7 @@ fn lines(operations: &[OperationRecord]) -> String {
     })
 }
 
-/// Text as it is, everything else as JSON, nothing as nothing.
+/// A JSON string without quotes, null as an empty text, everything else as JSON.
 fn plain(json: &Json) -> String {
     match json {
         Json::Null => String::new(),
@@ -131,7 +130,7 @@ fn plain(json: &Json) -> String {
     }
 }
 
-/// Columns side by side, as wide as they must be.
+/// A table with columns as wide as their content.
 fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {

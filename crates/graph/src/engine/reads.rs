@@ -1,4 +1,4 @@
-//! Questions to an engine.
+//! The read methods of an engine.
 
 use std::sync::Arc;
 
@@ -19,20 +19,22 @@ use crate::stats::StatsView;
 use crate::status::{ValueStatus, status};
 use crate::value::{Metadata, Value};
 
-/// Whose view of the values.
+/// A view of the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub enum View {
-    /// What the north wants.
+    /// The wanted values.
     NB,
-    /// What is really there: the descriptor is asked.
+    /// The values in the south: the descriptor retrieves them.
     SB,
-    /// What the engine believes to be there.
+    /// The values in the south as the engine remembers them.
     #[serde(rename = "cached")]
     Cached,
 }
 
 /// One value of a dump.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct DumpedValue {
     /// Its key.
     pub key: Key,
@@ -41,22 +43,23 @@ pub struct DumpedValue {
     /// Its metadata.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// Who brought it.
+    /// Where it comes from.
     pub origin: Origin,
 }
 
 /// The values of a descriptor or a prefix.
 pub type Dump = Vec<DumpedValue>;
 
-/// What can be dumped.
+/// The arguments that a dump takes.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "PascalCase")]
+#[non_exhaustive]
 pub struct DumpIndex {
-    /// By descriptor.
+    /// The names of descriptors.
     pub descriptors: Vec<String>,
-    /// By prefix.
+    /// The prefixes of keys.
     pub key_prefixes: Vec<String>,
-    /// Each in these views.
+    /// The views.
     pub views: Vec<View>,
 }
 
@@ -102,7 +105,7 @@ impl Engine {
         nodes.filter_map(|(key, _, node)| Some((key.clone(), node.metadata.clone()?))).collect()
     }
 
-    /// The transactions that began in a stretch of time, oldest first.
+    /// The transactions that began between two moments, oldest first.
     pub fn history(
         &self,
         since: Option<Timestamp>,
@@ -116,12 +119,12 @@ impl Engine {
         shared.history.transactions().filter(within).cloned().collect()
     }
 
-    /// One transaction.
+    /// The record of one transaction, if the history has it.
     pub fn transaction(&self, seq: u64) -> Option<Arc<TransactionRecord>> {
         self.lock().history.transaction(seq).cloned()
     }
 
-    /// Every revision of a key, or the one that held at a moment.
+    /// Every revision of a key, or the one at a moment.
     pub fn timeline(&self, key: &str, at: Option<Timestamp>) -> Vec<RevisionView> {
         let shared = self.lock();
         let key = Key::from(key);
@@ -147,7 +150,7 @@ impl Engine {
         shared.history.snapshot(at).map(|(key, one)| one.view(key, &shared.registry)).collect()
     }
 
-    /// Counts revisions by a mark: last-update, error, value-state, unavailable, descriptor, derived.
+    /// Counts revisions by a flag: last-update, error, value-state, unavailable, descriptor, derived.
     pub fn flag_stats(&self, flag: &str, prefixes: &[String]) -> Result<FlagStats, Error> {
         let shared = self.lock();
         let accepts = |key: &str| {
@@ -157,14 +160,14 @@ impl Engine {
         stats.ok_or_else(|| Error::Unknown(format!("flag {flag}")))
     }
 
-    /// What the engine has done so far, in numbers.
+    /// The statistics of the engine.
     pub fn stats(&self) -> StatsView {
         let (length, capacity) = self.queue();
         let shared = self.lock();
         shared.stats.view(&shared.registry, shared.graph.len(), length, capacity)
     }
 
-    /// The graph for drawing: as it is, or as a transaction left it.
+    /// A picture of the graph as it is now, or after a transaction.
     pub fn picture(&self, transaction: Option<u64>) -> Result<Picture, Error> {
         let shared = self.lock();
         let Some(seq) = transaction else {
@@ -180,7 +183,7 @@ impl Engine {
         Ok(Picture::past(revisions, record))
     }
 
-    /// What can be dumped.
+    /// The arguments that [`Self::dump`] takes.
     pub fn dump_index(&self) -> DumpIndex {
         let shared = self.lock();
         let registry = &shared.registry;
@@ -194,7 +197,7 @@ impl Engine {
         }
     }
 
-    /// The descriptor that answers for exactly this prefix.
+    /// The name of the descriptor with exactly this prefix.
     pub fn descriptor_of_prefix(&self, prefix: &str) -> Result<String, Error> {
         let shared = self.lock();
         let found = shared.registry.all_prefixes().find(|(known, _)| *known == prefix);
@@ -202,7 +205,7 @@ impl Engine {
         found.ok_or_else(|| Error::Unknown(format!("key prefix {prefix}")))
     }
 
-    /// The descriptor that answers for a key.
+    /// The name of the descriptor that serves a key.
     pub fn descriptor_of_key(&self, key: &str) -> Option<String> {
         let shared = self.lock();
         shared.registry.for_key(key).map(|id| shared.registry.get(id).name().to_owned())

@@ -1,8 +1,8 @@
-//! Circles of waiting values, to name them in a status.
+//! Finds cycles of waiting values, to name them in a status.
 //!
-//! A value that waits, directly or through others, for itself is part of a circle. Circles are the
-//! strongly connected parts of the graph of waiting values; one pass over the values that are asked
-//! about finds all of theirs, however many are asked about.
+//! A value that waits, directly or through others, for itself is part of a cycle. Cycles are the
+//! strongly connected components of the graph of waiting values; one pass over the requested values
+//! finds all of theirs.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::hash::HashMap;
 use crate::key::{Key, KeyId};
 use crate::state::ValueState;
 
-/// The circles found so far. Valid while the graph does not change.
+/// The cycles found so far. Valid while the graph does not change.
 #[derive(Debug, Default)]
 pub(crate) struct Circles(HashMap<KeyId, Option<Arc<[Key]>>>);
 
-/// A value on the way, in the order of discovery, with what it leads to.
+/// A value on the stack, in the order of discovery, with the values it waits for.
 struct Visit {
     id: KeyId,
     number: usize,
@@ -26,7 +26,7 @@ struct Visit {
 }
 
 impl Circles {
-    /// The circle a waiting value is part of, in key order; empty if it is in none.
+    /// The cycle of a waiting value, in key order; empty if it is in none.
     pub(crate) fn of(&mut self, graph: &Graph, id: KeyId) -> Vec<Key> {
         if graph.state(id) != ValueState::Pending {
             return Vec::new();
@@ -73,7 +73,7 @@ impl Circles {
         }
     }
 
-    /// Everything still open since `done` was found leads to it and back.
+    /// Everything still open since `done` was found is in its cycle.
     fn close(&mut self, graph: &Graph, done: &Visit, open: &mut Vec<KeyId>) {
         let from = open.iter().rposition(|id| *id == done.id).unwrap_or(0);
         let members = open.split_off(from);
@@ -86,7 +86,7 @@ impl Circles {
     }
 }
 
-/// The waiting values that could meet what a waiting value lacks.
+/// The waiting values that could meet the dependencies of a waiting value.
 fn waits_for(graph: &Graph, id: KeyId) -> Vec<KeyId> {
     let edges = graph.node(id).map(|node| &*node.edges).unwrap_or_default();
     let unmet = edges.iter().filter(|edge| !graph.is_met(edge));

@@ -1,4 +1,4 @@
-//! Edges: setting them, finding witnesses, and following a target that comes or goes.
+//! Edges: sets them, finds witnesses, and follows targets that are created or deleted.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::descriptor::{AnyOf, Dependency, Target};
 use crate::key::KeyId;
 
 impl Graph {
-    /// Replaces what a node depends on.
+    /// Replaces the dependencies of a node.
     pub(crate) fn set_edges(&mut self, id: KeyId, dependencies: Vec<Dependency>) {
         let Some(node) = self.node(id) else { return };
         if dependencies.is_empty() && node.edges.is_empty() {
@@ -138,7 +138,7 @@ impl Graph {
         changed
     }
 
-    /// Marks a node as there or not there, and lets any-of edges follow.
+    /// Marks a node as available or not, and updates any-of edges.
     pub(crate) fn set_available(&mut self, id: KeyId, available: bool) {
         if self.is_available(id) == available {
             return;
@@ -148,7 +148,7 @@ impl Graph {
         self.follow(id);
     }
 
-    /// To be called when the value of an available node changed: edges may ask something of it.
+    /// To be called when the value of an available node changed: edges may have a condition on it.
     pub(crate) fn value_changed(&mut self, id: KeyId) {
         if self.tests > 0 {
             self.unsettle(id);
@@ -156,7 +156,7 @@ impl Graph {
         }
     }
 
-    /// Whether any edge asks something of the value of its target.
+    /// Whether any edge has a condition on the value of its target.
     pub(crate) fn has_tests(&self) -> bool {
         self.tests > 0
     }
@@ -183,7 +183,7 @@ impl Graph {
         found
     }
 
-    /// Looks again at the any-of edges of `source` that `target` satisfies or satisfied.
+    /// Updates the any-of edges of `source` that `target` satisfies or satisfied.
     fn choose_witnesses(&mut self, source: KeyId, target: KeyId) {
         let Some(node) = self.node(source) else {
             return;
@@ -208,7 +208,7 @@ impl Graph {
             if let Some(edge) = Arc::make_mut(&mut self.write(source).edges).get_mut(position) {
                 edge.target = EdgeTarget::AnyOf { set: Arc::clone(&set), witness: next };
             }
-            // Releasing one edge may have let go of a target that another edge still needs.
+            // Releasing one edge may have dropped a target that another edge still needs.
             let again = self.node(source).map(|node| Arc::clone(&node.edges)).unwrap_or_default();
             for edge in &*again {
                 match &edge.target {

@@ -1,10 +1,10 @@
-//! Readiness: may a value be applied now?
+//! Readiness: decides whether a value may be applied now.
 //!
 //! A value is ready when each of its dependencies is met. Values that depend on each other in a
-//! circle would wait for ever, so a circle counts as one value: it is ready once nothing outside it
-//! is missing. Whether a value that is not plainly ready closes such a circle is decided by walking
-//! along unmet edges; the walk ends at the first thing missing from outside, and remembers which
-//! nodes led there until one of them changes, so that long chains of waiting values stay cheap.
+//! cycle would wait for ever, so a cycle counts as one value: it is ready once no dependency outside
+//! it is missing. Whether a value closes such a cycle is decided by following unmet edges; the search
+//! ends at the first missing key outside the cycle, and remembers which nodes led there until one of
+//! them changes, so that long chains of waiting values stay cheap.
 
 use super::{Edge, EdgeTarget, Graph, Verdict};
 use crate::hash::{HashMap, HashSet};
@@ -21,7 +21,7 @@ impl Graph {
         }
     }
 
-    /// Whether each dependency is met, or the last thing it waits for is itself.
+    /// Whether each dependency is met, or the value only waits for itself through a cycle.
     pub(crate) fn is_ready(&mut self, id: KeyId) -> bool {
         self.is_plainly_ready(id) || self.closes_circle(id)
     }
@@ -37,12 +37,12 @@ impl Graph {
     }
 
     fn closes_circle(&mut self, id: KeyId) -> bool {
-        // Nothing depends on it, so no circle leads back.
+        // It has no dependents, so no cycle leads back.
         if self.slots[id.index()].sources.is_empty() && !self.may_satisfy_itself(id) {
             return false;
         }
         if self.state(id) != ValueState::Pending {
-            // It waits from now on: what was blocked by its absence may not be any more.
+            // It waits from now on: values that its absence blocked may now form a cycle with it.
             self.unsettle(id);
         }
         if self.is_blocked(id) {
@@ -73,7 +73,7 @@ impl Graph {
         id == start || self.state(id) == ValueState::Pending
     }
 
-    /// What might satisfy an unmet edge from inside a circle.
+    /// The keys that might meet an unmet edge from inside a cycle.
     pub(super) fn candidates(&self, edge: &Edge, start: KeyId) -> Vec<KeyId> {
         let fits = |id: KeyId| {
             self.is_candidate(id, start)
@@ -98,7 +98,7 @@ impl Graph {
         }
     }
 
-    /// Whether some exact dependency, near or far, waits for something that is not waiting itself.
+    /// Whether some exact dependency, direct or not, is a key that is not waiting itself.
     fn is_blocked(&mut self, start: KeyId) -> bool {
         let version = self.version;
         let mut seen = [start].into_iter().collect::<HashSet<_>>();

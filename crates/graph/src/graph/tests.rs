@@ -49,7 +49,7 @@ fn a_trial_is_seen_inside_and_leaves_no_trace() {
     assert_eq!(listed(graph.nodes()), ["a"]);
     assert_eq!(graph.node(a).unwrap().value, Some(Value::new("a".to_owned())));
     assert!(graph.node(a).unwrap().edges.is_empty());
-    // Its slots are kept until somebody sweeps.
+    // Its slots are kept until the next sweep.
     graph.sweep();
     assert!(graph.id("b").is_none() && graph.id("c").is_none());
     assert!(graph.take_touched().is_empty());
@@ -303,12 +303,12 @@ fn what_is_known_of_waiting_values_outlives_changes_elsewhere() {
     graph.set_edges(d, vec![Dependency::on("c")]);
     assert!(!graph.is_ready(c));
     let version = graph.version;
-    // What waits for it, and what has nothing to do with it, may change as it likes.
+    // Changes of its dependents, and of unrelated values, do not matter.
     graph.set_edges(d, vec![Dependency::on("c"), Dependency::on("b")]);
     let elsewhere = configured(&mut graph, "elsewhere");
     graph.remove(elsewhere);
     assert_eq!(graph.version, version);
-    // What it waits for may not: the last thing missing is now part of the circle.
+    // A change of its dependency matters: the last missing key is now part of the cycle.
     let missing = node(&mut graph, "missing", ValueState::Nonexistent);
     graph.set_edges(missing, vec![Dependency::on("c")]);
     assert!(graph.is_ready(missing));

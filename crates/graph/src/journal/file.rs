@@ -1,4 +1,4 @@
-//! A journal in one file: `length checksum entry`, again and again.
+//! A journal in one file of records, each `length checksum entry`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{Entry, Error, Journal};
 
 const HEAD: usize = 8;
-/// Below this a journal is left alone.
+/// Below this size a journal is not compacted.
 const SMALL: u64 = 1 << 20;
 
 /// A journal in a file. Only one process may have it open.
@@ -21,7 +21,10 @@ pub struct FileJournal {
 }
 
 impl FileJournal {
-    /// Opens a journal, or makes an empty one. A tail that was not written to the end is cut off.
+    /// Opens a journal, or creates an empty one. A torn record at its end is cut off.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be opened, read or truncated.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = path.into();
         let file = OpenOptions::new()
@@ -60,7 +63,7 @@ impl Journal for FileJournal {
         self.buffer.clear();
         encode(entry, &mut self.buffer)?;
         if let Err(error) = self.file.write_all(&self.buffer) {
-            // Half an entry would hide everything after it.
+            // A partial entry would hide all entries after it.
             self.file.set_len(self.length).map_err(io("repair"))?;
             self.file.seek(SeekFrom::End(0)).map_err(io("repair"))?;
             return Err(io("write")(error));

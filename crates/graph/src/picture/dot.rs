@@ -67,7 +67,7 @@ impl Picture {
         );
     }
 
-    /// Where the timeline of a key is, at the time of the picture.
+    /// The URL of the timeline of a key at the time of the picture.
     pub(super) fn timeline_link(&self, key: &str) -> String {
         let mut link = String::from("/scheduler/key-timeline?key=");
         for byte in key.bytes() {

@@ -1,10 +1,9 @@
-//! Where everything goes.
+//! Computes the layout of a picture.
 //!
-//! Columns from left to right: a value stands right of what it depends on and of what it is derived
-//! from. Each descriptor has a band of its own from top to bottom, in which its values share
-//! columns; inside a band and column, values are put near what they are connected with. A column
-//! that would grow too tall is folded; how tall that is, is chosen so that the whole fits a screen
-//! best.
+//! Columns go from left to right: a value is placed to the right of its dependencies and its base.
+//! Each descriptor has a band of its own from top to bottom, in which its values share columns;
+//! inside a band and column, values are placed near their neighbours in the graph. A column that
+//! would grow too tall is folded, at the height for which the whole picture fits a screen best.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,12 +14,12 @@ pub(super) const ROW: f64 = 36.0;
 const GAP: f64 = 90.0;
 const FOLD_GAP: f64 = 16.0;
 const LETTER: f64 = 7.2;
-/// Where columns may be folded.
+/// The heights at which columns may be folded.
 const FOLDS: [usize; 5] = [24, 16, 12, 8, 48];
-/// The width of a screen, for its height.
+/// The aspect ratio of a screen.
 const SCREEN: f64 = 1.6;
 
-/// A box on the paper.
+/// A box of the picture.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Place {
     pub(super) x: f64,
@@ -46,7 +45,7 @@ pub(super) struct Layout {
     pub(super) height: f64,
 }
 
-/// The label as it is shown: a long one loses its middle.
+/// The label as it is shown: a long one is cut in the middle.
 pub(super) fn shown(label: &str) -> String {
     let letters: Vec<char> = label.chars().collect();
     if letters.len() <= 34 {
@@ -75,7 +74,7 @@ pub(super) fn layout(picture: &Picture) -> Layout {
 /// The figures of each band and column, from top to bottom.
 type Cells = BTreeMap<(usize, usize), Vec<usize>>;
 
-/// Puts everything in its place, with columns folded at `tallest`.
+/// Places all figures, with columns folded at `tallest`.
 fn arrange(
     picture: &Picture,
     cells: &Cells,
@@ -88,7 +87,7 @@ fn arrange(
         .map(|one| shown(&one.label).chars().count() as f64 * LETTER + 18.0)
         .collect();
     let columns = cells.keys().map(|(_, rank)| rank + 1).max().unwrap_or(0);
-    // How wide a column is: as its widest cell, folded.
+    // A column is as wide as its widest cell, folded.
     let mut column_width = vec![0.0_f64; columns];
     for ((_, rank), members) in cells {
         column_width[*rank] = column_width[*rank].max(cell_width(members, &widths, tallest));
@@ -140,8 +139,8 @@ fn cell_width(members: &[usize], widths: &[f64], tallest: usize) -> f64 {
     folds.map(|fold| fold.iter().map(|index| widths[*index]).fold(0.0, f64::max) + FOLD_GAP).sum()
 }
 
-/// The column of each figure: one more than the furthest thing it needs. Edges that close a circle
-/// do not count.
+/// The column of each figure: one more than its furthest dependency. Edges that close a cycle do
+/// not count.
 fn ranks(picture: &Picture) -> Vec<usize> {
     let count = picture.figures.len();
     let mut needs: Vec<Vec<usize>> = vec![Vec::new(); count];
@@ -176,7 +175,7 @@ fn ranks(picture: &Picture) -> Vec<usize> {
     rank
 }
 
-/// The band of each figure; things that belong to no descriptor come last.
+/// The band of each figure; figures without a descriptor come last.
 fn bands(picture: &Picture) -> Vec<(usize, &str)> {
     let mut names: Vec<&str> = picture.figures.iter().map(|one| one.cluster.as_str()).collect();
     names.sort_unstable_by_key(|name| (name.is_empty(), *name));
@@ -187,7 +186,7 @@ fn bands(picture: &Picture) -> Vec<(usize, &str)> {
     figures.map(|one| (numbers[one.cluster.as_str()], one.cluster.as_str())).collect()
 }
 
-/// Figures from top to bottom: a few rounds of moving each near the middle of its neighbours.
+/// Orders figures from top to bottom: a few rounds of moving each to the mean of its neighbours.
 fn order(picture: &Picture, ranks: &[usize], bands: &[(usize, &str)]) -> Vec<usize> {
     let count = picture.figures.len();
     let mut neighbours: Vec<Vec<usize>> = vec![Vec::new(); count];

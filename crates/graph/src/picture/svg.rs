@@ -1,4 +1,4 @@
-//! The picture as SVG, drawn by us, with a small script to pan and zoom.
+//! Draws the picture as SVG, with a small script to pan and zoom.
 
 use std::fmt::Write;
 
@@ -51,8 +51,8 @@ impl Picture {
         out
     }
 
-    /// What is unmet is why something waits: it lies on top of the rest, and its lines are as thick
-    /// on the screen however far away the picture is.
+    /// Unmet dependencies explain why a value waits: they are drawn on top, with lines of the same
+    /// width at every zoom level.
     fn draw_arrows(&self, out: &mut String, layout: &Layout) {
         for kind in [ArrowKind::Derives, ArrowKind::Met, ArrowKind::Unmet] {
             let style = match kind {
@@ -145,7 +145,7 @@ fn curve(from: Place, to: Place) -> String {
     )
 }
 
-/// Text as XML takes it. Some characters have no place in XML at all.
+/// Text escaped for XML. Characters that XML does not allow are replaced.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {

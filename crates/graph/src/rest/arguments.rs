@@ -1,4 +1,4 @@
-//! The arguments of a request.
+//! Parses the query arguments of a request.
 
 use jiff::Timestamp;
 
@@ -9,7 +9,7 @@ use super::Refusal;
 pub(super) struct Arguments(Vec<(String, String)>);
 
 impl Arguments {
-    /// Reads a query; an argument nobody knows is refused.
+    /// Parses a query; an unknown argument is refused.
     pub(super) fn parse(query: Option<&str>, known: &[&str]) -> Result<Self, Refusal> {
         let mut arguments = Vec::new();
         for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
@@ -58,8 +58,7 @@ impl Arguments {
         }
     }
 
-    /// A moment: seconds, milliseconds or nanoseconds since 1970, told apart by their size, or
-    /// RFC 3339.
+    /// A moment: seconds, milliseconds or nanoseconds since 1970, distinguished by size, or RFC 3339.
     pub(super) fn time(&self, name: &str) -> Result<Option<Timestamp>, Refusal> {
         let Some(text) = self.get(name) else {
             return Ok(None);

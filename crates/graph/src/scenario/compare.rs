@@ -1,4 +1,4 @@
-//! What was expected against what came.
+//! Compares the expectations of a step with its result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use super::file::{ExpectSpec, Step};
 use super::report::{StepReport, TransactionReport};
 
-/// What is not as the step expects, in words.
+/// The differences between the expectations of a step and its result, as text.
 pub(super) fn differences(number: usize, step: &Step, got: &StepReport) -> Vec<String> {
     let mut found = Vec::new();
     let mut say = |text: String| found.push(format!("step {number}: {text}"));
@@ -86,7 +86,7 @@ pub(super) fn differences(number: usize, step: &Step, got: &StepReport) -> Vec<S
     found
 }
 
-/// Compares the named keys; an empty map means nothing at all.
+/// Compares the named keys; an empty map expects no keys.
 fn map(
     wanted: Option<&BTreeMap<String, Json>>,
     got: &BTreeMap<String, Json>,
@@ -154,10 +154,10 @@ fn transaction(wanted: &ExpectSpec, got: &TransactionReport) -> Vec<String> {
     found
 }
 
-/// The two lists side by side: what is missing and what is too much.
+/// The difference of two lists: missing and unexpected lines.
 fn list_difference(wanted: &[String], got: &[String]) -> String {
     let mut out = String::new();
-    // The longest common part, so that one extra line does not mark everything after it.
+    // The longest common subsequence, so that one extra line does not mark everything after it.
     let mut common = vec![vec![0_usize; got.len() + 1]; wanted.len() + 1];
     for (i, a) in wanted.iter().enumerate().rev() {
         for (j, b) in got.iter().enumerate().rev() {

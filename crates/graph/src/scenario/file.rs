@@ -1,4 +1,4 @@
-//! The shape of a scenario file.
+//! The format of scenario files.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,38 +6,39 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value as Json;
 
-use crate::clock::parse_duration;
+use crate::time::parse_duration;
 
 type Map<T> = BTreeMap<String, T>;
 
-/// A scenario as it is written.
+/// A scenario file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[non_exhaustive]
 pub struct Scenario {
     /// The descriptors.
     #[serde(default)]
     pub descriptors: Vec<DescriptorSpec>,
-    /// What the south holds in the beginning.
+    /// The values in the south at the start.
     #[serde(default)]
     pub south: Vec<SouthValue>,
-    /// Which values are refused.
+    /// Values that fail validation.
     #[serde(default)]
     pub invalid: Vec<InvalidSpec>,
-    /// Which operations fail.
+    /// Operations that fail.
     #[serde(default)]
     pub fail: Vec<FailSpec>,
-    /// How many operations may run at once.
+    /// The most operations that run at once.
     #[serde(default)]
     pub parallel: Option<usize>,
     /// Whether the south is checked after every transaction.
     #[serde(default)]
     pub verify: bool,
-    /// What happens.
+    /// The steps.
     #[serde(default)]
     pub steps: Vec<Step>,
 }
 
-/// What follows from the items of a value.
+/// How values are derived from the items of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Items {
@@ -46,21 +47,21 @@ pub enum Items {
     Derive,
     /// Derived values without a descriptor.
     Properties,
-    /// Nothing.
+    /// No derived values.
     None,
 }
 
-/// An operation a descriptor may lack or fail at.
+/// An operation of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
-    /// Bring into being.
+    /// Create a value.
     Create,
-    /// Change in place.
+    /// Change a value in place.
     Update,
-    /// Take away.
+    /// Delete a value.
     Delete,
-    /// List what is there.
+    /// List the values in the south.
     Retrieve,
 }
 
@@ -70,24 +71,24 @@ pub enum Op {
 pub struct DescriptorSpec {
     /// Its name.
     pub name: String,
-    /// What its keys begin with.
+    /// The prefix of its keys.
     pub prefix: String,
-    /// What follows from items.
+    /// How values are derived from items.
     #[serde(default)]
     pub items: Items,
-    /// Whether it keeps a number for each value.
+    /// Whether it keeps a number as metadata for each value.
     #[serde(default)]
     pub metadata: bool,
-    /// What it cannot do.
+    /// The operations that it lacks.
     #[serde(default)]
     pub without: Vec<Op>,
-    /// Which descriptors are retrieved before it.
+    /// The descriptors that retrieve before it.
     #[serde(default)]
     pub after: Vec<String>,
     /// Keys whose change is a deletion and a creation.
     #[serde(default)]
     pub recreate: Vec<String>,
-    /// What each key depends on.
+    /// The dependencies of each key.
     #[serde(default)]
     pub depends: Map<Vec<DependencySpec>>,
     /// Keys whose values all count as equal.
@@ -102,7 +103,7 @@ pub struct DescriptorSpec {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DependencySpec {
-    /// On this key.
+    /// The key.
     #[serde(default)]
     pub key: Option<String>,
     /// Its name; the key if not given.
@@ -136,7 +137,7 @@ pub struct SouthValue {
     pub key: String,
     /// The value.
     pub value: Json,
-    /// Who made it: `nb`, `sb` or `unknown`.
+    /// Its origin: `nb`, `sb` or `unknown`.
     #[serde(default)]
     pub origin: Option<String>,
     /// Its number.
@@ -144,19 +145,19 @@ pub struct SouthValue {
     pub metadata: Option<i64>,
 }
 
-/// A value that is refused.
+/// A value that fails validation.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InvalidSpec {
-    /// Under this key.
+    /// Its key.
     pub key: String,
-    /// With exactly these items.
+    /// Its items, exactly.
     #[serde(default)]
     pub items: Vec<String>,
-    /// Because of these fields.
+    /// The fields that are wrong.
     #[serde(default)]
     pub fields: Vec<String>,
-    /// In these words.
+    /// The error text.
     #[serde(default)]
     pub error: Option<String>,
 }
@@ -165,24 +166,24 @@ pub struct InvalidSpec {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailSpec {
-    /// On this key.
+    /// The key.
     #[serde(default)]
     pub key: Option<String>,
-    /// Of this descriptor, for a retrieval.
+    /// The descriptor, for a retrieval.
     #[serde(default)]
     pub descriptor: Option<String>,
-    /// This one.
+    /// The operation.
     pub op: Op,
-    /// The how-manieth; every one if not given.
+    /// The number of the call that fails; every call if not given.
     #[serde(default)]
     pub nth: Option<u32>,
-    /// In these words.
+    /// The error text.
     #[serde(default)]
     pub error: Option<String>,
-    /// What the south holds afterwards: as before if not given, nothing if null.
+    /// The value in the south afterwards: unchanged if not given, deleted if null.
     #[serde(default, deserialize_with = "given")]
     pub south: Option<Option<Json>>,
-    /// Whether trying again may help.
+    /// Whether a retry may help.
     #[serde(default = "yes")]
     pub retriable: bool,
 }
@@ -191,57 +192,57 @@ fn yes() -> bool {
     true
 }
 
-/// Tells null from not given.
+/// Distinguishes null from a missing field.
 fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::<T>::deserialize(deserializer).map(Some)
 }
 
-/// One step: something that happens, and what must come of it.
+/// One step: an event, and the expected result.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
-    /// The north wants something.
+    /// A transaction.
     #[serde(default)]
     pub txn: Option<TxnSpec>,
-    /// The south tells something.
+    /// A notification of the south.
     #[serde(default)]
     pub notify: Option<NotifySpec>,
-    /// A late descriptor arrives.
+    /// A late descriptor to register.
     #[serde(default)]
     pub register: Option<String>,
-    /// Time passes.
+    /// Time that passes.
     #[serde(default, deserialize_with = "duration")]
     pub advance: Option<Duration>,
-    /// The south changes and tells nobody.
+    /// A change of the south without notification.
     #[serde(default)]
     pub drift: Option<ChangeSpec>,
-    /// The transactions it must cause.
+    /// The expected transactions.
     #[serde(default)]
     pub expect: Option<Vec<ExpectSpec>>,
-    /// The states afterwards.
+    /// The expected states.
     #[serde(default)]
     pub states: Option<Map<Json>>,
-    /// The south afterwards.
+    /// The expected values in the south.
     #[serde(default)]
     pub south: Option<Map<Json>>,
-    /// The unmet dependencies afterwards.
+    /// The expected unmet dependencies.
     #[serde(default)]
     pub pending: Option<Map<Json>>,
-    /// The metadata afterwards.
+    /// The expected metadata.
     #[serde(default)]
     pub metadata: Option<Map<Json>>,
-    /// The statuses afterwards.
+    /// The expected statuses.
     #[serde(default)]
     pub status: Option<Map<Json>>,
-    /// What each descriptor was told before it retrieved.
+    /// The known values that each descriptor got for its retrieval.
     #[serde(default)]
     pub correlate: Option<Map<Json>>,
-    /// Everything that was done in the south.
+    /// The expected operations in the south.
     #[serde(default)]
     pub calls: Option<Vec<String>>,
-    /// The step must be refused with this text.
+    /// The expected error of the step.
     #[serde(default)]
     pub error: Option<String>,
 }
@@ -250,22 +251,22 @@ pub struct Step {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TxnSpec {
-    /// Wanted values.
+    /// Values to set.
     #[serde(default)]
     pub set: Map<Json>,
-    /// Unwanted keys.
+    /// Keys to delete.
     #[serde(default)]
     pub delete: Vec<String>,
-    /// Which resync, if any.
+    /// The kind of resync, if any.
     #[serde(default)]
     pub resync: Option<ResyncSpec>,
-    /// What happens on failure.
+    /// How failures are handled.
     #[serde(default)]
     pub on_failure: Option<crate::transaction::OnFailure>,
     /// Whether failures are retried.
     #[serde(default)]
     pub retry: Option<RetrySpec>,
-    /// What it is for.
+    /// A description.
     #[serde(default)]
     pub description: String,
 }
@@ -274,11 +275,11 @@ pub struct TxnSpec {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResyncSpec {
-    /// Everything wanted is in the transaction; the south is looked at.
+    /// The transaction lists every wanted value; the south is retrieved.
     Full,
-    /// Everything wanted is in the transaction.
+    /// The transaction lists every wanted value.
     Upstream,
-    /// The south is looked at.
+    /// The south is retrieved.
     Downstream,
 }
 
@@ -286,28 +287,28 @@ pub enum ResyncSpec {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RetrySpec {
-    /// How long to wait.
+    /// The pause before the first retry.
     #[serde(default, deserialize_with = "duration")]
     pub period: Option<Duration>,
-    /// How often.
+    /// The most retries.
     #[serde(default)]
     pub max: Option<u32>,
-    /// Whether the wait doubles.
+    /// Whether the pause doubles each time.
     #[serde(default)]
     pub backoff: Option<bool>,
 }
 
-/// What the south tells.
+/// A notification of the south.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NotifySpec {
-    /// Values that are there.
+    /// Values that exist now.
     #[serde(default)]
     pub set: Map<Json>,
-    /// Keys that are gone.
+    /// Keys that no longer exist.
     #[serde(default)]
     pub delete: Vec<String>,
-    /// Numbers of the values.
+    /// The metadata of the values.
     #[serde(default)]
     pub metadata: Map<i64>,
 }
@@ -316,15 +317,15 @@ pub struct NotifySpec {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeSpec {
-    /// Values that are there.
+    /// Values that exist now.
     #[serde(default)]
     pub set: Map<Json>,
-    /// Keys that are gone.
+    /// Keys that no longer exist.
     #[serde(default)]
     pub delete: Vec<String>,
 }
 
-/// What a transaction must look like.
+/// An expected transaction.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpectSpec {
@@ -334,10 +335,10 @@ pub struct ExpectSpec {
     /// Its plan; the same as executed if not given.
     #[serde(default)]
     pub planned: Option<Vec<String>>,
-    /// What was done.
+    /// The executed operations.
     #[serde(default)]
     pub executed: Option<Vec<String>>,
-    /// Which keys failed.
+    /// The keys that failed.
     #[serde(default)]
     pub errors: Option<Vec<String>>,
 }

@@ -1,9 +1,10 @@
-//! Playing a scenario against a real engine.
+//! Plays a scenario against a real engine.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use mainstay_clock::ManualClock;
 use serde_json::{Value as Json, json};
 use tokio_util::sync::CancellationToken;
 
@@ -11,18 +12,19 @@ use super::compare::differences;
 use super::file::{NotifySpec, ResyncSpec, RetrySpec, Scenario, Step, TxnSpec};
 use super::report::{Report, StepReport, TransactionReport};
 use super::south::{MadeUp, South};
-use crate::clock::{Clock, ManualClock, later};
 use crate::engine::{Builder, Engine, Options};
 use crate::key::Key;
 use crate::record::TransactionRecord;
 use crate::status::ValueStatus;
+use crate::time::{Clock, later};
 use crate::transaction::{Notification, Resync, Retry, Transaction};
 use crate::value::{Metadata, Value};
 
 /// A scenario that was played, with its engine still running.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Played {
-    /// What it led to.
+    /// The result.
     pub report: Report,
     /// The engine.
     pub engine: Engine,
@@ -34,7 +36,7 @@ impl Played {
     /// Stops the engine.
     pub async fn stop(self) {
         self.stop.cancel();
-        // A worker that panicked has nothing left to stop.
+        // A worker that panicked has stopped already.
         let _ = self.worker.await;
     }
 }
@@ -44,7 +46,7 @@ pub async fn play(scenario: &Scenario) -> Result<Played, super::Error> {
     let south = South::new(scenario);
     let clock = ManualClock::new(Timestamp::from_second(1_600_000_000).unwrap_or_default());
     let options = Options {
-        clock: Arc::new(clock.clone()),
+        clock: Arc::clone(&clock) as _,
         parallel: scenario.parallel.unwrap_or(1),
         verify: scenario.verify,
         ..Options::default()
@@ -69,7 +71,7 @@ pub async fn play(scenario: &Scenario) -> Result<Played, super::Error> {
 struct Stage<'a> {
     scenario: &'a Scenario,
     south: South,
-    clock: ManualClock,
+    clock: Arc<ManualClock>,
     engine: Engine,
     /// How many transactions earlier steps caused.
     seen: usize,
@@ -77,7 +79,7 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     async fn step(&mut self, step: &Step) -> Result<StepReport, super::Error> {
-        // Every step has its own moment, so that questions about time have one answer.
+        // Every step has its own timestamp, so that reads by time are unambiguous.
         self.clock.advance(std::time::Duration::from_micros(1));
         let mut error = None;
         if let Some(drift) = &step.drift {

@@ -1,4 +1,4 @@
-//! What a scenario led to, for people and for programs.
+//! The result of a scenario, for people and for programs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,26 +8,28 @@ use serde_json::Value as Json;
 
 use crate::record::{KeyError, TransactionRecord};
 
-/// Everything a scenario led to.
+/// The result of a scenario.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct Report {
-    /// Step by step.
+    /// The result of each step.
     pub steps: Vec<StepReport>,
-    /// What is not as expected, in words.
+    /// The differences from the expectations, as text.
     #[serde(skip)]
     pub differences: Vec<String>,
 }
 
-/// What one step led to.
+/// The result of one step.
 #[derive(Debug, Clone, Default, Serialize)]
+#[non_exhaustive]
 pub struct StepReport {
     /// The transactions it caused.
     pub transactions: Vec<TransactionReport>,
     /// The state of every value.
     pub states: BTreeMap<String, Json>,
-    /// What is in the south.
+    /// The values in the south.
     pub south: BTreeMap<String, Json>,
-    /// What was done in the south.
+    /// The operations in the south.
     pub calls: Vec<String>,
     /// The unmet dependencies of every value that waits.
     pub pending: BTreeMap<String, Json>,
@@ -35,25 +37,25 @@ pub struct StepReport {
     pub metadata: BTreeMap<String, Json>,
     /// The status of every value.
     pub status: BTreeMap<String, Json>,
-    /// What each descriptor was told before it retrieved.
+    /// The known values that each descriptor got for its retrieval.
     pub correlate: BTreeMap<String, Json>,
-    /// Why the step was refused.
+    /// The error of the step.
     pub error: Option<String>,
 }
 
-/// A transaction, in short.
+/// A summary of a transaction.
 #[derive(Debug, Clone, Serialize)]
 pub struct TransactionReport {
-    /// Its number.
+    /// Its sequence number.
     pub seq: u64,
     /// Its type.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What was to be done.
+    /// The planned operations.
     pub planned: Vec<String>,
-    /// What was done.
+    /// The executed operations.
     pub executed: Vec<String>,
-    /// What failed.
+    /// The values that failed.
     pub errors: Vec<KeyError>,
 }
 

@@ -1,8 +1,9 @@
-//! A made-up south: values in memory, failures on demand, and a list of everything that was done.
+//! A simulated south: values in memory, failures on demand, and a list of all operations.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value as Json;
 
 use super::file::{DescriptorSpec, FailSpec, InvalidSpec, Items, Op, Scenario};
@@ -13,7 +14,7 @@ use crate::descriptor::{
 use crate::key::Key;
 use crate::state::Origin;
 
-/// What the descriptors of a scenario share.
+/// The state that the descriptors of a scenario share.
 #[derive(Debug, Clone)]
 pub(super) struct South(Arc<Mutex<Inside>>);
 
@@ -61,25 +62,25 @@ impl South {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
-    /// Everything that was done since this was last asked.
+    /// The operations since the last call.
     pub(super) fn take_calls(&self) -> Vec<String> {
         std::mem::take(&mut self.lock().calls)
     }
 
-    /// What descriptors were told since this was last asked.
+    /// The known values that descriptors got since the last call.
     pub(super) fn take_correlate(&self) -> BTreeMap<String, BTreeMap<String, Json>> {
         std::mem::take(&mut self.lock().correlate)
     }
 
-    /// What is there.
+    /// The values in the south.
     pub(super) fn values(&self) -> BTreeMap<String, Json> {
         self.lock().values.iter().map(|(key, held)| (key.clone(), held.value.clone())).collect()
     }
 
-    /// Changes what is there without telling anyone.
+    /// Changes values without a notification.
     pub(super) fn drift(&self, set: &BTreeMap<String, Json>, delete: &[String]) {
         let mut inside = self.lock();
         for key in delete {
@@ -100,7 +101,7 @@ impl Inside {
         self.specs.iter().find(|spec| key.starts_with(&spec.prefix)).map(|spec| spec.name.clone())
     }
 
-    /// Puts a base value and what is derived from it.
+    /// Sets a base value and its derived values.
     fn put_whole(&mut self, key: &str, value: Json, metadata: Option<i64>, origin: Origin) {
         let derives = self
             .specs
@@ -122,7 +123,7 @@ impl Inside {
         }
     }
 
-    /// Counts an operation and finds out whether it is to fail.
+    /// Counts an operation and decides whether it fails.
     fn attempt(&mut self, op: Op, key: &str, base: Option<&Key>) -> Result<(), OperationError> {
         let word = match op {
             Op::Create => "create",
@@ -148,7 +149,7 @@ impl Inside {
             return Ok(());
         };
         if let Some(after) = failing.south {
-            // A value with items is a base value: what a failing derived value leaves behind.
+            // A value with items is a base value, left behind by a failing derived value.
             let target = match (&after, base) {
                 (Some(value), Some(base)) if value.get("items").is_some() => base.to_string(),
                 _ => key.to_owned(),
@@ -184,7 +185,7 @@ pub(super) fn items(value: &Json) -> Vec<String> {
     items.iter().map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned)).collect()
 }
 
-/// What is derived from a value: one value for each item, with the other fields.
+/// The derived values of a value: one for each item, with the other fields.
 fn derived(key: &str, value: &Json) -> Vec<(String, Json)> {
     let rest: serde_json::Map<String, Json> = value
         .as_object()
@@ -206,7 +207,7 @@ fn derived(key: &str, value: &Json) -> Vec<(String, Json)> {
         .collect()
 }
 
-/// Values under a prefix; their names are not written in them.
+/// The model of values under a prefix; the values do not contain their names.
 pub(super) struct PlainModel(String);
 
 impl Model for PlainModel {
@@ -221,7 +222,7 @@ impl Model for PlainModel {
     }
 }
 
-/// A descriptor of the made-up south.
+/// A descriptor of the simulated south.
 pub(super) struct MadeUp {
     spec: DescriptorSpec,
     model: PlainModel,

@@ -1,5 +1,5 @@
-//! Creating a value: look it over, wait for what it needs, apply it, then whatever waited for it,
-//! then what is derived from it.
+//! Creates a value: validates it, waits for its dependencies, applies it, then the values that waited
+//! for it, then its derived values.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) struct Create {
     pub(super) id: KeyId,
     how: How,
     before: Before,
-    /// What was derived before a re-creation.
+    /// The derived values before a re-creation.
     recreated: HashSet<KeyId>,
     stage: Stage,
     outcome: Outcome,
@@ -27,13 +27,13 @@ pub(super) struct Create {
 enum Stage {
     Apply,
     Dependents(std::vec::IntoIter<KeyId>),
-    /// What followed from the value when it was last there, and does not any more.
+    /// Values that were derived from the previous value and are not derived from the new one.
     Obsolete(std::vec::IntoIter<KeyId>),
     Derived(std::vec::IntoIter<Child>),
 }
 
 impl Create {
-    /// Creates again what was just deleted.
+    /// Creates a value again that was just deleted.
     pub(super) fn again(mut self, recreated: &[KeyId]) -> Self {
         self.recreated = recreated.iter().copied().collect();
         self
@@ -41,7 +41,7 @@ impl Create {
 }
 
 impl Walk {
-    /// `requested` tells a value of the transaction from one that was waiting.
+    /// `requested` is true for a value of the transaction, false for one that was waiting.
     pub(super) fn begin_create(
         &mut self,
         graph: &mut Graph,
@@ -75,7 +75,7 @@ impl Walk {
         Applied::Later(Frame::Create(create))
     }
 
-    /// Whatever keeps a value from being applied now.
+    /// Keeps back a value that is not valid, has no descriptor, or waits for a dependency.
     fn hold_back(
         &mut self,
         graph: &mut Graph,
@@ -106,7 +106,7 @@ impl Walk {
             self.record(graph, id, Operation::Create, before, true, how);
             return Some(Applied::Now(Ok(())));
         }
-        // What waited with this very value already knows what it needs.
+        // A node that waited with this very value has its edges already.
         let waited = before.state == ValueState::Pending && before.value.as_ref() == Some(value);
         if !waited {
             if let Some(conflicts) = &mut self.conflicts {
@@ -127,7 +127,7 @@ impl Walk {
         Some(Applied::Now(Ok(())))
     }
 
-    /// Forgets what was derived from a value that is not there.
+    /// Removes the derived values of a value that does not exist.
     pub(super) fn drop_derived(&mut self, graph: &mut Graph, id: KeyId) {
         let derived = graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();
         for derived in derived.iter().copied() {
@@ -252,14 +252,14 @@ impl Walk {
         }
     }
 
-    /// Values that are not there and have an edge to this one, in key order.
+    /// Values that do not exist and have an edge to this one, in key order.
     pub(super) fn waiting_dependents(&self, graph: &Graph, id: KeyId) -> Vec<KeyId> {
         let mut dependents = graph.sources(id);
         dependents.retain(|dependent| self.is_wanted(graph, *dependent));
         dependents
     }
 
-    /// Whether a value that is not there should be.
+    /// Whether a value that does not exist is wanted.
     fn is_wanted(&self, graph: &Graph, id: KeyId) -> bool {
         let Some(node) = graph.node(id) else {
             return false;
@@ -269,7 +269,7 @@ impl Walk {
         }
         match node.base {
             None => node.last.requested.is_some(),
-            // What failed to go may follow from its base no longer; what waits always does.
+            // A value that failed to be deleted may no longer be derived; one that waits always is.
             Some(base) => {
                 graph.is_available(base)
                     && (node.state == ValueState::Pending || graph.derives(base, id))
@@ -277,7 +277,7 @@ impl Walk {
         }
     }
 
-    /// Applies a value that waited, if it need not wait any longer.
+    /// Applies a value that waited, if its dependencies are met now.
     pub(super) fn wake(&mut self, graph: &mut Graph, id: KeyId) -> Applied {
         if self.branch.contains(&id) || !self.is_wanted(graph, id) {
             return Applied::Now(Ok(()));
@@ -304,8 +304,8 @@ impl Walk {
         }
     }
 
-    /// Mends a dependent that failed to go: it may have lost its derived values and its own
-    /// dependents on the way, or be gone after all.
+    /// Restores a dependent that failed to be deleted: it may have lost its derived values and its
+    /// own dependents, or be gone after all.
     pub(super) fn mend_dependent(&mut self, graph: &mut Graph, id: KeyId) -> Option<Applied> {
         let node = graph.node(id)?;
         let value = node.last.requested.clone()?;
@@ -321,7 +321,7 @@ impl Walk {
         Some(self.begin_create(graph, id, value, false, how))
     }
 
-    /// How a value is applied that only depends on what the transaction changes.
+    /// How a value is applied that is not of the transaction but depends on one that is.
     pub(super) fn dependent(&self, graph: &Graph, id: KeyId) -> How {
         let how = How::base(Origin::North, self.reverting());
         match graph.node(id).and_then(|node| Some((node.base?, node.descriptor.is_none()))) {
@@ -334,7 +334,7 @@ impl Walk {
         self.phase == super::Phase::Revert
     }
 
-    /// Values once derived from this one that no longer are.
+    /// Values that are no longer derived from this one.
     fn obsolete(&mut self, graph: &mut Graph, id: KeyId) -> Vec<KeyId> {
         let old = graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();
         if old.is_empty() {
@@ -344,7 +344,7 @@ impl Walk {
         old.iter().copied().filter(|id| !new.contains(id)).collect()
     }
 
-    /// What follows from a value, in key order; written down in its node.
+    /// Computes the derived values, in key order, and records them in the node.
     pub(super) fn derive(&mut self, graph: &mut Graph, id: KeyId) -> Vec<Child> {
         let list = self.derived_of(graph, id);
         self.log.reserve(list.len());
@@ -355,7 +355,7 @@ impl Walk {
         list
     }
 
-    /// What follows from a value, in key order.
+    /// The derived values of a value, in key order.
     pub(super) fn derived_of(&mut self, graph: &mut Graph, id: KeyId) -> Vec<Child> {
         let Some(node) = graph.node(id).filter(|node| node.base.is_none()) else {
             return Vec::new();

@@ -1,7 +1,7 @@
-//! Deleting a value: first what is derived from it and what needs it, then the value.
+//! Deletes a value: first its derived values and its dependents, then the value itself.
 //!
-//! If something that has to go first cannot go, the value stays as it was, what was already taken
-//! away is put back, and the failure counts as that of whoever asked.
+//! If one of those cannot be deleted, the value stays as it was, the ones already deleted are created
+//! again, and the failure counts for the frame that asked for the deletion.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::value::Value;
 /// Why a value is deleted.
 #[derive(Debug, Clone)]
 pub(super) enum Kind {
-    /// Nobody wants it any more.
+    /// It is no longer wanted.
     Requested,
-    /// Something it needs is going.
+    /// One of its dependencies is being deleted.
     Wait,
     /// It will be created again at once.
     Recreate,
-    /// Its new value needs something that is not there. Recorded as an update.
+    /// A dependency of its new value is not met. Recorded as an update.
     Unready { old: Option<Value>, state: ValueState },
 }
 
@@ -33,18 +33,18 @@ pub(super) struct Delete {
     how: How,
     before: Before,
     derived: Arc<[KeyId]>,
-    /// What depended on it before it was marked as gone.
+    /// Its dependents before it was marked as gone.
     dependents: Vec<KeyId>,
-    /// What is derived from it, was only discovered, and does not follow from what is wanted.
+    /// Derived values that were only discovered and do not follow from the wanted value.
     strange: HashSet<KeyId>,
-    /// It is not there itself; only what still leans on it must go.
+    /// It does not exist itself; only values that still depend on it are deleted.
     absent: bool,
     stage: Stage,
 }
 
 #[derive(Clone)]
 enum Stage {
-    /// Changes further down the list that make it unnecessary to take dependents along.
+    /// Later items of the list that make it unnecessary to delete dependents.
     Early(std::vec::IntoIter<KeyId>),
     Derived(std::vec::IntoIter<KeyId>),
     Dependents(std::vec::IntoIter<KeyId>),
@@ -102,7 +102,7 @@ impl Walk {
         }))
     }
 
-    /// Whether something stands there without what it needs.
+    /// Whether a value exists whose dependency on this one is not met.
     fn is_leaned_on(&self, graph: &mut Graph, id: KeyId, derived: &[KeyId]) -> bool {
         std::iter::once(id)
             .chain(derived.iter().copied())
@@ -112,7 +112,7 @@ impl Walk {
             .any(|source| self.must_go(graph, source))
     }
 
-    /// The value is not there: only the wish for it goes.
+    /// The value does not exist: it is only no longer wanted.
     fn delete_absent(
         &mut self,
         graph: &mut Graph,
@@ -132,7 +132,7 @@ impl Walk {
         Applied::Now(Ok(()))
     }
 
-    /// A deleted value leaves: a derived one at once, a base once the transaction is over.
+    /// Removes a deleted value: a derived one at once, a base once the transaction has ended.
     fn leave(&mut self, graph: &mut Graph, id: KeyId) {
         if graph.node(id).is_some_and(|node| node.base.is_some()) {
             graph.remove(id);
@@ -250,7 +250,7 @@ impl Walk {
         graph.unsettle(frame.id);
     }
 
-    /// Whether a value that is there can no longer be.
+    /// Whether a value that exists has an unmet dependency.
     pub(super) fn must_go(&self, graph: &mut Graph, id: KeyId) -> bool {
         let Some(node) = graph.node(id) else {
             return false;
@@ -258,7 +258,7 @@ impl Walk {
         if !node.stands() || node.is_obtained() || self.branch.contains(&id) {
             return false;
         }
-        // What is going right now cannot hold anything up, not even as part of a circle.
+        // A value that is being deleted meets no dependency, not even inside a cycle.
         let leans_on_going = node.edges.iter().any(|edge| match edge.target {
             EdgeTarget::Key(_, target) => self.branch.contains(&target) && !graph.is_met(edge),
             EdgeTarget::AnyOf { .. } => false,
@@ -266,7 +266,7 @@ impl Walk {
         leans_on_going || !graph.is_ready(id)
     }
 
-    /// Takes away a value that needs something that is going.
+    /// Deletes a value one of whose dependencies is being deleted; it waits afterwards.
     pub(super) fn send_to_wait(&mut self, graph: &mut Graph, id: KeyId) -> Applied {
         if !self.must_go(graph, id) {
             return Applied::Now(Ok(()));
@@ -318,7 +318,7 @@ impl Walk {
     }
 
     fn deleted(&mut self, graph: &mut Graph, frame: Delete) -> Flow {
-        // What waits for nothing but a base that went meanwhile, as in a circle, goes with it.
+        // A derived value whose base was deleted meanwhile, as in a cycle, is deleted with it.
         let base = graph.node(frame.id).and_then(|node| node.base);
         let orphan =
             matches!(frame.kind, Kind::Wait) && base.is_some_and(|base| !graph.is_available(base));
@@ -347,8 +347,7 @@ impl Walk {
         Flow::Return(Err(Abandoned))
     }
 
-    /// Gives a value that stays after all what was taken away ahead of it: what depends on it and
-    /// what is derived from it.
+    /// Restores the dependents and derived values of a value that was not deleted after all.
     pub(super) fn make_whole(
         &mut self,
         graph: &mut Graph,
@@ -371,7 +370,7 @@ impl Walk {
         })
     }
 
-    /// The derived values that nobody asked for: the south shows them, and that may not even be so.
+    /// The derived values that are not wanted: a retrieval showed them, which may be outdated.
     pub(super) fn strange(&self, graph: &Graph, base: KeyId, derived: &[KeyId]) -> HashSet<KeyId> {
         let discovered = |id: &KeyId| {
             graph.node(*id).is_some_and(|node| {
@@ -388,8 +387,8 @@ impl Walk {
         strange
     }
 
-    /// Does not put back a derived value that nobody asked for. Its base says that it is there, so
-    /// the graph must say that it is not.
+    /// Leaves a derived value deleted that is not wanted. Its base implies that it exists, so the
+    /// graph records that it does not.
     fn leave_away(&mut self, graph: &mut Graph, base: KeyId, child: Child) {
         if graph.node(child.id).is_some() {
             return;
@@ -410,7 +409,7 @@ impl Walk {
         }
         if let Kind::Unready { old, .. } = &frame.kind {
             node.value.clone_from(old);
-            // The base already says otherwise.
+            // The base no longer has this derived value.
             node.uncertain |= node.base.is_some();
         }
         graph.set_available(frame.id, !frame.absent);
@@ -422,7 +421,7 @@ impl Walk {
     }
 }
 
-/// What depends on a value that goes, or on something derived from it that is not there.
+/// The dependents of a value that is deleted, and of derived values that do not exist.
 fn leaning(graph: &Graph, id: KeyId) -> Vec<KeyId> {
     let mut sources = graph.sources(id);
     let derived = graph.node(id).map(|node| &*node.derived).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Changes that are better made before their turn, so that no work is done twice.
+//! Applies changes before their turn where that saves operations.
 //!
 //! * A dependent that moves from one dependency to another is changed in place before the old one
-//!   goes, once the new one is there.
+//!   is deleted, once the new one exists.
 //! * A value that waits and is changed by the same transaction is created once, with its new value.
 //! * A value that waits and is deleted by the same transaction is not created at all.
 
@@ -12,18 +12,18 @@ use crate::hash::HashSet;
 use crate::key::KeyId;
 use crate::value::Value;
 
-/// What to do with a value that waited.
+/// The decision about a value that waited.
 pub(super) enum Wake {
     /// Create it.
     Go,
     /// Its turn comes later.
     Leave,
-    /// Apply what the transaction has for it.
+    /// Apply its item of the transaction.
     Instead(Item),
 }
 
 impl Walk {
-    /// What to do with a waiting value that the transaction may still change.
+    /// Decides about a waiting value that the transaction may still change.
     pub(super) fn wake_early(&mut self, graph: &mut Graph, id: KeyId) -> Wake {
         let root = graph.base_of(id);
         let Some(item) = self.coming(root) else {
@@ -49,8 +49,8 @@ impl Walk {
         }
     }
 
-    /// The items to apply before `going` goes: dependents that can move away in place, each after
-    /// the new values it will need.
+    /// The items to apply before `going` is deleted: dependents that an update moves to another
+    /// dependency, each after the new values that it needs.
     pub(super) fn early_changes(&self, graph: &mut Graph, going: KeyId) -> Vec<KeyId> {
         if self.undone == 0 || self.reverting() {
             return Vec::new();
@@ -102,7 +102,7 @@ impl Walk {
                 && !descriptor.recreate(key, old, new, node.metadata.as_ref())
     }
 
-    /// Adds an item after the coming items it will depend on.
+    /// Adds an item after the later items that it depends on.
     fn collect_needed(
         &self,
         graph: &Graph,
@@ -145,7 +145,7 @@ impl Walk {
             .unwrap_or_default()
     }
 
-    /// What would follow from a value.
+    /// The values that would be derived from a value.
     pub(super) fn derived_from(&self, graph: &Graph, id: KeyId, value: &Value) -> Vec<Derived> {
         let key = graph.key(id);
         let descriptor = self.settings.registry.for_key(key);

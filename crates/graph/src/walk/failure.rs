@@ -1,4 +1,4 @@
-//! What a failure means: for the value, for the transaction, for whoever waits for it.
+//! Handles failures: the state of the value, the course of the transaction, the dependents.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::transaction::TransactionType;
 use crate::value::Value;
 
 impl Walk {
-    /// Whether this very transaction already failed on the value.
+    /// Whether this transaction has already failed on the value.
     pub(super) fn failed_already(&self, graph: &Graph, id: KeyId, how: How) -> bool {
         !how.revert
             && graph.node(id).is_some_and(|node| {
@@ -22,8 +22,8 @@ impl Walk {
             })
     }
 
-    /// Nothing more is tried on a value that failed, but the wish for it is kept. What is still
-    /// there holds up whoever needs it gone.
+    /// Skips a value that failed, but keeps it wanted. If it still exists, it blocks the values that
+    /// need it deleted.
     pub(super) fn fail_again(
         &self,
         graph: &mut Graph,
@@ -44,12 +44,12 @@ impl Walk {
         if failed && (gone || self.counts(graph, id)) { Err(Abandoned) } else { Ok(()) }
     }
 
-    /// Whether an error on this value is the transaction's own.
+    /// Whether an error on this value counts for the transaction.
     pub(super) fn counts(&self, graph: &Graph, id: KeyId) -> bool {
         self.list.place(graph.base_of(id)).is_some_and(|place| self.done[place])
     }
 
-    /// Stops the transaction, if it is one that is taken back on failure.
+    /// Stops the transaction, if it reverts on failure.
     pub(super) fn stop(&mut self) {
         if self.settings.reverts && self.phase == Phase::Forward {
             self.phase = Phase::Stopped;
@@ -61,7 +61,7 @@ impl Walk {
         self.mending == 0 && self.phase == Phase::Stopped
     }
 
-    /// Writes a failure down. The caller has already set what else follows from it.
+    /// Records a failure. The caller has already set the rest of the node.
     pub(super) fn fail(
         &mut self,
         graph: &mut Graph,
@@ -87,7 +87,7 @@ impl Walk {
             fields: Vec::new(),
         });
         let node = graph.write(id);
-        // A derived value may be there although its base was out of sight.
+        // A derived value may exist although the retrieval did not find its base.
         let doubtful = node.base.is_some() && (node.uncertain || node.state == ValueState::Missing);
         node.state = if retrying { ValueState::Retrying } else { ValueState::Failed };
         node.error = Some(Arc::clone(&failure));
@@ -104,7 +104,7 @@ impl Walk {
         failure
     }
 
-    /// Marks a value as not acceptable.
+    /// Marks a value as not valid.
     pub(super) fn invalidate(
         &mut self,
         graph: &mut Graph,

@@ -1,5 +1,5 @@
-//! The list of the transaction: in which order its values are applied, which of them were reached,
-//! and what has to be put back when the transaction is taken back.
+//! The values of a transaction: in which order they are applied, which were reached, and their
+//! previous values for a revert.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Items come in key order; here they are put into the order that needs the fewest operations:
-    /// what goes, what is re-created, what comes, what changes.
+    /// Sorts items, which come in key order, into the order that needs the fewest operations:
+    /// deletions, re-creations, creations, updates.
     pub(crate) fn new(graph: &Graph, registry: &Registry, mut items: Vec<Item>) -> Arc<Self> {
         items.sort_by_cached_key(|item| urgency(graph, registry, item));
         let places = items.iter().zip(0..).map(|(item, place)| (item.id, place)).collect();
@@ -47,13 +47,13 @@ impl List {
         self.items.len()
     }
 
-    /// Where a key stands.
+    /// The position of a key.
     pub(super) fn place(&self, id: KeyId) -> Option<usize> {
         self.places.get(&id).map(|place| *place as usize)
     }
 }
 
-/// What a value was before the transaction, for taking it back; nothing if it was not known.
+/// The state of a value before the transaction, for a revert; empty if it was not known.
 #[derive(Debug, Clone)]
 pub(super) struct Previous {
     id: KeyId,
@@ -65,9 +65,9 @@ struct Known {
     requested: Option<Value>,
     labels: Option<Arc<UserLabels>>,
     retry: Option<Retry>,
-    /// The value was there although nobody wanted it any more.
+    /// The value existed although it was no longer wanted.
     leftover: Option<Value>,
-    /// The value was the south's own.
+    /// The value belonged to the south.
     obtained: Option<Option<Value>>,
 }
 
@@ -128,7 +128,7 @@ impl Walk {
         None
     }
 
-    /// Values that are wanted, failed to go, and have lost dependents or derived values for it.
+    /// Wanted values that failed to be deleted and lost dependents or derived values before.
     fn bereft(&self, graph: &Graph) -> Vec<KeyId> {
         if self.plans() {
             return Vec::new();
@@ -152,9 +152,9 @@ impl Walk {
         bereft
     }
 
-    /// What is not taken back, because it was not reached or is not of the list, and yet may not be
-    /// as it was: values that failed to go, and values of the list that had to go for others and
-    /// were left for a turn that does not come.
+    /// Values that a revert does not cover but that may have changed: values that failed to be
+    /// deleted, and items of the list that were deleted for others before their own turn, which now
+    /// does not come.
     fn bystanders(&self, graph: &Graph) -> Vec<KeyId> {
         let failed = self.failed.iter().map(|(base, _)| *base);
         let foreign = failed.filter(|id| self.list.place(*id).is_none());
@@ -167,7 +167,7 @@ impl Walk {
         foreign.chain(left).collect()
     }
 
-    /// The item of a key that was not reached yet; from now on it is.
+    /// The item of a key that was not reached yet; marks it as reached.
     pub(super) fn reach(&mut self, graph: &Graph, id: KeyId) -> Option<Item> {
         let place = self.list.place(id).filter(|_| self.undone > 0)?;
         if std::mem::replace(&mut self.done[place], true) {
@@ -182,7 +182,7 @@ impl Walk {
         Some(item)
     }
 
-    /// The item of a key that is still to come.
+    /// The item of a key whose turn is still to come.
     pub(super) fn coming(&self, id: KeyId) -> Option<&Item> {
         if self.undone == 0 {
             return None;
@@ -226,7 +226,7 @@ impl Walk {
             }
         }
         match obtained {
-            // Back into the hands of the south: restored as ours, then let go.
+            // It belonged to the south: restored as a wanted value, then released.
             Some(value) => {
                 let how = How::base(Origin::Unknown, true);
                 self.apply(graph, id, value, how)
@@ -244,7 +244,7 @@ impl Walk {
     }
 }
 
-/// The place of an item in the order of work: smaller comes first.
+/// The position of an item in the order of work: smaller comes first.
 fn urgency(graph: &Graph, registry: &Registry, item: &Item) -> (bool, u8) {
     let Some(node) = graph.node(item.id) else {
         return (true, if item.value.is_none() { 0 } else { 2 });

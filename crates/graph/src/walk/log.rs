@@ -1,4 +1,4 @@
-//! The list of operations, kept short while it grows, and which calls may not overtake each other.
+//! The list of operations of a walk, and which calls must stay in order.
 
 use super::Call;
 use crate::graph::{EdgeTarget, Graph};
@@ -7,8 +7,8 @@ use crate::key::KeyId;
 use crate::record::OperationRecord;
 use crate::state::{Operation, ValueState};
 
-/// Operations in order. A value that was first put to wait and then created counts as created; a
-/// value that was first sent to wait and then taken away counts as taken away.
+/// Operations in order. A value that first waits and is then created counts as created; one that is
+/// first sent to wait and then deleted counts as deleted.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OperationLog {
     operations: Vec<Option<OperationRecord>>,
@@ -68,31 +68,31 @@ impl OperationLog {
 
     pub(super) fn finish(mut self) -> Vec<OperationRecord> {
         self.operations.retain(Option::is_some);
-        // In place: a million operations are not copied.
+        // In place, so that a million operations are not copied.
         self.operations.into_iter().map_while(|operation| operation).collect()
     }
 }
 
-/// The calls of a plan, and for each the earlier calls that must be over before it may begin: those
-/// on the same value, on what it depends on or did, on what depends on it, on its base and on its
-/// derived values.
+/// The calls of a plan, and for each the earlier calls that must end before it may begin: those on
+/// the same value, on its present and previous dependencies, on its dependents, on its base and on
+/// its derived values.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Conflicts {
     pub(crate) calls: Vec<(Call, Vec<usize>)>,
     last: HashMap<KeyId, usize>,
     /// Calls on values that point, or pointed, at a key since its own last call.
     toward: HashMap<KeyId, Vec<usize>>,
-    /// What a value pointed at before its edges changed.
+    /// The targets of a value before its edges changed.
     former: HashMap<KeyId, Vec<KeyId>>,
 }
 
 impl Conflicts {
-    /// A new list of calls, for what is left of the same walk.
+    /// A new list of calls, for the rest of the same walk.
     pub(super) fn continued(&self) -> Self {
         Self { former: self.former.clone(), ..Self::default() }
     }
 
-    /// To be called when a call is made that is not written down.
+    /// To be called when a call is made that is not recorded.
     pub(super) fn forget(&mut self, id: KeyId) {
         self.former.remove(&id);
     }
@@ -103,7 +103,7 @@ impl Conflicts {
         self.former.entry(id).or_default().extend(targets);
     }
 
-    /// To be called before a target goes: its dependents may find other witnesses.
+    /// To be called before a target is deleted: its dependents may find other witnesses.
     pub(super) fn remember_sources(&mut self, graph: &Graph, id: KeyId) {
         for source in graph.sources(id) {
             self.remember_targets(graph, source);
@@ -121,7 +121,7 @@ impl Conflicts {
         before.extend(self.last.get(&id));
         for other in around {
             before.extend(self.last.get(&other));
-            // A dependent that stays may now lean on something made a moment ago.
+            // A dependent that stays may now depend on a value that was just created.
             if call.operation == Operation::Delete {
                 before.extend(
                     targets(graph, other).iter().filter_map(|target| self.last.get(target)),

@@ -1,4 +1,4 @@
-//! Changing a value: in place where possible, else by deleting and creating it.
+//! Changes a value: in place where possible, else by deleting and creating it.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) struct Update {
     how: How,
     before: Before,
     equivalent: bool,
-    /// What no longer follows from it and was only discovered.
+    /// Values that are no longer derived from it and were only discovered.
     strange: HashSet<KeyId>,
     stage: Stage,
     outcome: Outcome,
@@ -27,13 +27,13 @@ pub(super) struct Update {
 
 #[derive(Clone)]
 enum Stage {
-    /// Deletes what no longer follows from the value. Then come those that depended on it.
+    /// Deletes values that are no longer derived. Then come the dependents.
     Obsolete(std::vec::IntoIter<KeyId>, Vec<KeyId>),
-    /// Deletes what asked for something the new value does not offer.
+    /// Deletes dependents whose condition the new value does not meet.
     Lost(std::vec::IntoIter<KeyId>),
     Call,
-    /// What is under way is the end of it: the new value lacks something and goes to wait, or the
-    /// update was abandoned and what it took away is put back.
+    /// The last step is under way: the new value waits for a dependency, or the update was abandoned
+    /// and the values it deleted are restored.
     End,
     Gained(std::vec::IntoIter<KeyId>),
     Derived(std::vec::IntoIter<Child>),
@@ -116,8 +116,7 @@ impl Walk {
         Applied::Later(Frame::Update(update))
     }
 
-    /// Whether a value that does not change is in every other respect as it should be, and nothing
-    /// follows from it.
+    /// Whether a value that does not change needs no other operation either.
     fn is_settled(
         &self,
         graph: &Graph,
@@ -217,8 +216,8 @@ impl Walk {
     /// The update of the value itself; none once it is done.
     fn update_itself(&mut self, graph: &mut Graph, frame: &mut Update) -> Option<Itself> {
         let from_south = frame.how.origin == Origin::South;
-        // What is as wanted may still stand there without what it needs: it failed to go, or the
-        // south lost what it needs.
+        // A value that is as wanted may still have unmet dependencies: its deletion failed, or the
+        // south lost the dependency.
         if !from_south && !graph.is_ready(frame.id) {
             frame.stage = Stage::End;
             let old = frame.before.value.clone();
@@ -273,7 +272,7 @@ impl Walk {
                 frame.how,
             );
         }
-        // What waits for it may have missed its coming back.
+        // Values that wait for it may have missed its return.
         let look = graph.has_tests() || frame.before.state.is_failure();
         let gained = if look { self.waiting_dependents(graph, frame.id) } else { Vec::new() };
         frame.stage = Stage::Gained(gained.into_iter());
@@ -285,8 +284,8 @@ impl Walk {
         Flow::Return(if self.counts(graph, frame.id) { Err(Abandoned) } else { Ok(()) })
     }
 
-    /// Something that had to go first did not: the value stays as it was, with what was derived
-    /// from it.
+    /// A value that had to be deleted first was not: the value stays as it was, with its derived
+    /// values.
     fn abandon_update(&mut self, graph: &mut Graph, mut frame: Update) -> Flow {
         let key = graph.key(frame.id).clone();
         let descriptor = graph.node(frame.id).and_then(|node| node.descriptor);
@@ -337,7 +336,7 @@ impl Walk {
     }
 }
 
-/// What updating the value itself led to.
+/// The result of updating the value itself.
 enum Itself {
     Call(Call),
     Push(Frame),

@@ -1,4 +1,4 @@
-//! Working out what a transaction means: which values are to be applied.
+//! Collects the values that a transaction applies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::transaction::{Resync, Wanted};
 use crate::value::Value;
 use crate::walk::Item;
 
-/// What one descriptor found in the south.
+/// The values that one descriptor retrieved.
 pub(super) struct Look {
     pub(super) descriptor: DescriptorId,
     pub(super) known: Vec<ErasedKnown>,
@@ -27,7 +27,7 @@ pub(super) struct Look {
 }
 
 impl Service {
-    /// Asks one descriptor what it sees. None if it cannot or will not tell.
+    /// Retrieves the values of one descriptor. None if it cannot retrieve, or fails to.
     pub(super) async fn look(
         &mut self,
         surroundings: &Surroundings,
@@ -55,7 +55,7 @@ impl Service {
         }
     }
 
-    /// Looks at the whole south, uncertain things first.
+    /// Retrieves the whole south, uncertain values first.
     pub(super) async fn refresh_all(
         &mut self,
         surroundings: &Surroundings,
@@ -86,7 +86,7 @@ impl Service {
         self.looked = true;
     }
 
-    /// Looks at some base values only.
+    /// Retrieves some base values only.
     pub(super) async fn refresh_some(
         &mut self,
         surroundings: &Surroundings,
@@ -132,7 +132,7 @@ impl Service {
     }
 }
 
-/// What the north wants, as far as remembered.
+/// The wanted values, as remembered.
 fn remembered_wishes(graph: &Graph) -> BTreeMap<Key, Wanted> {
     graph
         .nodes()

@@ -1,4 +1,4 @@
-//! The way of one transaction.
+//! Processes one transaction.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::walk::{List, Settings, Step, Walk, Walked};
 pub(super) enum Source {
     North(BTreeMap<Key, Wanted>),
     South(BTreeMap<Key, (Option<Value>, Option<Metadata>)>),
-    /// Known values once more.
+    /// Values that are known already.
     Again(Vec<Key>),
 }
 
@@ -104,7 +104,7 @@ impl Service {
         }
     }
 
-    /// What a transaction would do.
+    /// Plans a transaction without executing it.
     pub(super) async fn plan_only(&mut self, transaction: Transaction) -> Vec<OperationRecord> {
         let work = Work::north(transaction);
         let seq = self.inside.lock().next_seq;
@@ -157,7 +157,7 @@ impl Service {
         looks
     }
 
-    /// Carries a transaction out.
+    /// Executes a transaction.
     pub(super) async fn process(&mut self, work: Work) -> Result<Arc<TransactionRecord>, Error> {
         let start = self.now();
         let seq = {
@@ -223,7 +223,7 @@ impl Service {
         self.conclude(record, complete, walked.failed, findings.touched)
     }
 
-    /// Writes down what is about to be done, before it is.
+    /// Writes the plan to log and journal before the first operation.
     fn announce(
         &mut self,
         work: &Work,
@@ -258,7 +258,7 @@ impl Service {
         findings: &mut Findings,
     ) -> Walked {
         let settings = self.settings(work, surroundings, true);
-        // A value that will be refused changes the course of the walk: then nothing runs ahead.
+        // A value that is not valid changes the course of the walk: then no call runs ahead.
         let acceptable = conflicts.is_none() || {
             let graph = &self.inside.lock().graph;
             list.items().iter().all(|item| {
@@ -328,7 +328,7 @@ impl Service {
         walk.finish()
     }
 
-    /// Undoes, last first, what was made ahead and never reached.
+    /// Undoes, last first, the calls that ran ahead and were never reached.
     async fn take_back(
         &mut self,
         surroundings: &Surroundings,
@@ -423,7 +423,7 @@ fn opposite(call: &crate::walk::Call, metadata: Option<Metadata>) -> crate::walk
     }
 }
 
-/// Whether a planned operation can be done at all; if not, the execution will differ.
+/// Whether the descriptor implements a planned operation; if not, the execution will differ.
 fn is_implemented(registry: &Registry, operation: &OperationRecord) -> bool {
     let descriptor = registry.for_key(&operation.key);
     let abilities = descriptor
@@ -455,7 +455,7 @@ fn record_of(
     }
 }
 
-/// What the journal keeps of a value that was handed in.
+/// The journal's entry for a given value.
 fn wish(work: &Work, input: &InputValue) -> Option<(Key, Option<Desired>)> {
     if input.origin != crate::state::Origin::North {
         return None;

@@ -1,11 +1,11 @@
-//! What follows from a transaction: a look at what failed, retries, revisions, statuses, records.
+//! Concludes a transaction: retrieves failed values, schedules retries, records revisions, statuses
+//! and the transaction itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::Service;
 use super::process::Work;
-use crate::clock::later;
 use crate::engine::{Error, Shared};
 use crate::execute::Surroundings;
 use crate::graph::Graph;
@@ -16,10 +16,11 @@ use crate::record::{KeyError, TransactionRecord};
 use crate::refresh::Findings;
 use crate::registry::Registry;
 use crate::state::{Operation, ValueState};
+use crate::time::later;
 use crate::walk::Walked;
 
 impl Service {
-    /// Looks at what failed, plans retries, and lets go of what is gone.
+    /// Retrieves failed values, schedules retries, and removes deleted values.
     pub(super) async fn settle(
         &mut self,
         work: &Work,
@@ -69,7 +70,7 @@ impl Service {
         }
     }
 
-    /// Asks the south whether it really did what it said.
+    /// Retrieves the changed values and compares them with the expected ones.
     async fn verify(&mut self, surroundings: &Surroundings, walked: &Walked) -> Vec<KeyError> {
         let touched: BTreeSet<Key> = {
             let graph = &self.inside.lock().graph;
@@ -117,7 +118,7 @@ impl Service {
         problems
     }
 
-    /// Writes everything down and tells everyone.
+    /// Records the transaction and notifies watchers.
     pub(super) fn conclude(
         &mut self,
         begun: Arc<TransactionRecord>,
@@ -131,7 +132,7 @@ impl Service {
             let mut guard = self.inside.lock();
             let Shared { graph, history, stats, next_retry, registry, .. } = &mut *guard;
             history.end(begun.seq);
-            // Copied only if somebody is reading it right now.
+            // Copied only if a reader holds it right now.
             let mut completed = Arc::unwrap_or_clone(begun);
             complete(&mut completed);
             record = Arc::new(completed);
@@ -212,7 +213,7 @@ impl Service {
     }
 }
 
-/// The base values that did not end well.
+/// The base values that failed.
 fn failed_bases(graph: &Graph, walked: &Walked) -> HashSet<KeyId> {
     let failing = |id: KeyId| graph.state(id).is_failure();
     walked
@@ -246,13 +247,13 @@ fn all_desires(graph: &Graph) -> BTreeMap<Key, Desired> {
         .collect()
 }
 
-/// What the base of a derived value does not tell about it.
+/// How a derived value may differ from what its base implies.
 fn doubt(graph: &Graph, id: KeyId) -> Option<Part> {
     let node = graph.node(id).filter(|node| node.descriptor.is_some())?;
     let base = node.base?;
     let created = node.error.as_ref().is_some_and(|error| error.operation == Operation::Create);
     let doubt = match (node.available, node.uncertain) {
-        // The last operation on the base failed before this one's turn came.
+        // The last operation on the base failed before the turn of this value.
         (true, false) if graph.state(base).is_failure() => Doubt::Uncertain,
         (true, false) => return None,
         (false, true) if created => Doubt::Unfinished,
@@ -262,7 +263,7 @@ fn doubt(graph: &Graph, id: KeyId) -> Option<Part> {
     Some(Part { base: graph.key(base).clone(), doubt, value: node.value.clone() })
 }
 
-/// What must be known about the derived values of the touched values.
+/// The doubts about the derived values of the touched values, for the journal.
 fn doubts(
     graph: &Graph,
     registry: &Registry,
@@ -271,8 +272,8 @@ fn doubts(
 ) -> Vec<(Key, Option<Part>)> {
     let mut parts: BTreeMap<Key, Option<Part>> = BTreeMap::new();
     for id in touched.iter().copied() {
-        // What its base said about it, if that came first, weighs more: a value that went may be
-        // one that should have come back.
+        // The conclusion from its base, if that came first, takes precedence: a value that was
+        // deleted may be one that should have been created again.
         parts.entry(graph.key(id).clone()).or_insert_with(|| doubt(graph, id));
         let Some(node) = graph.node(id).filter(|node| node.base.is_none()) else {
             continue;
@@ -283,7 +284,7 @@ fn doubts(
                 parts.insert(graph.key(derived).clone(), doubt(graph, derived));
             }
         }
-        // What should follow from it, and never had its turn.
+        // Values that should be derived from it and never had their turn.
         if let (true, Some(descriptor), Some(value)) = (failed, node.descriptor, &node.value) {
             let (base, descriptor) = (graph.key(id), registry.get(descriptor));
             for derived in descriptor.derived(base, value).into_iter().filter(|one| !one.property) {

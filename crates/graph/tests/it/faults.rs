@@ -1,4 +1,4 @@
-//! A fault that hits every single operation of a transaction in turn, in every way.
+//! Every operation of a transaction fails in turn, in every way.
 
 use mainstay_graph::{Key, KeyError, OnFailure, Operation, Options, Transaction, ValueState};
 
@@ -39,11 +39,11 @@ async fn operations() -> usize {
 }
 
 #[tokio::test]
-async fn a_revert_restores_what_was_whichever_operation_fails() {
+async fn a_revert_restores_the_previous_state_whichever_operation_fails() {
     for parallel in [1, 4] {
         for failing in 1..=operations().await {
             for works in [false, true] {
-                let running = Running::start(Options { parallel, ..Options::default() });
+                let running = Running::start(Options::default().parallel(parallel));
                 running.engine.commit(before()).await.unwrap();
                 let (south, states) = (running.south.values(), running.engine.states());
                 running.south.with(|south| {
@@ -53,7 +53,7 @@ async fn a_revert_restores_what_was_whichever_operation_fails() {
                 let record = running.engine.apply(after()).await.unwrap();
                 let what =
                     format!("operation {failing}, works {works}, parallel {parallel}: {record:#?}");
-                // A dependent of an older transaction that does not come back reverts nothing.
+                // A dependent of an older transaction that is not restored does not revert it.
                 let foreign =
                     |error: &KeyError| error.op == Operation::Create && &*error.key == "thing/b";
                 if record.errors.iter().any(foreign) {
@@ -63,7 +63,7 @@ async fn a_revert_restores_what_was_whichever_operation_fails() {
                 }
                 assert!(record.reverted, "{what}");
                 assert_eq!(running.south.values(), south, "{what}");
-                // A dependent that refused to go says so; everything else is as it was.
+                // A dependent that failed to be deleted has an error; everything else is as before.
                 let failed = |key: &Key| record.errors.iter().any(|error| error.key == *key);
                 let now = running.engine.states();
                 for (before, after) in states.iter().zip(&now) {
@@ -79,7 +79,7 @@ async fn a_revert_restores_what_was_whichever_operation_fails() {
 }
 
 #[tokio::test]
-async fn best_effort_and_a_resync_arrive_whichever_operation_fails() {
+async fn best_effort_and_a_resync_converge_whichever_operation_fails() {
     let running = Running::start(Options::default());
     running.engine.commit(before()).await.unwrap();
     running.engine.commit(after()).await.unwrap();
@@ -108,14 +108,14 @@ async fn best_effort_and_a_resync_arrive_whichever_operation_fails() {
 }
 
 #[tokio::test]
-async fn verification_finds_out_what_the_south_only_claims_to_have_done() {
+async fn verification_detects_operations_that_had_no_effect() {
     let one = |number| Transaction::new().set_typed("thing/a", Thing::new(number));
     for (change, problem) in [
         (one(2), "value is not equivalent"),
         (Transaction::new().delete("thing/a"), "value is not removed"),
         (Transaction::new().set_typed("thing/b", Thing::new(3)), "value is not configured"),
     ] {
-        let running = Running::start(Options { verify: true, ..Options::default() });
+        let running = Running::start(Options::default().verify(true));
         let record = running.engine.apply(one(1)).await.unwrap();
         assert!(record.errors.is_empty(), "{record:?}");
         running.south.with(|south| {
@@ -125,7 +125,7 @@ async fn verification_finds_out_what_the_south_only_claims_to_have_done() {
         let record = running.engine.apply(change).await.unwrap();
         let problems: Vec<&str> = record.errors.iter().map(|one| one.error.as_str()).collect();
         assert_eq!(problems, [problem]);
-        // What was found out is mended by the next resync.
+        // The next resync repairs the difference.
         running.engine.commit(Transaction::downstream_resync()).await.unwrap();
         let resync = running.engine.commit(Transaction::downstream_resync()).await.unwrap();
         assert!(resync.executed.is_empty(), "{resync:?}");

@@ -1,4 +1,4 @@
-//! Histories of changes, their notation, and those that once went wrong.
+//! Histories of changes for property tests, and their notation.
 //!
 //! `3 4#9 5(3,4x){x:3;y} / -4` is two transactions: the first sets 3, sets 4 to the number 9, and
 //! sets 5, which needs 3 and the part x of 4 and has two parts, of which x needs 3; the second
@@ -25,7 +25,7 @@ pub(crate) struct Change {
     pub(crate) value: Option<Thing>,
 }
 
-/// In the notation, so that what a property finds can be kept as it is shown.
+/// Prints the notation, so that a failing case can be copied into a test.
 impl fmt::Debug for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(value) = &self.value else {
@@ -92,7 +92,7 @@ pub(crate) fn transaction(changes: &[Change]) -> Transaction {
     })
 }
 
-/// What is wanted in the end.
+/// The wanted values in the end.
 pub(crate) fn wanted_after(all: &[Vec<Change>]) -> BTreeMap<usize, Thing> {
     let mut wanted = BTreeMap::new();
     for change in all.iter().flatten() {
@@ -104,7 +104,7 @@ pub(crate) fn wanted_after(all: &[Vec<Change>]) -> BTreeMap<usize, Thing> {
     wanted
 }
 
-/// What should be there in the end: every wanted value whose needs are there too.
+/// The values expected in the end: every wanted value whose dependencies exist too.
 pub(crate) fn expected(wanted: &BTreeMap<usize, Thing>) -> BTreeMap<String, Thing> {
     let mut there: BTreeMap<String, Thing> = BTreeMap::new();
     loop {
@@ -138,7 +138,7 @@ pub(crate) fn expected(wanted: &BTreeMap<usize, Thing>) -> BTreeMap<String, Thin
 }
 
 #[test]
-fn the_notation_is_read_as_it_is_shown() {
+fn the_notation_can_be_parsed_again() {
     let text = "3 4#9 5(3,4x){x:3;y} / -4";
     let shown: Vec<String> = history(text)
         .iter()

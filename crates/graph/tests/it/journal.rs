@@ -1,4 +1,4 @@
-//! Surviving a restart.
+//! Restarts with a journal.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use tokio::sync::Notify;
 use crate::south::{Running, South, Thing};
 
 fn journalled(path: &std::path::Path) -> Options {
-    Options { journal: Some(Box::new(FileJournal::open(path).unwrap())), ..Options::default() }
+    Options::default().journal(FileJournal::open(path).unwrap())
 }
 
 #[tokio::test]
-async fn what_is_wanted_and_what_happened_outlive_the_process() {
+async fn wanted_values_and_history_survive_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("journal");
     let running = Running::start(journalled(&path));
@@ -34,7 +34,7 @@ async fn what_is_wanted_and_what_happened_outlive_the_process() {
 }
 
 #[tokio::test]
-async fn an_operation_under_way_at_the_end_is_uncertain_and_looked_at_first() {
+async fn an_interrupted_operation_is_uncertain_and_retrieved_first() {
     for (on_failure, kept) in [(OnFailure::Revert, false), (OnFailure::BestEffort, true)] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal");
@@ -51,7 +51,7 @@ async fn an_operation_under_way_at_the_end_is_uncertain_and_looked_at_first() {
         let recovered = replay(FileJournal::open(&path).unwrap().load().unwrap());
         assert_eq!(recovered.interrupted, Some(0));
         assert_eq!(recovered.uncertain.len(), 1);
-        // The operation went through after all, unseen.
+        // The operation took effect after all.
         let south = South::default();
         south.with(|south| south.values.insert("thing/a".into(), Thing::new(1)));
         let running = Running::over(south.clone(), journalled(&path));
@@ -65,7 +65,7 @@ async fn an_operation_under_way_at_the_end_is_uncertain_and_looked_at_first() {
 }
 
 #[tokio::test]
-async fn a_journal_cut_at_any_byte_replays_to_a_state_it_was_in() {
+async fn a_journal_cut_at_any_byte_replays_to_an_earlier_state() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("journal");
     let running = Running::start(journalled(&path));
@@ -102,13 +102,12 @@ async fn a_journal_cut_at_any_byte_replays_to_a_state_it_was_in() {
 }
 
 #[tokio::test]
-async fn a_compacted_journal_says_the_same_in_fewer_bytes() {
+async fn a_compacted_journal_replays_to_the_same_state() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("journal");
-    let running = Running::start(Options {
-        history: mainstay_graph::Limits { transactions: 5, ..Default::default() },
-        ..journalled(&path)
-    });
+    let running = Running::start(
+        journalled(&path).history(mainstay_graph::Limits::default().transactions(5)),
+    );
     let mut big = Thing::new(0);
     big.needs = vec![];
     big.parts = (0..2_000).map(|number| (format!("part-{number}"), Vec::new())).collect();

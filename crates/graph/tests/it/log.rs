@@ -1,7 +1,6 @@
 //! The transaction log: its text, and that the plan is on disk before anything is done.
 
 use std::fs::File;
-use std::sync::Arc;
 
 use mainstay_graph::{ManualClock, Notification, OnFailure, Options, Retry, Transaction, Value};
 
@@ -9,7 +8,7 @@ use crate::south::{Running, Thing};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/transactions.log");
 
-/// A few transactions that show everything the log can show.
+/// A few transactions that cover every part of the log.
 async fn story(running: &Running, clock: &ManualClock) {
     let mut base = Thing::new(1);
     base.parts.insert("x".into(), Vec::new());
@@ -50,15 +49,12 @@ async fn story(running: &Running, clock: &ManualClock) {
 }
 
 #[tokio::test]
-async fn the_log_reads_as_it_always_did() {
+async fn the_log_matches_the_golden_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
     let clock = ManualClock::new("2026-01-31T12:00:00Z".parse().unwrap());
-    let running = Running::start(Options {
-        clock: Arc::new(clock.clone()),
-        log: Some(Box::new(File::create(&path).unwrap())),
-        ..Options::default()
-    });
+    let running =
+        Running::start(Options::default().clock(clock.clone()).log(File::create(&path).unwrap()));
     story(&running, &clock).await;
     running.stop().await;
     let text = std::fs::read_to_string(&path).unwrap();
@@ -74,12 +70,12 @@ async fn the_log_reads_as_it_always_did() {
     assert_eq!(text.lines().count(), golden.lines().count());
 }
 
-/// Plays itself in a process of its own, in which an operation takes the process down.
+/// Runs this test again in a child process that an operation aborts.
 #[tokio::test]
 async fn an_operation_that_aborts_the_process_leaves_its_plan_in_the_log() {
     if let Some(path) = std::env::var_os("MAINSTAY_GRAPH_ABORTS") {
-        let log = Some(Box::new(File::create(path).unwrap()) as _);
-        let running = Running::start(Options { log, ..Options::default() });
+        let log = File::create(path).unwrap();
+        let running = Running::start(Options::default().log(log));
         running.south.with(|south| south.aborts = true);
         let doomed = Transaction::new()
             .set_typed("thing/a", Thing::new(1))

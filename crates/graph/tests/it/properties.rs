@@ -66,7 +66,7 @@ async fn leaves_nothing(all: &[Vec<Change>]) -> TestCaseResult {
     Ok(())
 }
 
-/// The last of the transactions fails at an operation, and is taken back.
+/// The last of the transactions fails at an operation, and is reverted.
 async fn reverts(all: &[Vec<Change>], failing: usize, works: bool) -> TestCaseResult {
     let running = Running::start(Options::default());
     let (last, first) = all.split_last().unwrap();
@@ -88,7 +88,7 @@ async fn reverts(all: &[Vec<Change>], failing: usize, works: bool) -> TestCaseRe
     Ok(())
 }
 
-/// Operations fail, and afterwards the south has lost and changed values behind our back.
+/// Operations fail, and afterwards the south loses and changes values without a notification.
 async fn converges(
     all: &[Vec<Change>],
     fail: BTreeMap<usize, bool>,
@@ -136,7 +136,7 @@ fn lie() -> impl Strategy<Value = Lie> {
     })
 }
 
-/// Operations fail, and resyncs are told what is not so; then the south is honest again.
+/// Operations fail and retrievals return wrong values; then they return the right ones again.
 async fn converges_after_lies(
     all: &[Vec<Change>],
     fail: BTreeMap<usize, bool>,
@@ -180,7 +180,7 @@ async fn parallel_is_sequential(
                 south.fail_on.insert((["create", "update", "delete"][*operation], name));
             }
         });
-        let running = Running::over(south, Options { parallel, ..Options::default() });
+        let running = Running::over(south, Options::default().parallel(parallel));
         let mut records = Vec::new();
         for (changes, reverts) in all.iter().zip(reverting) {
             let mode = if *reverts { OnFailure::Revert } else { OnFailure::BestEffort };
@@ -271,10 +271,10 @@ struct Remembered(Arc<Mutex<Vec<(String, bool)>>>);
 
 impl Remembered {
     fn options(&self) -> Options {
-        Options { journal: Some(Box::new(self.clone())), ..Options::default() }
+        Options::default().journal(self.clone())
     }
 
-    /// Loses the last entries, but nothing that was flushed.
+    /// Loses the last entries that were not flushed.
     fn lose(&self, entries: usize) {
         let mut kept = self.0.lock().unwrap();
         for _ in 0..entries {
@@ -304,9 +304,9 @@ impl Journal for Remembered {
     }
 }
 
-/// What random histories once found.
+/// Histories that failed once.
 #[test]
-fn histories_that_did_not_converge_do() {
+fn regression_histories_converge() {
     let none: &[usize] = &[];
     for (text, fail, lost, changed) in [
         ("3 4 0 / 5{x:4} 3{x} / -4", &[(8, false)][..], none, none),
@@ -323,7 +323,7 @@ fn histories_that_did_not_converge_do() {
 }
 
 #[test]
-fn histories_that_did_not_outlive_lies_do() {
+fn regression_histories_converge_after_wrong_retrievals() {
     for (text, fail, lie) in [
         ("0 / 0#9 2{x} / -2 / 1(0){x}", (11, false), (4, Lie::WithPart(key(0), "x"))),
         ("0 7#9 1 / 2", (5, true), (1, Lie::WithPart(key(7), "x"))),
@@ -339,7 +339,7 @@ fn histories_that_did_not_outlive_lies_do() {
 }
 
 #[test]
-fn histories_that_did_not_outlive_a_kill_do() {
+fn regression_histories_survive_a_kill() {
     let none: &[(usize, bool)] = &[];
     for (text, fail, halt, reverting, cut) in [
         ("0{x}", none, (2, true), true, 0),
@@ -361,13 +361,13 @@ fn histories_that_did_not_outlive_a_kill_do() {
 }
 
 #[test]
-fn circles_that_left_something_behind_do_not() {
+fn regression_cycles_are_deleted_completely() {
     let result = run(leaves_nothing(&history("6(2) 5(6){x:0} / 0 1 / 2(1) 1(5x)")));
     assert!(result.is_ok(), "{result:?}");
 }
 
 #[test]
-fn histories_that_were_not_restored_are() {
+fn regression_histories_are_reverted() {
     for (text, failing, works) in [
         ("3(2){x} 2 / -2", 2, false),
         ("3(2){x} 2 / -2", 2, true),

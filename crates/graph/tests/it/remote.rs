@@ -1,10 +1,8 @@
-//! The engine from afar: REST and gRPC.
-
-use std::sync::Arc;
+//! The engine over REST and gRPC.
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
-use mainstay_graph::grpc::{GraphClient, GraphServer, StatusRequest, TransactionRequest};
+use mainstay_graph::grpc::{self, GraphClient, StatusRequest, TransactionRequest};
 use mainstay_graph::{ManualClock, Options, Transaction, rest};
 use serde_json::{Value as Json, json};
 use tower::ServiceExt;
@@ -40,7 +38,7 @@ async fn get(running: &Running, path: &str) -> Json {
 }
 
 #[tokio::test]
-async fn rest_answers_every_question() {
+async fn rest_serves_every_resource() {
     let running = running().await;
     let length = |json: &Json| json.as_array().map_or(0, Vec::len);
     assert_eq!(length(&get(&running, "txn-history").await), 2);
@@ -81,7 +79,7 @@ async fn rest_answers_every_question() {
 }
 
 #[tokio::test]
-async fn rest_says_what_is_wrong_with_a_question() {
+async fn rest_refuses_bad_requests_with_a_reason() {
     let running = running().await;
     for (path, status) in [
         ("graph?txn=x", 400),
@@ -159,7 +157,7 @@ async fn rest_plans_commits_and_resyncs() {
 }
 
 #[tokio::test]
-async fn rest_reads_the_period_of_a_retry_in_every_form() {
+async fn rest_accepts_every_form_of_a_retry_period() {
     for (sent, milliseconds) in [
         (r#"{"period": "3s"}"#, 3_000),
         (r#"{"period": "250ms", "max": 1}"#, 250),
@@ -168,8 +166,8 @@ async fn rest_reads_the_period_of_a_retry_in_every_form() {
         (r#"{"max": 7}"#, 1_000),
     ] {
         let start: jiff::Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
-        let clock = Arc::new(ManualClock::new(start));
-        let running = Running::start(Options { clock, ..Options::default() });
+        let clock = ManualClock::new(start);
+        let running = Running::start(Options::default().clock(clock));
         running.south.with(|south| south.fail_on.insert(("create", "thing/z".into())));
         let body = format!(
             r#"{{"set": {{"thing/z": {{"number": 1, "needs": [], "parts": {{}}}}}},
@@ -186,9 +184,9 @@ async fn rest_reads_the_period_of_a_retry_in_every_form() {
 #[tokio::test]
 async fn grpc_commits_plans_and_watches() {
     let running = running().await;
-    let mut client = GraphClient::new(GraphServer::new(running.engine.clone()));
-    let mut watch =
-        client.watch(StatusRequest { key: "thing/b".into(), ..Default::default() }).await.unwrap();
+    let mut client = GraphClient::new(grpc::server(running.engine.clone()));
+    let request = StatusRequest { key: "thing/b".into(), ..Default::default() };
+    let mut watch = client.watch(request).await.unwrap().into_inner();
     let first = watch.message().await.unwrap().unwrap().status.unwrap();
     assert_eq!((first.state.as_str(), first.details), ("PENDING", vec!["thing/none".to_owned()]));
     let change = TransactionRequest {
@@ -196,15 +194,16 @@ async fn grpc_commits_plans_and_watches() {
             .into(),
         ..Default::default()
     };
-    let plan = client.plan(change.clone()).await.unwrap();
-    let reply = client.commit(change).await.unwrap();
+    let plan = client.plan(change.clone()).await.unwrap().into_inner();
+    let reply = client.commit(change).await.unwrap().into_inner();
     assert_eq!(plan.operations, reply.executed);
     assert_eq!(reply.seq, 2);
     assert_eq!(watch.message().await.unwrap().unwrap().status.unwrap().state, "CONFIGURED");
     let all = client
         .status(StatusRequest { key_prefix: "thing/".into(), ..Default::default() })
         .await
-        .unwrap();
+        .unwrap()
+        .into_inner();
     assert_eq!(all.values.len(), 4);
     let bad = TransactionRequest {
         set: [("thing/x".to_owned(), "{".to_owned())].into(),

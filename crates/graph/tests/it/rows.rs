@@ -1,4 +1,4 @@
-//! Rows of the specification that ask for more than a scenario file can say.
+//! Rows of the specification that a scenario file cannot express.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ async fn dumped(engine: &Engine, descriptor: &str, view: View) -> String {
 }
 
 #[tokio::test]
-async fn g2_nothing_is_seen_until_it_is_done_and_then_once() {
+async fn g2_a_change_is_visible_once_it_is_done() {
     let played = played("s02_s06_update.yaml", 0).await;
     let engine = &played.engine;
     let one = mainstay_graph::Transaction::new()
@@ -103,14 +103,14 @@ async fn s7_flag_stats_count_revisions() {
 }
 
 #[tokio::test]
-async fn s26_an_error_that_was_mended_stays_in_the_history() {
+async fn s26_a_repaired_error_stays_in_the_history() {
     let played = played("s24_s26_retry.yaml", 3).await;
     assert_eq!(played.engine.flag_stats("error", &[]).unwrap().total, 1);
     played.stop().await;
 }
 
 #[tokio::test]
-async fn s28_s30_views_of_what_waits_and_of_what_the_south_made() {
+async fn s28_s30_views_of_waiting_values_and_of_values_of_the_south() {
     let played = played("s27_s31_notify.yaml", 1).await;
     let engine = &played.engine;
     assert_eq!(engine.dump("d2", View::NB).await.unwrap().len(), 1);
@@ -130,7 +130,7 @@ async fn s28_s30_views_of_what_waits_and_of_what_the_south_made() {
 }
 
 #[tokio::test]
-async fn s10_a_watcher_hears_the_outcome_of_a_revert_once() {
+async fn s10_a_watcher_gets_the_outcome_of_a_revert_once() {
     let played = played("s08_s09_revert.yaml", 1).await;
     let mut watch = played.engine.watch(16, |key| key.starts_with("/prefixA/"));
     let transaction = mainstay_graph::Transaction::new()
@@ -154,7 +154,7 @@ async fn s10_a_watcher_hears_the_outcome_of_a_revert_once() {
 }
 
 #[tokio::test]
-async fn s22_a_resync_lists_what_the_south_made_and_leaves_it_alone() {
+async fn s22_a_resync_lists_values_of_the_south_and_does_not_change_them() {
     let played = played("s22_resync_obtained.yaml", 1).await;
     let record = played.engine.transaction(0).unwrap();
     let values: Vec<_> = record.values.iter().map(|one| (one.key.as_str(), one.origin)).collect();

@@ -1,10 +1,10 @@
-//! Every scenario file in `tests/scenarios` is played, in order and side by side, and must come out
-//! as it says.
+//! Plays every scenario file in `tests/scenarios`, sequentially and in parallel; each must meet its
+//! expectations.
 
 use mainstay_graph::scenario::{parse, play};
 
 #[tokio::test]
-async fn every_scenario_comes_out_as_it_says() {
+async fn every_scenario_meets_its_expectations() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scenarios");
     let mut files: Vec<_> =
         std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();

@@ -1,4 +1,4 @@
-//! A south for tests: values in memory, operations that can be held up, failures by number.
+//! A simulated south for tests: values in memory, operations that can be blocked, failures by number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A value: a number, what it needs, and what follows from it.
+/// A value: a number, its dependencies, and its derived values.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Thing {
     pub(crate) number: u32,
@@ -30,18 +30,18 @@ impl Thing {
     }
 }
 
-/// What retrieving says about one value that is not so.
+/// A wrong answer of a retrieval about one value.
 #[derive(Debug, Clone)]
 pub(crate) enum Lie {
-    /// That it is not there.
+    /// It does not exist.
     Hidden(String),
-    /// That it has no parts.
+    /// It has no parts.
     WithoutParts(String),
-    /// That it also has a part of this name.
+    /// It also has a part of this name.
     WithPart(String, &'static str),
-    /// That its number is another.
+    /// Its number is another.
     Changed(String),
-    /// That it is there.
+    /// It exists.
     Invented(String),
 }
 
@@ -50,26 +50,26 @@ pub(crate) struct Inside {
     pub(crate) values: BTreeMap<String, Thing>,
     derived: BTreeSet<String>,
     pub(crate) calls: Vec<String>,
-    /// Which operations, counted from 1, fail; and whether they do their work all the same.
+    /// The operations, counted from 1, that fail; and whether they take effect all the same.
     pub(crate) fail: BTreeMap<usize, bool>,
     pub(crate) count: usize,
-    /// Operations by name and key that fail, unless they take something back.
+    /// Operations by name and key that fail, unless they revert another.
     pub(crate) fail_on: BTreeSet<(&'static str, String)>,
-    /// Which operations, counted from 1, are said to be done and are not.
+    /// The operations, counted from 1, that report success without effect.
     pub(crate) claims: BTreeSet<usize>,
-    /// The operation, counted from 1, that never ends; and whether it does its work first.
+    /// The operation, counted from 1, that never ends; and whether it takes effect first.
     pub(crate) halt: Option<(usize, bool)>,
     pub(crate) halted: Arc<Notify>,
-    /// How retrieving, counted from 1, lies.
+    /// The wrong answers of retrievals, counted from 1.
     pub(crate) lies: BTreeMap<usize, Lie>,
     pub(crate) retrieved: usize,
-    /// Keys whose operations wait until they are let go.
+    /// Keys whose operations are blocked until released.
     pub(crate) held: BTreeMap<String, Arc<Notify>>,
-    /// Whether an operation takes the process down.
+    /// Whether an operation aborts the process.
     pub(crate) aborts: bool,
-    /// Whether each operation gives others a turn before it ends.
+    /// Whether each operation yields before it ends.
     pub(crate) yields: bool,
-    /// What broke the rules: something that was done too early or too late.
+    /// Violations: operations that ran too early or too late.
     pub(crate) offences: Vec<String>,
     pub(crate) running: BTreeSet<String>,
     pub(crate) most_running: usize,
@@ -89,7 +89,7 @@ impl Inside {
         }
     }
 
-    /// The values that are not derived, as retrieving shows them.
+    /// The base values, as a retrieval returns them.
     fn shown(&mut self) -> BTreeMap<String, Thing> {
         self.retrieved += 1;
         let base = self.values.iter().filter(|(key, _)| !self.derived.contains(*key));
@@ -123,7 +123,7 @@ impl South {
         self.with(|inside| inside.values.clone())
     }
 
-    /// Does an operation. Checks that nothing is there before what it needs, nor after.
+    /// Runs an operation. Checks that no value exists without its dependencies.
     async fn does(
         &self,
         op: &'static str,
@@ -162,7 +162,7 @@ impl South {
         }
         self.with(|inside| {
             inside.running.remove(key.as_str());
-            // Nobody can see how far an operation on a derived value got: when it fails, it did nothing.
+            // A retrieval does not show derived values: when their operation fails, it had no effect.
             let part = derived || inside.derived.contains(key.as_str());
             let doomed = !context.is_revert() && inside.fail_on.contains(&(op, key.to_string()));
             let failing = match doomed {
@@ -180,7 +180,7 @@ impl South {
                     }
                     None => {
                         let name = key.to_string();
-                        // Among very many it would take too long to look.
+                        // Skipped for very many values, because it takes too long.
                         let looked_at = if inside.values.len() < 1_000 { usize::MAX } else { 0 };
                         let others = inside.values.iter().filter(|(other, _)| **other != name);
                         let mut others = others.take(looked_at);
@@ -273,11 +273,9 @@ impl Descriptor for Things {
         _: &[Known<'_, Thing, u32>],
     ) -> Result<Vec<Retrieved<Thing, u32>>, OperationError> {
         let shown = self.0.with(Inside::shown).into_iter();
-        let found = shown.map(|(key, value)| Retrieved {
-            key: Key::from(key.as_str()),
-            metadata: Some(value.number),
-            value,
-            origin: Origin::North,
+        let found = shown.map(|(key, value)| {
+            let number = value.number;
+            Retrieved::new(key.as_str(), value).metadata(number).origin(Origin::North)
         });
         Ok(found.collect())
     }
@@ -326,7 +324,7 @@ impl Running {
         self.worker.await.unwrap();
     }
 
-    /// Ends without finishing anything, as a crash would.
+    /// Ends without finishing, as a crash would.
     pub(crate) async fn kill(self) {
         self.worker.abort();
         let _ = self.worker.await;

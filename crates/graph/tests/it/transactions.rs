@@ -1,4 +1,4 @@
-//! Transactions from the outside: queue, waiting, watching, planning, running side by side.
+//! Transactions through the public interface: queue, waiting, watching, planning, parallel execution.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn set(key: &str, number: u32) -> Transaction {
     Transaction::new().set_typed(key, Thing::new(number))
 }
 
-/// Lets everything that can run do so, until something holds.
+/// Yields to other tasks until a condition holds.
 async fn until(holds: impl Fn() -> bool) {
     while !holds() {
         tokio::task::yield_now().await;
@@ -23,7 +23,7 @@ async fn until(holds: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn a_plan_does_nothing_and_says_what_a_commit_would_do() {
+async fn a_plan_lists_the_operations_of_a_commit_without_running_them() {
     let running = Running::start(Options::default());
     running.engine.commit(set("thing/a", 1)).await.unwrap();
     let before = running.engine.states();
@@ -48,7 +48,7 @@ async fn a_plan_does_nothing_and_says_what_a_commit_would_do() {
 
 #[tokio::test]
 async fn the_queue_is_bounded_and_a_barrier_waits_for_all_of_it() {
-    let running = Running::start(Options { queue: 2, ..Options::default() });
+    let running = Running::start(Options::default().queue(2));
     let gate = Arc::new(Notify::new());
     running.south.with(|south| south.held.insert("thing/slow".into(), Arc::clone(&gate)));
     running.engine.submit(set("thing/slow", 1)).unwrap();
@@ -68,7 +68,7 @@ async fn the_queue_is_bounded_and_a_barrier_waits_for_all_of_it() {
     south.with(|south| south.held.insert("thing/b".into(), Arc::clone(&last)));
     gate.notify_one();
     until(|| south.with(|south| south.running.contains("thing/b"))).await;
-    // The transaction that was under way is over; what was queued behind it is not.
+    // The transaction that was under way has ended; the queued ones have not.
     assert_eq!(running.engine.status("thing/slow").state, ValueState::Configured);
     assert_eq!(running.engine.status("thing/seen").state, ValueState::Obtained);
     assert!(!barrier.is_finished());
@@ -81,7 +81,7 @@ async fn the_queue_is_bounded_and_a_barrier_waits_for_all_of_it() {
 #[tokio::test]
 async fn a_commit_can_wait_until_everything_is_configured() {
     let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
-    let running = Running::start(Options { clock: Arc::new(clock.clone()), ..Options::default() });
+    let running = Running::start(Options::default().clock(clock.clone()));
     let waiting = Transaction::new().set_typed("thing/b", Thing::needing(2, &["thing/a"]));
     let engine = running.engine.clone();
     let patient = waiting.clone();
@@ -106,7 +106,7 @@ async fn a_commit_can_wait_until_everything_is_configured() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_falls_behind_is_told_so() {
+async fn a_watcher_that_falls_behind_gets_the_number_of_missed_changes() {
     let running = Running::start(Options::default());
     let mut watch = running.engine.watch(2, |_| true);
     for number in 0..5 {
@@ -129,7 +129,7 @@ async fn a_watcher_that_falls_behind_is_told_so() {
 
 #[tokio::test]
 async fn a_long_operation_does_not_hold_up_independent_ones() {
-    let running = Running::start(Options { parallel: 4, ..Options::default() });
+    let running = Running::start(Options::default().parallel(4));
     let gate = Arc::new(Notify::new());
     running.south.with(|south| south.held.insert("thing/a".into(), Arc::clone(&gate)));
     let transaction = Transaction::new()
@@ -154,8 +154,8 @@ async fn a_long_operation_does_not_hold_up_independent_ones() {
 }
 
 #[tokio::test]
-async fn what_ran_ahead_of_a_failure_is_taken_back() {
-    let running = Running::start(Options { parallel: 4, ..Options::default() });
+async fn operations_that_ran_ahead_of_a_failure_are_undone() {
+    let running = Running::start(Options::default().parallel(4));
     let gate = Arc::new(Notify::new());
     running.south.with(|south| {
         south.held.insert("thing/a".into(), Arc::clone(&gate));
@@ -185,9 +185,9 @@ async fn what_ran_ahead_of_a_failure_is_taken_back() {
 }
 
 #[tokio::test]
-async fn an_operation_that_takes_too_long_is_given_up() {
+async fn an_operation_that_exceeds_its_timeout_is_cancelled() {
     let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
-    let running = Running::start(Options { clock: Arc::new(clock.clone()), ..Options::default() });
+    let running = Running::start(Options::default().clock(clock.clone()));
     running.south.with(|south| south.held.insert("thing/a".into(), Arc::new(Notify::new())));
     let engine = running.engine.clone();
     let transaction = set("thing/a", 1).operation_timeout(Duration::from_secs(5));
@@ -202,18 +202,15 @@ async fn an_operation_that_takes_too_long_is_given_up() {
 
 #[tokio::test]
 async fn history_is_bounded_by_count_and_bytes() {
-    let history = Limits { transactions: 3, ..Limits::default() };
-    let running = Running::start(Options { history, ..Options::default() });
+    let history = Limits::default().transactions(3);
+    let running = Running::start(Options::default().history(history));
     for number in 0..10 {
         running.engine.commit(set("thing/a", number * 10)).await.unwrap();
     }
     let seqs: Vec<_> = running.engine.history(None, None).iter().map(|one| one.seq).collect();
     assert_eq!(seqs, [7, 8, 9]);
     running.stop().await;
-    let running = Running::start(Options {
-        history: Limits { bytes: 4_000, ..Limits::default() },
-        ..Options::default()
-    });
+    let running = Running::start(Options::default().history(Limits::default().bytes(4_000)));
     for number in 0..50 {
         running.engine.commit(set("thing/a", number * 10)).await.unwrap();
     }
@@ -224,7 +221,7 @@ async fn history_is_bounded_by_count_and_bytes() {
 #[tokio::test]
 async fn timeline_snapshot_and_roll_back_go_to_any_moment() {
     let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
-    let running = Running::start(Options { clock: Arc::new(clock.clone()), ..Options::default() });
+    let running = Running::start(Options::default().clock(clock.clone()));
     let engine = &running.engine;
     for change in [
         set("thing/a", 1).set_typed("thing/b", Thing::new(2)),
@@ -264,7 +261,7 @@ async fn user_labels_are_kept_and_shown() {
 }
 
 #[tokio::test]
-async fn a_value_of_the_wrong_shape_is_invalid_and_says_why() {
+async fn a_value_of_the_wrong_type_is_invalid_with_a_reason() {
     let running = Running::start(Options::default());
     let wrong = Transaction::new()
         .set("thing/a", serde_json::json!({"number": "x"}))
@@ -282,7 +279,7 @@ async fn a_value_of_the_wrong_shape_is_invalid_and_says_why() {
 #[tokio::test]
 async fn a_chain_of_a_hundred_thousand_is_created_and_deleted() {
     let size = 100_000_u32;
-    let running = Running::start(Options { history: Limits::off(), ..Options::default() });
+    let running = Running::start(Options::default().history(Limits::off()));
     let chain = (1..size).fold(Transaction::new(), |transaction, number| {
         let before = format!("thing/{:06}", number - 1);
         transaction.set_typed(format!("thing/{number:06}"), Thing::needing(number, &[&before]))
@@ -297,7 +294,7 @@ async fn a_chain_of_a_hundred_thousand_is_created_and_deleted() {
 }
 
 #[tokio::test]
-async fn everything_that_waits_is_refused_when_the_engine_stops() {
+async fn queued_requests_fail_when_the_engine_stops() {
     let running = Running::start(Options::default());
     let engine = running.engine.clone();
     running.stop().await;
@@ -306,11 +303,11 @@ async fn everything_that_waits_is_refused_when_the_engine_stops() {
 }
 
 #[tokio::test]
-async fn retry_options_are_for_the_transaction_that_gave_them() {
+async fn retry_options_apply_to_their_own_transaction_only() {
     let running = Running::start(Options::default());
     running.south.with(|south| south.fail.insert(1, false));
     let retried =
-        set("thing/a", 1).retry(Retry { period: Duration::from_millis(1), max: 1, backoff: false });
+        set("thing/a", 1).retry(Retry::every(Duration::from_millis(1)).max(1).backoff(false));
     let mut watch = running.engine.watch(8, |_| true);
     running.engine.apply(retried.on_failure(OnFailure::BestEffort)).await.unwrap();
     let mut states = KeySet::new();
