@@ -13,6 +13,10 @@ use crate::cargo;
 /// Crates too costly to build for everybody; only tests may use them.
 const ONLY_IN_TESTS: &[&str] = &["k8s-openapi", "kube", "kube-core"];
 
+/// Database drivers, which only these crates may use: an agent moves files without them.
+const DRIVERS: &[&str] = &["rusqlite", "tokio-postgres"];
+const MAY_USE_DRIVERS: &[&str] = &["mainstay-store", "mainstay-catalog"];
+
 pub(crate) fn check() -> Result<()> {
     let wrong = violations(&metadata()?);
     if !wrong.is_empty() {
@@ -55,6 +59,10 @@ fn violations(metadata: &Value) -> Vec<String> {
             if used.is_some_and(|used| !row.may_use(used.name)) {
                 wrong.push(format!("{name} depends on {other}"));
             }
+            let driver = DRIVERS.contains(&other) && !MAY_USE_DRIVERS.contains(&name);
+            if driver && text(&dependency["kind"]) != "dev" {
+                wrong.push(format!("{name} depends on the database driver {other}"));
+            }
             if ONLY_IN_TESTS.contains(&other) && text(&dependency["kind"]) != "dev" {
                 wrong.push(format!("{name} depends on {other}, which only tests may use"));
             }
@@ -88,6 +96,9 @@ mod tests {
             (package("mainstay-store", "serde", Value::Null), true),
             (package("mainstay-store", "kube", Value::Null), false),
             (package("mainstay", "kube", json!("dev")), true),
+            (package("mainstay-transfers", "rusqlite", Value::Null), false),
+            (package("mainstay-catalog", "rusqlite", Value::Null), true),
+            (package("mainstay-rucio", "tokio-postgres", json!("dev")), true),
             (package("newcomer", "serde", Value::Null), false),
         ];
         for (metadata, allowed) in cases {

@@ -2,9 +2,10 @@
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
-use mainstay_rules::catalog::dump::{Dump, Held};
-use mainstay_rules::catalog::load::{Lines, Loader};
-use mainstay_rules::{Catalog, Error};
+use mainstay_catalog::Catalog;
+use mainstay_catalog::Error;
+use mainstay_catalog::dump::{Dump, Held};
+use mainstay_catalog::load::{Lines, Loader};
 use mainstay_store::backup::{HeldPart, Part, PartError, PartSource, Parts};
 use serde_json::Value;
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use mainstay_rules::transfers::allowed::Allowed;
-use mainstay_rules::transfers::credential::Credentials;
-use mainstay_rules::transfers::store::Access;
+use mainstay_transfers::allowed::Allowed;
+use mainstay_transfers::credential::Credentials;
+use mainstay_transfers::store::Access;
 
 use crate::error::Error;
 

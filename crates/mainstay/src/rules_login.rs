@@ -8,8 +8,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use mainstay_rucio::{Service, auth};
 use mainstay_rules::identity::{self, Identity};
-use mainstay_rules::rest::{Service, auth};
 
 use crate::error::Error;
 
@@ -64,7 +64,7 @@ async fn new_user(service: &Service) -> Result<User, Error> {
         .map_err(|error| Error::negative(error.to_string()))?
         .map_err(|error| Error::negative(error.to_string()))?;
     let (now, seed) = (service.around.now(), service.around.seed());
-    let made = service.catalog.write(move |tx| {
+    let made = service.catalog.write(move |tx| -> mainstay_rules::Result<_> {
         let taken = identity::accounts(tx, "root", "USERPASS")?;
         let name =
             if taken.is_empty() { "root".to_owned() } else { format!("root-{:06x}", seed >> 40) };

@@ -1,8 +1,8 @@
 //! Measures the engine: `bench [ADDRESS] [filled] [huge] [only]`; without an address, SQLite in a
 //! temporary folder and a PostgreSQL of its own, one after the other.
 
-use mainstay_rules::Catalog;
-use mainstay_rules::bench::server::PrivatePostgres;
+use mainstay_catalog::Catalog;
+use mainstay_catalog::private_postgres::PrivatePostgres;
 use mainstay_rules::bench::{Options, run};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

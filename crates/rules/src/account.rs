@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_catalog::ledger::{Ledger, Seen};
+use mainstay_catalog::{Tx, values};
+
 use crate::api::{Micros, check_account, check_scope};
-use crate::catalog::Tx;
-use crate::catalog::engine::values;
-use crate::catalog::ledger::{Ledger, Seen};
 use crate::error::{Class, Result, refuse};
 use crate::expression::Expression;
 use crate::select::Allowance;
@@ -131,7 +131,8 @@ pub fn update(
             return Err(refuse(Class::InputValidationError, message));
         }
     };
-    tx.execute(sql, values![account, value, now]).map(drop)
+    tx.execute(sql, values![account, value, now])?;
+    Ok(())
 }
 
 /// Deletes an account; what it owns stays, and its tokens are worth nothing from now on.
@@ -142,7 +143,8 @@ pub fn delete(tx: &mut Tx<'_>, account: &str, now: Micros) -> Result<()> {
     }
     let sql = "UPDATE accounts SET status = 'DELETED', deleted_at = ?2, updated_at = ?2 WHERE account = ?1";
     tx.execute(sql, values![account, now])?;
-    tx.execute("DELETE FROM tokens WHERE account = ?1", values![account]).map(drop)
+    tx.execute("DELETE FROM tokens WHERE account = ?1", values![account])?;
+    Ok(())
 }
 
 /// Gives a scope to another account.
@@ -228,7 +230,7 @@ pub struct Usage {
 /// Usage and limits by RSE.
 pub fn local_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<Usage>> {
     check_exists(tx, account)?;
-    let rses = tx.rses()?;
+    let rses = crate::rse::all(tx)?;
     let mut found: BTreeMap<i64, Usage> = BTreeMap::new();
     let name = |id: i64| rses.iter().find(|rse| rse.id == id).map(|rse| rse.name.clone());
     for row in tx.query(
@@ -263,7 +265,7 @@ pub fn local_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<Usage>> {
 /// Usage and limits by expression. A limit whose expression matches nothing counts nothing.
 pub fn global_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<(Usage, BTreeSet<i64>)>> {
     let local = local_usage(tx, account)?;
-    let rses = tx.rses()?;
+    let rses = crate::rse::all(tx)?;
     let sql = "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1 ORDER BY rse_expression";
     let mut found = Vec::new();
     for row in tx.query(sql, values![account])? {
@@ -290,7 +292,8 @@ const ALLOWED_OVER: &str =
 /// Says that [`allowance`] will be asked for.
 pub(crate) fn allowance_ahead(tx: &mut Tx<'_>, account: &str) -> Result<()> {
     tx.ahead(ALLOWED, values![account])?;
-    tx.ahead(ALLOWED_OVER, values![account])
+    tx.ahead(ALLOWED_OVER, values![account])?;
+    Ok(())
 }
 
 /// What the account has left, `ledger` included, which notes what that rests on.
@@ -314,7 +317,7 @@ pub(crate) fn allowance(tx: &mut Tx<'_>, account: &str, ledger: &mut Ledger) -> 
     let mut global = Vec::new();
     let rows = tx.query(ALLOWED_OVER, values![account])?;
     if !rows.is_empty() {
-        let rses = tx.rses()?;
+        let rses = crate::rse::all(tx)?;
         for row in rows {
             // A limit whose expression matches nothing any more limits nothing.
             let Ok(set) = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(&rses))

@@ -1,66 +1,33 @@
 //! The things the catalog speaks of, and what makes a name or a value valid.
 
+mod number;
 mod rule;
-mod state;
 
-pub(crate) use rule::check_activity;
-pub use rule::{Counts, DEFAULT_ACTIVITY, NewRule, Rule};
-use serde::{Deserialize, Serialize};
-pub use state::{
+pub use mainstay_catalog::state::{
     DidType, Grouping, LockState, Notification, ReplicaState, RequestState, RuleState,
 };
+pub use mainstay_transfers::did::{Did, Micros, SECOND};
+pub use number::whole;
+pub use rule::check_activity;
+pub use rule::{Counts, DEFAULT_ACTIVITY, NewRule, Rule};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Class, Error, Result, refuse};
 
-/// Seconds and the like are kept as microseconds since 1970, UTC.
-pub type Micros = i64;
-
-/// One second in [`Micros`].
-pub const SECOND: Micros = 1_000_000;
-
-/// The name of a data identifier.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Did {
-    /// Its scope.
-    pub scope: String,
-    /// Its name within the scope.
-    pub name: String,
-}
-
-impl Did {
-    /// A name from its two parts.
-    pub fn new(scope: impl Into<String>, name: impl Into<String>) -> Self {
-        Self { scope: scope.into(), name: name.into() }
-    }
-
-    /// Reads `scope:name`.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (scope, name) = text.split_once(':')?;
-        Some(Self::new(scope, name))
-    }
-
-    /// Fails unless both parts are well-formed.
-    pub fn check(&self) -> Result<()> {
-        check_scope(&self.scope)?;
-        let first = self.name.bytes().next();
-        let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"/.-_".contains(&byte);
-        let well = first.is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'/')
-            && self.name.len() <= 250
-            && self.name.bytes().all(legal)
-            && !self.name.split('/').any(|part| part == "." || part == "..");
-        if well {
-            Ok(())
-        } else {
-            let right = "^[A-Za-z0-9/][A-Za-z0-9/._-]*$ of at most 250, without parts . and ..";
-            Err(malformed("name", &self.name, right))
-        }
-    }
-}
-
-impl std::fmt::Display for Did {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}:{}", self.scope, self.name)
+/// Fails unless both parts of a name are well-formed.
+pub fn check_did(did: &Did) -> Result<()> {
+    check_scope(&did.scope)?;
+    let first = did.name.bytes().next();
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"/.-_".contains(&byte);
+    let well = first.is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'/')
+        && did.name.len() <= 250
+        && did.name.bytes().all(legal)
+        && !did.name.split('/').any(|part| part == "." || part == "..");
+    if well {
+        Ok(())
+    } else {
+        let right = "^[A-Za-z0-9/][A-Za-z0-9/._-]*$ of at most 250, without parts . and ..";
+        Err(malformed("name", &did.name, right))
     }
 }
 
@@ -215,7 +182,7 @@ mod tests {
             ("a..b", "x", true),
             ("s", "x'; DROP TABLE dids", false),
         ] {
-            assert_eq!(Did::new(scope, name).check().is_ok(), fits, "{scope}:{name}");
+            assert_eq!(check_did(&Did::new(scope, name)).is_ok(), fits, "{scope}:{name}");
         }
         for (rse, fits) in [("SITE-A", true), ("SITE__A", false), ("site", false), ("X1_Y2", true)]
         {

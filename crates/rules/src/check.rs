@@ -14,10 +14,10 @@
 //!
 //! What the evaluator has not seen yet is not judged by I3 and I4.
 
+use mainstay_catalog::ledger::OWN_COUNT;
+use mainstay_catalog::{Row, Tx, values};
+
 use crate::api::Micros;
-use crate::catalog::engine::values;
-use crate::catalog::ledger::OWN_COUNT;
-use crate::catalog::{Row, Tx};
 use crate::error::Result;
 
 /// One violation.

@@ -7,17 +7,17 @@ mod metadata;
 
 use std::collections::BTreeSet;
 
-pub(crate) use metadata::{
+use mainstay_catalog::order::{lock_dids, lock_files, lock_tree};
+use mainstay_catalog::{Column, Daemon, Row, Tx, values};
+pub use metadata::{
     below, children, is_own, meta_of, metadata, read_metadata, search_sql, top_sql,
 };
 pub use metadata::{delete_metadata, set_metadata};
 
 use crate::api::{Did, DidRecord, DidType, Micros, SECOND, check_seconds};
-use crate::catalog::engine::values;
-use crate::catalog::order::{lock_dids, lock_files, lock_rules, lock_tree};
-use crate::catalog::{Column, Daemon, Row, Tx};
 use crate::error::{Class, Error, Result, refuse};
 use crate::rule::message;
+use crate::rule::read::lock_rules;
 
 /// A child to attach, with what the caller believes about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ const COLUMNS: &str =
     "id, scope, name, did_type, account, is_open, monotonic, availability, bytes, length, md5,
     adler32, expired_at, closed_at, created_at, updated_at";
 
-pub(crate) fn from_row(row: &Row) -> DidRecord {
+pub fn from_row(row: &Row) -> DidRecord {
     DidRecord {
         id: row.int(0),
         did: Did::new(row.text(1), row.text(2)),
@@ -84,7 +84,8 @@ pub(crate) fn find(tx: &mut Tx<'_>, did: &Did) -> Result<Option<DidRecord>> {
 
 /// Says that [`find`] will be asked for.
 pub(crate) fn find_ahead(tx: &mut Tx<'_>, did: &Did) -> Result<()> {
-    tx.ahead(&by_name_sql(), values![&did.scope, &did.name])
+    tx.ahead(&by_name_sql(), values![&did.scope, &did.name])?;
+    Ok(())
 }
 
 pub(crate) fn by_id(tx: &mut Tx<'_>, id: i64) -> Result<Option<DidRecord>> {
@@ -98,7 +99,8 @@ pub(crate) fn by_id_held(tx: &mut Tx<'_>, id: i64) -> Result<Option<DidRecord>> 
 
 /// Says that [`by_id`] or [`by_id_held`] will be asked for.
 pub(crate) fn by_id_ahead(tx: &mut Tx<'_>, id: i64, held: bool) -> Result<()> {
-    tx.ahead(&by_id_sql(held), values![id])
+    tx.ahead(&by_id_sql(held), values![id])?;
+    Ok(())
 }
 
 /// A collection to create.
@@ -117,7 +119,7 @@ pub struct NewDid {
 
 /// Creates a dataset or container.
 pub fn add_identifier(tx: &mut Tx<'_>, new: &NewDid, now: Micros) -> Result<i64> {
-    new.did.check()?;
+    crate::api::check_did(&new.did)?;
     check_seconds("data identifier", new.lifetime)?;
     if new.did_type == DidType::File {
         return Err(refuse(
@@ -208,7 +210,8 @@ pub fn hold_for_attaching(tx: &mut Tx<'_>, pairs: &[(&Did, &[Child])]) -> Result
     }
     lock_tree(tx, &up, &down)?;
     tx.load("w_files", &[("did", Column::ints(files))])?;
-    lock_files(tx)
+    lock_files(tx)?;
+    Ok(())
 }
 
 fn unsupported(message: impl Into<String>) -> Error {
@@ -379,15 +382,15 @@ fn shrink(tx: &mut Tx<'_>, found: &DidRecord) -> Result<()> {
         // What is below may be open, and be there by another way too: only a count knows.
         let (length, bytes) = size(tx, found.id)?;
         let sql = "UPDATE dids SET length = ?2, bytes = ?3 WHERE id = ?1";
-        return tx.execute(sql, values![found.id, length, bytes]).map(drop);
+        return Ok(tx.execute(sql, values![found.id, length, bytes]).map(drop)?);
     }
     tx.execute(
         "UPDATE dids SET length = dids.length - gone.files, bytes = dids.bytes - gone.held FROM
          (SELECT COUNT(*) AS files, CAST(COALESCE(SUM(d.bytes), 0) AS BIGINT) AS held FROM dids d
          WHERE d.id IN (SELECT id FROM w_names)) AS gone WHERE dids.id = ?1",
         values![found.id],
-    )
-    .map(drop)
+    )?;
+    Ok(())
 }
 
 /// Length and bytes of a collection over its files, through distinct datasets.

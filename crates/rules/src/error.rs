@@ -6,6 +6,9 @@
 
 use std::fmt;
 
+use mainstay_catalog as catalog;
+use mainstay_transfers::protocol::Invalid;
+
 /// The name under which a refusal is known to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each variant is the exception name itself")]
@@ -101,7 +104,7 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// Everything that can go wrong with the catalog.
+/// Everything that can go wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The request cannot be done. Retrying it unchanged gives the same answer.
@@ -110,59 +113,24 @@ pub enum Error {
     /// There is nothing where something was asked for, or not by this method.
     #[error("There is nothing at this path for this method")]
     Nowhere,
-    /// What was read changed before it could be locked. The transaction is retried whole.
-    #[error("the catalog changed while the request was being worked on")]
-    Moved,
-    /// The database is away or asked for a retry. The transaction is retried whole.
-    #[error("the catalog's database cannot be reached: {0}")]
-    Unavailable(String),
-    /// The database crashed while it committed. Look whether the change is there before repeating it.
-    #[error(
-        "the catalog's database restarted while this change was being committed, so it is unknown \
-         whether the change took place: look, and repeat it if it did not"
-    )]
-    Unknown,
     /// Too many passwords are being judged.
     #[error("a password cannot be hashed now: {0}")]
     Busy(#[from] crate::logins::Refused),
-    /// The database refused a statement.
-    #[error("the catalog's database answered: {0}")]
-    Database(String),
-    /// The catalog was written by a newer Mainstay.
-    #[error("the catalog has schema {found}, this version knows up to {known}; start a newer one")]
-    NewerSchema {
-        /// The version found in the catalog.
-        found: i64,
-        /// The newest version this program knows.
-        known: i64,
-    },
-    /// A restore into the catalog broke off. Do not retry: restore again.
-    #[error("a restore into the catalog did not finish: run `mainstay restore` again")]
-    HalfRestored,
-    /// A backup is not what it should be.
-    #[error("{0}")]
-    Backup(String),
-    /// A PostgreSQL's address asks for what cannot be.
-    #[error("the catalog {address:?} cannot be used: {why}")]
-    Catalog {
-        /// The address, without a password.
-        address: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// The catalog's address is not understood.
-    #[error("the catalog address {0:?} is neither a file nor postgres://…")]
-    Address(String),
+    /// A part of this program failed, not the request.
+    #[error("internal error: {0}")]
+    Internal(String),
+    /// The catalog failed.
+    #[error(transparent)]
+    Catalog(catalog::Error),
 }
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the whole transaction should be tried again.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Moved | Self::Unavailable(_))
+    /// Something the transaction has read changed before it could be locked: it is run again.
+    pub(crate) fn moved() -> Self {
+        Self::Catalog(catalog::Error::Moved)
     }
 
     /// The class of a refusal.
@@ -175,12 +143,33 @@ impl Error {
     }
 }
 
-/// A refusal as an [`Error`], in one call.
-pub(crate) fn refuse(class: Class, message: impl Into<String>) -> Error {
-    Error::Refused(Refusal { class, message: message.into() })
+impl From<catalog::Error> for Error {
+    fn from(error: catalog::Error) -> Self {
+        match error {
+            catalog::Error::Overflow => {
+                refuse(Class::InvalidObject, "A sum of sizes is larger than can be counted")
+            }
+            other => Self::Catalog(other),
+        }
+    }
 }
 
-/// A sum that is larger than the catalog can count.
-pub(crate) fn uncountable() -> Error {
-    refuse(Class::InvalidObject, "A sum of sizes is larger than can be counted")
+impl From<Invalid> for Error {
+    fn from(Invalid(message): Invalid) -> Self {
+        refuse(Class::InvalidObject, message)
+    }
+}
+
+impl catalog::TxError for Error {
+    fn catalog(&self) -> Option<&catalog::Error> {
+        match self {
+            Self::Catalog(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// A refusal as an [`Error`], in one call.
+pub fn refuse(class: Class, message: impl Into<String>) -> Error {
+    Error::Refused(Refusal { class, message: message.into() })
 }

@@ -2,16 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_catalog::ledger::Ledger;
+use mainstay_catalog::{Tx, values};
 use serde_json::{Value, json};
 
 use crate::api::{
     Did, DidType, Grouping, LockState, Micros, ReplicaState, RequestState, Rule, RuleState,
 };
-use crate::catalog::Tx;
-use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
 use crate::error::{Error, Result};
-use crate::protocol;
 use crate::rule::place;
 use crate::rule::transfer::UNASKED;
 use crate::select::{Verdict, Wish};
@@ -197,8 +195,11 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
         ));
     }
     let failures = failures(tx, files)?;
-    let reached: BTreeSet<i64> =
-        tx.rses()?.iter().filter(|rse| !rse.protocols.is_empty()).map(|rse| rse.id).collect();
+    let reached: BTreeSet<i64> = crate::rse::all(tx)?
+        .iter()
+        .filter(|rse| !rse.protocols.is_empty())
+        .map(|rse| rse.id)
+        .collect();
     Ok(rows
         .iter()
         .map(|row| {
@@ -220,7 +221,7 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
             let placeless = reached.contains(&unit.1)
                 && state != LockState::Ok
                 && row.opt_text(15).is_none()
-                && !protocol::has_place(&did);
+                && !mainstay_transfers::protocol::has_place(&did);
             CopyOf {
                 did,
                 rse_id: unit.1,
@@ -228,7 +229,10 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
                 state,
                 attempts: row.int(9) + row.int(6),
                 why: match placeless {
-                    true => format!("its name has a part that {}", protocol::NO_PLACE),
+                    true => format!(
+                        "its name has a part that {}",
+                        mainstay_transfers::protocol::NO_PLACE
+                    ),
                     false => why(rule, state, row, &others, failure, last_error.as_deref()),
                 },
                 last_error,
@@ -245,7 +249,7 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
 fn why(
     rule: &Rule,
     state: LockState,
-    row: &crate::catalog::Row,
+    row: &mainstay_catalog::Row,
     sources: &[(String, bool)],
     failure: Option<&Failure>,
     error: Option<&str>,
@@ -321,7 +325,7 @@ fn candidates(
     rule: &Rule,
     copies: &[CopyOf],
 ) -> Result<(BTreeMap<String, String>, Option<String>)> {
-    let rses = tx.rses()?;
+    let rses = crate::rse::all(tx)?;
     let held: BTreeSet<i64> = copies.iter().map(|copy| copy.rse_id).collect();
     let taken = crate::rse::resolve(tx, &rule.rse_expression).unwrap_or_default();
     let plan = match place::prepare(tx, rule, &mut Ledger::default()) {

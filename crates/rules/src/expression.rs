@@ -41,7 +41,7 @@ pub struct Rse {
     /// Limits such as `MaxSpaceAvailable`.
     pub limits: BTreeMap<String, i64>,
     /// How its files are reached.
-    pub protocols: Vec<Arc<crate::protocol::Protocol>>,
+    pub protocols: Vec<Arc<mainstay_transfers::protocol::Protocol>>,
     /// When it was created and changed, in microseconds.
     pub times: (i64, i64),
 }

@@ -4,12 +4,11 @@
 //! catalog. A password is judged outside any transaction, because that takes long on purpose.
 
 use argon2::{Argon2, PasswordHash, PasswordHasher, PasswordVerifier};
+use mainstay_catalog::{Tx, values};
 use sha2::{Digest, Sha256};
 
 use crate::account::check_exists;
 use crate::api::{Micros, SECOND};
-use crate::catalog::Tx;
-use crate::catalog::engine::values;
 use crate::error::{Class, Result, refuse};
 
 /// How long a token lives.
@@ -120,7 +119,7 @@ pub fn list(tx: &mut Tx<'_>, account: &str) -> Result<Vec<Identity>> {
          AND i.identity_type = m.identity_type WHERE m.account = ?1 ORDER BY i.identity, i.identity_type",
         values![account],
     )?;
-    let identity = |row: &crate::catalog::Row| Identity {
+    let identity = |row: &mainstay_catalog::Row| Identity {
         identity: row.text(0).to_owned(),
         kind: row.text(1).to_owned(),
         email: row.opt_text(2),

@@ -6,7 +6,7 @@
 //! them changes, transfers end and storage fails.
 //!
 //! Decisions are pure and stand by themselves: [`expression`] (which RSEs), [`select`] (which of
-//! them), [`decide`] (what follows from what). The [`catalog`] holds the facts, on SQLite or
+//! them), [`decide`] (what follows from what). The catalog holds the facts, on SQLite or
 //! PostgreSQL; [`did`], [`replica`], [`rse`], [`account`] and [`rule`] read, decide and write
 //! within one transaction. Time and randomness are arguments everywhere.
 
@@ -14,7 +14,6 @@ pub mod account;
 pub mod api;
 pub mod audit;
 pub mod bench;
-pub mod catalog;
 pub mod check;
 pub mod cli;
 pub mod decide;
@@ -26,15 +25,13 @@ pub mod identity;
 pub mod judge;
 pub mod logins;
 pub mod protocol;
+pub mod queue;
 pub mod reap;
 pub mod replica;
-pub mod rest;
 pub mod rse;
 pub mod rule;
 pub mod select;
 pub mod suspect;
-pub mod transfers;
 
-pub use catalog::{Catalog, Tx};
 pub use error::{Class, Error, Refusal, Result};
 pub use rule::Settings;

@@ -1,246 +1,30 @@
-//! How the files of an RSE are reached: its protocols, and the physical names of its replicas.
-//!
-//! A physical name is `scheme://host:port/prefix/path`. The path follows from the logical name by
-//! a hash that spreads files over folders, or was said when the replica was registered. No path
-//! ever leaves the prefix: parts that are empty, `.` or `..` are refused wherever one comes in.
+//! The protocols of RSEs as the catalog keeps them, and the paths of replicas.
 
-use md5::{Digest, Md5};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use mainstay_catalog::{Row, Tx, values};
+use mainstay_transfers::protocol::{NO_PLACE, Protocol, has_place, hashed_path, stays_below};
+use serde_json::{Map, Value};
 
 use crate::api::Did;
-use crate::catalog::engine::values;
-use crate::catalog::{Row, Tx};
 use crate::error::{Class, Error, Result, refuse};
 use crate::expression::Rse;
-
-/// One way to the files of an RSE.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Protocol {
-    /// `file`, `s3`, `davs`, …
-    pub scheme: String,
-    /// The host, `localhost` where none was said.
-    pub hostname: String,
-    /// The port, 0 where none was said.
-    pub port: i64,
-    /// Where the RSE's files begin.
-    pub prefix: String,
-    /// The class a client loads for it.
-    pub implementation: String,
-    /// What it may be used for: domain → operation → rank, 0 or nothing for never.
-    pub domains: Value,
-    /// Whatever else it needs.
-    pub extended: Value,
-}
-
-/// Whether a path stays where it is put: parts without meaning, and none that lead up.
-#[must_use]
-pub fn stays_below(path: &str) -> bool {
-    !path.is_empty()
-        && !path.contains(['\\', '\0'])
-        && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
-}
-
-/// Whether a path ends like those of files under way, which whoever looks after a place removes.
-#[must_use]
-pub fn is_of_a_draft(path: &str) -> bool {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    name.starts_with('.') && name.ends_with(".part")
-}
-
-/// The folders of a scope.
-fn scope_path(scope: &str) -> String {
-    let people = scope.starts_with("user") || scope.starts_with("group");
-    if people { scope.replace('.', "/") } else { scope.to_owned() }
-}
-
-/// Whether a path follows from a logical name: not every name that is legal has one.
-#[must_use]
-pub fn has_place(did: &Did) -> bool {
-    stays_below(&scope_path(&did.scope)) && stays_below(did.name.trim_start_matches('/'))
-}
 
 pub(crate) fn no_place(did: &Did) -> Error {
     let message = format!("{did:.300} has a part that {NO_PLACE}");
     refuse(Class::InvalidPath, message)
 }
 
-/// What is wrong with a name that no path follows from.
-pub(crate) const NO_PLACE: &str = "is empty, . or .., so that it has no place in storage";
-
-/// The path of a file below the prefix, from its logical name.
-#[must_use]
-pub fn hashed_path(did: &Did) -> String {
-    let digest = Md5::digest(format!("{}:{}", did.scope, did.name).as_bytes());
-    let scope = scope_path(&did.scope);
-    format!("{scope}/{:02x}/{:02x}/{}", digest[0], digest[1], did.name.trim_start_matches('/'))
-}
-
-/// Whether this is what people call something that opens storage.
-fn is_secret(key: &str) -> bool {
-    // Which part of an SRM's storage is meant is called a token too, and opens nothing.
-    let key = key.to_ascii_lowercase().replace("space_token", "").replace("spacetoken", "");
-    ["password", "secret", "token", "credential", "access_key", "access-key"]
-        .iter()
-        .any(|word| key.contains(word))
-}
-
-/// Whether ranks of operations are given for domains that there are.
-fn are_domains(value: &Value) -> bool {
-    let ranks = |ranks: &Value| {
-        ranks.as_object().is_some_and(|ranks| {
-            ranks.values().all(|rank| rank.is_null() || rank.as_u64().is_some())
-        })
+fn from_row(row: &Row) -> Protocol {
+    let parsed = |text: Option<String>| {
+        text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null)
     };
-    value.as_object().is_some_and(|domains| {
-        domains.iter().all(|(domain, of)| ["lan", "wan"].contains(&domain.as_str()) && ranks(of))
-    })
-}
-
-impl Protocol {
-    /// Reads a protocol as clients write it.
-    pub fn read(scheme: &str, body: &Map<String, Value>) -> Result<Self> {
-        let wrong = |what: &str| refuse(Class::InvalidObject, format!("A protocol's {what}"));
-        let text = |key: &str, otherwise: &str| match body.get(key) {
-            None | Some(Value::Null) => Ok(otherwise.to_owned()),
-            Some(Value::String(text)) if text.len() <= 1024 => Ok(text.clone()),
-            Some(_) => Err(wrong(&format!("{key} is a text of at most 1024 letters"))),
-        };
-        let port = match body.get("port") {
-            None | Some(Value::Null) => 0,
-            Some(value) => value
-                .as_i64()
-                .or_else(|| value.as_str().and_then(|text| text.parse().ok()))
-                .filter(|port| (0..=65_535).contains(port))
-                .ok_or_else(|| wrong("port is a number up to 65535"))?,
-        };
-        let legal = |letter: char| letter.is_ascii_alphanumeric() || "+-.".contains(letter);
-        let first = scheme.chars().next();
-        let begins = first.is_some_and(|letter| letter.is_ascii_alphabetic());
-        if !begins || scheme.len() > 32 || !scheme.chars().all(legal) {
-            return Err(wrong("scheme is a short word such as file, s3 or davs"));
-        }
-        let prefix = text("prefix", "")?;
-        if prefix.split('/').any(|part| part == "..") || prefix.contains(['\\', '\0']) {
-            return Err(wrong("prefix has no part that leads up"));
-        }
-        let all = json!({"read": 1, "write": 1, "delete": 1});
-        let domains = match body.get("domains") {
-            None | Some(Value::Null) => json!({"lan": all, "wan": all}),
-            Some(value) if are_domains(value) => value.clone(),
-            Some(_) => {
-                return Err(wrong(
-                    "domains are lan and wan, and rank each operation by a number that is not negative",
-                ));
-            }
-        };
-        let extended = match body.get("extended_attributes") {
-            None | Some(Value::Null) => Value::Null,
-            Some(value @ Value::Object(_)) => value.clone(),
-            Some(_) => return Err(wrong("extended_attributes are an object")),
-        };
-        if extended.as_object().is_some_and(|more| more.keys().any(|key| is_secret(key))) {
-            return Err(wrong(
-                "keys are not kept in the catalog, where everybody reads them: they belong into the file of --credentials",
-            ));
-        }
-        let host = text("hostname", "")?;
-        Ok(Self {
-            scheme: scheme.to_owned(),
-            hostname: if host.is_empty() { "localhost".to_owned() } else { host },
-            port,
-            prefix,
-            implementation: text("impl", "rucio.rse.protocols.posix.Default")?,
-            domains,
-            extended,
-        })
-    }
-
-    /// Fails where a folder is meant and none is said, or one of another machine: what was typed
-    /// with a slash too few would put files into the root folder of this one.
-    fn check_folder(&self) -> Result<()> {
-        let here = self.hostname == "localhost";
-        let named = self.prefix.split('/').any(|part| !part.is_empty() && part != ".");
-        if self.scheme != "file" || (here && named) {
-            return Ok(());
-        }
-        let message = match here {
-            true => "A file protocol needs a folder of its own: file:///FOLDER".to_owned(),
-            false => format!(
-                "A file protocol is a folder of this machine and has no host such as {:.60}: file:///FOLDER",
-                self.hostname
-            ),
-        };
-        Err(refuse(Class::InvalidObject, message))
-    }
-
-    fn from_row(row: &Row) -> Self {
-        let parsed = |text: Option<String>| {
-            text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null)
-        };
-        Self {
-            scheme: row.text(1).to_owned(),
-            hostname: row.text(2).to_owned(),
-            port: row.int(3),
-            prefix: row.text(4).to_owned(),
-            implementation: row.text(5).to_owned(),
-            domains: parsed(row.opt_text(6)),
-            extended: parsed(row.opt_text(7)),
-        }
-    }
-
-    /// The protocol as clients read it.
-    #[must_use]
-    pub fn show(&self) -> Value {
-        json!({
-            "scheme": self.scheme, "hostname": self.hostname, "port": self.port, "prefix": self.prefix,
-            "impl": self.implementation, "domains": self.domains, "extended_attributes": self.extended,
-        })
-    }
-
-    /// How an operation ranks within a domain; none means that it cannot be done this way.
-    #[must_use]
-    pub fn rank(&self, domain: &str, operation: &str) -> Option<i64> {
-        let rank = self.domains.get(domain)?.get(operation)?.as_i64()?;
-        (rank > 0).then_some(rank)
-    }
-
-    /// What stands before the path in a physical name, with a slash at its end.
-    #[must_use]
-    pub fn base(&self) -> String {
-        let slash = if self.prefix.starts_with('/') { "" } else { "/" };
-        let end = if self.prefix.ends_with('/') { "" } else { "/" };
-        let (scheme, host, port) = (&self.scheme, &self.hostname, self.port);
-        format!("{scheme}://{host}:{port}{slash}{}{end}", self.prefix)
-    }
-
-    /// The physical name of a path below the prefix.
-    #[must_use]
-    pub fn name(&self, path: &str) -> String {
-        format!("{}{}", self.base(), path.trim_start_matches('/'))
-    }
-
-    /// The path below the prefix of a physical name, if it is one of this protocol.
-    #[must_use]
-    pub fn path_of(&self, name: &str) -> Option<String> {
-        let (scheme, rest) = name.split_once("://")?;
-        let (host, path) = rest.split_at(rest.find('/')?);
-        let (host, port) = host.split_once(':').unwrap_or((host, "0"));
-        let same_host = self.hostname == host || (host.is_empty() && self.hostname == "localhost");
-        if scheme != self.scheme || !same_host || port.parse() != Ok(self.port) {
-            return None;
-        }
-        let single = |text: &str| {
-            let parts: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
-            parts.join("/")
-        };
-        let (path, prefix) = (single(path), single(&self.prefix));
-        let below = if prefix.is_empty() {
-            path
-        } else {
-            path.strip_prefix(&prefix)?.strip_prefix('/')?.to_owned()
-        };
-        stays_below(&below).then_some(below)
+    Protocol {
+        scheme: row.text(1).to_owned(),
+        hostname: row.text(2).to_owned(),
+        port: row.int(3),
+        prefix: row.text(4).to_owned(),
+        implementation: row.text(5).to_owned(),
+        domains: parsed(row.opt_text(6)),
+        extended: parsed(row.opt_text(7)),
     }
 }
 
@@ -260,7 +44,9 @@ pub fn path(rse: &Rse, did: &Did, said: Option<&str>) -> Result<String> {
     if stays_below(&path) { Ok(path) } else { Err(leaves(&path)) }
 }
 
-pub(crate) fn leaves(path: &str) -> Error {
+/// The refusal of a path that leads out of the folder of its RSE.
+#[must_use]
+pub fn leaves(path: &str) -> Error {
     refuse(Class::InvalidPath, format!("The path {path:.200} leaves the RSE's folder"))
 }
 
@@ -293,7 +79,8 @@ fn insert(tx: &mut Tx<'_>, rse: &str, new: &Protocol) -> Result<()> {
         );
         return Err(refuse(Class::Duplicate, message));
     }
-    tx.rses_changed()
+    tx.rses_changed()?;
+    Ok(())
 }
 
 /// Which protocols are meant: all of a scheme, or one on a host, or on a port of it.
@@ -328,7 +115,7 @@ pub fn delete(tx: &mut Tx<'_>, rse: &str, which: &Which) -> Result<()> {
             values![found.id, &protocol.scheme, &protocol.hostname, protocol.port],
         )?;
     }
-    if gone == 0 { Err(unsupported(rse, which)) } else { tx.rses_changed() }
+    if gone == 0 { Err(unsupported(rse, which)) } else { Ok(tx.rses_changed()?) }
 }
 
 /// Changes protocols of an RSE: what `changes` does not name stays.
@@ -372,7 +159,7 @@ pub(crate) fn load(tx: &mut Tx<'_>) -> Result<Vec<(i64, Protocol)>> {
          ORDER BY rse_id, scheme, hostname, port",
         &[],
     )?;
-    Ok(rows.iter().map(|row| (row.int(0), Protocol::from_row(row))).collect())
+    Ok(rows.iter().map(|row| (row.int(0), from_row(row))).collect())
 }
 
 /// The protocol of an RSE that ranks best for an operation.
@@ -380,96 +167,4 @@ pub(crate) fn load(tx: &mut Tx<'_>) -> Result<Vec<(i64, Protocol)>> {
 pub fn best<'a>(rse: &'a Rse, domain: &str, operation: &str) -> Option<&'a Protocol> {
     let ranked = rse.protocols.iter().filter_map(|one| Some((one.rank(domain, operation)?, one)));
     ranked.min_by_key(|(rank, _)| *rank).map(|(_, protocol)| &**protocol)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn folder(prefix: &str) -> Protocol {
-        let Value::Object(body) = json!({"prefix": prefix}) else { unreachable!() };
-        Protocol::read("file", &body).unwrap()
-    }
-
-    #[test]
-    fn a_name_becomes_the_path_every_client_expects() {
-        for (scope, name, path) in [
-            ("user.alice", "f0", "user/alice/c0/c8/f0"),
-            ("data17", "a/b.root", "data17/34/c4/a/b.root"),
-        ] {
-            assert_eq!(hashed_path(&Did::new(scope, name)), path);
-        }
-    }
-
-    #[test]
-    fn a_name_has_a_place_where_its_path_stays_below() {
-        for (scope, name, has) in [
-            ("s", "a", true),
-            ("s", "/a/b", true),
-            ("user.alice", "a", true),
-            ("s", "a/", false),
-            ("s", "a//b", false),
-            ("s", "/", false),
-            ("s", "a/./b", false),
-            ("s", "a/..", false),
-            ("user..alice", "a", false),
-            ("data..x", "a", true),
-        ] {
-            let did = Did::new(scope, name);
-            assert_eq!(has_place(&did), has, "{did}");
-            assert_eq!(stays_below(&hashed_path(&did)), has, "{did}");
-        }
-    }
-
-    #[test]
-    fn no_path_leaves_the_folder() {
-        for (path, stays) in [
-            ("a/b", true),
-            ("a", true),
-            ("", false),
-            ("/a", false),
-            ("a//b", false),
-            ("../a", false),
-            ("a/../b", false),
-            ("a/..", false),
-            ("./a", false),
-            ("a\\..\\b", false),
-            ("a..b/c", true),
-        ] {
-            assert_eq!(stays_below(path), stays, "{path:?}");
-        }
-    }
-
-    #[test]
-    fn what_opens_storage_is_not_written_into_the_catalog() {
-        for (key, taken) in [
-            ("web_service_path", true),
-            ("secret_key", false),
-            ("Password", false),
-            ("x-token", false),
-        ] {
-            let body = json!({"prefix": "/", "extended_attributes": {key: "x"}});
-            let read = Protocol::read("s3", body.as_object().unwrap());
-            assert_eq!(read.is_ok(), taken, "{key}");
-        }
-    }
-
-    #[test]
-    fn a_physical_name_is_read_back_only_where_it_belongs() {
-        let protocol = folder("/data/rse1");
-        assert_eq!(protocol.name("a/b"), "file://localhost:0/data/rse1/a/b");
-        for (name, path) in [
-            ("file://localhost:0/data/rse1/a/b", Some("a/b")),
-            ("file:///data/rse1//a/b", Some("a/b")),
-            ("file://localhost/data/rse1/a", Some("a")),
-            ("file://localhost/data/rse10/a", None),
-            ("file://localhost/data/rse1/../rse2/a", None),
-            ("file://localhost/data/rse1/", None),
-            ("file://elsewhere/data/rse1/a", None),
-            ("s3://localhost/data/rse1/a", None),
-            ("nothing", None),
-        ] {
-            assert_eq!(protocol.path_of(name).as_deref(), path, "{name}");
-        }
-    }
 }

@@ -9,17 +9,18 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use mainstay_catalog::ledger::Ledger;
+use mainstay_catalog::order::{lock_dids, lock_files, lock_these};
+use mainstay_catalog::{Column, Daemon, Row, Tx, values};
+
 use crate::api::{Did, Micros, SECOND};
-use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{lock_dids, lock_files, lock_rules, lock_these};
-use crate::catalog::{Column, Daemon, Row, Tx};
 use crate::decide::{Reap, reap};
 use crate::error::{Error, Result};
 use crate::expression::Rse;
+use crate::queue::given_up;
+use crate::rule::read::lock_rules;
 use crate::rule::{Settings, transfer};
 use crate::suspect;
-use crate::transfers::given_up;
 
 /// A replica marked for deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +142,7 @@ fn marked(tx: &mut Tx<'_>, (rse, beside): (i64, &[i64]), files: &[i64]) -> Resul
         given_up::nobody_at("p")
     );
     let rows = tx.query(&sql, values![rse, files.to_vec(), beside.to_vec()])?;
-    let doomed = |row: &crate::catalog::Row| Doomed {
+    let doomed = |row: &mainstay_catalog::Row| Doomed {
         file: row.int(0),
         did: Did::new(row.text(1), row.text(2)),
         rse,
@@ -210,7 +211,8 @@ pub fn claim(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed], now: Micros) -> Resul
 pub fn unclaim(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
     lock_these(tx, &files.iter().copied().collect())?;
     let sql = "UPDATE replicas SET tombstone = 0 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND state = 'B' AND lock_cnt = 0";
-    tx.execute(sql, values![files.to_vec(), rse]).map(drop)
+    tx.execute(sql, values![files.to_vec(), rse])?;
+    Ok(())
 }
 
 /// A marked replica that is needed again, and what its file should be.
@@ -331,7 +333,7 @@ pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u
     tx.load("w_files", &[("did", Column::ints(files.iter().copied().collect::<BTreeSet<i64>>()))])?;
     lock_files(tx)?;
     if tx.is_postgres() && !parents(tx)?.is_subset(&held) {
-        return Err(Error::Moved);
+        return Err(Error::moved());
     }
     tx.execute(
         "UPDATE replicas SET state = 'U', updated_at = ?2 WHERE rse_id = ?1 AND state = 'B' AND lock_cnt > 0

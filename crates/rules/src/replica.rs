@@ -5,19 +5,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_catalog::ledger::{Ledger, OWN_COUNT};
+use mainstay_catalog::order::{lock_dids, lock_files};
+use mainstay_catalog::{Column, Row, Tx, values};
+
 use crate::api::{
     Did, LARGEST_FILE, LARGEST_RSE, LockState, Micros, NewFile, ReplicaState, Rule, SECOND,
 };
-use crate::catalog::engine::values;
-use crate::catalog::ledger::{Ledger, OWN_COUNT};
-use crate::catalog::order::{lock_dids, lock_files, lock_rules};
-use crate::catalog::{Column, Row, Tx};
-use crate::did;
 use crate::error::{Class, Error, Result, refuse};
 use crate::expression::Rse;
-use crate::protocol;
 use crate::rule::message;
-use crate::suspect;
+use crate::rule::read::lock_rules;
+use crate::{did, suspect};
 
 /// When a replica without locks may be deleted on an RSE: at once, later, or not by itself.
 fn first_tombstone(delay: Option<&str>, now: Micros) -> Option<Micros> {
@@ -66,7 +65,8 @@ fn register(
     // Where nobody has said how the RSE is reached, names need no place.
     if rse.deterministic
         && !rse.protocols.is_empty()
-        && let Some(file) = files.iter().find(|file| !crate::protocol::has_place(&file.did))
+        && let Some(file) =
+            files.iter().find(|file| !mainstay_transfers::protocol::has_place(&file.did))
     {
         return Err(crate::protocol::no_place(&file.did));
     }
@@ -121,12 +121,13 @@ fn hold_known(tx: &mut Tx<'_>) -> Result<()> {
          CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)",
         &[],
     )?;
-    lock_files(tx)
+    lock_files(tx)?;
+    Ok(())
 }
 
 fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
     for file in files {
-        file.did.check()?;
+        crate::api::check_did(&file.did)?;
         let hex = |text: &Option<String>, length: usize| {
             text.as_ref().is_none_or(|text| {
                 text.len() <= length && text.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -134,11 +135,13 @@ fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
         };
         let state = file.state.as_deref().is_none_or(|state| ["A", "U", "C", "T"].contains(&state));
         if let Some(path) = &file.path
-            && !crate::protocol::stays_below(path)
+            && !mainstay_transfers::protocol::stays_below(path)
         {
             return Err(crate::protocol::leaves(path));
         }
-        if let Some(path) = file.path.as_deref().filter(|path| protocol::is_of_a_draft(path)) {
+        if let Some(path) =
+            file.path.as_deref().filter(|path| mainstay_transfers::protocol::is_of_a_draft(path))
+        {
             let message =
                 format!("Names like that of {path:.200} (.NAME.part) are for files under way");
             return Err(refuse(Class::InvalidPath, message));
@@ -190,7 +193,8 @@ fn load_files(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
             ("path", text(|file| file.path.clone())),
             ("state", text(|file| file.state.clone())),
         ],
-    )
+    )?;
+    Ok(())
 }
 
 /// A name that is known must be a file of the same size and checksums.
@@ -291,7 +295,8 @@ fn hold(tx: &mut Tx<'_>, files: &[i64]) -> Result<()> {
     tx.clear(&["w_files"])?;
     let files: BTreeSet<i64> = files.iter().copied().collect();
     tx.load("w_files", &[("did", Column::ints(files))])?;
-    lock_files(tx)
+    lock_files(tx)?;
+    Ok(())
 }
 
 pub(crate) fn none_there(file: &Did, rse: &str) -> Error {
@@ -311,7 +316,7 @@ pub fn set_tombstone(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Res
         Some(_) => {
             let sql = "UPDATE replicas SET tombstone = 0, updated_at = ?3 WHERE did_id = ?1 AND rse_id = ?2";
             tx.execute(sql, values![id, rse_id, now])?;
-            tx.wake(crate::catalog::Daemon::Reaper);
+            tx.wake(mainstay_catalog::Daemon::Reaper);
             Ok(())
         }
     }
@@ -322,7 +327,8 @@ pub fn doom(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Result<()> {
     set_tombstone(tx, file, rse, now)?;
     let (id, rse_id) = unit(tx, file, rse)?;
     let sql = "UPDATE replicas SET state = 'B', updated_at = ?3 WHERE did_id = ?1 AND rse_id = ?2";
-    tx.execute(sql, values![id, rse_id, now]).map(drop)
+    tx.execute(sql, values![id, rse_id, now])?;
+    Ok(())
 }
 
 /// The file whose replica is at this path of an RSE.
@@ -338,7 +344,9 @@ pub fn at_path(tx: &mut Tx<'_>, rse: &Rse, path: &str) -> Result<Option<Did>> {
         let name = parts[at + 2..].join("/");
         for scope in [parts[..at].join("."), parts[..at].join("/")] {
             let did = Did::new(scope, name.as_str());
-            if crate::protocol::hashed_path(&did) == path && did::find(tx, &did)?.is_some() {
+            if mainstay_transfers::protocol::hashed_path(&did) == path
+                && did::find(tx, &did)?.is_some()
+            {
                 return Ok(Some(did));
             }
         }
@@ -464,7 +472,7 @@ pub(crate) fn declare_proven_bad(
     );
     if tx.number(&others, values![unit.0, unit.1])? == 0 {
         let sql = "UPDATE suspicious_replicas SET proven = 0 WHERE did_id = ?1 AND rse_id = ?2";
-        return tx.execute(sql, values![unit.0, unit.1]).map(drop);
+        return Ok(tx.execute(sql, values![unit.0, unit.1]).map(drop)?);
     }
     declare_locked_bad(tx, (file, unit.0), (rse, unit.1), rules, reason, "root", now)
 }
@@ -478,7 +486,7 @@ fn hold_with_rules(tx: &mut Tx<'_>, file: &Did, rse: &str) -> Result<((i64, i64)
     let rules = lock_rules(tx, &ids)?;
     hold(tx, &[id])?;
     if rules_of(tx, id)? != ids || parents_of(tx, id)? != parents {
-        return Err(Error::Moved);
+        return Err(Error::moved());
     }
     Ok(((id, rse_id), rules))
 }
@@ -583,5 +591,6 @@ fn lose(tx: &mut Tx<'_>, file: &Did, id: i64, rules: &[Rule], now: Micros) -> Re
     tx.execute(sql, values![id])?;
     tx.execute("DELETE FROM contents WHERE child = ?1", values![id])?;
     message::send(tx, "LOST", &serde_json::json!({"scope": file.scope, "name": file.name}), now)?;
-    ledger.write(tx, now)
+    ledger.write(tx, now)?;
+    Ok(())
 }

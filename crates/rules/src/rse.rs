@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use mainstay_catalog::ledger::OWN_COUNT;
+use mainstay_catalog::{Row, Tx, values};
+
 use crate::api::{Micros, check_rse};
-use crate::catalog::engine::values;
-use crate::catalog::ledger::OWN_COUNT;
-use crate::catalog::{Row, Tx};
 use crate::error::{Class, Result, refuse};
 use crate::expression::{Expression, Rse, normalise};
 
@@ -37,8 +37,12 @@ impl Default for RseSettings {
     }
 }
 
-/// Reads all RSEs that exist.
-pub(crate) fn load(tx: &mut Tx<'_>) -> Result<Vec<Rse>> {
+/// The RSEs that exist, by number, as this transaction sees them.
+pub fn all(tx: &mut Tx<'_>) -> Result<Arc<Vec<Rse>>> {
+    tx.rses(load)
+}
+
+fn load(tx: &mut Tx<'_>) -> Result<Vec<Rse>> {
     let rows = tx.query(
         "SELECT id, uuid, rse, rse_type, deterministic, volatile, staging_area, availability_read,
          availability_write, availability_delete, created_at, updated_at FROM rses WHERE deleted = 0
@@ -98,7 +102,7 @@ pub fn add(
 ) -> Result<i64> {
     check_rse(name)?;
     check_settings(settings)?;
-    if tx.rses()?.iter().any(|rse| rse.name == name) {
+    if crate::rse::all(tx)?.iter().any(|rse| rse.name == name) {
         return Err(refuse(Class::Duplicate, format!("RSE '{name}' already exists!")));
     }
     let sql = "INSERT INTO rses (uuid, rse, rse_type, deterministic, volatile, staging_area, availability_read,
@@ -159,7 +163,8 @@ pub fn update(tx: &mut Tx<'_>, name: &str, settings: &RseSettings, now: Micros) 
             now
         ],
     )?;
-    tx.rses_changed()
+    tx.rses_changed()?;
+    Ok(())
 }
 
 /// Deletes an RSE that holds nothing.
@@ -174,13 +179,14 @@ pub fn delete(tx: &mut Tx<'_>, name: &str, now: Micros) -> Result<()> {
     }
     tx.execute("UPDATE rses SET deleted = 1, deleted_at = ?2 WHERE id = ?1", values![id, now])?;
     tx.execute("DELETE FROM rse_attr_map WHERE rse_id = ?1", values![id])?;
-    tx.rses_changed()
+    tx.rses_changed()?;
+    Ok(())
 }
 
 /// The RSE of this name.
 pub fn by_name(tx: &mut Tx<'_>, name: &str) -> Result<Rse> {
     let shown: String = name.chars().take(60).collect();
-    tx.rses()?.iter().find(|rse| rse.name == name).cloned().ok_or_else(|| {
+    crate::rse::all(tx)?.iter().find(|rse| rse.name == name).cloned().ok_or_else(|| {
         refuse(Class::RSENotFound, format!("RSE '{shown}' cannot be found in vo 'def'"))
     })
 }
@@ -206,7 +212,8 @@ pub fn set_attribute(tx: &mut Tx<'_>, name: &str, key: &str, value: &str) -> Res
          ON CONFLICT (rse_id, key) DO UPDATE SET value = excluded.value",
         values![id, key, normalise(value)],
     )?;
-    tx.rses_changed()
+    tx.rses_changed()?;
+    Ok(())
 }
 
 /// Removes an attribute.
@@ -217,7 +224,8 @@ pub fn delete_attribute(tx: &mut Tx<'_>, name: &str, key: &str) -> Result<()> {
         let message = format!("RSE attribute '{key:.60}' cannot be found");
         return Err(refuse(Class::RSEAttributeNotFound, message));
     }
-    tx.rses_changed()
+    tx.rses_changed()?;
+    Ok(())
 }
 
 /// Sets a limit such as `MaxSpaceAvailable` or `MinFreeSpace`; a negative one means none.
@@ -228,14 +236,16 @@ pub fn set_limit(tx: &mut Tx<'_>, name: &str, limit: &str, value: i64) -> Result
          ON CONFLICT (rse_id, name) DO UPDATE SET value = excluded.value",
         values![id, limit, value],
     )?;
-    tx.rses_changed()
+    tx.rses_changed()?;
+    Ok(())
 }
 
 /// Removes a limit.
 pub fn delete_limit(tx: &mut Tx<'_>, name: &str, limit: &str) -> Result<()> {
     let id = by_name(tx, name)?.id;
     tx.execute("DELETE FROM rse_limits WHERE rse_id = ?1 AND name = ?2", values![id, limit])?;
-    tx.rses_changed()
+    tx.rses_changed()?;
+    Ok(())
 }
 
 /// How far it is from one RSE to another; none where nobody said.
@@ -255,15 +265,16 @@ pub fn set_distance(tx: &mut Tx<'_>, from: &str, to: &str, distance: i64) -> Res
         "INSERT INTO distances (src_rse_id, dest_rse_id, distance) VALUES (?1, ?2, ?3)
          ON CONFLICT (src_rse_id, dest_rse_id) DO UPDATE SET distance = excluded.distance",
         values![from, to, distance],
-    )
-    .map(drop)
+    )?;
+    Ok(())
 }
 
 /// Forgets how far it is from one RSE to another.
 pub fn delete_distance(tx: &mut Tx<'_>, from: &str, to: &str) -> Result<()> {
     let (from, to) = (by_name(tx, from)?.id, by_name(tx, to)?.id);
     let sql = "DELETE FROM distances WHERE src_rse_id = ?1 AND dest_rse_id = ?2";
-    tx.execute(sql, values![from, to]).map(drop)
+    tx.execute(sql, values![from, to])?;
+    Ok(())
 }
 
 /// The name by which clients know the catalog's own count.
@@ -322,19 +333,19 @@ pub fn set_usage(
          updated_at = excluded.updated_at",
         values![id, source, measured.used, measured.free, measured.files.unwrap_or(0), now],
     )?;
-    tx.wake(crate::catalog::Daemon::Reaper);
+    tx.wake(mainstay_catalog::Daemon::Reaper);
     Ok(())
 }
 
 /// The RSEs an expression takes.
 pub fn resolve(tx: &mut Tx<'_>, text: &str) -> Result<BTreeSet<i64>> {
-    let rses = tx.rses()?;
+    let rses = crate::rse::all(tx)?;
     Ok(Expression::parse(text)?.resolve(&rses)?)
 }
 
 /// The same, keeping only those that may be written.
 pub fn resolve_writable(tx: &mut Tx<'_>, text: &str) -> Result<BTreeSet<i64>> {
-    let rses = tx.rses()?;
+    let rses = crate::rse::all(tx)?;
     let mut found = Expression::parse(text)?.resolve(&rses)?;
     found.retain(|id| rses.iter().any(|rse| rse.id == *id && rse.write));
     if found.is_empty() {

@@ -11,25 +11,14 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
+use mainstay_catalog::order::lock_these;
+use mainstay_catalog::{Daemon, Tx, values};
+use mainstay_transfers::Fault;
 
 use crate::api::{Did, Micros, SECOND};
-use crate::catalog::engine::values;
-use crate::catalog::order::lock_these;
-use crate::catalog::{Daemon, Tx};
 use crate::error::Result;
 use crate::reap::Needed;
 use crate::replica;
-
-/// What is wrong with a replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Fault {
-    /// Its file has another size or checksum.
-    Wrong,
-    /// Its file is not there.
-    Missing,
-}
 
 /// How long a suspect that was missing is left alone before it is looked for again.
 const AGAIN: Micros = 600 * SECOND;
@@ -88,7 +77,8 @@ pub(crate) fn was_right(
 /// Trusts a replica, whose file is held, again.
 pub(crate) fn trust(tx: &mut Tx<'_>, (file, rse): (i64, i64)) -> Result<()> {
     let sql = "DELETE FROM suspicious_replicas WHERE did_id = ?1 AND rse_id = ?2";
-    tx.later(sql, values![file, rse])
+    tx.later(sql, values![file, rse])?;
+    Ok(())
 }
 
 /// Suspects that are proven wrong.
@@ -136,5 +126,6 @@ pub(crate) fn looked_for(
     tx.execute(sql, values![rse, back.to_vec()])?;
     let sql =
         "UPDATE suspicious_replicas SET updated_at = ?3 WHERE rse_id = ?1 AND did_id IN ARRAY(?2)";
-    tx.execute(sql, values![rse, missing.to_vec(), now]).map(drop)
+    tx.execute(sql, values![rse, missing.to_vec(), now])?;
+    Ok(())
 }

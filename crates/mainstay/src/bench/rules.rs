@@ -3,9 +3,10 @@
 use std::sync::Mutex;
 
 use clap::{Args, ValueEnum};
-use mainstay_rules::bench::server::PrivatePostgres;
+use mainstay_catalog::Catalog;
+use mainstay_catalog::private_postgres::PrivatePostgres;
+use mainstay_rules::Error as RulesError;
 use mainstay_rules::bench::{self, Measured};
-use mainstay_rules::{Catalog, Error as CatalogError};
 use serde_json::json;
 
 use super::report::{Row, table};
@@ -141,10 +142,10 @@ fn measure(
     catalog: Option<String>,
     options: &bench::Options,
 ) -> Result<Vec<Measured>, Error> {
-    let failed = |error: CatalogError| Error::negative(error.to_string());
+    let failed = |error: RulesError| Error::negative(error.to_string());
     let said = Mutex::new(());
     let one = |address: &str| {
-        let catalog = Catalog::open_blocking(address).map_err(failed)?;
+        let catalog = Catalog::open_blocking(address).map_err(|error| failed(error.into()))?;
         bench::run(&catalog, options, &mut |row| {
             let _one_at_a_time = said.lock();
             anstream::eprintln!("{} on {}: {} {}", row.case, row.backend, row.rate, row.unit);

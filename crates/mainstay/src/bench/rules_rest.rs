@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http::Method;
 use http_body_util::BodyExt;
-use mainstay_rules::Catalog;
+use mainstay_catalog::Catalog;
 use mainstay_rules::api::Did;
 use mainstay_rules::bench::stage;
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use mainstay_rules::catalog::load::{self, State};
+use mainstay_catalog::load::{self, State};
 use mainstay_server::Location;
 use mainstay_server::clock::SystemClock;
 use mainstay_store::Settings;

@@ -7,12 +7,13 @@ use clap::Args;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 use http::Method;
-use mainstay_rules::cli::{self, Answer, Format, Local, Pieces, Remote};
+use mainstay_catalog::Catalog;
+use mainstay_rucio::{Local, Service};
+use mainstay_rules::Settings;
+use mainstay_rules::cli::{self, Answer, Format, Pieces, Remote};
 use mainstay_rules::judge::Machine;
 use mainstay_rules::logins::Logins;
-use mainstay_rules::rest::Service;
-use mainstay_rules::transfers::allowed::Allowed;
-use mainstay_rules::{Catalog, Settings};
+use mainstay_transfers::allowed::Allowed;
 use serde_json::Value;
 
 use crate::client::{Call, Client, JSON};
@@ -89,11 +90,11 @@ fn told(done: Result<u8, cli::Error>, out: &mut impl Write) -> Result<u8, Error>
 
 /// Opens a catalog and sees to the account `root`.
 pub(crate) async fn open(address: &str) -> Result<Catalog, Error> {
-    let failed = |error: mainstay_rules::Error| Error::negative(error.to_string());
-    let catalog = Catalog::open(address).await.map_err(failed)?;
+    let opened = Catalog::open(address).await;
+    let catalog = opened.map_err(|error| Error::negative(error.to_string()))?;
     let now = mainstay_rules::judge::Surroundings::now(&Machine);
     let root = catalog.write(move |tx| mainstay_rules::account::add_root(tx, now));
-    root.await.map_err(failed)?;
+    root.await.map_err(|error| Error::negative(error.to_string()))?;
     Ok(catalog)
 }
 
@@ -128,6 +129,21 @@ impl Remote for Server {
             let (status, pieces) = self.0.pieces(&call).await.map_err(unreachable)?;
             let body = pieces.map(|piece| piece.map_err(unreachable)).boxed();
             Ok(Pieces { status: status.as_u16(), body })
+        }
+        .boxed()
+    }
+}
+
+impl mainstay_transfers::afar::Server for Server {
+    fn post<'a>(
+        &'a self,
+        path: &'a str,
+        body: Value,
+    ) -> BoxFuture<'a, Result<(u16, String), String>> {
+        async move {
+            let Answer { status, body } =
+                self.send("POST", path, Some(body)).await.map_err(|error| error.to_string())?;
+            Ok((status, body))
         }
         .boxed()
     }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use clap::Args;
 use mainstay_rules::Settings;
 use mainstay_rules::judge::{Machine, Surroundings};
-use mainstay_rules::transfers::afar::Afar;
-use mainstay_rules::transfers::worker::{Own, Queue, Worker};
+use mainstay_rules::queue::Own;
+use mainstay_transfers::afar::Afar;
+use mainstay_transfers::worker::{Queue, Worker};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 

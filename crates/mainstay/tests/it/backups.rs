@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mainstay_rules::bench::server::PrivatePostgres;
+use mainstay_catalog::private_postgres::PrivatePostgres;
 use serde_json::Value;
 
 use crate::process::{MAINSTAY, TestServer, cannot_test, folder, text_of};
@@ -455,7 +455,7 @@ fn a_catalog_that_is_in_use_or_half_restored_is_told() {
     assert!(!data.join("objects.db").exists(), "nothing was made");
     let catalog = data.join("catalog.db");
     std::fs::remove_file(&catalog).unwrap();
-    drop(mainstay_rules::catalog::load::Loader::start(shown(&catalog), "another").unwrap());
+    drop(mainstay_catalog::load::Loader::start(shown(&catalog), "another").unwrap());
     let (_, said) = TestServer::try_start_in(&data, &[]);
     let said = said.unwrap_err();
     assert!(said.contains("run `mainstay restore` again"), "{said}");

@@ -36,7 +36,7 @@ mod recorded_volumes;
 mod rules;
 mod secrets;
 #[expect(dead_code, reason = "the tests of rules ask more of it")]
-#[path = "../../../rules/tests/it/services.rs"]
+#[path = "../../../rucio/tests/it/services.rs"]
 mod services;
 mod sessions;
 mod store;

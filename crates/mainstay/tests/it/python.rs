@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use mainstay_rules::bench::server::PrivatePostgres;
+use mainstay_catalog::private_postgres::PrivatePostgres;
 
 use crate::process::{TestServer, cannot_test, folder, text_of};
 

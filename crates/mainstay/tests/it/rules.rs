@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use mainstay_rules::Catalog;
-use mainstay_rules::bench::server::PrivatePostgres;
+use mainstay_catalog::Catalog;
+use mainstay_catalog::private_postgres::PrivatePostgres;
 
 use crate::process::{MAINSTAY, TestServer, cannot_test, folder};
 
@@ -139,7 +139,7 @@ fn a_server_whose_database_does_not_answer_ends_all_the_same() {
     let server = Mutex::new(Some(server));
     let catalog = Catalog::open_blocking(&url).unwrap();
     // Who holds this keeps the server from leaving the list of those that live.
-    let held = catalog.write_blocking(|tx| {
+    let held = catalog.write_blocking(|tx| -> mainstay_catalog::Result<_> {
         tx.execute("LOCK TABLE judges IN ACCESS EXCLUSIVE MODE", &[])?;
         Ok(server.lock().unwrap().take().map(TestServer::terminate))
     });

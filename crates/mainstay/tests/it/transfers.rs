@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use mainstay_catalog::private_postgres::PrivatePostgres;
 use mainstay_rules::api::Did;
-use mainstay_rules::bench::server::PrivatePostgres;
-use mainstay_rules::protocol::hashed_path;
+use mainstay_transfers::protocol::hashed_path;
 
 use crate::process::{MAINSTAY, TestServer, cannot_test, folder, signal};
 use crate::rules::{must, run};

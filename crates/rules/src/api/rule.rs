@@ -156,7 +156,7 @@ const ACTIVITIES: &[&str] = &[
 ];
 
 /// Fails unless a rule may name this activity.
-pub(crate) fn check_activity(activity: &str) -> Result<()> {
+pub fn check_activity(activity: &str) -> Result<()> {
     if ACTIVITIES.contains(&activity) {
         return Ok(());
     }

@@ -3,16 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_catalog::{Row, Tx, values};
+use mainstay_transfers::store::Drafts;
 use serde_json::json;
 
 use super::decide::{Expected, Known, Writer, draft, names};
 use crate::api::Did;
-use crate::catalog::engine::values;
-use crate::catalog::{Row, Tx};
 use crate::error::Result;
 use crate::expression::Rse;
 use crate::protocol;
-use crate::transfers::store::Drafts;
 
 /// The replicas that should have a file.
 const THERE: &str = "p.state IN ('A', 'T')";

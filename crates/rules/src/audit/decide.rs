@@ -3,10 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use mainstay_transfers::copy::{self, Sums};
+use mainstay_transfers::protocol::Protocol;
+use mainstay_transfers::store::{Drafts, Found, is_same_service};
+
 use crate::api::{Did, Micros, SECOND};
-use crate::protocol::{self, Protocol};
-use crate::transfers::copy::{self, Sums};
-use crate::transfers::store::{Drafts, Found, is_same_service};
 
 /// How long something is left alone after it has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,7 +222,7 @@ pub fn names(path: &str, slashes: usize) -> Vec<Did> {
         let (scope, name) = (parts[..at].join("."), parts[at + 2..].join("/"));
         for more in 0..=slashes.min(250_usize.saturating_sub(name.len())) {
             let did = Did::new(scope.as_str(), format!("{}{name}", "/".repeat(more)));
-            if protocol::hashed_path(&did) == path {
+            if mainstay_transfers::protocol::hashed_path(&did) == path {
                 all.push(did);
             }
         }
@@ -316,7 +317,7 @@ mod tests {
     #[test]
     fn drafts_are_told_from_files_that_look_like_them() {
         let long = "n".repeat(250);
-        let shortened = format!("a/.{}.7-1.part", crate::transfers::folder::stem(&long));
+        let shortened = format!("a/.{}.7-1.part", mainstay_transfers::folder::stem(&long));
         let (worker, upload, either) = (Writer::Worker(7), Writer::Upload, Writer::Either);
         for (path, drafts, meant) in [
             ("a/.f.7-1.part", Drafts::Tagged, Some((Some("a/f"), worker))),
@@ -387,11 +388,14 @@ mod tests {
             ("s.t", "x..y"),
         ] {
             let did = Did::new(scope, name);
-            assert_eq!(names(&protocol::hashed_path(&did), 0), [did]);
+            assert_eq!(names(&mainstay_transfers::protocol::hashed_path(&did), 0), [did]);
         }
         for name in ["/a", "///a/b"] {
             let did = Did::new("s", name);
-            assert!(names(&protocol::hashed_path(&did), 250).contains(&did), "{name}");
+            assert!(
+                names(&mainstay_transfers::protocol::hashed_path(&did), 250).contains(&did),
+                "{name}"
+            );
         }
         for path in ["", "f", "s/00/f", "s/00/00/f", "s/zz/yy/f", "s/34/c4/"] {
             assert_eq!(names(path, 250), [], "{path}");

@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
+use mainstay_catalog::Catalog;
+use mainstay_transfers::copy::Adding;
+use mainstay_transfers::protocol::Protocol;
 use serde_json::json;
 
 use super::{ACCOUNT, Bench, Options, SCOPE};
 use crate::api::{Did, NewFile};
-use crate::catalog::Catalog;
 use crate::error::{Class, Result, refuse};
 use crate::judge::{Machine, Surroundings};
-use crate::protocol::{self, Protocol};
-use crate::rse::RseSettings;
-use crate::transfers::copy::Adding;
-use crate::{account, replica, rse};
+use crate::rse::{self, RseSettings};
+use crate::{account, protocol, replica};
 
 /// The account that everything belongs to, and may use as much as it likes.
 pub const OWNER: &str = ACCOUNT;
@@ -28,7 +28,7 @@ pub fn listed(catalog: &Catalog, number: u64) -> Result<Did> {
     reach(catalog, "SITE-03", "davs", &body)?;
     let dataset = bench.dataset(number, "SITE-03")?;
     // What the evaluator would look at otherwise while others are measured.
-    bench.judge(crate::catalog::Daemon::Evaluator)?;
+    bench.judge(mainstay_catalog::Daemon::Evaluator)?;
     if catalog.backend() == "postgres" {
         catalog.write_blocking(|tx| tx.execute("ANALYZE", &[]))?;
     }
@@ -79,7 +79,7 @@ pub fn laid_out(
                 eight.copy_from_slice(&state.to_le_bytes()[..eight.len()]);
             }
             let did = Bench::file(&dataset, at);
-            let place = from.join(protocol::hashed_path(&did));
+            let place = from.join(mainstay_transfers::protocol::hashed_path(&did));
             if let Some(folder) = place.parent() {
                 std::fs::create_dir_all(folder).map_err(failed)?;
             }

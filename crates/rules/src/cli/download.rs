@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
+use mainstay_transfers::copy::{self, differs};
+use mainstay_transfers::protocol::Protocol;
+use mainstay_transfers::store::{Access, Opened};
+use mainstay_transfers::{End, Job};
 use serde_json::{Value, json};
 
 use super::files::{Bar, add_up, aside, failed, go_on, in_order, ways};
 use super::{Cli, Download, Error, did};
 use crate::api::Did;
-use crate::protocol::{self, Protocol};
-use crate::transfers::copy::{self, differs};
-use crate::transfers::store::{Access, Opened};
-use crate::transfers::{End, Job};
 
 impl Cli<'_> {
     pub(super) async fn download(&mut self, download: Download) -> Result<u8, Error> {
@@ -144,7 +144,7 @@ fn fetch(
 ) -> Result<(PathBuf, Option<String>), Error> {
     go_on(stop)?;
     let path = wanted.did.name.trim_start_matches('/').to_owned();
-    if !protocol::stays_below(&path) {
+    if !mainstay_transfers::protocol::stays_below(&path) {
         return Err(Error::Answer("its name leads out of the folder".to_owned()));
     }
     let into = into.join(&wanted.did.scope);

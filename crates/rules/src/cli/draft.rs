@@ -6,12 +6,11 @@
 
 use std::path::Path;
 
+use mainstay_transfers::folder::stem;
+use mainstay_transfers::protocol::Protocol;
 use md5::{Digest, Md5};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-
-use crate::protocol::Protocol;
-use crate::transfers::folder::stem;
 
 /// What tells uploads from transfers, whose requests count from one.
 const UPLOAD: &str = "0";

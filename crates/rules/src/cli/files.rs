@@ -8,13 +8,13 @@ use std::io::{IsTerminal, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mainstay_transfers::copy::{Adding, Sums};
+use mainstay_transfers::protocol::Protocol;
+use mainstay_transfers::store;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Cli, Error, Format, part, table};
-use crate::protocol::Protocol;
-use crate::transfers::copy::{Adding, Sums};
-use crate::transfers::store;
 
 /// How much is read at a time.
 pub(super) const PIECE: usize = 1 << 20;

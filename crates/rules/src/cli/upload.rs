@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use mainstay_transfers::copy::{Adding, Sums, differs};
+use mainstay_transfers::protocol::Protocol;
+use mainstay_transfers::store::{self, Plan, Store};
 use serde_json::{Value, json};
 
 use super::files::{Bar, PIECE, add_up, aside, failed, go_on, in_order, stored, ways};
 use super::{Cli, Error, Upload, did, did_path, draft};
 use crate::api::{Did, ReplicaState};
-use crate::protocol::{self, Protocol};
-use crate::transfers::copy::{Adding, Sums, differs};
-use crate::transfers::store::{self, Plan, Store};
 
 /// A file of this machine, and what it is to be called.
 struct Given {
@@ -83,7 +83,7 @@ fn given(upload: &Upload) -> Result<Vec<Given>, Error> {
         }
         let own = || from.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let name = Did::new(upload.scope.clone(), upload.name.clone().unwrap_or_else(own));
-        name.check().map_err(|error| Error::Usage(error.to_string()))?;
+        crate::api::check_did(&name).map_err(|error| Error::Usage(error.to_string()))?;
         if !names.insert(name.name.clone()) {
             return Err(Error::Usage(format!("two of the files would be called {name}")));
         }
@@ -191,7 +191,7 @@ impl Cli<'_> {
         stop: &Arc<AtomicBool>,
     ) -> Result<bool, Error> {
         go_on(stop)?;
-        let (name, path) = (&file.name, protocol::hashed_path(&file.name));
+        let (name, path) = (&file.name, mainstay_transfers::protocol::hashed_path(&file.name));
         let (way, place) = (to.protocol.clone(), path.clone());
         aside(move || {
             draft::clear(&way, &place);

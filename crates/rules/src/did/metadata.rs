@@ -1,13 +1,11 @@
 //! What people say about data identifiers, and finding them by it.
 
+use mainstay_catalog::{Row, Tx, values};
 use serde_json::{Map, Value};
 
 use super::{COLUMNS, from_row, get};
 use crate::api::{Did, DidRecord, Micros};
-use crate::catalog::engine::values;
-use crate::catalog::{Row, Tx};
 use crate::error::{Class, Result, refuse};
-use crate::rest::python;
 use crate::rule::update::read_time;
 
 /// The most that is kept with one data identifier, in bytes of JSON.
@@ -40,7 +38,7 @@ const OWN: &[&str] = &[
 ];
 
 /// Whether the catalog itself keeps what is shown by this name.
-pub(crate) fn is_own(key: &str) -> bool {
+pub fn is_own(key: &str) -> bool {
     OWN.contains(&key)
 }
 
@@ -57,7 +55,8 @@ fn settable(key: &str, value: &Value) -> Result<Value> {
     let (read, should) = match key {
         _ if value.is_null() => return Ok(Value::Null),
         "events" | "lumiblocknr" | "panda_id" | "run_number" | "task_id" => {
-            let number = python::whole(value).or_else(|| text.and_then(|text| text.parse().ok()));
+            let number =
+                crate::api::whole(value).or_else(|| text.and_then(|text| text.parse().ok()));
             (number.filter(|number| *number >= 0).map(Value::from), "a number that is not negative")
         }
         "complete" | "hidden" | "is_new" | "obsolete" | "transient" => {
@@ -79,19 +78,20 @@ fn settable(key: &str, value: &Value) -> Result<Value> {
 }
 
 /// What is said of a data identifier.
-pub(crate) struct Said {
+#[derive(Clone, Debug)]
+pub struct Said {
     /// In how many seconds it expires, or never; nothing where that is not said.
-    pub(crate) lifetime: Option<Option<i64>>,
+    pub lifetime: Option<Option<i64>>,
     /// What is kept as metadata.
-    pub(crate) kept: Map<String, Value>,
+    pub kept: Map<String, Value>,
 }
 
 /// Reads what is said of a data identifier.
-pub(crate) fn read_metadata(meta: &Map<String, Value>) -> Result<Said> {
+pub fn read_metadata(meta: &Map<String, Value>) -> Result<Said> {
     let lifetime = match meta.get("lifetime") {
         None => None,
         Some(Value::Null) => Some(None),
-        Some(value) => Some(Some(python::whole(value).ok_or_else(|| {
+        Some(value) => Some(Some(crate::api::whole(value).ok_or_else(|| {
             refuse(Class::InvalidMetadata, "A lifetime is a whole number of seconds")
         })?)),
     };
@@ -101,7 +101,7 @@ pub(crate) fn read_metadata(meta: &Map<String, Value>) -> Result<Said> {
 }
 
 /// The metadata of a data identifier.
-pub(crate) fn metadata(tx: &mut Tx<'_>, id: i64) -> Result<Map<String, Value>> {
+pub fn metadata(tx: &mut Tx<'_>, id: i64) -> Result<Map<String, Value>> {
     let row = tx.first("SELECT meta FROM dids WHERE id = ?1", values![id])?;
     Ok(row.map(|row| parsed(row.text(0))).unwrap_or_default())
 }
@@ -151,12 +151,13 @@ fn change(
         return Err(refuse(Class::InvalidMetadata, message));
     }
     let sql = "UPDATE dids SET meta = ?2, updated_at = ?3 WHERE id = ?1";
-    tx.execute(sql, values![id, text, now]).map(drop)
+    tx.execute(sql, values![id, text, now])?;
+    Ok(())
 }
 
 /// The question for data identifiers of a scope whose names begin alike; `types` are letters in
 /// quotes. Their metadata is the last column.
-pub(crate) fn search_sql(types: &str) -> String {
+pub fn search_sql(types: &str) -> String {
     format!(
         "SELECT {COLUMNS}, meta FROM dids WHERE scope = ?1 AND name >= ?2 AND name < ?3 AND did_type IN ({types})
          ORDER BY name"
@@ -164,12 +165,12 @@ pub(crate) fn search_sql(types: &str) -> String {
 }
 
 /// The metadata in a row of [`search_sql`].
-pub(crate) fn meta_of(row: &Row) -> Map<String, Value> {
+pub fn meta_of(row: &Row) -> Map<String, Value> {
     parsed(row.text(row.0.len() - 1))
 }
 
 /// The question for what is in a scope and in no collection.
-pub(crate) fn top_sql() -> String {
+pub fn top_sql() -> String {
     format!(
         "SELECT {COLUMNS} FROM dids WHERE scope = ?1 AND NOT EXISTS (SELECT 1 FROM contents c WHERE c.child = dids.id)
          ORDER BY name"
@@ -177,7 +178,7 @@ pub(crate) fn top_sql() -> String {
 }
 
 /// What is directly in a collection.
-pub(crate) fn children(
+pub fn children(
     tx: &mut Tx<'_>,
     id: i64,
     each: &mut dyn FnMut(DidRecord) -> Result<()>,
@@ -190,7 +191,7 @@ pub(crate) fn children(
 }
 
 /// Everything below some collections, once each.
-pub(crate) fn below(
+pub fn below(
     tx: &mut Tx<'_>,
     roots: &[i64],
     each: &mut dyn FnMut(DidRecord) -> Result<()>,

@@ -10,13 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use mainstay_catalog::{Catalog, Daemon, values};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::{Done, Pass, Storage, Surroundings, pass};
 use crate::api::{Micros, SECOND};
-use crate::catalog::engine::values;
-use crate::catalog::{Catalog, Daemon};
 use crate::error::Result;
 use crate::rule::Settings;
 

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use mainstay_catalog::ledger::Ledger;
+use mainstay_catalog::order::{Tree, lock_files, lock_tree, lock_tree_and};
+use mainstay_catalog::{Daemon, Tx, Value, values};
 use rand::{Rng, RngExt};
 
 use crate::api::{Counts, DidRecord, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
-use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{Tree, lock_files, lock_tree, lock_tree_and};
-use crate::catalog::{Daemon, Tx, Value};
 use crate::error::{Class, Result, refuse};
 use crate::rule::place::{self, Earlier};
 use crate::rule::{Settings, message, state};
@@ -73,11 +72,11 @@ pub fn add_replication_rule(
             DidType::File => did::by_id_held(tx, did.id)?,
             _ => did::by_id(tx, did.id)?,
         };
-        let Some(did) = found else { return Err(crate::error::Error::Moved) };
+        let Some(did) = found else { return Err(crate::error::Error::moved()) };
         let below = if whole {
             datasets(&tree.down)
         } else {
-            datasets(&crate::catalog::order::collections(tx, &[did.id])?)
+            datasets(&mainstay_catalog::order::collections(tx, &[did.id])?)
         };
         let work = Work { new, did: &did, uuid, locked, later, below: &below };
         made.push(add_one(tx, &work, &mut ledger, rng, now)?);
@@ -141,7 +140,7 @@ fn check_targets(tx: &mut Tx<'_>, new: &NewRule) -> Result<bool> {
     } else {
         crate::rse::resolve_writable(tx, &new.rse_expression)?
     };
-    let rses = tx.rses()?;
+    let rses = crate::rse::all(tx)?;
     let targets: Vec<_> = rses.iter().filter(|rse| found.contains(&rse.id)).collect();
     if new.lifetime.is_none() && targets.iter().any(|rse| rse.staging_area) {
         let message = "Rules for a staging area must include a lifetime";
@@ -202,7 +201,8 @@ fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()>
          CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type <> 'F') SELECT id FROM down WHERE did_type = 'F'",
         values![now],
     )?;
-    lock_files(tx)
+    lock_files(tx)?;
+    Ok(())
 }
 
 fn add_one(
@@ -265,13 +265,14 @@ fn has_bytes(tx: &mut Tx<'_>, work: &Work<'_>) -> Result<bool> {
 }
 
 fn write_state(tx: &mut Tx<'_>, id: i64, state: RuleState) -> Result<()> {
-    tx.execute("UPDATE rules SET state = ?2 WHERE id = ?1", values![id, state.letter()]).map(drop)
+    tx.execute("UPDATE rules SET state = ?2 WHERE id = ?1", values![id, state.letter()])?;
+    Ok(())
 }
 
 /// A closed data identifier below the RSE's thresholds needs nobody's approval.
 fn is_auto_approved(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord) -> Result<bool> {
     let found = crate::rse::resolve(tx, &new.rse_expression)?;
-    let rses = tx.rses()?;
+    let rses = crate::rse::all(tx)?;
     let Some(rse) = rses.iter().find(|rse| found.contains(&rse.id)) else { return Ok(false) };
     let threshold = |key: &str| rse.attribute(key).and_then(|text| text.parse::<f64>().ok());
     let (bytes, files) = (threshold("auto_approve_bytes"), threshold("auto_approve_files"));

@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 
+use mainstay_catalog::ledger::Ledger;
+use mainstay_catalog::order::lock_files;
+use mainstay_catalog::{Daemon, Tx, values};
+
 use crate::api::{Micros, Rule};
-use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{lock_files, lock_rules};
-use crate::catalog::{Daemon, Tx};
 use crate::error::{Class, Error, Result, refuse};
-use crate::rule::{Settings, read, state};
+use crate::rule::read::{self, lock_rules};
+use crate::rule::{Settings, state};
 
 /// What is left after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,15 +5,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_catalog::ledger::Ledger;
+use mainstay_catalog::order::{collections, lock_files, lock_tree};
+use mainstay_catalog::{Tx, values};
 use rand::Rng;
 
 use crate::api::{DidType, Grouping, Micros, Rule};
-use crate::catalog::Tx;
-use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{collections, lock_files, lock_rules, lock_tree};
 use crate::error::{Error, Result};
 use crate::rule::place::{self, Earlier};
+use crate::rule::read::lock_rules;
 use crate::rule::{Settings, state, unlock};
 
 /// Whether a data identifier still waits.
@@ -27,7 +27,8 @@ pub enum Evaluated {
 
 fn forget(tx: &mut Tx<'_>, did: i64, action: &str) -> Result<()> {
     let sql = "DELETE FROM updated_dids WHERE did_id = ?1 AND rule_evaluation_action = ?2";
-    tx.execute(sql, values![did, action]).map(drop)
+    tx.execute(sql, values![did, action])?;
+    Ok(())
 }
 
 fn flagged(tx: &mut Tx<'_>, did: i64, most: i64) -> Result<Vec<(i64, bool)>> {
@@ -51,7 +52,7 @@ pub fn evaluate_attach(
     let below: Vec<i64> = children.iter().filter(|(_, file)| !file).map(|(id, _)| *id).collect();
     let tree = lock_tree(tx, &[did], &below)?;
     if tx.is_postgres() && flagged(tx, did, settings.step)? != children {
-        return Err(Error::Moved);
+        return Err(Error::moved());
     }
     if children.is_empty() {
         forget(tx, did, "A")?;
@@ -134,7 +135,8 @@ fn hold(tx: &mut Tx<'_>) -> Result<()> {
     }
     tx.clear(&["w_files"])?;
     tx.execute("INSERT INTO w_files (did) SELECT did FROM w_some", &[])?;
-    lock_files(tx)
+    lock_files(tx)?;
+    Ok(())
 }
 
 fn apply(

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeSet;
 
+use mainstay_catalog::ledger::Ledger;
+use mainstay_catalog::order::{collections, lock_files, lock_tree};
+use mainstay_catalog::{Column, Tx, values};
 use rand::Rng;
 
 use crate::api::{Counts, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
-use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{collections, lock_files, lock_rules, lock_tree};
-use crate::catalog::{Column, Tx};
 use crate::error::{Class, Error, Refusal, Result};
 use crate::rule::place::{self, Earlier};
-use crate::rule::{Settings, add, delete, read, state};
+use crate::rule::read::{self, lock_rules};
+use crate::rule::{Settings, add, delete, state};
 
 /// What became of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

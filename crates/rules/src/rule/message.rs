@@ -1,10 +1,9 @@
 //! The outbox: what rules tell the world.
 
+use mainstay_catalog::{Tx, values};
 use serde_json::{Value, json};
 
 use crate::api::{Counts, Micros, Notification, Rule, RuleState};
-use crate::catalog::Tx;
-use crate::catalog::engine::values;
 use crate::decide;
 use crate::error::Result;
 

@@ -7,12 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_catalog::ledger::{Ledger, OWN_COUNT};
+use mainstay_catalog::{Column, Row, Tx, Value, values};
 use rand::Rng;
 
 use crate::api::{Counts, DidType, Grouping, LockState, Micros, Rule};
-use crate::catalog::engine::values;
-use crate::catalog::ledger::{Ledger, OWN_COUNT};
-use crate::catalog::{ByRse, Column, Row, Tx, Value};
 use crate::decide::{Field, copy_sql};
 use crate::error::{Class, Refusal, Result, refuse};
 use crate::expression::Expression;
@@ -35,7 +34,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) rule: &'a Rule,
     pub(crate) selector: Selector,
     /// RSE → (writable, staging area), of all targets.
-    targets: ByRse<(bool, bool)>,
+    targets: BTreeMap<i64, (bool, bool)>,
     sources: Option<BTreeSet<i64>>,
 }
 
@@ -63,7 +62,7 @@ pub(crate) fn prepare<'a>(
     };
     let mut allowance = crate::account::allowance(tx, &rule.account, ledger)?;
     allowance.unlimited |= rule.ignore_account_limit;
-    let rses = tx.rses()?;
+    let rses = crate::rse::all(tx)?;
     let targets: Vec<_> = rses.iter().filter(|rse| found.contains(&rse.id)).collect();
     let mut space = BTreeMap::new();
     for rse in &targets {
@@ -82,7 +81,7 @@ pub(crate) fn prepare<'a>(
 
 /// The RSEs of a source expression.
 pub(crate) fn sources(tx: &mut Tx<'_>, text: &str) -> Result<BTreeSet<i64>> {
-    let rses = tx.rses()?;
+    let rses = crate::rse::all(tx)?;
     Expression::parse(text)
         .and_then(|parsed| parsed.resolve(&rses))
         .map_err(|refusal| refuse(Class::InvalidSourceReplicaExpression, refusal.message))
@@ -252,7 +251,7 @@ type Whole = (i64, Vec<(i64, i64)>);
 fn whole(tx: &mut Tx<'_>, rule: &Rule, sets: &[i64], group: i64) -> Result<Option<Whole>> {
     let all = rule.grouping == Grouping::All;
     let within: Vec<i64> = if all {
-        let below = crate::catalog::order::collections(tx, &[rule.did_id])?;
+        let below = mainstay_catalog::order::collections(tx, &[rule.did_id])?;
         below.into_iter().filter(|(_, kind)| *kind == DidType::Dataset).map(|(id, _)| id).collect()
     } else {
         sets.get(usize::try_from(group).unwrap_or(usize::MAX)).copied().into_iter().collect()
@@ -293,13 +292,13 @@ fn lock_datasets(
     if sets.len() == 1 {
         // One dataset is locked without a table of picks; so is each of few, by far the most.
         let rses: Vec<i64> = picks.iter().map(|pick| pick.1).collect();
-        return tx.later(
+        return Ok(tx.later(
             "INSERT INTO dataset_locks (rule_id, did_id, rse_id, state, length, bytes, created_at)
              SELECT ?1, d.id, r.id, 'R', CASE WHEN d.is_open = 0 THEN d.length END, CASE WHEN d.is_open = 0 THEN d.bytes END, ?4
              FROM dids d CROSS JOIN rses r WHERE d.id = ?2 AND r.id IN ARRAY(?3)
              ON CONFLICT (rule_id, did_id, rse_id) DO NOTHING",
             values![rule.id, sets[0], rses, now],
-        );
+        )?);
     }
     tx.clear(&["w_picks"])?;
     tx.load(
@@ -328,7 +327,8 @@ const ALONE: &str = "SELECT w.id, w.bytes, p.rse_id, NULL FROM dids w
 
 /// Says that a new rule on one file will be placed.
 pub(crate) fn alone_ahead(tx: &mut Tx<'_>, file: i64) -> Result<()> {
-    tx.ahead(ALONE, values![file])
+    tx.ahead(ALONE, values![file])?;
+    Ok(())
 }
 
 /// Chooses for each file in `w_files` by itself, or for the file the rule is for; locks the rule
@@ -361,7 +361,7 @@ fn choose_files(
     };
     let mut files: Vec<Covered> = Vec::new();
     let mut locked: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
-    tx.for_each(&sql, &params, &mut |row| {
+    tx.for_each(&sql, &params, &mut |row| -> Result<()> {
         let (did, bytes) = (row.int(0), row.int(1));
         if files.last().is_none_or(|file| file.0 != did) {
             files.push((did, bytes, Vec::new()));
@@ -533,7 +533,7 @@ fn write_at_once(
     if let Some(sources) = &plan.sources {
         params.push(sources.iter().copied().collect::<Vec<i64>>().into());
     }
-    tx.query(&sql, &params)
+    Ok(tx.query(&sql, &params)?)
 }
 
 /// SQLite: the same by way of `w_units`.

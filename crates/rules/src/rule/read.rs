@@ -1,10 +1,12 @@
 //! Reading rules and their locks.
 
+use std::collections::BTreeSet;
+
+use mainstay_catalog::{Row, Tx, Value, values};
+
 use crate::api::{
     Counts, Did, DidType, Grouping, LockState, Micros, Notification, Rule, RuleState, SECOND,
 };
-use crate::catalog::engine::values;
-use crate::catalog::{Row, Tx, Value};
 use crate::error::{Class, Error, Result, refuse};
 use crate::rule::update::read_time;
 
@@ -72,13 +74,28 @@ pub(crate) fn held_by_ids(tx: &mut Tx<'_>, ids: Vec<i64>) -> Result<Vec<Rule>> {
     Ok(tx.query(&sql, values![ids])?.iter().map(from_row).collect())
 }
 
-pub(crate) fn not_found(uuid: &str) -> Error {
+/// Locks rules by number, with the rules that wait for them, and reads them. Rules that are gone
+/// are left out.
+pub fn lock_rules(tx: &mut Tx<'_>, ids: &BTreeSet<i64>) -> Result<Vec<Rule>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rules: Vec<i64> = ids.iter().copied().collect();
+    if !tx.is_postgres() {
+        return by_ids(tx, rules);
+    }
+    let mut found = held_by_ids(tx, rules)?;
+    found.retain(|rule| ids.contains(&rule.id));
+    Ok(found)
+}
+
+pub fn not_found(uuid: &str) -> Error {
     let shown: String = uuid.chars().take(60).collect();
     refuse(Class::RuleNotFound, format!("No rule with the id {shown} found"))
 }
 
 /// An identity as it is kept: 32 digits.
-pub(crate) fn plain(uuid: &str) -> String {
+pub fn plain(uuid: &str) -> String {
     uuid.replace('-', "").to_ascii_lowercase()
 }
 
@@ -268,7 +285,7 @@ pub fn list(
 
 /// The rules of a data identifier and of everything above it.
 pub fn associated(tx: &mut Tx<'_>, did: i64) -> Result<Vec<Rule>> {
-    let above: Vec<i64> = crate::catalog::order::ancestors(tx, &[did])?.into_iter().collect();
+    let above: Vec<i64> = mainstay_catalog::order::ancestors(tx, &[did])?.into_iter().collect();
     let sql = "SELECT id FROM rules WHERE did_id IN ARRAY(?1)";
     let ids = tx.query(sql, values![above])?.iter().map(|row| row.int(0)).collect();
     by_ids(tx, ids)

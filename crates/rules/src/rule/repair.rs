@@ -6,16 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_catalog::ledger::Ledger;
+use mainstay_catalog::order::{lock_files, lock_tree};
+use mainstay_catalog::{Column, Tx, values};
 use rand::Rng;
 
 use crate::api::{Counts, DidType, Grouping, LockState, Micros, Rule, RuleState};
-use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{lock_files, lock_rules, lock_tree};
-use crate::catalog::{Column, Tx};
 use crate::error::{Error, Result};
 use crate::rule::place::{self, Chosen, Earlier, Plan};
-use crate::rule::{Settings, read, state, unlock};
+use crate::rule::read::{self, lock_rules};
+use crate::rule::{Settings, state, unlock};
 use crate::select::Wish;
 
 /// Repairs one stuck rule and returns the state it is in afterwards.
@@ -116,7 +116,7 @@ impl Repair<'_> {
         }
     }
 
-    fn scope(&self) -> [crate::catalog::Value; 3] {
+    fn scope(&self) -> [mainstay_catalog::Value; 3] {
         [self.rule.id.into(), self.datasets.clone().into(), self.rule.did_id.into()]
     }
 
@@ -136,7 +136,8 @@ impl Repair<'_> {
         params.extend([self.rule.copies.into(), self.settings.bulk.into()]);
         tx.execute(&sql, &params)?;
         tx.execute("INSERT INTO w_files (did) SELECT did FROM w_some WHERE TRUE ON CONFLICT (did) DO NOTHING", &[])?;
-        lock_files(tx)
+        lock_files(tx)?;
+        Ok(())
     }
 
     /// A stuck lock that is not needed, because enough others are well, goes.
@@ -314,7 +315,7 @@ impl Repair<'_> {
     /// Stuck locks that are due are tried again where they are, if that RSE takes writes and the
     /// source expression has a source.
     fn retry_in_place(&mut self, tx: &mut Tx<'_>, plan: &Plan<'_>, due: &str) -> Result<()> {
-        let rses = tx.rses()?;
+        let rses = crate::rse::all(tx)?;
         let open: Vec<i64> = rses
             .iter()
             .filter(|rse| rse.write || self.rule.ignore_availability)

@@ -1,8 +1,8 @@
 //! What a rule's locks make of it, written down with everything that follows.
 
+use mainstay_catalog::{Daemon, Tx, values};
+
 use crate::api::{Counts, Micros, Rule, RuleState};
-use crate::catalog::engine::values;
-use crate::catalog::{Daemon, Tx};
 use crate::decide;
 use crate::error::Result;
 use crate::rule::message;
@@ -15,7 +15,8 @@ pub(crate) fn history(tx: &mut Tx<'_>, rule: i64, event: &str, now: Micros) -> R
          SELECT uuid, did_id, ?2, account, rse_expression, copies, state, locks_ok_cnt, locks_replicating_cnt,
          locks_stuck_cnt, created_at, ?3 FROM rules WHERE id = ?1",
         values![rule, event, now],
-    )
+    )?;
+    Ok(())
 }
 
 /// Writes the counters of a locked rule and the state that follows from them. `rule` is the rule

@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_catalog::order::{goes_with, lock_paired, lock_these};
+use mainstay_catalog::{Column, Daemon, Tx, Value, values};
+
 use crate::api::{Counts, LockState, Micros, RequestState, Rule, RuleState};
-use crate::catalog::engine::values;
-use crate::catalog::order::{goes_with, lock_paired, lock_rules, lock_these};
-use crate::catalog::{Column, Daemon, Tx, Value};
 use crate::error::{Class, Error, Result, refuse};
+use crate::queue::given_up;
+use crate::rule::read::lock_rules;
 use crate::rule::{Settings, state};
-use crate::transfers::given_up;
 
 /// The number of a request that nobody made, in the history.
 pub(crate) const UNASKED: i64 = 0;
@@ -76,7 +77,7 @@ impl Units {
                 }
                 Ok(())
             }
-            None => lock_paired(tx),
+            None => Ok(lock_paired(tx)?),
         }
     }
 
@@ -147,7 +148,7 @@ fn end(
     units.hold_files(tx)?;
     let locks = units.locks(tx)?;
     if locks.keys().any(|id| rules.binary_search_by_key(id, |rule| rule.id).is_err()) {
-        return Err(Error::Moved);
+        return Err(Error::moved());
     }
     write_replicas(tx, &units, outcome, now)?;
     let letter = match outcome {
@@ -221,11 +222,12 @@ fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) ->
         let sql = format!(
             "WITH ended AS (DELETE FROM requests WHERE {ended} RETURNING *) {noted} FROM ended"
         );
-        return tx.later(&sql, &params);
+        return Ok(tx.later(&sql, &params)?);
     }
     tx.later(&format!("{noted} FROM requests WHERE {ended}"), &params)?;
     let ended = units.held_within(tx, "requests", ("did_id", "dest_rse_id"), 0);
-    tx.later(&format!("DELETE FROM requests WHERE {ended}"), &units.params(Vec::new()))
+    tx.later(&format!("DELETE FROM requests WHERE {ended}"), &units.params(Vec::new()))?;
+    Ok(())
 }
 
 /// Failures of what nobody had asked for are kept too, so that locks which are stuck for them can be
@@ -240,7 +242,8 @@ fn unasked(tx: &mut Tx<'_>, units: &Units, error: &Option<String>, now: Micros) 
          GROUP BY locks.did_id, locks.rse_id",
         units.within("locks.did_id", "locks.rse_id", 2)
     );
-    tx.later(&sql, &units.params(vec![Value::Int(now), Value::from(error.clone())]))
+    tx.later(&sql, &units.params(vec![Value::Int(now), Value::from(error.clone())]))?;
+    Ok(())
 }
 
 /// Moves the rule's locks `here` to their new state.
@@ -279,7 +282,7 @@ fn settle(
 }
 
 /// Whether a client is uploading a copy, or has done so before: of that it may tell itself.
-pub(crate) fn is_upload(tx: &mut Tx<'_>, (file, rse): (i64, i64)) -> Result<bool> {
+pub fn is_upload(tx: &mut Tx<'_>, (file, rse): (i64, i64)) -> Result<bool> {
     let sql = "SELECT 1 FROM replicas p WHERE p.did_id = ?1 AND p.rse_id = ?2 AND (p.state = 'A' OR (p.state = 'C' AND NOT EXISTS (
         SELECT 1 FROM requests q WHERE q.did_id = p.did_id AND q.dest_rse_id = p.rse_id AND COALESCE(q.worker, '') <> 'upload')))";
     Ok(tx.first(sql, values![file, rse])?.is_some())

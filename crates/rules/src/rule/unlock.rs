@@ -1,11 +1,11 @@
 //! Taking locks away: from a rule that goes, from files that left it, from copies it no longer needs.
 
+use mainstay_catalog::ledger::Ledger;
+use mainstay_catalog::{Daemon, Tx, values};
+
 use crate::api::{Counts, LockState, Micros, Rule};
-use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
-use crate::catalog::{Daemon, Tx};
 use crate::error::Result;
-use crate::transfers::given_up;
+use crate::queue::given_up;
 
 /// Removes the locks in `w_units` (did, rse, bytes, lock) from a rule, with all that follows: a
 /// replica that loses its last lock gets a tombstone, one that was still on its way is given up

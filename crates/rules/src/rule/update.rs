@@ -2,6 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use mainstay_catalog::ledger::Ledger;
+use mainstay_catalog::order::{lock_files, lock_tree};
+use mainstay_catalog::{Daemon, Tx, values};
 use rand::Rng;
 use serde_json::{Map, Value};
 
@@ -9,13 +12,10 @@ use crate::api::{
     Counts, Did, DidType, Grouping, HORIZON, Micros, NewRule, Notification, Rule, RuleState,
     SECOND, check_activity,
 };
-use crate::catalog::engine::values;
-use crate::catalog::ledger::Ledger;
-use crate::catalog::order::{lock_files, lock_rules, lock_tree};
-use crate::catalog::{Daemon, Tx};
 use crate::error::{Class, Error, Result, refuse};
-use crate::rule::{Settings, add, delete, read, state};
-use crate::transfers::given_up;
+use crate::queue::given_up;
+use crate::rule::read::{self, lock_rules};
+use crate::rule::{Settings, add, delete, state};
 
 fn invalid(message: impl Into<String>) -> Error {
     refuse(Class::InputValidationError, message)
@@ -92,10 +92,11 @@ fn set(
     tx: &mut Tx<'_>,
     rule: &Rule,
     column: &str,
-    value: impl Into<crate::catalog::Value>,
+    value: impl Into<mainstay_catalog::Value>,
 ) -> Result<()> {
     let sql = format!("UPDATE rules SET {column} = ?2 WHERE id = ?1");
-    tx.execute(&sql, &[rule.id.into(), value.into()]).map(drop)
+    tx.execute(&sql, &[rule.id.into(), value.into()])?;
+    Ok(())
 }
 
 fn text(key: &str, value: &Value, most: usize) -> Result<Option<String>> {
@@ -180,7 +181,7 @@ fn update_one(
 }
 
 /// A client's own JSON, kept as text.
-pub(crate) fn meta(value: &Value) -> Result<Option<String>> {
+pub fn meta(value: &Value) -> Result<Option<String>> {
     let text = match value {
         Value::Null => return Ok(None),
         Value::String(text) => text.clone(),
@@ -194,7 +195,7 @@ pub(crate) fn meta(value: &Value) -> Result<Option<String>> {
 }
 
 /// Reads a date as clients write it, or RFC 3339.
-pub(crate) fn read_time(text: &str) -> Option<Micros> {
+pub fn read_time(text: &str) -> Option<Micros> {
     if let Ok(stamp) = text.parse::<jiff::Timestamp>() {
         return Some(stamp.as_microsecond());
     }
@@ -233,8 +234,8 @@ fn revive(tx: &mut Tx<'_>, rule: &Rule) -> Result<()> {
     tx.execute(
         "UPDATE rules SET soft_deleted = 0 WHERE id = ?1 AND deleted_at IS NULL",
         values![rule.id],
-    )
-    .map(drop)
+    )?;
+    Ok(())
 }
 
 fn move_account(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
@@ -251,7 +252,7 @@ fn move_account(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
     }
     check_key(tx, rule, account)?;
     set(tx, rule, "account", account)?;
-    ledger.write(tx, rule.updated_at)
+    Ok(ledger.write(tx, rule.updated_at)?)
 }
 
 /// Puts the files of a rule's locks in one state into `w_files` and holds them.
@@ -259,7 +260,8 @@ fn hold(tx: &mut Tx<'_>, rule: i64, state: &str) -> Result<()> {
     tx.clear(&["w_files", "w_units"])?;
     let sql = "INSERT INTO w_files (did) SELECT DISTINCT did_id FROM locks WHERE rule_id = ?1 AND state = ?2";
     tx.execute(sql, values![rule, state])?;
-    lock_files(tx)
+    lock_files(tx)?;
+    Ok(())
 }
 
 fn change_activity(tx: &mut Tx<'_>, rule: &Rule, value: &Value, now: Micros) -> Result<()> {
@@ -274,7 +276,8 @@ fn change_activity(tx: &mut Tx<'_>, rule: &Rule, value: &Value, now: Micros) -> 
         "UPDATE requests SET activity = ?3, state = 'Q', external_id = NULL, submitted_at = NULL, updated_at = ?1
          WHERE {these} AND state IN ('Q', 'G', 'S')"
     );
-    tx.execute(&sql, values![now, rule.id, activity]).map(drop)
+    tx.execute(&sql, values![now, rule.id, activity])?;
+    Ok(())
 }
 
 fn change_priority(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
@@ -383,12 +386,12 @@ fn change_child(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
         if rule.child_rule_id.is_none() {
             return Err(invalid("Cannot detach child when no such relationship exists"));
         }
-        return tx
+        return Ok(tx
             .execute(
                 "UPDATE rules SET child_rule_id = NULL, expires_at = NULL WHERE id = ?1",
                 values![rule.id],
             )
-            .map(drop);
+            .map(drop)?);
     };
     let child = read::rule(tx, &child)?;
     if child.did_id != rule.did_id {

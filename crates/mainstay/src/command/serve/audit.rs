@@ -6,7 +6,7 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use clap::Args;
-use mainstay_rules::rest;
+use mainstay_rucio as rest;
 use mainstay_server::AuditNote;
 use mainstay_server::audit::{Policy, Settings};
 

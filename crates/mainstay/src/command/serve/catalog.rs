@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use mainstay_rules::Catalog;
+use mainstay_catalog::Catalog;
 use mainstay_rules::judge::{Machine, Surroundings};
 use mainstay_store::identity::{self, Decision, Marker, decide};
 use mainstay_store::sqlite::lock::Lock;
@@ -17,7 +17,7 @@ pub(super) async fn open(
     address: &str,
     meant: bool,
 ) -> Result<(Catalog, Option<Lock>), Error> {
-    let failed = |error: mainstay_rules::Error| Error::negative(error.to_string());
+    let failed = |error: mainstay_catalog::Error| Error::negative(error.to_string());
     let lock = match Catalog::file(address) {
         Some(path) => Some(Lock::on_file(&path).map_err(|error| {
             let hint = "; several servers share a catalog in PostgreSQL (--catalog postgres://…)";

@@ -2,7 +2,7 @@
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use mainstay_rules::Catalog;
+use mainstay_catalog::Catalog;
 use mainstay_server::Check;
 
 /// The database of a catalog.

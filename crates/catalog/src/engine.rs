@@ -1,0 +1,285 @@
+//! What the catalog asks of a database: plain values in, plain rows out.
+//!
+//! Statements are written once. Parameters are `?1`, `?2`, …; the words `LOCK ROWS` at the end of
+//! a `SELECT` ask for row locks where the database has them. Every number is a 64-bit integer and
+//! every moment one in microseconds, so that both databases hold the same values. A list of
+//! numbers is one parameter, asked for as `IN ARRAY(?1)`. A join written `CROSS JOIN table name ON
+//! (…)` or `LEFT JOIN table name ON (…)`, with parentheses, is a look-up for each row of what stands
+//! before it, whatever a planner believes about the tables.
+
+use crate::error::{Error, Result};
+
+/// One value of a row or parameter.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the six kinds of values")]
+pub enum Value {
+    Null,
+    Int(i64),
+    Real(f64),
+    Text(String),
+    Ints(Vec<i64>),
+    Texts(Vec<String>),
+}
+
+impl From<Vec<i64>> for Value {
+    fn from(value: Vec<i64>) -> Self {
+        Self::Ints(value)
+    }
+}
+
+impl From<Vec<String>> for Value {
+    fn from(value: Vec<String>) -> Self {
+        Self::Texts(value)
+    }
+}
+
+impl From<i64> for Value {
+    fn from(value: i64) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(value: bool) -> Self {
+        Self::Int(i64::from(value))
+    }
+}
+
+impl From<&str> for Value {
+    fn from(value: &str) -> Self {
+        Self::Text(value.to_owned())
+    }
+}
+
+impl From<&String> for Value {
+    fn from(value: &String) -> Self {
+        Self::Text(value.clone())
+    }
+}
+
+impl From<String> for Value {
+    fn from(value: String) -> Self {
+        Self::Text(value)
+    }
+}
+
+impl<T: Into<Value>> From<Option<T>> for Value {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Null, Into::into)
+    }
+}
+
+/// Parameters of a statement, each turned into a [`Value`].
+#[macro_export]
+macro_rules! values {
+    ($($value:expr),* $(,)?) => { &[$($crate::Value::from($value)),*][..] };
+}
+
+/// One row of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row(pub Vec<Value>);
+
+impl Row {
+    /// The number in a column; 0 where there is none.
+    #[must_use]
+    pub fn int(&self, column: usize) -> i64 {
+        self.opt_int(column).unwrap_or(0)
+    }
+
+    /// The number in a column.
+    #[must_use]
+    pub fn opt_int(&self, column: usize) -> Option<i64> {
+        match self.0.get(column) {
+            Some(Value::Int(value)) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// Whether the number in a column is not 0.
+    #[must_use]
+    pub fn flag(&self, column: usize) -> bool {
+        self.int(column) != 0
+    }
+
+    /// The text in a column; empty where there is none.
+    #[must_use]
+    pub fn text(&self, column: usize) -> &str {
+        match self.0.get(column) {
+            Some(Value::Text(value)) => value,
+            _ => "",
+        }
+    }
+
+    /// The text in a column.
+    #[must_use]
+    pub fn opt_text(&self, column: usize) -> Option<String> {
+        match self.0.get(column) {
+            Some(Value::Text(value)) => Some(value.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// A column of many rows, to be put into a work table at once.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the two kinds of columns")]
+pub enum Column {
+    Int(Vec<Option<i64>>),
+    Text(Vec<Option<String>>),
+}
+
+impl Column {
+    /// A column of numbers.
+    pub fn ints(values: impl IntoIterator<Item = i64>) -> Self {
+        Self::Int(values.into_iter().map(Some).collect())
+    }
+
+    /// A column of texts.
+    pub fn texts(values: impl IntoIterator<Item = String>) -> Self {
+        Self::Text(values.into_iter().map(Some).collect())
+    }
+
+    /// The numbers of the column; a text has none.
+    #[must_use]
+    pub fn into_ints(self) -> Vec<i64> {
+        match self {
+            Self::Int(values) => values.into_iter().map(Option::unwrap_or_default).collect(),
+            Self::Text(_) => Vec::new(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Int(values) => values.len(),
+            Self::Text(values) => values.len(),
+        }
+    }
+}
+
+/// What a transaction may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Read one consistent state.
+    Read,
+    /// Read and write.
+    Write,
+}
+
+/// One connection to a database.
+pub(crate) trait Engine: Send {
+    fn begin(&mut self, mode: Mode) -> Result<()>;
+    fn commit(&mut self) -> Result<()>;
+    fn rollback(&mut self);
+    /// Runs a statement and hands over each row.
+    fn query(
+        &mut self,
+        sql: &str,
+        params: &[Value],
+        each: &mut dyn FnMut(Row) -> Result<()>,
+    ) -> Result<()>;
+    /// Runs a statement and counts the rows it changed.
+    fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64>;
+    /// Runs a statement whose outcome nobody asks for, at the latest before the next one or the
+    /// commit; what goes wrong is said there.
+    fn later(&mut self, sql: &str, params: &[Value]) -> Result<()>;
+    /// Says that this will be queried soon. It may be sent along with other statements, in the order
+    /// of asking; its answer is then that of the moment it was sent.
+    fn ahead(&mut self, _sql: &str, _params: &[Value]) -> Result<()> {
+        Ok(())
+    }
+    /// Runs several statements without parameters.
+    fn batch(&mut self, sql: &str) -> Result<()>;
+    /// Puts rows into a work table, in the way that is quickest here.
+    fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()>;
+    /// Empties work tables.
+    fn clear(&mut self, tables: &[&str]) -> Result<()>;
+    fn is_postgres(&self) -> bool;
+    /// Whether the connection may serve another transaction.
+    fn is_usable(&self) -> bool;
+}
+
+impl std::fmt::Debug for dyn Engine + '_ {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(if self.is_postgres() { "PostgreSQL" } else { "SQLite" })
+    }
+}
+
+pub(crate) fn database(error: impl std::fmt::Display) -> Error {
+    Error::Database(error.to_string())
+}
+
+/// Replaces every `IN ARRAY(?n)` by what stands around the parameter in one dialect.
+pub(crate) fn with_arrays(sql: &str, before: &str, after: &str) -> String {
+    let mut parts = sql.split("IN ARRAY(");
+    let mut out = parts.next().unwrap_or("").to_owned();
+    for part in parts {
+        let (parameter, rest) = part.split_once(')').unwrap_or((part, ""));
+        out.push_str(before);
+        out.push_str(parameter);
+        out.push_str(after);
+        out.push_str(rest);
+    }
+    out
+}
+
+/// Writes every look-up (`JOIN table name ON (…)`) so that PostgreSQL's planner cannot turn it
+/// around: a lateral subquery that is not flattened.
+pub(crate) fn with_lookups(sql: &str) -> String {
+    let mut out = String::with_capacity(sql.len() + 64);
+    let mut rest = sql;
+    while let Some(at) = rest.find(" JOIN ") {
+        let (before, after) = rest.split_at(at + " JOIN ".len());
+        out.push_str(before);
+        rest = after;
+        let forced = before.ends_with("CROSS JOIN ") || before.ends_with("LEFT JOIN ");
+        let Some((table, name, condition, tail)) = forced.then(|| lookup(after)).flatten() else {
+            continue;
+        };
+        out.push_str(&format!(
+            "LATERAL (SELECT * FROM {table} {name} WHERE {condition} OFFSET 0) {name}"
+        ));
+        if before.ends_with("LEFT JOIN ") {
+            out.push_str(" ON TRUE");
+        }
+        rest = tail;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Takes `table name ON (condition)` apart from what follows it.
+fn lookup(text: &str) -> Option<(&str, &str, &str, &str)> {
+    let (table, rest) = text.split_once(' ')?;
+    let (name, rest) = rest.split_once(' ')?;
+    let rest = rest.strip_prefix("ON (")?;
+    let mut depth = 1;
+    let end = rest.find(|letter: char| {
+        depth += i32::from(letter == '(') - i32::from(letter == ')');
+        depth == 0
+    })?;
+    Some((table, name, &rest[..end], &rest[end + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_joins_with_parentheses_become_look_ups() {
+        for (written, meant) in [
+            (
+                "FROM w n CROSS JOIN dids d ON (d.id = (n.id)) ORDER BY 1",
+                "FROM w n CROSS JOIN LATERAL (SELECT * FROM dids d WHERE d.id = (n.id) OFFSET 0) d ORDER BY 1",
+            ),
+            (
+                "FROM w LEFT JOIN dids d ON (d.id = w.id) WHERE TRUE",
+                "FROM w LEFT JOIN LATERAL (SELECT * FROM dids d WHERE d.id = w.id OFFSET 0) d ON TRUE WHERE TRUE",
+            ),
+            ("FROM w LEFT JOIN dids d ON d.id = w.id", "FROM w LEFT JOIN dids d ON d.id = w.id"),
+            ("FROM w JOIN dids d ON (d.id = w.id)", "FROM w JOIN dids d ON (d.id = w.id)"),
+            ("FROM a CROSS JOIN b WHERE a.x = b.x", "FROM a CROSS JOIN b WHERE a.x = b.x"),
+        ] {
+            assert_eq!(with_lookups(written), meant);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Counters: what accounts use of RSEs and what RSEs hold, exact in every transaction.
+//!
+//! Counters are what everybody changes, so they are touched last and held shortest: a transaction
+//! reads what its account has left without holding it, chooses, writes everything else, and only
+//! then takes the counters, in order. If an account used more meanwhile, and the choice no longer
+//! fits its quota, the transaction starts over ([`Error::Moved`]): no quota is ever exceeded.
+//!
+//! An RSE has its counter from its first moment. Rows of accounts that do not exist yet come first,
+//! before any row that does is held: so nobody who holds a counter waits for one that is only being
+//! made, and the order stays one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Tx;
+use crate::error::{Error, Result};
+use crate::{Micros, values};
+
+/// The source under which the catalog keeps its own count of what an RSE holds.
+pub const OWN_COUNT: &str = "mainstay";
+
+/// What was read of an account's counters and limits when something was chosen for it.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// RSE → bytes used.
+    pub used: BTreeMap<i64, i64>,
+    /// RSE → limit, where it is finite.
+    pub local: BTreeMap<i64, i64>,
+    /// Finite limits over several RSEs.
+    pub global: Vec<(BTreeSet<i64>, i64)>,
+}
+
+/// Changes to counters, gathered during a transaction and written at its end in order.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    usage: BTreeMap<(String, i64), (i64, i64)>,
+    rses: BTreeMap<i64, (i64, i64)>,
+    seen: BTreeMap<String, Seen>,
+    /// RSE → (bytes held when it was read, most it may hold).
+    space: BTreeMap<i64, (i64, i64)>,
+}
+
+impl Ledger {
+    /// An account uses more (or less) of an RSE.
+    pub fn use_more(&mut self, account: &str, rse: i64, files: i64, bytes: i64) {
+        let entry = self.usage.entry((account.to_owned(), rse)).or_default();
+        *entry = (entry.0 + files, entry.1 + bytes);
+    }
+
+    /// An RSE holds more (or less).
+    pub fn hold_more(&mut self, rse: i64, files: i64, bytes: i64) {
+        let entry = self.rses.entry(rse).or_default();
+        *entry = (entry.0 + files, entry.1 + bytes);
+    }
+
+    /// Bytes gathered for an account on an RSE, not yet written.
+    #[must_use]
+    pub fn used(&self, account: &str, rse: i64) -> i64 {
+        self.usage.get(&(account.to_owned(), rse)).map_or(0, |entry| entry.1)
+    }
+
+    /// Bytes gathered for an RSE, not yet written.
+    #[must_use]
+    pub fn held(&self, rse: i64) -> i64 {
+        self.rses.get(&rse).map_or(0, |entry| entry.1)
+    }
+
+    /// A choice for this account rests on what was seen.
+    pub fn rests_on(&mut self, account: &str, seen: Seen) {
+        self.seen.entry(account.to_owned()).or_insert(seen);
+    }
+
+    /// A choice rests on what an RSE held, and on the most it may hold.
+    pub fn rests_on_space(&mut self, rse: i64, held: i64, most: i64) {
+        self.space.entry(rse).or_insert((held, most));
+    }
+
+    /// Writes everything, counters in order.
+    pub fn write(mut self, tx: &mut Tx<'_>, now: Micros) -> Result<()> {
+        self.usage.retain(|_, change| *change != (0, 0));
+        self.rses.retain(|_, change| *change != (0, 0));
+        if tx.is_postgres() { self.write_shared(tx, now) } else { self.write_alone(tx, now) }
+    }
+
+    /// SQLite: the one writer holds everything.
+    fn write_alone(self, tx: &mut Tx<'_>, now: Micros) -> Result<()> {
+        for ((account, rse), (files, bytes)) in self.usage {
+            tx.execute(
+                "INSERT INTO account_usage (account, rse_id, files, bytes) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT (account, rse_id) DO UPDATE SET files = account_usage.files + excluded.files,
+                 bytes = account_usage.bytes + excluded.bytes",
+                values![account, rse, files, bytes],
+            )?;
+        }
+        for (rse, (files, bytes)) in self.rses {
+            tx.execute(
+                "INSERT INTO rse_usage (rse_id, source, used, files, updated_at) VALUES (?1, ?2, ?3, ?4, ?5)
+                 ON CONFLICT (rse_id, source) DO UPDATE SET used = rse_usage.used + excluded.used,
+                 files = rse_usage.files + excluded.files, updated_at = excluded.updated_at",
+                values![rse, OWN_COUNT, bytes, files, now],
+            )?;
+        }
+        Ok(())
+    }
+
+    /// PostgreSQL: rows that are missing, then what choices rest on, then the changes.
+    fn write_shared(self, tx: &mut Tx<'_>, now: Micros) -> Result<()> {
+        let accounts: Vec<String> = self.usage.keys().map(|key| key.0.clone()).collect();
+        let on: Vec<i64> = self.usage.keys().map(|key| key.1).collect();
+        let rses: Vec<i64> = self.rses.keys().copied().collect();
+        if !self.usage.keys().all(|(account, rse)| self.was_there(account, *rse)) {
+            tx.later(
+                "INSERT INTO account_usage (account, rse_id, files, bytes) SELECT v.account, v.rse, 0, 0
+                 FROM unnest(?1::text[], ?2::bigint[]) AS v(account, rse) ORDER BY v.account COLLATE \"C\", v.rse
+                 ON CONFLICT (account, rse_id) DO NOTHING",
+                values![accounts.clone(), on.clone()],
+            )?;
+        }
+        self.check_quotas(tx, &accounts, &on)?;
+        let (files, bytes): (Vec<i64>, Vec<i64>) = self.usage.values().copied().unzip();
+        if !on.is_empty() {
+            tx.later(
+                "INSERT INTO account_usage (account, rse_id, files, bytes) SELECT v.account, v.rse, v.files, v.bytes
+                 FROM unnest(?1::text[], ?2::bigint[], ?3::bigint[], ?4::bigint[]) AS v(account, rse, files, bytes)
+                 ORDER BY v.account COLLATE \"C\", v.rse
+                 ON CONFLICT (account, rse_id) DO UPDATE SET files = account_usage.files + excluded.files,
+                 bytes = account_usage.bytes + excluded.bytes",
+                values![accounts, on, files, bytes],
+            )?;
+        }
+        self.check_space(tx)?;
+        let (files, bytes): (Vec<i64>, Vec<i64>) = self.rses.values().copied().unzip();
+        if !rses.is_empty() {
+            tx.later(
+                "INSERT INTO rse_usage (rse_id, source, used, files, updated_at) SELECT v.rse, ?4, v.bytes, v.files, ?5
+                 FROM unnest(?1::bigint[], ?2::bigint[], ?3::bigint[]) AS v(rse, files, bytes) ORDER BY v.rse
+                 ON CONFLICT (rse_id, source) DO UPDATE SET used = rse_usage.used + excluded.used,
+                 files = rse_usage.files + excluded.files, updated_at = excluded.updated_at",
+                values![rses, files, bytes, OWN_COUNT, now],
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Whether a counter was seen, and so need not be made.
+    fn was_there(&self, account: &str, rse: i64) -> bool {
+        self.seen.get(account).is_some_and(|seen| seen.used.contains_key(&rse))
+    }
+
+    /// Holds the counters that choices rest on, and fails when they no longer fit.
+    fn check_quotas(&self, tx: &mut Tx<'_>, accounts: &[String], on: &[i64]) -> Result<()> {
+        let judged: Vec<String> = self
+            .seen
+            .keys()
+            .filter(|account| {
+                self.usage.iter().any(|(key, change)| key.0 == **account && change.1 > 0)
+            })
+            .cloned()
+            .collect();
+        if judged.is_empty() {
+            return Ok(());
+        }
+        let rows = tx.query(
+            "SELECT account, rse_id, bytes FROM account_usage WHERE account = ANY (?1::text[])
+             OR (account, rse_id) IN (SELECT * FROM unnest(?2::text[], ?3::bigint[]))
+             ORDER BY account COLLATE \"C\", rse_id LOCK ROWS",
+            values![judged.clone(), accounts.to_vec(), on.to_vec()],
+        )?;
+        let mut used: BTreeMap<&str, BTreeMap<i64, i64>> = BTreeMap::new();
+        for row in &rows {
+            used.entry(row.text(0)).or_default().insert(row.int(1), row.int(2));
+        }
+        let none = BTreeMap::new();
+        let fits = judged.iter().all(|account| {
+            let more = self.usage.iter().filter(|(key, _)| key.0 == *account);
+            let more = more.map(|(key, change)| (key.1, change.1)).collect();
+            still_fits(&self.seen[account], used.get(account.as_str()).unwrap_or(&none), &more)
+        });
+        if fits { Ok(()) } else { Err(Error::Moved) }
+    }
+
+    /// The same for RSEs that may hold only so much.
+    fn check_space(&self, tx: &mut Tx<'_>) -> Result<()> {
+        let limited: Vec<i64> =
+            self.space.keys().copied().filter(|rse| self.held(*rse) > 0).collect();
+        if limited.is_empty() {
+            return Ok(());
+        }
+        // Held in order with those that are only counted.
+        let all: BTreeSet<i64> = limited.iter().chain(self.rses.keys()).copied().collect();
+        let rows = tx.query(
+            "SELECT rse_id, used FROM rse_usage WHERE source = ?2 AND rse_id IN ARRAY(?1) ORDER BY rse_id LOCK ROWS",
+            values![all.into_iter().collect::<Vec<i64>>(), OWN_COUNT],
+        )?;
+        let moved = rows.iter().any(|row| {
+            self.space.get(&row.int(0)).is_some_and(|(seen, most)| {
+                let (held, more) = (row.int(1), self.held(row.int(0)));
+                more > 0 && held > *seen && held.saturating_add(more) > *most
+            })
+        });
+        if moved { Err(Error::Moved) } else { Ok(()) }
+    }
+}
+
+/// Whether a choice that fitted what was seen still fits what is used now. Where nobody used more
+/// meanwhile it does: what the choice was allowed then it is allowed now.
+fn still_fits(seen: &Seen, used: &BTreeMap<i64, i64>, more: &BTreeMap<i64, i64>) -> bool {
+    let of = |map: &BTreeMap<i64, i64>, rse: i64| map.get(&rse).copied().unwrap_or(0);
+    let local = more.iter().filter(|(_, more)| **more > 0).all(|(rse, more)| {
+        let now = of(used, *rse);
+        let Some(limit) = seen.local.get(rse) else { return true };
+        now <= of(&seen.used, *rse) || now.saturating_add(*more) <= *limit
+    });
+    let global = seen.global.iter().all(|(set, limit)| {
+        let sum = |map: &BTreeMap<i64, i64>| set.iter().map(|rse| of(map, *rse)).sum::<i64>();
+        let (now, more) = (sum(used), sum(more));
+        more <= 0 || now <= sum(&seen.used) || now.saturating_add(more) <= *limit
+    });
+    local && global
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(i64, i64)]) -> BTreeMap<i64, i64> {
+        pairs.iter().copied().collect()
+    }
+
+    #[test]
+    fn a_choice_is_made_again_when_others_took_what_it_counted_on() {
+        let seen = Seen {
+            used: map(&[(1, 100), (2, 100)]),
+            local: map(&[(1, 200)]),
+            global: vec![(BTreeSet::from([1, 2]), 300)],
+        };
+        for (used, more, fits) in [
+            (&[(1, 100), (2, 100)][..], &[(1, 100)][..], true),
+            (&[(1, 110), (2, 100)], &[(1, 90)], true),
+            (&[(1, 110), (2, 100)], &[(1, 91)], false),
+            (&[(1, 90), (2, 100)], &[(1, 500)], true),
+            (&[(1, 100), (2, 150)], &[(2, 50)], true),
+            (&[(1, 100), (2, 151)], &[(2, 50)], false),
+            (&[(1, 900), (2, 900)], &[(1, -5)], true),
+            (&[(1, 150), (2, 150)], &[(1, 10), (2, -10)], true),
+        ] {
+            assert_eq!(still_fits(&seen, &map(used), &map(more)), fits, "{used:?} {more:?}");
+        }
+    }
+}

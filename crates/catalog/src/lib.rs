@@ -1,0 +1,615 @@
+//! The catalog: where every file, replica, rule and lock is written down.
+//!
+//! [`Catalog::write`] runs a function in one transaction and, when the database asks for it or
+//! goes away, runs it again from the start: such functions keep nothing between runs. On SQLite
+//! there is one writer at a time; on PostgreSQL transactions take row locks in one global order
+//!
+//! 1. data identifiers that are collections, by number,
+//! 2. rules, by number,
+//! 3. files, by number: the row of a file stands for all its replicas, locks and requests,
+//! 4. counters (usage of accounts, then of RSEs), by number,
+//!
+//! so that no two can wait for each other. The functions in [`order`] take them.
+
+mod address;
+mod bell;
+pub mod dump;
+mod engine;
+pub mod error;
+pub mod ledger;
+pub mod load;
+pub mod order;
+mod pool;
+mod postgres;
+pub mod private_postgres;
+mod schema;
+mod sqlite;
+pub mod state;
+mod writer;
+
+use std::any::Any;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use address::Address;
+pub use engine::{Column, Row, Value};
+use engine::{Engine, Mode};
+pub use error::{Error, Result, TxError};
+use pool::{Pool, open_lock};
+use postgres::{Fate, Postgres};
+use sqlite::Sqlite;
+use tokio::sync::Notify;
+use writer::Writer;
+
+/// Moments are microseconds since 1970, UTC.
+pub type Micros = i64;
+
+/// How often a transaction is tried when the catalog moves under it.
+const TRIES: u32 = 40;
+
+/// How many connections one process opens to PostgreSQL.
+const CONNECTIONS: usize = 16;
+
+/// How many readers one process has on SQLite.
+const READERS: usize = 4;
+
+/// Daemons that may have new work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of the daemons")]
+pub enum Daemon {
+    Evaluator,
+    Repairer,
+    Cleaner,
+    Injector,
+    Finisher,
+    Reaper,
+}
+
+impl Daemon {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Evaluator,
+        Self::Repairer,
+        Self::Cleaner,
+        Self::Injector,
+        Self::Finisher,
+        Self::Reaper,
+    ];
+}
+
+/// The catalog. Cheap to clone.
+#[derive(Clone)]
+pub struct Catalog {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Catalog {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Catalog").field("backend", &self.backend()).finish()
+    }
+}
+
+struct Inner {
+    backend: Backend,
+    rses: Mutex<Option<Known>>,
+    wakes: [Notify; 6],
+    /// Names this process to others that share the catalog.
+    origin: String,
+    /// Daemons, and workers, others should hear of, as bits, and who tells them.
+    rung: AtomicU8,
+    bell: Notify,
+    /// Rung when there may be files to move.
+    moves: Notify,
+    retries: AtomicU64,
+    deadlocks: AtomicU64,
+    statements: AtomicU64,
+}
+
+enum Backend {
+    Sqlite { writer: Box<Writer>, readers: Pool<Sqlite>, path: PathBuf },
+    Postgres { pool: Pool<Postgres>, address: Box<Address> },
+}
+
+/// The storage elements as the caller reads them, and at which version they were read.
+type Known = (i64, Arc<dyn Any + Send + Sync>);
+
+const RSES_VERSION: &str = "SELECT value FROM versions WHERE name = 'rses'";
+
+/// One transaction.
+#[derive(Debug)]
+pub struct Tx<'a> {
+    engine: &'a mut dyn Engine,
+    rses: Option<Known>,
+    shared: &'a Mutex<Option<Known>>,
+    wakes: Vec<Daemon>,
+    moves: bool,
+    statements: u64,
+    unlocked_dids: bool,
+}
+
+/// What follows once a transaction is committed.
+struct After {
+    rses: Option<Known>,
+    wakes: Vec<Daemon>,
+    moves: bool,
+    statements: u64,
+}
+
+impl Tx<'_> {
+    /// All rows of an answer.
+    pub fn query(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        self.statements += 1;
+        self.engine.query(sql, params, &mut |row| {
+            rows.push(row);
+            Ok(())
+        })?;
+        Ok(rows)
+    }
+
+    /// Hands over each row of an answer, keeping none.
+    pub fn for_each<E: TxError>(
+        &mut self,
+        sql: &str,
+        params: &[Value],
+        each: &mut dyn FnMut(Row) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.statements += 1;
+        let mut failed = None;
+        let done = self.engine.query(sql, params, &mut |row| {
+            each(row).map_err(|error| {
+                failed = Some(error);
+                Error::Stopped
+            })
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => done.map_err(E::from),
+        }
+    }
+
+    /// The first row of an answer.
+    pub fn first(&mut self, sql: &str, params: &[Value]) -> Result<Option<Row>> {
+        Ok(self.query(sql, params)?.into_iter().next())
+    }
+
+    /// The number in the first row of an answer, 0 without one.
+    pub fn number(&mut self, sql: &str, params: &[Value]) -> Result<i64> {
+        Ok(self.first(sql, params)?.map_or(0, |row| row.int(0)))
+    }
+
+    /// Runs a statement and counts the rows it changed.
+    pub fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
+        self.statements += 1;
+        self.engine.execute(sql, params)
+    }
+
+    /// Runs a statement whose outcome is not asked for; it takes no round trip of its own.
+    pub fn later(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        self.statements += 1;
+        self.engine.later(sql, params)
+    }
+
+    /// Says that this will be queried soon, so that it takes no round trip of its own.
+    pub fn ahead(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        self.engine.ahead(sql, params)
+    }
+
+    pub fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
+        if columns.first().is_some_and(|(_, column)| column.len() > 0) {
+            self.statements += 1;
+            self.engine.load(table, columns)?;
+        }
+        Ok(())
+    }
+
+    pub fn clear(&mut self, tables: &[&str]) -> Result<()> {
+        self.engine.clear(tables)
+    }
+
+    /// The storage elements as this transaction sees them. `load` reads them, and its answer is
+    /// shared by all transactions until [`Tx::rses_changed`].
+    pub fn rses<T: Send + Sync + 'static, E: TxError>(
+        &mut self,
+        load: impl FnOnce(&mut Self) -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        let own = self.rses.as_ref().map(|(_, rses)| Arc::clone(rses));
+        if let Some(Ok(rses)) = own.map(Arc::downcast) {
+            return Ok(rses);
+        }
+        let version = self.number(RSES_VERSION, &[])?;
+        let shared = open_lock(self.shared).clone().filter(|(known, _)| *known == version);
+        let rses = match shared.map(|(_, rses)| rses.downcast()) {
+            Some(Ok(rses)) => rses,
+            _ => Arc::new(load(self)?),
+        };
+        self.rses = Some((version, Arc::clone(&rses) as Arc<dyn Any + Send + Sync>));
+        Ok(rses)
+    }
+
+    /// Says that the RSEs will be asked for.
+    pub fn rses_ahead(&mut self) -> Result<()> {
+        if self.rses.is_none() { self.ahead(RSES_VERSION, &[]) } else { Ok(()) }
+    }
+
+    /// RSEs changed: everybody reads them anew.
+    pub fn rses_changed(&mut self) -> Result<()> {
+        self.rses = None;
+        self.execute("UPDATE versions SET value = value + 1 WHERE name = 'rses'", &[]).map(drop)
+    }
+
+    /// Wakes a daemon once this transaction is committed.
+    pub fn wake(&mut self, daemon: Daemon) {
+        if !self.wakes.contains(&daemon) {
+            self.wakes.push(daemon);
+        }
+    }
+
+    /// Wakes workers once this transaction is committed.
+    pub fn wake_workers(&mut self) {
+        self.moves = true;
+    }
+
+    /// Whether rows are locked one by one here.
+    #[must_use]
+    pub fn is_postgres(&self) -> bool {
+        self.engine.is_postgres()
+    }
+
+    /// Leaves out the row locks of data identifiers, to show in a test that they are needed.
+    #[doc(hidden)]
+    pub fn leave_dids_unlocked(&mut self) {
+        self.unlocked_dids = true;
+    }
+}
+
+impl Catalog {
+    /// Opens a catalog: the path of a SQLite file, or `postgres://…`. Migrates it if need be.
+    pub async fn open(address: &str) -> Result<Self> {
+        let address = address.to_owned();
+        blocking(move || Self::open_blocking(&address)).await
+    }
+
+    /// The same, for callers without a runtime.
+    pub fn open_blocking(address: &str) -> Result<Self> {
+        let backend = if Address::is_meant(address) {
+            let address = Box::new(Address::parse(address)?);
+            let engine = patiently(|| {
+                let mut engine = Postgres::connect(&address)?;
+                schema::migrate(&mut engine)?;
+                schema::prepare(&mut engine)?;
+                Ok(engine)
+            })?;
+            let pool = Pool::new(CONNECTIONS);
+            drop(pool.lend(|| Ok(engine))?);
+            Backend::Postgres { pool, address }
+        } else {
+            let path = address.strip_prefix("sqlite://").unwrap_or(address);
+            if path.is_empty() || path.contains("://") {
+                return Err(Error::Address(address.to_owned()));
+            }
+            let path = PathBuf::from(path);
+            let mut engine = Sqlite::open(&path)?;
+            schema::migrate(&mut engine)?;
+            schema::prepare(&mut engine)?;
+            let writer = Box::new(Writer::new(engine));
+            Backend::Sqlite { writer, readers: Pool::new(READERS), path }
+        };
+        let inner = Inner {
+            backend,
+            rses: Mutex::new(None),
+            wakes: Default::default(),
+            origin: format!("{:016x}", rand::random::<u64>()),
+            rung: AtomicU8::new(0),
+            bell: Notify::new(),
+            moves: Notify::new(),
+            retries: AtomicU64::new(0),
+            deadlocks: AtomicU64::new(0),
+            statements: AtomicU64::new(0),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The file behind an address, if it is one.
+    #[must_use]
+    pub fn file(address: &str) -> Option<PathBuf> {
+        let path = address.strip_prefix("sqlite://").unwrap_or(address);
+        let is_file = !Address::is_meant(address) && !path.is_empty() && !path.contains("://");
+        is_file.then(|| path.into())
+    }
+
+    /// Which catalog this is, if it was ever given an identity.
+    pub async fn identity(&self) -> Result<Option<String>> {
+        self.read(|tx| {
+            let rows = tx.query("SELECT value FROM versions WHERE name = 'identity'", &[])?;
+            Ok(rows.first().map(|row| format!("{:016x}", row.int(0).cast_unsigned())))
+        })
+        .await
+    }
+
+    /// Gives the catalog an identity, unless it has one, and returns it.
+    pub async fn give_identity(&self, fresh: u64) -> Result<String> {
+        let give =
+            "INSERT INTO versions (name, value) VALUES ('identity', ?1) ON CONFLICT DO NOTHING";
+        self.write(move |tx| tx.execute(give, values![fresh.cast_signed()]).map(drop)).await?;
+        Ok(self.identity().await?.unwrap_or_default())
+    }
+
+    /// `sqlite` or `postgres`.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        match self.inner.backend {
+            Backend::Sqlite { .. } => "sqlite",
+            Backend::Postgres { .. } => "postgres",
+        }
+    }
+
+    /// How many transactions were run again, and how many of those for a deadlock (none, ever).
+    #[must_use]
+    pub fn retries(&self) -> (u64, u64) {
+        (self.inner.retries.load(Ordering::Relaxed), self.inner.deadlocks.load(Ordering::Relaxed))
+    }
+
+    /// How many statements committed transactions have run.
+    #[must_use]
+    pub fn statements(&self) -> u64 {
+        self.inner.statements.load(Ordering::Relaxed)
+    }
+
+    /// Names this process among those that share the catalog.
+    #[must_use]
+    pub fn origin(&self) -> &str {
+        &self.inner.origin
+    }
+
+    /// Completes when a daemon may have new work.
+    pub async fn woken(&self, daemon: Daemon) {
+        self.inner.wakes[daemon as usize].notified().await;
+    }
+
+    /// Completes when there may be files to move.
+    pub async fn transfers_woken(&self) {
+        self.inner.moves.notified().await;
+    }
+
+    /// Runs `work` in one transaction that may write, again and whole when it must be.
+    pub async fn write<T: Send + 'static, E: TxError + Send + 'static>(
+        &self,
+        work: impl Fn(&mut Tx<'_>) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
+        let catalog = self.clone();
+        blocking(move || catalog.write_blocking(work)).await
+    }
+
+    /// Runs `work` over one consistent state.
+    pub async fn read<T: Send + 'static, E: TxError + Send + 'static>(
+        &self,
+        work: impl Fn(&mut Tx<'_>) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
+        let catalog = self.clone();
+        blocking(move || catalog.read_blocking(work)).await
+    }
+
+    /// Asks the database for one row, once: the error is that of this attempt.
+    pub async fn ping(&self) -> Result<()> {
+        let catalog = self.clone();
+        blocking(move || match &catalog.inner.backend {
+            Backend::Sqlite { .. } => catalog.read_blocking(|tx| tx.number("SELECT 1", &[])),
+            Backend::Postgres { pool, .. } => {
+                catalog.once_on_postgres(pool, Mode::Read, &|tx| tx.number("SELECT 1", &[]))
+            }
+        })
+        .await
+        .map(drop)
+    }
+
+    /// [`Catalog::write`] for callers that may block.
+    pub fn write_blocking<T, E: TxError>(
+        &self,
+        work: impl Fn(&mut Tx<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.retried(|| match &self.inner.backend {
+            Backend::Sqlite { writer, .. } => {
+                let (value, after) = writer.run(|engine| self.run(engine, &work))?;
+                self.committed(after);
+                Ok(value)
+            }
+            Backend::Postgres { pool, .. } => self.once_on_postgres(pool, Mode::Write, &work),
+        })
+    }
+
+    /// [`Catalog::read`] for callers that may block.
+    pub fn read_blocking<T, E: TxError>(
+        &self,
+        work: impl Fn(&mut Tx<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.retried(|| match &self.inner.backend {
+            Backend::Sqlite { readers, path, .. } => {
+                let mut lent = readers.lend(|| {
+                    let mut engine = Sqlite::open_reader(path)?;
+                    schema::prepare(&mut engine)?;
+                    Ok(engine)
+                })?;
+                let engine = lent.value.as_mut().expect("a lent connection is there until dropped");
+                engine.begin(Mode::Read)?;
+                let done = self.run(engine, &work);
+                engine.rollback();
+                let (value, after) = done?;
+                self.committed(after);
+                Ok(value)
+            }
+            Backend::Postgres { pool, .. } => self.once_on_postgres(pool, Mode::Read, &work),
+        })
+    }
+
+    fn retried<T, E: TxError>(&self, run: impl Fn() -> Result<T, E>) -> Result<T, E> {
+        let mut tries = 0;
+        loop {
+            let done = run();
+            let passing = match &done {
+                Err(error) => error.catalog().filter(|error| error.is_retryable()),
+                Ok(_) => None,
+            };
+            match passing {
+                Some(error) if tries < TRIES => {
+                    tries += 1;
+                    self.inner.retries.fetch_add(1, Ordering::Relaxed);
+                    if let Error::Unavailable(text) = error {
+                        tracing::debug!(tries, text, "running the transaction again");
+                        if text.contains("(40P01)") {
+                            self.inner.deadlocks.fetch_add(1, Ordering::Relaxed);
+                        }
+                        // A database that restarts is given some seconds.
+                        std::thread::sleep(Duration::from_millis(u64::from(10 * tries).min(500)));
+                    }
+                }
+                _ => return done,
+            }
+        }
+    }
+
+    /// Runs `work` in the transaction that is open on `engine`.
+    fn run<T, E>(
+        &self,
+        engine: &mut dyn Engine,
+        work: &impl Fn(&mut Tx<'_>) -> Result<T, E>,
+    ) -> Result<(T, After), E> {
+        let mut tx = Tx {
+            engine,
+            rses: None,
+            shared: &self.inner.rses,
+            wakes: Vec::new(),
+            moves: false,
+            statements: 0,
+            unlocked_dids: false,
+        };
+        let value = work(&mut tx)?;
+        let Tx { rses, wakes, moves, statements, .. } = tx;
+        Ok((value, After { rses, wakes, moves, statements }))
+    }
+
+    /// What a committed transaction has read is known to all, and daemons see to what it left.
+    fn committed(&self, after: After) {
+        if let Some((version, rses)) = after.rses {
+            let mut known = open_lock(&self.inner.rses);
+            if known.as_ref().is_none_or(|known| known.0 < version) {
+                *known = Some((version, rses));
+            }
+        }
+        self.inner.statements.fetch_add(after.statements, Ordering::Relaxed);
+        if after.moves {
+            self.inner.moves.notify_one();
+            self.inner.rung.fetch_or(bell::WORKERS, Ordering::AcqRel);
+            self.inner.bell.notify_one();
+        }
+        self.wake(&after.wakes);
+    }
+
+    /// Wakes daemons now, and those of other servers soon.
+    pub fn wake(&self, daemons: &[Daemon]) {
+        for daemon in daemons {
+            self.inner.wakes[*daemon as usize].notify_one();
+            self.inner.rung.fetch_or(1 << *daemon as u8, Ordering::AcqRel);
+        }
+        if !daemons.is_empty() {
+            self.inner.bell.notify_one();
+        }
+    }
+
+    fn once_on_postgres<T, E: TxError>(
+        &self,
+        pool: &Pool<Postgres>,
+        mode: Mode,
+        work: &impl Fn(&mut Tx<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let Backend::Postgres { address, .. } = &self.inner.backend else {
+            return Err(Error::Address("not PostgreSQL".to_owned()).into());
+        };
+        let connect = || -> Result<Postgres> {
+            let mut engine = Postgres::connect(address)?;
+            schema::prepare(&mut engine)?;
+            Ok(engine)
+        };
+        let mut lent = pool.lend(connect)?;
+        let engine = lent.value.as_mut().expect("a lent connection is there until dropped");
+        if !engine.is_usable() {
+            // The idle connection was lost meanwhile: a fresh one takes its place.
+            *engine = connect()?;
+        }
+        engine.begin(mode)?;
+        let done = self.run(engine, work);
+        let done = match done {
+            Ok(value) => match engine.commit() {
+                Ok(()) => Ok(value),
+                Err(lost @ Error::Unavailable(_)) => match engine.transaction() {
+                    Some(transaction) if mode == Mode::Write => self
+                        .fate(&transaction, engine.run(), connect)
+                        .and_then(|committed| if committed { Ok(value) } else { Err(lost) })
+                        .map_err(E::from),
+                    _ => Err(lost.into()),
+                },
+                Err(other) => Err(other.into()),
+            },
+            Err(error) => {
+                engine.rollback();
+                Err(error)
+            }
+        };
+        if !engine.is_usable() {
+            lent.value = None;
+        }
+        let (value, after) = done?;
+        self.committed(after);
+        Ok(value)
+    }
+
+    /// What became of a transaction whose commit was not answered.
+    fn fate(
+        &self,
+        transaction: &str,
+        run: &str,
+        connect: impl Fn() -> Result<Postgres>,
+    ) -> Result<bool> {
+        let mut last = Error::Moved;
+        for tries in 0..TRIES {
+            match connect().and_then(|mut engine| engine.committed(transaction, run)) {
+                Ok(Fate::Committed) => return Ok(true),
+                Ok(Fate::NotCommitted) => return Ok(false),
+                Ok(Fate::Unknown) => return Err(Error::Unknown),
+                Ok(Fate::InProgress) => {}
+                Err(error) => last = error,
+            }
+            std::thread::sleep(Duration::from_millis(u64::from(20 * tries).min(500)));
+        }
+        Err(Error::Database(format!("the fate of transaction {transaction} is unknown: {last}")))
+    }
+}
+
+/// Tries for some seconds: a database that is just starting answers soon.
+fn patiently<T>(open: impl Fn() -> Result<T>) -> Result<T> {
+    let mut tries = 0;
+    loop {
+        match open() {
+            Err(error) if error.is_retryable() && tries < 20 => {
+                tries += 1;
+                std::thread::sleep(Duration::from_millis(250));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Runs what blocks beside the runtime, and waits for it.
+async fn blocking<T: Send + 'static, E: TxError + Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(error) => Err(Error::Database(error.to_string()).into()),
+        },
+    }
+}

@@ -1,0 +1,579 @@
+//! The catalog in PostgreSQL, shared by several servers.
+//!
+//! A connection is driven by the thread that uses it: each has a small runtime of its own, so that
+//! an answer wakes nobody else. Transactions are `READ COMMITTED` with explicit row locks. What
+//! needs no answer at once (the beginning of a transaction, statements whose outcome nobody asks
+//! for) is sent along with the next statement, so that it takes no round trip of its own.
+
+use std::collections::HashMap;
+
+use futures_util::TryStreamExt;
+use futures_util::future::join_all;
+use tokio::runtime::Runtime;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
+use tokio_postgres::{Client, SimpleQueryMessage, Statement};
+
+use super::address::Address;
+use super::engine::{Column, Engine, Mode, Row, Value, database, with_arrays, with_lookups};
+use crate::error::{Error, Result};
+
+/// Work tables are emptied row by row until this many dead rows have gathered in them.
+const DEAD_ROWS: u64 = 500;
+
+/// Plans are made anew after so many transactions: the tables have grown since.
+const PLANS_LAST: u32 = 2_000;
+
+/// So many statements are sent along with another at most.
+const ALONG: usize = 16;
+
+pub(crate) struct Postgres {
+    client: Client,
+    statements: HashMap<String, Statement>,
+    /// Rows put into each work table since it was last truncated.
+    dirty: HashMap<String, u64>,
+    /// What begins the transaction, until it is sent.
+    begin: Option<&'static str>,
+    /// Statements whose outcome nobody asked for, until they are sent.
+    waiting: Vec<Waiting>,
+    /// Queries that are about to be asked, and their answers once they were sent.
+    ahead: Vec<Ahead>,
+    /// The transaction's number, by which its fate can be asked after a lost connection.
+    transaction: Option<String>,
+    /// Transactions since plans were last made.
+    transactions: u32,
+    /// Tells this run of the database server from others.
+    run: String,
+    // Dropped last: it drives the connection that the client above speaks through.
+    runtime: Option<Runtime>,
+}
+
+struct Waiting {
+    statement: Statement,
+    params: Vec<Value>,
+    /// The work table it puts rows into.
+    table: Option<String>,
+}
+
+struct Ahead {
+    sql: String,
+    params: Vec<Value>,
+    statement: Statement,
+    rows: Option<Vec<Row>>,
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// An error of the driver with what caused it.
+pub(crate) fn with_cause(error: &tokio_postgres::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+fn failed(error: &tokio_postgres::Error) -> Error {
+    let text = error.as_db_error().map_or_else(
+        || with_cause(error),
+        |error| format!("{} ({})", error.message(), error.code().code()),
+    );
+    let Some(code) = error.code() else {
+        return if error.is_closed()
+            || std::error::Error::source(error).is_some_and(|source| source.is::<std::io::Error>())
+        {
+            Error::Unavailable(text)
+        } else {
+            Error::Database(text)
+        };
+    };
+    let again = [
+        SqlState::T_R_SERIALIZATION_FAILURE,
+        SqlState::T_R_DEADLOCK_DETECTED,
+        SqlState::ADMIN_SHUTDOWN,
+        SqlState::CRASH_SHUTDOWN,
+        SqlState::CANNOT_CONNECT_NOW,
+        SqlState::TOO_MANY_CONNECTIONS,
+    ];
+    if again.contains(code) || code.code().starts_with("08") {
+        Error::Unavailable(text)
+    } else if *code == SqlState::NUMERIC_VALUE_OUT_OF_RANGE {
+        Error::Overflow
+    } else {
+        Error::Database(text)
+    }
+}
+
+/// Why there is no connection. What keeps us from a server may pass; what is wrong with its
+/// certificate, or with our password, will not.
+fn unreached(error: &tokio_postgres::Error) -> Error {
+    let judged = std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<std::io::Error>())
+        .is_some_and(|source| source.kind() == std::io::ErrorKind::InvalidData);
+    match failed(error) {
+        Error::Database(text) if error.code().is_none() && !judged => Error::Unavailable(text),
+        Error::Unavailable(text) if judged => Error::Database(text),
+        other => other,
+    }
+}
+
+impl ToSql for Value {
+    fn to_sql(
+        &self,
+        ty: &Type,
+        out: &mut tokio_postgres::types::private::BytesMut,
+    ) -> std::result::Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        match self {
+            Self::Null => Ok(IsNull::Yes),
+            Self::Int(value) if *ty == Type::INT4 => i32::try_from(*value)?.to_sql(ty, out),
+            Self::Int(value) if *ty == Type::FLOAT8 => (*value as f64).to_sql(ty, out),
+            Self::Int(value) if *ty == Type::INT8 => value.to_sql(ty, out),
+            Self::Int(value) if *ty == Type::TEXT => value.to_string().to_sql(ty, out),
+            Self::Real(value) => value.to_sql(ty, out),
+            Self::Text(value) => value.as_str().to_sql(ty, out),
+            Self::Ints(values) => values.to_sql(ty, out),
+            Self::Texts(values) => values.to_sql(ty, out),
+            Self::Int(_) => Err(format!("a number does not fit {ty}").into()),
+        }
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+/// `?1` becomes `$1`, `LOCK ROWS` becomes `FOR UPDATE`.
+fn rewrite(sql: &str) -> String {
+    with_arrays(&with_lookups(sql), "= ANY (", "::bigint[])")
+        .replace('?', "$")
+        .replace("LOCK ROWS", "FOR UPDATE")
+}
+
+fn read(row: &tokio_postgres::Row) -> Result<Row> {
+    (0..row.len()).map(|column| value(row, column)).collect::<Result<_>>().map(Row)
+}
+
+fn value(row: &tokio_postgres::Row, column: usize) -> Result<Value> {
+    let ty = row.columns()[column].type_();
+    let read = match *ty {
+        Type::INT8 => row.try_get::<_, Option<i64>>(column).map(|value| value.map(Value::Int)),
+        Type::INT4 => row
+            .try_get::<_, Option<i32>>(column)
+            .map(|value| value.map(|value| Value::Int(i64::from(value)))),
+        Type::BOOL => row
+            .try_get::<_, Option<bool>>(column)
+            .map(|value| value.map(|value| Value::Int(i64::from(value)))),
+        Type::FLOAT8 => row.try_get::<_, Option<f64>>(column).map(|value| value.map(Value::Real)),
+        _ => row.try_get::<_, Option<String>>(column).map(|value| value.map(Value::Text)),
+    };
+    read.map(|value| value.unwrap_or(Value::Null)).map_err(database)
+}
+
+impl Postgres {
+    pub(crate) fn connect(address: &Address) -> Result<Self> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(database)?;
+        let client = runtime.block_on(async {
+            let (client, connection) =
+                address.connect().await.map_err(|error| unreached(&error))?;
+            // Ends by itself when the client is dropped; what broke it shows in the next statement.
+            tokio::spawn(async move { drop(connection.await) });
+            Ok::<_, Error>(client)
+        })?;
+        let mut engine = Self {
+            client,
+            statements: HashMap::new(),
+            dirty: HashMap::new(),
+            begin: None,
+            waiting: Vec::new(),
+            ahead: Vec::new(),
+            transaction: None,
+            transactions: 0,
+            run: String::new(),
+            runtime: Some(runtime),
+        };
+        engine.run = engine.read_run()?;
+        engine.batch(
+            "SET jit = off; SET random_page_cost = 1.1; SET plan_cache_mode = force_generic_plan; \
+             SET enable_mergejoin = off; SET enable_seqscan = off; SET temp_buffers = '64MB'; SET application_name = 'mainstay'; \
+             SET idle_in_transaction_session_timeout = '10min'",
+        )?;
+        Ok(engine)
+    }
+
+    /// Tells this run of the database server from others. PostgreSQL discards its statistics when it
+    /// recovers from a crash, also where its main process goes on.
+    fn read_run(&mut self) -> Result<String> {
+        let sql =
+            "SELECT concat(pg_postmaster_start_time(), ' ', stats_reset) FROM pg_stat_bgwriter";
+        Ok(self.first_text(sql)?.unwrap_or_default())
+    }
+
+    /// The run of the database server that this connection belongs to.
+    pub(crate) fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Whether a transaction whose commit was not answered took place; `run` is the run of the
+    /// database server in which it began.
+    pub(crate) fn committed(&mut self, transaction: &str, run: &str) -> Result<Fate> {
+        let sql = format!("SELECT pg_xact_status('{transaction}'::xid8)");
+        let status = self.first_text(&sql)?;
+        Ok(fate(status.as_deref(), self.run == run))
+    }
+
+    fn first_text(&mut self, sql: &str) -> Result<Option<String>> {
+        for message in self.simple(sql)? {
+            if let SimpleQueryMessage::Row(row) = message {
+                return Ok(row.get(0).map(str::to_owned));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn transaction(&self) -> Option<String> {
+        self.transaction.clone()
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("the runtime is taken only when the connection is dropped")
+    }
+
+    fn put(&mut self, table: &str, rows: u64) {
+        match self.dirty.get_mut(table) {
+            Some(dirty) => *dirty += rows,
+            None => drop(self.dirty.insert(table.to_owned(), rows)),
+        }
+    }
+
+    fn simple(&mut self, sql: &str) -> Result<Vec<SimpleQueryMessage>> {
+        self.runtime().block_on(self.client.simple_query(sql)).map_err(|error| failed(&error))
+    }
+
+    fn statement(&mut self, sql: &str) -> Result<Statement> {
+        if let Some(statement) = self.statements.get(sql) {
+            return Ok(statement.clone());
+        }
+        let statement = self
+            .runtime()
+            .block_on(self.client.prepare(&rewrite(sql)))
+            .map_err(|error| with_statement(failed(&error), sql))?;
+        self.statements.insert(sql.to_owned(), statement.clone());
+        Ok(statement)
+    }
+}
+
+fn with_statement(error: Error, sql: &str) -> Error {
+    match error {
+        Error::Database(text) => Error::Database(format!("{text} in {}", sql.trim())),
+        other => other,
+    }
+}
+
+/// Sends what waits, and `last` after it, and waits for all answers.
+async fn send<T>(
+    client: &Client,
+    begin: Option<&'static str>,
+    waiting: &[Waiting],
+    last: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
+) -> Result<(Option<String>, Vec<u64>, T)> {
+    let begun = async {
+        match begin {
+            Some(sql) => client.simple_query(sql).await,
+            None => Ok(Vec::new()),
+        }
+    };
+    let along = join_all(
+        waiting.iter().map(|one| client.execute_raw(&one.statement, one.params.as_slice())),
+    );
+    // Each is sent when it is first polled, which is in this order.
+    let (begun, along, last) = futures_util::join!(begun, along, last);
+    let mut transaction = None;
+    for message in begun.map_err(|error| failed(&error))? {
+        if let SimpleQueryMessage::Row(row) = message {
+            transaction = row.get(0).map(str::to_owned);
+        }
+    }
+    let changed = along.into_iter().collect::<std::result::Result<Vec<u64>, _>>();
+    let changed = changed.map_err(|error| failed(&error))?;
+    Ok((transaction, changed, last.map_err(|error| failed(&error))?))
+}
+
+impl Postgres {
+    /// Sends what waits and what `last` makes of the connection.
+    fn flush<T>(
+        &mut self,
+        last: impl AsyncFnOnce(&Client) -> std::result::Result<T, tokio_postgres::Error>,
+    ) -> Result<T> {
+        let (begin, waiting) = (self.begin.take(), std::mem::take(&mut self.waiting));
+        let client = &self.client;
+        let (transaction, changed, done) =
+            self.runtime().block_on(send(client, begin, &waiting, last(client)))?;
+        for (one, changed) in waiting.iter().zip(changed) {
+            if let Some(table) = &one.table {
+                self.put(table, changed);
+            }
+        }
+        if begin.is_some() {
+            self.transaction = transaction;
+        }
+        Ok(done)
+    }
+
+    /// Sends the queries that are about to be asked, in order and together.
+    fn ask_ahead(&mut self) -> Result<()> {
+        let asked: Vec<(Statement, Vec<Value>)> = self
+            .ahead
+            .iter()
+            .filter(|ahead| ahead.rows.is_none())
+            .map(|ahead| (ahead.statement.clone(), ahead.params.clone()))
+            .collect();
+        let answers = self.flush(async |client| {
+            let answer = async |(statement, params): &(Statement, Vec<Value>)| {
+                let rows = client.query_raw(statement, params.as_slice()).await?;
+                rows.try_collect::<Vec<tokio_postgres::Row>>().await
+            };
+            let answers = join_all(asked.iter().map(answer)).await;
+            answers.into_iter().collect::<std::result::Result<Vec<_>, _>>()
+        })?;
+        let open = self.ahead.iter_mut().filter(|ahead| ahead.rows.is_none());
+        for (ahead, answer) in open.zip(answers) {
+            ahead.rows = Some(answer.iter().map(read).collect::<Result<_>>()?);
+        }
+        Ok(())
+    }
+}
+
+/// The fate of a transaction whose commit was not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Committed,
+    NotCommitted,
+    InProgress,
+    /// A transaction of that number is committed, but it may be another one: a crash forgets the
+    /// numbers of transactions that were not durable, and they are given out again.
+    Unknown,
+}
+
+/// Decides the fate from what the database says of the transaction's number.
+fn fate(status: Option<&str>, same_run: bool) -> Fate {
+    match status {
+        Some("committed") if same_run => Fate::Committed,
+        Some("committed") => Fate::Unknown,
+        Some("in progress") => Fate::InProgress,
+        _ => Fate::NotCommitted,
+    }
+}
+
+/// The work table a statement puts rows into.
+fn work_table(sql: &str) -> Option<&str> {
+    let mut words = sql.split_whitespace();
+    let table = match words.next() {
+        Some("INSERT") => words.nth(1),
+        Some("UPDATE") => words.next(),
+        _ => None,
+    };
+    table.filter(|table| table.starts_with("w_"))
+}
+
+/// Rows of a long answer that are taken at a time.
+const ROWS_TOGETHER: usize = 256;
+
+impl Engine for Postgres {
+    fn begin(&mut self, mode: Mode) -> Result<()> {
+        self.transaction = None;
+        self.waiting.clear();
+        self.ahead.clear();
+        self.transactions += 1;
+        if self.transactions > PLANS_LAST {
+            self.transactions = 0;
+            self.batch("DISCARD PLANS")?;
+        }
+        self.begin = Some(match mode {
+            // Reports read much of large tables; transactions that write never should.
+            Mode::Read => {
+                "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL enable_seqscan = on; \
+                 SET LOCAL enable_mergejoin = on"
+            }
+            // Waits while a backup holds writes back.
+            Mode::Write => {
+                "BEGIN; SELECT pg_current_xact_id(), pg_advisory_xact_lock_shared(7238113200515)"
+            }
+        });
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        if self.begin.is_some() {
+            if self.waiting.is_empty() {
+                // Nothing was ever sent.
+                self.begin = None;
+                return Ok(());
+            }
+            // The transaction's number must be known before it is committed.
+            self.batch("")?;
+        }
+        self.flush(async |client| client.batch_execute("COMMIT").await)
+    }
+
+    fn rollback(&mut self) {
+        self.waiting.clear();
+        if self.begin.take().is_none() {
+            // A connection that cannot roll back is not used again.
+            let _ = self.batch("ROLLBACK");
+        }
+        // Rows that were cleared in this transaction are back.
+        self.dirty.values_mut().for_each(|rows| *rows = DEAD_ROWS + 1);
+    }
+
+    fn query(
+        &mut self,
+        sql: &str,
+        params: &[Value],
+        each: &mut dyn FnMut(Row) -> Result<()>,
+    ) -> Result<()> {
+        let asked = self.ahead.iter().position(|one| one.sql == sql && one.params == params);
+        if let Some(at) = asked {
+            if self.ahead[at].rows.is_none() {
+                self.ask_ahead().map_err(|error| with_statement(error, sql))?;
+            }
+            let rows = self.ahead.remove(at).rows.unwrap_or_default();
+            return rows.into_iter().try_for_each(each);
+        }
+        let statement = self.statement(sql)?;
+        let rows = self
+            .flush(async |client| client.query_raw(&statement, params).await)
+            .map_err(|error| with_statement(error, sql))?;
+        let mut rows = Box::pin(rows);
+        let mut some = Vec::new();
+        loop {
+            // What is done with rows may wait for others, which nothing may here inside.
+            let more = self.runtime().block_on(async {
+                while some.len() < ROWS_TOGETHER {
+                    let next = rows.try_next().await;
+                    match next.map_err(|error| with_statement(failed(&error), sql))? {
+                        Some(row) => some.push(read(&row)?),
+                        None => return Ok(false),
+                    }
+                }
+                Ok::<_, Error>(true)
+            })?;
+            some.drain(..).try_for_each(&mut *each)?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
+        let statement = self.statement(sql)?;
+        let changed = self
+            .flush(async |client| client.execute_raw(&statement, params).await)
+            .map_err(|error| with_statement(error, sql))?;
+        if let Some(table) = work_table(sql) {
+            self.put(table, changed);
+        }
+        Ok(changed)
+    }
+
+    fn later(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        if self.waiting.len() >= ALONG {
+            return self.execute(sql, params).map(drop);
+        }
+        let statement = self.statement(sql)?;
+        let table = work_table(sql).map(str::to_owned);
+        self.waiting.push(Waiting { statement, params: params.to_vec(), table });
+        Ok(())
+    }
+
+    fn ahead(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        let statement = self.statement(sql)?;
+        let (sql, params) = (sql.to_owned(), params.to_vec());
+        self.ahead.push(Ahead { sql, params, statement, rows: None });
+        Ok(())
+    }
+
+    fn batch(&mut self, sql: &str) -> Result<()> {
+        self.flush(async |client| client.batch_execute(sql).await)
+    }
+
+    fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
+        let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+        let arrays: Vec<String> = columns
+            .iter()
+            .enumerate()
+            .map(|(at, (_, column))| match column {
+                Column::Int(_) => format!("?{}::bigint[]", at + 1),
+                Column::Text(_) => format!("?{}::text[]", at + 1),
+            })
+            .collect();
+        let sql = format!(
+            "INSERT INTO {table} ({}) SELECT * FROM unnest({})",
+            names.join(", "),
+            arrays.join(", ")
+        );
+        let statement = self.statement(&sql)?;
+        let params: Vec<&(dyn ToSql + Sync)> = columns
+            .iter()
+            .map(|(_, column)| match column {
+                Column::Int(values) => values as &(dyn ToSql + Sync),
+                Column::Text(values) => values as &(dyn ToSql + Sync),
+            })
+            .collect();
+        let changed = self
+            .flush(async |client| client.execute(&statement, &params).await)
+            .map_err(|error| with_statement(error, &sql))?;
+        self.put(table, changed);
+        Ok(())
+    }
+
+    fn clear(&mut self, tables: &[&str]) -> Result<()> {
+        for table in tables {
+            let Some(rows) = self.dirty.get_mut(*table).filter(|rows| **rows > 0) else { continue };
+            let verb = if *rows > DEAD_ROWS { "TRUNCATE" } else { "DELETE FROM" };
+            if *rows > DEAD_ROWS {
+                *rows = 0;
+            }
+            self.later(&format!("{verb} {table}"), &[])?;
+        }
+        Ok(())
+    }
+
+    fn is_postgres(&self) -> bool {
+        true
+    }
+
+    fn is_usable(&self) -> bool {
+        !self.client.is_closed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_is_believed_only_within_one_run_of_the_database_server() {
+        let cases = [
+            (Some("committed"), true, Fate::Committed),
+            // After a crash the number may be another transaction's.
+            (Some("committed"), false, Fate::Unknown),
+            (Some("aborted"), true, Fate::NotCommitted),
+            (Some("aborted"), false, Fate::NotCommitted),
+            (Some("in progress"), true, Fate::InProgress),
+            (Some("in progress"), false, Fate::InProgress),
+            (None, true, Fate::NotCommitted),
+            (None, false, Fate::NotCommitted),
+        ];
+        for (status, same_run, expected) in cases {
+            assert_eq!(fate(status, same_run), expected, "{status:?}, same run: {same_run}");
+        }
+    }
+}

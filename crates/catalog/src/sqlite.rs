@@ -1,0 +1,244 @@
+//! The catalog in one SQLite file: one writer, readers beside it.
+
+use std::collections::HashMap;
+use std::fs::{File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, ErrorCode, ToSql};
+
+use super::engine::{Column, Engine, Mode, Row, Value, with_arrays};
+use crate::error::{Error, Result};
+
+pub(crate) struct Sqlite {
+    connection: Connection,
+    rewritten: HashMap<String, String>,
+}
+
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Self::Null => ValueRef::Null,
+            Self::Int(value) => ValueRef::Integer(*value),
+            Self::Real(value) => ValueRef::Real(*value),
+            Self::Text(value) => ValueRef::Text(value.as_bytes()),
+            Self::Ints(values) => {
+                let texts: Vec<String> = values.iter().map(i64::to_string).collect();
+                return Ok(ToSqlOutput::from(format!("[{}]", texts.join(","))));
+            }
+            Self::Texts(values) => {
+                let texts = serde_json::Value::from(values.as_slice());
+                return Ok(ToSqlOutput::from(texts.to_string()));
+            }
+        }))
+    }
+}
+
+fn failed(error: rusqlite::Error) -> Error {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            Error::Unavailable(error.to_string())
+        }
+        _ if error.to_string().contains("integer overflow") => Error::Overflow,
+        _ => Error::Database(error.to_string()),
+    }
+}
+
+/// Keeps the file to its owner, from the moment it is made: it holds what people log in with.
+/// SQLite gives the files beside it the same mode; those of an older one are tightened with it. One
+/// that is there is not opened: closing it would take SQLite's locks away from the whole process.
+fn make_private(path: &Path) -> Result<()> {
+    let wrong = |path: &Path, error| Error::Database(format!("{}: {error}", path.display()));
+    match File::options().create_new(true).write(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(wrong(path, error)),
+        _ => {}
+    }
+    for end in ["", "-wal", "-shm"] {
+        let mut name = path.as_os_str().to_owned();
+        name.push(end);
+        let name = PathBuf::from(name);
+        let mode = match std::fs::metadata(&name) {
+            Ok(found) => found.permissions().mode(),
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(wrong(&name, error)),
+        };
+        if mode & 0o077 == 0 {
+            continue;
+        }
+        match std::fs::set_permissions(&name, Permissions::from_mode(mode & 0o700)) {
+            // The last to close the catalog has just removed it.
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(wrong(&name, error)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl Sqlite {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        make_private(path)?;
+        let connection = Connection::open(path).map_err(failed)?;
+        connection.busy_timeout(Duration::from_secs(30)).map_err(failed)?;
+        connection
+            .execute_batch(
+                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; \
+                 PRAGMA cache_size = -131072; PRAGMA wal_autocheckpoint = 8000; \
+                 PRAGMA foreign_keys = OFF;",
+            )
+            .map_err(failed)?;
+        connection.set_prepared_statement_cache_capacity(400);
+        Ok(Self { connection, rewritten: HashMap::new() })
+    }
+
+    /// One of several that only read: each keeps little in memory, the rest is in the machine's.
+    pub(crate) fn open_reader(path: &Path) -> Result<Self> {
+        let reader = Self::open(path)?;
+        reader.connection.execute_batch("PRAGMA cache_size = -16384").map_err(failed)?;
+        Ok(reader)
+    }
+
+    fn rewrite(&mut self, sql: &str) {
+        if !self.rewritten.contains_key(sql) {
+            self.rewritten.insert(sql.to_owned(), rewrite(sql));
+        }
+    }
+}
+
+/// Row locks need no words here: the one writer holds them all.
+fn rewrite(sql: &str) -> String {
+    with_arrays(&sql.replace("LOCK ROWS", ""), "IN (SELECT value FROM json_each(", "))")
+}
+
+fn value(value: ValueRef<'_>) -> Value {
+    match value {
+        ValueRef::Null => Value::Null,
+        ValueRef::Integer(value) => Value::Int(value),
+        ValueRef::Real(value) => Value::Real(value),
+        ValueRef::Text(text) | ValueRef::Blob(text) => {
+            Value::Text(String::from_utf8_lossy(text).into_owned())
+        }
+    }
+}
+
+impl Engine for Sqlite {
+    fn begin(&mut self, mode: Mode) -> Result<()> {
+        let sql = if mode == Mode::Write { "BEGIN IMMEDIATE" } else { "BEGIN" };
+        self.connection.execute_batch(sql).map_err(failed)
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        self.connection.execute_batch("COMMIT").map_err(failed)
+    }
+
+    fn rollback(&mut self) {
+        // Nothing to roll back is as good as rolled back.
+        let _ = self.connection.execute_batch("ROLLBACK");
+    }
+
+    fn query(
+        &mut self,
+        sql: &str,
+        params: &[Value],
+        each: &mut dyn FnMut(Row) -> Result<()>,
+    ) -> Result<()> {
+        self.rewrite(sql);
+        let mut statement = self.connection.prepare_cached(&self.rewritten[sql]).map_err(failed)?;
+        let width = statement.column_count();
+        let mut rows = statement.query(rusqlite::params_from_iter(params)).map_err(failed)?;
+        while let Some(row) = rows.next().map_err(failed)? {
+            let mut values = Vec::with_capacity(width);
+            for column in 0..width {
+                values.push(value(row.get_ref(column).map_err(failed)?));
+            }
+            each(Row(values))?;
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
+        self.rewrite(sql);
+        let mut statement = self.connection.prepare_cached(&self.rewritten[sql]).map_err(failed)?;
+        let changed = statement.execute(rusqlite::params_from_iter(params)).map_err(failed)?;
+        Ok(changed as u64)
+    }
+
+    fn later(&mut self, sql: &str, params: &[Value]) -> Result<()> {
+        self.execute(sql, params).map(drop)
+    }
+
+    fn batch(&mut self, sql: &str) -> Result<()> {
+        self.connection.execute_batch(sql).map_err(failed)
+    }
+
+    fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
+        let rows = columns.first().map_or(0, |(_, column)| column.len());
+        let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+        let marks: Vec<String> = (1..=names.len()).map(|at| format!("?{at}")).collect();
+        let sql =
+            format!("INSERT INTO {table} ({}) VALUES ({})", names.join(", "), marks.join(", "));
+        let mut statement = self.connection.prepare_cached(&sql).map_err(failed)?;
+        for row in 0..rows {
+            for (at, (_, column)) in columns.iter().enumerate() {
+                let bound = match column {
+                    Column::Int(values) => statement.raw_bind_parameter(at + 1, values[row]),
+                    Column::Text(values) => {
+                        statement.raw_bind_parameter(at + 1, values[row].as_deref())
+                    }
+                };
+                bound.map_err(failed)?;
+            }
+            statement.raw_execute().map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self, tables: &[&str]) -> Result<()> {
+        for table in tables {
+            self.execute(&format!("DELETE FROM {table}"), &[])?;
+        }
+        Ok(())
+    }
+
+    fn is_postgres(&self) -> bool {
+        false
+    }
+
+    fn is_usable(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_catalog_is_its_owners_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("catalog.db");
+        let names = ["catalog.db", "catalog.db-wal", "catalog.db-shm"];
+        let modes = || {
+            names.map(|name| {
+                let found = std::fs::metadata(folder.path().join(name)).unwrap();
+                found.permissions().mode() & 0o777
+            })
+        };
+        let mut first = Sqlite::open(&path).unwrap();
+        first.batch("CREATE TABLE t (a INTEGER)").unwrap();
+        assert_eq!(modes(), [0o600; 3], "from its creation on");
+        for name in names {
+            let open = Permissions::from_mode(0o644);
+            std::fs::set_permissions(folder.path().join(name), open).unwrap();
+        }
+        let second = Sqlite::open(&path).unwrap();
+        assert_eq!(modes(), [0o600; 3], "one that was made by an older version");
+        drop((first, second));
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let mut third = Sqlite::open(&path).unwrap();
+        third.batch("INSERT INTO t VALUES (1)").unwrap();
+        assert_eq!(modes(), [0o600; 3]);
+    }
+}

@@ -1,0 +1,278 @@
+//! The one writer of a SQLite catalog, and how sessions share its commits.
+//!
+//! A commit waits for the disk, whatever it holds. Sessions take the writer in the order of
+//! asking; one that sees another wait leaves its changes uncommitted and passes the writer on,
+//! and the last in line commits for all of them. Nobody is answered before that commit: either
+//! the whole batch has taken place, or each of its transactions is told to run again.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use super::engine::{Engine, Mode};
+use super::pool::open_lock;
+use super::sqlite::Sqlite;
+use crate::error::{Error, Result, TxError};
+
+/// How many transactions are committed together at most.
+const MOST: usize = 64;
+
+pub(super) struct Writer {
+    line: Mutex<Line>,
+    moved: Condvar,
+    held: Mutex<Held>,
+}
+
+/// Who has asked for the writer, and who has had it.
+#[derive(Default)]
+struct Line {
+    asked: u64,
+    served: u64,
+}
+
+struct Held {
+    engine: Sqlite,
+    /// The transactions since the last commit.
+    batch: Option<(Arc<Batch>, usize)>,
+}
+
+/// What became of the transactions that are committed together.
+#[derive(Default)]
+struct Batch {
+    outcome: Mutex<Option<std::result::Result<(), Failure>>>,
+    told: Condvar,
+}
+
+#[derive(Clone, Debug)]
+struct Failure {
+    passing: bool,
+    text: String,
+}
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        let text = match error {
+            Error::Unavailable(text) | Error::Database(text) => text.clone(),
+            other => other.to_string(),
+        };
+        Self { passing: error.is_retryable(), text }
+    }
+}
+
+impl Batch {
+    fn tell(&self, outcome: std::result::Result<(), Failure>) {
+        *open_lock(&self.outcome) = Some(outcome);
+        self.told.notify_all();
+    }
+
+    fn wait(&self) -> Result<()> {
+        let mut outcome = open_lock(&self.outcome);
+        loop {
+            match &*outcome {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(Failure { passing: true, text })) => {
+                    return Err(Error::Unavailable(text.clone()));
+                }
+                Some(Err(Failure { passing: false, text })) => {
+                    return Err(Error::Database(text.clone()));
+                }
+                None => {}
+            }
+            outcome = self.told.wait(outcome).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// One place in the line; passes the writer on when dropped.
+struct Turn<'a> {
+    writer: &'a Writer,
+    mine: u64,
+}
+
+impl Turn<'_> {
+    fn is_last(&self) -> bool {
+        open_lock(&self.writer.line).asked == self.mine + 1
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        open_lock(&self.writer.line).served += 1;
+        self.writer.moved.notify_all();
+    }
+}
+
+impl Writer {
+    pub(super) fn new(engine: Sqlite) -> Self {
+        let held = Mutex::new(Held { engine, batch: None });
+        Self { line: Mutex::new(Line::default()), moved: Condvar::new(), held }
+    }
+
+    fn turn(&self) -> Turn<'_> {
+        let mut line = open_lock(&self.line);
+        let mine = line.asked;
+        line.asked += 1;
+        while line.served != mine {
+            line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
+        }
+        Turn { writer: self, mine }
+    }
+
+    /// Runs `work` as one transaction and returns once it is committed. An error, of the work or of
+    /// the commit, means that nothing of it has taken place.
+    pub(super) fn run<R, E: TxError>(
+        &self,
+        work: impl FnOnce(&mut Sqlite) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let turn = self.turn();
+        let mut held = open_lock(&self.held);
+        let done = held.take_part(work);
+        let Some((batch, number)) = held.batch.clone() else { return done };
+        if number >= MOST || turn.is_last() {
+            held.commit();
+        }
+        drop(held);
+        drop(turn);
+        // A refusal too may rest on what others of the batch have done.
+        batch.wait().map_err(E::from).and(done)
+    }
+}
+
+impl Held {
+    fn take_part<R, E: TxError>(
+        &mut self,
+        work: impl FnOnce(&mut Sqlite) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let first = self.batch.is_none();
+        if first {
+            self.engine.begin(Mode::Write)?;
+            self.batch = Some((Arc::default(), 0));
+        } else {
+            self.engine.batch("SAVEPOINT one")?;
+        }
+        let done = match catch_unwind(AssertUnwindSafe(|| work(&mut self.engine))) {
+            Ok(done) => done,
+            Err(panic) => {
+                self.abandon(&Error::Unavailable("another transaction panicked".to_owned()));
+                resume_unwind(panic);
+            }
+        };
+        if first && done.is_err() {
+            self.engine.rollback();
+            self.batch = None;
+            return done;
+        }
+        let kept = match (first, &done) {
+            (true, _) => Ok(()),
+            (false, Ok(_)) => self.engine.batch("RELEASE one"),
+            (false, Err(_)) => self.engine.batch("ROLLBACK TO one; RELEASE one"),
+        };
+        if let Err(error) = kept {
+            // Some failures, like a full disk, undo the whole transaction.
+            self.abandon(&error);
+            return done.and(Err(error.into()));
+        }
+        if let Some((_, number)) = &mut self.batch {
+            *number += 1;
+        }
+        done
+    }
+
+    fn commit(&mut self) {
+        let Some((batch, _)) = self.batch.take() else { return };
+        let committed = self.engine.commit();
+        if committed.is_err() {
+            self.engine.rollback();
+        }
+        batch.tell(committed.map_err(|error| Failure::of(&error)));
+    }
+
+    /// Undoes everything since the last commit.
+    fn abandon(&mut self, why: &Error) {
+        self.engine.rollback();
+        if let Some((batch, _)) = self.batch.take() {
+            batch.tell(Err(Failure { passing: true, ..Failure::of(why) }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values;
+
+    fn writer(folder: &tempfile::TempDir) -> Writer {
+        let mut engine = Sqlite::open(&folder.path().join("test.db")).unwrap();
+        engine.batch("CREATE TABLE seen (at INTEGER PRIMARY KEY)").unwrap();
+        Writer::new(engine)
+    }
+
+    fn insert(engine: &mut Sqlite, at: i64) -> Result<()> {
+        engine.execute("INSERT INTO seen (at) VALUES (?1)", values![at]).map(drop)
+    }
+
+    fn seen(writer: &Writer) -> Vec<i64> {
+        let mut found = Vec::new();
+        writer
+            .run(|engine| {
+                engine.query("SELECT at FROM seen ORDER BY at", &[], &mut |row| {
+                    found.push(row.int(0));
+                    Ok(())
+                })
+            })
+            .unwrap();
+        found
+    }
+
+    /// Waits until so many stand in line.
+    fn asked(writer: &Writer, number: u64) {
+        while open_lock(&writer.line).asked < number {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Writes 1 once somebody else stands in line.
+    fn followed(writer: &Writer) -> Result<()> {
+        writer.run(|engine| {
+            asked(writer, 2);
+            insert(engine, 1)
+        })
+    }
+
+    #[test]
+    fn those_who_wait_are_committed_together_and_a_refusal_undoes_itself_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = writer(&folder);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| followed(&writer));
+            asked(&writer, 1);
+            let second = scope.spawn(|| {
+                writer.run(|engine| {
+                    asked(&writer, 3);
+                    insert(engine, 2)?;
+                    Err::<(), _>(Error::Overflow)
+                })
+            });
+            asked(&writer, 2);
+            let third = scope.spawn(|| writer.run(|engine| insert(engine, 3)));
+            assert!(first.join().unwrap().is_ok());
+            assert!(matches!(second.join().unwrap(), Err(Error::Overflow)));
+            assert!(third.join().unwrap().is_ok());
+        });
+        assert_eq!(seen(&writer), [1, 3]);
+    }
+
+    #[test]
+    fn a_panic_undoes_the_batch_and_the_others_are_told_to_run_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = writer(&folder);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| followed(&writer));
+            asked(&writer, 1);
+            let second = scope.spawn(|| writer.run(|_| -> Result<()> { panic!("for the test") }));
+            assert!(first.join().unwrap().unwrap_err().is_retryable());
+            assert!(second.join().is_err());
+        });
+        assert!(writer.run(|engine| insert(engine, 4)).is_ok());
+        assert_eq!(seen(&writer), [4]);
+    }
+}

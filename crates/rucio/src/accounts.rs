@@ -1,0 +1,381 @@
+//! `/accounts` and `/scopes`: who there is, what is theirs, and what they may use.
+
+use axum::http::Method;
+use mainstay_catalog::values;
+use mainstay_rules::error::{Class, Result, refuse};
+use mainstay_rules::expression::Expression;
+use mainstay_rules::identity::{self, Identity};
+use mainstay_rules::logins::lockout::{Account, Network};
+use mainstay_rules::rule::read::Filter;
+use mainstay_rules::{account, rse};
+use serde_json::{Value, json};
+
+use super::rules::{stream, whole};
+use super::{
+    Call, Reply, attribute, created, flag, no_such_path, python, search, show, text, wrong,
+};
+
+/// The scopes there are, or those of an account.
+pub(super) async fn scopes(call: &Call, account: Option<String>) -> Result<Reply> {
+    let found = call
+        .read(move |tx| {
+            if let Some(account) = &account {
+                account::check_exists(tx, account)?;
+            }
+            let rows = tx.query("SELECT scope, account FROM scopes ORDER BY scope", &[])?;
+            let taken = rows
+                .iter()
+                .filter(|row| account.as_deref().is_none_or(|account| account == row.text(1)));
+            let taken: Vec<String> = taken.map(|row| row.text(0).to_owned()).collect();
+            match &account {
+                Some(account) if taken.is_empty() => {
+                    let message = format!("Account '{account}' has no scopes");
+                    Err(refuse(Class::ScopeNotFound, message))
+                }
+                _ => Ok(taken),
+            }
+        })
+        .await?;
+    Ok(Reply::Json(json!(found)))
+}
+
+/// `/scopes`.
+pub(super) async fn scopes_at(call: &Call, parts: &[&str]) -> Result<Reply> {
+    match (&call.method, parts) {
+        (&Method::GET, []) => scopes(call, None).await,
+        (&Method::GET, ["owner"]) => {
+            let owners = call
+                .read(|tx| {
+                    let rows = tx.query("SELECT scope, account FROM scopes ORDER BY scope", &[])?;
+                    let shown = rows
+                        .iter()
+                        .map(|row| json!({"scope": row.text(0), "account": row.text(1)}));
+                    Ok(shown.collect::<Vec<_>>())
+                })
+                .await?;
+            Ok(Reply::Json(json!(owners)))
+        }
+        (&Method::PUT, [account, scope]) => {
+            call.privileged("give a scope away")?;
+            let (account, scope) = ((*account).to_owned(), (*scope).to_owned());
+            call.write(move |tx| account::give_scope(tx, &scope, &account)).await?;
+            Ok(created())
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+fn iso(at: Option<i64>) -> Value {
+    at.and_then(|at| jiff::Timestamp::from_microsecond(at).ok())
+        .map_or(Value::Null, |at| Value::String(at.strftime("%Y-%m-%dT%H:%M:%S").to_string()))
+}
+
+pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
+    let now = call.now();
+    let owned: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+    if call.method != Method::GET {
+        call.privileged("change accounts")?;
+    }
+    match (&call.method, parts) {
+        (&Method::GET, []) => list_accounts(call).await,
+        (&Method::GET, ["whoami"]) => Ok(Reply::Elsewhere(call.caller.account.clone())),
+        (&Method::GET, [_]) => get_account(call, owned).await,
+        (&Method::PUT, [_]) => {
+            let mut changes = Vec::new();
+            for key in call.object()?.keys() {
+                changes.push((key.clone(), text(&call.body, key)?.map(str::to_owned)));
+            }
+            call.write(move |tx| {
+                changes.iter().try_for_each(|(key, value)| {
+                    account::update(tx, &owned[0], key, value.as_deref(), now)
+                })
+            })
+            .await?;
+            Ok(Reply::Done)
+        }
+        (&Method::DELETE, [_]) => {
+            call.write(move |tx| account::delete(tx, &owned[0], now)).await?;
+            Ok(Reply::Done)
+        }
+        (_, [_, "identities"]) => identities_at(call, owned).await,
+        (&Method::DELETE, [_, "attr", _]) => {
+            call.write(move |tx| account::delete_attribute(tx, &owned[0], &owned[2])).await?;
+            Ok(Reply::Done)
+        }
+        // Nobody has kept any.
+        (&Method::GET, [_, "usage", "history", _]) => {
+            call.read(move |tx| account::check_exists(tx, &owned[0])).await?;
+            Ok(Reply::Json(json!([])))
+        }
+        (&Method::POST, [_]) => {
+            let kind = call.text("type")?;
+            let email = text(&call.body, "email")?.map(str::to_owned);
+            call.write(move |tx| account::add(tx, &owned[0], &kind, email.as_deref(), now)).await?;
+            Ok(created())
+        }
+        (&Method::GET, [_, "rules"]) => {
+            let filter = Filter::of_account(&owned[0]);
+            call.read(move |tx| account::check_exists(tx, &owned[0])).await?;
+            Ok(stream(filter))
+        }
+        (&Method::GET, [_, "scopes"]) => scopes(call, Some(owned[0].clone())).await,
+        (&Method::POST, [_, "scopes", _]) => {
+            call.write(move |tx| account::add_scope(tx, &owned[2], &owned[0], now)).await?;
+            Ok(created())
+        }
+        (&Method::GET, [_, "attr"]) => {
+            let found = call
+                .read(move |tx| {
+                    account::check_exists(tx, &owned[0])?;
+                    let rows = tx.query(
+                        "SELECT key, value FROM account_attr_map WHERE account = ?1 ORDER BY key",
+                        values![&owned[0]],
+                    )?;
+                    Ok(rows
+                        .iter()
+                        .map(|row| json!({"key": row.text(0), "value": row.text(1)}))
+                        .collect::<Vec<_>>())
+                })
+                .await?;
+            Ok(Reply::Json(json!(found)))
+        }
+        (&Method::POST, [_, "attr", _]) => {
+            let value = attribute(&call.body)?;
+            if text(&call.body, "key")?.is_some_and(|key| key != owned[2]) {
+                return Err(wrong("key is another one than that of the path"));
+            }
+            call.write(move |tx| account::set_attribute(tx, &owned[0], &owned[2], &value, now))
+                .await?;
+            Ok(created())
+        }
+        (method, [_, what @ ("limits" | "usage"), which @ ("local" | "global"), rest @ ..])
+            if rest.len() < 2 =>
+        {
+            limits_at(
+                call,
+                method,
+                &owned[0],
+                what,
+                *which == "global",
+                rest.first().map(|part| (*part).to_owned()),
+            )
+            .await
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+/// The accounts that fit all that is asked for: what an account has, and its attributes.
+async fn list_accounts(call: &Call) -> Result<Reply> {
+    let wanted = call.query.clone();
+    for (key, value) in &wanted {
+        let known: &[&str] = match key.as_str() {
+            "account_type" | "type" => &["USER", "GROUP", "SERVICE"],
+            "status" => &["ACTIVE", "SUSPENDED", "DELETED"],
+            _ => continue,
+        };
+        if !known.contains(&value.as_str()) {
+            return Err(wrong(&format!("{key} is one of {}", known.join(", "))));
+        }
+    }
+    let lines = call
+        .read(move |tx| {
+            let sql = "SELECT account, account_type, email, status FROM accounts WHERE deleted_at IS NULL ORDER BY account";
+            let mut rows = tx.query(sql, &[])?;
+            for (key, value) in &wanted {
+                let column = match key.as_str() {
+                    "account" => Some(0),
+                    "account_type" | "type" => Some(1),
+                    "email" => Some(2),
+                    "status" => Some(3),
+                    _ => None,
+                };
+                let own = match key.as_str() {
+                    "identity" => identity::all_accounts(tx, value)?,
+                    _ if column.is_some() => Vec::new(),
+                    key => account::with_attribute(tx, key, value)?,
+                };
+                rows.retain(|row| match column {
+                    Some(0) => search::fits(value, row.text(0)),
+                    Some(at) => row.opt_text(at).as_deref() == Some(value),
+                    None => own.iter().any(|one| one == row.text(0)),
+                });
+            }
+            let shown = rows.iter().map(|row| {
+                json!({"account": row.text(0), "type": row.text(1), "email": row.opt_text(2)}).to_string()
+            });
+            Ok(shown.collect())
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+async fn identities_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
+    let now = call.now();
+    match call.method {
+        Method::GET => {
+            call.owner_or_privileged("see the identities of another account", &owned[0])?;
+            let lines = call
+                .read(move |tx| {
+                    let found = identity::list(tx, &owned[0])?;
+                    let shown = found.iter().map(|one| {
+                        json!({"identity": one.identity, "type": one.kind, "email": one.email})
+                            .to_string()
+                    });
+                    Ok(shown.collect())
+                })
+                .await?;
+            Ok(whole(lines))
+        }
+        Method::POST => {
+            let new = Identity {
+                identity: call.text("identity")?,
+                kind: call.text("authtype")?.to_ascii_uppercase(),
+                email: text(&call.body, "email")?.map(str::to_owned),
+            };
+            let default = flag(&call.body, "default")?.unwrap_or(false);
+            let password = text(&call.body, "password")?.map(str::to_owned);
+            let hash = match password {
+                Some(password) => Some(hash_password(call, password).await?),
+                None => None,
+            };
+            call.write(move |tx| identity::add(tx, &owned[0], &new, hash.as_deref(), default, now))
+                .await?;
+            Ok(created())
+        }
+        Method::DELETE => {
+            let (identity, kind) = (call.text("identity")?, call.text("authtype")?);
+            let kind = kind.to_ascii_uppercase();
+            call.write(move |tx| identity::remove(tx, &owned[0], &identity, &kind)).await?;
+            Ok(Reply::Done)
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+/// New passwords stand in the same line as those that are judged.
+async fn hash_password(call: &Call, password: String) -> Result<String> {
+    let (who, now) = (Account::named(&call.caller.account), || call.now());
+    let turn = call.service.logins.turn(&who, Network::default(), &now).await;
+    turn?.hash(password).await
+}
+
+async fn get_account(call: &Call, owned: Vec<String>) -> Result<Reply> {
+    let value = call
+        .read(move |tx| {
+            account::check_exists(tx, &owned[0])?;
+            let sql = "SELECT account, account_type, status, email, created_at, updated_at, suspended_at FROM accounts WHERE account = ?1";
+            let row = tx.first(sql, values![&owned[0]])?;
+            Ok(row.map_or(Value::Null, |row| {
+                json!({
+                    "account": row.text(0), "account_type": row.text(1), "status": row.text(2), "email": row.opt_text(3),
+                    "created_at": iso(row.opt_int(4)), "updated_at": iso(row.opt_int(5)), "suspended_at": iso(row.opt_int(6)),
+                    "deleted_at": null,
+                })
+            }))
+        })
+        .await?;
+    Ok(Reply::Json(value))
+}
+
+async fn limits_at(
+    call: &Call,
+    method: &Method,
+    owner: &str,
+    what: &str,
+    global: bool,
+    on: Option<String>,
+) -> Result<Reply> {
+    let owner = owner.to_owned();
+    match (method, what, on) {
+        (&Method::POST, "limits", Some(on)) => {
+            let bytes = match call.field("bytes")?.as_str() {
+                Some(python::INFINITY) => -1,
+                _ => call.number("bytes")?,
+            };
+            if bytes < -1 {
+                return Err(wrong("bytes is a limit, or -1 for none"));
+            }
+            call.write(move |tx| match global {
+                true => account::set_global_limit(tx, &owner, &on, Some(bytes)),
+                false => account::set_local_limit(tx, &owner, &on, Some(bytes)),
+            })
+            .await?;
+            Ok(created())
+        }
+        (&Method::DELETE, "limits", Some(on)) => {
+            call.write(move |tx| match global {
+                true => account::set_global_limit(tx, &owner, &on, None),
+                false => account::set_local_limit(tx, &owner, &on, None),
+            })
+            .await?;
+            Ok(Reply::Done)
+        }
+        (&Method::GET, what, on) => {
+            let usage = what == "usage";
+            show_limits(call, owner, usage, global, on).await
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+async fn show_limits(
+    call: &Call,
+    owner: String,
+    usage: bool,
+    global: bool,
+    on: Option<String>,
+) -> Result<Reply> {
+    let lines = call
+        .read(move |tx| {
+            let rses = mainstay_rules::rse::all(tx)?;
+            let uuid = |id: i64| rses.iter().find(|rse| rse.id == id).map_or("", |rse| rse.uuid.as_str());
+            let mut lines = Vec::new();
+            let wanted = |name: &str| on.as_deref().is_none_or(|on| on == name);
+            match &on {
+                Some(on) if usage && global => drop(rse::resolve(tx, on)?),
+                Some(on) if usage => drop(rse::by_name(tx, on)?),
+                Some(on) if global => drop(Expression::parse(on)?),
+                _ => {}
+            }
+            if global {
+                for (one, set) in account::global_usage(tx, &owner)?.iter().filter(|one| wanted(&one.0.on)) {
+                    if usage {
+                        lines.push(show::usage(one, None));
+                        continue;
+                    }
+                    let names: Vec<&str> = rses.iter().filter(|rse| set.contains(&rse.id)).map(|rse| rse.name.as_str()).collect();
+                    let ids: Vec<&str> = set.iter().map(|id| uuid(*id)).collect();
+                    let key = Value::String(one.on.clone());
+                    lines.push(match &on {
+                        Some(_) => format!("{key}: {}", show::bound(one.limit)),
+                        None => format!(
+                            "{key}: {{\"resolved_rses\": {}, \"resolved_rse_ids\": {}, \"limit\": {}}}",
+                            json!(names), json!(ids), show::bound(one.limit)
+                        ),
+                    });
+                }
+                if let (Some(on), false, true) = (&on, usage, lines.is_empty()) {
+                    lines.push(format!("{}: null", Value::String(on.clone())));
+                }
+                return Ok(lines);
+            }
+            let found = account::local_usage(tx, &owner)?;
+            for one in found.iter().filter(|one| wanted(&one.on) && (usage || one.limit.is_some())) {
+                lines.push(match usage {
+                    true => show::usage(one, one.rse_id.map(uuid)),
+                    false => format!("{}: {}", Value::String(one.on.clone()), show::bound(one.limit)),
+                });
+            }
+            if let (Some(on), false, true) = (&on, usage, lines.is_empty()) {
+                rse::by_name(tx, on)?;
+                lines.push(format!("{}: null", Value::String(on.clone())));
+            }
+            Ok(lines)
+        })
+        .await?;
+    Ok(match usage {
+        true => whole(lines),
+        false => Reply::Text(format!("{{{}}}", lines.join(", "))),
+    })
+}

@@ -1,0 +1,155 @@
+//! `/auth`: tokens for users with a password, and who a token's bearer is.
+
+use std::net::IpAddr;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use mainstay_rules::api::show_time;
+use mainstay_rules::error::{Class, Error, Result, refuse};
+use mainstay_rules::identity;
+use mainstay_rules::logins::Refused;
+use mainstay_rules::logins::lockout::{Account, Network};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use serde_json::json;
+
+use super::{Caller, Service, no_such_path, told, with_type};
+
+/// What an unknown user's password is compared with, so that it takes as long as a known one's.
+const NOBODY: &str =
+    "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5LW5vYm9keQ$RuM7TnDQcPvJEVdFjH0rEQp2g3ifW0PiLnJMTpeqaMk";
+
+/// Where a token is shown.
+pub(super) const TOKEN: &str = "x-rucio-auth-token";
+
+/// What is told apart of a request to log in.
+pub(super) struct Asked<'a> {
+    pub(super) headers: &'a HeaderMap,
+    /// Where it comes from, if the server says so.
+    pub(super) from: Option<IpAddr>,
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok()).filter(|text| !text.is_empty())
+}
+
+fn unknown() -> Error {
+    refuse(Class::CannotAuthenticate, "Cannot authenticate with given credentials")
+}
+
+/// The bearer of the token in a request.
+pub(super) async fn bearer(service: &Service, headers: &HeaderMap) -> Result<Caller> {
+    let token = header(headers, TOKEN).ok_or_else(unknown)?;
+    let token = valid(service, token).await?;
+    Ok(Caller { account: token.account, privileged: token.privileged, read_only: false })
+}
+
+async fn valid(service: &Service, token: &str) -> Result<identity::Token> {
+    let (hash, now) = (identity::hash_token(token), service.around.now());
+    service.catalog.read(move |tx| identity::token(tx, &hash, now)).await?.ok_or_else(unknown)
+}
+
+pub(super) async fn dispatch(
+    service: &Service,
+    method: &Method,
+    path: &[&str],
+    asked: &Asked<'_>,
+) -> Result<Response<Body>> {
+    match (method, path) {
+        (&Method::GET, ["userpass"]) => user_and_password(service, asked).await,
+        (&Method::GET, ["validate"]) => {
+            let token = header(asked.headers, TOKEN).ok_or_else(unknown)?;
+            let token = valid(service, token).await?;
+            let value = json!({
+                "account": token.account, "identity": token.identity, "vo": "def",
+                "lifetime": show_time(token.expires), "audience": null, "authz_scope": null,
+            });
+            Ok(with_type(StatusCode::OK, "application/json", value.to_string().into()))
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+/// The answer to a login that is not judged now.
+fn later(refused: Refused) -> Response<Body> {
+    let status = match refused {
+        Refused::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Refused::LockedOut(_) | Refused::Crowded(_) => StatusCode::TOO_MANY_REQUESTS,
+    };
+    let class = Class::CannotAuthenticate.to_string();
+    let mut answer = told(status, class, &format!("Cannot authenticate now: {refused}"));
+    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(refused.retry_after()));
+    answer
+}
+
+async fn user_and_password(service: &Service, asked: &Asked<'_>) -> Result<Response<Body>> {
+    let headers = asked.headers;
+    let user = header(headers, "x-rucio-username").ok_or_else(unknown)?.to_owned();
+    let password = header(headers, "x-rucio-password").ok_or_else(unknown)?.to_owned();
+    let account = header(headers, "x-rucio-account").map(str::to_owned);
+    let (who, from) = (Account::named(&user), asked.from.map(Network::from).unwrap_or_default());
+    let now = || service.around.now();
+    let turn = match service.logins.turn(&who, from, &now).await {
+        Ok(turn) => turn,
+        Err(refused) => return Ok(later(refused)),
+    };
+    let (name, wanted) = (user.clone(), account.clone());
+    let found =
+        service.catalog.read(move |tx| identity::login(tx, &name, wanted.as_deref())).await?;
+    let (hash, account) = found.unwrap_or((NOBODY.to_owned(), String::new()));
+    let right = turn.is_password(password, hash).await && !account.is_empty();
+    service.logins.ended(&who, from, right, now());
+    if !right {
+        tracing::warn!(user = %format_args!("{user:.100}"), from = ?asked.from, "login refused");
+        let wanted = header(headers, "x-rucio-account").unwrap_or("(default)");
+        let message = format!("Cannot authenticate to account {wanted:.30} with given credentials");
+        return Err(refuse(Class::CannotAuthenticate, message));
+    }
+    let app = header(headers, "x-rucio-appid").unwrap_or("unknown");
+    let token = format!("{account}-{user}-{app}-{}", secret(service));
+    let (hash, now) = (identity::hash_token(&token), service.around.now());
+    let owner = account.clone();
+    let until =
+        service.catalog.write(move |tx| identity::add_token(tx, &hash, &owner, &user, now)).await?;
+    let mut answer = with_type(StatusCode::OK, "application/octet-stream", Body::empty());
+    for (name, value) in [
+        (TOKEN, token),
+        ("x-rucio-auth-token-expires", show_time(until)),
+        ("x-rucio-auth-account", account),
+    ] {
+        let value = HeaderValue::from_str(&value).map_err(|_| unknown())?;
+        answer.headers_mut().insert(name, value);
+    }
+    Ok(answer)
+}
+
+/// 256 bits nobody can guess.
+fn secret(service: &Service) -> String {
+    (0..4).map(|_| format!("{:016x}", service.around.seed())).collect()
+}
+
+/// A word for a person's first password.
+#[must_use]
+pub fn new_password(service: &Service) -> String {
+    const LETTERS: &[u8] = b"abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789";
+    let mut word = String::with_capacity(24);
+    for _ in 0..6 {
+        let mut rng = SmallRng::seed_from_u64(service.around.seed());
+        for _ in 0..4 {
+            let at = rand::RngExt::random_range(&mut rng, 0..LETTERS.len());
+            word.push(LETTERS[at] as char);
+        }
+    }
+    word
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_users_password_is_judged_like_a_known_ones() {
+        assert!(argon2::PasswordHash::new(NOBODY).is_ok());
+        assert!(!identity::is_password("anything", NOBODY));
+    }
+}

@@ -1,0 +1,487 @@
+//! `/dids`: data identifiers, what is in them, and who may change them.
+
+use axum::http::Method;
+use mainstay_catalog::{Tx, values};
+use mainstay_rules::api::{Did, DidRecord, DidType, NewRule};
+use mainstay_rules::did::{self, Child, NewDid};
+use mainstay_rules::error::{Class, Result, refuse};
+use mainstay_rules::replica;
+use mainstay_rules::rule::add;
+use mainstay_rules::rule::read::{self, Filter};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use serde_json::{Value, json};
+
+use super::replicas::NewFiles;
+use super::rules::{dids, may_add, new_rule, stream, whole};
+use super::{
+    Call, Reply, created, field, flag, list, meta, no_such_path, number, said, search, show, text,
+    wrong,
+};
+
+const DID_VERBS: &[&str] =
+    &["dids", "files", "status", "rules", "associated_rules", "parents", "meta", "coverage"];
+
+/// Splits `scope/name…[/verb]`. A name that is all there is may look like a verb.
+fn split<'a>(parts: &[&'a str]) -> Option<(Did, Option<&'a str>)> {
+    let (scope, rest) = parts.split_first()?;
+    let (last, name) = rest.split_last()?;
+    if !name.is_empty() && DID_VERBS.contains(last) {
+        return Some((Did::new(*scope, name.join("/")), Some(last)));
+    }
+    Some((Did::new(*scope, rest.join("/")), None))
+}
+
+/// What is asked of many at once, or of a whole scope.
+async fn many_at(call: &Call, parts: &[&str]) -> Option<Result<Reply>> {
+    Some(match (&call.method, parts) {
+        (&Method::POST, ["attachments"]) => attachments(call).await,
+        (&Method::POST, []) => add_many(call).await,
+        (&Method::POST, ["bulkmeta"]) => meta::bulk(call).await,
+        (&Method::POST, ["bulkdidsmeta"]) => meta::set_bulk(call).await,
+        (&Method::POST, ["bulkfiles"]) => bulk_files(call),
+        (&Method::GET, [scope]) => scope_list(call, scope),
+        (&Method::GET, [scope, "dids", "search"]) => search::search(call, scope),
+        (&Method::GET, [scope, name @ .., "dids", "history"]) if !name.is_empty() => {
+            history(Did::new(*scope, name.join("/")))
+        }
+        (&Method::POST, [scope, name @ .., "meta", key]) if !name.is_empty() => {
+            meta::at(call, Did::new(*scope, name.join("/")), Some(key)).await
+        }
+        // Clients write keys as they are. Only metadata has a value.
+        (&Method::POST, [scope, rest @ ..]) if call.body.get("value").is_some() => {
+            let at = rest.iter().skip(1).position(|part| *part == "meta")? + 1;
+            let (name, key) = (rest[..at].join("/"), rest[at + 1..].join("/"));
+            meta::at(call, Did::new(*scope, name), Some(&key)).await
+        }
+        _ => return None,
+    })
+}
+
+/// The files below many data identifiers, each with where it was found.
+fn bulk_files(call: &Call) -> Result<Reply> {
+    let names = dids(call.body.get("dids"))?;
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        // What is not there is said before anything is sent.
+        names.iter().try_for_each(|name| did::get(tx, name).map(drop))?;
+        for name in &names {
+            did::list_files(tx, name, &mut |child| {
+                let mut value = show::file(&child, false);
+                value["parent_scope"] = json!(name.scope);
+                value["parent_name"] = json!(name.name);
+                line(value.to_string())
+            })?;
+        }
+        Ok(())
+    })))
+}
+
+/// What is at the top of a scope, or below one of its names.
+fn scope_list(call: &Call, scope: &str) -> Result<Reply> {
+    let (scope, name) = (scope.to_owned(), call.arg("name").map(str::to_owned));
+    let recursive = said(call, "recursive")?;
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        if tx.first("SELECT 1 FROM scopes WHERE scope = ?1", values![&scope])?.is_none() {
+            return Err(refuse(Class::ScopeNotFound, format!("Scope '{scope:.40}' not found!")));
+        }
+        let mut show = |found: &DidRecord, parent: Value, level: i64| {
+            let value = json!({
+                "scope": found.did.scope, "name": found.did.name, "type": found.did_type, "parent": parent,
+                "level": level, "bytes": found.bytes,
+            });
+            line(value.to_string())
+        };
+        let Some(name) = &name else {
+            let sql = did::top_sql();
+            return tx.for_each(&sql, values![&scope], &mut |row| {
+                show(&did::from_row(&row), Value::Null, 0)
+            });
+        };
+        let top = did::get(tx, &Did::new(scope.clone(), name.clone()))?;
+        show(&top, Value::Null, 0)?;
+        let parent = json!({"scope": scope, "name": name});
+        if recursive {
+            return did::below(tx, &[top.id], &mut |found| show(&found, parent.clone(), 1));
+        }
+        did::children(tx, top.id, &mut |found| show(&found, parent.clone(), 1))
+    })))
+}
+
+/// What was in a collection and is no longer.
+fn history(name: Did) -> Result<Reply> {
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        let id = did::get(tx, &name)?.id;
+        let sql = "SELECT d.scope, d.name, d.did_type, h.bytes, h.created_at, h.deleted_at FROM contents_history h
+            JOIN dids d ON d.id = h.child WHERE h.parent = ?1 ORDER BY h.deleted_at, d.scope, d.name";
+        tx.for_each(sql, values![id], &mut |row| {
+            let value = json!({
+                "scope": row.text(0), "name": row.text(1), "type": DidType::read(row.text(2)), "bytes": row.opt_int(3),
+                "did_created_at": show::time(row.opt_int(4)), "created_at": show::time(row.opt_int(4)),
+                "updated_at": show::time(row.opt_int(5)), "deleted_at": show::time(row.opt_int(5)),
+                "adler32": null, "md5": null,
+            });
+            line(value.to_string())
+        })
+    })))
+}
+
+pub(super) async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
+    if let Some(answer) = many_at(call, parts).await {
+        return answer;
+    }
+    let Some((name, verb)) = split(parts) else { return Err(no_such_path()) };
+    match (&call.method, verb) {
+        (&Method::POST, None) => {
+            call.object()?;
+            add_all(call, vec![addition(call, name, &call.body).await?]).await
+        }
+        (&Method::GET, None) => get_did(call, name).await,
+        (&Method::PUT, Some("status")) => status(call, name).await,
+        (&Method::POST, Some("dids")) => attach(call, name).await,
+        (&Method::DELETE, Some("dids")) => detach(call, name).await,
+        (&Method::GET, Some("dids")) => Ok(Reply::Lines(Box::new(move |tx, line| {
+            did::list_content(tx, &name, &mut |child| line(show::content(&child)))
+        }))),
+        (&Method::GET, Some("files")) => {
+            let long = said(call, "long")?;
+            Ok(Reply::Lines(Box::new(move |tx, line| {
+                did::list_files(tx, &name, &mut |child| line(show::file(&child, long).to_string()))
+            })))
+        }
+        (&Method::GET, Some("parents")) => {
+            let lines = call
+                .read(move |tx| {
+                    let parents = did::list_parents(tx, &name)?;
+                    let shown = parents
+                        .iter()
+                        .map(|one| json!({"scope": one.did.scope, "name": one.did.name, "type": one.did_type}).to_string());
+                    Ok(shown.collect())
+                })
+                .await?;
+            Ok(whole(lines))
+        }
+        (&Method::GET, Some("rules")) => {
+            let id = call.read(move |tx| Ok(did::get(tx, &name)?.id)).await?;
+            Ok(stream(Filter::of_did(id)))
+        }
+        (&Method::GET, Some("associated_rules")) => {
+            let lines = call
+                .read(move |tx| {
+                    let id = did::get(tx, &name)?.id;
+                    let mut lines = Vec::new();
+                    for rule in read::associated(tx, id)? {
+                        let child = show::uuid_of(tx, rule.child_rule_id)?;
+                        let mut shown = show::rule(&rule, child);
+                        shown.insert("bytes".to_owned(), Value::Null);
+                        lines.push(Value::Object(shown).to_string());
+                    }
+                    Ok(lines)
+                })
+                .await?;
+            Ok(whole(lines))
+        }
+        (_, Some("meta")) => meta::at(call, name, None).await,
+        (&Method::GET, Some("coverage")) => {
+            let found = call.read(move |tx| replica::coverage(tx, &name)).await?;
+            Ok(Reply::Json(json!(found)))
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+/// Fails unless the caller owns the scope or may do everything.
+pub(super) async fn own_scope(call: &Call, scope: &str, what: &str) -> Result<()> {
+    if call.caller.privileged {
+        return Ok(());
+    }
+    let scope = scope.to_owned();
+    let owner = call
+        .read(move |tx| {
+            Ok(tx.first("SELECT account FROM scopes WHERE scope = ?1", values![&scope])?)
+        })
+        .await?
+        .map(|row| row.text(0).to_owned());
+    match owner {
+        Some(owner) => call.owner_or_privileged(what, &owner),
+        None => Ok(()),
+    }
+}
+
+fn new_did(name: Did, body: &Value, account: &str) -> Result<NewDid> {
+    let kind = text(body, "type")?.and_then(DidType::read);
+    let statuses = field(body, "statuses", "an object", |value| value.as_object().map(|_| value))?;
+    let monotonic = statuses.map(|statuses| flag(statuses, "monotonic")).transpose()?.flatten();
+    let others = statuses.and_then(Value::as_object).into_iter().flatten();
+    // What is new is open.
+    let known = |(key, value): (&String, &Value)| {
+        key == "monotonic" || (key == "open" && *value == Value::Bool(true))
+    };
+    if !others.into_iter().all(known) {
+        let message = "A data identifier begins open, and monotonic or not";
+        return Err(refuse(Class::UnsupportedStatus, message));
+    }
+    let meta = field(body, "meta", "an object", Value::as_object)?;
+    let meta = meta.map(did::read_metadata).transpose()?;
+    let within = meta.as_ref().and_then(|said| said.lifetime).flatten();
+    Ok(NewDid {
+        did: name,
+        did_type: kind.ok_or_else(|| wrong("type is DATASET or CONTAINER"))?,
+        account: account.to_owned(),
+        monotonic: monotonic.unwrap_or(false),
+        lifetime: number(body, "lifetime")?.or(within),
+        meta: meta.map(|said| json!(said.kept).to_string()),
+    })
+}
+
+/// What is to be attached to what, and which files among it are to be registered first, and where.
+struct Attachment {
+    parent: Did,
+    children: Vec<Child>,
+    files: Option<NewFiles>,
+}
+
+/// Reads an attachment, and fails unless the caller may attach and register what it says.
+async fn attachment(call: &Call, parent: Did, body: &Value) -> Result<Attachment> {
+    own_scope(call, &parent.scope, "attach data identifiers in this scope").await?;
+    let named = dids(body.get("dids"))?;
+    let child = |(did, value): (Did, &Value)| {
+        Ok(Child {
+            did,
+            bytes: number(value, "bytes")?,
+            adler32: text(value, "adler32")?.map(str::to_owned),
+            md5: text(value, "md5")?.map(str::to_owned),
+        })
+    };
+    let all = list(body, "dids")?;
+    let children: Vec<Child> = named.into_iter().zip(all).map(child).collect::<Result<_>>()?;
+    let files = match text(body, "rse")? {
+        None => None,
+        Some(rse) => {
+            // What is known already is attached by its name alone.
+            let said = children.iter().zip(all).filter(|(child, _)| child.bytes.is_some());
+            let said: Vec<Value> = said.map(|(_, value)| value.clone()).collect();
+            Some(NewFiles::read(call, rse, said).await?)
+        }
+    };
+    Ok(Attachment { parent, children, files })
+}
+
+/// Attaches within a transaction, registering files first where an RSE is named.
+fn attach_within(
+    tx: &mut Tx<'_>,
+    what: &[Attachment],
+    account: &str,
+    again: bool,
+    now: i64,
+) -> Result<()> {
+    if what.len() > 1 || what.iter().any(|one| one.files.is_some()) {
+        let pairs: Vec<(&Did, &[Child])> =
+            what.iter().map(|one| (&one.parent, one.children.as_slice())).collect();
+        did::hold_for_attaching(tx, &pairs)?;
+    }
+    for one in what {
+        if let Some(files) = &one.files {
+            files.register(tx, account, now)?;
+        }
+        did::attach_identifier(tx, &one.parent, &one.children, again, now)?;
+    }
+    Ok(())
+}
+
+/// A data identifier to add, with what is to be in it and its rules.
+struct Addition {
+    new: NewDid,
+    inside: Option<Attachment>,
+    rules: Vec<NewRule>,
+}
+
+async fn addition(call: &Call, name: Did, body: &Value) -> Result<Addition> {
+    own_scope(call, &name.scope, "add data identifiers in this scope").await?;
+    let new = new_did(name, body, &call.caller.account)?;
+    let rules = inline_rules(call, &new.did, body)?;
+    text(body, "rse")?;
+    let inside = match list(body, "dids")? {
+        [] => None,
+        _ => Some(attachment(call, new.did.clone(), body).await?),
+    };
+    Ok(Addition { new, inside, rules })
+}
+
+/// Adds data identifiers, all or none.
+async fn add_all(call: &Call, mut all: Vec<Addition>) -> Result<Reply> {
+    let inside: Vec<Attachment> = all.iter_mut().filter_map(|one| one.inside.take()).collect();
+    let rules: Vec<NewRule> =
+        all.iter_mut().flat_map(|one| std::mem::take(&mut one.rules)).collect();
+    // Two who add the same names wait for each other in the same order.
+    let mut names: Vec<NewDid> = all.into_iter().map(|one| one.new).collect();
+    names.sort_by(|one, other| one.did.cmp(&other.did));
+    let (account, now, seed, settings) = (
+        call.caller.account.clone(),
+        call.now(),
+        call.service.around.seed(),
+        call.service.settings.clone(),
+    );
+    call.write(move |tx| {
+        for new in &names {
+            did::add_identifier(tx, new, now)?;
+        }
+        attach_within(tx, &inside, &account, false, now)?;
+        let mut rng = SmallRng::seed_from_u64(seed);
+        for rule in &rules {
+            add::add_replication_rule(tx, rule, &settings, &mut rng, now)?;
+        }
+        Ok(())
+    })
+    .await?;
+    Ok(created())
+}
+
+/// Rules given with a data identifier.
+fn inline_rules(call: &Call, did: &Did, body: &Value) -> Result<Vec<NewRule>> {
+    let mut rules = Vec::new();
+    for rule in list(body, "rules")? {
+        let mut rule =
+            rule.as_object().cloned().ok_or_else(|| wrong("rules is a list of objects"))?;
+        rule.insert("dids".to_owned(), json!([{"scope": did.scope, "name": did.name}]));
+        let new = new_rule(&rule, &call.caller.account)?;
+        may_add(call, &new)?;
+        rules.push(new);
+    }
+    Ok(rules)
+}
+
+/// The entries of a list, each with the data identifier that it is about.
+fn named(list: &[Value]) -> Result<Vec<(Did, &Value)>> {
+    let one = |body| {
+        let (scope, name) = text(body, "scope")?
+            .zip(text(body, "name")?)
+            .ok_or_else(|| wrong("each has a scope and a name"))?;
+        Ok((Did::new(scope, name), body))
+    };
+    list.iter().map(one).collect()
+}
+
+async fn add_many(call: &Call) -> Result<Reply> {
+    let list = match &call.body {
+        Value::Array(list) => list,
+        body => body
+            .get("dids")
+            .and_then(Value::as_array)
+            .ok_or_else(|| wrong("a list of data identifiers"))?,
+    };
+    let mut all = Vec::with_capacity(list.len());
+    for (name, body) in named(list)? {
+        all.push(addition(call, name, body).await?);
+    }
+    add_all(call, all).await
+}
+
+async fn attach(call: &Call, parent: Did) -> Result<Reply> {
+    let what = attachment(call, parent, &call.body).await?;
+    attach_all(call, vec![what], false).await
+}
+
+async fn attachments(call: &Call) -> Result<Reply> {
+    let (list, again) = match &call.body {
+        Value::Array(list) => (list, false),
+        body => (
+            body.get("attachments")
+                .and_then(Value::as_array)
+                .ok_or_else(|| wrong("attachments is a list"))?,
+            flag(body, "ignore_duplicate")?.unwrap_or(false),
+        ),
+    };
+    let mut all = Vec::with_capacity(list.len());
+    for (parent, body) in named(list)? {
+        all.push(attachment(call, parent, body).await?);
+    }
+    attach_all(call, all, again).await
+}
+
+/// Attaches everything or nothing.
+async fn attach_all(call: &Call, what: Vec<Attachment>, again: bool) -> Result<Reply> {
+    let (account, now) = (call.caller.account.clone(), call.now());
+    call.write(move |tx| attach_within(tx, &what, &account, again, now)).await?;
+    Ok(created())
+}
+
+async fn detach(call: &Call, parent: Did) -> Result<Reply> {
+    own_scope(call, &parent.scope, "detach data identifiers in this scope").await?;
+    let (children, now) = (dids(call.body.get("dids"))?, call.now());
+    call.write(move |tx| did::detach_identifier(tx, &parent, &children, now)).await?;
+    Ok(Reply::Done)
+}
+
+/// A change of a data identifier's status.
+enum Change {
+    Close,
+    Reopen,
+    Lifetime(Option<i64>),
+}
+
+async fn status(call: &Call, name: Did) -> Result<Reply> {
+    own_scope(call, &name.scope, "change data identifiers in this scope").await?;
+    let mut changes = Vec::new();
+    for (key, value) in call.object()? {
+        changes.push(match (key.as_str(), value) {
+            ("open", Value::Bool(false)) => Change::Close,
+            ("open", Value::Bool(true)) => {
+                call.privileged("open a closed data identifier")?;
+                Change::Reopen
+            }
+            ("open", _) => return Err(wrong("The field open should be true or false")),
+            ("lifetime", _) => Change::Lifetime(number(&call.body, "lifetime")?),
+            (key, _) => {
+                let message = format!("The status {key:.40} is not valid.");
+                return Err(refuse(Class::UnsupportedStatus, message));
+            }
+        });
+    }
+    let now = call.now();
+    call.write(move |tx| {
+        changes.iter().try_for_each(|change| match change {
+            Change::Close => did::close(tx, &name, now),
+            Change::Reopen => did::reopen(tx, &name, now),
+            Change::Lifetime(lifetime) => did::set_lifetime(tx, &name, *lifetime, now),
+        })
+    })
+    .await?;
+    Ok(Reply::Done)
+}
+
+fn show_did(found: &DidRecord, size: Option<(i64, i64)>) -> Value {
+    if found.did_type == DidType::File {
+        return json!({
+            "scope": found.did.scope, "name": found.did.name, "type": found.did_type, "account": found.account,
+            "bytes": found.bytes, "length": 1, "md5": found.md5, "adler32": found.adler32,
+        });
+    }
+    let (length, bytes) =
+        size.map_or((found.length, found.bytes), |(length, bytes)| (Some(length), Some(bytes)));
+    json!({
+        "scope": found.did.scope, "name": found.did.name, "type": found.did_type, "account": found.account,
+        "open": found.is_open, "monotonic": found.monotonic, "expired_at": show::time(found.expired_at),
+        "length": length, "bytes": bytes,
+    })
+}
+
+async fn get_did(call: &Call, name: Did) -> Result<Reply> {
+    let deep = match call.arg("dynamic_depth") {
+        None => said(call, "dynamic")?,
+        Some(text) => DidType::read(text)
+            .map(|_| true)
+            .ok_or_else(|| wrong("dynamic_depth is FILE or DATASET"))?,
+    };
+    let value = call
+        .read(move |tx| {
+            let found = did::get(tx, &name)?;
+            let size = if deep && found.did_type != DidType::File {
+                Some(did::size(tx, found.id)?)
+            } else {
+                None
+            };
+            Ok(show_did(&found, size))
+        })
+        .await?;
+    Ok(Reply::Json(value))
+}

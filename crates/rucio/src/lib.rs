@@ -1,0 +1,577 @@
+//! The HTTP surface: paths and shapes of Rucio's REST, plus `/mainstay/…` for what is ours alone.
+//!
+//! [`router`] serves it below wherever it is mounted. Whom the server knows already it puts as a
+//! [`Caller`] into the request's extensions; all others show a token they were given for their
+//! password ([`auth`]). The address they come from is an [`IpAddr`] among the extensions.
+//! Names may hold encoded slashes and look like verbs, so paths are read here and not by patterns.
+//! Lists are streamed row by row as the database yields them.
+
+mod accounts;
+pub mod auth;
+mod dids;
+mod extensions;
+mod listing;
+mod local;
+mod meta;
+mod noted;
+mod paths;
+mod python;
+mod replicas;
+mod requests;
+mod rules;
+mod search;
+mod show;
+mod sites;
+mod storage;
+mod stream;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::{Extensions, HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::response::Response;
+use axum::routing::any;
+pub use local::Local;
+use mainstay_catalog::{self as catalog, Catalog, Tx};
+use mainstay_rules::error::{Class, Error, Result, refuse};
+use mainstay_rules::judge::Surroundings;
+use mainstay_rules::logins::Logins;
+use mainstay_rules::rule::Settings;
+use mainstay_transfers::store::Access;
+pub use noted::Noted;
+use serde_json::{Map, Value};
+
+/// Who calls, as the server has found out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The account.
+    pub account: String,
+    /// Whether it may do everything.
+    pub privileged: bool,
+    /// Whether it may only look.
+    pub read_only: bool,
+}
+
+/// What the surface needs.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Where everything is written down.
+    pub catalog: Catalog,
+    /// Numbers that steer rules.
+    pub settings: Settings,
+    /// Time and chance.
+    pub around: Arc<dyn Surroundings>,
+    /// The way to the files themselves, for a judge that is run by hand.
+    pub access: Arc<Access>,
+    /// Where passwords are judged.
+    pub logins: Logins,
+}
+
+/// The largest body taken, in bytes.
+const LARGEST_BODY: usize = 64 << 20;
+
+/// Serves the surface.
+pub fn router(service: Service) -> Router {
+    Router::new().fallback(move |request: Request| {
+        let service = service.clone();
+        async move { answer(service, request).await }
+    })
+}
+
+/// Serves the surface below `path`. `who` finds the caller among what the server has put into the
+/// request's extensions, and in its headers.
+pub fn mounted(
+    path: &str,
+    service: Service,
+    who: impl Fn(&Extensions, &HeaderMap) -> Option<Caller> + Clone + Send + Sync + 'static,
+) -> Router {
+    let answered = move |mut request: Request| {
+        let service = service.clone();
+        if let Some(caller) = who(request.extensions(), request.headers()) {
+            request.extensions_mut().insert(caller);
+        }
+        async move { answer(service, request).await }
+    };
+    let below = Router::new().fallback(answered.clone());
+    // What is nested does not begin with nothing at all.
+    Router::new().route(&format!("{path}/"), any(answered)).nest(path, below)
+}
+
+/// One request, taken apart.
+struct Call {
+    service: Service,
+    method: Method,
+    /// The decoded parts of the path.
+    path: Vec<String>,
+    query: Vec<(String, String)>,
+    body: Value,
+    /// Whether the answer is to be a metalink document.
+    metalink: bool,
+    caller: Caller,
+}
+
+type Lines = Box<dyn Fn(&mut Tx<'_>, &mut dyn FnMut(String) -> Result<()>) -> Result<()> + Send>;
+
+/// What is answered.
+enum Reply {
+    Json(Value),
+    /// One JSON document a line.
+    Lines(Lines),
+    /// The same, from elsewhere than the catalog alone.
+    Streamed(Body),
+    /// A metalink document, line by line.
+    Metalink(Lines),
+    /// 201 with this text.
+    Created(String),
+    /// 201 with a document.
+    CreatedJson(Value),
+    /// 303: look there.
+    Elsewhere(String),
+    Done,
+    /// A document that is JSON but for the word Infinity.
+    Text(String),
+}
+
+async fn answer(service: Service, request: Request) -> Response {
+    let mut noted = Noted::of(request.method(), request.uri().path(), request.headers());
+    let mut response = answer_noting(service, request, &mut noted).await;
+    noted.hear(&response);
+    response.extensions_mut().insert(noted);
+    response
+}
+
+async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted) -> Response {
+    // Who asks for the head is told the same, and the server leaves the rest away.
+    if request.method() == Method::HEAD {
+        *request.method_mut() = Method::GET;
+    }
+    let asked: Vec<String> = parts(request.uri().path());
+    let part = Part::of(request.method(), &asked);
+    let refused = |error: &Error| {
+        let nowhere = matches!(error, Error::Nowhere);
+        failure(error, part, nowhere.then(|| paths::allowed(&asked)).flatten())
+    };
+    let path: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
+    match path.as_slice() {
+        ["auth", rest @ ..] => {
+            let from = request.extensions().get::<IpAddr>().copied();
+            let asked = auth::Asked { headers: request.headers(), from };
+            let answered = auth::dispatch(&service, request.method(), rest, &asked);
+            return answered.await.unwrap_or_else(|error| refused(&error));
+        }
+        // What clients tell about their downloads is taken and not kept.
+        ["traces"] if request.method() == Method::POST => {
+            return with_type(StatusCode::CREATED, TEXT, "Created".into());
+        }
+        _ => {}
+    }
+    let open = path.as_slice() == ["ping"] || request.extensions().get::<Caller>().is_some();
+    if !open && !request.headers().contains_key(auth::TOKEN) {
+        noted.denied = true;
+        return without_token(request.headers());
+    }
+    match call(service, request).await {
+        Ok((call, service)) => {
+            noted.account.clone_from(&call.caller.account);
+            match dispatch(call).await {
+                Ok(reply) => render(service, reply, part).await,
+                Err(error) => refused(&error),
+            }
+        }
+        Err(error) => refused(&error),
+    }
+}
+
+/// Where something is asked for, as far as the status of a refusal depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Among the RSEs, where a wrong expression is a wrong question and not a conflict.
+    Rses,
+    /// Where a rule is changed, and what it cannot be is a conflict with what it is.
+    ChangedRule,
+    Elsewhere,
+}
+
+impl Part {
+    fn of(method: &Method, path: &[String]) -> Self {
+        match path.first().map(String::as_str) {
+            Some("rses") => Self::Rses,
+            Some("rules") if *method == Method::PUT => Self::ChangedRule,
+            _ => Self::Elsewhere,
+        }
+    }
+}
+
+/// A request that shows no token is a wrong one: a new token, for which clients log in again when
+/// they are told 401, would not help it. One that shows a user of the server whom the server does
+/// not know would be helped.
+fn without_token(headers: &HeaderMap) -> Response {
+    if headers.contains_key(header::AUTHORIZATION) {
+        let message = "The token in Authorization is not valid";
+        return told(StatusCode::UNAUTHORIZED, Class::CannotAuthenticate.to_string(), message);
+    }
+    let message = "The header X-Rucio-Auth-Token is missing";
+    told(StatusCode::BAD_REQUEST, Class::CannotAuthenticate.to_string(), message)
+}
+
+async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
+    let (parts, body) = request.into_parts();
+    let path = self::parts(parts.uri.path());
+    let query = parts.uri.query().map(pairs).unwrap_or_default();
+    let open = path.len() == 1 && path[0] == "ping";
+    let caller = match parts.extensions.get::<Caller>() {
+        Some(caller) => caller.clone(),
+        None if open => Caller { account: String::new(), privileged: false, read_only: true },
+        None => auth::bearer(&service, &parts.headers).await?,
+    };
+    let accepts = parts.headers.get_all(header::ACCEPT);
+    let metalink = accepts
+        .iter()
+        .any(|value| value.to_str().is_ok_and(|text| text.contains("application/metalink4+xml")));
+    let bytes = to_bytes(body, LARGEST_BODY)
+        .await
+        .map_err(|_| refuse(Class::InvalidObject, "The body is too large or was cut short"))?;
+    let body = if bytes.is_empty() {
+        Value::Null
+    } else {
+        serde_json::from_slice(&python::json(&bytes)).map_err(|error| {
+            refuse(Class::InvalidObject, format!("The body is not JSON: {error}"))
+        })?
+    };
+    let words = path.iter().chain(query.iter().flat_map(|(key, value)| [key, value]));
+    if words.into_iter().any(|text| text.contains('\0')) || has_zero(&body) {
+        return Err(refuse(Class::InvalidObject, "A text may not hold the character 0"));
+    }
+    let method = parts.method;
+    let call = Call { service: service.clone(), method, path, query, body, metalink, caller };
+    Ok((call, service))
+}
+
+/// Whether a text anywhere in a body holds the character 0, which not every database takes.
+fn has_zero(body: &Value) -> bool {
+    match body {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(list) => list.iter().any(has_zero),
+        Value::Object(map) => map.iter().any(|(key, value)| key.contains('\0') || has_zero(value)),
+        _ => false,
+    }
+}
+
+/// The decoded parts of a path.
+fn parts(path: &str) -> Vec<String> {
+    path.split('/').filter(|part| !part.is_empty()).map(decode).collect()
+}
+
+/// Decodes one part of a path or query: `%2F`, and `+` for a space. What is no such thing stays.
+fn decode(part: &str) -> String {
+    let part = part.as_bytes();
+    let digit = |at: usize| part.get(at).and_then(|byte| (*byte as char).to_digit(16));
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut at = 0;
+    while let Some(byte) = part.get(at) {
+        at += 1;
+        match (byte, digit(at), digit(at + 1)) {
+            (b'+', ..) => bytes.push(b' '),
+            (b'%', Some(high), Some(low)) => {
+                bytes.push((high * 16 + low) as u8);
+                at += 2;
+            }
+            _ => bytes.push(*byte),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn pairs(query: &str) -> Vec<(String, String)> {
+    let pair = |part: &str| {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        (decode(key), decode(value))
+    };
+    query.split('&').filter(|part| !part.is_empty()).map(pair).collect()
+}
+
+impl Call {
+    fn arg(&self, key: &str) -> Option<&str> {
+        self.query.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    fn object(&self) -> Result<&Map<String, Value>> {
+        self.body
+            .as_object()
+            .ok_or_else(|| refuse(Class::InvalidObject, "The body should be a JSON object"))
+    }
+
+    fn field<'a>(&'a self, key: &str) -> Result<&'a Value> {
+        let missing = || refuse(Class::InvalidObject, format!("The field {key} is missing"));
+        self.object()?.get(key).ok_or_else(missing)
+    }
+
+    fn text(&self, key: &str) -> Result<String> {
+        let wrong = || refuse(Class::InvalidObject, format!("The field {key} should be a text"));
+        self.field(key)?.as_str().map(str::to_owned).ok_or_else(wrong)
+    }
+
+    fn number(&self, key: &str) -> Result<i64> {
+        let wrong =
+            || refuse(Class::InvalidObject, format!("The field {key} should be a whole number"));
+        mainstay_rules::api::whole(self.field(key)?).ok_or_else(wrong)
+    }
+
+    fn now(&self) -> i64 {
+        self.service.around.now()
+    }
+
+    /// Fails unless the caller may do everything.
+    fn privileged(&self, what: &str) -> Result<()> {
+        match self.caller.privileged {
+            true => Ok(()),
+            false => Err(self.denied(what)),
+        }
+    }
+
+    fn denied(&self, what: &str) -> Error {
+        let message = format!("Account {} can not {what}", self.caller.account);
+        refuse(Class::AccessDenied, message)
+    }
+
+    /// Fails unless the caller is this account or may do everything.
+    fn owner_or_privileged(&self, what: &str, owner: &str) -> Result<()> {
+        match self.caller.privileged || (self.caller.account == owner && !owner.is_empty()) {
+            true => Ok(()),
+            false => Err(self.denied(what)),
+        }
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl Fn(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.service.catalog.write(work).await
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl Fn(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.service.catalog.read(work).await
+    }
+}
+
+async fn dispatch(call: Call) -> Result<Reply> {
+    let path: Vec<String> = call.path.clone();
+    let Some(first) = path.first() else { return Err(no_such_path()) };
+    if path == ["ping"] && call.method == Method::GET {
+        return Ok(Reply::Json(serde_json::json!({"version": "41.5.1"})));
+    }
+    if call.caller.read_only && first != "ping" && !reads(&call.method, &path) {
+        let message = format!("Account {} may only look", call.caller.account);
+        return Err(refuse(Class::AccessDenied, message));
+    }
+    let parts: Vec<&str> = path.iter().map(String::as_str).collect();
+    match first.as_str() {
+        "rules" => rules::dispatch(&call, &path[1..]).await,
+        "locks" => rules::locks(&call, &path[1..]).await,
+        "dids" => dids::dids_at(&call, &parts[1..]).await,
+        "replicas" => replicas::replicas_at(&call, &parts[1..]).await,
+        "requests" => requests::requests_at(&call, &parts[1..]).await,
+        "rses" => sites::rses_at(&call, &parts[1..]).await,
+        "accounts" => accounts::accounts_at(&call, &parts[1..]).await,
+        "scopes" => accounts::scopes_at(&call, &parts[1..]).await,
+        "subscriptions" if call.method == Method::GET => Ok(Reply::Lines(Box::new(|_, _| Ok(())))),
+        "mainstay" => extensions::dispatch(&call, &path[1..]).await,
+        _ => Err(no_such_path()),
+    }
+}
+
+/// Whether a request changes nothing; some questions are too long for a path.
+fn reads(method: &Method, path: &[String]) -> bool {
+    let path: Vec<&str> = path.iter().map(String::as_str).collect();
+    *method == Method::GET
+        || matches!(
+            path.as_slice(),
+            ["replicas", "list" | "dids" | "datasets_bulk"]
+                | ["locks", "bulk_locks_for_dids"]
+                | ["dids", "bulkmeta" | "bulkfiles"]
+        )
+}
+
+/// A field of a body that may be left out; what it must be otherwise is said.
+fn field<'a, T>(
+    body: &'a Value,
+    key: &str,
+    should: &str,
+    read: impl Fn(&'a Value) -> Option<T>,
+) -> Result<Option<T>> {
+    match body.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => {
+            let wrong = || wrong(&format!("The field {key} should be {should}"));
+            read(value).map(Some).ok_or_else(wrong)
+        }
+    }
+}
+
+fn text<'a>(body: &'a Value, key: &str) -> Result<Option<&'a str>> {
+    field(body, key, "a text", Value::as_str)
+}
+
+fn number(body: &Value, key: &str) -> Result<Option<i64>> {
+    field(body, key, "a whole number", mainstay_rules::api::whole)
+}
+
+fn flag(body: &Value, key: &str) -> Result<Option<bool>> {
+    field(body, key, "true or false", Value::as_bool)
+}
+
+fn list<'a>(body: &'a Value, key: &str) -> Result<&'a [Value]> {
+    Ok(field(body, key, "a list", |value| value.as_array())?.map_or(&[], Vec::as_slice))
+}
+
+fn texts(body: &Value, key: &str) -> Result<Option<Vec<String>>> {
+    field(body, key, "a list of texts", |value| {
+        value.as_array()?.iter().map(|one| one.as_str().map(str::to_owned)).collect()
+    })
+}
+
+/// What an attribute is set to: its text is kept.
+fn attribute(body: &Value) -> Result<String> {
+    let should = "a text, a number, or true or false";
+    let read = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
+        _ => None,
+    };
+    field(body, "value", should, read)?.ok_or_else(|| wrong(&format!("value should be {should}")))
+}
+
+/// Whether an argument says yes, as Python, JSON or people write it.
+fn said(call: &Call, key: &str) -> Result<bool> {
+    match call.arg(key) {
+        None | Some("" | "None" | "False" | "false" | "0") => Ok(false),
+        Some("True" | "true" | "1") => Ok(true),
+        Some(_) => Err(wrong(&format!("{key} is True or False"))),
+    }
+}
+
+/// A refusal of a body that is not as it should be.
+fn wrong(what: &str) -> Error {
+    refuse(Class::InvalidObject, what)
+}
+
+fn created() -> Reply {
+    Reply::Created("Created".to_owned())
+}
+
+const TEXT: &str = "text/html; charset=utf-8";
+const LINES: &str = "application/x-json-stream";
+
+fn no_such_path() -> Error {
+    Error::Nowhere
+}
+
+fn with_type(status: StatusCode, kind: &'static str, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+async fn render(service: Service, reply: Reply, part: Part) -> Response {
+    match reply {
+        Reply::Json(value) => {
+            with_type(StatusCode::OK, "application/json", value.to_string().into())
+        }
+        Reply::Text(text) => with_type(StatusCode::OK, "application/json", text.into()),
+        Reply::Created(text) => with_type(StatusCode::CREATED, TEXT, text.into()),
+        Reply::CreatedJson(value) => {
+            with_type(StatusCode::CREATED, "application/json", value.to_string().into())
+        }
+        Reply::Elsewhere(place) => {
+            let body = "<!doctype html>\n<title>Redirecting...</title>\n";
+            let mut answer = with_type(StatusCode::SEE_OTHER, TEXT, body.into());
+            if let Ok(place) = HeaderValue::from_str(&place) {
+                answer.headers_mut().insert(header::LOCATION, place);
+            }
+            answer
+        }
+        Reply::Done => with_type(StatusCode::OK, TEXT, Body::empty()),
+        Reply::Lines(lines) => streamed(service, lines, LINES, part).await,
+        Reply::Streamed(body) => with_type(StatusCode::OK, LINES, body),
+        Reply::Metalink(lines) => streamed(service, lines, "application/metalink4+xml", part).await,
+    }
+}
+
+async fn streamed(service: Service, lines: Lines, kind: &'static str, part: Part) -> Response {
+    match stream::body(service.catalog, lines).await {
+        Ok(body) => with_type(StatusCode::OK, kind, body),
+        Err(error) => failure(&error, part, None),
+    }
+}
+
+/// An error as clients read it: the class decides what they raise. Where there is nothing to be had,
+/// something else may be by one of the `allowed` methods.
+fn failure(error: &Error, part: Part, allowed: Option<String>) -> Response {
+    let (status, class) = match error {
+        Error::Refused(refusal) => {
+            let status = match (part, refusal.class) {
+                (Part::Rses, Class::InvalidRSEExpression) => 400,
+                (Part::ChangedRule, Class::InputValidationError) => 409,
+                (_, class) => class.status(),
+            };
+            (status, refusal.class.to_string())
+        }
+        Error::Nowhere => {
+            (if allowed.is_some() { 405 } else { 404 }, Class::UnsupportedOperation.to_string())
+        }
+        Error::Busy(_)
+        | Error::Catalog(
+            catalog::Error::Unavailable(_) | catalog::Error::Moved | catalog::Error::Unknown,
+        ) => (503, "DatabaseException".to_owned()),
+        _ => (500, "RucioException".to_owned()),
+    };
+    if status >= 500 {
+        tracing::error!(%error, "a request failed");
+    }
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = told(status, class, &error.to_string());
+    if let Some(methods) = allowed.and_then(|methods| HeaderValue::from_str(&methods).ok()) {
+        response.headers_mut().insert(header::ALLOW, methods);
+    }
+    response
+}
+
+fn told(status: StatusCode, class: String, message: &str) -> Response {
+    let body = serde_json::json!({"ExceptionClass": class, "ExceptionMessage": message});
+    let mut response = with_type(status, "application/octet-stream", body.to_string().into());
+    let short: String =
+        message.chars().filter(|letter| (' '..='~').contains(letter)).take(125).collect();
+    for (name, value) in [("exceptionclass", class), ("exceptionmessage", short)] {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoded_parts_read_as_they_were_meant() {
+        for (part, meant) in [
+            ("a%2Fb", "a/b"),
+            ("a+b", "a b"),
+            ("100%25", "100%"),
+            ("tier%3D1", "tier=1"),
+            ("%zz", "%zz"),
+            ("a%4", "a%4"),
+            ("%%41", "%A"),
+        ] {
+            assert_eq!(decode(part), meant);
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! `/replicas`: which file is where, under which name, and when it may go.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use axum::http::Method;
+use mainstay_catalog::{Tx, values};
+use mainstay_rules::api::{Did, Micros, NewFile, ReplicaState};
+use mainstay_rules::error::{Class, Error, Result, refuse};
+use mainstay_rules::expression::Rse;
+use mainstay_rules::rule::transfer;
+use mainstay_rules::rule::update::read_time;
+use mainstay_rules::{did, protocol, replica, suspect};
+use serde_json::{Map, Value, json};
+
+use super::dids::own_scope;
+use super::rules::{dids, whole};
+use super::{
+    Call, Reply, created, field, flag, listing, no_such_path, show, sites, text, texts, wrong,
+};
+
+pub(super) async fn replicas_at(call: &Call, parts: &[&str]) -> Result<Reply> {
+    match (&call.method, parts) {
+        (&Method::POST, []) => add_replicas(call).await,
+        (&Method::PUT, []) => update_replicas(call).await,
+        (&Method::DELETE, []) => delete_replicas(call).await,
+        (&Method::POST, ["list"]) => listing::list(call),
+        (&Method::POST, ["tombstone"]) => tombstones(call).await,
+        (&Method::POST, ["bad"]) => bad(call).await,
+        (&Method::POST, ["bad", "dids"]) => bad_dids(call).await,
+        (&Method::POST, ["bad", "pfns"]) => bad_names(call).await,
+        (&Method::GET, ["bad", "states"]) => Ok(bad_states()),
+        (&Method::POST, ["dids"]) => dids_of(call).await,
+        (&Method::GET, ["suspicious"]) => suspicious(call).await,
+        (&Method::POST, ["suspicious"]) => {
+            let names = names(call)?;
+            let unknown = declare_suspicious(call, names).await?;
+            Ok(Reply::CreatedJson(json!(unknown)))
+        }
+        (&Method::POST, ["quarantine"]) => {
+            let why = "Files that no replica is registered for are left alone: remove them from the storage, or register them";
+            Err(refuse(Class::UnsupportedOperation, why))
+        }
+        (&Method::POST, ["datasets_bulk"]) => {
+            let names = dids(call.body.get("dids"))?;
+            sites::dataset_replicas(call, names).await
+        }
+        (&Method::GET, ["rse", rse]) => datasets_on(call, rse).await,
+        (&Method::GET, [scope, name @ .., "datasets" | "datasets_vp"]) => {
+            sites::dataset_replicas(call, vec![Did::new(*scope, name.join("/"))]).await
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+async fn add_replicas(call: &Call) -> Result<Reply> {
+    let rse = call.text("rse")?;
+    let list = call.field("files")?.as_array().cloned().ok_or_else(|| wrong("files is a list"))?;
+    let only_open = flag(&call.body, "ignore_availability")? == Some(false);
+    let files = NewFiles::read(call, &rse, list).await?;
+    let (account, now) = (call.caller.account.clone(), call.now());
+    call.write(move |tx| {
+        if only_open && !mainstay_rules::rse::by_name(tx, &rse)?.write {
+            let message = format!("RSE {rse} takes no writes now");
+            return Err(refuse(Class::RSEWriteBlocked, message));
+        }
+        replica::add_replicas(tx, &rse, &files.files, &account, now)?;
+        files.describe(tx, now)
+    })
+    .await?;
+    Ok(created())
+}
+
+/// Files that are to be registered on an RSE.
+pub(super) struct NewFiles {
+    rse: String,
+    files: Vec<NewFile>,
+    /// What else is said of them.
+    meta: Vec<(Did, Map<String, Value>)>,
+}
+
+impl NewFiles {
+    /// Reads them, and fails unless the caller may register files in all of their scopes.
+    pub(super) async fn read(call: &Call, rse: &str, list: Vec<Value>) -> Result<Self> {
+        let (mut files, mut meta) = (Vec::with_capacity(list.len()), Vec::new());
+        let mut named = Vec::new();
+        for mut value in list {
+            if let Some(bytes) = value.get("bytes").and_then(mainstay_rules::api::whole) {
+                value["bytes"] = json!(bytes);
+            }
+            let physical = text(&value, "pfn")?.map(str::to_owned);
+            // A path that is not judged could be that of another file.
+            if value.get("path").is_some() {
+                return Err(wrong("where a file is is said by its pfn"));
+            }
+            let said = field(&value, "meta", "an object", Value::as_object)?.cloned();
+            let file: NewFile = serde_json::from_value(value)
+                .map_err(|error| wrong(&format!("a file is not as it should be: {error}")))?;
+            named.extend(physical.map(|name| (files.len(), name)));
+            let said = said.filter(|said| !said.is_empty());
+            meta.extend(said.map(|said| (file.did.clone(), said)));
+            files.push(file);
+        }
+        let at = rse.to_owned();
+        let found = call.read(move |tx| mainstay_rules::rse::by_name(tx, &at)).await?;
+        for (at, name) in named {
+            files[at].path = said_path(&found, &files[at].did, &name)?;
+        }
+        let scopes: BTreeSet<&str> = files.iter().map(|file| file.did.scope.as_str()).collect();
+        for scope in scopes {
+            own_scope(call, scope, "register files in this scope").await?;
+        }
+        Ok(Self { rse: rse.to_owned(), files, meta })
+    }
+
+    /// Registers those that are not registered yet.
+    pub(super) fn register(&self, tx: &mut Tx<'_>, account: &str, now: Micros) -> Result<()> {
+        replica::add_missing_replicas(tx, &self.rse, &self.files, account, now)?;
+        self.describe(tx, now)
+    }
+
+    fn describe(&self, tx: &mut Tx<'_>, now: Micros) -> Result<()> {
+        self.meta.iter().try_for_each(|(did, meta)| did::set_metadata(tx, did, meta, now))
+    }
+}
+
+/// The path that a physical name says, where it does not follow from the logical one.
+fn said_path(rse: &Rse, did: &Did, name: &str) -> Result<Option<String>> {
+    let known = rse.protocols.iter().find_map(|protocol| protocol.path_of(name));
+    let path = match known {
+        Some(path) => path,
+        None if rse.protocols.is_empty() && !name.contains("..") => {
+            // Nobody has said yet how the RSE is reached: what was said is kept as it is.
+            let path = name
+                .split_once("://")
+                .map_or(name, |(_, rest)| rest.split_once('/').map_or("", |(_, path)| path));
+            path.trim_matches('/').to_owned()
+        }
+        None => {
+            let message = format!("{name:.200} is not a physical name of RSE {}", rse.name);
+            return Err(refuse(Class::InvalidPath, message));
+        }
+    };
+    if !mainstay_transfers::protocol::stays_below(&path) {
+        return Err(protocol::leaves(&path));
+    }
+    if !rse.deterministic {
+        return Ok(Some(path));
+    }
+    if !rse.protocols.is_empty() && path != mainstay_transfers::protocol::hashed_path(did) {
+        let message = format!("On {} the name of {did} follows from its hash", rse.name);
+        return Err(refuse(Class::InvalidPath, message));
+    }
+    Ok(None)
+}
+
+/// What is not locked is deleted: the reaper removes the files, and then the catalog forgets them.
+async fn delete_replicas(call: &Call) -> Result<Reply> {
+    call.privileged("delete replicas")?;
+    let (rse, names, now) = (call.text("rse")?, dids(call.body.get("files"))?, call.now());
+    flag(&call.body, "ignore_availability")?;
+    call.write(move |tx| names.iter().try_for_each(|name| replica::doom(tx, name, &rse, now)))
+        .await?;
+    Ok(Reply::Done)
+}
+
+/// `A`: the copies are there; `U`: they could not be made.
+/// Says what became of copies. Whoever may register files in a scope may say that an upload of its own
+/// has arrived.
+async fn update_replicas(call: &Call) -> Result<Reply> {
+    let rse = call.text("rse")?;
+    let names = dids(call.body.get("files"))?;
+    let own = call.privileged("update replicas");
+    if own.is_err() {
+        let scopes: BTreeSet<&str> = names.iter().map(|name| name.scope.as_str()).collect();
+        for scope in scopes {
+            own_scope(call, scope, "update replicas").await?;
+        }
+    }
+    let rows = call.field("files")?.as_array().cloned().unwrap_or_default();
+    let mut well = Vec::new();
+    let mut ill: BTreeMap<String, Vec<Did>> = BTreeMap::new();
+    for (name, row) in names.into_iter().zip(rows) {
+        let state = text(&row, "state")?.and_then(ReplicaState::read);
+        let error = text(&row, "error_message")?.unwrap_or("The transfer failed");
+        match state {
+            Some(ReplicaState::Available) => well.push(name),
+            Some(ReplicaState::Unavailable) => {
+                ill.entry(error.to_owned()).or_default().push(name);
+            }
+            _ => return Err(wrong("state is A or U")),
+        }
+    }
+    if !ill.is_empty() {
+        call.privileged("update replicas")?;
+    }
+    let (now, uploads) = (call.now(), own.err());
+    let refusal = uploads.map(|error| error.to_string());
+    call.write(move |tx| {
+        let units = |tx: &mut Tx<'_>, names: &[Did]| -> Result<Vec<(i64, i64)>> {
+            names.iter().map(|name| replica::unit(tx, name, &rse)).collect()
+        };
+        let well = units(tx, &well)?;
+        if let Some(refusal) = &refusal {
+            for unit in &well {
+                if !transfer::is_upload(tx, *unit)? {
+                    return Err(refuse(Class::AccessDenied, refusal.as_str()));
+                }
+            }
+        }
+        transfer::successful_transfer(tx, &well, now)?;
+        for (error, names) in &ill {
+            let ill = units(tx, names)?;
+            transfer::failed_transfer(tx, &ill, error, None, now)?;
+        }
+        Ok(())
+    })
+    .await?;
+    Ok(Reply::Done)
+}
+
+async fn tombstones(call: &Call) -> Result<Reply> {
+    call.privileged("set tombstones")?;
+    let list = call.field("replicas")?.as_array().ok_or_else(|| wrong("replicas is a list"))?;
+    let part = |entry, key| {
+        text(entry, key)?
+            .map(str::to_owned)
+            .ok_or_else(|| wrong("each replica has a scope, a name and an rse"))
+    };
+    let replica =
+        |entry| Ok((Did::new(part(entry, "scope")?, part(entry, "name")?), part(entry, "rse")?));
+    let replicas: Vec<(Did, String)> = list.iter().map(replica).collect::<Result<_>>()?;
+    let now = call.now();
+    call.write(move |tx| {
+        replicas.iter().try_for_each(|(name, rse)| replica::set_tombstone(tx, name, rse, now))
+    })
+    .await?;
+    Ok(created())
+}
+
+/// A replica as clients name it by its parts; none where its RSE is known by no such number.
+fn meant(rses: &[Rse], entry: &Value) -> Result<Option<(Did, String)>> {
+    let wrong = || wrong("each replica is a physical name, or has a scope, a name and an rse");
+    let (scope, name) = text(entry, "scope")?.zip(text(entry, "name")?).ok_or_else(wrong)?;
+    let rse = match (text(entry, "rse")?, text(entry, "rse_id")?) {
+        (Some(rse), _) => Some(rse),
+        (None, Some(uuid)) => rses.iter().find(|rse| rse.uuid == uuid).map(|rse| rse.name.as_str()),
+        (None, None) => return Err(wrong()),
+    };
+    Ok(rse.map(|rse| (Did::new(scope, name), rse.to_owned())))
+}
+
+async fn bad(call: &Call) -> Result<Reply> {
+    let list = call
+        .field("replicas")
+        .or_else(|_| call.field("pfns"))?
+        .as_array()
+        .cloned()
+        .ok_or_else(|| wrong("replicas is a list"))?;
+    Ok(Reply::CreatedJson(json!(declare_bad(call, list).await?)))
+}
+
+fn names(call: &Call) -> Result<Vec<Value>> {
+    call.field("pfns")?.as_array().cloned().ok_or_else(|| wrong("pfns is a list"))
+}
+
+/// Physical names that somebody found to be bad or suspects; those that nobody knows are passed over.
+async fn bad_names(call: &Call) -> Result<Reply> {
+    let names = names(call)?;
+    text(&call.body, "expires_at")?;
+    match call.text("state")?.to_ascii_uppercase().as_str() {
+        "BAD" => declare_bad(call, names).await?,
+        "SUSPICIOUS" => declare_suspicious(call, names).await?,
+        "TEMPORARY_UNAVAILABLE" => {
+            let why = "A replica that cannot be read for a while is not declared: close its RSE for reading";
+            return Err(refuse(Class::UnsupportedOperation, why));
+        }
+        _ => return Err(wrong("state is BAD or SUSPICIOUS")),
+    };
+    Ok(created())
+}
+
+/// What was not known, by RSE.
+type Unknown = BTreeMap<String, Vec<String>>;
+
+async fn declare_bad(call: &Call, list: Vec<Value>) -> Result<Unknown> {
+    flag(&call.body, "force")?;
+    let reason = text(&call.body, "reason")?.unwrap_or_default().to_owned();
+    let (account, now) = (call.caller.account.clone(), call.now());
+    declare(call, list, move |tx, did, rse| {
+        replica::declare_bad(tx, did, rse, &reason, &account, now)
+    })
+    .await
+}
+
+async fn declare_suspicious(call: &Call, list: Vec<Value>) -> Result<Unknown> {
+    let reason = text(&call.body, "reason")?.unwrap_or_default().to_owned();
+    let now = call.now();
+    declare(call, list, move |tx, did, rse| suspect::declare(tx, did, rse, &reason, now)).await
+}
+
+/// Says something of replicas, of all or none; returns those that are not known.
+async fn declare(
+    call: &Call,
+    list: Vec<Value>,
+    say: impl Fn(&mut Tx<'_>, &Did, &str) -> Result<()> + Send + 'static,
+) -> Result<Unknown> {
+    call.privileged("declare replicas bad or suspicious")?;
+    call.write(move |tx| {
+        let rses = mainstay_rules::rse::all(tx)?;
+        let mut unknown = Unknown::new();
+        for entry in &list {
+            let found = match entry {
+                Value::String(name) => named(tx, &rses, name)?,
+                entry => meant(&rses, entry)?,
+            };
+            let (rse, what) = match found {
+                None => {
+                    let what = entry.as_str().map_or_else(|| entry.to_string(), str::to_owned);
+                    ("Unknown".to_owned(), format!("{what} Unknown replica"))
+                }
+                Some((did, rse)) => match say(tx, &did, &rse) {
+                    Ok(()) => continue,
+                    Err(error) if is_unknown(&error) => (rse, format!("{did} Unknown replica")),
+                    Err(error) => return Err(error),
+                },
+            };
+            unknown.entry(rse).or_default().push(what);
+        }
+        Ok(unknown)
+    })
+    .await
+}
+
+/// Replicas under suspicion, the oldest first.
+async fn suspicious(call: &Call) -> Result<Reply> {
+    let since = match call.arg("younger_than") {
+        None => 0,
+        Some(text) => read_time(text).ok_or_else(|| wrong("younger_than is a date"))?,
+    };
+    let times: i64 = match call.arg("nattempts") {
+        None => 0,
+        Some(text) => text.parse().map_err(|_| wrong("nattempts is a number"))?,
+    };
+    let on = match call.arg("rse_expression").map(str::to_owned) {
+        None => None,
+        Some(text) => Some(call.read(move |tx| mainstay_rules::rse::resolve(tx, &text)).await?),
+    };
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        let sql = "SELECT d.scope, d.name, r.rse, r.uuid, s.times, s.created_at, s.reason, s.rse_id FROM suspicious_replicas s
+            JOIN dids d ON d.id = s.did_id JOIN rses r ON r.id = s.rse_id WHERE s.updated_at >= ?1 AND s.times >= ?2
+            ORDER BY s.created_at, s.did_id, s.rse_id";
+        tx.for_each(sql, values![since, times], &mut |row| {
+            if on.as_ref().is_some_and(|on| !on.contains(&row.int(7))) {
+                return Ok(());
+            }
+            let value = json!({
+                "scope": row.text(0), "name": row.text(1), "rse": row.text(2), "rse_id": row.text(3),
+                "cnt": row.int(4), "created_at": show::time(row.opt_int(5)), "reason": row.text(6),
+            });
+            line(value.to_string())
+        })
+    })))
+}
+
+fn is_unknown(error: &Error) -> bool {
+    matches!(error.class(), Some(Class::ReplicaNotFound | Class::DataIdentifierNotFound))
+}
+
+async fn bad_dids(call: &Call) -> Result<Reply> {
+    call.privileged("declare replicas bad")?;
+    let (rse, names) = (call.text("rse")?, dids(call.body.get("dids"))?);
+    let reason = text(&call.body, "reason")?.unwrap_or_default().to_owned();
+    let (account, now) = (call.caller.account.clone(), call.now());
+    call.write(move |tx| {
+        names
+            .iter()
+            .try_for_each(|name| replica::declare_bad(tx, name, &rse, &reason, &account, now))
+    })
+    .await?;
+    Ok(Reply::CreatedJson(json!({})))
+}
+
+fn bad_states() -> Reply {
+    Reply::Lines(Box::new(|tx, line| {
+        let sql = "SELECT d.scope, d.name, r.rse, r.uuid, b.reason, b.account, b.created_at FROM bad_replicas b
+            JOIN dids d ON d.id = b.did_id JOIN rses r ON r.id = b.rse_id ORDER BY b.id";
+        tx.for_each(sql, &[], &mut |row| {
+            let at = show::time(row.opt_int(6));
+            let value = json!({
+                "scope": row.text(0), "name": row.text(1), "rse": row.text(2), "rse_id": row.text(3), "state": "BAD",
+                "reason": row.opt_text(4), "account": row.opt_text(5), "created_at": at, "updated_at": at,
+            });
+            line(value.to_string())
+        })
+    }))
+}
+
+/// The replica a physical name means.
+fn named(tx: &mut Tx<'_>, rses: &[Rse], name: &str) -> Result<Option<(Did, String)>> {
+    for rse in rses {
+        let Some(path) = rse.protocols.iter().find_map(|one| one.path_of(name)) else { continue };
+        if let Some(did) = replica::at_path(tx, rse, &path)? {
+            return Ok(Some((did, rse.name.clone())));
+        }
+    }
+    Ok(None)
+}
+
+/// Which files some physical names belong to.
+async fn dids_of(call: &Call) -> Result<Reply> {
+    let names = texts(&call.body, "pfns")?.ok_or_else(|| wrong("pfns is a list of texts"))?;
+    let on = text(&call.body, "rse")?.map(str::to_owned);
+    let lines = call
+        .read(move |tx| {
+            let rses = match &on {
+                Some(on) => vec![mainstay_rules::rse::by_name(tx, on)?],
+                None => mainstay_rules::rse::all(tx)?.to_vec(),
+            };
+            let mut lines = Vec::new();
+            for name in &names {
+                if let Some((did, _)) = named(tx, &rses, name)? {
+                    lines.push(json!({name: {"scope": did.scope, "name": did.name}}).to_string());
+                }
+            }
+            Ok(lines)
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+/// The datasets of which something is on an RSE.
+async fn datasets_on(call: &Call, rse: &str) -> Result<Reply> {
+    let rse = rse.to_owned();
+    let found = call.read(move |tx| mainstay_rules::rse::by_name(tx, &rse)).await?;
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        replica::datasets_on(tx, found.id, &mut |name, (length, bytes), held| {
+            line(sites::dataset_replica(&name, &found, (length, bytes), &held))
+        })
+    })))
+}

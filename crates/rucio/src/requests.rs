@@ -1,0 +1,199 @@
+//! `/requests`: which transfers are asked for, and what became of them.
+
+use axum::http::Method;
+use mainstay_catalog::{Row, Tx, values};
+use mainstay_rules::api::{Did, RequestState};
+use mainstay_rules::error::{Class, Result, refuse};
+use mainstay_rules::replica;
+use serde_json::{Value, json};
+
+use super::rules::whole;
+use super::{Call, Reply, created, no_such_path, number, show, text, wrong};
+
+pub(super) async fn requests_at(call: &Call, parts: &[&str]) -> Result<Reply> {
+    match (&call.method, parts) {
+        (&Method::GET, ["list"]) => list(call, false).await,
+        (&Method::GET, ["history", "list"]) => list(call, true).await,
+        (_, ["transfer_limits"]) => limits_at(call).await,
+        (&Method::GET, ["history", scope, name @ .., rse]) if !name.is_empty() => {
+            one(call, Did::new(*scope, name.join("/")), rse, true).await
+        }
+        (&Method::GET, [scope, name @ .., rse]) => {
+            one(call, Did::new(*scope, name.join("/")), rse, false).await
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+/// The columns of a request that is open, or of one that is over.
+fn question(over: bool) -> &'static str {
+    if over {
+        "SELECT q.id, q.request_type, q.state, q.activity, 0, q.retry_count, q.err_msg, q.requested_at, u.uuid, q.bytes,
+         d.scope, d.name, t.rse, t.uuid, s.rse, s.uuid, q.updated_at, NULL, NULL FROM requests_history q LEFT JOIN rules u ON u.id = q.rule_id
+         JOIN dids d ON d.id = q.did_id JOIN rses t ON t.id = q.dest_rse_id LEFT JOIN rses s ON s.id = q.source_rse_id"
+    } else {
+        "SELECT q.id, q.request_type, q.state, q.activity, q.priority, q.retry_count, q.err_msg, q.requested_at, u.uuid, q.bytes,
+         d.scope, d.name, t.rse, t.uuid, s.rse, s.uuid, q.updated_at, q.submitted_at, q.external_id FROM requests q LEFT JOIN rules u
+         ON u.id = q.rule_id JOIN dids d ON d.id = q.did_id JOIN rses t ON t.id = q.dest_rse_id LEFT JOIN rses s ON s.id = q.source_rse_id"
+    }
+}
+
+fn shown(row: &Row) -> Value {
+    json!({
+        "id": format!("{:032x}", row.int(0)),
+        "request_type": if row.text(1) == "S" { "STAGEIN" } else { "TRANSFER" },
+        "state": RequestState::read(row.text(2)), "activity": row.text(3), "priority": row.int(4),
+        "retry_count": row.int(5), "err_msg": row.opt_text(6), "requested_at": show::time(row.opt_int(7)),
+        "rule_id": row.opt_text(8), "bytes": row.int(9), "scope": row.text(10), "name": row.text(11), "did_type": "FILE",
+        "dest_rse": row.text(12), "dest_rse_id": row.text(13), "source_rse": row.opt_text(14),
+        "source_rse_id": row.opt_text(15), "updated_at": show::time(row.opt_int(16)),
+        "submitted_at": show::time(row.opt_int(17)), "external_id": row.opt_text(18),
+    })
+}
+
+async fn one(call: &Call, name: Did, rse: &str, over: bool) -> Result<Reply> {
+    let rse = rse.to_owned();
+    let value = call
+        .read(move |tx| {
+            let (file, at) = replica::unit(tx, &name, &rse)?;
+            let sql = format!(
+                "{} WHERE q.did_id = ?1 AND q.dest_rse_id = ?2 ORDER BY q.id DESC LIMIT 1",
+                question(over)
+            );
+            let row = tx.first(&sql, values![file, at])?.ok_or_else(|| {
+                let message = format!("No request found for {name} at RSE {rse}");
+                refuse(Class::RequestNotFound, message)
+            })?;
+            Ok(shown(&row))
+        })
+        .await?;
+    Ok(Reply::Json(value))
+}
+
+/// The letter of a state. Clients know three in which no request is here.
+fn state(text: &str) -> Option<&'static str> {
+    match text {
+        "P" | "PREPARING" => Some("P"),
+        "U" | "SUSPEND" => Some("U"),
+        "W" | "WAITING" => Some("W"),
+        text => RequestState::read(text).map(RequestState::letter),
+    }
+}
+
+async fn list(call: &Call, over: bool) -> Result<Reply> {
+    let rse = |tx: &mut Tx<'_>, name: &Option<String>| match name {
+        Some(name) => mainstay_rules::rse::by_name(tx, name).map(|rse| rse.id),
+        None => Ok(0),
+    };
+    let arg = |key: &str| call.arg(key).filter(|text| *text != "None").map(str::to_owned);
+    let (from, to) = (arg("src_rse"), arg("dst_rse"));
+    // A list, as Python writes it or as people do.
+    let states = call.arg("request_states").filter(|text| *text != "None").unwrap_or("");
+    let states: Vec<&'static str> = states
+        .split(',')
+        .map(|text| text.trim_matches(|letter: char| "[]()'\" ".contains(letter)))
+        .filter(|text| !text.is_empty())
+        .map(state)
+        .collect::<Option<_>>()
+        .ok_or_else(|| wrong("request_states are names or letters of states, such as Q,S"))?;
+    let page = |key: &str, otherwise: i64| match call.arg(key).filter(|text| *text != "None") {
+        None => Ok(otherwise),
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|number| *number >= 0)
+            .ok_or_else(|| wrong(&format!("{key} is a number that is not negative"))),
+    };
+    let (skip, most) = (page("offset", 0)?, page("limit", i64::MAX)?);
+    let (from, to) = call.read(move |tx| Ok((rse(tx, &from)?, rse(tx, &to)?))).await?;
+    let within = match states.is_empty() {
+        true => String::new(),
+        false => format!(" AND q.state IN ('{}')", states.join("', '")),
+    };
+    let sql = format!(
+        "{} WHERE (?1 = 0 OR q.source_rse_id = ?1) AND (?2 = 0 OR q.dest_rse_id = ?2){within} ORDER BY q.id
+         LIMIT ?3 OFFSET ?4",
+        question(over)
+    );
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        tx.for_each(&sql, values![from, to, most, skip], &mut |row| line(shown(&row).to_string()))
+    })))
+}
+
+/// How many transfers may run to or from the RSEs of an expression.
+async fn limits_at(call: &Call) -> Result<Reply> {
+    match call.method {
+        Method::GET => {
+            let lines = call
+                .read(|tx| {
+                    let sql = "SELECT rse_expression, activity, direction, max_transfers FROM transfer_limits
+                        ORDER BY rse_expression, activity, direction";
+                    let rows = tx.query(sql, &[])?;
+                    let shown = rows.iter().map(|row| {
+                        let activity = Some(row.text(1)).filter(|text| !text.is_empty());
+                        json!({
+                            "rse_expression": row.text(0), "activity": activity, "direction": row.text(2),
+                            "max_transfers": row.int(3), "volume": null, "deadline": null, "strategy": "fifo",
+                            "transfers": null, "waitings": null,
+                        })
+                        .to_string()
+                    });
+                    Ok(shown.collect())
+                })
+                .await?;
+            Ok(whole(lines))
+        }
+        Method::PUT | Method::POST => {
+            call.privileged("limit transfers")?;
+            let (expression, activity, direction) = limit_key(call)?;
+            mainstay_rules::expression::Expression::parse(&expression)?;
+            let most = call.number("max_transfers")?;
+            if most < 0 {
+                return Err(wrong("max_transfers is not negative"));
+            }
+            // Each transfer is let go by itself, and those that run are counted and not said.
+            for key in ["volume", "deadline", "transfers", "waitings"] {
+                number(&call.body, key)?;
+            }
+            if text(&call.body, "strategy")?.is_some_and(|strategy| strategy != "fifo") {
+                return Err(wrong("strategy is fifo"));
+            }
+            call.write(move |tx| {
+                tx.execute(
+                    "INSERT INTO transfer_limits (rse_expression, activity, direction, max_transfers) VALUES (?1, ?2, ?3, ?4)
+                     ON CONFLICT (rse_expression, activity, direction) DO UPDATE SET max_transfers = excluded.max_transfers",
+                    values![&expression, &activity, &direction, most],
+                )?;
+                Ok(())
+            })
+            .await?;
+            Ok(created())
+        }
+        Method::DELETE => {
+            call.privileged("limit transfers")?;
+            let (expression, activity, direction) = limit_key(call)?;
+            call.write(move |tx| {
+                tx.execute(
+                    "DELETE FROM transfer_limits WHERE rse_expression = ?1 AND activity = ?2 AND direction = ?3",
+                    values![&expression, &activity, &direction],
+                )?;
+                Ok(())
+            })
+            .await?;
+            Ok(Reply::Done)
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+fn limit_key(call: &Call) -> Result<(String, String, String)> {
+    let direction = text(&call.body, "direction")?.unwrap_or("DESTINATION");
+    let direction = match direction.to_ascii_uppercase().as_str() {
+        "S" | "SOURCE" => "SOURCE",
+        "D" | "DESTINATION" => "DESTINATION",
+        _ => return Err(wrong("direction is SOURCE or DESTINATION")),
+    };
+    let activity = text(&call.body, "activity")?.filter(|text| *text != "all_activities");
+    let activity = activity.unwrap_or_default().to_owned();
+    Ok((call.text("rse_expression")?, activity, direction.to_owned()))
+}

@@ -1,0 +1,472 @@
+//! `/rses`: storage elements, how they are reached, and what of a dataset is on which of them.
+
+use std::sync::Arc;
+
+use axum::http::Method;
+use mainstay_catalog::Tx;
+use mainstay_catalog::ledger::OWN_COUNT;
+use mainstay_rules::api::{Did, ReplicaState, show_time};
+use mainstay_rules::error::{Class, Result, refuse};
+use mainstay_rules::expression::Rse;
+use mainstay_rules::protocol::{self, Which};
+use mainstay_rules::replica::Held;
+use mainstay_rules::rse::{self, Measured, RseSettings};
+use mainstay_transfers::protocol::Protocol;
+use mainstay_transfers::store::Access;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use serde_json::{Map, Value, json};
+
+use super::rules::whole;
+use super::{Call, Reply, attribute, created, flag, no_such_path, number, said, show, wrong};
+
+/// What clients may say of an RSE and nobody here asks for.
+const NOT_KEPT: &[&str] = &[
+    "ASN",
+    "ISP",
+    "city",
+    "continent",
+    "country_name",
+    "latitude",
+    "longitude",
+    "qos_class",
+    "region_code",
+    "time_zone",
+    "vo",
+];
+
+fn settings(
+    name: &str,
+    body: &Map<String, Value>,
+    mut settings: RseSettings,
+) -> Result<RseSettings> {
+    for (key, value) in body {
+        let flag = || value.as_bool().ok_or_else(|| wrong(&format!("{key:.40} is true or false")));
+        match key.as_str() {
+            "deterministic" => settings.deterministic = flag()?,
+            "volatile" => settings.volatile = flag()?,
+            "staging_area" => settings.staging_area = flag()?,
+            "availability_read" => settings.read = flag()?,
+            "availability_write" => settings.write = flag()?,
+            "availability_delete" => settings.delete = flag()?,
+            "rse_type" => settings.rse_type = value.as_str().unwrap_or("").to_ascii_uppercase(),
+            // Kept by clients that know the sum of the three.
+            "availability" => {
+                let sum = value.as_i64().filter(|sum| (0..=7).contains(sum));
+                let sum = sum.ok_or_else(|| wrong("availability is a number from 0 to 7"))?;
+                (settings.read, settings.write, settings.delete) =
+                    (sum & 4 != 0, sum & 2 != 0, sum & 1 != 0);
+            }
+            "name" | "rse" if value.as_str() == Some(name) => {}
+            "name" | "rse" => {
+                let message = format!("RSE {name} keeps its name");
+                return Err(refuse(Class::InputValidationError, message));
+            }
+            key if NOT_KEPT.contains(&key) => {
+                if value.is_array() || value.is_object() || value.is_boolean() {
+                    return Err(wrong(&format!("{key} is a text or a number")));
+                }
+            }
+            _ => {
+                let message = format!("{key:.40} is nothing that an RSE has");
+                return Err(refuse(Class::InputValidationError, message));
+            }
+        }
+    }
+    Ok(settings)
+}
+
+pub(super) async fn rses_at(call: &Call, parts: &[&str]) -> Result<Reply> {
+    if call.method != Method::GET {
+        call.privileged("change RSEs")?;
+    }
+    let now = call.now();
+    let owned: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+    match (&call.method, parts) {
+        (&Method::GET, []) => list_rses(call).await,
+        (&Method::GET, [_]) => {
+            let found = call.read(move |tx| rse::by_name(tx, &owned[0])).await?;
+            Ok(Reply::Json(show::rse_whole(&found)))
+        }
+        (&Method::POST, [_]) => {
+            let body = match &call.body {
+                Value::Null => Map::new(),
+                _ => call.object()?.clone(),
+            };
+            let settings = settings(&owned[0], &body, RseSettings::default())?;
+            let seed = call.service.around.seed();
+            call.write(move |tx| {
+                let random = rand::RngExt::random(&mut SmallRng::seed_from_u64(seed));
+                let uuid =
+                    uuid::Builder::from_random_bytes(random).into_uuid().simple().to_string();
+                rse::add(tx, &owned[0], &settings, &uuid, now)
+            })
+            .await?;
+            Ok(created())
+        }
+        (&Method::PUT, [_]) => {
+            let body = call.object()?.clone();
+            call.write(move |tx| {
+                let old = rse::by_name(tx, &owned[0])?;
+                let old = RseSettings {
+                    rse_type: old.rse_type,
+                    deterministic: old.deterministic,
+                    volatile: old.volatile,
+                    staging_area: old.staging_area,
+                    read: old.read,
+                    write: old.write,
+                    delete: old.delete,
+                };
+                rse::update(tx, &owned[0], &settings(&owned[0], &body, old)?, now)
+            })
+            .await?;
+            Ok(created())
+        }
+        (&Method::DELETE, [_]) => {
+            call.write(move |tx| rse::delete(tx, &owned[0], now)).await?;
+            Ok(Reply::Done)
+        }
+        (&Method::GET, [_, "attr"]) => {
+            let found = call.read(move |tx| rse::by_name(tx, &owned[0])).await?;
+            let shown = |value: &String| match value.as_str() {
+                "true" => json!(true),
+                "false" => json!(false),
+                text => json!(text),
+            };
+            let all: Map<String, Value> =
+                found.attributes.iter().map(|(key, value)| (key.clone(), shown(value))).collect();
+            Ok(Reply::Json(Value::Object(all)))
+        }
+        (&Method::POST, [_, "attr", _]) => {
+            let value = attribute(&call.body)?;
+            call.write(move |tx| rse::set_attribute(tx, &owned[0], &owned[2], &value)).await?;
+            Ok(created())
+        }
+        (&Method::DELETE, [_, "attr", _]) => {
+            call.write(move |tx| rse::delete_attribute(tx, &owned[0], &owned[2])).await?;
+            Ok(Reply::Done)
+        }
+        (&Method::GET, [_, "usage"]) => rse_usage(call, owned).await,
+        (&Method::PUT, [_, "usage"]) => {
+            let (source, used, free) =
+                (call.text("source")?, call.number("used")?, call.number("free")?);
+            let files = number(&call.body, "files")?;
+            if used < 0 || free < 0 || files.is_some_and(|files| files < 0) {
+                return Err(wrong("used, free and files are not negative"));
+            }
+            let measured = Measured { used, free, files };
+            call.write(move |tx| rse::set_usage(tx, &owned[0], &source, &measured, now)).await?;
+            Ok(Reply::Done)
+        }
+        (&Method::GET, [_, "limits"]) => {
+            let found = call.read(move |tx| rse::by_name(tx, &owned[0])).await?;
+            Ok(Reply::Json(json!(found.limits)))
+        }
+        (&Method::PUT, [_, "limits"]) => {
+            let (name, value) = (call.text("name")?, call.number("value")?);
+            call.write(move |tx| rse::set_limit(tx, &owned[0], &name, value)).await?;
+            Ok(Reply::Done)
+        }
+        (&Method::DELETE, [_, "limits"]) => {
+            let name = call.text("name")?;
+            call.write(move |tx| rse::delete_limit(tx, &owned[0], &name)).await?;
+            Ok(Reply::Done)
+        }
+        // Nobody has kept any.
+        (&Method::GET, [_, "usage", "history"]) => {
+            call.read(move |tx| rse::by_name(tx, &owned[0])).await?;
+            Ok(whole(Vec::new()))
+        }
+        (_, [_, "protocols", rest @ ..]) => protocols_at(call, &owned[0], rest).await,
+        (&Method::GET, [_, "lfns2pfns"]) => physical_names(call, owned).await,
+        (_, [_, "distances", _]) => distances_at(call, owned).await,
+        _ => Err(no_such_path()),
+    }
+}
+
+fn which(rest: &[&str]) -> Result<Which> {
+    let port = rest.get(2).map(|text| text.parse::<i64>());
+    let port = port.transpose().map_err(|_| wrong("a port is a number"))?;
+    Ok(Which {
+        scheme: rest.first().copied().unwrap_or_default().to_owned(),
+        hostname: rest.get(1).map(|text| (*text).to_owned()),
+        port,
+    })
+}
+
+/// Which protocols are asked for: those that an operation can be done by, in a domain.
+struct WantedProtocols {
+    domains: &'static [&'static str],
+    operation: Option<&'static str>,
+}
+
+impl WantedProtocols {
+    fn read(call: &Call) -> Result<Self> {
+        let arg = |key: &str| call.arg(key).filter(|text| !["", "None"].contains(text));
+        let domains: &[&str] = match arg("protocol_domain").map(str::to_ascii_lowercase).as_deref()
+        {
+            None | Some("all") => &["lan", "wan"],
+            Some("lan") => &["lan"],
+            Some("wan") => &["wan"],
+            Some(_) => return Err(wrong("protocol_domain is lan, wan or ALL")),
+        };
+        let known = [
+            "read",
+            "write",
+            "delete",
+            "third_party_copy",
+            "third_party_copy_read",
+            "third_party_copy_write",
+        ];
+        let operation = arg("operation").map(|text| {
+            let named = known.into_iter().find(|one| *one == text);
+            named.ok_or_else(|| wrong(&format!("operation is one of {}", known.join(", "))))
+        });
+        // The default is the first of each operation, and all are shown with their ranks.
+        said(call, "default")?;
+        Ok(Self { domains, operation: operation.transpose()? })
+    }
+
+    fn take(&self, protocol: &Protocol) -> bool {
+        match self.operation {
+            Some(operation) => {
+                self.domains.iter().any(|one| protocol.rank(one, operation).is_some())
+            }
+            None if self.domains.len() > 1 => true,
+            None => self.domains.iter().any(|one| {
+                let ranks = protocol.domains.get(*one).and_then(Value::as_object);
+                ranks.is_some_and(|all| all.keys().any(|key| protocol.rank(one, key).is_some()))
+            }),
+        }
+    }
+}
+
+async fn protocols_at(call: &Call, name: &str, rest: &[&str]) -> Result<Reply> {
+    let name = name.to_owned();
+    match (&call.method, rest) {
+        (&Method::GET, [] | [_]) => {
+            let wanted = WantedProtocols::read(call)?;
+            let mut found = call.read(move |tx| rse::by_name(tx, &name)).await?;
+            if let [scheme] = rest {
+                found.protocols.retain(|protocol| protocol.scheme == *scheme);
+                if found.protocols.is_empty() {
+                    let message = format!("RSE '{}' has no protocol '{scheme:.40}'", found.name);
+                    return Err(refuse(Class::RSEProtocolNotSupported, message));
+                }
+            }
+            found.protocols.retain(|protocol| wanted.take(protocol));
+            Ok(Reply::Json(show::rse_whole(&found)))
+        }
+        (&Method::POST, [scheme]) => {
+            let new = Protocol::read(scheme, call.object()?)?;
+            let folder = new.clone();
+            call.write(move |tx| protocol::add(tx, &name, &new)).await?;
+            make_folder(Arc::clone(&call.service.access), folder).await;
+            Ok(created())
+        }
+        (&Method::PUT, [_] | [_, _] | [_, _, _]) => {
+            let (which, body) = (which(rest)?, call.object()?.clone());
+            call.write(move |tx| protocol::update(tx, &name, &which, &body)).await?;
+            Ok(Reply::Done)
+        }
+        (&Method::DELETE, [_] | [_, _] | [_, _, _]) => {
+            let which = which(rest)?;
+            call.write(move |tx| protocol::delete(tx, &name, &which)).await?;
+            Ok(Reply::Done)
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+/// A folder that is to hold an RSE's files is made now or never: one that is missing later may be on
+/// a disk that is not mounted. Where other machines move the files it is theirs to make.
+async fn make_folder(access: Arc<Access>, protocol: Protocol) {
+    if protocol.scheme != "file" {
+        return;
+    }
+    let made = tokio::task::spawn_blocking(move || access.make_folder(&protocol)).await;
+    if let Ok(Err(error)) = made {
+        tracing::warn!(%error, "folder of a storage element was not created");
+    }
+}
+
+/// The physical names that logical ones have, or would have, on an RSE.
+async fn physical_names(call: &Call, owned: Vec<String>) -> Result<Reply> {
+    let lfns = call.query.iter().filter(|(key, _)| key == "lfn").map(|(_, value)| value.clone());
+    let lfns: Vec<String> = lfns.collect();
+    let scheme = call.arg("scheme").map(str::to_owned);
+    let domain = call.arg("domain").unwrap_or("wan").to_owned();
+    let operation = call.arg("operation").unwrap_or("write").to_owned();
+    let named = call
+        .read(move |tx| {
+            let found = rse::by_name(tx, &owned[0])?;
+            let protocol = match &scheme {
+                None => protocol::best(&found, &domain, &operation),
+                Some(scheme) => {
+                    let mut all = found.protocols.iter().map(|one| &**one);
+                    all.find(|one| one.scheme == *scheme)
+                }
+            };
+            let protocol = protocol.ok_or_else(|| {
+                let message = format!("RSE '{}' has no protocol for that", found.name);
+                refuse(Class::RSEProtocolNotSupported, message)
+            })?;
+            let mut named = Map::new();
+            for lfn in &lfns {
+                let did = Did::parse(lfn).ok_or_else(|| wrong("lfn is scope:name"))?;
+                let path = protocol::path(&found, &did, None)?;
+                named.insert(lfn.clone(), json!(protocol.name(&path)));
+            }
+            Ok(named)
+        })
+        .await?;
+    Ok(Reply::Json(Value::Object(named)))
+}
+
+async fn distances_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
+    let (from, to) = (owned[0].clone(), owned[2].clone());
+    let both = said(call, "bidirectional")? || flag(&call.body, "bidirectional")?.unwrap_or(false);
+    let far = |unsaid: Option<i64>| {
+        let found = number(&call.body, "distance")?.or(unsaid);
+        found.ok_or_else(|| wrong("distance is a whole number"))
+    };
+    let set = move |tx: &mut Tx<'_>, distance: i64| {
+        rse::set_distance(tx, &from, &to, distance)?;
+        if both { rse::set_distance(tx, &to, &from, distance) } else { Ok(()) }
+    };
+    match call.method {
+        Method::GET => {
+            let lines = call
+                .read(move |tx| {
+                    let found = rse::distance(tx, &owned[0], &owned[2])?;
+                    let (from, to) = (rse::by_name(tx, &owned[0])?, rse::by_name(tx, &owned[2])?);
+                    Ok(found.map(|distance| json!([{
+                        "src_rse_id": from.uuid, "dest_rse_id": to.uuid, "distance": distance, "ranking": distance,
+                    }])))
+                })
+                .await?;
+            Ok(Reply::Json(lines.unwrap_or_else(|| json!([]))))
+        }
+        Method::POST => {
+            let distance = far(Some(1))?;
+            call.write(move |tx| match rse::distance(tx, &owned[0], &owned[2])? {
+                None => set(tx, distance),
+                Some(_) => {
+                    let message =
+                        format!("Distance from {} to {} already exists!", owned[0], owned[2]);
+                    Err(refuse(Class::Duplicate, message))
+                }
+            })
+            .await?;
+            Ok(created())
+        }
+        Method::PUT => {
+            let distance = far(None)?;
+            call.write(move |tx| match rse::distance(tx, &owned[0], &owned[2])? {
+                Some(_) => set(tx, distance),
+                None => {
+                    let message = format!("Nobody said how far {} is from {}", owned[2], owned[0]);
+                    Err(refuse(Class::NoDistance, message))
+                }
+            })
+            .await?;
+            Ok(Reply::Done)
+        }
+        Method::DELETE => {
+            call.write(move |tx| {
+                rse::delete_distance(tx, &owned[0], &owned[2])?;
+                if both { rse::delete_distance(tx, &owned[2], &owned[0]) } else { Ok(()) }
+            })
+            .await?;
+            Ok(Reply::Done)
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+async fn list_rses(call: &Call) -> Result<Reply> {
+    let expression = call.arg("expression").map(str::to_owned);
+    let lines = call
+        .read(move |tx| {
+            let rses = mainstay_rules::rse::all(tx)?;
+            Ok(match &expression {
+                None => rses.iter().map(|rse| show::rse(rse).to_string()).collect(),
+                Some(text) => {
+                    let found = rse::resolve(tx, text)?;
+                    let taken = rses.iter().filter(|rse| found.contains(&rse.id));
+                    taken.map(|rse| json!({"rse": rse.name}).to_string()).collect()
+                }
+            })
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+/// How much of a dataset each RSE holds.
+pub(super) async fn dataset_replicas(call: &Call, names: Vec<Did>) -> Result<Reply> {
+    let lines = call
+        .read(move |tx| {
+            let mut lines = Vec::new();
+            for name in &names {
+                dataset_replica_lines(tx, name, &mut lines)?;
+            }
+            Ok(lines)
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+fn dataset_replica_lines(tx: &mut Tx<'_>, name: &Did, lines: &mut Vec<String>) -> Result<()> {
+    let found = mainstay_rules::did::get(tx, name)?;
+    let (length, bytes) = mainstay_rules::did::size(tx, found.id)?;
+    let rses = mainstay_rules::rse::all(tx)?;
+    for held in mainstay_rules::replica::held_by_rse(tx, found.id)? {
+        let Some(rse) = rses.iter().find(|rse| rse.id == held.rse_id) else { continue };
+        lines.push(dataset_replica(name, rse, (length, bytes), &held));
+    }
+    Ok(())
+}
+
+/// What of a dataset of this size is on an RSE.
+pub(super) fn dataset_replica(
+    name: &Did,
+    rse: &Rse,
+    (length, bytes): (i64, i64),
+    held: &Held,
+) -> String {
+    let whole = held.files == length;
+    let state = if whole { ReplicaState::Available } else { ReplicaState::Unavailable };
+    json!({
+        "scope": name.scope, "name": name.name, "rse": rse.name, "rse_id": rse.uuid,
+        "length": length, "bytes": bytes, "available_length": held.files, "available_bytes": held.bytes,
+        "state": state, "created_at": show_time(held.first), "updated_at": show_time(held.last),
+        "accessed_at": show::time(held.accessed),
+    })
+    .to_string()
+}
+
+async fn rse_usage(call: &Call, owned: Vec<String>) -> Result<Reply> {
+    let source = call.arg("source").map(str::to_owned);
+    let lines = call
+        .read(move |tx| {
+            let found = rse::by_name(tx, &owned[0])?;
+            let usage = rse::usage(tx, &owned[0])?;
+            let named = usage.iter().map(|usage| match usage.source.as_str() {
+                OWN_COUNT => (rse::OWN_NAME, usage),
+                other => (other, usage),
+            });
+            let wanted =
+                named.filter(|(name, _)| source.as_ref().is_none_or(|source| source == name));
+            let shown = wanted.map(|(name, usage)| {
+                let total = usage.used.saturating_add(usage.free.unwrap_or(0));
+                json!({
+                    "rse_id": found.uuid, "rse": found.name, "source": name, "used": usage.used, "free": usage.free,
+                    "total": total, "files": usage.files, "updated_at": show_time(usage.updated_at),
+                })
+                .to_string()
+            });
+            Ok(shown.collect())
+        })
+        .await?;
+    Ok(whole(lines))
+}

@@ -1,0 +1,102 @@
+//! The judge as servers run it: woken by work, sharing it, leaving nothing behind.
+
+use std::sync::Arc;
+
+use mainstay_catalog::Catalog;
+use mainstay_rules::Settings;
+use mainstay_rules::api::{Grouping, Micros, NewRule, SECOND};
+use mainstay_rules::judge::{Judge, Machine, Managed, Surroundings, beat};
+
+use crate::world::{START, World, postgres};
+
+#[test]
+fn servers_that_live_share_the_work_and_the_dead_are_left_out() {
+    for world in World::each() {
+        let share = |server: &str, seconds: i64| {
+            beat(&world.catalog, server, START + seconds * SECOND).unwrap()
+        };
+        assert_eq!(share("b", 0), (0, 1));
+        assert_eq!(share("a", 1), (0, 2));
+        assert_eq!(share("b", 5), (1, 2));
+        assert_eq!(share("c", 6), (2, 3));
+        // a was last seen at 1 and is taken for dead at 22.
+        assert_eq!(share("b", 22), (0, 2));
+        assert_eq!(share("c", 22), (1, 2));
+        assert_eq!(share("a", 30), (0, 3));
+    }
+}
+
+/// An hour after the world began.
+#[derive(Debug)]
+struct Later;
+
+impl Surroundings for Later {
+    fn now(&self) -> Micros {
+        START + 3600 * SECOND
+    }
+
+    fn seed(&self) -> u64 {
+        Machine.seed()
+    }
+}
+
+/// Waits until nothing is left for any daemon.
+fn until_done(world: &World, uuid: &str) {
+    while world.sql("SELECT COUNT(*) FROM updated_dids") > 0
+        || world.state(uuid) != "REPLICATING 2/2/0"
+    {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn daemons_do_what_is_left_to_them_and_stop_when_told() {
+    for world in World::each() {
+        world.f4();
+        world.dataset("ds", 2, 1, "R1");
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let judge = {
+            let _inside = runtime.enter();
+            let (around, storage) = (Arc::new(Later), Arc::new(Managed::default()));
+            Judge::start(world.catalog.clone(), Settings::default(), around, storage)
+        };
+        let rule = NewRule {
+            asynchronous: true,
+            grouping: Grouping::Dataset,
+            ..World::new_rule("ds", 2, "R1|R2")
+        };
+        let uuid = world.add(&rule);
+        until_done(&world, &uuid);
+        runtime.block_on(judge.stop());
+        assert_eq!(world.sql("SELECT COUNT(*) FROM judges"), 0);
+        world.check();
+    }
+}
+
+#[test]
+fn two_servers_share_a_catalog() {
+    let Some(server) = postgres() else { return };
+    let world = World::on(server);
+    world.f4();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let start = || {
+        let _inside = runtime.enter();
+        let catalog = Catalog::open_blocking(&world.url).unwrap();
+        Judge::start(catalog, Settings::default(), Arc::new(Later), Arc::new(Managed::default()))
+    };
+    let (first, second) = (start(), start());
+    let rules: Vec<String> = (0..12)
+        .map(|at| {
+            let name = format!("ds{at}");
+            world.dataset(&name, 2, 1, "R1");
+            let rule = NewRule { asynchronous: true, ..World::new_rule(&name, 2, "R1|R2") };
+            world.add(&rule)
+        })
+        .collect();
+    rules.iter().for_each(|uuid| until_done(&world, uuid));
+    assert_eq!(world.sql("SELECT COUNT(*) FROM judges"), 2);
+    runtime.block_on(first.stop());
+    assert_eq!(world.sql("SELECT COUNT(*) FROM judges"), 1);
+    runtime.block_on(second.stop());
+    world.check();
+}

@@ -1,0 +1,577 @@
+//! The queue of requests: taking some with a lease, keeping them, and saying what became of them.
+//!
+//! Whoever changes a request holds the row of its file, like everybody else. A lease that is not
+//! renewed runs out, and the request waits again; what its former holder says after that is not
+//! believed, and what it has written is left to the catalog (`given_up`).
+
+pub(crate) mod given_up;
+mod own;
+mod show;
+mod waiting;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use mainstay_catalog::order::{goes_with, lock_these};
+use mainstay_catalog::{Column, Daemon, Row, Tx, values};
+use mainstay_transfers::choose::{self, Limit, Limits, Load, Source};
+use mainstay_transfers::protocol::Protocol;
+use mainstay_transfers::store::Speaks;
+use mainstay_transfers::{End, Held, Job, Outcome};
+
+pub use self::own::Own;
+pub use self::show::{Shown, show};
+use self::waiting::Waiting;
+use crate::api::Micros;
+use crate::error::{Class, Error, Result};
+use crate::expression::{Expression, Rse};
+use crate::rule::{Settings, transfer};
+use crate::{protocol, suspect};
+
+/// An RSE, and how whoever moves files reads and writes there.
+struct Site<'a> {
+    rse: &'a Rse,
+    read: Option<&'a Arc<Protocol>>,
+    write: Option<&'a Arc<Protocol>>,
+}
+
+/// What a decision about requests rests on.
+pub(super) struct World<'a> {
+    rses: &'a [Rse],
+    sites: BTreeMap<i64, Site<'a>>,
+    distances: BTreeMap<(i64, i64), i64>,
+    limits: Limits,
+    load: Load,
+    /// File → available replicas: RSE and path.
+    replicas: BTreeMap<i64, Vec<(i64, Option<String>)>>,
+    /// Files and RSEs whose replica is under suspicion.
+    suspects: BTreeSet<(i64, i64)>,
+    /// Files and RSEs whose replica is marked for removal, and may be needed again.
+    marked: BTreeSet<(i64, i64)>,
+}
+
+/// What is to be done with a request.
+pub(super) enum Verdict {
+    /// It is copied from this RSE.
+    Go(i64, Box<Job>),
+    /// It waits, for this reason.
+    Wait(String),
+    /// It waits until others are done: a limit is reached.
+    Full(String),
+    /// It waits until the reaper has looked at a copy that was marked for removal.
+    Marked,
+    /// There is nothing to copy from.
+    NoSources,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn read(
+        tx: &mut Tx<'_>,
+        rses: &'a [Rse],
+        speaks: &Speaks,
+        load: Load,
+        settings: &Settings,
+    ) -> Result<Self> {
+        let rows = tx.query("SELECT src_rse_id, dest_rse_id, distance FROM distances", &[])?;
+        let distances = rows.iter().map(|row| ((row.int(0), row.int(1)), row.int(2))).collect();
+        let mut limits = Limits { rses: Vec::new(), link: settings.link_transfers };
+        let sql = "SELECT rse_expression, activity, direction, max_transfers FROM transfer_limits
+            ORDER BY rse_expression, activity, direction";
+        for row in tx.query(sql, &[])? {
+            let found = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(rses));
+            // A limit whose expression matches nothing any more limits nothing.
+            let Ok(found) = found else { continue };
+            limits.rses.push(Limit {
+                name: row.text(0).to_owned(),
+                rses: found,
+                activity: row.text(1).to_owned(),
+                reads: row.text(2) == "SOURCE",
+                most: row.int(3),
+            });
+        }
+        let site = |rse: &'a Rse| {
+            let (read, write) =
+                (speaks.way(&rse.protocols, "read"), speaks.way(&rse.protocols, "write"));
+            (rse.id, Site { rse, read, write })
+        };
+        let sites = rses.iter().map(site).collect();
+        let (replicas, suspects, marked) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        Ok(Self { rses, sites, distances, limits, load, replicas, suspects, marked })
+    }
+
+    pub(super) fn read_replicas(&mut self, tx: &mut Tx<'_>, files: Vec<i64>) -> Result<()> {
+        let sql = format!(
+            "SELECT did_id, rse_id, path, state, CASE WHEN {} THEN 0 ELSE 1 END FROM replicas
+             WHERE did_id IN ARRAY(?1) AND state IN ('A', 'B')",
+            suspect::trusted("replicas")
+        );
+        for row in tx.query(&sql, values![files])? {
+            if row.text(3) == "B" {
+                self.marked.insert((row.int(0), row.int(1)));
+                continue;
+            }
+            if row.flag(4) {
+                self.suspects.insert((row.int(0), row.int(1)));
+            }
+            let replicas = self.replicas.entry(row.int(0)).or_default();
+            replicas.push((row.int(1), row.opt_text(2)));
+        }
+        Ok(())
+    }
+
+    fn judge(&self, request: &Waiting, now: Micros) -> Verdict {
+        let wait = |why: String| Verdict::Wait(why);
+        let Some(Site { rse: to, write, .. }) = self.sites.get(&request.destination) else {
+            return wait("its RSE is gone".to_owned());
+        };
+        if request.not_before > now {
+            let left = (request.not_before - now) / crate::api::SECOND + 1;
+            let why = request.error.as_deref().unwrap_or("nobody said why");
+            return wait(format!("it failed ({why}) and is tried again in {left} s"));
+        }
+        if write.is_none() {
+            return wait(format!("{} has no protocol that a worker can write by", to.name));
+        }
+        if !to.write {
+            return wait(format!("{} is closed for writing", to.name));
+        }
+        let all = self.replicas.get(&request.file).map_or(&[][..], Vec::as_slice);
+        let all: Vec<_> = all.iter().filter(|one| one.0 != to.id).collect();
+        if all.is_empty() {
+            let mut marked = self.marked.range((request.file, i64::MIN)..=(request.file, i64::MAX));
+            return match marked.any(|one| one.1 != to.id) {
+                true => Verdict::Marked,
+                false => Verdict::NoSources,
+            };
+        }
+        let within = request.from.as_deref().map(|text| {
+            Expression::parse(text).and_then(|parsed| parsed.resolve(self.rses)).unwrap_or_default()
+        });
+        let sources: Vec<Source> = all
+            .iter()
+            .filter(|one| within.as_ref().is_none_or(|within| within.contains(&one.0)))
+            .filter_map(|one| self.sites.get(&one.0))
+            .filter(|site| site.rse.read && site.read.is_some())
+            .map(|Site { rse, .. }| Source {
+                rse: rse.id,
+                distance: self.distances.get(&(rse.id, to.id)).copied(),
+                tape: rse.rse_type == "TAPE",
+                busy: self.load.from(rse.id),
+                failed: request.retries > 0 && request.last_source == Some(rse.id),
+                suspect: self.suspects.contains(&(request.file, rse.id)),
+            })
+            .collect();
+        let Some(best) = choose::source(&sources) else {
+            let sites = all.iter().filter_map(|one| self.sites.get(&one.0));
+            let names: Vec<&str> = sites.map(|site| site.rse.name.as_str()).collect();
+            return wait(format!("no worker can read it from {}", names.join(", ")));
+        };
+        match self.limits.refuses(&self.load, best.rse, to.id, &request.activity) {
+            Some(why) => Verdict::Full(why),
+            None => {
+                let path =
+                    all.iter().find(|one| one.0 == best.rse).and_then(|one| one.1.as_deref());
+                self.job(request, best.rse, path)
+                    .map_or_else(Verdict::Wait, |job| Verdict::Go(best.rse, Box::new(job)))
+            }
+        }
+    }
+
+    fn job(&self, request: &Waiting, from: i64, path: Option<&str>) -> Result<Job, String> {
+        let gone = || "its RSE is gone".to_owned();
+        let Site { rse: from, read, .. } = self.sites.get(&from).ok_or_else(gone)?;
+        let Site { rse: to, write, .. } = self.sites.get(&request.destination).ok_or_else(gone)?;
+        let no_way = |rse: &Rse| format!("{} has no protocol that a worker speaks", rse.name);
+        let read = read.ok_or_else(|| no_way(from))?;
+        let write = write.ok_or_else(|| no_way(to))?;
+        let source = protocol::path(from, &request.did, path).map_err(|error| error.to_string())?;
+        let destination = match &request.path {
+            Some(path) => path.trim_start_matches('/').to_owned(),
+            None if mainstay_transfers::protocol::has_place(&request.did) => {
+                mainstay_transfers::protocol::hashed_path(&request.did)
+            }
+            None => return Err(protocol::no_place(&request.did).to_string()),
+        };
+        if !mainstay_transfers::protocol::stays_below(&destination) {
+            return Err(format!("the path {destination:.200} leaves the folder of {}", to.name));
+        }
+        Ok(Job {
+            request: request.id,
+            attempt: 0,
+            did: request.did.clone(),
+            bytes: request.bytes,
+            adler32: request.adler32.clone(),
+            md5: request.md5.clone(),
+            source: End { rse: from.name.clone(), protocol: Arc::clone(read), path: source },
+            destination: End {
+                rse: to.name.clone(),
+                protocol: Arc::clone(write),
+                path: destination,
+            },
+        })
+    }
+}
+
+pub(super) fn hold(tx: &mut Tx<'_>, files: impl IntoIterator<Item = i64>) -> Result<()> {
+    lock_these(tx, &files.into_iter().collect())?;
+    Ok(())
+}
+
+/// What runs from where to where, and when the first lease is over.
+pub(super) fn running(tx: &mut Tx<'_>) -> Result<(Load, Option<Micros>)> {
+    let sql =
+        "SELECT source_rse_id, dest_rse_id, activity, COUNT(*), MIN(lease_until) FROM requests WHERE state = 'S'
+         GROUP BY source_rse_id, dest_rse_id, activity";
+    let (mut load, mut first) = (Load::default(), None);
+    for row in tx.query(sql, &[])? {
+        load.add(row.int(0), row.int(1), row.text(2), row.int(3));
+        first = first.into_iter().chain(row.opt_int(4)).min();
+    }
+    Ok((load, first))
+}
+
+/// Requests whose lease has run out wait again.
+fn reclaim(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
+    let sql = "SELECT id, did_id FROM requests WHERE state = 'S' AND lease_until < ?1 ORDER BY id LIMIT 1000";
+    let rows = tx.query(sql, values![now])?;
+    if rows.is_empty() {
+        return Ok(());
+    }
+    hold(tx, rows.iter().map(|row| row.int(1)))?;
+    let ids: Vec<i64> = rows.iter().map(|row| row.int(0)).collect();
+    tx.execute(
+        "UPDATE requests SET state = 'Q', worker = NULL, lease_until = NULL, moved = 0, updated_at = ?2
+         WHERE id IN ARRAY(?1) AND state = 'S' AND lease_until < ?2",
+        values![ids, now],
+    )?;
+    Ok(())
+}
+
+/// So many more are looked at than are wanted, as some may have to wait.
+const SPARE: usize = 10;
+
+/// How many requests are looked at at most, where many have no source that can be read. Where limits
+/// are reached it is a few times what is wanted: this is asked again whenever a file has arrived.
+const LOOKED_AT: usize = 10_000;
+
+/// Who wants files to move, and how many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// What the worker calls itself.
+    pub worker: String,
+    /// How many files at most.
+    pub most: usize,
+    /// For how long.
+    pub lease: Micros,
+    /// How it reaches them.
+    pub speaks: Speaks,
+}
+
+/// Gives a worker files to move, for as long as the lease.
+pub fn take(
+    tx: &mut Tx<'_>,
+    wanted: &Wanted,
+    settings: &Settings,
+    now: Micros,
+) -> Result<Vec<Job>> {
+    let Wanted { worker, most, lease, speaks } = wanted;
+    let (most, lease) = (*most, *lease);
+    let (mut load, first) = running(tx)?;
+    if first.is_some_and(|first| first < now) {
+        reclaim(tx, now)?;
+        (load, _) = running(tx)?;
+    }
+    let rses = crate::rse::all(tx)?;
+    let written =
+        rses.iter().filter(|rse| rse.write && speaks.way(&rse.protocols, "write").is_some());
+    let reached: Vec<i64> = written.map(|rse| rse.id).collect();
+    if reached.is_empty() || most == 0 {
+        return Ok(Vec::new());
+    }
+    let mut world = World::read(tx, &rses, speaks, load, settings)?;
+    let mut lines = waiting::lines(tx, &reached, most.saturating_add(SPARE), now)?;
+    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    for line in &lines {
+        *numbers.entry(line.activity.clone()).or_default() += line.len();
+    }
+    let shares = choose::share(most, &numbers, &settings.activity_shares);
+    let mut chosen = Decided::default();
+    let (mut looked_at, few) = (0, most.saturating_mul(4).saturating_add(100));
+    // First everybody's share; then the others have what some could not use.
+    for second in [false, true] {
+        for activity in numbers.keys() {
+            let mut left = match second {
+                true => most - chosen.jobs.len(),
+                false => shares.get(activity).copied().unwrap_or(0),
+            };
+            while left > 0 && looked_at < if chosen.full { few } else { LOOKED_AT } {
+                let open = |line: &waiting::Line| {
+                    line.activity == *activity
+                        && !world.limits.closes(&world.load, line.to, activity)
+                };
+                let some = waiting::next(tx, &mut lines, left + SPARE, open, now)?;
+                if some.is_empty() {
+                    break;
+                }
+                looked_at += some.len();
+                let some = waiting::read(tx, &some)?;
+                world.read_replicas(tx, some.iter().map(|one| one.file).collect())?;
+                left -= decide(&mut world, &some, left, now, &mut chosen);
+            }
+        }
+    }
+    if !chosen.hopeless.is_empty() {
+        give_up(tx, &chosen.hopeless, now)?;
+    }
+    if chosen.marked {
+        tx.wake(Daemon::Reaper);
+    }
+    let jobs = lease_out(tx, chosen.jobs, worker, lease, now)?;
+    for job in &jobs {
+        note_path(tx, &rses, job)?;
+    }
+    Ok(jobs)
+}
+
+/// Where names are free, the replica remembers where its file goes.
+fn note_path(tx: &mut Tx<'_>, rses: &[Rse], job: &Job) -> Result<()> {
+    let free = rses.iter().find(|rse| rse.name == job.destination.rse && !rse.deterministic);
+    let Some(rse) = free else { return Ok(()) };
+    tx.later(
+        "UPDATE replicas SET path = ?3 WHERE rse_id = ?1 AND path IS NULL
+         AND did_id = (SELECT q.did_id FROM requests q WHERE q.id = ?2)",
+        values![rse.id, job.request, &job.destination.path],
+    )?;
+    Ok(())
+}
+
+/// A job, the file it is about, and the number of its source.
+type Chosen = (Job, i64, i64);
+
+/// What is moved, and what cannot be: the request and its file.
+#[derive(Default)]
+struct Decided {
+    jobs: Vec<Chosen>,
+    hopeless: Vec<(i64, i64)>,
+    /// Some wait because a limit is reached.
+    full: bool,
+    /// Some wait for a copy that was marked for removal.
+    marked: bool,
+}
+
+/// Chooses up to `most` among requests of one activity that wait. Returns how many.
+fn decide(
+    world: &mut World<'_>,
+    some: &[Waiting],
+    most: usize,
+    now: Micros,
+    into: &mut Decided,
+) -> usize {
+    let mut number = 0;
+    for request in some {
+        if number == most {
+            break;
+        }
+        match world.judge(request, now) {
+            Verdict::Go(from, job) => {
+                world.load.add(from, request.destination, &request.activity, 1);
+                into.jobs.push((*job, request.file, from));
+                number += 1;
+            }
+            Verdict::NoSources => into.hopeless.push((request.id, request.file)),
+            Verdict::Wait(_) => {}
+            Verdict::Full(_) => into.full = true,
+            Verdict::Marked => into.marked = true,
+        }
+    }
+    number
+}
+
+/// Requests without any source are over; the finisher says so to their rules.
+fn give_up(tx: &mut Tx<'_>, requests: &[(i64, i64)], now: Micros) -> Result<()> {
+    hold(tx, requests.iter().map(|one| one.1))?;
+    let ids: Vec<i64> = requests.iter().map(|one| one.0).collect();
+    tx.execute(
+        "UPDATE requests SET state = 'N', err_msg = 'there is no replica to copy from', updated_at = ?2
+         WHERE id IN ARRAY(?1) AND state = 'Q' AND NOT EXISTS (SELECT 1 FROM replicas p WHERE p.did_id = requests.did_id
+         AND p.rse_id <> requests.dest_rse_id AND p.state IN ('A', 'B'))",
+        values![ids, now],
+    )?;
+    tx.wake(Daemon::Finisher);
+    Ok(())
+}
+
+fn lease_out(
+    tx: &mut Tx<'_>,
+    jobs: Vec<Chosen>,
+    worker: &str,
+    lease: Micros,
+    now: Micros,
+) -> Result<Vec<Job>> {
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    hold(tx, jobs.iter().map(|one| one.1))?;
+    tx.clear(&["w_pairs"])?;
+    tx.load(
+        "w_pairs",
+        &[
+            ("did", Column::ints(jobs.iter().map(|one| one.0.request))),
+            ("rse", Column::ints(jobs.iter().map(|one| one.2))),
+        ],
+    )?;
+    let these = goes_with(tx, ("", "requests", &["id"]), ("w_pairs", &["did"]));
+    let sql = format!(
+        "UPDATE requests SET state = 'S', worker = ?1, lease_until = ?2, attempt = attempt + 1, moved = 0, err_msg = NULL,
+         submitted_at = ?3, updated_at = ?3, source_rse_id = (SELECT w.rse FROM w_pairs w WHERE w.did = requests.id)
+         WHERE {these} AND state = 'Q' RETURNING id, attempt"
+    );
+    let rows = tx.query(&sql, values![worker, now.saturating_add(lease), now])?;
+    let ours: BTreeMap<i64, i64> = rows.iter().map(|row| (row.int(0), row.int(1))).collect();
+    let job = |(job, _, _): Chosen| {
+        let attempt = *ours.get(&job.request)?;
+        Some(Job { attempt, ..job })
+    };
+    Ok(jobs.into_iter().filter_map(job).collect())
+}
+
+/// Keeps the leases a worker still has, and notes how far it is. Returns those it has no longer.
+pub fn renew(
+    tx: &mut Tx<'_>,
+    worker: &str,
+    held: &[Held],
+    lease: Micros,
+    now: Micros,
+) -> Result<Vec<i64>> {
+    let ids: Vec<i64> = held.iter().map(|one| one.request).collect();
+    let rows = tx.query(
+        "SELECT id, did_id, attempt FROM requests WHERE id IN ARRAY(?1) AND worker = ?2 AND state = 'S'",
+        values![ids.clone(), worker],
+    )?;
+    hold(tx, rows.iter().map(|row| row.int(1)))?;
+    let moved: BTreeMap<i64, &Held> = held.iter().map(|one| (one.request, one)).collect();
+    let mut kept = BTreeSet::new();
+    for row in &rows {
+        let Some(one) = moved.get(&row.int(0)).filter(|one| one.attempt == row.int(2)) else {
+            continue;
+        };
+        let changed = tx.execute(
+            "UPDATE requests SET lease_until = ?4, moved = ?5, updated_at = ?6 WHERE id = ?1 AND worker = ?2 AND attempt = ?3
+             AND state = 'S'",
+            values![one.request, worker, one.attempt, now.saturating_add(lease), one.moved, now],
+        )?;
+        if changed > 0 {
+            kept.insert(one.request);
+        }
+    }
+    Ok(ids.into_iter().filter(|id| !kept.contains(id)).collect())
+}
+
+/// What became of what a worker said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finished {
+    /// Requests whose file or RSE is gone: the worker removes what it has written.
+    pub unwanted: Vec<i64>,
+    /// Requests that were not the worker's, or not this file's: what it said of them counts for
+    /// nothing. What it has written there is left to the catalog, unless it is unwanted.
+    pub lost: Vec<i64>,
+}
+
+/// A worker says what became of its jobs. Returns those that are lost.
+fn finish(tx: &mut Tx<'_>, worker: &str, outcomes: &[Outcome], now: Micros) -> Result<Vec<i64>> {
+    let ids: Vec<i64> = outcomes.iter().map(|one| one.request).collect();
+    let rows = tx.query(
+        "SELECT q.id, q.did_id, q.dest_rse_id, q.attempt, d.scope, d.name, q.source_rse_id,
+         CASE WHEN EXISTS (SELECT 1 FROM suspicious_replicas s WHERE s.did_id = q.did_id) THEN 1 ELSE 0 END
+         FROM requests q JOIN dids d ON d.id = q.did_id WHERE q.id IN ARRAY(?1) AND q.worker = ?2 AND q.state = 'S'",
+        values![ids, worker],
+    )?;
+    let rses = crate::rse::all(tx)?;
+    let held: BTreeMap<(i64, i64), &Row> =
+        rows.iter().map(|row| ((row.int(0), row.int(3)), row)).collect();
+    let ours = |one: &Outcome| {
+        let row = held.get(&(one.request, one.attempt))?;
+        let rse = rses.iter().find(|rse| rse.id == row.int(2))?;
+        let same = row.text(4) == one.did.scope && row.text(5) == one.did.name;
+        (same && rse.name == one.rse).then_some(*row)
+    };
+    let mut well = Vec::new();
+    let mut ill = Vec::new();
+    let mut lost = Vec::new();
+    for one in outcomes {
+        match (ours(one), &one.error) {
+            (Some(row), None) => well.push((one, row)),
+            (Some(row), Some(error)) => ill.push((one, row, error)),
+            (None, _) => lost.push(one.request),
+        }
+    }
+    let units: Vec<(i64, i64)> = well.iter().map(|(_, row)| (row.int(1), row.int(2))).collect();
+    transfer::finished_transfer(tx, &units, now)?;
+    for (one, row) in well.iter().filter(|(_, row)| row.flag(7)) {
+        // Later attempts may have found the file where it belongs, and read no source.
+        let source = row.opt_int(6).filter(|_| one.attempt == 1);
+        suspect::was_right(tx, row.int(1), source, now)?;
+    }
+    if !ill.is_empty() {
+        hold(tx, ill.iter().map(|(_, row, _)| row.int(1)))?;
+        for (one, row, error) in ill {
+            if let (Some(fault), Some(source)) = (one.source_fault, row.opt_int(6)) {
+                suspect::suspect(tx, (row.int(1), source), fault, error, now)?;
+            }
+            let (letter, error) = match one.given_up {
+                true => ("Q", None),
+                false => ("F", Some(crate::decide::clip(error, 255))),
+            };
+            tx.execute(
+                "UPDATE requests SET state = ?4, err_msg = ?5, updated_at = ?6, lease_until = NULL WHERE id = ?1
+                 AND worker = ?2 AND attempt = ?3 AND state = 'S'",
+                values![one.request, worker, one.attempt, letter, error, now],
+            )?;
+        }
+        tx.wake_workers();
+        tx.wake(Daemon::Finisher);
+    }
+    Ok(lost)
+}
+
+/// A worker says what became of its jobs. What it says of those that are its own no longer counts
+/// for nothing, and where it has written their files they are left to the reaper: removed by the
+/// worker, they might be another's by then. Telling it twice changes nothing.
+pub fn finish_each(
+    catalog: &mainstay_catalog::Catalog,
+    worker: &str,
+    outcomes: &[Outcome],
+    now: Micros,
+) -> Result<Finished> {
+    let lost = finish_or_lose(catalog, worker, outcomes, now)?;
+    let ids: BTreeSet<i64> = lost.iter().copied().collect();
+    let left: Vec<&Outcome> = outcomes.iter().filter(|one| ids.contains(&one.request)).collect();
+    let unwanted = match left.is_empty() {
+        true => Vec::new(),
+        false => catalog.write_blocking(|tx| given_up::leave(tx, worker, &left, now))?,
+    };
+    Ok(Finished { unwanted, lost })
+}
+
+/// [`finish`], one by one where all at once is refused because of one of them.
+fn finish_or_lose(
+    catalog: &mainstay_catalog::Catalog,
+    worker: &str,
+    outcomes: &[Outcome],
+    now: Micros,
+) -> Result<Vec<i64>> {
+    match catalog.write_blocking(|tx| finish(tx, worker, outcomes, now)) {
+        Err(Error::Refused(refusal)) if refusal.class == Class::ReplicaNotFound => {}
+        other => return other,
+    }
+    let mut lost = Vec::new();
+    for one in outcomes {
+        let alone = std::slice::from_ref(one);
+        match catalog.write_blocking(|tx| finish(tx, worker, alone, now)) {
+            Ok(more) => lost.extend(more),
+            Err(Error::Refused(_)) => lost.push(one.request),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(lost)
+}

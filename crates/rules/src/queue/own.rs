@@ -1,0 +1,82 @@
+//! The transfer queue of a catalog in this process, for workers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use mainstay_catalog::Catalog;
+use mainstay_transfers::store::Speaks;
+use mainstay_transfers::worker::Queue;
+use mainstay_transfers::{Held, Job, Outcome};
+
+use crate::api::Micros;
+use crate::judge::Surroundings;
+use crate::queue;
+use crate::rule::Settings;
+
+/// The queue of a catalog in this process.
+#[derive(Clone, Debug)]
+pub struct Own {
+    /// The catalog.
+    pub catalog: Catalog,
+    /// Numbers that steer transfers.
+    pub settings: Settings,
+    /// Time and chance.
+    pub around: Arc<dyn Surroundings>,
+    /// What the worker calls itself.
+    pub worker: String,
+    /// How long a lease lasts.
+    pub lease: Duration,
+}
+
+impl Own {
+    fn micros(&self) -> Micros {
+        Micros::try_from(self.lease.as_micros()).unwrap_or(Micros::MAX)
+    }
+}
+
+impl Queue for Own {
+    fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
+        async move {
+            let (worker, lease, speaks) = (self.worker.clone(), self.micros(), Speaks::Ours);
+            let wanted = queue::Wanted { worker, most, lease, speaks };
+            let (settings, now) = (self.settings.clone(), self.around.now());
+            let taken =
+                self.catalog.write(move |tx| queue::take(tx, &wanted, &settings, now)).await;
+            taken.map_err(|error| error.to_string())
+        }
+        .boxed()
+    }
+
+    fn renew(&self, held: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+        async move {
+            let (worker, now, lease) = (self.worker.clone(), self.around.now(), self.micros());
+            let lost =
+                self.catalog.write(move |tx| queue::renew(tx, &worker, &held, lease, now)).await;
+            lost.map_err(|error| error.to_string())
+        }
+        .boxed()
+    }
+
+    fn finish(&self, outcomes: Vec<Outcome>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+        async move {
+            let (catalog, worker) = (self.catalog.clone(), self.worker.clone());
+            let now = self.around.now();
+            let told = tokio::task::spawn_blocking(move || {
+                queue::finish_each(&catalog, &worker, &outcomes, now)
+            });
+            let told = told.await.map_err(|error| error.to_string())?;
+            told.map(|finished| finished.unwanted).map_err(|error| error.to_string())
+        }
+        .boxed()
+    }
+
+    fn woken(&self) -> BoxFuture<'_, ()> {
+        self.catalog.transfers_woken().boxed()
+    }
+
+    fn lease(&self) -> Duration {
+        self.lease
+    }
+}

@@ -1,0 +1,176 @@
+//! Requests that wait, in the order they are to be worked on.
+//!
+//! There may be very many, and most of them for RSEs that no worker here reaches. So they are looked
+//! up by destination and activity, of which there are few, and never passed over one by one.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+
+use mainstay_catalog::order::goes_with;
+use mainstay_catalog::{Column, Row, Tx, values};
+
+use crate::api::{Did, Micros, RequestState};
+use crate::error::Result;
+
+/// A request that waits.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) id: i64,
+    pub(super) file: i64,
+    pub(super) destination: i64,
+    pub(super) bytes: i64,
+    pub(super) activity: String,
+    pub(super) retries: i64,
+    pub(super) last_source: Option<i64>,
+    pub(super) not_before: Micros,
+    pub(super) did: Did,
+    pub(super) adler32: Option<String>,
+    pub(super) md5: Option<String>,
+    pub(super) from: Option<String>,
+    pub(super) path: Option<String>,
+    pub(super) error: Option<String>,
+}
+
+const WAITING: &str = "SELECT q.id, q.did_id, q.dest_rse_id, q.bytes, q.activity, q.retry_count, q.source_rse_id, q.not_before,
+    d.scope, d.name, d.adler32, d.md5, u.source_replica_expression, p.path, q.err_msg, q.state FROM requests q JOIN dids d ON d.id = q.did_id
+    LEFT JOIN rules u ON u.id = q.rule_id LEFT JOIN replicas p ON p.did_id = q.did_id AND p.rse_id = q.dest_rse_id";
+
+fn waiting(row: &Row) -> Waiting {
+    Waiting {
+        id: row.int(0),
+        file: row.int(1),
+        destination: row.int(2),
+        bytes: row.int(3),
+        activity: row.text(4).to_owned(),
+        retries: row.int(5),
+        last_source: row.opt_int(6),
+        not_before: row.int(7),
+        did: Did::new(row.text(8), row.text(9)),
+        adler32: row.opt_text(10),
+        md5: row.opt_text(11),
+        from: row.opt_text(12),
+        path: row.opt_text(13),
+        error: row.opt_text(14),
+    }
+}
+
+/// Every destination and activity that requests wait for.
+const QUEUES: &str = "WITH RECURSIVE d(dest) AS (SELECT (SELECT dest_rse_id FROM requests WHERE state = 'Q' ORDER BY dest_rse_id LIMIT 1) UNION ALL
+        SELECT (SELECT MIN(q.dest_rse_id) FROM requests q WHERE q.state = 'Q' AND q.dest_rse_id > d.dest) FROM d
+        WHERE d.dest IS NOT NULL),
+    a(dest, activity) AS (SELECT d.dest, (SELECT MIN(q.activity) FROM requests q WHERE q.state = 'Q'
+        AND q.dest_rse_id = d.dest) FROM d WHERE d.dest IS NOT NULL UNION ALL
+        SELECT a.dest, (SELECT MIN(q.activity) FROM requests q WHERE q.state = 'Q' AND q.dest_rse_id = a.dest
+        AND q.activity > a.activity) FROM a WHERE a.activity IS NOT NULL)
+    SELECT dest, activity FROM a WHERE activity IS NOT NULL";
+
+/// The requests of one activity that wait to go to one RSE, and how far they were looked at.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) to: i64,
+    pub(super) activity: String,
+    /// Some that were read ahead, the next first: priority and number.
+    ready: VecDeque<(Reverse<i64>, i64)>,
+    /// The last that was read.
+    last: Option<(i64, i64)>,
+    /// Nobody stands behind those.
+    ended: bool,
+}
+
+/// Every line to these destinations, with its first requests.
+pub(super) fn lines(
+    tx: &mut Tx<'_>,
+    reached: &[i64],
+    page: usize,
+    now: Micros,
+) -> Result<Vec<Line>> {
+    let mut found = Vec::new();
+    for queue in tx.query(QUEUES, &[])? {
+        let (to, activity) = (queue.int(0), queue.text(1).to_owned());
+        if !reached.contains(&to) {
+            continue;
+        }
+        let mut line = Line { to, activity, ready: VecDeque::new(), last: None, ended: false };
+        line.read_on(tx, page, now)?;
+        found.push(line);
+    }
+    Ok(found)
+}
+
+impl Line {
+    /// How many are known to wait.
+    pub(super) fn len(&self) -> usize {
+        self.ready.len()
+    }
+
+    fn read_on(&mut self, tx: &mut Tx<'_>, page: usize, now: Micros) -> Result<()> {
+        let limit = i64::try_from(page).unwrap_or(i64::MAX);
+        let mut params = values![self.to, &self.activity, now, limit].to_vec();
+        let behind = match self.last {
+            None => "",
+            Some((priority, id)) => {
+                params.extend(values![priority, id].iter().cloned());
+                "AND priority <= ?5 AND (priority < ?5 OR id > ?6)"
+            }
+        };
+        let rows = tx.query(
+            &format!(
+                "SELECT priority, id FROM requests WHERE state = 'Q' AND dest_rse_id = ?1 AND activity = ?2
+                 AND not_before <= ?3 {behind} ORDER BY priority DESC, id LIMIT ?4"
+            ),
+            &params,
+        )?;
+        self.ended = rows.len() < page;
+        self.last = rows.last().map(|row| (row.int(0), row.int(1))).or(self.last);
+        self.ready.extend(rows.iter().map(|row| (Reverse(row.int(0)), row.int(1))));
+        Ok(())
+    }
+}
+
+/// Takes the next requests of an activity, up to `most`, from the lines that are `open`.
+pub(super) fn next(
+    tx: &mut Tx<'_>,
+    lines: &mut [Line],
+    most: usize,
+    open: impl Fn(&Line) -> bool,
+    now: Micros,
+) -> Result<Vec<i64>> {
+    let mut ids = Vec::new();
+    let mut lines: Vec<&mut Line> = lines.iter_mut().filter(|line| open(line)).collect();
+    while ids.len() < most {
+        for line in lines.iter_mut().filter(|line| line.ready.is_empty() && !line.ended) {
+            line.read_on(tx, most, now)?;
+        }
+        let foremost = lines.iter_mut().filter(|line| !line.ready.is_empty());
+        let Some(line) = foremost.min_by_key(|line| line.ready.front().copied()) else { break };
+        ids.extend(line.ready.pop_front().map(|(_, id)| id));
+    }
+    Ok(ids)
+}
+
+/// What is known of these requests, in this order, as far as they still wait.
+pub(super) fn read(tx: &mut Tx<'_>, ids: &[i64]) -> Result<Vec<Waiting>> {
+    tx.clear(&["w_ids"])?;
+    tx.load("w_ids", &[("id", Column::ints(ids.iter().copied()))])?;
+    let these = goes_with(tx, ("q.", "requests", &["id"]), ("w_ids", &["id"]));
+    let sql = format!("{WAITING} WHERE {these} AND q.state = 'Q'");
+    let rows = tx.query(&sql, &[])?;
+    let mut found: BTreeMap<i64, Waiting> =
+        rows.iter().map(waiting).map(|one| (one.id, one)).collect();
+    Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
+}
+
+/// The first of all.
+pub(super) fn first(tx: &mut Tx<'_>, most: i64) -> Result<Vec<Waiting>> {
+    let sql = format!("{WAITING} WHERE q.state = 'Q' ORDER BY q.priority DESC, q.id LIMIT ?1");
+    Ok(tx.query(&sql, values![most])?.iter().map(waiting).collect())
+}
+
+/// The first of those that have ended and wait for the finisher, and how each ended.
+pub(super) fn ended(tx: &mut Tx<'_>, most: i64) -> Result<Vec<(Waiting, RequestState)>> {
+    let sql = format!(
+        "{WAITING} WHERE q.state IN ('D', 'F', 'L', 'N', 'O', 'A', 'M') ORDER BY q.id LIMIT ?1"
+    );
+    let how = |row: &Row| RequestState::read(row.text(15)).unwrap_or(RequestState::Failed);
+    Ok(tx.query(&sql, values![most])?.iter().map(|row| (waiting(row), how(row))).collect())
+}
