@@ -1,11 +1,11 @@
-//! Joining: a token becomes a certificate of the node's own, which is renewed before it ends.
+//! Joining: exchanges a token for a client certificate of the node, and renews it before it expires.
 //!
-//! The key is made here and never leaves the machine; the server signs it for this node's name,
-//! whatever the request says. Once there is a certificate, the token is not needed any more. A key
-//! is kept from the first attempt on, so that a join whose answer was lost can be repeated.
+//! The key is created here and never leaves the machine; the server signs it for the node of the token,
+//! whatever the request says. Once there is a certificate, the token is no longer needed. The key
+//! is stored before the first attempt, so that a join whose response was lost can be repeated.
 //!
-//! With its certificate a node is told whom to trust, and looks every now and then whether that
-//! changed: when the servers exchange their authority, it renews its certificate at once.
+//! The server returns the certificate authorities to trust along with the certificate. The agent polls
+//! them: when the servers exchange their authority, it renews its certificate at once.
 
 pub mod string;
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use http::Method;
 use jiff::Timestamp;
-use mainstay_store::clock::Clock;
+use mainstay_clock::Clock;
 use mainstay_store::kubernetes::{Access, Client};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::crypto::aws_lc_rs;
@@ -28,21 +28,21 @@ use rustls::{ClientConfig, RootCertStore};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Options, PAUSES};
+use crate::{Options, RETRY};
 
-/// Where the certificate, its key and what is known of them are kept.
+/// The file with the certificate and its key.
 const FILE: &str = "identity.json";
-/// Where the key of a join under way is kept.
+/// The file with the key of a join that is not finished.
 const KEY: &str = "joining.key";
-/// Where a server signs.
+/// The path at which a server signs certificates.
 const PATH: &str = "/mainstay/v1/join";
-/// Where a server says whom to trust.
+/// The path at which a server lists its certificate authorities.
 const BUNDLE: &str = "/mainstay/v1/ca";
-/// How often a certificate must be refused until it counts as refused.
+/// How many connections in a row must fail until the certificate counts as refused.
 const ATTEMPTS: u32 = 3;
-/// How often one looks whether the certificate must be renewed, at least: a machine may have slept,
-/// and its clock may have been set.
-const LOOK: Duration = Duration::from_secs(60);
+/// How often to check whether the certificate must be renewed: a machine may have been suspended, and
+/// its clock may have been set.
+const CHECK: Duration = Duration::from_secs(60);
 
 /// Why an agent could not join.
 #[derive(Debug, thiserror::Error)]
@@ -55,12 +55,12 @@ pub enum Error {
         /// The node.
         node: String,
     },
-    /// The token is worthless or of another node. Give another.
+    /// The token is invalid or belongs to another node. Give another.
     #[error("the server does not let node {node} in: {why}")]
     Refused {
         /// The node.
         node: String,
-        /// What the server said.
+        /// The message of the server.
         why: String,
     },
     /// The servers refuse the certificate. Give a new token.
@@ -74,12 +74,12 @@ pub enum Error {
     /// The certificate authority or the certificate cannot be used.
     #[error("the certificate of the server or of this node cannot be used: {0}")]
     Certificate(String),
-    /// The identity cannot be kept.
-    #[error("the identity of this node cannot be kept")]
+    /// The identity cannot be written to the state folder.
+    #[error("writing the identity of this node failed")]
     Keep(#[from] std::io::Error),
 }
 
-/// Who this node is.
+/// The identity of this node, as stored.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Identity {
@@ -87,10 +87,10 @@ struct Identity {
     certificate: String,
     key: String,
     renew_at: Timestamp,
-    /// The authorities to trust, as the servers told them, the newest first.
+    /// The authorities to trust, as the servers sent them, the newest first.
     #[serde(default)]
     authorities: Option<String>,
-    /// The authorities that were given on the command line then.
+    /// The authorities that were on the command line when it joined.
     #[serde(default)]
     given: Option<String>,
     /// The servers it joined.
@@ -146,11 +146,11 @@ fn load(options: &Options) -> Option<Identity> {
 fn store(folder: &Path, identity: &Identity) -> Result<(), Error> {
     let bytes =
         serde_json::to_vec(identity).map_err(|error| Error::Certificate(error.to_string()))?;
-    keep(folder, FILE, &bytes)
+    write_private(folder, FILE, &bytes)
 }
 
-/// Writes a private file so that it is there whole or not at all.
-fn keep(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), Error> {
+/// Writes a private file atomically.
+fn write_private(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), Error> {
     let (file, next) = (folder.join(name), folder.join(format!("{name}.next")));
     let mut written =
         OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
@@ -198,7 +198,7 @@ fn tls(ca: Option<&str>, identity: Option<&Identity>) -> Result<Option<Arc<Clien
     Ok(Some(Arc::new(config)))
 }
 
-/// How the servers are spoken to before anything was asked of them.
+/// The credentials for the first request: the certificate if there is one, else the token.
 ///
 /// # Errors
 /// [`Error::Certificate`].
@@ -209,22 +209,22 @@ pub fn access(options: &Options) -> Result<Access, Error> {
     Ok(Access { tls: tls(trusted.as_deref(), identity.as_ref())?, token })
 }
 
-/// How the servers are spoken to by a stranger.
+/// No credentials.
 fn anonymous(options: &Options) -> Result<Access, Error> {
     let trusted = authorities(options, load(options).as_ref());
     Ok(Access { tls: tls(trusted.as_deref(), None)?, token: None })
 }
 
-/// Whether the servers take the certificate; `None` if none of them answers. A server that breaks a
-/// connection off is not yet one that refuses: it must do so several times, and answer strangers.
-async fn taken(
+/// Whether the servers accept the certificate; `None` if none of them answers. One broken connection is
+/// not a refusal: it must happen several times, while requests without a certificate are answered.
+async fn is_accepted(
     client: &Client,
     options: &Options,
     clock: &dyn Clock,
 ) -> Result<Option<bool>, Error> {
     for attempt in 0..ATTEMPTS {
         if attempt > 0 {
-            clock.sleep(PAUSES.0).await;
+            clock.sleep(RETRY.first).await;
         }
         if client.call(Method::GET, BUNDLE, None).await.is_ok() {
             return Ok(Some(true));
@@ -240,7 +240,7 @@ async fn taken(
     Ok(Some(false))
 }
 
-/// How the servers are spoken to with a join token: it is good for joining only.
+/// The credentials of a join token, which is good for joining only.
 ///
 /// # Errors
 /// [`Error::Certificate`].
@@ -248,16 +248,15 @@ pub fn token_access(ca: Option<&str>, token: String) -> Result<Access, Error> {
     Ok(Access { tls: tls(ca, None)?, token: Some(token) })
 }
 
-/// Has a certificate made, unless there is one that is good. Waits for a server for as long as it
-/// takes.
+/// Gets a certificate, unless there is a valid one. Waits for a server without a limit.
 ///
 /// # Errors
-/// [`Error`]: what waiting does not mend.
+/// [`Error`], for failures that waiting does not fix.
 pub async fn join(client: &Client, options: &Options, clock: &dyn Clock) -> Result<(), Error> {
     let node = || options.node.clone();
     match load(options) {
-        // A server that is away does not keep an agent from starting.
-        Some(identity) => match taken(client, options, clock).await? {
+        // An agent starts also while no server answers.
+        Some(identity) => match is_accepted(client, options, clock).await? {
             Some(false) if options.token.is_none() => Err(Error::Revoked { node: node() }),
             Some(false) => {
                 tracing::warn!(
@@ -279,40 +278,45 @@ async fn join_with_token(
     options: &Options,
     clock: &dyn Clock,
 ) -> Result<(), Error> {
-    let key = kept_key(&options.state_dir)?;
+    let key = stored_key(&options.state_dir)?;
     client.set_access(Access { token: options.token.clone(), ..anonymous(options)? });
-    let mut pause = PAUSES.0;
+    let mut retries = RETRY.retries();
     loop {
-        let wish = Wish { node: &options.node, zone: options.zone.as_deref(), register: true };
-        match ask(client, &wish, &key, clock.now()).await {
+        let applicant =
+            Applicant { node: &options.node, zone: options.zone.as_deref(), register: true };
+        match request(client, &applicant, &key, clock.now()).await {
             Ok(identity) => {
                 enter(client, options, identity)?;
                 // The key is not needed any more; if it stays, the next join uses it again.
                 let _ = std::fs::remove_file(options.state_dir.join(KEY));
                 return Ok(());
             }
-            Err(Ask::Away(why)) => {
-                tracing::warn!(why, ?pause, "joining failed; retrying");
-                clock.sleep(pause).await;
-                pause = (pause * 2).min(PAUSES.1);
+            Err(Failed::Unavailable(reason)) => {
+                let wait = retries.failed();
+                tracing::warn!(node = options.node, reason, ?wait, "joining failed; retrying");
+                clock.sleep(wait).await;
             }
-            Err(Ask::Never(error)) => return Err(error),
+            Err(Failed::Final(error)) => return Err(error),
         }
     }
 }
 
-/// Has another certificate made with the one there is. Tries once.
+/// Gets another certificate with the current one. Tries once.
 async fn renew(client: &Client, options: &Options, clock: &dyn Clock) -> Result<(), Error> {
-    let wish = Wish { node: &options.node, zone: None, register: false };
+    let applicant = Applicant { node: &options.node, zone: None, register: false };
     let key = new_key()?;
-    match ask(client, &wish, &key, clock.now()).await {
+    match request(client, &applicant, &key, clock.now()).await {
         Ok(identity) => enter(client, options, identity),
-        // There is time: a third of the certificate's life is left.
-        Err(Ask::Away(why)) => {
-            tracing::warn!(why, "renewing the certificate failed; retrying later");
+        // A third of the certificate's lifetime is left for retries.
+        Err(Failed::Unavailable(reason)) => {
+            tracing::warn!(
+                node = options.node,
+                reason,
+                "certificate renewal failed; retrying later"
+            );
             Ok(())
         }
-        Err(Ask::Never(error)) => Err(error),
+        Err(Failed::Final(error)) => Err(error),
     }
 }
 
@@ -321,14 +325,14 @@ fn new_key() -> Result<KeyPair, Error> {
     key.map_err(|error| Error::Certificate(error.to_string()))
 }
 
-/// The key of the join under way, made at the first attempt.
-fn kept_key(folder: &Path) -> Result<KeyPair, Error> {
+/// The key of a join that is not finished, created at the first attempt.
+fn stored_key(folder: &Path) -> Result<KeyPair, Error> {
     let known = std::fs::read_to_string(folder.join(KEY)).ok();
     if let Some(key) = known.and_then(|pem| KeyPair::from_pem(&pem).ok()) {
         return Ok(key);
     }
     let key = new_key()?;
-    keep(folder, KEY, key.serialize_pem().as_bytes())?;
+    write_private(folder, KEY, key.serialize_pem().as_bytes())?;
     Ok(key)
 }
 
@@ -341,46 +345,51 @@ fn enter(client: &Client, options: &Options, mut identity: Identity) -> Result<(
     Ok(())
 }
 
-/// Why no certificate was given.
-enum Ask {
-    Away(String),
-    Never(Error),
+/// Why no certificate was issued.
+enum Failed {
+    /// No server answered. Retry.
+    Unavailable(String),
+    /// Do not retry.
+    Final(Error),
 }
 
-/// The node that asks for a certificate.
-struct Wish<'a> {
+/// The node that requests a certificate.
+struct Applicant<'a> {
     node: &'a str,
     zone: Option<&'a str>,
     register: bool,
 }
 
-async fn ask(
+/// Requests a certificate once.
+async fn request(
     client: &Client,
-    wish: &Wish<'_>,
+    applicant: &Applicant<'_>,
     key: &KeyPair,
     now: Timestamp,
-) -> Result<Identity, Ask> {
-    let never = |error: &dyn std::fmt::Display| Ask::Never(Error::Certificate(error.to_string()));
-    let params = CertificateParams::new(Vec::new()).map_err(|error| never(&error))?;
-    let csr = params.serialize_request(key).map_err(|error| never(&error))?;
-    let csr = csr.pem().map_err(|error| never(&error))?;
-    let Wish { node, zone, register } = *wish;
+) -> Result<Identity, Failed> {
+    let unusable =
+        |error: &dyn std::fmt::Display| Failed::Final(Error::Certificate(error.to_string()));
+    let params = CertificateParams::new(Vec::new()).map_err(|error| unusable(&error))?;
+    let csr = params.serialize_request(key).map_err(|error| unusable(&error))?;
+    let csr = csr.pem().map_err(|error| unusable(&error))?;
+    let Applicant { node, zone, register } = *applicant;
     let body = serde_json::to_vec(&Request { csr, node, zone, register });
-    let body = body.map_err(|error| never(&error))?;
+    let body = body.map_err(|error| unusable(&error))?;
     let answer = client.call(Method::POST, PATH, Some(body)).await;
-    let answer = answer.map_err(|failure| Ask::Away(failure.0))?;
+    let answer = answer.map_err(|failure| Failed::Unavailable(failure.0))?;
     match answer.code.as_u16() {
         200 | 201 => {}
         401 | 403 | 404 | 422 => {
-            let (node, why) = (node.to_owned(), said(&answer.body));
-            return Err(Ask::Never(Error::Refused { node, why }));
+            let (node, why) = (node.to_owned(), message(&answer.body));
+            return Err(Failed::Final(Error::Refused { node, why }));
         }
-        code => return Err(Ask::Away(format!("the server answered {code}"))),
+        code => return Err(Failed::Unavailable(format!("the server answered {code}"))),
     }
-    let granted: Granted = serde_json::from_slice(&answer.body).map_err(|error| never(&error))?;
+    let granted: Granted =
+        serde_json::from_slice(&answer.body).map_err(|error| unusable(&error))?;
     if granted.node != node {
         let why = format!("the token is for node {}", granted.node);
-        return Err(Ask::Never(Error::Refused { node: node.to_owned(), why }));
+        return Err(Failed::Final(Error::Refused { node: node.to_owned(), why }));
     }
     let life = Duration::from_secs(granted.lifetime_seconds);
     Ok(Identity {
@@ -395,46 +404,47 @@ async fn ask(
 }
 
 /// The message of a refusal.
-fn said(body: &[u8]) -> String {
-    let said: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-    said.get("message").and_then(serde_json::Value::as_str).unwrap_or("refused").to_owned()
+fn message(body: &[u8]) -> String {
+    let status: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    status.get("message").and_then(serde_json::Value::as_str).unwrap_or("refused").to_owned()
 }
 
-/// Renews the certificate when two thirds of its life are over, or when the servers have another
-/// authority. Looks at the clock and at the servers often enough to notice either.
+/// Renews the certificate after two thirds of its lifetime, or when the servers exchange their
+/// authority. Checks both periodically.
 pub(crate) async fn keep_fresh(
     client: Arc<Client>,
     options: Options,
     clock: Arc<dyn Clock>,
     stop: CancellationToken,
 ) {
-    let look = LOOK.min(options.heartbeat * 6).max(Duration::from_millis(100));
+    let interval = CHECK.min(options.heartbeat * 6).max(Duration::from_millis(100));
     loop {
-        if stop.run_until_cancelled(clock.sleep(look)).await.is_none() {
+        if stop.run_until_cancelled(clock.sleep(interval)).await.is_none() {
             return;
         }
-        let Some(looked) = stop.run_until_cancelled(look_after(&client, &options, &*clock)).await
+        let Some(checked) = stop.run_until_cancelled(check(&client, &options, &*clock)).await
         else {
             return;
         };
-        if let Err(error) = looked {
+        if let Err(error) = checked {
             tracing::error!(%error, "the certificate cannot be renewed; retrying");
         }
     }
 }
 
-async fn look_after(client: &Client, options: &Options, clock: &dyn Clock) -> Result<(), Error> {
+/// Renews the certificate if that is due.
+async fn check(client: &Client, options: &Options, clock: &dyn Clock) -> Result<(), Error> {
     let Some(mut identity) = load(options) else { return join(client, options, clock).await };
     if identity.renew_at <= clock.now() {
         return join(client, options, clock).await;
     }
     let Ok(answer) = client.call(Method::GET, BUNDLE, None).await else {
-        return match taken(client, options, clock).await? {
+        return match is_accepted(client, options, clock).await? {
             Some(false) => join(client, options, clock).await,
             Some(true) | None => Ok(()),
         };
     };
-    // Servers of older versions do not say.
+    // Servers of older versions do not send a list.
     let told = String::from_utf8_lossy(&answer.body).into_owned();
     let known = identity.authorities.as_ref().or(options.ca.as_ref());
     if answer.code != 200 || known == Some(&told) || options.ca.is_none() {
@@ -442,21 +452,21 @@ async fn look_after(client: &Client, options: &Options, clock: &dyn Clock) -> Re
     }
     let newest = |bundle: &str| CertificateDer::from_pem_slice(bundle.as_bytes()).ok();
     let exchanged = newest(&told) != known.and_then(|known| newest(known));
-    tracing::info!(exchanged, "the servers trust other authorities than before");
+    tracing::info!(exchanged, "the certificate authorities of the servers changed");
     identity.authorities = Some(told);
     enter(client, options, identity)?;
     if exchanged { renew(client, options, clock).await } else { Ok(()) }
 }
 
-/// A certificate that only memory has: for nodes that only pretend.
-pub(crate) struct Pretence {
+/// The identity of a simulated node, kept in memory only.
+pub(crate) struct SimulatedIdentity {
     client: Arc<Client>,
     ca: Option<String>,
     node: String,
     zone: Option<String>,
 }
 
-impl Pretence {
+impl SimulatedIdentity {
     pub(crate) fn new(
         client: Client,
         ca: Option<String>,
@@ -466,19 +476,20 @@ impl Pretence {
         Self { client: Arc::new(client), ca, node: node.to_owned(), zone }
     }
 
-    /// Says who we are at the moment.
+    /// The current credentials.
     pub(crate) fn credentials(&self) -> crate::link::Credentials {
         let client = self.client.clone();
         Arc::new(move || client.access())
     }
 
-    /// Joins, or renews what it has, as often as it takes. Says when to do it again.
+    /// Joins or renews, retrying without a limit. Returns when to renew.
     pub(crate) async fn enter(&self, clock: &dyn Clock) -> Result<Timestamp, Error> {
         let key = new_key()?;
-        let wish = Wish { node: &self.node, zone: self.zone.as_deref(), register: false };
-        let mut pause = PAUSES.0;
+        let zone = self.zone.as_deref();
+        let applicant = Applicant { node: &self.node, zone, register: false };
+        let mut retries = RETRY.retries();
         loop {
-            match ask(&self.client, &wish, &key, clock.now()).await {
+            match request(&self.client, &applicant, &key, clock.now()).await {
                 Ok(identity) => {
                     let trusted = identity.authorities.as_deref().or(self.ca.as_deref());
                     let trusted = self.ca.as_ref().and(trusted);
@@ -486,12 +497,18 @@ impl Pretence {
                     self.client.set_access(Access { tls, token: None });
                     return Ok(identity.renew_at);
                 }
-                Err(Ask::Away(why)) => {
-                    tracing::warn!(node = self.node, why, ?pause, "joining failed; retrying");
-                    clock.sleep(pause).await;
-                    pause = (pause * 2).min(PAUSES.1);
+                Err(Failed::Unavailable(reason)) => {
+                    let wait = retries.failed();
+                    let node = &self.node;
+                    tracing::warn!(
+                        node,
+                        reason,
+                        ?wait,
+                        "a simulated node failed to join; retrying"
+                    );
+                    clock.sleep(wait).await;
                 }
-                Err(Ask::Never(error)) => return Err(error),
+                Err(Failed::Final(error)) => return Err(error),
             }
         }
     }

@@ -1,13 +1,13 @@
-//! The agent: the node side of Mainstay. It finds the disks of its node and looks after them.
+//! The agent: manages the disks and the instances of one node.
 //!
-//! It dials out to its servers and needs no port of its own. It joins with a token, is given a
-//! certificate that lets it write its own node's objects and no others ([`join`]), keeps a Node
-//! object and a heartbeat ([`node`]), registers provisioned disks as LVMVolumeGroups ([`pools`]),
-//! drives the phases of its disks ([`mainstay_disks`]), and runs instances ([`instances`]) as servers
-//! command on its line to them ([`link`]).
+//! It connects to its servers and needs no port of its own. It joins with a token and gets a
+//! certificate for its own node's objects ([`join`]), maintains the Node object and its heartbeat Lease
+//! ([`node`]), registers provisioned disks as LVMVolumeGroups ([`pools`]), manages disks
+//! ([`mainstay_disks`]), and runs instances ([`instances`]) on command of the servers ([`link`]).
 //!
-//! While no server answers it begins nothing new, finishes what it has begun, and reports it when
-//! one answers again. What must survive a restart is in its state folder. Enter at [`Agent::start`].
+//! While no server answers it starts no new operation, finishes the running ones, and reports them when
+//! a server answers again. State that must survive a restart is in the state folder. Enter at
+//! [`Agent::start`].
 
 pub mod instances;
 pub mod join;
@@ -23,12 +23,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_clock::{Backoff, Clock};
 use mainstay_disks::host::Host;
 use mainstay_disks::host::linux::{self, LinuxHost};
 use mainstay_disks::memory::Memory;
 use mainstay_disks::metrics::Metrics;
 use mainstay_disks::{Disks, Parts, Rate};
-use mainstay_store::clock::Clock;
 use mainstay_store::kubernetes::{Address, AddressError, Client, KubernetesStore};
 use mainstay_store::objects::Objects;
 use mainstay_store::registry::{Registry, builtin};
@@ -37,19 +37,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::instances::Runtime;
 
-/// Who writes, as `metadata.managedFields` has it.
+/// The field manager of everything the agent writes.
 pub const MANAGER: &str = "mainstay-agent";
 
 /// Why an agent cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An address is none. Give another.
+    /// A server address is invalid. Correct it.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// It could not join. The cause says whether to try again.
+    /// Joining failed. The cause tells whether a retry helps.
     #[error(transparent)]
     Join(#[from] join::Error),
-    /// The state folder cannot be used.
+    /// The state folder cannot be read or written.
     #[error("the state folder {folder} cannot be used")]
     State {
         /// Which.
@@ -57,17 +57,17 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// The machine's events cannot be heard.
-    #[error("this machine cannot be watched")]
+    /// The kernel's events cannot be received.
+    #[error("listening for kernel events failed")]
     Machine(#[source] std::io::Error),
-    /// The kinds contradict each other: a mistake in the program.
+    /// The kinds contradict each other: a programming error.
     #[error(transparent)]
     Kinds(#[from] mainstay_store::registry::Error),
-    /// Disks cannot be looked after.
+    /// The disks cannot be managed.
     #[error(transparent)]
     Disks(#[from] mainstay_disks::controller::Error),
-    /// The node's object cannot be written.
-    #[error("the node cannot be reported")]
+    /// The Node object cannot be written.
+    #[error("writing the Node object failed")]
     Node(#[source] mainstay_store::resources::Error),
 }
 
@@ -84,7 +84,7 @@ pub struct Options {
     pub node: String,
     /// The zone it is in.
     pub zone: Option<String>,
-    /// Where what must survive is kept.
+    /// The folder of the state that survives restarts.
     pub state_dir: PathBuf,
     /// Where filesystems are mounted.
     pub mount_root: PathBuf,
@@ -94,11 +94,11 @@ pub struct Options {
     pub allow_loop: bool,
     /// How many operations on disks run at once.
     pub slots: NonZeroUsize,
-    /// How many operations on disks may start within a stretch of time.
+    /// How many operations on disks may start within an interval.
     pub rate: Option<Rate>,
     /// Where the kernel's trees are.
     pub roots: linux::Roots,
-    /// How often the heart beats.
+    /// How often the heartbeat Lease is renewed.
     pub heartbeat: Duration,
     /// The address at which this node's instances are reached, if it cannot be guessed.
     pub address: Option<String>,
@@ -106,7 +106,7 @@ pub struct Options {
     pub cpu_milli: Option<u64>,
     /// Bytes of memory that instances may have; all there is if not given.
     pub memory_bytes: Option<u64>,
-    /// What counts where the cluster's configuration says nothing.
+    /// The disk configuration where the cluster's ConfigMap has no value.
     pub defaults: mainstay_disks::config::Config,
 }
 
@@ -122,11 +122,11 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Joins, reports its node, and begins to look after its disks and instances. Waits for a server for as long
-    /// as it takes.
+    /// Joins, writes the Node object, and begins to manage disks and instances. Waits for a server
+    /// without a limit.
     ///
     /// # Errors
-    /// [`Error`]: what waiting does not mend.
+    /// [`Error`], for failures that waiting does not fix.
     pub async fn start(mut options: Options, clock: Arc<dyn Clock>) -> Result<Self, Error> {
         let folder = &options.state_dir.clone();
         let state = |source| Error::State { folder: folder.display().to_string(), source };
@@ -152,7 +152,12 @@ impl Agent {
         options.zone = node::report(&resources, &options, &*host).await.map_err(Error::Node)?;
         let stop = CancellationToken::new();
         let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(node::beat(resources.clone(), options.clone(), host.clone(), stop.clone()));
+        tasks.spawn(node::renew_lease(
+            resources.clone(),
+            options.clone(),
+            host.clone(),
+            stop.clone(),
+        ));
         let instances =
             sessions::start(&options, &client, &host.boot_id(), &clock, &stop, &mut tasks)
                 .map_err(state)?;
@@ -177,13 +182,13 @@ impl Agent {
         Ok(Self { disks, instances, store, metrics, stop, tasks })
     }
 
-    /// What was counted, as Prometheus reads it.
+    /// The metrics of disks.
     #[must_use]
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// Finishes what is under way within a while, and ends.
+    /// Finishes running operations within a grace period, and ends.
     pub async fn shutdown(self) {
         let Self { disks, instances, store, stop, mut tasks, .. } = self;
         disks.shutdown().await;
@@ -194,6 +199,5 @@ impl Agent {
     }
 }
 
-/// How long one waits before a server is asked again, at first and at most.
-pub(crate) const PAUSES: (Duration, Duration) =
-    (Duration::from_millis(200), Duration::from_secs(10));
+/// How long to wait before a server is contacted again.
+pub(crate) const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));

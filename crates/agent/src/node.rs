@@ -1,45 +1,43 @@
-//! The node's own object, and the heartbeat that says it is alive.
+//! Maintains the Node object of this node and renews its heartbeat Lease.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_controller::write;
+use mainstay_controller::liveness::{AGENT_READY, LEASES};
 use mainstay_disks::host::Host;
 use mainstay_store::builtin::{Lease, Node, NodeAddress, NodeCondition, NodeInfo};
 use mainstay_store::meta::{ConditionStatus, MicroTime, Quantity, Time};
 use mainstay_store::resources::{Error, Resources, Subresource, WriteOptions};
 use tokio_util::sync::CancellationToken;
 
-use crate::{MANAGER, Options, PAUSES};
+use crate::{MANAGER, Options, RETRY};
 
-/// The namespace of heartbeats.
-const NAMESPACE: &str = "kube-node-lease";
 /// The label that has a node's zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
-/// How often the heart beats, unless somebody says otherwise.
+/// How often the Lease is renewed by default.
 pub const BEAT: Duration = Duration::from_secs(10);
-/// For how many beats one is good.
-const GOOD: u32 = 4;
-/// How often the Node object says that it is up.
-const SAY: u32 = 6;
+/// For how many intervals a renewal is good.
+const GOOD_FOR: u32 = 4;
+/// The conditions of the Node object are written at every so many renewals.
+const REPORT_EVERY: u32 = 6;
 
 fn write_options() -> WriteOptions {
-    write::options(MANAGER)
+    mainstay_controller::write::options(MANAGER)
 }
 
-/// Makes or renews the node's object. Waits for a server for as long as it takes. Says in which zone
-/// the node is: that was fixed when it joined, and only operators change it.
+/// Creates or updates the Node object. Waits for a server without a limit. Returns the zone of the
+/// node: it was set when the node joined, and only operators change it.
 ///
 /// # Errors
-/// What waiting does not mend.
+/// Failures that waiting does not fix.
 pub async fn report(
     resources: &Resources,
     options: &Options,
     host: &dyn Host,
 ) -> Result<Option<String>, Error> {
-    let mut pause = PAUSES.0;
+    let mut retries = RETRY.retries();
     loop {
-        match say(resources, options, host).await {
+        match write(resources, options, host).await {
             Ok(zone) => {
                 if options.zone.is_some() && options.zone != zone {
                     let (asked, zone) = (&options.zone, &zone);
@@ -52,21 +50,21 @@ pub async fn report(
                 return Ok(zone);
             }
             Err(error) => {
-                tracing::warn!(%error, ?pause, "the node cannot be reported yet");
-                resources.clock().sleep(pause).await;
-                pause = (pause * 2).min(PAUSES.1);
+                let wait = retries.failed();
+                tracing::warn!(%error, ?wait, "writing the Node object failed; retrying");
+                resources.clock().sleep(wait).await;
             }
         }
     }
 }
 
-async fn say(
+async fn write(
     resources: &Resources,
     options: &Options,
     host: &dyn Host,
 ) -> Result<Option<String>, Error> {
     let name = &options.node;
-    // The server makes the object when the node joins; those of older versions do not.
+    // The server creates the object when the node joins; servers of older versions do not.
     if resources.get_as::<Node>(None, name).await?.is_none() {
         let mut node = Node::default();
         node.metadata.name.clone_from(name);
@@ -120,7 +118,7 @@ fn info(boot_id: &str) -> NodeInfo {
 }
 
 fn ready(node: &mut Node, now: Time) {
-    for kind in ["Ready", "AgentReady"] {
+    for kind in ["Ready", AGENT_READY] {
         let known = node.status.conditions.iter_mut().find(|condition| condition.kind == kind);
         let since = match &known {
             Some(known) if known.status == ConditionStatus::True => known.last_transition_time,
@@ -129,8 +127,8 @@ fn ready(node: &mut Node, now: Time) {
         let condition = NodeCondition {
             last_heartbeat_time: Some(now),
             last_transition_time: since,
-            message: Some("the agent is up".to_owned()),
-            reason: Some("AgentReady".to_owned()),
+            message: Some("the agent is running".to_owned()),
+            reason: Some(AGENT_READY.to_owned()),
             status: ConditionStatus::True,
             kind: kind.to_owned(),
         };
@@ -141,8 +139,8 @@ fn ready(node: &mut Node, now: Time) {
     }
 }
 
-/// Renews the heartbeat until told to stop. A server that is away is tried again at the next beat.
-pub(crate) async fn beat(
+/// Renews the heartbeat Lease until `stop` is cancelled. A failed renewal is retried at the next interval.
+pub(crate) async fn renew_lease(
     resources: Resources,
     options: Options,
     host: Arc<dyn Host>,
@@ -150,16 +148,16 @@ pub(crate) async fn beat(
 ) {
     let mut count = 0;
     loop {
-        let anew = renew(&resources, &options).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the heartbeat was not heard");
+        let created = renew(&resources, &options).await.unwrap_or_else(|error| {
+            tracing::warn!(node = options.node, %error, "heartbeat lease renewal failed; retrying");
             false
         });
         count += 1;
-        // A server that has forgotten the heartbeat has forgotten what the node said as well.
-        if (count % SAY == 0 || anew)
-            && let Err(error) = say(&resources, &options, &*host).await
+        // A server that has lost the Lease may have lost the Node object as well.
+        if (count % REPORT_EVERY == 0 || created)
+            && let Err(error) = write(&resources, &options, &*host).await
         {
-            tracing::warn!(%error, "the node could not be reported");
+            tracing::warn!(node = options.node, %error, "updating the Node object failed");
         }
         if stop.run_until_cancelled(resources.clock().sleep(options.heartbeat)).await.is_none() {
             return;
@@ -167,10 +165,10 @@ pub(crate) async fn beat(
     }
 }
 
-/// Renews the heartbeat. Says whether it had to be made anew.
+/// Renews the Lease. Returns whether it had to be created.
 async fn renew(resources: &Resources, options: &Options) -> Result<bool, Error> {
     let node = &options.node;
-    let good = i32::try_from((options.heartbeat * GOOD).as_secs().max(1)).unwrap_or(i32::MAX);
+    let good = i32::try_from((options.heartbeat * GOOD_FOR).as_secs().max(1)).unwrap_or(i32::MAX);
     let now = MicroTime::new(resources.clock().now());
     let mark = |lease: &mut Lease| {
         lease.spec.holder_identity = Some(node.clone());
@@ -179,12 +177,12 @@ async fn renew(resources: &Resources, options: &Options) -> Result<bool, Error> 
         lease.spec.acquire_time.get_or_insert(now);
     };
     let options = write_options();
-    let renewed = resources.modify_as(Some(NAMESPACE), node, None, &options, mark).await;
+    let renewed = resources.modify_as(Some(LEASES), node, None, &options, mark).await;
     match renewed {
         Err(error) if error.is_not_found() => {
             let mut lease = Lease::default();
             lease.metadata.name.clone_from(node);
-            lease.metadata.namespace = Some(NAMESPACE.to_owned());
+            lease.metadata.namespace = Some(LEASES.to_owned());
             mark(&mut lease);
             resources.create_as(&lease, &options).await.map(|_| true)
         }

@@ -37,7 +37,7 @@ pub struct Pools {
     replicas: Reflector<ReplicatedVolumeReplica>,
     nodes: Reflector<Node>,
     changes: watch::Receiver<u64>,
-    _subscription: std::sync::Mutex<mainstay_controller::reflector::Subscription>,
+    _subscription: parking_lot::Mutex<mainstay_controller::reflector::Subscription>,
 }
 
 impl Pools {
@@ -62,7 +62,7 @@ impl Pools {
             nodes: Reflector::of(resources).field("metadata.name", node).start(),
             replicas,
             changes,
-            _subscription: std::sync::Mutex::new(subscription),
+            _subscription: parking_lot::Mutex::new(subscription),
         }
     }
 

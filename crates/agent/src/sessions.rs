@@ -1,20 +1,20 @@
-//! The session half of an agent: real processes, and the line on which servers command them.
+//! The instances of the agent: processes, and the stream on which servers send commands for them.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 
-use mainstay_store::clock::Clock;
+use mainstay_clock::Clock;
 use mainstay_store::kubernetes::Client;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::Options;
 use crate::instances::{self, Processes, Revision, Runtime};
-use crate::link::{Link, Revisions, Speaker};
+use crate::link::{Link, Registration, Revisions};
 
-/// Looks after instances, and keeps the line to the servers up.
+/// Starts the runtime of instances and the connection to the servers.
 pub(crate) fn start(
     options: &Options,
     client: &Arc<Client>,
@@ -25,8 +25,8 @@ pub(crate) fn start(
 ) -> io::Result<Arc<dyn Runtime>> {
     let address = options.address.clone().unwrap_or_else(|| own_address(&options.servers));
     let folder = options.state_dir.join("instances");
-    let wish = instances::Options::new(folder.clone(), &address);
-    let (processes, events) = Processes::open(wish, clock.clone())?;
+    let settings = instances::Options::new(folder.clone(), &address);
+    let (processes, events) = Processes::open(settings, clock.clone())?;
     let (cpu_milli, memory_bytes) = capacity(options);
     let mut labels = HashMap::from([("kubernetes.io/hostname".to_owned(), options.node.clone())]);
     labels
@@ -36,7 +36,7 @@ pub(crate) fn start(
     let link = Link {
         servers: options.servers.clone(),
         credentials: Arc::new(move || who.access()),
-        speaker: Speaker {
+        registration: Registration {
             node: options.node.clone(),
             boot_id: boot_id.to_owned(),
             cpu_milli,
@@ -46,14 +46,14 @@ pub(crate) fn start(
         },
         runtime: runtime.clone(),
         events,
-        revisions: Revisions::Kept(Revision::open(&folder)?),
+        revisions: Revisions::Durable(Revision::open(&folder)?),
         clock: clock.clone(),
     };
-    tasks.spawn(link.keep(stop.clone()));
+    tasks.spawn(link.run(stop.clone()));
     Ok(runtime)
 }
 
-/// What instances may have: what was said, or all the machine has.
+/// The processor time and memory for instances: as configured, or everything the machine has.
 fn capacity(options: &Options) -> (u64, u64) {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = rustix::system::sysinfo();
@@ -62,7 +62,7 @@ fn capacity(options: &Options) -> (u64, u64) {
     (cpu, options.memory_bytes.unwrap_or(total))
 }
 
-/// The address by which this machine speaks to its servers.
+/// The address from which this machine reaches its servers.
 fn own_address(servers: &[String]) -> String {
     let towards = |server: &String| {
         let uri: http::Uri = server.parse().ok()?;
@@ -70,7 +70,7 @@ fn own_address(servers: &[String]) -> String {
         let there = (host, uri.port_u16().unwrap_or(443)).to_socket_addrs().ok()?.next()?;
         let here = if there.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let socket = UdpSocket::bind(here).ok()?;
-        // Nothing is sent: connecting only chooses the way there.
+        // Connecting a UDP socket sends no packet; it only selects the route.
         socket.connect(there).ok()?;
         Some(socket.local_addr().ok()?.ip())
     };

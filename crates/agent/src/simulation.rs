@@ -1,31 +1,30 @@
-//! Nodes that only pretend: each joins with the same token, has a certificate and a line of its own
-//! to the server, and a simulated runtime.
+//! Simulated nodes: each joins with the same token, and has a certificate, a stream to the server and a
+//! simulated runtime of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_store::clock::Clock;
+use mainstay_clock::Clock;
 use mainstay_store::kubernetes::{Access, Address, AddressError, Client};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::instances::{Delays, Simulated};
-use crate::join::Pretence;
-use crate::link::{Link, Revisions, Speaker};
+use crate::join::SimulatedIdentity;
+use crate::link::{Link, Registration, Revisions};
 
-/// How many nodes dial within a second.
+/// How many nodes connect within a second.
 const DIALS_A_SECOND: u32 = 500;
-/// How long a certificate is kept at least.
-const SOON: Duration = Duration::from_secs(1);
+/// The shortest interval between two renewals of a certificate.
+const SOONEST: Duration = Duration::from_secs(1);
 
-/// What is simulated.
+/// How nodes are simulated.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The servers, the preferred one first.
     pub servers: Vec<String>,
-    /// How they join: with a token for the prefix `NAME.`, good for as many joins as there are
-    /// nodes.
+    /// A token for the prefix `NAME.`, good for as many joins as there are nodes.
     pub access: Access,
     /// The certificate authority of the servers, as PEM.
     pub ca: Option<String>,
@@ -33,7 +32,7 @@ pub struct Options {
     pub name: String,
     /// How many.
     pub nodes: u32,
-    /// How long things take there.
+    /// How long commands take there.
     pub delays: Delays,
     /// Thousandths of a processor that each has.
     pub cpu_milli: u64,
@@ -43,35 +42,37 @@ pub struct Options {
     pub zone: Option<String>,
 }
 
-/// Joins, and keeps the line up while the certificate is renewed.
-async fn pretend(
-    pretence: Pretence,
+/// Runs one node: joins, stays connected, and renews the certificate.
+async fn simulate(
+    identity: SimulatedIdentity,
     link: Link,
     arrivals: Arrivals,
     stop: CancellationToken,
     clock: Arc<dyn Clock>,
 ) {
-    let entered = pretence.enter(&*clock).await;
+    let entered = identity.enter(&*clock).await;
     arrivals.send_modify(|arrived| match &entered {
         Ok(_) => arrived.joined += 1,
         Err(error) => arrived.refused.push(error.to_string()),
     });
     let mut due = match entered {
         Ok(due) => due,
-        Err(error) => return tracing::error!(%error, "a simulated node cannot join"),
+        Err(error) => return tracing::error!(%error, "a simulated node was refused"),
     };
     let renewing = async {
         loop {
             let wait = due.duration_since(clock.now());
-            clock.sleep(Duration::try_from(wait).unwrap_or_default().max(SOON)).await;
-            match pretence.enter(&*clock).await {
+            clock.sleep(Duration::try_from(wait).unwrap_or_default().max(SOONEST)).await;
+            match identity.enter(&*clock).await {
                 Ok(next) => due = next,
-                Err(error) => tracing::error!(%error, "a simulated node cannot renew"),
+                Err(error) => {
+                    tracing::error!(%error, "a simulated node cannot renew its certificate")
+                }
             }
         }
     };
     tokio::select! {
-        () = link.keep(stop) => {}
+        () = link.run(stop) => {}
         () = renewing => {}
     }
 }
@@ -101,17 +102,17 @@ pub struct Simulation {
     arrivals: Arrivals,
     nodes: usize,
     stop: CancellationToken,
-    lines: JoinSet<()>,
+    running: JoinSet<()>,
 }
 
 impl Simulation {
-    /// Lets them join, a few at a time.
+    /// Starts the nodes, a few at a time.
     ///
     /// # Errors
-    /// [`AddressError`] if an address of a server is none.
+    /// [`AddressError`] if a server address is invalid.
     pub fn start(options: Options, clock: &Arc<dyn Clock>) -> Result<Self, AddressError> {
         let stop = CancellationToken::new();
-        let mut lines = JoinSet::new();
+        let mut running = JoinSet::new();
         let arrivals = Arrivals::default();
         let Options { servers, access, ca, name, nodes, delays, cpu_milli, memory_bytes, zone } =
             options;
@@ -122,7 +123,7 @@ impl Simulation {
             let mut labels = vec![("kubernetes.io/hostname".to_owned(), node.clone())];
             labels
                 .extend(zone.clone().map(|zone| ("topology.kubernetes.io/zone".to_owned(), zone)));
-            let speaker = Speaker {
+            let registration = Registration {
                 node,
                 boot_id: String::new(),
                 cpu_milli,
@@ -132,26 +133,27 @@ impl Simulation {
             };
             let (runtime, events) = Simulated::new(delays, clock.clone());
             let client = Client::new(addresses.clone(), access.clone());
-            let pretence = Pretence::new(client, ca.clone(), &speaker.node, zone.clone());
+            let identity =
+                SimulatedIdentity::new(client, ca.clone(), &registration.node, zone.clone());
             let link = Link {
                 servers: servers.clone(),
-                credentials: pretence.credentials(),
-                speaker,
+                credentials: identity.credentials(),
+                registration,
                 runtime: Arc::new(runtime),
                 events,
-                revisions: Revisions::Counted(1),
+                revisions: Revisions::InMemory(1),
                 clock: clock.clone(),
             };
             let (stop, clock, arrivals) = (stop.clone(), clock.clone(), arrivals.clone());
             let wait = Duration::from_secs(1) / DIALS_A_SECOND * number;
-            lines.spawn(async move {
+            running.spawn(async move {
                 if stop.run_until_cancelled(clock.sleep(wait)).await.is_some() {
-                    let pretending = pretend(pretence, link, arrivals, stop.clone(), clock);
-                    stop.run_until_cancelled(pretending).await;
+                    let node = simulate(identity, link, arrivals, stop.clone(), clock);
+                    stop.run_until_cancelled(node).await;
                 }
             });
         }
-        Ok(Self { arrivals, nodes: nodes as usize, stop, lines })
+        Ok(Self { arrivals, nodes: nodes as usize, stop, running })
     }
 
     /// Waits until every node has joined. Nodes wait for a server for as long as it takes.
@@ -173,9 +175,9 @@ impl Simulation {
         }
     }
 
-    /// Hangs up everywhere.
+    /// Disconnects every node.
     pub async fn shutdown(mut self) {
         self.stop.cancel();
-        while self.lines.join_next().await.is_some() {}
+        while self.running.join_next().await.is_some() {}
     }
 }

@@ -19,8 +19,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_clock::Clock;
 use mainstay_store::cache::Watch;
-use mainstay_store::clock::Clock;
 use mainstay_store::lease::{self, Claim, Lease};
 use mainstay_store::objects::{Error, Fence, Objects};
 use tokio::sync::watch;

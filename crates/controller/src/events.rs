@@ -12,20 +12,22 @@
 //! [`Recorder::run`] starts it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use jiff::Timestamp;
+use mainstay_clock::Backoff;
 use mainstay_store::builtin::{Event, EventSource, ObjectReference};
 use mainstay_store::meta::Time;
 use mainstay_store::registry::Typed;
 use mainstay_store::resources::{Error, Reason, Resources, WriteOptions};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::meter::{Meter, NoMeter};
-use crate::rate::{Backoff, Bucket, Flow};
+use crate::rate::{Bucket, Flow};
 use crate::task::Owned;
 
 /// Longer messages are cut off.
@@ -34,8 +36,10 @@ const LONGEST_MESSAGE: usize = 1024;
 /// How many waiting events are looked at together.
 const BATCH: usize = 256;
 
-/// How often an event is tried again when the store is away.
+/// How often writing an event is tried while the store is unavailable.
 const TRIES: u32 = 5;
+/// How long to wait in between.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
 /// Whether something went as it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -309,7 +313,7 @@ impl Writer {
     async fn keep_pace(&self) {
         let Some(pace) = &self.pace else { return };
         let clock = self.resources.clock();
-        let wait = pace.lock().unwrap_or_else(PoisonError::into_inner).reserve(clock.elapsed());
+        let wait = pace.lock().reserve(clock.elapsed());
         if !wait.is_zero() {
             // Whether the time came or the end does not matter.
             let _ = self.stop.run_until_cancelled(clock.sleep(wait)).await;
@@ -369,9 +373,7 @@ impl Writer {
         unwritten: &Unwritten,
         written_as: Option<String>,
     ) -> Result<String, Error> {
-        const PATIENCE: Backoff =
-            Backoff { first: Duration::from_millis(100), most: Duration::from_secs(10) };
-        let mut failures = 0;
+        let mut retries = RETRY.retries();
         loop {
             let error = match self.put_once(saying, unwritten, written_as.as_deref()).await {
                 Ok(name) => return Ok(name),
@@ -381,12 +383,12 @@ impl Writer {
                 error.reason,
                 Reason::ServiceUnavailable | Reason::TooManyRequests | Reason::Timeout
             );
-            failures += 1;
-            if !passes || failures == TRIES || self.stop.is_cancelled() {
+            let wait = retries.failed();
+            if !passes || retries.failures() == TRIES || self.stop.is_cancelled() {
                 return Err(error);
             }
             tokio::select! {
-                () = self.resources.clock().sleep(PATIENCE.after(failures)) => {}
+                () = self.resources.clock().sleep(wait) => {}
                 () = self.stop.cancelled() => {}
             }
         }

@@ -10,7 +10,7 @@
 //! * [`election`]: of several servers one runs the controllers, and only its writes count;
 //! * [`jobs`]: long, heavy work, a bounded number at once;
 //! * [`conditions`] and [`events`]: what to tell people; [`meter`]: what to tell machines;
-//! * [`rate`]: back-off, token buckets and windows, as arithmetic.
+//! * [`rate`]: token buckets and windows.
 //!
 //! Each long-running part has the same three pieces: `Options`, a `run` (or `start`), and a cheap
 //! handle whose `shutdown` returns when every task has ended. Each that decides anything is a pure
@@ -37,7 +37,7 @@ pub use conditions::Report;
 pub use election::{Election, Leadership};
 pub use events::Recorder;
 pub use jobs::JobQueue;
-pub use mainstay_store::clock::{Clock, ManualClock, SystemClock};
+pub use mainstay_clock::{Clock, ManualClock, SystemClock};
 pub use meter::Meter;
 pub use queue::Queue;
 pub use reflector::Reflector;

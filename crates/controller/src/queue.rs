@@ -21,14 +21,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_store::clock::Clock;
+use mainstay_clock::{Backoff, Clock};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::meter::{Depth, Meter, NoMeter};
-use crate::rate::{Backoff, Bucket, Flow};
+use crate::rate::{Bucket, Flow};
 
 /// What can stand in a queue: small, ordered, cheap to clone.
 pub trait QueueKey: Ord + Clone + Debug + Send + Sync + 'static {}
@@ -327,7 +328,7 @@ impl<K: QueueKey> Queue<K> {
 
 impl<K: QueueKey> Shared<K> {
     fn lock(&self) -> MutexGuard<'_, Backlog<K>> {
-        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+        self.backlog.lock()
     }
 
     /// Unlocks, and wakes one waiter if there is anything to wait for.

@@ -1,41 +1,12 @@
-//! How often something may happen: arithmetic on time, without a clock.
+//! Rate limits: token buckets and sliding windows. Pure.
 //!
 //! Time is an argument everywhere, as a [`Duration`] since some fixed moment
-//! ([`Clock::elapsed`](mainstay_store::clock::Clock::elapsed)), so the same calls always give the
-//! same answers. [`Backoff`] says how long one failing key waits, [`Bucket`] spreads what all keys
-//! together ask for, [`Window`] caps what begins within any stretch of time.
+//! ([`Clock::elapsed`](mainstay_clock::Clock::elapsed)), so the same calls always give the same
+//! results. A [`Bucket`] limits a flow of requests, a [`Window`] the starts within any interval.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::time::Duration;
-
-/// How long to wait after failures in a row: twice as long after each, up to a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backoff {
-    /// The wait after the first failure.
-    pub first: Duration,
-    /// No wait is longer.
-    pub most: Duration,
-}
-
-impl Default for Backoff {
-    /// From 5 ms to one minute.
-    fn default() -> Self {
-        Self { first: Duration::from_millis(5), most: Duration::from_secs(60) }
-    }
-}
-
-impl Backoff {
-    /// The wait after `failures` failures in a row; none after none.
-    #[must_use]
-    pub fn after(&self, failures: u32) -> Duration {
-        let Some(doublings) = failures.checked_sub(1) else {
-            return Duration::ZERO;
-        };
-        let factor = 2_u32.checked_pow(doublings).unwrap_or(u32::MAX);
-        self.first.saturating_mul(factor).min(self.most)
-    }
-}
 
 /// How fast a [`Bucket`] refills, and how much it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +24,7 @@ impl Default for Flow {
     }
 }
 
-/// A token bucket that lends: whoever asks is told when its turn is.
+/// A token bucket that lends: it returns how long a caller must wait for its token.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     flow: Flow,
@@ -68,7 +39,7 @@ impl Bucket {
         Self { flow, full_at: Duration::ZERO }
     }
 
-    /// Takes a token, and says how long to wait until it is there.
+    /// Takes a token, and returns how long to wait until it is there.
     pub fn reserve(&mut self, now: Duration) -> Duration {
         self.full_at = self.full_at.max(now).saturating_add(self.flow.interval);
         let ahead = self.flow.interval.saturating_mul(self.flow.burst.max(1));
@@ -144,16 +115,6 @@ mod tests {
     }
 
     #[test]
-    fn backoff_doubles_up_to_its_limit() {
-        let backoff = Backoff::default();
-        let cases =
-            [(0, 0), (1, 5), (2, 10), (5, 80), (14, 40_960), (15, 60_000), (1_000_000, 60_000)];
-        for (failures, millis) in cases {
-            assert_eq!(backoff.after(failures), ms(millis), "{failures} failures");
-        }
-    }
-
-    #[test]
     fn a_bucket_gives_its_burst_at_once_and_then_one_an_interval() {
         let mut bucket = Bucket::new(Flow { interval: ms(10), burst: 3 });
         let waits: Vec<_> = (0..5).map(|_| bucket.reserve(ms(1_000))).collect();
@@ -164,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_without_interval_never_makes_anybody_wait() {
+    fn a_bucket_without_interval_never_waits() {
         let mut bucket = Bucket::new(Flow { interval: Duration::ZERO, burst: 1 });
         assert!((0..100).all(|_| bucket.take(ms(7))));
     }
@@ -203,7 +164,7 @@ mod tests {
                 now += ms(step);
                 turns.push(now + bucket.reserve(now));
             }
-            prop_assert!(turns.is_sorted(), "who asks first is served first");
+            prop_assert!(turns.is_sorted(), "first come, first served");
             let span = burst as usize;
             for group in turns.windows(span + 1) {
                 prop_assert!(group[span] - group[0] >= ms(10));

@@ -20,21 +20,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use mainstay_clock::{Backoff, Clock, Retries};
 use mainstay_store::cache::Collection;
-use mainstay_store::clock::Clock;
 use mainstay_store::object::{Action, Event, Key, Record, Resource, Revision};
 use mainstay_store::objects::{self, Objects, Scope};
 use mainstay_store::registry::{Kind, Typed};
 use mainstay_store::resources::Resources;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::meter::{Meter, NoMeter};
-use crate::rate::Backoff;
 use crate::task::Owned;
+
+/// How long to wait before a collection is watched again.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(10));
 
 /// Why a reflector could not be waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -149,16 +152,15 @@ struct Shared<T> {
 
 impl<T: Typed> Shared<T> {
     fn read(&self) -> RwLockReadGuard<'_, Mirror<T>> {
-        self.copy.read().unwrap_or_else(PoisonError::into_inner)
+        self.copy.read()
     }
 
     /// Moves the copy to `revision` in one step, then tells everybody.
     fn advance(&self, steps: Vec<Step<T>>, revision: Revision) {
         let subscribers = self.subscribers.lock();
-        let subscribers = subscribers.unwrap_or_else(PoisonError::into_inner);
         let mut changes = Vec::with_capacity(steps.len());
         {
-            let mut copy = self.copy.write().unwrap_or_else(PoisonError::into_inner);
+            let mut copy = self.copy.write();
             for (key, new) in steps {
                 changes.extend(copy.set(&key, new));
             }
@@ -232,8 +234,7 @@ impl<T: Typed> Shared<T> {
 struct Feed<T: Typed> {
     shared: Arc<Shared<T>>,
     objects: Arc<dyn Objects>,
-    backoff: Backoff,
-    failures: u32,
+    retries: Retries,
 }
 
 impl<T: Typed> Feed<T> {
@@ -264,7 +265,7 @@ impl<T: Typed> Feed<T> {
             let watched = self.objects.watch(self.shared.scope.clone(), from).await;
             let error = match watched {
                 Ok(mut watch) => loop {
-                    self.failures = 0;
+                    self.retries.reset();
                     match watch.next().await {
                         Ok(events) => {
                             from = watch.position();
@@ -285,10 +286,9 @@ impl<T: Typed> Feed<T> {
     }
 
     async fn pause(&mut self, error: &objects::Error) {
-        self.failures = self.failures.saturating_add(1);
-        let wait = self.backoff.after(self.failures);
+        let wait = self.retries.failed();
         let collection = &self.shared.scope.resource;
-        tracing::warn!(%collection, %error, ?wait, "cannot follow a collection; will try again");
+        tracing::warn!(%collection, %error, ?wait, "watching a collection failed; retrying");
         self.shared.clock.sleep(wait).await;
     }
 }
@@ -386,12 +386,7 @@ impl<T: Typed> Builder<T> {
             clock: self.clock,
             meter: self.meter,
         });
-        let feed = Feed {
-            shared: shared.clone(),
-            objects: self.objects,
-            backoff: Backoff { first: Duration::from_millis(50), most: Duration::from_secs(10) },
-            failures: 0,
-        };
+        let feed = Feed { shared: shared.clone(), objects: self.objects, retries: RETRY.retries() };
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let task = async move {
@@ -557,8 +552,7 @@ impl<T: Typed> Reflector<T> {
     #[must_use]
     pub fn subscribe(&self, handler: impl Fn(&Change<T>) + Send + Sync + 'static) -> Subscription {
         let handler: Handler<T> = Box::new(handler);
-        let subscribers = self.shared.subscribers.lock();
-        let mut subscribers = subscribers.unwrap_or_else(PoisonError::into_inner);
+        let mut subscribers = self.shared.subscribers.lock();
         let present: Vec<_> = {
             let copy = self.shared.read();
             let pairs = copy.objects.iter();
@@ -574,8 +568,7 @@ impl<T: Typed> Reflector<T> {
         let shared: Weak<Shared<T>> = Arc::downgrade(&self.shared);
         Subscription(Some(Box::new(move || {
             if let Some(shared) = shared.upgrade() {
-                let subscribers = shared.subscribers.lock();
-                let mut subscribers = subscribers.unwrap_or_else(PoisonError::into_inner);
+                let mut subscribers = shared.subscribers.lock();
                 subscribers.handlers.remove(&id);
             }
         })))

@@ -38,15 +38,16 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use mainstay_store::clock::Clock;
+use mainstay_clock::Clock;
 use mainstay_store::objects::Fence;
 use mainstay_store::registry::Typed;
 use mainstay_store::resources::Resources;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -230,8 +231,7 @@ struct Shared<K> {
 
 impl<K: QueueKey> Shared<K> {
     fn queue(&self) -> Option<Queue<K>> {
-        let queue = self.queue.lock();
-        queue.unwrap_or_else(PoisonError::into_inner).clone()
+        self.queue.lock().clone()
     }
 }
 
@@ -249,8 +249,7 @@ impl<K: QueueKey> Runner<K> {
 
     /// The queue of this term.
     fn open(&self) -> Queue<K> {
-        let slot = self.shared.queue.lock();
-        let mut slot = slot.unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.shared.queue.lock();
         let options = &self.controller.options;
         let queue = slot.get_or_insert_with(|| {
             let (clock, meter) = (self.clock().clone(), options.meter.clone());
@@ -309,7 +308,7 @@ impl<K: QueueKey> Runner<K> {
                 () = over => {}
                 () = self.work(&queue, &context, &mut runs) => {}
             }
-            *self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *self.shared.queue.lock() = None;
         }
         stopping.cancel();
         self.drain(runs).await

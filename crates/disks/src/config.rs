@@ -1,8 +1,9 @@
-//! Which disks are left alone, and which are taken without being asked for. Pure.
+//! Reads which disks are excluded, and which are provisioned automatically. Pure.
 //!
 //! Both are lists of blocks in the ConfigMap `mainstay-system/disks` (`filters.yaml` and
-//! `autoprovision.yaml`), applied live. A block counts on the nodes its `hostname` pattern matches.
-//! Exclusion wins. A missing, empty or unreadable text leaves what the agent was started with.
+//! `autoprovision.yaml`), applied live. A block applies to the nodes its `hostname` pattern matches.
+//! Exclusion wins. A missing or empty value means the agent's defaults; an invalid value leaves the
+//! previous one in force.
 
 use std::collections::BTreeMap;
 
@@ -20,24 +21,24 @@ pub const NAME: &str = "disks";
 
 /// The partition type of a BIOS boot partition: a disk with one starts a machine.
 const BIOS_BOOT: &str = "21686148-6449-6e6f-744e-656564454649";
-/// Vendors whose disks are not disks of this machine.
+/// Vendors of network and virtual disks that belong to other storage systems.
 const VENDORS: [&str; 2] = ["longhorn", "SPDK bdev Controller"];
 
-/// Why a text is not a configuration.
+/// Why a value of the ConfigMap is invalid. Correct it.
 #[derive(Debug, thiserror::Error)]
-#[error("{name} cannot be read: {reason}")]
+#[error("{name} is invalid: {reason}")]
 pub struct Error {
-    /// Which part.
+    /// The key in `data`.
     pub name: &'static str,
-    /// Why.
+    /// The mistake and its place.
     pub reason: String,
 }
 
-/// What excludes disks.
+/// A block of `filters.yaml`: it excludes disks.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Filter {
-    /// The nodes it counts on, as a pattern; a block without it counts nowhere.
+    /// The nodes it applies to, as a pattern; a block without it applies to none.
     pub hostname: String,
     /// Patterns of paths, as /dev/sd*.
     #[serde(alias = "devices")]
@@ -66,11 +67,11 @@ pub struct Filter {
     pub exclude_larger_than: Option<Quantity>,
 }
 
-/// What takes blank disks unasked. Of the conditions that are set, all must hold.
+/// A block of `autoprovision.yaml`: it provisions blank disks. All conditions that are set must hold.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AutoProvision {
-    /// The nodes it counts on, as a pattern; a block without it counts nowhere.
+    /// The nodes it applies to, as a pattern; a block without it applies to none.
     pub hostname: String,
     /// Patterns of paths, as /dev/sd*.
     pub devices: Vec<String>,
@@ -86,7 +87,7 @@ pub struct AutoProvision {
     pub min_size: Option<Quantity>,
     /// Only disks at most this large.
     pub max_size: Option<Quantity>,
-    /// What they become; a filesystem if not set.
+    /// How they are provisioned; as a filesystem if not set.
     pub provisioner: Option<Provisioner>,
     /// Tags they get.
     pub tags: Vec<String>,
@@ -95,32 +96,43 @@ pub struct AutoProvision {
 /// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
-    /// What excludes disks.
+    /// The blocks that exclude disks.
     pub filters: Vec<Filter>,
-    /// What takes blank disks.
+    /// The blocks that provision blank disks.
     pub auto: Vec<AutoProvision>,
-    /// Nothing is taken unasked for now: the cluster is being upgraded.
+    /// No disk is provisioned automatically: the cluster is being upgraded.
     pub paused: bool,
 }
 
 impl Config {
-    /// Reads the data of the ConfigMap. What is missing, empty or unreadable is taken from
-    /// `defaults`; what could not be read is also said.
+    /// Reads the data of a ConfigMap. A missing, empty or invalid value is taken from `defaults`; the
+    /// errors name the invalid ones.
     #[must_use]
     pub fn read(data: &BTreeMap<String, String>, defaults: &Self) -> (Self, Vec<Error>) {
+        Self::update(data, defaults, defaults)
+    }
+
+    /// Reads the data of a ConfigMap that changed. A missing or empty value is taken from `defaults`,
+    /// an invalid one from `previous`; the errors name the invalid ones.
+    #[must_use]
+    pub fn update(
+        data: &BTreeMap<String, String>,
+        defaults: &Self,
+        previous: &Self,
+    ) -> (Self, Vec<Error>) {
         let mut errors = Vec::new();
-        let filters = blocks(data, "filters.yaml", &mut errors);
-        let auto = blocks(data, "autoprovision.yaml", &mut errors);
-        let paused = data.get("upgrade-running").is_some_and(|text| text.trim() == "true");
+        let filters = blocks(data, "filters.yaml", &defaults.filters);
+        let auto = blocks(data, "autoprovision.yaml", &defaults.auto);
+        let paused = switch(data, "upgrade-running", defaults.paused);
         let config = Self {
-            filters: filters.unwrap_or_else(|| defaults.filters.clone()),
-            auto: auto.unwrap_or_else(|| defaults.auto.clone()),
-            paused,
+            filters: or_previous(filters, &previous.filters, &mut errors),
+            auto: or_previous(auto, &previous.auto, &mut errors),
+            paused: or_previous(paused, &previous.paused, &mut errors),
         };
         (config, errors)
     }
 
-    /// Why a disk is left alone on a node; `None` if it is not.
+    /// Why a disk is excluded on a node; `None` if it is not.
     #[must_use]
     pub fn excludes(&self, node: &str, disk: &Disk, mounts: &[String]) -> Option<String> {
         if !matches!(disk.drive, Drive::Hdd | Drive::Ssd) {
@@ -132,11 +144,11 @@ impl Config {
             exclude_partition_types: vec![BIOS_BOOT.to_owned()],
             ..Filter::default()
         };
-        let here = self.filters.iter().filter(|filter| counts(&filter.hostname, node));
+        let here = self.filters.iter().filter(|filter| applies(&filter.hostname, node));
         std::iter::once(&builtin).chain(here).find_map(|filter| filter.excludes(disk, mounts))
     }
 
-    /// The block that takes a disk of a node, if one does.
+    /// The block that provisions a disk of a node, if one does.
     #[must_use]
     pub fn takes(&self, node: &str, disk: &Disk) -> Option<&AutoProvision> {
         if self.paused {
@@ -144,27 +156,47 @@ impl Config {
         }
         self.auto
             .iter()
-            .filter(|block| counts(&block.hostname, node))
+            .filter(|block| applies(&block.hostname, node))
             .find(|block| block.takes(disk))
     }
 }
 
-fn blocks<T: for<'a> Deserialize<'a>>(
+/// The blocks of a value; the default if it is missing or empty.
+fn blocks<T: for<'a> Deserialize<'a> + Clone>(
     data: &BTreeMap<String, String>,
     name: &'static str,
-    errors: &mut Vec<Error>,
-) -> Option<Vec<T>> {
-    let text = data.get(name).filter(|text| !text.trim().is_empty())?;
-    match serde_saphyr::from_str(text) {
-        Ok(blocks) => Some(blocks),
-        Err(error) => {
-            errors.push(Error { name, reason: error.to_string() });
-            None
+    default: &[T],
+) -> Result<Vec<T>, Error> {
+    match data.get(name).filter(|text| !text.trim().is_empty()) {
+        None => Ok(default.to_vec()),
+        Some(text) => {
+            serde_saphyr::from_str(text).map_err(|error| Error { name, reason: error.to_string() })
         }
     }
 }
 
-fn counts(hostname: &str, node: &str) -> bool {
+/// A value that is `true` or `false`; the default if it is missing or empty.
+fn switch(
+    data: &BTreeMap<String, String>,
+    name: &'static str,
+    default: bool,
+) -> Result<bool, Error> {
+    match data.get(name).map(|text| text.trim()).unwrap_or_default() {
+        "" => Ok(default),
+        "true" => Ok(true),
+        "false" => Ok(false),
+        other => Err(Error { name, reason: format!("{other:?} is neither true nor false") }),
+    }
+}
+
+fn or_previous<T: Clone>(read: Result<T, Error>, previous: &T, errors: &mut Vec<Error>) -> T {
+    read.unwrap_or_else(|error| {
+        errors.push(error);
+        previous.clone()
+    })
+}
+
+fn applies(hostname: &str, node: &str) -> bool {
     !hostname.is_empty() && glob::matches(hostname, node)
 }
 
@@ -233,7 +265,7 @@ impl AutoProvision {
             (&self.models, disk.model.trim()),
             (&self.labels, label),
         ];
-        // A block that names nothing takes nothing.
+        // A block without conditions provisions no disk.
         let named = patterns.iter().any(|(list, _)| !list.is_empty())
             || !self.types.is_empty()
             || self.min_size.is_some()

@@ -1,78 +1,92 @@
-//! The shell: it reads, lets the pure parts decide, writes, and runs operations.
+//! Manages the disks of a node: finds them, decides about them, and runs operations on them.
 //!
-//! Four pieces around one [`Shell`]: the scan ([`scan`]) keeps [`World`] (which disk is which
-//! object's) current and makes objects; the reconciler ([`reconcile`]) takes one object at a time,
-//! asks the table, and writes the answer by compare-and-swap; the job queue runs what a lock phase
-//! stands for ([`job`] takes the disk and the object, [`resume`] takes up what another process
-//! began, [`work`] and [`pool`] do it, [`outcome`] writes how it ended); and quarantine keeps the
-//! lease of what could not be ended.
+//! | part | owns | does |
+//! |---|---|---|
+//! | [`scan`] | – | finds disks, matches them with objects, creates and deletes objects |
+//! | [`reconcile`] | – | decides about one object at a time by the phase table, and writes the decision |
+//! | [`worker`] | quarantined operations | runs the operation that a lock phase stands for |
+//! | [`machine`] | – | the options, and the interfaces to host, backend, memory and events |
+//! | [`devices`] | the copy of the objects | reads and writes BlockDevices |
+//! | [`inventory`] | the result of the last scan | which disk belongs to which object |
+//! | [`configuration`] | the valid configuration | applies the ConfigMap |
+//! | [`operations`] | tokens, leases, the job queue | which operations are queued or running |
+//! | [`observe`] | – | reads everything a decision depends on |
+//! | [`signals`] | – | how the parts wake each other |
 //!
-//! What always holds: a lock phase is written before its operation is queued, and only the writer
-//! that won queues it; the end of an operation counts only while its token stands; every write that
-//! loses a race is dropped, for the winner's change brings the object back.
+//! Always true: a lock phase is written before its operation is queued, and only the writer that won
+//! queues it; the result of an operation is written only while its token is in the object; a write that
+//! loses a race is dropped, because the change that won queues the object again.
 //!
 //! Enter at [`Disks::start`].
 
+mod configuration;
+mod devices;
 mod end;
+mod inventory;
 mod job;
+mod machine;
+mod observe;
+mod operations;
 mod outcome;
 mod pool;
 mod reconcile;
 mod resume;
 mod scan;
+mod signals;
 mod work;
+mod worker;
 mod world;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_controller::events::{self, Recorder, Severity};
+use mainstay_controller::events::{self, Recorder};
 use mainstay_controller::jobs::{self, JobQueue};
+use mainstay_controller::meter::Depth;
 use mainstay_controller::rate::{Flow, Rate};
-use mainstay_controller::{Clock, Reflector, runtime, write};
+use mainstay_controller::reflector::Subscription;
+use mainstay_controller::{Reflector, runtime};
 use mainstay_store::builtin::ConfigMap;
-use mainstay_store::object::Revision;
-use mainstay_store::resources::{Identities, Resources, WriteOptions};
-use tokio::sync::Notify;
+use mainstay_store::resources::{Identities, Resources};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::world::World;
-use crate::api::{BlockDevice, Makes};
-use crate::backend::{Backend, Pool};
+use self::configuration::Configuration;
+use self::devices::Devices;
+use self::inventory::Inventory;
+use self::machine::Machine;
+use self::observe::Observer;
+use self::operations::Operations;
+use self::reconcile::Reconciler;
+use self::scan::Scanner;
+use self::signals::Signals;
+use self::worker::Worker;
+use crate::api::BlockDevice;
+use crate::backend::Backend;
 use crate::config::{self, Config};
-use crate::host::{Disk, Host, Place};
-use crate::lease::Leases;
+use crate::host::Host;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
+use crate::phase::Phase;
 
-/// The field manager of everything this crate writes.
-const MANAGER: &str = "mainstay-agent";
-/// The name of the index of objects by what links them with disks.
-const BY_LINK: &str = "link";
-
-/// How long what was seen at the end of an operation is believed.
-const FRESH: Duration = Duration::from_millis(500);
-
-/// Why disks cannot be looked after.
+/// Why the disks of a node cannot be managed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What uses disks cannot be reached. Retried.
+    /// The backend cannot be reached. Retried.
     #[error(transparent)]
     Backend(#[from] crate::backend::Error),
-    /// The machine did not answer. Retried.
+    /// The host did not answer. Retried.
     #[error("{0}")]
     Host(String),
-    /// The store did not do as asked. Retried.
+    /// A read or write of the store failed. Retried.
     #[error(transparent)]
     Store(#[from] mainstay_store::resources::Error),
-    /// What is wanted cannot be remembered. Retried.
-    #[error("what is wanted of the disk cannot be remembered")]
+    /// The wanted state cannot be written to the state folder. Retried.
+    #[error("writing the wanted state of the disk to the state folder failed")]
     Memory(#[source] std::io::Error),
     /// The store has closed.
-    #[error("the objects cannot be followed")]
+    #[error("BlockDevices cannot be watched")]
     Reflector(#[from] mainstay_controller::reflector::Error),
 }
 
@@ -82,7 +96,7 @@ impl From<crate::host::Trouble> for Error {
     }
 }
 
-/// How disks are looked after.
+/// How disks are managed.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The node.
@@ -93,13 +107,13 @@ pub struct Options {
     pub devices: Vec<String>,
     /// How many operations run at once.
     pub slots: NonZeroUsize,
-    /// How many operations may start within a stretch of time.
+    /// How many operations may start within an interval.
     pub rate: Option<Rate>,
-    /// How often everything is looked at though nothing was heard.
+    /// How often everything is scanned without an event.
     pub safety_scan: Duration,
-    /// How often the space of a pool is looked at.
+    /// How often the free space of a pool is read.
     pub refresh: Duration,
-    /// What counts where the ConfigMap says nothing.
+    /// The configuration where the ConfigMap has no value.
     pub defaults: Config,
     /// How long running operations may take to finish at shutdown.
     pub grace: Duration,
@@ -132,265 +146,219 @@ impl Options {
     }
 }
 
-/// What disks are looked after with.
+/// The interfaces that [`Disks`] uses.
 #[derive(Clone, Debug)]
 pub struct Parts {
     /// The objects.
     pub resources: Resources,
     /// Where identities come from.
     pub identities: Arc<dyn Identities>,
-    /// The machine.
+    /// The host.
     pub host: Arc<dyn Host>,
-    /// What uses disks.
+    /// The user of provisioned disks.
     pub backend: Arc<dyn Backend>,
-    /// What is remembered.
+    /// The wanted state, kept durably.
     pub memory: Arc<Memory>,
-    /// What is counted.
+    /// The metrics.
     pub metrics: Arc<Metrics>,
 }
 
-/// What all pieces share.
-#[derive(Debug)]
-struct Shell {
-    options: Options,
-    parts: Parts,
-    objects: Reflector<BlockDevice>,
-    recorder: Recorder,
-    leases: Leases,
-    world: Mutex<World>,
-    /// The tokens of operations this process wrote, and when they were queued.
-    mine: Mutex<BTreeMap<String, Duration>>,
-    /// Disks as they were at the end of an operation a moment ago, by object.
-    fresh: Mutex<BTreeMap<String, (Duration, Disk)>>,
-    /// Objects whose operation is queued or running.
-    busy: Mutex<BTreeSet<String>>,
-    /// The versions this process wrote that its copy of the objects may not show yet.
-    ahead: Mutex<BTreeMap<String, Revision>>,
-    jobs: std::sync::OnceLock<jobs::Handle<String>>,
-    reconciler: std::sync::OnceLock<runtime::Handle<String>>,
-    /// Rings when objects and disks must be matched anew.
-    rematch: Notify,
-    stop: CancellationToken,
-    tasks: TaskTracker,
-}
-
-impl Shell {
-    fn clock(&self) -> &Arc<dyn Clock> {
-        self.parts.resources.clock()
-    }
-
-    fn world(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn mine(&self) -> MutexGuard<'_, BTreeMap<String, Duration>> {
-        self.mine.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn busy(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps what was seen of a disk at the end of an operation, for the look that follows.
-    fn saw(&self, name: &str, disk: Disk) {
-        let now = self.clock().elapsed();
-        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-        fresh.retain(|_, (at, _)| now.saturating_sub(*at) < FRESH);
-        fresh.insert(name.to_owned(), (now, disk));
-    }
-
-    /// What was seen of a disk a moment ago. Says so once, and not for long: whatever acts on a
-    /// disk looks at it again, under its lease.
-    fn seen_just_now(&self, name: &str) -> Option<Disk> {
-        let now = self.clock().elapsed();
-        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-        let (at, disk) = fresh.remove(name)?;
-        (now.saturating_sub(at) < FRESH).then_some(disk)
-    }
-
-    /// Notes what this process wrote.
-    fn wrote(&self, device: &BlockDevice) {
-        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        ahead.insert(device.metadata.name.clone(), write::revision(device));
-    }
-
-    /// Whether a copy of an object is older than what this process wrote. Says so once: a store
-    /// that was put back to an older state shall not be waited for.
-    fn is_stale(&self, copy: &BlockDevice) -> bool {
-        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = ahead.remove(&copy.metadata.name);
-        written.is_some_and(|written| write::revision(copy) < written)
-    }
-
-    /// Where an object's filesystem is mounted.
-    fn point(&self, name: &str) -> String {
-        format!("{}/{name}", self.options.mount_root)
-    }
-
-    /// An object's disk as what uses disks knows it.
-    fn pool(&self, device: &BlockDevice, unready: Option<String>) -> Pool {
-        let name = &device.metadata.name;
-        let place = match device.makes() {
-            Makes::Filesystem(_) => Place::Filesystem { point: self.point(name) },
-            Makes::Lvm(lvm) => Place::Group { name: lvm.vg_name },
-        };
-        Pool {
-            device: name.clone(),
-            node: self.options.node.clone(),
-            place,
-            tags: device.spec.tags.clone(),
-            unready,
-        }
-    }
-
-    /// Has an object looked at.
-    fn wake(&self, name: &str) {
-        if let Some(reconciler) = self.reconciler.get() {
-            reconciler.add(name.to_owned());
-        }
-    }
-
-    /// Has the operation of an object's lock phase run. Calling it again changes nothing.
-    fn enqueue(&self, name: &str) {
-        self.busy().insert(name.to_owned());
-        if let Some(jobs) = self.jobs.get() {
-            jobs.add(name.to_owned());
-        }
-    }
-
-    fn tell(&self, device: &BlockDevice, severity: Severity, reason: &str, message: &str) {
-        self.recorder.event(&events::reference(device), severity, reason, message);
-    }
-
-    fn write_options() -> WriteOptions {
-        write::options(MANAGER)
-    }
-}
-
-/// The disks of a node, looked after.
+/// The running controller of a node's disks.
 #[derive(Debug)]
 pub struct Disks {
-    shell: Arc<Shell>,
+    machine: Arc<Machine>,
+    devices: Arc<Devices>,
+    operations: Arc<Operations>,
+    signals: Arc<Signals>,
     config: Reflector<ConfigMap>,
-    subscriptions: Vec<mainstay_controller::reflector::Subscription>,
+    subscriptions: Vec<Subscription>,
     scanner: tokio::task::JoinHandle<()>,
+    stop: CancellationToken,
+    quarantined: TaskTracker,
 }
 
 impl Disks {
-    /// Reads what is there, takes up what was interrupted, and begins to look after the disks of a
-    /// node. Must be called within a tokio runtime.
+    /// Reads the objects and the disks, resumes interrupted operations, and begins to manage the disks
+    /// of a node. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// If the store closes before it was read once.
     pub async fn start(options: Options, parts: Parts) -> Result<Self, Error> {
-        let resources = &parts.resources;
-        let objects: Reflector<BlockDevice> = Reflector::of(resources)
-            .field("spec.nodeName", &options.node)
-            .index(BY_LINK, |device: &BlockDevice| scan::known(device).links())
-            .start();
-        let config: Reflector<ConfigMap> = Reflector::of(resources)
+        let resources = parts.resources.clone();
+        let devices = Arc::new(Devices::follow(&resources, &options.node));
+        let config: Reflector<ConfigMap> = Reflector::of(&resources)
             .namespace(config::NAMESPACE)
             .field("metadata.name", config::NAME)
             .start();
-        let recording = events::Options {
-            instance: options.node.clone(),
-            remembered: 1_024,
-            // What happened is told without haste, as kubelet does it: the disks come first.
-            waiting: 8_192,
-            at_once: 2,
-            pace: Some(Flow { interval: Duration::from_millis(20), burst: 10 }),
-            ..events::Options::new("mainstay-agent")
-        };
-        let recorder = Recorder::run(recording, resources);
-        let shell = Arc::new(Shell {
-            options,
-            parts: parts.clone(),
-            objects: objects.clone(),
-            recorder,
-            leases: Leases::default(),
-            world: Mutex::default(),
-            mine: Mutex::default(),
-            fresh: Mutex::default(),
-            busy: Mutex::default(),
-            ahead: Mutex::default(),
-            jobs: std::sync::OnceLock::new(),
-            reconciler: std::sync::OnceLock::new(),
-            rematch: Notify::new(),
-            stop: CancellationToken::new(),
-            tasks: TaskTracker::new(),
+        let recorder = Recorder::run(recording(&options.node), &resources);
+        let machine = Arc::new(Machine::new(options, parts, recorder));
+        let options = &machine.options;
+        let observer = Arc::new(Observer {
+            machine: machine.clone(),
+            inventory: Arc::new(Inventory::new(machine.clock.clone())),
+            configuration: Arc::new(Configuration::new(&options.node, &options.defaults)),
+            operations: Arc::default(),
         });
-        objects.wait_until_synced().await?;
+        let operations = observer.operations.clone();
+        let signals = Arc::new(Signals::default());
+        devices.copy().wait_until_synced().await?;
         config.wait_until_synced().await?;
-        shell.configure(&config);
-        shell.first_scan().await;
-        let queue = jobs::Options {
-            rate: shell.options.rate,
-            meter: parts.metrics.clone(),
-            ..jobs::Options::new("disks", shell.options.slots)
+        let map = config.find(Some(config::NAMESPACE), config::NAME);
+        observer.configuration.apply(map.as_deref(), &machine.recorder);
+        let scanner = Scanner {
+            machine: machine.clone(),
+            devices: devices.clone(),
+            observer: observer.clone(),
+            signals: signals.clone(),
         };
-        let worker = shell.clone();
-        let jobs = JobQueue::run(queue, shell.clock().clone(), move |slot| {
-            let shell = worker.clone();
-            async move { shell.run_job(slot).await }
-        });
-        // The slots are empty: this is the only place that fills them.
-        let _ = shell.jobs.set(jobs);
-        shell.take_up();
-        let reconciler = shell.clone();
-        // Most of a look is waiting, for a disk or for the server; each that waits for the server has
-        // a connection of its own.
-        let workers = runtime::Options { workers: 8, ..runtime::Options::new("disks") };
-        let handle = runtime::Controller::new(workers, resources)
-            .watch(&objects, |device: &BlockDevice| [device.metadata.name.clone()])
-            .run(move |_, name| {
-                let shell = reconciler.clone();
-                async move { shell.reconcile(&name).await }
-            });
-        let _ = shell.reconciler.set(handle);
-        let subscriptions = shell.listen(&objects, &config);
-        let scanner = tokio::spawn(shell.clone().scan_for_ever());
-        Ok(Self { shell, config, subscriptions, scanner })
+        scanner.first_scan().await;
+        let (stop, quarantined) = (CancellationToken::new(), TaskTracker::new());
+        let worker = Worker {
+            machine: machine.clone(),
+            devices: devices.clone(),
+            observer: observer.clone(),
+            operations: operations.clone(),
+            signals: signals.clone(),
+            stop: stop.clone(),
+            tasks: quarantined.clone(),
+        };
+        start_jobs(Arc::new(worker));
+        let reconciler = Reconciler {
+            machine: machine.clone(),
+            devices: devices.clone(),
+            observer: observer.clone(),
+            operations: operations.clone(),
+            signals: signals.clone(),
+        };
+        start_reconciler(Arc::new(reconciler), &resources);
+        let subscriptions = vec![
+            apply_changes(&config, &observer, &devices, &signals),
+            rematch_deleted(&devices, &signals),
+        ];
+        let scanner = tokio::spawn(scanner.run(stop.clone()));
+        Ok(Self {
+            machine,
+            devices,
+            operations,
+            signals,
+            config,
+            subscriptions,
+            scanner,
+            stop,
+            quarantined,
+        })
     }
 
     /// How many operations wait and run.
     #[must_use]
-    pub fn depth(&self) -> mainstay_controller::meter::Depth {
-        self.shell.jobs.get().map(jobs::Handle::depth).unwrap_or_default()
+    pub fn depth(&self) -> Depth {
+        self.operations.depth()
     }
 
-    /// Ends at once, as kill -9 would: nothing is finished, nothing is written.
+    /// Ends at once, as kill -9 would: running operations are not finished, and no result is written.
     #[cfg(test)]
     async fn crash(self) {
         self.scanner.abort();
-        self.shell.stop.cancel();
-        if let Some(jobs) = self.shell.jobs.get() {
-            jobs.shutdown(Duration::ZERO).await;
-        }
-        if let Some(reconciler) = self.shell.reconciler.get() {
-            reconciler.shutdown().await;
-        }
+        self.stop.cancel();
+        self.operations.shutdown(Duration::ZERO).await;
+        self.signals.shutdown().await;
     }
 
-    /// Begins no more, lets running operations finish within the grace, and waits until every task
-    /// has ended. What was interrupted is taken up by the next start.
+    /// Starts no more operations, lets running ones finish within the grace, and waits until every task
+    /// has ended. The next start resumes interrupted operations.
     pub async fn shutdown(self) {
-        let Self { shell, config, subscriptions, scanner } = self;
-        drop(subscriptions);
-        shell.stop.cancel();
-        if let Some(reconciler) = shell.reconciler.get() {
-            reconciler.shutdown().await;
-        }
-        if let Some(jobs) = shell.jobs.get() {
-            jobs.shutdown(shell.options.grace).await;
-        }
-        // A scanner that panicked has nothing left to end.
-        let _ = scanner.await;
-        shell.tasks.close();
-        shell.tasks.wait().await;
-        shell.recorder.shutdown().await;
-        config.shutdown().await;
-        shell.objects.shutdown().await;
+        drop(self.subscriptions);
+        self.stop.cancel();
+        self.signals.shutdown().await;
+        self.operations.shutdown(self.machine.options.grace).await;
+        // A scanner that panicked has ended as well.
+        let _ = self.scanner.await;
+        self.quarantined.close();
+        self.quarantined.wait().await;
+        self.machine.recorder.shutdown().await;
+        self.config.shutdown().await;
+        self.devices.copy().shutdown().await;
     }
+}
+
+/// How Events are written: slowly, as kubelet does, so that writes of BlockDevices come first.
+fn recording(node: &str) -> events::Options {
+    events::Options {
+        instance: node.to_owned(),
+        remembered: 1_024,
+        waiting: 8_192,
+        at_once: 2,
+        pace: Some(Flow { interval: Duration::from_millis(20), burst: 10 }),
+        ..events::Options::new("mainstay-agent")
+    }
+}
+
+/// Starts the job queue, and queues interrupted operations.
+fn start_jobs(worker: Arc<Worker>) {
+    let Machine { options, clock, metrics, .. } = &*worker.machine;
+    let queue = jobs::Options {
+        rate: options.rate,
+        meter: metrics.clone(),
+        ..jobs::Options::new("disks", options.slots)
+    };
+    let (operations, devices) = (worker.operations.clone(), worker.devices.clone());
+    let jobs = JobQueue::run(queue, clock.clone(), move |slot| {
+        let worker = worker.clone();
+        async move { worker.run_job(slot).await }
+    });
+    operations.run_in(jobs);
+    for device in devices.list() {
+        if device.phase().is_some_and(Phase::is_lock) {
+            operations.enqueue(&device.metadata.name);
+        }
+    }
+}
+
+/// Starts the reconciler.
+fn start_reconciler(reconciler: Arc<Reconciler>, resources: &Resources) {
+    let signals = reconciler.signals.clone();
+    // A reconciliation mostly waits, for a disk or for the server.
+    let options = runtime::Options { workers: 8, ..runtime::Options::new("disks") };
+    let handle = runtime::Controller::new(options, resources)
+        .watch(reconciler.devices.copy(), |device: &BlockDevice| [device.metadata.name.clone()])
+        .run(move |_, name: String| {
+            let reconciler = reconciler.clone();
+            async move { reconciler.reconcile(&name).await }
+        });
+    signals.run_by(handle);
+}
+
+/// Applies every change of the ConfigMap.
+fn apply_changes(
+    config: &Reflector<ConfigMap>,
+    observer: &Arc<Observer>,
+    devices: &Arc<Devices>,
+    signals: &Arc<Signals>,
+) -> Subscription {
+    let (observer, devices, signals) = (observer.clone(), devices.clone(), signals.clone());
+    // The first call repeats the state that was applied at the start.
+    let seen = parking_lot::Mutex::new(config.find(Some(config::NAMESPACE), config::NAME));
+    config.subscribe(move |change| {
+        let previous = std::mem::replace(&mut *seen.lock(), change.new.clone());
+        if previous == change.new {
+            return;
+        }
+        let recorder = &observer.machine.recorder;
+        if observer.configuration.apply(change.new.as_deref(), recorder) {
+            devices.list().iter().for_each(|device| signals.reconcile(&device.metadata.name));
+        }
+        signals.rematch();
+    })
+}
+
+/// Matches disks and objects again whenever an object is deleted.
+fn rematch_deleted(devices: &Devices, signals: &Arc<Signals>) -> Subscription {
+    let signals = signals.clone();
+    devices.copy().subscribe(move |change| {
+        if change.new.is_none() {
+            signals.rematch();
+        }
+    })
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@
 //! started keeps it, and the disk stays in quarantine.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::host::Disk;
@@ -48,8 +49,7 @@ pub struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let held = self.shared.held.lock();
-        held.unwrap_or_else(PoisonError::into_inner).remove(&self.device);
+        self.shared.held.lock().remove(&self.device);
         self.shared.released.notify_waiters();
     }
 }
@@ -58,8 +58,7 @@ impl Leases {
     /// Takes a lease if nobody has it.
     #[must_use]
     pub fn try_take(&self, device: &Device) -> Option<Lease> {
-        let held = self.shared.held.lock();
-        let free = held.unwrap_or_else(PoisonError::into_inner).insert(device.clone());
+        let free = self.shared.held.lock().insert(device.clone());
         free.then(|| Lease { device: device.clone(), shared: self.shared.clone() })
     }
 
@@ -79,8 +78,7 @@ impl Leases {
     /// Whether nobody has the lease of a disk.
     #[must_use]
     pub fn is_free(&self, device: &Device) -> bool {
-        let held = self.shared.held.lock();
-        !held.unwrap_or_else(PoisonError::into_inner).contains(device)
+        !self.shared.held.lock().contains(device)
     }
 }
 

@@ -9,8 +9,8 @@ use std::fmt::Debug;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -214,8 +214,8 @@ impl Memory {
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Disks> {
-        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Disks> {
+        self.disks.lock()
     }
 }
 

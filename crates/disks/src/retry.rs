@@ -1,28 +1,27 @@
-//! How long to wait before something is tried again, and what is not tried again at all. Pure.
+//! How long to wait before a failed write or call is retried, and which errors are final. Pure.
 //!
-//! Waits double up to a minute. Each disk waits a little less than that, by a share of its own: when
-//! a server comes back, a thousand disks do not ask it at the same moment.
+//! Waits double up to a minute. Each disk shortens them by a share of its own: when a server comes
+//! back, a thousand disks do not send requests at the same moment.
 
 use std::time::Duration;
 
-use mainstay_controller::rate::Backoff;
+use mainstay_clock::Backoff;
 use mainstay_store::resources::{Error, Reason};
 
 /// The wait of `name` after `failures` failures in a row: between a half and the whole of the usual
 /// one.
 #[must_use]
 pub(crate) fn pause(name: &str, failures: u32) -> Duration {
-    let whole = Backoff::default().after(failures);
     // FNV-1a: spreads names that differ in one letter.
     let hash = name
         .bytes()
         .chain(failures.to_le_bytes())
         .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let share = f64::from(hash) / f64::from(u32::MAX);
-    whole.mul_f64(0.5 + share / 2.0)
+    Backoff::default().jittered(failures, share)
 }
 
-/// Whether asking again is useless: the store understood, and says no.
+/// Whether a retry is useless: the store understood the request and refuses it.
 #[must_use]
 pub(crate) fn is_final(error: &Error) -> bool {
     matches!(
@@ -54,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_no_is_told_from_a_not_now() {
+    fn refusals_are_final_and_outages_are_not() {
         for (reason, last) in [
             (Reason::Forbidden, true),
             (Reason::Invalid, true),

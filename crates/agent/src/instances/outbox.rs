@@ -5,9 +5,10 @@
 //! says something never waits, not even when the reader itself is the one who commands.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use mainstay_sessions::protocol::{InstancePhase, Report, SessionPhase};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::{Event, Id};
@@ -43,7 +44,7 @@ impl Outbox {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Says what is now so.

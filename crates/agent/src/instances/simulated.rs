@@ -1,16 +1,17 @@
 //! A runtime that only pretends: no processes, set delays. It costs a few hundred bytes for an
 //! instance and nothing while nothing happens, so that one program can be thousands of nodes.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
+use mainstay_clock::Clock;
 use mainstay_sessions::api::Protocol;
 use mainstay_sessions::protocol::{
     CloseSession, Endpoint, InstancePhase, OpenSession, ReadLog, Report,
 };
-use mainstay_store::clock::Clock;
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -73,7 +74,7 @@ impl Simulated {
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger<Kept>> {
-        self.shared.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.ledger.lock()
     }
 
     /// Does something after a delay; at once if there is none.

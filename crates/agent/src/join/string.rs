@@ -143,7 +143,7 @@ impl JoinString {
         let answer = client.call(Method::GET, PATH, None).await;
         let answer = answer.map_err(|failure| Error::Away(failure.0))?;
         if answer.code != 200 {
-            return Err(Error::Refused(super::said(&answer.body)));
+            return Err(Error::Refused(super::message(&answer.body)));
         }
         let meant: Meant = serde_json::from_slice(&answer.body).unwrap_or_default();
         Ok(Meant { authority, ..meant })

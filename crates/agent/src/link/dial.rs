@@ -1,4 +1,4 @@
-//! Dialling: TCP, TLS with whoever we are, HTTP/2.
+//! Opens a connection to a server: TCP, TLS with the client certificate, HTTP/2.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const PULSE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_sec
 /// How much either side may send before it is read. A node's messages are small.
 const WINDOW: u32 = 256 << 10;
 
-/// Says who we are with every request.
+/// Adds the bearer token to every request.
 #[derive(Clone, Debug)]
 pub(super) struct Bearer(Option<HeaderValue>);
 
@@ -52,7 +52,7 @@ pub(super) async fn dial(
     let unreachable = |why: String| Ended::Unreachable(why);
     let uri: Uri = server.parse().map_err(|error| unreachable(format!("{server:?}: {error}")))?;
     let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
-    // TLS is ours: the channel itself speaks over whatever is connected.
+    // TLS is done by the connector, so the channel itself uses plain HTTP/2.
     let plain = format!("http://{authority}").parse::<Uri>();
     let plain = plain.map_err(|_| unreachable(format!("{server:?}")))?;
     let endpoint = Endpoint::from(plain)
@@ -71,7 +71,7 @@ pub(super) async fn dial(
     let channel = channel.map_err(|_| unreachable(format!("no connection within {PATIENCE:?}")))?;
     let channel = channel.map_err(|error| match is_revoked(&error) {
         true => Ended::Revoked,
-        false => unreachable(words(&error)),
+        false => unreachable(chain(&error)),
     })?;
     let token = access.token.map(|token| format!("Bearer {token}"));
     let token = token.and_then(|token| HeaderValue::try_from(token).ok());
@@ -89,7 +89,8 @@ pub(super) fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
     tls.any(|error| *error == rustls::Error::AlertReceived(revoked))
 }
 
-fn words(error: &(dyn std::error::Error + 'static)) -> String {
+/// An error and its causes in one line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
@@ -111,7 +112,7 @@ async fn connect(
     Ok(TokioIo::new(Box::new(stream)))
 }
 
-/// Something to speak over.
+/// A TCP or TLS stream.
 trait Line: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Line for T {}

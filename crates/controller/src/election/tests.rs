@@ -1,4 +1,4 @@
-use mainstay_store::clock::ManualClock;
+use mainstay_clock::ManualClock;
 use mainstay_store::object::{Body, Key, Resource, Revision};
 use mainstay_store::objects::{Change, Write};
 use proptest::prelude::*;

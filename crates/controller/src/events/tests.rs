@@ -1,7 +1,7 @@
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
+use mainstay_clock::Clock;
 use mainstay_store::builtin::Node;
-use mainstay_store::clock::Clock;
 use mainstay_store::resources::DeleteOptions;
 
 use super::*;
@@ -26,7 +26,7 @@ struct Dropped(Mutex<usize>);
 
 impl Meter for Dropped {
     fn event_dropped(&self, _recorder: &str) {
-        *self.0.lock().unwrap() += 1;
+        *self.0.lock() += 1;
     }
 }
 
@@ -101,7 +101,7 @@ async fn an_object_talked_about_too_much_is_written_about_less_often_and_loses_n
     let mut now = said(&resources).await;
     now.sort();
     assert_eq!(now, [("also".to_owned(), 1), ("well".to_owned(), 2)]);
-    assert_eq!(*dropped.0.lock().unwrap(), 3);
+    assert_eq!(*dropped.0.lock(), 3);
     clock.advance(Duration::from_secs(300));
     recorder.event(&about("a"), Severity::Normal, "Done", "well");
     recorder.shutdown().await;
@@ -127,7 +127,7 @@ async fn recording_never_waits_and_a_store_that_comes_back_gets_what_fits() {
     for text in ["1", "2", "3", "4", "5"] {
         recorder.event(&about("a"), Severity::Normal, "Done", text);
     }
-    assert_eq!(*dropped.0.lock().unwrap(), 2);
+    assert_eq!(*dropped.0.lock(), 2);
     remote.set(Line::Up);
     clock.advance(Duration::from_millis(100));
     recorder.shutdown().await;
@@ -137,7 +137,7 @@ async fn recording_never_waits_and_a_store_that_comes_back_gets_what_fits() {
     let texts: Vec<_> = now.iter().map(|(text, _)| text.as_str()).collect();
     assert_eq!(texts, ["1", "2", "3", "first"]);
     recorder.event(&about("a"), Severity::Normal, "Done", "late");
-    assert_eq!(*dropped.0.lock().unwrap(), 3, "after the end everything is dropped");
+    assert_eq!(*dropped.0.lock(), 3, "after the end everything is dropped");
 }
 
 #[tokio::test]

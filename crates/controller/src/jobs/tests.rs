@@ -224,11 +224,11 @@ impl Floor {
     }
 
     fn note(&self, text: String) {
-        self.log.lock().unwrap().push(text);
+        self.log.lock().push(text);
     }
 
     fn log(&self) -> Vec<String> {
-        self.log.lock().unwrap().clone()
+        self.log.lock().clone()
     }
 
     fn run(&self, options: Options, clock: Arc<dyn Clock>) -> Handle<&'static str> {
@@ -354,11 +354,11 @@ async fn a_dropped_wait_outside_can_be_made_good_by_reclaiming() {
             assert!(waiting.now_or_never().is_none());
             slot.reclaim().await;
             slot.reclaim().await;
-            log.lock().unwrap().push(*slot.key());
+            log.lock().push(*slot.key());
         }
     });
     jobs.add(1);
     jobs.add(2);
     jobs.idle().await;
-    assert_eq!(log.lock().unwrap().len(), 2);
+    assert_eq!(log.lock().len(), 2);
 }

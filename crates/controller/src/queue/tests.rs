@@ -1,6 +1,6 @@
 use futures_util::FutureExt;
 use jiff::Timestamp;
-use mainstay_store::clock::ManualClock;
+use mainstay_clock::ManualClock;
 use proptest::prelude::*;
 
 use super::*;
@@ -384,15 +384,15 @@ struct Counts {
 
 impl Meter for Counts {
     fn depth(&self, _queue: &str, depth: Depth) {
-        self.depths.lock().unwrap().push(depth);
+        self.depths.lock().push(depth);
     }
 
     fn waited(&self, _queue: &str, wait: Duration) {
-        self.waited.lock().unwrap().push(wait);
+        self.waited.lock().push(wait);
     }
 
     fn retried(&self, _queue: &str, delay: Duration) {
-        self.retried.lock().unwrap().push(delay);
+        self.retried.lock().push(delay);
     }
 }
 
@@ -404,9 +404,9 @@ async fn the_meter_hears_of_depth_wait_and_retries() {
     clock.advance(ms(7));
     let work = queue.take().await;
     work.finish(Verdict::Retry);
-    assert_eq!(*counts.waited.lock().unwrap(), [ms(7)]);
-    assert_eq!(*counts.retried.lock().unwrap(), [ms(5)]);
+    assert_eq!(*counts.waited.lock(), [ms(7)]);
+    assert_eq!(*counts.retried.lock(), [ms(5)]);
     let depth = |ready, delayed, running| Depth { ready, delayed, running };
     let expected = [depth(1, 0, 0), depth(0, 0, 1), depth(0, 1, 0)];
-    assert_eq!(*counts.depths.lock().unwrap(), expected);
+    assert_eq!(*counts.depths.lock(), expected);
 }

@@ -54,7 +54,7 @@ async fn an_object_that_no_longer_matches_the_selectors_is_deleted() {
     until("b has come", || names(&copy.list()) == ["a", "b"]).await;
     put(&resources, "a", &[("pool", "y")]).await;
     until("a has left", || names(&copy.list()) == ["b"]).await;
-    assert_eq!(heard.lock().unwrap().keys().collect::<Vec<_>>(), ["default/b"]);
+    assert_eq!(heard.lock().keys().collect::<Vec<_>>(), ["default/b"]);
 }
 
 #[tokio::test]
@@ -152,7 +152,7 @@ fn listen(copy: &Reflector<ConfigMap>) -> (Heard, Subscription) {
     let heard = Heard::default();
     let ear = heard.clone();
     let subscription = copy.subscribe(move |change| {
-        let mut heard = ear.lock().unwrap();
+        let mut heard = ear.lock();
         let name = change.key.path().to_owned();
         let known = match &change.new {
             Some(new) => heard.insert(name, new.clone()),
@@ -206,7 +206,7 @@ async fn check(
         assert_eq!(names(&found), expected, "indexes are exact");
     }
     for (heard, _) in ears {
-        let heard: Vec<_> = heard.lock().unwrap().values().map(|c| ConfigMap::clone(c)).collect();
+        let heard: Vec<_> = heard.lock().values().map(|c| ConfigMap::clone(c)).collect();
         assert_eq!(heard, stored, "who listens knows everything");
     }
 }
@@ -251,7 +251,7 @@ struct Relists(Mutex<u32>);
 
 impl Meter for Relists {
     fn relisted(&self, _collection: &str) {
-        *self.0.lock().unwrap() += 1;
+        *self.0.lock() += 1;
     }
 }
 
@@ -270,7 +270,7 @@ async fn history_that_is_gone_is_made_up_for_by_listing_again() {
     let now = objects.revision(&Resource::new("", "configmaps"));
     objects.compact(now).await.unwrap();
     until("b is there", || names(&copy.list()) == ["b"]).await;
-    assert_eq!(*relists.0.lock().unwrap(), 1);
-    let heard: Vec<_> = heard.lock().unwrap().keys().cloned().collect();
+    assert_eq!(*relists.0.lock(), 1);
+    let heard: Vec<_> = heard.lock().keys().cloned().collect();
     assert_eq!(heard, ["default/b"]);
 }

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
+use mainstay_clock::ManualClock;
 use mainstay_store::builtin::ConfigMap;
-use mainstay_store::clock::ManualClock;
 use mainstay_store::objects::Objects;
 use mainstay_store::resources::WriteOptions;
 use tokio::sync::Semaphore;
@@ -30,17 +30,17 @@ impl Log {
     }
 
     fn runs(&self) -> Vec<String> {
-        self.runs.lock().unwrap().clone()
+        self.runs.lock().clone()
     }
 
     fn clear(&self) {
-        self.runs.lock().unwrap().clear();
+        self.runs.lock().clear();
     }
 
     async fn run(&self, key: &str) {
-        self.runs.lock().unwrap().push(key.to_owned());
+        self.runs.lock().push(key.to_owned());
         {
-            let mut running = self.running.lock().unwrap();
+            let mut running = self.running.lock();
             let count = running.0.entry(key.to_owned()).or_default();
             *count += 1;
             assert_eq!(*count, 1, "never two workers on one key");
@@ -48,7 +48,7 @@ impl Log {
             running.1 = running.1.max(total);
         }
         self.gate.acquire().await.unwrap().forget();
-        *self.running.lock().unwrap().0.get_mut(key).unwrap() -= 1;
+        *self.running.lock().0.get_mut(key).unwrap() -= 1;
     }
 }
 
@@ -155,7 +155,7 @@ async fn workers_are_bounded_and_one_key_has_one_worker() {
         settle().await;
     }
     assert_eq!(log.runs(), ["a", "b", "c", "a"]);
-    assert_eq!(log.running.lock().unwrap().1, 2);
+    assert_eq!(log.running.lock().1, 2);
     assert_eq!(handle.depth(), Depth::default());
 }
 
@@ -183,7 +183,7 @@ struct Endings(Mutex<Vec<Ending>>);
 
 impl Meter for Endings {
     fn reconciled(&self, _controller: &str, ending: Ending, _took: Duration) {
-        self.0.lock().unwrap().push(ending);
+        self.0.lock().push(ending);
     }
 }
 
@@ -196,7 +196,7 @@ async fn failures_and_panics_are_counted_and_backed_off_until_a_success() {
     let seen = failures.clone();
     let handle = Controller::new(options, &resources).run(move |context, _: u8| {
         let run = {
-            let mut seen = seen.lock().unwrap();
+            let mut seen = seen.lock();
             seen.push(context.failures);
             seen.len()
         };
@@ -212,18 +212,18 @@ async fn failures_and_panics_are_counted_and_backed_off_until_a_success() {
     });
     handle.add(7);
     for (runs, wait) in [(1, 5), (2, 10), (3, 20), (4, 100)] {
-        until("it runs", || failures.lock().unwrap().len() == runs).await;
+        until("it runs", || failures.lock().len() == runs).await;
         until("it waits", || clock.sleepers() == 1).await;
         clock.advance(ms(wait - 1));
         settle().await;
-        assert_eq!(failures.lock().unwrap().len(), runs, "it waits {wait} ms");
+        assert_eq!(failures.lock().len(), runs, "it waits {wait} ms");
         clock.advance(ms(1));
     }
-    until("it is done", || failures.lock().unwrap().len() == 5).await;
+    until("it is done", || failures.lock().len() == 5).await;
     settle().await;
-    assert_eq!(*failures.lock().unwrap(), [0, 1, 2, 3, 0]);
+    assert_eq!(*failures.lock(), [0, 1, 2, 3, 0]);
     let expected = [Ending::Failed, Ending::Panicked, Ending::Retry, Ending::Later, Ending::Done];
-    assert_eq!(*endings.0.lock().unwrap(), expected);
+    assert_eq!(*endings.0.lock(), expected);
     assert_eq!(handle.depth(), Depth::default());
 }
 

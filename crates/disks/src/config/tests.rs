@@ -26,7 +26,7 @@ fn config(filters: &str, auto: &str) -> Config {
 }
 
 #[test]
-fn exclusion_looks_at_every_aspect() {
+fn every_condition_of_a_filter_excludes_disks() {
     let labelled = |label: &str| {
         let found = Signature {
             class: Class::Filesystem,
@@ -71,7 +71,7 @@ fn exclusion_looks_at_every_aspect() {
 }
 
 #[test]
-fn auto_provisioning_takes_what_all_its_conditions_name() {
+fn auto_provisioning_takes_disks_that_meet_every_condition() {
     let cases = [
         ("[]", false),
         ("[{hostname: '*'}]", false),
@@ -93,21 +93,30 @@ fn auto_provisioning_takes_what_all_its_conditions_name() {
 }
 
 #[test]
-fn what_cannot_be_read_leaves_what_the_agent_was_started_with() {
+fn a_missing_value_is_the_default_and_an_invalid_one_leaves_the_previous_one() {
     let defaults =
         config("[{hostname: '*', devices: [/dev/sdx]}]", "[{hostname: '*', devices: [a]}]");
-    let read = |text: &str| {
-        let data = [("filters.yaml".to_owned(), text.to_owned())].into();
-        Config::read(&data, &defaults)
+    let previous = Config {
+        paused: true,
+        ..config("[{hostname: '*', devices: [/dev/sdy]}]", "[{hostname: '*', devices: [b]}]")
+    };
+    let read = |key: &str, text: &str| {
+        let data = [(key.to_owned(), text.to_owned())].into();
+        let (config, errors) = Config::update(&data, &defaults, &previous);
+        (config, errors.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
     for text in ["", "  \n"] {
-        let (config, errors) = read(text);
-        assert_eq!((config, errors.len()), (defaults.clone(), 0), "{text:?}");
+        assert_eq!(read("filters.yaml", text), (defaults.clone(), vec![]), "{text:?}");
     }
     for text in ["- {", "[{hostnames: '*'}]", "7"] {
-        let (config, errors) = read(text);
-        assert_eq!((config, errors.len()), (defaults.clone(), 1), "{text:?}");
+        let (config, errors) = read("filters.yaml", text);
+        let expected = Config { filters: previous.filters.clone(), ..defaults.clone() };
+        assert_eq!(config, expected, "{text:?}");
+        assert!(errors[0].starts_with("filters.yaml is invalid: "), "{errors:?}");
     }
-    assert_eq!(read("[]").0.filters, []);
-    assert_eq!(Config::read(&BTreeMap::new(), &defaults).0, defaults);
+    let (config, errors) = read("upgrade-running", "maybe");
+    assert_eq!(config, Config { paused: true, ..defaults.clone() });
+    assert_eq!(errors, ["upgrade-running is invalid: \"maybe\" is neither true nor false"]);
+    assert_eq!(read("filters.yaml", "[]").0.filters, []);
+    assert_eq!(Config::update(&BTreeMap::new(), &defaults, &previous).0, defaults);
 }

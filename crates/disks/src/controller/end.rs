@@ -1,4 +1,4 @@
-//! How an operation ended, and what held the disk while it ran.
+//! How an operation ended, and the locks it held on its disk.
 
 use futures_util::future::BoxFuture;
 
@@ -7,13 +7,13 @@ use crate::lease::{Device, Lease};
 use crate::phase::Ending;
 use crate::report::Account;
 
-/// How an operation ended, and what is to be said about it.
+/// How an operation ended, and what the status reports about it.
 pub(super) struct End {
     pub(super) ending: Ending,
     pub(super) account: Account,
     /// The disk as the operation left it, if that changed it.
     pub(super) disk: Option<Disk>,
-    /// Completes once what could not be ended has ended by itself.
+    /// Completes when a process that could not be killed has ended by itself.
     pub(super) stuck: Option<BoxFuture<'static, ()>>,
 }
 
@@ -23,7 +23,7 @@ impl End {
         Self { ending: Ending::Ok, account, disk: None, stuck: None }
     }
 
-    /// The same, with what became of the disk.
+    /// The same, with the disk as the operation left it.
     pub(super) fn seen(mut self, disk: Disk) -> Self {
         self.disk = Some(disk);
         self
@@ -41,7 +41,7 @@ impl End {
         Self { ending, account, disk: None, stuck: None }
     }
 
-    /// What the metrics call it.
+    /// Its label in the metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match (self.ending, self.stuck.is_some()) {
             (Ending::Ok, _) => "ok",
@@ -71,16 +71,16 @@ impl From<Trouble> for End {
     }
 }
 
-/// What holds a disk while an operation runs: the lease of this process, and the lock against all
-/// others.
-pub(super) struct Hold {
+/// A disk that no one else may use while an operation runs: it has the lease within this process and the
+/// lock against all others.
+pub(super) struct LockedDisk {
     pub(super) disk: Disk,
     pub(super) lock: Lock,
     pub(super) _lease: Lease,
 }
 
-impl Hold {
-    /// The same, over the disk as it is now; nothing if it is another.
+impl LockedDisk {
+    /// The same, with the disk as it is now; `None` if it is another disk.
     pub(super) fn over(self, disk: &Disk) -> Option<Self> {
         let same = Device::of(disk) == Device::of(&self.disk);
         same.then(|| Self { disk: disk.clone(), ..self })

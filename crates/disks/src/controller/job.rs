@@ -1,7 +1,7 @@
-//! One turn of an object in the job queue: take the disk, read the object, do what its token says.
+//! One job of the queue: lock the disk, read the object, and run the operation of its token.
 //!
-//! The disk is taken first, so that everything is read once, and under the lease. A job never
-//! reports success it has not seen, and never reports at all once its token no longer stands.
+//! The disk is locked first, so that everything is read once, and under the lease. A job reports
+//! success only after it has verified it, and reports nothing once its token is no longer in the object.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use mainstay_controller::jobs::Slot;
 
-use super::end::{End, Hold};
-use super::reconcile::View;
-use super::{Error, Shell};
+use super::Error;
+use super::end::{End, LockedDisk};
+use super::observe::View;
+use super::worker::Worker;
 use crate::api::{BlockDevice, OperationStatus};
 use crate::host::Trouble;
 use crate::lease::Device;
@@ -19,123 +20,127 @@ use crate::phase::{Ending, Operation};
 use crate::recover::Action;
 use crate::retry;
 
-/// How long one waits before looking again whether another process let go of a disk.
+/// How soon a disk that another process has locked is tried again.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long what this process wrote itself need not be read.
+/// For how long an object that this process wrote need not be read from the store.
 const MOMENT: Duration = Duration::from_secs(2);
 
-impl Shell {
-    /// One turn of an object in the queue.
+impl Worker {
+    /// Runs the job of one object.
     pub(super) async fn run_job(self: &Arc<Self>, mut slot: Slot<String>) {
         let name = slot.key().clone();
         let stopping = slot.stopping().clone();
         let acting = AtomicBool::new(false);
         {
-            let mut turn = std::pin::pin!(self.turn(&name, &mut slot, &acting));
+            let mut turn = std::pin::pin!(self.retry(&name, &mut slot, &acting));
             tokio::select! {
                 biased;
                 () = &mut turn => {}
-                // What is under way is finished; what only waits is taken up by the next start.
+                // A running operation is finished; one that only waits is resumed by the next start.
                 () = stopping.cancelled() => if acting.load(Ordering::SeqCst) {
                     turn.await;
                 }
             }
         }
-        self.busy().remove(&name);
-        self.wake(&name);
+        self.operations.finished(&name);
+        self.signals.reconcile(&name);
     }
 
-    async fn turn(self: &Arc<Self>, name: &str, slot: &mut Slot<String>, acting: &AtomicBool) {
+    /// Tries until an attempt succeeds, with back-off.
+    async fn retry(self: &Arc<Self>, name: &str, slot: &mut Slot<String>, acting: &AtomicBool) {
         let mut failures = 0;
         loop {
             match self.attempt(name, slot, acting).await {
                 Ok(()) => return,
                 Err(Error::Store(error)) if retry::is_final(&error) => {
-                    tracing::error!(name, %error, "an operation may not begin; it is taken up at the next start");
+                    tracing::error!(
+                        device = name,
+                        %error,
+                        "the store refused an operation; it is resumed at the next start"
+                    );
                     return;
                 }
                 Err(error) => {
                     failures += 1;
                     let wait = retry::pause(name, failures);
-                    tracing::warn!(name, %error, ?wait, "an operation could not begin; will try again");
-                    let sleep = self.clock().sleep(wait);
+                    tracing::warn!(device = name, %error, ?wait, "starting an operation failed; retrying");
+                    let sleep = self.machine.clock.sleep(wait);
                     slot.release_while(sleep).await;
                 }
             }
         }
     }
 
-    /// Takes the disk, reads the object, and does what its token says.
+    /// Locks the disk, reads the object, and runs the operation of its token.
     async fn attempt(
         self: &Arc<Self>,
         name: &str,
         slot: &mut Slot<String>,
         acting: &AtomicBool,
     ) -> Result<(), Error> {
-        let begun = self.clock().elapsed();
-        let hold = self.hold(name, slot).await?;
+        let begun = self.machine.clock.elapsed();
+        let locked = self.lock(name, slot).await?;
         let device = self.object(name).await?;
-        // Nothing is begun for an object on its way out; what was begun is discarded.
+        // No operation starts for an object that is being deleted.
         let ours = |device: &BlockDevice| {
-            device.spec.node_name == self.options.node && !device.is_deleting()
+            device.spec.node_name == self.machine.options.node && !device.is_deleting()
         };
         let Some(device) = device.filter(ours) else { return Ok(()) };
         let Some(operation) = device.phase().and_then(Operation::of) else {
-            return self.synchronise(&device, hold.is_some()).await;
+            return self.update_tags(&device, locked.is_some()).await;
         };
         let token = device.status.operation.clone();
-        let queued = token.as_ref().and_then(|token| self.mine().get(&token.id).copied());
+        let queued = token.as_ref().and_then(|token| self.operations.queued_at(&token.id));
         if let Some(queued) = queued {
-            self.parts.metrics.waited(begun.saturating_sub(queued));
+            self.machine.metrics.waited(begun.saturating_sub(queued));
         }
-        let view = self.view(&device, None).await?;
-        let hold = hold.and_then(|hold| hold.over(view.disk.as_ref()?));
-        // Emptying a pool waits for others; everything else is brought to its end.
+        let view = self.observer.view(&device, None).await?;
+        let locked = locked.and_then(|locked| locked.over(view.disk.as_ref()?));
+        // Emptying a pool may wait for long; every other operation is finished before a shutdown.
         acting.store(operation != Operation::Deregister, Ordering::SeqCst);
         let ended = match (queued, token) {
             (Some(_), Some(token)) => {
                 let end =
-                    self.perform(&device, operation, &token, hold.as_ref(), &view, slot).await;
+                    self.perform(&device, operation, &token, locked.as_ref(), &view, slot).await;
                 Some((end, Some(token)))
             }
             (_, token) => {
-                self.take_up_again(&device, operation, token, hold.as_ref(), &view, slot).await?
+                self.resume(&device, operation, token, locked.as_ref(), &view, slot).await?
             }
         };
         let Some((end, token)) = ended else { return Ok(()) };
         acting.store(true, Ordering::SeqCst);
-        // The disk is done with; telling so holds up nobody but its own lease.
+        // The disk is done; writing the result needs its lease, but no slot.
         slot.release();
-        let took = self.clock().elapsed().saturating_sub(begun);
-        self.parts.metrics.ended(operation, end.outcome(), took);
-        self.complete(&device, operation, token.as_ref(), end, hold, view).await;
+        let took = self.machine.clock.elapsed().saturating_sub(begun);
+        self.machine.metrics.ended(operation, end.outcome(), took);
+        self.complete(&device, operation, token.as_ref(), end, locked, view).await;
         Ok(())
     }
 
-    /// The object as it is now. One that bears a token this process wrote a moment ago is as the
-    /// copy shows it; any other is read.
+    /// The object as it is now. If this process wrote its token a moment ago, the copy is current;
+    /// otherwise the store is read.
     async fn object(&self, name: &str) -> Result<Option<BlockDevice>, Error> {
-        let now = self.clock().elapsed();
+        let now = self.machine.clock.elapsed();
         let is_ours = |device: &BlockDevice| {
             let token = device.status.operation.as_ref();
-            let queued = token.and_then(|token| self.mine().get(&token.id).copied());
+            let queued = token.and_then(|token| self.operations.queued_at(&token.id));
             queued.is_some_and(|queued| now.saturating_sub(queued) < MOMENT)
         };
-        match self.objects.find(None, name).filter(|device| is_ours(device)) {
+        match self.devices.find(name).filter(|device| is_ours(device)) {
             Some(device) => Ok(Some((*device).clone())),
-            None => Ok(self.parts.resources.get_as(None, name).await?),
+            None => Ok(self.devices.read(name).await?),
         }
     }
 
-    /// Does what is left of an operation that this process did not begin. Nothing if the token no
-    /// longer stands.
-    async fn take_up_again(
+    /// Finishes an operation that another process began. `None` if its token is no longer in the object.
+    async fn resume(
         &self,
         device: &BlockDevice,
         operation: Operation,
         token: Option<OperationStatus>,
-        hold: Option<&Hold>,
+        locked: Option<&LockedDisk>,
         view: &View,
         slot: &mut Slot<String>,
     ) -> Result<Option<(End, Option<OperationStatus>)>, Error> {
@@ -146,7 +151,7 @@ impl Shell {
                 let Some((device, token)) = self.begin_again(device, token, view).await? else {
                     return Ok(None);
                 };
-                let end = self.perform(&device, operation, &token, hold, view, slot).await;
+                let end = self.perform(&device, operation, &token, locked, view, slot).await;
                 Some((end, Some(token)))
             }
             (Some(Action::Accept), token) => {
@@ -156,27 +161,31 @@ impl Shell {
                 Some((End::badly(Ending::Error, Some(reason), message), token))
             }
             (Some(Action::Run | Action::Wait), token) => {
-                let message = "nobody knows what was begun";
+                let message = "the object has no token: the interrupted operation is unknown";
                 Some((End::badly(Ending::Error, Some("NoToken"), message), token))
             }
         })
     }
 
-    /// Takes the lease and the lock of an object's disk, waiting without a slot; nothing if the disk
-    /// is not there any more.
-    async fn hold(&self, name: &str, slot: &mut Slot<String>) -> Result<Option<Hold>, Error> {
-        let Some(disk) = self.assigned_disk(name) else { return Ok(None) };
+    /// Takes the lease and the lock of an object's disk, and waits for them without a slot. `None` if
+    /// the disk is gone.
+    async fn lock(&self, name: &str, slot: &mut Slot<String>) -> Result<Option<LockedDisk>, Error> {
+        let Some(disk) = self.observer.inventory.disk_of(name) else { return Ok(None) };
         let device = Device::of(&disk);
-        let lease = match self.leases.try_take(&device) {
+        let lease = match self.operations.leases.try_take(&device) {
             Some(lease) => lease,
-            None => slot.release_while(self.leases.take(&device)).await,
+            None => slot.release_while(self.operations.leases.take(&device)).await,
         };
         loop {
-            match self.parts.host.lock(&disk).await {
-                Ok(lock) => return Ok(Some(Hold { disk, lock, _lease: lease })),
+            match self.machine.host.lock(&disk).await {
+                Ok(lock) => return Ok(Some(LockedDisk { disk, lock, _lease: lease })),
                 Err(Trouble::Busy(why)) => {
-                    tracing::info!(path = disk.path, why, "waiting for another process");
-                    slot.release_while(self.clock().sleep(PATIENCE)).await;
+                    tracing::info!(
+                        path = disk.path,
+                        why,
+                        "disk is locked by another process; waiting"
+                    );
+                    slot.release_while(self.machine.clock.sleep(PATIENCE)).await;
                 }
                 Err(Trouble::Gone(_)) => return Ok(None),
                 Err(trouble) => return Err(trouble.into()),

@@ -1,40 +1,25 @@
-//! Writing how an operation ended, for as long as it takes and only while its token stands; and
-//! quarantine, for what could not be ended.
+//! Writes the result of an operation, retrying for as long as its token is in the object, and holds the
+//! lease of an operation whose processes could not be killed.
 
 use std::future::Future;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use mainstay_controller::events::Severity;
-use mainstay_controller::write;
 use mainstay_store::resources::Error as StoreError;
 
-use super::end::{End, Hold};
-use super::reconcile::View;
+use super::end::{End, LockedDisk};
+use super::observe::View;
 use super::resume::is_held;
-use super::{MANAGER, Shell};
+use super::worker::Worker;
 use crate::api::{BlockDevice, OperationStatus};
 use crate::phase::{Ending, Facts, Input, Operation, Phase};
 use crate::report::{self, Account};
 use crate::{retry, table};
 
-impl Shell {
-    /// Changes the status of an object, reading it afresh as often as somebody else is faster.
-    /// Nothing if it is gone.
-    pub(super) async fn write_status(
-        &self,
-        name: &str,
-        edit: impl FnMut(&mut BlockDevice) + Send,
-    ) -> Result<Option<BlockDevice>, StoreError> {
-        let written = write::set_status(&self.parts.resources, None, name, MANAGER, edit).await?;
-        if let Some(device) = &written {
-            self.wrote(device);
-        }
-        Ok(written)
-    }
-
-    /// Tries to write until it is written, or until the store says no. Says whether it was written.
-    async fn insist<F>(&self, name: &str, what: &str, mut write: impl FnMut() -> F) -> bool
+impl Worker {
+    /// Writes until that succeeds or the store refuses. Returns whether it succeeded.
+    async fn write_until_done<F>(&self, name: &str, mut write: impl FnMut() -> F) -> bool
     where
         F: Future<Output = Result<(), StoreError>>,
     {
@@ -43,49 +28,59 @@ impl Shell {
             match write().await {
                 Ok(()) => return true,
                 Err(error) if retry::is_final(&error) => {
-                    tracing::error!(name, %error, "{what} may not be written; the next start takes it up");
+                    tracing::error!(
+                        device = name,
+                        %error,
+                        "the store refused the result of an operation; the next start resumes it"
+                    );
                     return false;
                 }
                 Err(error) => {
                     failures += 1;
                     let wait = retry::pause(name, failures);
-                    tracing::warn!(name, %error, ?wait, "{what} cannot be written yet");
-                    self.clock().sleep(wait).await;
+                    tracing::warn!(
+                        device = name,
+                        %error,
+                        ?wait,
+                        "writing the result of an operation failed; retrying"
+                    );
+                    self.machine.clock.sleep(wait).await;
                 }
             }
         }
     }
 
-    /// Writes how an operation ended, if its token still stands.
+    /// Writes how an operation ended, if its token is still in the object.
     pub(super) async fn complete(
         self: &Arc<Self>,
         device: &BlockDevice,
         operation: Operation,
         token: Option<&OperationStatus>,
         end: End,
-        hold: Option<Hold>,
+        locked: Option<LockedDisk>,
         mut view: View,
     ) {
         let End { ending, account, disk, stuck } = end;
         let name = &device.metadata.name;
-        // Only what the operation itself changed is looked at anew; the next look sees the rest.
+        // Only the parts that the operation changed are read again; the next reconciliation reads all.
         view.disk = disk.or(view.disk);
-        if let Ok(mounts) = self.parts.host.mounts().await {
+        if let Ok(mounts) = self.machine.host.mounts().await {
             view.mounts = mounts;
         }
-        // These say what they made of the disk, or leave it as it was.
-        let told = matches!(operation, Operation::Format | Operation::Mount | Operation::Register);
-        if let (Ending::Ok, true, Some(disk)) = (ending, told, &view.disk) {
-            self.saw(name, disk.clone());
+        // These return the disk as they left it, or do not change it.
+        let certain =
+            matches!(operation, Operation::Format | Operation::Mount | Operation::Register);
+        if let (Ending::Ok, true, Some(disk)) = (ending, certain, &view.disk) {
+            self.observer.inventory.keep_fresh(name, disk.clone());
         }
         let write = || self.write_end(device, operation, token, ending, &account, &view);
-        let written = self.insist(name, "an outcome", write).await;
-        // The token of an outcome that may not be written stays ours: nothing is done twice for it.
+        let written = self.write_until_done(name, write).await;
+        // The token of a result that was refused stays ours, so that the operation does not run twice.
         if let Some(token) = token.filter(|_| written) {
-            self.mine().remove(&token.id);
+            self.operations.disown(&token.id);
         }
         if let Some(reaped) = stuck {
-            self.quarantine(device, reaped, hold);
+            self.quarantine(device, reaped, locked);
         }
     }
 
@@ -98,43 +93,49 @@ impl Shell {
         account: &Account,
         view: &View,
     ) -> Result<(), StoreError> {
-        let looked = self.facts(device, view).await;
-        let now = self.clock().now();
+        let observed = self.observer.facts(device, view).await;
+        let now = self.machine.clock.now();
         let mut counted = None;
-        let stands = |next: &BlockDevice| match token {
+        let is_current = |next: &BlockDevice| match token {
             Some(token) => is_held(next, device, token),
             None => next.metadata.uid == device.metadata.uid && next.phase() == operation.lock(),
         };
         let name = &device.metadata.name;
-        self.write_status(name, |next| {
-            if !stands(next) || next.is_deleting() {
-                return;
-            }
-            let facts = Facts {
-                input: Input::Ended(ending),
-                want: next.wanted(),
-                // Taking a pool out of use begins with closing it.
-                closed: looked.closed || operation == Operation::Deregister,
-                ..looked
-            };
-            let decision = table::decide(next.phase(), &facts);
-            if let Some(disk) = &view.disk {
-                report::describe(next, disk, &view.mounts);
-            }
-            report::settle(next, &decision, &facts, account, now);
-            counted = Some(next.clone());
-        })
-        .await?;
+        self.devices
+            .set_status(name, |next| {
+                if !is_current(next) || next.is_deleting() {
+                    return;
+                }
+                let facts = Facts {
+                    input: Input::Ended(ending),
+                    want: next.wanted(),
+                    // Removing a pool begins with closing it.
+                    closed: observed.closed || operation == Operation::Deregister,
+                    ..observed
+                };
+                let decision = table::decide(next.phase(), &facts);
+                if let Some(disk) = &view.disk {
+                    report::describe(next, disk, &view.mounts);
+                }
+                report::settle(next, &decision, &facts, account, now);
+                counted = Some(next.clone());
+            })
+            .await?;
         match counted {
-            Some(after) => self.say_end(device, operation, &after, account),
+            Some(after) => self.report_end(device, operation, &after, account),
             None => {
-                tracing::info!(name, %operation, "the result is discarded: its token no longer stands");
+                tracing::info!(
+                    device = name,
+                    %operation,
+                    "result discarded: its token is no longer in the object"
+                );
             }
         }
         Ok(())
     }
 
-    fn say_end(
+    /// Logs the end of an operation, and records an Event about it.
+    fn report_end(
         &self,
         before: &BlockDevice,
         operation: Operation,
@@ -147,36 +148,37 @@ impl Shell {
             Some(failure) if failed => (Severity::Warning, failure.message.as_str()),
             _ => (Severity::Normal, account.message.as_str()),
         };
-        self.tell(after, severity, new, &format!("{old} → {new}: {message}"));
-        let name = &after.metadata.name;
-        tracing::info!(name, %operation, from = old, to = new, message, "an operation ended");
+        self.machine.event(after, severity, new, &format!("{old} → {new}: {message}"));
+        let device = &after.metadata.name;
+        tracing::info!(device, %operation, from = old, to = new, message, "operation ended");
     }
 
-    /// Keeps the lease of what could not be ended until it ends by itself.
+    /// Keeps the lease of an operation whose processes could not be killed until they end.
     fn quarantine(
         self: &Arc<Self>,
         device: &BlockDevice,
         reaped: BoxFuture<'static, ()>,
-        hold: Option<Hold>,
+        locked: Option<LockedDisk>,
     ) {
-        let (shell, name) = (self.clone(), device.metadata.name.clone());
-        let message = "an operation cannot be ended; the disk stays locked until it ends by itself";
-        self.tell(device, Severity::Warning, "Quarantined", message);
+        let (worker, name) = (self.clone(), device.metadata.name.clone());
+        let message =
+            "an operation could not be ended; the disk stays locked until it ends by itself";
+        self.machine.event(device, Severity::Warning, "Quarantined", message);
         self.tasks.spawn(async move {
-            // At shutdown the children keep the lock themselves.
-            if shell.stop.run_until_cancelled(reaped).await.is_none() {
+            // At shutdown the processes keep the lock themselves.
+            if worker.stop.run_until_cancelled(reaped).await.is_none() {
                 return;
             }
-            drop(hold);
+            drop(locked);
             let write = || async {
-                let let_go = |next: &mut BlockDevice| {
+                let release = |next: &mut BlockDevice| {
                     next.status.operation.take_if(|token| token.lease_held);
                 };
-                shell.write_status(&name, let_go).await.map(drop)
+                worker.devices.set_status(&name, release).await.map(drop)
             };
-            let written = shell.insist(&name, "the end of quarantine", write);
-            if shell.stop.run_until_cancelled(written).await.is_some() {
-                shell.wake(&name);
+            let written = worker.write_until_done(&name, write);
+            if worker.stop.run_until_cancelled(written).await.is_some() {
+                worker.signals.reconcile(&name);
             }
         });
     }

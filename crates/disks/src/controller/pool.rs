@@ -1,4 +1,4 @@
-//! What operations tell whoever uses disks: a pool is there, is emptied, is gone.
+//! The operations on the pool of a disk: register it, empty it, remove it.
 
 use std::time::Duration;
 
@@ -7,10 +7,11 @@ use mainstay_controller::events::Severity;
 use mainstay_controller::jobs::Slot;
 use mainstay_store::meta::ConditionStatus;
 
-use super::end::{End, Hold};
+use super::Error;
+use super::end::{End, LockedDisk};
 use super::reconcile::path_of;
 use super::resume::is_held;
-use super::{Error, Shell};
+use super::worker::Worker;
 use crate::api::{BlockDevice, Makes};
 use crate::backend::{self, Pool};
 use crate::host::{Act, Class, Disk, Lock, Trouble};
@@ -19,24 +20,24 @@ use crate::retry;
 
 /// How long a forced unmount of a lost disk may take.
 const FORCED: Duration = Duration::from_secs(30);
-/// How long one waits at most before looking again whether replicas are gone.
+/// How long to wait at most before checking again whether the replicas are gone.
 const EVICTION: Duration = Duration::from_secs(60);
 
-impl Shell {
-    /// Tells what uses disks about one; for LVM, makes the group first.
+impl Worker {
+    /// Registers the pool of a disk; for LVM, creates the volume group first.
     pub(super) async fn register(
         &self,
         device: &BlockDevice,
-        hold: &Hold,
+        locked: &LockedDisk,
         slot: &Slot<String>,
     ) -> Result<End, Trouble> {
-        let limit = self.options.limit(Operation::Register, 0);
-        let work = self.register_now(device, hold, slot, limit);
+        let limit = self.machine.options.limit(Operation::Register, 0);
+        let work = self.register_now(device, locked, slot, limit);
         tokio::select! {
             biased;
             ended = work => ended,
-            () = self.clock().sleep(limit) => {
-                Err(Trouble::TimedOut("what uses disks did not take it in time".to_owned()))
+            () = self.machine.clock.sleep(limit) => {
+                Err(Trouble::TimedOut("the pool was not registered in time".to_owned()))
             }
         }
     }
@@ -44,32 +45,32 @@ impl Shell {
     async fn register_now(
         &self,
         device: &BlockDevice,
-        hold: &Hold,
+        locked: &LockedDisk,
         slot: &Slot<String>,
         limit: Duration,
     ) -> Result<End, Trouble> {
-        let host = &self.parts.host;
+        let host = &self.machine.host;
         let mut made = None;
         if let Makes::Lvm(lvm) = device.makes() {
             if device.recorded_uuid().is_empty() {
                 let (name, parameters) = (lvm.vg_name, lvm.parameters);
                 let act = Act::MakeGroup { name, parameters };
-                host.operate(&hold.disk, &act, &hold.lock, limit).await?;
+                host.operate(&locked.disk, &act, &locked.lock, limit).await?;
             }
-            let after = self.same_after(&hold.disk).await?;
+            let after = self.same_after(&locked.disk).await?;
             let uuid = after.contents.of_class(Class::Lvm).map(|found| found.uuid.clone());
             let uuid = uuid.ok_or_else(|| {
-                Trouble::Failed(format!("no physical volume is found on {}", hold.disk.path))
+                Trouble::Failed(format!("no physical volume is found on {}", locked.disk.path))
             })?;
             made = Some((uuid, after));
         }
-        let pool = self.pool(device, None);
-        let space = host.space(&pool.place, &hold.disk.path).await?;
-        // From here on one waits for others.
+        let pool = self.machine.pool(device, None);
+        let space = host.space(&pool.place, &locked.disk.path).await?;
+        // The rest only waits for the server.
         slot.release();
         let mut failures = 0;
         loop {
-            match self.parts.backend.register(&pool, space).await {
+            match self.machine.backend.register(&pool, space).await {
                 Ok(()) => break,
                 Err(backend::Error::Conflict) => {}
                 Err(backend::Error::NoNode) => {
@@ -79,8 +80,13 @@ impl Shell {
                 Err(backend::Error::Unavailable(why)) => {
                     failures += 1;
                     let wait = retry::pause(&pool.device, failures);
-                    tracing::warn!(why, ?wait, "a pool cannot be registered yet");
-                    self.clock().sleep(wait).await;
+                    tracing::warn!(
+                        device = pool.device,
+                        why,
+                        ?wait,
+                        "registering a pool failed; retrying"
+                    );
+                    self.machine.clock.sleep(wait).await;
                 }
             }
         }
@@ -91,23 +97,23 @@ impl Shell {
         })
     }
 
-    /// Has the pool emptied, waits (without a slot) until it is, and removes it.
+    /// Asks for the pool to be emptied, waits (without a slot) until it is, and removes it.
     pub(super) async fn deregister(
         &self,
         device: &BlockDevice,
-        hold: Option<&Hold>,
+        locked: Option<&LockedDisk>,
         slot: &mut Slot<String>,
     ) -> Result<End, Trouble> {
-        let pool = self.pool(device, None);
-        let lost = hold.is_none() || device.status.device_status.file_system.corrupted;
+        let pool = self.machine.pool(device, None);
+        let lost = locked.is_none() || device.status.device_status.file_system.corrupted;
         let mut failures = 0;
         loop {
             match self.empty(&pool, lost).await {
                 Ok(left) if left.is_empty() => break,
                 Ok(left) => {
-                    self.progress(device, &left).await;
-                    let sleep = self.clock().sleep(EVICTION);
-                    let changed = self.parts.backend.changed(&pool);
+                    self.report_progress(device, &left).await;
+                    let sleep = self.machine.clock.sleep(EVICTION);
+                    let changed = self.machine.backend.changed(&pool);
                     let wait = async {
                         tokio::select! { () = changed => {}, () = sleep => {} }
                     };
@@ -118,25 +124,24 @@ impl Shell {
                 Err(error) => {
                     failures += 1;
                     let wait = retry::pause(&pool.device, failures);
-                    tracing::warn!(%error, ?wait, "a pool cannot be taken out of use yet");
-                    slot.release_while(self.clock().sleep(wait)).await;
+                    tracing::warn!(device = pool.device, %error, ?wait, "removing a pool failed; retrying");
+                    slot.release_while(self.machine.clock.sleep(wait)).await;
                 }
             }
         }
-        self.give_back(device, hold).await?;
+        self.clean_up(device, locked).await?;
         Ok(End::well("out of use"))
     }
 
-    /// One step towards a pool that is gone: asks for it to be emptied, and removes it if it is.
-    /// Says which replicas are still there.
+    /// Asks for a pool to be emptied, and removes it if it is empty. Returns the replicas still on it.
     async fn empty(&self, pool: &Pool, lost: bool) -> Result<Vec<String>, backend::Error> {
-        let backend = &self.parts.backend;
+        let backend = &self.machine.backend;
         let known = backend.look(pool).await?;
         if matches!(known.record, Record::Missing | Record::NoNode) {
             return Ok(Vec::new());
         }
         backend.evict(pool).await?;
-        // Nothing can be moved off a lost disk; its replicas are made anew from others.
+        // Replicas of a lost disk cannot be moved; they are made again from their peers.
         if known.replicas.is_empty() || lost {
             backend.remove(pool, lost).await?;
             return Ok(Vec::new());
@@ -144,21 +149,28 @@ impl Shell {
         Ok(known.replicas)
     }
 
-    /// Takes away what stands on the disk of a pool that is gone.
-    async fn give_back(&self, device: &BlockDevice, hold: Option<&Hold>) -> Result<(), Trouble> {
-        match (device.makes(), hold) {
-            (Makes::Lvm(lvm), Some(hold)) if hold.disk.contents.of_class(Class::Lvm).is_some() => {
-                let limit = self.options.limit(Operation::Register, 0);
+    /// Removes the volume group, or the mount of a lost disk, after the pool is gone.
+    async fn clean_up(
+        &self,
+        device: &BlockDevice,
+        locked: Option<&LockedDisk>,
+    ) -> Result<(), Trouble> {
+        match (device.makes(), locked) {
+            (Makes::Lvm(lvm), Some(locked))
+                if locked.disk.contents.of_class(Class::Lvm).is_some() =>
+            {
+                let limit = self.machine.options.limit(Operation::Register, 0);
                 let act = Act::RemoveGroup { name: lvm.vg_name };
-                self.parts.host.operate(&hold.disk, &act, &hold.lock, limit).await
+                self.machine.host.operate(&locked.disk, &act, &locked.lock, limit).await
             }
             (Makes::Filesystem(_), None) => {
-                // The disk is lost: what is left of its mount is taken away as well as can be.
-                let point = self.point(&device.metadata.name);
+                // The disk is lost: a mount that is left over is removed if that is possible.
+                let point = self.machine.point(&device.metadata.name);
                 let (disk, lock) = (Disk::default(), Lock { file: None, guard: None });
                 let act = Act::Unmount { point, vanished: true };
-                if let Err(trouble) = self.parts.host.operate(&disk, &act, &lock, FORCED).await {
-                    tracing::warn!(%trouble, "a lost disk could not be unmounted");
+                if let Err(trouble) = self.machine.host.operate(&disk, &act, &lock, FORCED).await {
+                    let device = &device.metadata.name;
+                    tracing::warn!(device, %trouble, "unmounting a lost disk failed");
                 }
                 Ok(())
             }
@@ -166,14 +178,15 @@ impl Shell {
         }
     }
 
-    /// Says which replicas are still there.
-    async fn progress(&self, device: &BlockDevice, replicas: &[String]) {
+    /// Reports which replicas are still on the pool.
+    async fn report_progress(&self, device: &BlockDevice, replicas: &[String]) {
         let message = waiting_for(replicas);
-        self.tell(device, Severity::Normal, "Evicting", &message);
-        let now = self.clock().now();
+        self.machine.event(device, Severity::Normal, "Evicting", &message);
+        let now = self.machine.clock.now();
         let token = device.status.operation.clone().unwrap_or_default();
         let written = self
-            .write_status(&device.metadata.name, |next| {
+            .devices
+            .set_status(&device.metadata.name, |next| {
                 if is_held(next, device, &token) {
                     let report = Report::new("Provisioned", ConditionStatus::True, "Evicting");
                     conditions::set(&mut next.status.conditions, &report.message(&message), now);
@@ -181,29 +194,31 @@ impl Shell {
             })
             .await;
         if let Err(error) = written {
-            tracing::debug!(%error, "progress could not be reported");
+            let device = &device.metadata.name;
+            tracing::debug!(device, %error, "writing eviction progress failed");
         }
     }
 
-    /// Brings the tags of a provisioned disk up to date, while its lease is held.
-    pub(super) async fn synchronise(&self, device: &BlockDevice, held: bool) -> Result<(), Error> {
+    /// Updates the tags of a provisioned disk, if its lease is held.
+    pub(super) async fn update_tags(&self, device: &BlockDevice, held: bool) -> Result<(), Error> {
         let wanted = device.phase() == Some(Phase::Provisioned) && device.wanted();
-        let pool = self.pool(device, None);
-        if !held || !wanted || self.parts.backend.look(&pool).await?.record != Record::OtherTags {
+        let pool = self.machine.pool(device, None);
+        if !held || !wanted || self.machine.backend.look(&pool).await?.record != Record::OtherTags {
             return Ok(());
         }
-        let space = self.parts.host.space(&pool.place, path_of(device)).await?;
-        match self.parts.backend.register(&pool, space).await {
+        let space = self.machine.host.space(&pool.place, path_of(device)).await?;
+        match self.machine.backend.register(&pool, space).await {
             Ok(()) | Err(backend::Error::Conflict) => {}
             Err(error) => return Err(error.into()),
         }
-        self.write_status(&device.metadata.name, |next| next.status.tags.clone_from(&pool.tags))
+        self.devices
+            .set_status(&device.metadata.name, |next| next.status.tags.clone_from(&pool.tags))
             .await?;
         Ok(())
     }
 }
 
-/// What an eviction waits for: the first few by name.
+/// A message with the replicas that an eviction waits for: the first few by name.
 fn waiting_for(replicas: &[String]) -> String {
     const NAMED: usize = 5;
     let names = replicas.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
@@ -224,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replicas_that_are_waited_for_are_named() {
+    fn an_eviction_names_the_replicas_it_waits_for() {
         let names = |count: usize| (0..count).map(|n| format!("rv-{n}")).collect::<Vec<_>>();
         assert!(waiting_for(&names(1)).contains("replica rv-0 has"));
         assert!(waiting_for(&names(5)).ends_with("rv-0, rv-1, rv-2, rv-3, rv-4"));

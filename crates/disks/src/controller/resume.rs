@@ -1,11 +1,12 @@
-//! An operation that this process did not begin: what to do about it, and beginning it once more.
+//! Operations that another process began: whether they are done, must run again, or failed.
 
 use mainstay_controller::jobs::Slot;
 
+use super::Error;
 use super::end::End;
 use super::job::PATIENCE;
-use super::reconcile::View;
-use super::{Error, Shell};
+use super::observe::View;
+use super::worker::Worker;
 use crate::api::{BlockDevice, OperationStatus};
 use crate::facts;
 use crate::host::Class;
@@ -13,8 +14,8 @@ use crate::phase::Operation;
 use crate::recover::{self, Action, Interrupted};
 use crate::report;
 
-impl Shell {
-    /// What to do about an operation that this process did not begin; nothing if it was settled.
+impl Worker {
+    /// Decides about an operation that another process began; `None` if it has no lock phase.
     pub(super) async fn recover(
         &self,
         device: &BlockDevice,
@@ -23,19 +24,19 @@ impl Shell {
         view: &View,
         slot: &mut Slot<String>,
     ) -> Option<Action> {
-        let boot_id = self.parts.host.boot_id();
-        let point = self.point(&device.metadata.name);
+        let boot_id = self.machine.host.boot_id();
+        let point = self.machine.point(&device.metadata.name);
         loop {
             let disk = match &view.disk {
-                Some(disk) => self.parts.host.look(&disk.name).await.ok().flatten(),
+                Some(disk) => self.machine.host.look(&disk.name).await.ok().flatten(),
                 None => None,
             };
             let destructive = operation == Operation::Format;
             let busy = match &disk {
-                Some(disk) if destructive => self.parts.host.is_busy(disk).await,
+                Some(disk) if destructive => self.machine.host.is_busy(disk).await,
                 _ => false,
             };
-            let mounts = self.parts.host.mounts().await.unwrap_or_default();
+            let mounts = self.machine.host.mounts().await.unwrap_or_default();
             let action = recover::recover(&Interrupted {
                 phase: operation.lock()?,
                 token,
@@ -45,17 +46,17 @@ impl Shell {
                 mount: facts::mount(disk.as_ref(), &point, &mounts),
                 record: view.known.record,
             });
-            let name = &device.metadata.name;
-            tracing::info!(name, %operation, ?action, "taking up an interrupted operation");
+            let device = &device.metadata.name;
+            tracing::info!(device, %operation, ?action, "resuming an interrupted operation");
             if action != Action::Wait {
                 return Some(action);
             }
-            slot.release_while(self.clock().sleep(PATIENCE)).await;
+            slot.release_while(self.machine.clock.sleep(PATIENCE)).await;
         }
     }
 
-    /// Counts one more beginning, and binds the operation to the disk as it is called in this boot.
-    /// Nothing if the token no longer stands.
+    /// Counts one more attempt, and binds the operation to the disk by its device number of this boot.
+    /// `None` if the token is no longer in the object.
     pub(super) async fn begin_again(
         &self,
         device: &BlockDevice,
@@ -64,24 +65,26 @@ impl Shell {
     ) -> Result<Option<(BlockDevice, OperationStatus)>, Error> {
         let mut next = token.clone();
         next.attempt += 1;
-        next.boot_id = self.parts.host.boot_id();
+        next.boot_id = self.machine.host.boot_id();
         if let Some(disk) = &view.disk {
             next.device = report::bind(disk);
         }
-        let mut stands = false;
+        let mut current = false;
         let written = self
-            .write_status(&device.metadata.name, |now| {
-                stands = is_held(now, device, &token);
-                if stands {
+            .devices
+            .set_status(&device.metadata.name, |now| {
+                current = is_held(now, device, &token);
+                if current {
                     now.status.operation = Some(next.clone());
                 }
             })
             .await?;
-        let Some(written) = written.filter(|_| stands) else { return Ok(None) };
-        self.mine().insert(next.id.clone(), self.clock().elapsed());
+        let Some(written) = written.filter(|_| current) else { return Ok(None) };
+        self.operations.own(&next.id, self.machine.clock.elapsed());
         Ok(Some((written, next)))
     }
 
+    /// The end of an operation that was done before the agent was interrupted.
     pub(super) fn accepted(
         &self,
         operation: Operation,
@@ -100,7 +103,7 @@ impl Shell {
     }
 }
 
-/// Whether an operation still owns the disk of an object.
+/// Whether a token still owns the disk of an object.
 pub(super) fn is_held(now: &BlockDevice, then: &BlockDevice, token: &OperationStatus) -> bool {
     now.metadata.uid == then.metadata.uid
         && now.phase().is_some_and(crate::phase::Phase::is_lock)

@@ -1,108 +1,68 @@
-//! The scan: which disks there are, and which object is which disk.
+//! The scanner: finds the disks of the node, matches them with objects, and creates and deletes objects.
 //!
-//! One task owns it. What changes while it works is told afterwards, so nothing is lost; an event
-//! about one disk reads that disk and no other.
+//! One task owns it. A change that comes during a scan is handled by the next one, so none is lost; an
+//! event about one disk reads that disk and no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_controller::reflector::{Reflector, Subscription};
-use mainstay_controller::write;
-use mainstay_store::builtin::ConfigMap;
-use mainstay_store::resources::DeleteOptions;
+use tokio_util::sync::CancellationToken;
 
+use super::Error;
+use super::devices::Devices;
+use super::machine::Machine;
+use super::observe::Observer;
+use super::signals::Signals;
 use super::world::{self, Assigned};
-use super::{BY_LINK, Error, MANAGER, Shell};
 use crate::api::{
     BlockDevice, BlockDeviceSpec, FINALIZER, Identity, Makes, NODE_LABEL, State, TYPE_LABEL,
 };
-use crate::config::{self, Config};
 use crate::glob;
 use crate::host::{Disk, MountLine, Wake};
 use crate::identity::{self, Known, Step};
 use crate::phase::Phase;
 
-/// How soon a scan that went wrong is tried again.
+/// How soon a scan that failed is tried again.
 const RETRY: Duration = Duration::from_secs(2);
 
-impl Shell {
-    /// Looks at everything, twice: a disk that moved is taken up by the second look.
+/// Keeps the inventory current.
+#[derive(Debug)]
+pub(super) struct Scanner {
+    pub(super) machine: Arc<Machine>,
+    pub(super) devices: Arc<Devices>,
+    pub(super) observer: Arc<Observer>,
+    pub(super) signals: Arc<Signals>,
+}
+
+impl Scanner {
+    /// Scans everything, twice: a disk that moved is matched by the second scan.
     pub(super) async fn first_scan(&self) {
         for _ in 0..2 {
-            self.look_at(vec![Wake::Everything]).await;
+            self.scan(vec![Wake::Everything]).await;
         }
     }
 
-    /// Queues what was interrupted.
-    pub(super) fn take_up(&self) {
-        for device in self.objects.list() {
-            if device.phase().is_some_and(Phase::is_lock) {
-                self.enqueue(&device.metadata.name);
-            }
-        }
-    }
-
-    /// Takes over the configuration as it is now.
-    pub(super) fn configure(&self, maps: &Reflector<ConfigMap>) {
-        let map = maps.find(Some(config::NAMESPACE), config::NAME);
-        let data = map.map(|map| map.data.clone()).unwrap_or_default();
-        let (next, errors) = Config::read(&data, &self.options.defaults);
-        for error in errors {
-            tracing::warn!(%error, "the configuration of disks; the default counts");
-        }
-        self.world().config = next;
-    }
-
-    /// Wakes the scan when the configuration changes or an object goes.
-    pub(super) fn listen(
-        self: &Arc<Self>,
-        objects: &Reflector<BlockDevice>,
-        config: &Reflector<ConfigMap>,
-    ) -> Vec<Subscription> {
-        let (shell, maps) = (self.clone(), config.clone());
-        let configured = config.subscribe(move |change| {
-            if change.key.name() == config::NAME {
-                let weak = maps.find(Some(config::NAMESPACE), config::NAME);
-                let data = weak.map(|map| map.data.clone()).unwrap_or_default();
-                let (next, _) = Config::read(&data, &shell.options.defaults);
-                let changed = std::mem::replace(&mut shell.world().config, next);
-                if changed != shell.world().config {
-                    let all = shell.objects.list();
-                    all.iter().for_each(|device| shell.wake(&device.metadata.name));
-                }
-                shell.rematch.notify_one();
-            }
-        });
-        let shell = self.clone();
-        let gone = objects.subscribe(move |change| {
-            if change.new.is_none() {
-                shell.rematch.notify_one();
-            }
-        });
-        vec![configured, gone]
-    }
-
-    /// Waits for changes and looks at them, until the shell stops.
-    pub(super) async fn scan_for_ever(self: Arc<Self>) {
-        let host = self.parts.host.clone();
+    /// Waits for changes and scans them, until `stop` is cancelled.
+    pub(super) async fn run(self, stop: CancellationToken) {
+        let host = self.machine.host.clone();
         let mut again = false;
         loop {
-            let wait = if again { RETRY } else { self.options.safety_scan };
-            let safety = self.clock().sleep(wait);
+            let wait = if again { RETRY } else { self.machine.options.safety_scan };
+            let safety = self.machine.clock.sleep(wait);
             let wakes = tokio::select! {
-                () = self.stop.cancelled() => return,
+                () = stop.cancelled() => return,
                 wakes = host.changed() => wakes,
-                () = self.rematch.notified() => Vec::new(),
+                () = self.signals.rematch_asked() => Vec::new(),
                 () = safety => vec![Wake::Everything],
             };
-            again = self.look_at(wakes).await;
+            again = self.scan(wakes).await;
         }
     }
 
-    /// Looks at what may have changed, and brings objects in line. Says whether that must be tried
-    /// again later.
-    async fn look_at(&self, wakes: Vec<Wake>) -> bool {
+    /// Reads the disks that may have changed, and matches them with objects. Returns whether that must
+    /// be tried again later.
+    async fn scan(&self, wakes: Vec<Wake>) -> bool {
         let everything = wakes.contains(&Wake::Everything);
         let named: BTreeSet<&String> = wakes
             .iter()
@@ -112,7 +72,7 @@ impl Shell {
             })
             .collect();
         let before: BTreeMap<String, Arc<Disk>> = {
-            let world = self.world();
+            let world = self.observer.inventory.world();
             if everything {
                 world.disks().clone()
             } else {
@@ -121,7 +81,7 @@ impl Shell {
             }
         };
         let unread = self.read(&wakes).await.is_err_and(|error| {
-            tracing::warn!(%error, "the machine's disks cannot be read; will look again");
+            tracing::warn!(%error, "reading the disks failed; scanning again");
             true
         });
         let touched = self.moved(&before, &named, everything);
@@ -135,7 +95,7 @@ impl Shell {
                 Ok(false) => return unread,
                 Ok(true) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "disks could not be reported; will try again");
+                    tracing::warn!(%error, "writing BlockDevices failed; scanning again");
                     return true;
                 }
             }
@@ -143,16 +103,16 @@ impl Shell {
         unread
     }
 
-    /// Reads disks and mounts anew.
+    /// Reads disks and mounts.
     async fn read(&self, wakes: &[Wake]) -> Result<(), Error> {
-        let host = &self.parts.host;
+        let host = &self.machine.host;
         let everything = wakes.contains(&Wake::Everything);
         if everything || wakes.contains(&Wake::Mounts) {
             self.read_mounts(host.mounts().await?, wakes.contains(&Wake::Mounts));
         }
         let names: Vec<String> = if everything {
             let names = host.list().await?;
-            self.world().keep(&names.iter().cloned().collect());
+            self.observer.inventory.world().keep(&names.iter().cloned().collect());
             names
         } else {
             let named = wakes.iter().filter_map(|wake| match wake {
@@ -163,14 +123,15 @@ impl Shell {
         };
         for name in names {
             let disk = host.look(&name).await?.filter(|disk| self.allows(&disk.path));
-            self.world().set(&name, disk);
+            self.observer.inventory.world().set(&name, disk);
         }
         Ok(())
     }
 
-    /// Takes over the mount table, and wakes the objects it may concern.
-    fn read_mounts(&self, mounts: Arc<[MountLine]>, told: bool) {
-        let mut world = self.world();
+    /// Stores the mount table, and queues the objects it may concern. `notified`: the kernel reported a
+    /// change of the table.
+    fn read_mounts(&self, mounts: Arc<[MountLine]>, notified: bool) {
+        let mut world = self.observer.inventory.world();
         let changed: BTreeSet<String> = mounts
             .iter()
             .filter(|line| !world.mounts.contains(line))
@@ -188,50 +149,51 @@ impl Shell {
         }
         let points: BTreeSet<String> = world.mounts.iter().map(|line| line.point.clone()).collect();
         drop(world);
-        // A mount that came and went between two looks leaves no difference in the table.
-        let all = if told { self.objects.list() } else { Vec::new() };
+        // A mount that came and went between two reads leaves no difference in the table.
+        let all = if notified { self.devices.list() } else { Vec::new() };
         for device in all {
             let name = &device.metadata.name;
             let mounted = matches!(device.phase(), Some(Phase::Mounted | Phase::Provisioned))
                 && matches!(device.makes(), Makes::Filesystem(_));
-            if mounted && !points.contains(&self.point(name)) {
+            if mounted && !points.contains(&self.machine.point(name)) {
                 woken.push(name.clone());
             }
         }
-        woken.iter().for_each(|name| self.wake(name));
+        woken.iter().for_each(|name| self.signals.reconcile(name));
     }
 
+    /// Whether the options let a disk be managed.
     fn allows(&self, path: &str) -> bool {
-        let patterns = &self.options.devices;
+        let patterns = &self.machine.options.devices;
         patterns.is_empty() || patterns.iter().any(|pattern| glob::matches(pattern, path))
     }
 
-    /// The disks that are not as they were.
+    /// The disks that changed.
     fn moved(
         &self,
         before: &BTreeMap<String, Arc<Disk>>,
         named: &BTreeSet<&String>,
         everything: bool,
     ) -> BTreeSet<String> {
-        let world = self.world();
+        let world = self.observer.inventory.world();
         let all = world.disks().keys().filter(|_| everything);
         let names = before.keys().chain(named.iter().copied()).chain(all);
         names.filter(|name| before.get(*name) != world.disks().get(*name)).cloned().collect()
     }
 
-    /// The objects and disks to be matched: all, or only those that have to do with the disks that
-    /// were touched, as they were `before` and as they are now.
+    /// The objects and disks to match: all, or only those linked with the touched disks, as they were
+    /// `before` and as they are now.
     fn concerned(
         &self,
         touched: &BTreeSet<String>,
         before: Option<&BTreeMap<String, Arc<Disk>>>,
     ) -> (Vec<Known>, Vec<Arc<Disk>>) {
         let Some(before) = before else {
-            let objects = self.objects.list();
-            let objects = objects.iter().map(|device| known(device)).collect();
-            return (objects, self.world().disks().values().cloned().collect());
+            let objects = self.devices.list().iter().map(|device| known(device)).collect();
+            let disks = self.observer.inventory.world().disks().values().cloned().collect();
+            return (objects, disks);
         };
-        let world = self.world();
+        let world = self.observer.inventory.world();
         let then = touched.iter().filter_map(|name| before.get(name));
         let now = touched.iter().filter_map(|name| world.disks().get(name));
         let start: Vec<String> = then.chain(now).flat_map(|disk| world::of(disk)).collect();
@@ -243,34 +205,32 @@ impl Shell {
                 links.extend(world::of(disk));
                 disks.insert(disk.name.clone(), disk.clone());
             }
-            for device in self.objects.by_index(BY_LINK, link) {
-                if device.spec.node_name == self.options.node {
-                    let known = known(&device);
-                    links.extend(known.links());
-                    objects.insert(known.name.clone(), known);
-                }
+            for device in self.devices.linked(link) {
+                let known = known(&device);
+                links.extend(known.links());
+                objects.insert(known.name.clone(), known);
             }
             links
         });
         (objects.into_values().collect(), disks.into_values().collect())
     }
 
-    /// Matches disks and objects, and does what follows. Says whether to look once more.
+    /// Matches disks and objects, and writes the result. Returns whether to match once more.
     async fn match_up(
         &self,
         touched: &BTreeSet<String>,
         before: Option<&BTreeMap<String, Arc<Disk>>>,
     ) -> Result<bool, Error> {
         let (known, disks) = self.concerned(touched, before);
-        let mounts = self.world().mounts.clone();
-        let excluded = |disk: &Disk| self.excluded(disk, &mounts);
+        let mounts = self.observer.inventory.world().mounts.clone();
+        let excluded = |disk: &Disk| self.observer.configuration.excludes(disk, &mounts);
         let mut again = false;
         let mut assigned = BTreeMap::new();
         for step in identity::reconcile(&known, &disks) {
             match step {
                 Step::Create { disk, duplicates } => {
                     if let Some(why) = excluded(&disks[disk]) {
-                        tracing::debug!(path = disks[disk].path, why, "a disk is left alone");
+                        tracing::debug!(path = disks[disk].path, why, "a disk is excluded");
                         continue;
                     }
                     let named = disks[disk].name.clone();
@@ -280,7 +240,7 @@ impl Shell {
                 }
                 Step::Refresh { name, disk, duplicates } => {
                     if self.is_idle(&name) && excluded(&disks[disk]).is_some() {
-                        self.remove(&name).await?;
+                        self.devices.delete(&name).await?;
                         continue;
                     }
                     let disk = disks[disk].name.clone();
@@ -290,7 +250,7 @@ impl Shell {
                     self.deactivate(&name).await?;
                     again |= moved;
                 }
-                Step::Delete { name } => self.remove(&name).await?,
+                Step::Delete { name } => self.devices.delete(&name).await?,
             }
         }
         let before = self.assign(assigned.clone(), before.is_some().then_some(&known));
@@ -299,20 +259,20 @@ impl Shell {
             let moved = before.get(&name) != assigned.get(&name);
             let changed = assigned.get(&name).is_some_and(|now| touched.contains(&now.disk));
             if moved || changed {
-                self.wake(&name);
+                self.signals.reconcile(&name);
             }
         }
         Ok(again)
     }
 
-    /// Takes over which disk is which object's: for all objects, or for `some` of them. Gives what
-    /// was before.
+    /// Stores which disk belongs to which object: for all objects, or for `some` of them. Returns the
+    /// previous assignments.
     fn assign(
         &self,
         next: BTreeMap<String, Assigned>,
         some: Option<&Vec<Known>>,
     ) -> BTreeMap<String, Assigned> {
-        let mut world = self.world();
+        let mut world = self.observer.inventory.world();
         let Some(some) = some else { return std::mem::replace(&mut world.assigned, next) };
         let names = some.iter().map(|known| &known.name).chain(next.keys());
         let names: BTreeSet<String> = names.cloned().collect();
@@ -321,37 +281,27 @@ impl Shell {
         before
     }
 
-    /// Why a disk is left alone as things are now; `None` if it is not.
-    pub(super) fn excluded(&self, disk: &Disk, mounts: &[MountLine]) -> Option<String> {
-        let points: Vec<_> = mounts
-            .iter()
-            .filter(|line| disk.has_number(&line.number))
-            .map(|line| line.point.clone())
-            .collect();
-        self.world().config.excludes(&self.options.node, disk, &points)
-    }
-
-    /// Whether nobody wants anything of an object.
+    /// Whether an object is unprovisioned and stays so.
     fn is_idle(&self, name: &str) -> bool {
-        self.objects.find(None, name).is_some_and(|device| {
+        self.devices.find(name).is_some_and(|device| {
             let spec = &device.spec;
             let wanted = device.wanted() || spec.file_system.force_formatted;
             device.phase() == Some(Phase::Unprovisioned) && !wanted
         })
     }
 
-    /// Makes the object of a disk, as it is remembered if it was here before.
+    /// Creates the object of a disk, with the remembered spec if there was one before.
     async fn create(&self, disk: &Disk, place: Assigned) -> Result<String, Error> {
-        let node = &self.options.node;
-        // A copy is not the disk it was made of.
+        let node = &self.machine.options.node;
+        // A duplicate must not take over the spec of the original.
         let remembered = match place.duplicates.as_slice() {
-            [] => self.parts.memory.recall(&disk.identity()),
+            [] => self.machine.memory.recall(&disk.identity()),
             _ => None,
         };
-        let taken = |name: &String| self.objects.find(None, name).is_some();
+        let taken = |name: &String| self.devices.find(name).is_some();
         let (name, mut spec) = match remembered {
             Some((name, remembered)) if !taken(&name) => (name, remembered.spec),
-            _ => (self.parts.identities.uid(), BlockDeviceSpec::default()),
+            _ => (self.machine.identities.uid(), BlockDeviceSpec::default()),
         };
         spec.node_name.clone_from(node);
         spec.dev_path.clone_from(&disk.path);
@@ -360,41 +310,22 @@ impl Shell {
         device.metadata.finalizers = vec![FINALIZER.to_owned()];
         device.metadata.labels.insert(NODE_LABEL.to_owned(), node.clone());
         device.metadata.labels.insert(TYPE_LABEL.to_owned(), "disk".to_owned());
-        // Whoever hears of the object first must find its disk.
-        self.world().assigned.insert(name.clone(), place);
-        let resources = &self.parts.resources;
-        let created = resources.create_as(&device, &Self::write_options()).await;
-        match created {
-            Ok(created) => self.seen(&created).await?,
-            Err(error) if error.is_already_exists() => {}
-            Err(error) => return Err(error.into()),
-        }
+        // The reconciler may run before this returns, and must find the disk.
+        self.observer.inventory.world().assigned.insert(name.clone(), place);
+        self.devices.create(&device).await?;
         Ok(name)
     }
 
-    /// Waits until the copy of the objects shows what was written.
-    async fn seen(&self, device: &BlockDevice) -> Result<(), Error> {
-        Ok(self.objects.wait_until_at(write::revision(device)).await?)
-    }
-
+    /// Marks an object whose disk is gone.
     async fn deactivate(&self, name: &str) -> Result<(), Error> {
-        let there = self.objects.find(None, name);
+        let there = self.devices.find(name);
         if there.is_none_or(|device| device.status.state == State::Inactive) {
             return Ok(());
         }
-        let written = self.write_status(name, |device| device.status.state = State::Inactive);
-        match written.await? {
-            Some(device) => self.seen(&device).await,
-            None => Ok(()),
+        let mark = |device: &mut BlockDevice| device.status.state = State::Inactive;
+        if let Some(device) = self.devices.set_status(name, mark).await? {
+            self.devices.wait_for(&device).await?;
         }
-    }
-
-    /// Deletes an object whose disk is gone or left alone.
-    async fn remove(&self, name: &str) -> Result<(), Error> {
-        let resources = &self.parts.resources;
-        write::remove_finalizer::<BlockDevice>(resources, None, name, MANAGER, FINALIZER).await?;
-        let (delete, options) = (DeleteOptions::default(), Self::write_options());
-        resources.delete_as::<BlockDevice>(None, name, &delete, &options).await?;
         Ok(())
     }
 }

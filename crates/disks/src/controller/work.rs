@@ -1,10 +1,10 @@
-//! What operations do to a disk itself: format, mount, unmount.
+//! The operations on a disk itself: format, mount, unmount.
 
 use mainstay_controller::jobs::Slot;
 
-use super::Shell;
-use super::end::{End, Hold};
-use super::reconcile::View;
+use super::end::{End, LockedDisk};
+use super::observe::View;
+use super::worker::Worker;
 use crate::api::{BlockDevice, Makes, OperationStatus};
 use crate::facts;
 use crate::gate;
@@ -13,14 +13,14 @@ use crate::lease::Device;
 use crate::phase::{Content, Ending, Mount, Operation, Phase, Record};
 use crate::recover::{self, Interrupted};
 
-impl Shell {
-    /// Does what an operation is.
+impl Worker {
+    /// Runs an operation.
     pub(super) async fn perform(
         &self,
         device: &BlockDevice,
         operation: Operation,
         token: &OperationStatus,
-        hold: Option<&Hold>,
+        locked: Option<&LockedDisk>,
         view: &View,
         slot: &mut Slot<String>,
     ) -> End {
@@ -37,32 +37,32 @@ impl Shell {
         if bound && let Some((reason, message)) = recover::differs(&seen, token) {
             return End::badly(Ending::Error, Some(reason), message);
         }
-        let ended = match (operation, hold) {
-            (Operation::Format, Some(hold)) => self.format(device, token, hold, view).await,
-            (Operation::Mount, Some(hold)) => self.mount(device, hold).await,
-            (Operation::Unmount, hold) => self.unmount(token, hold).await,
-            (Operation::Register, Some(hold)) => self.register(device, hold, slot).await,
-            (Operation::Deregister, hold) => self.deregister(device, hold, slot).await,
+        let ended = match (operation, locked) {
+            (Operation::Format, Some(locked)) => self.format(device, token, locked, view).await,
+            (Operation::Mount, Some(locked)) => self.mount(device, locked).await,
+            (Operation::Unmount, locked) => self.unmount(token, locked).await,
+            (Operation::Register, Some(locked)) => self.register(device, locked, slot).await,
+            (Operation::Deregister, locked) => self.deregister(device, locked, slot).await,
             (Operation::Format | Operation::Mount | Operation::Register, None) => {
-                Err(Trouble::Gone(format!("{} is not there", token.device.path)))
+                Err(Trouble::Gone(format!("{} is not attached", token.device.path)))
             }
             (Operation::Sync, _) => Ok(End::well("nothing to do")),
         };
         ended.unwrap_or_else(End::from)
     }
 
-    /// Formats a disk (or wipes it, for LVM), once the gate has passed under the lease.
+    /// Formats a disk (wipes it, for LVM) if the gate passes under the lease.
     async fn format(
         &self,
         device: &BlockDevice,
         token: &OperationStatus,
-        hold: &Hold,
+        locked: &LockedDisk,
         view: &View,
     ) -> Result<End, Trouble> {
-        let host = &self.parts.host;
-        let disk = &hold.disk;
+        let host = &self.machine.host;
+        let disk = &locked.disk;
         let auto = facts::is_auto(device);
-        let mut scene = self.scene(device, view, disk, auto, &token.target_fs_uuid);
+        let mut scene = self.observer.scene(device, view, disk, auto, &token.target_fs_uuid);
         scene.acknowledged.clone_from(&token.acknowledged);
         scene.lock = Some("held by this operation".to_owned());
         let mut scene = host.inspect(disk, scene).await;
@@ -92,10 +92,10 @@ impl Shell {
         );
         host.audit(&line)
             .await
-            .map_err(|why| Trouble::Failed(format!("no audit line, no write: {why}")))?;
-        let limit = self.options.limit(Operation::Format, disk.size);
+            .map_err(|why| Trouble::Failed(format!("writing the audit line failed: {why}")))?;
+        let limit = self.machine.options.limit(Operation::Format, disk.size);
         if !found.is_empty() {
-            host.operate(disk, &Act::Wipe { names: found }, &hold.lock, limit).await?;
+            host.operate(disk, &Act::Wipe { names: found }, &locked.lock, limit).await?;
         }
         let Makes::Filesystem(kind) = device.makes() else {
             let after = self.same_after(disk).await?;
@@ -108,7 +108,7 @@ impl Shell {
         };
         let uuid = token.target_fs_uuid.clone();
         let act = Act::MakeFilesystem { kind, uuid: uuid.clone() };
-        host.operate(disk, &act, &hold.lock, limit).await?;
+        host.operate(disk, &act, &locked.lock, limit).await?;
         let after = self.same_after(disk).await?;
         let made = after.contents.only().is_some_and(|found| found.uuid == uuid);
         if !made {
@@ -119,18 +119,24 @@ impl Shell {
         Ok(End::made(message, uuid).seen(after))
     }
 
-    /// The disk after something destructive; it must still be the same.
+    /// The disk after a destructive step; it must still be the same disk.
     pub(super) async fn same_after(&self, disk: &Disk) -> Result<Disk, Trouble> {
-        let after = self.parts.host.look(&disk.name).await?;
+        let after = self.machine.host.look(&disk.name).await?;
         let same =
             after.filter(|after| Device::of(after) == Device::of(disk) && after.size == disk.size);
-        same.ok_or_else(|| Trouble::Gone(format!("{} changed while it was worked on", disk.path)))
+        same.ok_or_else(|| {
+            Trouble::Gone(format!(
+                "{} was replaced by another disk during the operation",
+                disk.path
+            ))
+        })
     }
 
-    async fn mount(&self, device: &BlockDevice, hold: &Hold) -> Result<End, Trouble> {
-        let host = &self.parts.host;
-        let disk = &hold.disk;
-        let point = self.point(&device.metadata.name);
+    /// Mounts the filesystem of a disk.
+    async fn mount(&self, device: &BlockDevice, locked: &LockedDisk) -> Result<End, Trouble> {
+        let host = &self.machine.host;
+        let disk = &locked.disk;
+        let point = self.machine.point(&device.metadata.name);
         if facts::content(device, disk) == Content::Foreign {
             let message = format!("{} holds another filesystem than recorded", disk.path);
             return Ok(End::badly(Ending::Error, Some("IdentityChanged"), message));
@@ -138,7 +144,7 @@ impl Shell {
         match facts::mount(Some(disk), &point, &host.mounts().await?) {
             Mount::Right => return Ok(End::well(format!("{} is mounted at {point}", disk.path))),
             Mount::Stacked | Mount::WrongSource => {
-                return Err(Trouble::Busy(format!("something is mounted at {point} already")));
+                return Err(Trouble::Busy(format!("another filesystem is mounted at {point}")));
             }
             Mount::Nowhere | Mount::Elsewhere => {}
         }
@@ -150,29 +156,34 @@ impl Shell {
         };
         let found = disk.contents.of_class(Class::Filesystem).map(|found| found.name.clone());
         let act = Act::Mount { kind: found.unwrap_or(recorded), point: point.clone() };
-        let limit = self.options.limit(Operation::Mount, disk.size);
-        host.operate(disk, &act, &hold.lock, limit).await?;
+        let limit = self.machine.options.limit(Operation::Mount, disk.size);
+        host.operate(disk, &act, &locked.lock, limit).await?;
         match facts::mount(Some(disk), &point, &host.mounts().await?) {
             Mount::Right => Ok(End::well(format!("{} is mounted at {point}", disk.path))),
             other => Err(Trouble::Failed(format!("after mounting at {point}: {other:?}"))),
         }
     }
 
-    /// Unmounts everything at the point the operation is about.
-    async fn unmount(&self, token: &OperationStatus, hold: Option<&Hold>) -> Result<End, Trouble> {
-        let host = &self.parts.host;
+    /// Unmounts everything at the mount point of the token.
+    async fn unmount(
+        &self,
+        token: &OperationStatus,
+        locked: Option<&LockedDisk>,
+    ) -> Result<End, Trouble> {
+        let host = &self.machine.host;
         let point = &token.mount_point;
-        let limit = self.options.limit(Operation::Unmount, 0);
+        let limit = self.machine.options.limit(Operation::Unmount, 0);
         let nowhere = Lock { file: None, guard: None };
         let absent = Disk { path: token.device.path.clone(), ..Disk::default() };
-        let (disk, lock) = hold.map_or((&absent, &nowhere), |hold| (&hold.disk, &hold.lock));
+        let (disk, lock) =
+            locked.map_or((&absent, &nowhere), |locked| (&locked.disk, &locked.lock));
         for _ in 0..8 {
             if !host.mounts().await?.iter().any(|line| line.point == *point) {
                 return Ok(End::well(format!("nothing is mounted at {point}")));
             }
-            let act = Act::Unmount { point: point.clone(), vanished: hold.is_none() };
+            let act = Act::Unmount { point: point.clone(), vanished: locked.is_none() };
             host.operate(disk, &act, lock, limit).await?;
         }
-        Err(Trouble::Busy(format!("{point} is mounted again and again")))
+        Err(Trouble::Busy(format!("{point} is still mounted after 8 attempts to unmount it")))
     }
 }

@@ -1,21 +1,19 @@
-//! Which disk is which object's, as the last scan saw it, and which disks have to do with each
-//! other.
+//! The state that a scan finds: the disks, their links, the mount table, and which disk belongs to which
+//! object. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::config::Config;
 use crate::host::{Disk, MountLine};
 use crate::identity;
 
-/// Which disk is which object's, as the last scan saw it.
+/// The disks of a node and the objects they belong to.
 #[derive(Debug, Default)]
 pub(super) struct World {
     disks: BTreeMap<String, Arc<Disk>>,
     /// Each link ([`identity::links`]) with the name of each disk that bears it.
     links: BTreeSet<(String, String)>,
     pub(super) mounts: Arc<[MountLine]>,
-    pub(super) config: Config,
     pub(super) assigned: BTreeMap<String, Assigned>,
 }
 
@@ -80,7 +78,7 @@ mod tests {
     use crate::sim::SimHost;
 
     #[test]
-    fn a_disk_is_found_by_what_it_bears_now_and_by_nothing_it_bore_before() {
+    fn a_disk_is_found_by_its_current_links_only() {
         let mut world = World::default();
         let mut disk = SimHost::disk("sda", 1 << 30);
         let before = of(&disk);

@@ -17,11 +17,12 @@ use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -187,11 +188,11 @@ impl LinuxHost {
 
 impl Inner {
     fn begin(&self, name: &str) -> bool {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned())
+        self.reading.lock().insert(name.to_owned())
     }
 
     fn end(&self, name: &str) {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.reading.lock().remove(name);
         self.ended.notify_waiters();
     }
 
@@ -287,7 +288,7 @@ impl Inner {
     fn loops_on(&self, disk: &Disk) -> Vec<String> {
         let roots = &self.options.roots;
         let (told, paths) = (roots.told(), roots.paths(disk));
-        let mut known = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.loops.lock();
         if told.is_empty() || known.0 != told {
             *known = (told, roots.loops());
         }

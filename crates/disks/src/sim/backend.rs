@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::backend::{self, Backend, Known, Pool};
@@ -37,7 +37,7 @@ impl Default for MemoryBackend {
 
 impl MemoryBackend {
     fn pools(&self) -> MutexGuard<'_, BTreeMap<String, Registered>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pools.lock()
     }
 
     /// Says which replicas a pool has.

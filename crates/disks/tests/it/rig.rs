@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use mainstay_clock::SystemClock;
 use mainstay_disks::api::BlockDevice;
 use mainstay_disks::host::linux::{self, LinuxHost};
 use mainstay_disks::memory::Memory;
@@ -10,7 +11,6 @@ use mainstay_disks::metrics::Metrics;
 use mainstay_disks::sim::MemoryBackend;
 use mainstay_disks::{Disks, Options, Parts};
 use mainstay_store::builtin::{ConfigMap, Namespace};
-use mainstay_store::clock::SystemClock;
 use mainstay_store::objects::{At, Objects};
 use mainstay_store::registry::{Registry, builtin};
 use mainstay_store::resources::{RandomIdentities, Resources, WriteOptions};

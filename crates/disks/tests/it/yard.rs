@@ -5,8 +5,9 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// How long anything may take before a test gives up.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
@@ -101,13 +102,13 @@ impl Yard {
     /// A loop device on a file.
     pub(crate) fn attach(&self, image: &Path, more: &[&str]) -> String {
         let image = image.display().to_string();
-        let _alone = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = ATTACHING.lock();
         run("losetup", &[&["--find", "--show"][..], more, &[image.as_str()]].concat())
     }
 
     /// Lets go of devices, and attaches other images at the same paths.
     pub(crate) fn exchange(&self, devices: &[String], images: &[&Path]) {
-        let _alone = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = ATTACHING.lock();
         for device in devices {
             run("losetup", &["--detach", device]);
         }
@@ -131,7 +132,7 @@ impl Yard {
         std::fs::create_dir(&point).unwrap();
         let place = point.display().to_string();
         run("mount", &[arguments, &[place.as_str()]].concat());
-        self.mounts.lock().unwrap().push(point.clone());
+        self.mounts.lock().push(point.clone());
         point
     }
 
@@ -139,7 +140,7 @@ impl Yard {
     pub(crate) fn swap(&self, device: &str) {
         run("mkswap", &[device]);
         run("swapon", &[device]);
-        self.swaps.lock().unwrap().push(device.to_owned());
+        self.swaps.lock().push(device.to_owned());
     }
 
     /// A program that is found before the real one of that name.
@@ -191,11 +192,11 @@ impl Yard {
 
     /// Takes away whatever can be taken away now.
     fn clear(&self) {
-        let noted = self.mounts.lock().unwrap().clone();
+        let noted = self.mounts.lock().clone();
         for point in &noted {
             let _ = attempt("fsfreeze", &["--unfreeze", &point.display().to_string()]);
         }
-        for device in self.swaps.lock().unwrap().iter() {
+        for device in self.swaps.lock().iter() {
             let _ = attempt("swapoff", &[device]);
         }
         for point in self.mount_table() {

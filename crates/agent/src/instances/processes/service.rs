@@ -10,7 +10,7 @@ use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, Response, StatusCode};
@@ -19,6 +19,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use mainstay_sessions::protocol::{Client, SessionPhase};
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
@@ -87,11 +88,11 @@ impl Service {
     }
 
     fn alive(&self, now: Duration) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.last.lock() = now;
     }
 
     fn last(&self) -> Duration {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last.lock()
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use mainstay_clock::Backoff;
 use mainstay_sessions::protocol::InstancePhase;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, pidfd_open,
@@ -27,8 +28,8 @@ use super::{ENDED, Kept, Order, Shared, lock, service, short_hash, spawn};
 use crate::instances::ledger::Record;
 use crate::instances::{Error, Id, Start, reason};
 
-/// The first and the longest pause between two looks whether an instance is ready.
-const LOOKS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
+/// How long to wait before readiness is checked again.
+const CHECKS: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(250));
 /// How often and how long it is waited for the last of a group to be gone.
 const LEAVING: (usize, Duration) = (200, Duration::from_millis(10));
 
@@ -224,7 +225,7 @@ async fn ready(shared: Arc<Shared>, start: Arc<Start>, ports: Vec<u16>) -> bool 
     let seconds = start.process.process.readiness.as_ref().map_or(30, |r| r.timeout_seconds);
     let seconds = u64::try_from(seconds).unwrap_or(0).max(1);
     let looking = async {
-        let mut pause = LOOKS.0;
+        let mut checks = CHECKS.retries();
         loop {
             let there = match &sign {
                 Sign::Port(port) => TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).await.is_ok(),
@@ -233,8 +234,7 @@ async fn ready(shared: Arc<Shared>, start: Arc<Start>, ports: Vec<u16>) -> bool 
             if there {
                 return;
             }
-            shared.clock.sleep(pause).await;
-            pause = (pause * 2).min(LOOKS.1);
+            shared.clock.sleep(checks.failed()).await;
         }
     };
     tokio::select! {

@@ -1,8 +1,8 @@
 //! What every runtime promises, on the one that only pretends, with a clock that is moved by hand.
 
 use jiff::Timestamp;
+use mainstay_clock::ManualClock;
 use mainstay_sessions::protocol::{Failure, SessionPhase};
-use mainstay_store::clock::ManualClock;
 
 use super::*;
 use crate::instances::Event;

@@ -1,5 +1,7 @@
 //! Which object is which disk, as disks come, go, move and are copied.
 
+use mainstay_store::builtin::Event;
+
 use super::rig::{Rig, settle};
 use crate::api::State;
 use crate::host::Class;
@@ -137,6 +139,28 @@ async fn auto_provisioning_takes_blank_disks_and_no_others() {
     rig.wait("sda", "Formatted").await;
     settle().await;
     assert_eq!(rig.phase("sda").await, "Formatted", "what a person gave back is not taken again");
+}
+
+#[tokio::test]
+async fn an_invalid_value_of_the_configmap_is_reported_and_the_previous_one_stays_in_force() {
+    let rig = Rig::with(&["sda"]).await;
+    let valid = "[{hostname: n1, excludeDevices: [/dev/sdc]}]";
+    rig.configure(&[("filters.yaml", valid)]).await;
+    rig.configure(&[("filters.yaml", "[{hostname: n1, excludeDevice: [/dev/sda]}]")]).await;
+    rig.host.attach(SimHost::disk("sdc", 10 << 30));
+    rig.advance(60).await;
+    let paths: Vec<_> = rig.all().await.into_iter().map(|device| device.spec.dev_path).collect();
+    assert_eq!(paths, ["/dev/sda"], "the valid filter still excludes sdc");
+    let events: Vec<Event> = rig.resources.list_as(Some("default")).await.unwrap();
+    let invalid =
+        events.iter().filter(|event| event.reason.as_deref() == Some("InvalidDiskConfiguration"));
+    let messages: Vec<_> = invalid.filter_map(|event| event.message.as_deref()).collect();
+    let [message] = messages.as_slice() else { panic!("one Event is expected: {events:#?}") };
+    for part in ["mainstay-system/disks", "filters.yaml is invalid", "excludeDevice"] {
+        assert!(message.contains(part), "{message}");
+    }
+    rig.configure(&[("filters.yaml", "[]")]).await;
+    assert_eq!(rig.all().await.len(), 2, "a corrected value is applied");
 }
 
 #[tokio::test]

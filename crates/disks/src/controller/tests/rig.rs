@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use mainstay_clock::ManualClock;
 use mainstay_store::builtin::{ConfigMap, Namespace};
 use mainstay_store::cache::Retention;
-use mainstay_store::clock::ManualClock;
 use mainstay_store::memory::MemoryStore;
 use mainstay_store::objects::{Error, Write};
 use mainstay_store::registry::{Registry, builtin};

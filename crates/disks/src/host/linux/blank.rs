@@ -5,9 +5,9 @@
 //! zeros again; it is then not run a second time.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::host::Disk;
@@ -37,14 +37,14 @@ impl Blanks {
     pub(super) fn note(&self, disk: &Disk, written: Option<u64>, now: Instant) {
         let Some(written) = written else { return };
         let found = Found { device: Device::of(disk), size: disk.size, written, at: now };
-        let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.found.lock();
         all.retain(|_, found| now.duration_since(found.at) < LASTS);
         all.insert(disk.name.clone(), found);
     }
 
     /// Whether a disk is for certain as it was when nothing was found on it. Says so once.
     pub(super) fn holds(&self, disk: &Disk, written: Option<u64>, now: Instant) -> bool {
-        let mut all = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.found.lock();
         all.remove(&disk.name).is_some_and(|found| {
             found.device == Device::of(disk)
                 && found.size == disk.size

@@ -1,18 +1,23 @@
-//! What the kernel tells by itself: uevents of disks, and changes of the mount table.
+//! Listens for kernel events: uevents of disks, and changes of the mount table.
 //!
-//! What was heard is kept until somebody takes it, so nothing is lost between two looks; what the
-//! kernel could not deliver becomes "look at everything".
+//! Events are kept until they are taken, so none is lost between two scans. If polling fails, the
+//! sockets are opened again with back-off, and everything is scanned once they are: events may have
+//! been missed meanwhile.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use mainstay_clock::Backoff;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
     AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink, recv, socket_with,
@@ -21,7 +26,10 @@ use tokio::sync::Notify;
 
 use crate::host::Wake;
 
-/// What was heard and not taken yet.
+/// How long to wait before the sockets are opened again.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
+
+/// Events that were not taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     pending: Mutex<BTreeSet<Wake>>,
@@ -29,17 +37,16 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// Notes a change. Noting it again changes nothing.
+    /// Adds an event. Adding it again changes nothing.
     pub(crate) fn ring(&self, wake: Wake) {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).insert(wake);
+        self.pending.lock().insert(wake);
         self.rung.notify_one();
     }
 
-    /// Takes everything that was heard, or waits for the first.
+    /// Takes every pending event; waits for one if there is none.
     pub(crate) async fn heard(&self) -> Vec<Wake> {
         loop {
-            let pending =
-                std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
+            let pending = std::mem::take(&mut *self.pending.lock());
             if !pending.is_empty() {
                 return pending.into_iter().collect();
             }
@@ -59,7 +66,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // One that panicked has ended as well.
+            // A thread that panicked has ended as well.
             let _ = thread.join();
         }
     }
@@ -67,71 +74,159 @@ impl Drop for Listener {
 
 impl Listener {
     /// Begins to listen.
+    ///
+    /// # Errors
+    /// If the sockets cannot be opened now. Later failures are retried.
     pub(crate) fn start(proc: &Path, bell: Arc<Bell>) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let protocol = Some(netlink::KOBJECT_UEVENT);
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, protocol)?;
-        bind(&socket, &SocketAddrNetlink::new(0, 1))?;
-        let table = File::open(proc.join("self/mountinfo"))?;
+        let first = Kernel::open(proc)?;
         let (stop, stopped) = UnixStream::pair()?;
+        let listening = Listening { proc: proc.to_owned(), stopped, first: Some(first) };
         let thread = std::thread::Builder::new()
             .name("uevents".to_owned())
-            .spawn(move || listen(&socket, &table, &stopped, &bell))?;
+            .spawn(move || keep_listening(listening, &bell))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
 
-/// Hears uevents and changes of the mount table until the other end of `stopped` is closed.
-fn listen(socket: &OwnedFd, table: &File, stopped: &UnixStream, bell: &Bell) {
-    let mut buffer = vec![0; 64 << 10];
-    loop {
-        let mut heard = [
-            PollFd::new(socket, PollFlags::IN),
-            PollFd::new(table, PollFlags::PRI),
-            PollFd::new(stopped, PollFlags::IN),
-        ];
-        match poll(&mut heard, None) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => continue,
-            Err(error) => {
-                tracing::error!(%error, "the kernel is not heard any more");
-                return;
-            }
+/// Why listening ended.
+#[derive(Debug)]
+enum End {
+    /// The [`Listener`] was dropped.
+    Stopped,
+    /// The sockets failed.
+    Failed {
+        /// Events came before that: the failure is not one more in a row.
+        worked: bool,
+        error: io::Error,
+    },
+}
+
+/// Where events come from.
+trait Source {
+    /// Opens the sockets and listens until they fail or the listener is dropped. Rings for a full
+    /// scan first if `missed`: events may have been lost before.
+    fn listen(&mut self, missed: bool, bell: &Bell) -> End;
+
+    /// Waits; returns whether the listener was dropped meanwhile.
+    fn pause(&mut self, wait: Duration) -> bool;
+}
+
+/// Listens, and starts again with back-off whenever that fails, until the listener is dropped.
+fn keep_listening(mut source: impl Source, bell: &Bell) {
+    let mut retries = RETRY.retries();
+    let mut missed = false;
+    while let End::Failed { worked, error } = source.listen(missed, bell) {
+        if worked {
+            retries.reset();
         }
-        let [events, mounts, stop] = heard.map(|fd| fd.revents());
-        if !stop.is_empty() {
+        let retry_in = retries.failed();
+        tracing::error!(%error, ?retry_in, "uevent polling failed; hot-plug events stopped");
+        missed = true;
+        if source.pause(retry_in) {
             return;
         }
-        if mounts.intersects(PollFlags::PRI | PollFlags::ERR) {
-            bell.ring(Wake::Mounts);
-        }
-        if !events.is_empty() {
-            drain(socket, &mut buffer, bell);
-        }
     }
 }
 
-/// Takes every uevent there is.
-fn drain(socket: &OwnedFd, buffer: &mut [u8], bell: &Bell) {
-    loop {
-        match recv(socket, &mut *buffer, RecvFlags::empty()) {
-            Ok((length, _)) => {
-                if let Some(wake) = uevent(&buffer[..length.min(buffer.len())]) {
-                    bell.ring(wake);
+/// The kernel's events.
+struct Listening {
+    proc: PathBuf,
+    stopped: UnixStream,
+    /// The sockets that were opened at the start.
+    first: Option<Kernel>,
+}
+
+impl Source for Listening {
+    fn listen(&mut self, missed: bool, bell: &Bell) -> End {
+        let opened = self.first.take().map_or_else(|| Kernel::open(&self.proc), Ok);
+        let kernel = match opened {
+            Ok(kernel) => kernel,
+            Err(error) => return End::Failed { worked: false, error },
+        };
+        if missed {
+            tracing::info!("listening for uevents again; rescanning every disk");
+            bell.ring(Wake::Everything);
+        }
+        kernel.listen(&self.stopped, bell)
+    }
+
+    fn pause(&mut self, wait: Duration) -> bool {
+        let mut stop = [PollFd::new(&self.stopped, PollFlags::IN)];
+        let wait = Timespec::try_from(wait).ok();
+        // An interrupted wait is only shorter.
+        matches!(poll(&mut stop, wait.as_ref()), Ok(ready) if ready > 0)
+    }
+}
+
+/// The two files in which the kernel shows events.
+struct Kernel {
+    uevents: OwnedFd,
+    mounts: File,
+}
+
+impl Kernel {
+    fn open(proc: &Path) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let protocol = Some(netlink::KOBJECT_UEVENT);
+        let uevents = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, protocol)?;
+        bind(&uevents, &SocketAddrNetlink::new(0, 1))?;
+        let mounts = File::open(proc.join("self/mountinfo"))?;
+        Ok(Self { uevents, mounts })
+    }
+
+    /// Rings for every event until polling fails or the other end of `stopped` is closed.
+    fn listen(&self, stopped: &UnixStream, bell: &Bell) -> End {
+        let mut buffer = vec![0; 64 << 10];
+        let mut worked = false;
+        loop {
+            let mut ready = [
+                PollFd::new(&self.uevents, PollFlags::IN),
+                PollFd::new(&self.mounts, PollFlags::PRI),
+                PollFd::new(stopped, PollFlags::IN),
+            ];
+            match poll(&mut ready, None) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return End::Failed { worked, error: error.into() },
+            }
+            let [uevents, mounts, stop] = ready.map(|fd| fd.revents());
+            if !stop.is_empty() {
+                return End::Stopped;
+            }
+            if mounts.intersects(PollFlags::PRI | PollFlags::ERR) {
+                bell.ring(Wake::Mounts);
+            }
+            if !uevents.is_empty()
+                && let Err(error) = self.drain(&mut buffer, bell)
+            {
+                return End::Failed { worked, error: error.into() };
+            }
+            worked = true;
+        }
+    }
+
+    /// Takes every uevent there is.
+    fn drain(&self, buffer: &mut [u8], bell: &Bell) -> Result<(), Errno> {
+        loop {
+            match recv(&self.uevents, &mut *buffer, RecvFlags::empty()) {
+                Ok((length, _)) => {
+                    if let Some(wake) = uevent(&buffer[..length.min(buffer.len())]) {
+                        bell.ring(wake);
+                    }
                 }
-            }
-            Err(rustix::io::Errno::AGAIN) => return,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => {
-                tracing::warn!(%error, "uevents were lost; looking at everything");
-                bell.ring(Wake::Everything);
-                return;
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::NOBUFS) => {
+                    tracing::warn!("uevents were lost; rescanning every disk");
+                    bell.ring(Wake::Everything);
+                }
+                Err(error) => return Err(error),
             }
         }
     }
 }
 
-/// What a uevent is about; `None` if not a disk.
+/// The event of a uevent message; `None` if it is not about a disk.
 fn uevent(message: &[u8]) -> Option<Wake> {
     let mut subsystem = "";
     let (mut path, mut kind) = ("", "");
@@ -172,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rings_while_nobody_listens_are_one_answer_and_none_is_lost() {
+    async fn events_are_kept_until_they_are_taken_and_each_is_reported_once() {
         let bell = Bell::default();
         for _ in 0..3 {
             bell.ring(Wake::Mounts);
@@ -181,5 +276,49 @@ mod tests {
         assert_eq!(bell.heard().await, [Wake::Disk("a".to_owned()), Wake::Mounts]);
         bell.ring(Wake::Everything);
         assert_eq!(bell.heard().await, [Wake::Everything]);
+    }
+
+    /// A kernel whose polls end as scripted.
+    struct Script {
+        ends: Vec<End>,
+        waits: Vec<Duration>,
+        missed: Vec<bool>,
+    }
+
+    impl Source for &mut Script {
+        fn listen(&mut self, missed: bool, _: &Bell) -> End {
+            self.missed.push(missed);
+            self.ends.remove(0)
+        }
+
+        fn pause(&mut self, wait: Duration) -> bool {
+            self.waits.push(wait);
+            false
+        }
+    }
+
+    #[test]
+    fn listening_starts_again_with_back_off_after_a_poll_error() {
+        let failed = |worked| End::Failed { worked, error: Errno::NOMEM.into() };
+        let ends = vec![failed(true), failed(false), failed(false), failed(true), End::Stopped];
+        let mut script = Script { ends, waits: Vec::new(), missed: Vec::new() };
+        keep_listening(&mut script, &Bell::default());
+        let wait = Duration::from_millis;
+        assert_eq!(script.waits, [wait(100), wait(200), wait(400), wait(100)]);
+        assert_eq!(script.missed, [false, true, true, true, true]);
+    }
+
+    #[tokio::test]
+    async fn a_new_start_rescans_everything_and_a_dropped_listener_ends() {
+        let bell = Arc::new(Bell::default());
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        let mut listening = Listening { proc: "/proc".into(), stopped, first: None };
+        assert!(!listening.pause(Duration::ZERO));
+        drop(stop);
+        assert!(listening.pause(Duration::from_secs(3600)), "a dropped listener is not waited for");
+        assert!(matches!(listening.listen(true, &bell), End::Stopped));
+        assert_eq!(bell.heard().await, [Wake::Everything]);
+        listening.proc = "/nowhere".into();
+        assert!(matches!(listening.listen(true, &bell), End::Failed { worked: false, .. }));
     }
 }

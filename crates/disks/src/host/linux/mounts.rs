@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::sysfs::{line, names};
@@ -94,7 +95,7 @@ impl Own {
 
     /// The table as it is now.
     pub(super) fn lines(&self) -> io::Result<Arc<[MountLine]>> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let mut file = match last.take() {
             Some(Read { file, lines }) if !changed(&file) => {
                 *last = Some(Read { file, lines: lines.clone() });

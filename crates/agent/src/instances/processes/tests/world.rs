@@ -7,10 +7,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mainstay_clock::SystemClock;
 use mainstay_sessions::protocol::{
     CloseSession, InstancePhase, InstanceState, OpenSession, SessionPhase, SessionState,
 };
-use mainstay_store::clock::SystemClock;
 use rustix::process::Pid;
 use tempfile::TempDir;
 
