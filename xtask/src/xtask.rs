@@ -8,6 +8,7 @@ mod docs;
 mod fuzz;
 mod layering;
 mod library;
+mod links;
 mod needs;
 mod wording;
 
@@ -26,6 +27,7 @@ cargo xtask chaos [--rounds N | --minutes M] [--seed S] [--catalog sqlite|postgr
 cargo xtask layering         checks that every crate depends only on crates that its row allows
 cargo xtask library          checks that mainstay-graph builds without axum, tonic and clap
 cargo xtask wording [PATH…]  checks log messages, comments and file lengths
+cargo xtask links            checks that the links of all pages lead to files
 cargo xtask rustdoc          checks that cargo doc gives no warnings
 cargo xtask docs [--check] [PAGE…]
                              writes the generated pages (ARCHITECTURE.md, docs/cli.md), or checks them
@@ -54,6 +56,7 @@ fn run() -> Result<()> {
         ["layering"] => layering::check(),
         ["library"] => library::check(),
         ["wording", paths @ ..] => wording::check(paths),
+        ["links"] => links::check(),
         ["rustdoc"] => docs::rustdoc(),
         ["docs", "--check", pages @ ..] => docs::check(pages),
         ["docs", pages @ ..] => docs::write(pages),
@@ -69,6 +72,7 @@ fn test(arguments: &[&str]) -> Result<()> {
     let missing = needs::provide()?;
     layering::check()?;
     wording::check(&[])?;
+    links::check()?;
     library::check()?;
     docs::check(&[])?;
     docs::rustdoc()?;
