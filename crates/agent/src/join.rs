@@ -18,13 +18,13 @@ use std::time::Duration;
 
 use http::Method;
 use jiff::Timestamp;
+use mainstay_client::tls::Trust;
+use mainstay_client::{self as client, Access, Client};
 use mainstay_clock::Clock;
-use mainstay_store::kubernetes::{Access, Client};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
-use rustls::crypto::aws_lc_rs;
+use rustls::ClientConfig;
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
@@ -175,26 +175,10 @@ fn authorities(options: &Options, identity: Option<&Identity>) -> Option<String>
 fn tls(ca: Option<&str>, identity: Option<&Identity>) -> Result<Option<Arc<ClientConfig>>, Error> {
     let wrong = |error: &dyn std::fmt::Display| Error::Certificate(error.to_string());
     let Some(ca) = ca else { return Ok(None) };
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(ca.as_bytes()) {
-        let certificate = certificate.map_err(|error| wrong(&error))?;
-        roots.add(certificate).map_err(|error| wrong(&error))?;
-    }
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| wrong(&error))?
-        .with_root_certificates(roots);
-    let config = match identity {
-        None => builder.with_no_client_auth(),
-        Some(identity) => {
-            let chain: Result<Vec<_>, _> =
-                CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
-            let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes());
-            let (chain, key) = (chain.map_err(|e| wrong(&e))?, key.map_err(|e| wrong(&e))?);
-            builder.with_client_auth_cert(chain, key).map_err(|error| wrong(&error))?
-        }
-    };
+    let trust = Trust::pem(ca).map_err(|error| wrong(&error))?;
+    let identity = identity.map(|it| client::tls::Identity::pem(&it.certificate, &it.key));
+    let identity = identity.transpose().map_err(|error| wrong(&error))?;
+    let config = client::tls::config(&trust, identity.as_ref()).map_err(|error| wrong(&error))?;
     Ok(Some(Arc::new(config)))
 }
 
@@ -376,7 +360,7 @@ async fn request(
     let body = serde_json::to_vec(&Request { csr, node, zone, register });
     let body = body.map_err(|error| unusable(&error))?;
     let answer = client.call(Method::POST, PATH, Some(body)).await;
-    let answer = answer.map_err(|failure| Failed::Unavailable(failure.0))?;
+    let answer = answer.map_err(|failure| Failed::Unavailable(failure.explained()))?;
     match answer.code.as_u16() {
         200 | 201 => {}
         401 | 403 | 404 | 422 => {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::client::Client;
 use crate::client::kubeconfig::{Kubeconfig, Overrides, Target};
-use crate::client::{self, Client};
 use crate::duration;
 use crate::error::Error;
 use crate::paths;
@@ -58,7 +58,7 @@ impl Connect {
                 ));
             }
         };
-        Ok(target.map_err(client::Error::from)?)
+        Ok(target?)
     }
 
     fn files(&self) -> Option<Vec<PathBuf>> {

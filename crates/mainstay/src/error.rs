@@ -7,6 +7,7 @@ use std::io;
 
 use mainstay_store::{backup, location, objects};
 
+use crate::client::kubeconfig;
 use crate::{bench, client, jsonpath, manifest};
 
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +20,8 @@ pub(crate) enum Error {
     Negative(String),
     #[error(transparent)]
     Client(#[from] client::Error),
+    #[error(transparent)]
+    Kubeconfig(#[from] kubeconfig::Error),
     #[error(transparent)]
     Manifest(#[from] manifest::Error),
     #[error(transparent)]
@@ -66,14 +69,13 @@ impl Error {
 
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::Manifest(_) | Self::JsonPath(_) => 2,
+            Self::Usage(_) | Self::Kubeconfig(_) | Self::Manifest(_) | Self::JsonPath(_) => 2,
             Self::Rules(mainstay_rules::cli::Error::Usage(_)) => 2,
             Self::Backup(
                 backup::Error::NotEmpty { .. } | backup::Error::Store(_) | backup::Error::Part(_),
             ) => 1,
             Self::Backup(_) => 2,
             Self::Document { source, .. } => source.exit_code(),
-            Self::Client(client::Error::Kubeconfig(_)) => 2,
             Self::Client(client::Error::Status(status)) if status.is_bad_input() => 2,
             _ => 1,
         }
@@ -103,6 +105,9 @@ pub(crate) fn with_causes(error: &Error) -> String {
             text.push_str(&more);
         }
         cause = error.source();
+    }
+    if matches!(error, Error::Client(client::Error::Connect { .. })) {
+        text.push_str("; is the server running? (`mainstay up` starts one)");
     }
     text
 }

@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::client::Client;
 use crate::client::discovery::{Discovery, Resource};
-use crate::client::watch::encode;
+use crate::client::encode;
 use crate::error::Error;
 
 /// `-n`.

@@ -15,7 +15,6 @@
 //! which an object went: a deletion bears it only where its collection is followed. Revisions are
 //! compared within one collection. Enter at [`KubernetesStore::new`].
 
-mod client;
 mod feed;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -28,7 +27,6 @@ use http::Method;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
-pub use self::client::{Access, Address, AddressError, Answer, Client, Failure};
 use self::feed::{Feed, Selected, Source};
 use crate::cache::{Collection, Retention, Watch};
 use crate::clock::Clock;
@@ -39,6 +37,7 @@ use crate::remote::{Remote, is_leaving};
 use crate::snapshot::{Medium, Snapshot};
 use crate::status::Reason;
 use crate::strategy::Subresource;
+pub use mainstay_client::{Access, Address, AddressError, Answer, Client};
 
 /// How many objects that were just read are kept, for the write that follows.
 const RECENT: usize = 64;
@@ -148,7 +147,7 @@ impl KubernetesStore {
         let reads = method == Method::GET;
         let body = body.map(|body| body.to_string().into_bytes());
         match self.client.call(method, &path, body).await {
-            Ok(Answer { code, body }) if code.is_success() => {
+            Ok(Answer { code, body, .. }) if code.is_success() => {
                 let kind = self.kind(key.resource())?;
                 // Only who reads may want to know who holds which field.
                 let without = if reads { "" } else { OWNERS };
@@ -158,7 +157,7 @@ impl KubernetesStore {
                 })
             }
             Ok(answer) => Err(refusal(&answer, key)),
-            Err(Failure(reason)) => Err(Error::Unavailable { reason }),
+            Err(error) => Err(Error::Unavailable { reason: error.explained() }),
         }
     }
 
@@ -600,6 +599,7 @@ mod tests {
         let key = Key::from_stored(Resource::from_stored("nodes"), "a");
         let answer = |code: u16, reason: &str| Answer {
             code: http::StatusCode::from_u16(code).unwrap(),
+            headers: http::HeaderMap::new(),
             body: json!({"reason": reason, "message": "why"}).to_string().into_bytes().into(),
         };
         let word = |code, reason| match refusal(&answer(code, reason), &key) {

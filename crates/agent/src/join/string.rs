@@ -7,12 +7,10 @@
 use std::sync::Arc;
 
 use http::Method;
-use mainstay_store::kubernetes::{Access, Address, Client};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use mainstay_client::tls::{self, Trust};
+use mainstay_client::{Access, Address, Client};
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -28,7 +26,7 @@ pub enum Error {
     Malformed,
     /// An address in it is none. Do not retry.
     #[error(transparent)]
-    Address(#[from] mainstay_store::kubernetes::AddressError),
+    Address(#[from] mainstay_client::AddressError),
     /// No server answered. Retry later.
     #[error("no server of the join string answers: {0}")]
     Away(String),
@@ -128,10 +126,13 @@ impl JoinString {
     /// [`Error`].
     pub async fn look_up(&self) -> Result<Meant, Error> {
         let servers: Result<Vec<_>, _> = self.servers.iter().map(|s| Address::parse(s)).collect();
-        let access = Access { tls: Some(unverified()?), token: None };
+        // Any certificate will do: the answer is compared with the fingerprint.
+        let unverified = tls::config(&Trust::Nothing, None);
+        let unverified = unverified.map_err(|error| Error::Tls(error.to_string()))?;
+        let access = Access { tls: Some(Arc::new(unverified)), token: None };
         let client = Client::new(servers?, access);
         let bundle = client.call(Method::GET, BUNDLE, None).await;
-        let bundle = bundle.map_err(|failure| Error::Away(failure.0))?;
+        let bundle = bundle.map_err(|failure| Error::Away(failure.explained()))?;
         let bundle = String::from_utf8_lossy(&bundle.body).into_owned();
         let found = self.authority_in(&bundle).ok_or_else(|| Error::Authority {
             servers: self.servers.join(","),
@@ -141,7 +142,7 @@ impl JoinString {
         let access = super::token_access(Some(&authority), self.token.clone());
         client.set_access(access.map_err(|error| Error::Tls(error.to_string()))?);
         let answer = client.call(Method::GET, PATH, None).await;
-        let answer = answer.map_err(|failure| Error::Away(failure.0))?;
+        let answer = answer.map_err(|failure| Error::Away(failure.explained()))?;
         if answer.code != 200 {
             return Err(Error::Refused(super::message(&answer.body)));
         }
@@ -164,58 +165,6 @@ fn pem(certificate: &CertificateDer<'_>) -> String {
     }
     let lines: Vec<_> = text.as_bytes().chunks(64).map(String::from_utf8_lossy).collect();
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
-}
-
-/// TLS that takes any server: only for what is compared with a fingerprint.
-fn unverified() -> Result<Arc<ClientConfig>, Error> {
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Error::Tls(error.to_string()))?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
-        .with_no_client_auth();
-    Ok(Arc::new(config))
-}
-
-#[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, known)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, known)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

@@ -15,10 +15,10 @@ use super::Error;
 use super::load::{Connection, STAMP, Template, stamp};
 use super::report::{Format, Row, print};
 use super::server::ServerProcess;
-use crate::client::connection::Dialer;
 use crate::connect::Connect;
 use crate::duration;
 use crate::error::Error as CommandError;
+use mainstay_client::Dialer;
 
 const NAMESPACE: &str = "bench";
 const PAGE: usize = 500;
@@ -142,7 +142,7 @@ impl Api {
 
     fn load<'a>(&'a self, connect: &Connect, backend: &'a str) -> Result<Load<'a>, CommandError> {
         let target = connect.target()?;
-        let dialer = Arc::new(Dialer::new(&target)?);
+        let dialer = Arc::new(target.dialer()?);
         let template = Template::new(&dialer, target.token.as_deref());
         Ok(Load { api: self, dialer, template, backend })
     }
@@ -505,11 +505,7 @@ fn beacon(number: usize) -> String {
 fn page(template: &Template, token: &str) -> Vec<u8> {
     let path = match token {
         "" => format!("{}?limit={PAGE}", collection()),
-        token => format!(
-            "{}?limit={PAGE}&continue={}",
-            collection(),
-            crate::client::watch::encode(token)
-        ),
+        token => format!("{}?limit={PAGE}&continue={}", collection(), crate::client::encode(token)),
     };
     template.request("GET", &path, "")
 }

@@ -199,8 +199,7 @@ impl Yard {
     async fn with_agent(&self) -> Result<Duration, CommandError> {
         let server = ServerProcess::start("").await?;
         let target = Kubeconfig::load(&[server.kubeconfig()])
-            .and_then(|file| file.target(&Overrides::default()))
-            .map_err(crate::client::Error::from)?;
+            .and_then(|file| file.target(&Overrides::default()))?;
         let client = Client::new(target, Duration::from_secs(30))?;
         let wish = json!({"role": "node", "node": "bench"});
         let call = Call::send(http::Method::POST, "/mainstay/v1/tokens", JSON, &wish);

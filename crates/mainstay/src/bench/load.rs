@@ -7,12 +7,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
 use super::Error;
-use crate::client::connection::{Dialer, Stream};
 use crate::client::{APPLY_PATCH, JSON};
+use mainstay_client::{Dialer, Transport};
 
 /// One kept-alive HTTP/1.1 connection.
 pub(super) struct Connection {
-    stream: Box<dyn Stream>,
+    stream: Box<dyn Transport>,
     buffer: Vec<u8>,
     filled: usize,
     decoded: Vec<u8>,
@@ -29,8 +29,8 @@ pub(super) struct Template {
 impl Template {
     pub(super) fn new(dialer: &Dialer, token: Option<&str>) -> Self {
         Self {
-            prefix: dialer.prefix().to_owned(),
-            host: dialer.authority().to_owned(),
+            prefix: dialer.address().prefix().to_owned(),
+            host: dialer.address().authority().to_owned(),
             authorization: token
                 .map(|token| format!("Authorization: Bearer {token}\r\n"))
                 .unwrap_or_default(),

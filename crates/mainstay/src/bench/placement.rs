@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use hyper::Method;
+use http::Method;
 use mainstay_placement::bench;
 use mainstay_server::clock::{Clock, SystemClock};
 use serde_json::{Value, json};

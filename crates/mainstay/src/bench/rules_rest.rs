@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::Method;
-use http_body_util::BodyExt;
 use mainstay_catalog::Catalog;
 use mainstay_rules::api::Did;
 use mainstay_rules::bench::stage;
@@ -20,11 +19,11 @@ use super::Error;
 use super::load::{Connection, Template};
 use super::report::Row;
 use super::server::ServerProcess;
-use crate::client::connection::Dialer;
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client, JSON};
 use crate::command::rules::SURFACE;
 use crate::error::Error as CommandError;
+use mainstay_client::Dialer;
 
 /// How large it all is.
 #[derive(Debug, Clone, Copy)]
@@ -105,9 +104,8 @@ pub(super) async fn measure(
         ["--only", "rules", "--catalog", address, "--log", "error", "--storage-root", &root];
     let server = ServerProcess::start_with(&arguments).await?;
     let target = Kubeconfig::load(&[server.kubeconfig()])
-        .and_then(|file| file.target(&Overrides::default()))
-        .map_err(crate::client::Error::from)?;
-    let dialer = Dialer::new(&target).map_err(Error::from)?;
+        .and_then(|file| file.target(&Overrides::default()))?;
+    let dialer = target.dialer().map_err(Error::from)?;
     let template = Template::new(&dialer, target.token.as_deref());
     let client = Client::new(target, PATIENCE).map_err(Error::from)?;
     let measuring = Measuring { server, backend, client, dialer, template };
@@ -190,11 +188,8 @@ impl Measuring {
         let start = Instant::now();
         let mut stream = self.client.stream(&call).await.map_err(Error::from)?;
         let mut lines = 0;
-        while let Some(frame) = stream.frame().await {
-            let frame = frame.map_err(|error| CommandError::negative(error.to_string()))?;
-            if let Some(piece) = frame.data_ref() {
-                lines += memchr::memchr_iter(b'\n', piece).count();
-            }
+        while let Some(piece) = stream.piece().await.map_err(Error::from)? {
+            lines += memchr::memchr_iter(b'\n', &piece).count();
         }
         let took = start.elapsed().as_secs_f64();
         let expected = usize::try_from(number).unwrap_or(usize::MAX);

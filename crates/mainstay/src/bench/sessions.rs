@@ -22,11 +22,11 @@ use super::Error;
 use super::load::{Connection, Template};
 use super::report::{Format, Row, print};
 use super::server::ServerProcess;
-use crate::client::connection::Dialer;
 use crate::client::{Call, Client, JSON};
 use crate::connect::Connect;
 use crate::duration;
 use crate::error::Error as CommandError;
+use mainstay_client::Dialer;
 
 const APPLICATION: &str = "bench";
 const SESSIONS: &str = "/apis/apps.mainstay.dev/v1/namespaces/default/applicationsessions";
@@ -305,7 +305,7 @@ impl Under {
             ..connect.clone()
         };
         let target = connect.target()?;
-        let dialer = Arc::new(Dialer::new(&target)?);
+        let dialer = Arc::new(target.dialer()?);
         let template = Template::new(&dialer, target.token.as_deref());
         let client = connect.client()?;
         let wish = json!({"role": "node", "nodePrefix": "sim.", "uses": "unlimited", "ttlSeconds": 86_400});
@@ -315,7 +315,15 @@ impl Under {
         let token = token["token"].as_str().unwrap_or_default().to_owned();
         let program = std::env::current_exe().map_err(Error::Start)?;
         let agent = Command::new(program)
-            .args(["agent", "--server", dialer.server(), "--token", &token, "--node-name", "sim"])
+            .args([
+                "agent",
+                "--server",
+                dialer.address().url(),
+                "--token",
+                &token,
+                "--node-name",
+                "sim",
+            ])
             .arg("--ca-cert")
             .arg(server.kubeconfig().with_file_name("ca.crt"))
             .args(["--simulate", &nodes.count.to_string()])

@@ -6,10 +6,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::Uri;
+pub(crate) use mainstay_client::tls::Trust;
+use mainstay_client::tls::{self, Identity};
+use mainstay_client::{Access, Address, Dialer};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Deserialize;
@@ -25,8 +28,8 @@ pub(crate) enum Error {
     Unknown { what: &'static str, name: String, known: String },
     #[error("the kubeconfig has no current context; choose one with --context: {known}")]
     NoContext { known: String },
-    #[error("{server:?} is not the address of a server (https://HOST:PORT)")]
-    Address { server: String },
+    #[error(transparent)]
+    Address(#[from] mainstay_client::AddressError),
     #[error("{field} in the kubeconfig is not base64")]
     Base64 { field: &'static str },
     #[error("{field} in the kubeconfig holds no usable PEM")]
@@ -118,30 +121,11 @@ pub(crate) struct Kubeconfig {
     users: Vec<(String, Located<User>)>,
 }
 
-/// How the server's certificate is judged.
-#[derive(Debug, Clone)]
-pub(crate) enum Trust {
-    /// By these authorities only.
-    Authorities(Vec<CertificateDer<'static>>),
-    /// By the machine's own list.
-    System,
-    /// Not at all.
-    Nothing,
-}
-
-/// A client certificate with its key.
-#[derive(Debug)]
-pub(crate) struct Identity {
-    pub(crate) certificates: Vec<CertificateDer<'static>>,
-    pub(crate) key: PrivateKeyDer<'static>,
-}
-
 /// Everything needed to speak to one server as one user.
 #[derive(Debug)]
 pub(crate) struct Target {
-    pub(crate) server: Uri,
+    pub(crate) server: Address,
     pub(crate) trust: Trust,
-    pub(crate) server_name: Option<String>,
     pub(crate) identity: Option<Identity>,
     pub(crate) token: Option<String>,
     pub(crate) namespace: Option<String>,
@@ -212,9 +196,8 @@ impl Kubeconfig {
             None => (None, overrides.token.clone()),
         };
         Ok(Target {
-            server: address(&server)?,
+            server: address(&server)?.expecting(cluster.value.tls_server_name.clone()),
             trust: trust(cluster, overrides.insecure)?,
-            server_name: cluster.value.tls_server_name.clone(),
             identity,
             token,
             namespace: context.namespace.clone().filter(|name| !name.is_empty()),
@@ -235,11 +218,23 @@ impl Target {
         Ok(Self {
             server: address(server)?,
             trust: if overrides.insecure { Trust::Nothing } else { Trust::System },
-            server_name: None,
             identity: None,
             token: overrides.token.clone(),
             namespace: None,
         })
+    }
+
+    /// The credentials, ready for use.
+    pub(crate) fn access(&self) -> Result<Access, mainstay_client::Error> {
+        let secure = self.server.is_secure();
+        let config = secure.then(|| tls::config(&self.trust, self.identity.as_ref()));
+        let tls = config.transpose()?.map(Arc::new);
+        Ok(Access { tls, token: self.token.clone() })
+    }
+
+    /// Opens connections to the server, for benchmarks that speak HTTP themselves.
+    pub(crate) fn dialer(&self) -> Result<Dialer, mainstay_client::Error> {
+        Ok(Dialer::new(self.server.clone(), self.access()?.tls, super::CONNECT_TIMEOUT))
     }
 }
 
@@ -260,11 +255,8 @@ fn find<'a, T>(what: &'static str, list: &'a [(String, T)], name: &str) -> Resul
         .ok_or_else(|| Error::Unknown { what, name: name.to_owned(), known: names(list) })
 }
 
-fn address(server: &str) -> Result<Uri, Error> {
-    let wrong = || Error::Address { server: server.to_owned() };
-    let uri: Uri = server.trim_end_matches('/').parse().map_err(|_| wrong())?;
-    let known = matches!(uri.scheme_str(), Some("http" | "https"));
-    if known && uri.host().is_some() { Ok(uri) } else { Err(wrong()) }
+fn address(server: &str) -> Result<Address, Error> {
+    Ok(Address::parse(server)?)
 }
 
 fn trust(cluster: &Located<Cluster>, insecure: bool) -> Result<Trust, Error> {
@@ -390,7 +382,7 @@ users:
     #[test]
     fn the_current_context_names_server_user_and_namespace() {
         let target = merged(&[ONE]).target(&Overrides::default()).unwrap();
-        assert_eq!(target.server.host(), Some("127.0.0.1"));
+        assert_eq!(target.server.url(), "https://127.0.0.1:7443");
         assert_eq!(target.token.as_deref(), Some("secret"));
         assert_eq!(target.namespace.as_deref(), Some("work"));
         assert!(matches!(target.trust, Trust::System));
@@ -412,7 +404,7 @@ users:
             insecure: false,
         };
         let target = merged(&[ONE]).target(&overrides).unwrap();
-        assert_eq!(target.server.host(), Some("localhost"));
+        assert_eq!(target.server.url(), "https://localhost:1");
         assert_eq!(target.token.as_deref(), Some("given"));
         assert!(matches!(target.trust, Trust::Nothing));
     }

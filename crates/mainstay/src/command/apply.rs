@@ -10,10 +10,9 @@ use clap::Args;
 use http::Method;
 use serde_json::{Map, Value, json};
 
+use crate::client::Status;
 use crate::client::discovery::{Discovery, Resource};
-use crate::client::status::Status;
-use crate::client::watch::{encode, with_query};
-use crate::client::{self, APPLY_PATCH, Call, Client, JSON_PATCH};
+use crate::client::{self, APPLY_PATCH, Call, Client, JSON_PATCH, encode, with_query};
 use crate::connect::Connect;
 use crate::dry_run::DryRun;
 use crate::error::{Error, Failures};

@@ -5,14 +5,12 @@ use std::path::{Path, PathBuf};
 
 use bytes::{Buf, Bytes};
 use clap::Args;
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use mainstay_store::backup::{self, Reader, Summary, check};
 use tokio::sync::mpsc;
 
 use crate::backup_seal::{Seal, Unseal};
 use crate::catalog_part::{CATALOG, Checking};
-use crate::client::{self, Call, Client};
+use crate::client::{Call, Client};
 use crate::connect::Connect;
 use crate::error::Error;
 
@@ -103,7 +101,7 @@ impl Backup {
             backup::read_all(&mut reader, &mut parts, |_| true)?;
             Ok::<_, backup::Error>(said(&reader.finish()?, &parts))
         });
-        while let Some(piece) = self.next(client, &mut body).await? {
+        while let Some(piece) = body.piece_within(client.timeout()).await? {
             out.write_all(&piece).map_err(failed())?;
             if sender.send(piece).await.is_err() {
                 // The check has ended early, and says why.
@@ -117,26 +115,6 @@ impl Backup {
         })?;
         out.finish().map_err(failed())?;
         Ok(said)
-    }
-
-    /// The next piece, unless the server falls silent.
-    async fn next(&self, client: &Client, body: &mut Incoming) -> Result<Option<Bytes>, Error> {
-        let timeout = self.connect.request_timeout;
-        loop {
-            let frame = tokio::time::timeout(timeout, body.frame()).await;
-            let frame = frame.map_err(|_| {
-                let server = client.server().to_owned();
-                client::Error::Timeout { server, timeout }
-            })?;
-            match frame {
-                None => return Ok(None),
-                Some(frame) => {
-                    if let Ok(data) = frame.map_err(client::Error::Broken)?.into_data() {
-                        return Ok(Some(data));
-                    }
-                }
-            }
-        }
     }
 }
 

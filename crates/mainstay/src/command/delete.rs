@@ -8,8 +8,8 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::client::discovery::{Discovery, Resource};
-use crate::client::watch::{Change, EventType, Follow, list, with_query};
-use crate::client::{Call, Client, JSON};
+use crate::client::watch::{Change, EventType, Follow, list};
+use crate::client::{Call, Client, JSON, with_query};
 use crate::command::apply::{namespace_of, resource_of};
 use crate::connect::Connect;
 use crate::dry_run::DryRun;

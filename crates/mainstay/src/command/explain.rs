@@ -9,7 +9,7 @@ use super::plan::Shape;
 use super::sessions::Place;
 use super::world;
 use crate::client::Call;
-use crate::client::watch::encode;
+use crate::client::encode;
 use crate::connect::Connect;
 use crate::error::Error;
 use crate::output::{self, Table};

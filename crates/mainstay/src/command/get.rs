@@ -4,8 +4,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::client::discovery::{Discovery, Resource};
-use crate::client::watch::{Change, Event, Follow, list, with_query};
-use crate::client::{Call, Client, JSON};
+use crate::client::watch::{Change, Event, Follow, list};
+use crate::client::{Call, Client, JSON, with_query};
 use crate::connect::Connect;
 use crate::error::{Error, Failures};
 use crate::output::{self, Format, Table, cell};

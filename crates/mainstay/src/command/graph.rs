@@ -1,24 +1,28 @@
-//! `mainstay graph`: the graph's own commands, asked over HTTP or TLS like every other server.
+//! `mainstay graph`: the commands of the graph engine, sent over HTTP or HTTPS.
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::Request;
+use std::time::Duration;
+
+use http::{Method, Uri};
+use mainstay_client::tls::Trust;
+use mainstay_client::{Access, Call, Client, JSON, Options};
 use mainstay_graph::cli::{self, Fetch, GraphCommand, NoAnswer};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
-use crate::client::connection::Dialer;
-use crate::client::kubeconfig::{Overrides, Target, Trust};
+use crate::client::kubeconfig::{Overrides, Target};
+
+/// How long a request may take: a commit answers when its transaction has ended.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Runs a command; the answer is the exit code.
 pub(crate) async fn run(command: GraphCommand) -> u8 {
-    u8::try_from(cli::run_with(command, &Dialed).await).unwrap_or(1)
+    u8::try_from(cli::run_with(command, &HttpsFetch).await).unwrap_or(1)
 }
 
-/// Fetches over a connection of its own, encrypted if the address says so.
-struct Dialed;
+/// Sends the requests of the graph commands.
+struct HttpsFetch;
 
-impl Fetch for Dialed {
+impl Fetch for HttpsFetch {
     async fn fetch(
         &self,
         target: &cli::Target,
@@ -26,29 +30,22 @@ impl Fetch for Dialed {
         url: &str,
         body: Option<String>,
     ) -> Result<(u16, String), NoAnswer> {
-        let wrong = |error: &dyn std::error::Error| NoAnswer::Usage(told(&target.url, error));
-        let problem =
-            |error: &dyn std::error::Error| NoAnswer::Unreachable(told(&target.url, error));
         let reached = reached(target).map_err(NoAnswer::Usage)?;
-        let dialer = Dialer::new(&reached).map_err(|error| wrong(&error))?;
-        let uri: hyper::Uri = url.parse().map_err(|error| wrong(&error))?;
+        let access = reached.access();
+        let access = access.map_err(|error| NoAnswer::Usage(told(&target.url, &error)))?;
+        let access = Access { token: target.token.clone(), ..access };
+        let wrong = |error: &dyn std::error::Error| NoAnswer::Usage(told(&target.url, error));
+        let method = Method::from_bytes(method.as_bytes()).map_err(|error| wrong(&error))?;
+        let uri: Uri = url.parse().map_err(|error| wrong(&error))?;
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", dialer.authority())
-            .header("content-type", "application/json");
-        if let Some(token) = &target.token {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        let request = request
-            .body(Full::new(Bytes::from(body.unwrap_or_default())))
-            .map_err(|error| wrong(&error))?;
-        let mut sender = dialer.dial().await.map_err(|error| problem(&error))?;
-        let answer = sender.send_request(request).await.map_err(|error| problem(&error))?;
-        let status = answer.status().as_u16();
-        let body = answer.into_body().collect().await.map_err(|error| problem(&error))?;
-        Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
+        let path = path.strip_prefix(reached.server.prefix()).unwrap_or(path);
+        let call = Call::with_body(method, path, JSON, body.unwrap_or_default());
+        let options = Options { timeout: PATIENCE, ..Options::default() };
+        let client = Client::with_options(vec![reached.server], access, options);
+        let answer = client.send(&call).await;
+        let answer = answer.map_err(|error| NoAnswer::Unreachable(told(&target.url, &error)))?;
+        let body = String::from_utf8_lossy(&answer.body).into_owned();
+        Ok((answer.code.as_u16(), body))
     }
 }
 

@@ -1,11 +1,10 @@
 //! `mainstay logs`: what an instance wrote to its output.
 
 use clap::Args;
-use http_body_util::BodyExt;
 
 use super::sessions::Place;
 use crate::client::Call;
-use crate::client::watch::encode;
+use crate::client::encode;
 use crate::connect::Connect;
 use crate::error::Error;
 use crate::output;
@@ -44,12 +43,8 @@ impl Logs {
             self.follow,
         );
         let mut pieces = client.stream(&Call::get(path)).await?;
-        while let Some(piece) = pieces.frame().await {
-            let piece =
-                piece.map_err(|error| Error::negative(format!("the output broke off: {error}")))?;
-            if let Ok(data) = piece.into_data() {
-                output::print(&String::from_utf8_lossy(&data))?;
-            }
+        while let Some(piece) = pieces.piece().await? {
+            output::print(&String::from_utf8_lossy(&piece))?;
         }
         Ok(0)
     }

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::client::watch::encode;
+use crate::client::encode;
 use crate::client::{Call, JSON};
 use crate::connect::Connect;
 use crate::error::Error;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{FutureExt, StreamExt, stream};
 use http::Method;
 use mainstay_catalog::Catalog;
 use mainstay_rucio::{Local, Service};
@@ -116,9 +116,9 @@ impl Remote for Server {
                 None => Call::without_body(method, path),
                 Some(body) => Call::send(method, path, JSON, body),
             };
-            let (status, bytes) = self.0.raw(&call).await.map_err(unreachable)?;
-            let body = String::from_utf8_lossy(&bytes).into_owned();
-            Ok(Answer { status: status.as_u16(), body })
+            let answer = self.0.send(&call).await.map_err(unreachable)?;
+            let body = String::from_utf8_lossy(&answer.body).into_owned();
+            Ok(Answer { status: answer.code.as_u16(), body })
         }
         .boxed()
     }
@@ -126,9 +126,14 @@ impl Remote for Server {
     fn stream<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<Pieces, cli::Error>> {
         async move {
             let call = Call::without_body(Method::GET, format!("{SURFACE}{path}"));
-            let (status, pieces) = self.0.pieces(&call).await.map_err(unreachable)?;
-            let body = pieces.map(|piece| piece.map_err(unreachable)).boxed();
-            Ok(Pieces { status: status.as_u16(), body })
+            let (stream, timeout) =
+                (self.0.open(&call).await.map_err(unreachable)?, self.0.timeout());
+            let status = stream.code().as_u16();
+            let body = stream::unfold(stream, move |mut stream| async move {
+                let piece = stream.piece_within(timeout).await.map_err(unreachable);
+                piece.transpose().map(|piece| (piece, stream))
+            });
+            Ok(Pieces { status, body: body.boxed() })
         }
         .boxed()
     }

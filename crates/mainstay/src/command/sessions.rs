@@ -9,8 +9,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::client::watch::{encode, list};
-use crate::client::{Call, Client, JSON};
+use crate::client::watch::list;
+use crate::client::{Call, Client, JSON, encode};
 use crate::connect::Connect;
 use crate::duration;
 use crate::error::Error;

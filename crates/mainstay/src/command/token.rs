@@ -7,7 +7,7 @@ use http::Method;
 use mainstay_agent::join::string::JoinString;
 use serde_json::{Value, json};
 
-use crate::client::watch::encode;
+use crate::client::encode;
 use crate::client::{Call, JSON};
 use crate::connect::Connect;
 use crate::duration;

@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use mainstay_client::{Call, Client, encode};
+use mainstay_clock::{Backoff, Retries};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::client::{Client, Failure};
 use super::{OWNERS, collection_path, record};
 use crate::cache::{Cache, Collection, Ledger, Retention, State, Watch};
 use crate::clock::Clock;
@@ -19,8 +20,12 @@ use crate::select::Selection;
 
 /// How many objects one page of a list has.
 const PAGE: usize = 500;
-/// How long one waits before a server is asked again, at first and at most.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// The pauses before a server is asked again.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+/// After how many seconds the server is asked to end a watch.
+const WATCH_SECONDS: u64 = 600;
+/// How long a watch may be silent: a server that did not end it by then is gone.
+const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS + 30);
 /// How long a version that the server has told of may take to come.
 const PATIENCE: Duration = Duration::from_millis(250);
 
@@ -184,9 +189,9 @@ enum Cut {
     Broken(String),
 }
 
-impl From<Failure> for Cut {
-    fn from(failure: Failure) -> Self {
-        Self::Broken(failure.0)
+impl From<mainstay_client::Error> for Cut {
+    fn from(error: mainstay_client::Error) -> Self {
+        Self::Broken(error.explained())
     }
 }
 
@@ -236,7 +241,7 @@ struct Follower {
 
 impl Follower {
     async fn run(self) {
-        let mut pause = PAUSES.0;
+        let mut retries = PAUSES.retries();
         let mut ledger = Ledger::default();
         let mut listed = false;
         loop {
@@ -245,10 +250,10 @@ impl Follower {
                     Ok(()) => {
                         ledger = Ledger::default();
                         listed = true;
-                        pause = PAUSES.0;
+                        retries.reset();
                         self.synced.send_replace(true);
                     }
-                    Err(Cut::Broken(why)) => self.wait(&why, &mut pause).await,
+                    Err(Cut::Broken(why)) => self.wait(&why, &mut retries).await,
                     Err(Cut::Expired) => {}
                 }
                 continue;
@@ -258,19 +263,18 @@ impl Follower {
                 Cut::Expired => listed = false,
                 Cut::Broken(why) => {
                     if self.cache.revision() > before {
-                        pause = PAUSES.0;
+                        retries.reset();
                     }
-                    self.wait(&why, &mut pause).await;
+                    self.wait(&why, &mut retries).await;
                 }
             }
         }
     }
 
-    async fn wait(&self, why: &str, pause: &mut Duration) {
-        let collection = self.kind.resource();
+    async fn wait(&self, why: &str, retries: &mut Retries) {
+        let (collection, pause) = (self.kind.resource(), retries.failed());
         tracing::debug!(%collection, why, ?pause, "a collection cannot be followed; will try again");
-        self.clock.sleep(*pause).await;
-        *pause = (*pause * 2).min(PAUSES.1);
+        self.clock.sleep(pause).await;
     }
 
     /// The path of what is copied, with the beginning of a query.
@@ -280,7 +284,7 @@ impl Follower {
         path.push('?');
         for (parameter, selector) in [("labelSelector", labels), ("fieldSelector", fields)] {
             if !selector.is_empty() {
-                path.push_str(&format!("{parameter}={}&", escaped(selector)));
+                path.push_str(&format!("{parameter}={}&", encode(selector)));
             }
         }
         path
@@ -305,7 +309,7 @@ impl Follower {
             for item in page.items.into_iter().flatten() {
                 records.push(Arc::new(self.record(item)?));
             }
-            token = escaped(&page.metadata.next);
+            token = encode(&page.metadata.next);
             if token.is_empty() {
                 break page.metadata.resource_version.parse().unwrap_or_default();
             }
@@ -327,21 +331,23 @@ impl Follower {
     async fn follow(&self, ledger: &mut Ledger) -> Cut {
         let from = self.cache.revision();
         let path = self.path();
-        let path = format!("{path}watch=true&allowWatchBookmarks=true&resourceVersion={from}");
-        let mut lines = match self.client.stream(&path).await {
+        let path = format!(
+            "{path}watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"
+        );
+        let mut lines = match self.client.open(&Call::get(path)).await {
             Ok(lines) => lines,
-            Err(failure) => return failure.into(),
+            Err(error) => return error.into(),
         };
-        match lines.code.as_u16() {
+        match lines.code().as_u16() {
             200 => {}
             410 => return Cut::Expired,
             code => return Cut::Broken(format!("the server answered {code} to a watch")),
         }
         loop {
-            let line = match lines.next().await {
+            let line = match lines.line_within(SILENCE).await {
                 Ok(Some(line)) => line,
                 Ok(None) => return Cut::Broken("the server ended the watch".to_owned()),
-                Err(failure) => return failure.into(),
+                Err(error) => return error.into(),
             };
             if let Err(cut) = self.take(&line, ledger) {
                 return cut;
@@ -351,9 +357,6 @@ impl Follower {
 
     /// Takes one line of a watch into the copy.
     fn take(&self, line: &[u8], ledger: &mut Ledger) -> Result<(), Cut> {
-        if line.is_empty() {
-            return Ok(());
-        }
         let Line { kind, object }: Line<'_> = serde_json::from_slice(line)
             .map_err(|error| Cut::Broken(format!("a change cannot be read: {error}")))?;
         if !matches!(kind.as_str(), "ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK") {
@@ -387,17 +390,4 @@ impl Follower {
         self.cache.publish(state, [self.kind.resource()]);
         Ok(())
     }
-}
-
-/// A value as it stands in a query.
-fn escaped(token: &str) -> String {
-    let mut text = String::with_capacity(token.len());
-    for byte in token.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    text
 }

@@ -1,25 +1,18 @@
-//! Asks an extender elsewhere, over HTTP or HTTPS with JSON. Whom to trust is its caller's matter.
+//! A client of an external scheduler extender, over HTTP or HTTPS with JSON.
 //!
-//! Its answers are not trusted: anything but 200, a body that is too large or cannot be read, or
-//! silence for ten seconds is an error.
+//! Every answer but 200, a body that is too large or cannot be read, and no answer within ten seconds
+//! is an error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HOST};
-use http::{Method, StatusCode, Uri};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::rt::TokioIo;
+use http::{Method, StatusCode};
+use mainstay_client::{Access, Address, Options};
 use mainstay_store::clock::Clock;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
-use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::{BROAD, NARROW, Request};
 use crate::duration;
@@ -67,17 +60,10 @@ pub enum Error {
 }
 
 /// A client of one extender.
+#[derive(Debug)]
 pub struct Client {
-    address: String,
-    base: String,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    http: mainstay_client::Client,
     clock: Arc<dyn Clock>,
-}
-
-impl std::fmt::Debug for Client {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
-    }
 }
 
 #[derive(Serialize)]
@@ -115,7 +101,7 @@ struct NarrowRequest<'a> {
 }
 
 impl Client {
-    /// A client of the extender at `url`. HTTPS needs `trust` to judge its certificate.
+    /// A client of the extender at `url`. HTTPS needs `trust` to verify its certificate.
     ///
     /// # Errors
     /// [`Error::Url`].
@@ -124,20 +110,21 @@ impl Client {
         trust: Option<Arc<ClientConfig>>,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
-        let wrong = || Error::Url(url.to_owned());
-        let uri: Uri = url.parse().map_err(|_| wrong())?;
-        let host = uri.host().ok_or_else(wrong)?;
-        let (port, tls) = match uri.scheme_str() {
-            Some("http") => (80, None),
-            Some("https") => {
-                let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-                let name = ServerName::try_from(bare).map_err(|_| wrong())?;
-                (443, Some((TlsConnector::from(trust.ok_or_else(wrong)?), name)))
-            }
-            _ => return Err(wrong()),
+        let address = Address::parse(url).map_err(|_| Error::Url(url.to_owned()))?;
+        if address.is_secure() && trust.is_none() {
+            return Err(Error::Url(url.to_owned()));
+        }
+        let access = Access { tls: trust, token: None };
+        // Every request has a connection of its own, so that none is lost with an idle one.
+        let options = Options {
+            connect_timeout: PATIENCE,
+            timeout: PATIENCE,
+            largest: LARGEST,
+            idle: 0,
+            ..Options::default()
         };
-        let address = format!("{host}:{}", uri.port_u16().unwrap_or(port));
-        Ok(Self { address, base: uri.path().trim_end_matches('/').to_owned(), tls, clock })
+        let http = mainstay_client::Client::with_options(vec![address], access, options);
+        Ok(Self { http, clock })
     }
 
     /// A score for each target, in their order; 0 for those the extender did not score.
@@ -185,43 +172,23 @@ impl Client {
     }
 
     async fn exchange(&self, path: &str, body: &impl Serialize) -> Result<Bytes, Error> {
-        let address = || self.address.clone();
         let body = serde_json::to_vec(body).map_err(Error::Body)?;
-        let connected = TcpStream::connect(&self.address).await;
-        let stream = connected.map_err(|source| Error::Connect { address: address(), source })?;
-        match &self.tls {
-            None => self.speak(stream, path, body).await,
-            Some((connector, name)) => {
-                let secured = connector.connect(name.clone(), stream).await;
-                let stream = secured.map_err(|source| Error::Tls { address: address(), source })?;
-                self.speak(stream, path, body).await
-            }
+        let answer = self.http.call(Method::POST, path, Some(body)).await?;
+        match answer.code {
+            StatusCode::OK => Ok(answer.body),
+            code => Err(Error::Status(code)),
         }
     }
+}
 
-    async fn speak(
-        &self,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        path: &str,
-        body: Vec<u8>,
-    ) -> Result<Bytes, Error> {
-        let failed = |error: hyper::Error| Error::Http(error.into());
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
-        // The connection ends with the exchange.
-        let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
-        let request = http::Request::builder()
-            .method(Method::POST)
-            .uri(format!("{}{path}", self.base))
-            .header(HOST, &self.address)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|error| Error::Http(error.into()))?;
-        let response = sender.send_request(request).await.map_err(failed)?;
-        if response.status() != StatusCode::OK {
-            return Err(Error::Status(response.status()));
+impl From<mainstay_client::Error> for Error {
+    fn from(error: mainstay_client::Error) -> Self {
+        use mainstay_client::Error as Http;
+        match error {
+            Http::Connect { server: address, source } => Self::Connect { address, source },
+            Http::Handshake { server: address, source } => Self::Tls { address, source },
+            Http::Timeout { .. } => Self::Timeout,
+            error => Self::Http(Box::new(error)),
         }
-        let body = Limited::new(response.into_body(), LARGEST).collect().await;
-        Ok(body.map_err(Error::Http)?.to_bytes())
     }
 }

@@ -5,13 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_client::Client;
 use mainstay_disks::api::BlockDevice;
 use mainstay_disks::memory::Memory;
 use mainstay_disks::metrics::Metrics;
 use mainstay_disks::sim::{MemoryBackend, SimHost};
 use mainstay_disks::{Disks, Options, Parts};
 use mainstay_store::clock::SystemClock;
-use mainstay_store::kubernetes::{Access, Address, Client, KubernetesStore};
+use mainstay_store::kubernetes::KubernetesStore;
 use mainstay_store::object::Revision;
 use mainstay_store::objects::At;
 use mainstay_store::registry::{Registry, builtin};
@@ -20,7 +21,6 @@ use tokio::time::Instant;
 
 use super::super::report::Row;
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
-use crate::client::tls;
 use crate::error::Error as CommandError;
 
 /// How long the disks are left alone while their cost is measured.
@@ -37,12 +37,9 @@ fn wrong(error: &dyn std::fmt::Display) -> CommandError {
 /// The objects of a server, as an agent reaches them.
 fn objects(kubeconfig: &Path) -> Result<Resources, CommandError> {
     let target = Kubeconfig::load(&[kubeconfig.to_owned()])
-        .and_then(|file| file.target(&Overrides::default()))
-        .map_err(crate::client::Error::from)?;
-    let tls = tls::config(&target.trust, target.identity.as_ref()).map_err(|e| wrong(&e))?;
-    let server = Address::parse(&target.server.to_string()).map_err(|error| wrong(&error))?;
-    let access = Access { tls: Some(Arc::new(tls)), token: target.token };
-    let client = Arc::new(Client::new(vec![server], access));
+        .and_then(|file| file.target(&Overrides::default()))?;
+    let access = target.access().map_err(|error| wrong(&error))?;
+    let client = Arc::new(Client::new(vec![target.server], access));
     let registry = Registry::new(builtin().into_iter().chain(mainstay_disks::kinds()));
     let registry = Arc::new(registry.map_err(|error| wrong(&error))?);
     let clock = SystemClock::new();

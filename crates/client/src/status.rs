@@ -1,4 +1,4 @@
-//! The `Status` a server answers when something is wrong, written for people.
+//! The `Status` that a server answers when it refuses a request.
 
 use std::fmt;
 
@@ -7,31 +7,43 @@ use serde::Deserialize;
 /// An answer that is not a success.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Status {
-    pub(crate) code: u16,
-    pub(crate) reason: String,
-    pub(crate) message: String,
-    pub(crate) details: Option<Details>,
+pub struct Status {
+    /// The HTTP status code.
+    pub code: u16,
+    /// The reason, as one word.
+    pub reason: String,
+    /// The reason, for people.
+    pub message: String,
+    /// More about it.
+    pub details: Option<Details>,
 }
 
+/// More about a refusal.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(crate) struct Details {
-    pub(crate) causes: Option<Vec<Cause>>,
-    pub(crate) retry_after_seconds: Option<u64>,
+pub struct Details {
+    /// The fields that are wrong.
+    pub causes: Option<Vec<Cause>>,
+    /// When a busy server wants to be asked again.
+    pub retry_after_seconds: Option<u64>,
 }
 
+/// One field that is wrong.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Cause {
-    pub(crate) reason: String,
-    pub(crate) field: String,
-    pub(crate) message: String,
+pub struct Cause {
+    /// The reason, as one word.
+    pub reason: String,
+    /// The path of the field.
+    pub field: String,
+    /// The reason, for people.
+    pub message: String,
 }
 
 impl Status {
-    /// Reads an error body; a body that is no `Status` is shown as it is, shortened.
-    pub(crate) fn parse(code: http::StatusCode, body: &[u8]) -> Self {
+    /// Reads an error body; of a body that is not a `Status` the first line is the message.
+    #[must_use]
+    pub fn parse(code: http::StatusCode, body: &[u8]) -> Self {
         let mut status = serde_json::from_slice::<Self>(body)
             .ok()
             .filter(|status| !status.message.is_empty() || !status.reason.is_empty())
@@ -46,32 +58,37 @@ impl Status {
     }
 
     /// From the object of an `ERROR` event in a watch.
-    pub(crate) fn from_event(object: serde_json::Value) -> Self {
+    #[must_use]
+    pub fn from_event(object: serde_json::Value) -> Self {
         serde_json::from_value(object).unwrap_or_else(|_| Self {
-            message: "the server ended the watch with an error it did not name".to_owned(),
+            message: "the server ended the watch with an unknown error".to_owned(),
             ..Self::default()
         })
     }
 
-    pub(crate) fn is_not_found(&self) -> bool {
+    /// The object does not exist.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
         self.code == 404
     }
 
-    /// The version asked for has been compacted away: list again.
-    pub(crate) fn is_expired(&self) -> bool {
+    /// The requested version has been compacted away: list again.
+    #[must_use]
+    pub fn is_expired(&self) -> bool {
         self.code == 410
     }
 
-    /// Fields that others hold with other values, and what is said of each.
-    pub(crate) fn conflicts(&self) -> impl Iterator<Item = (&str, &str)> {
+    /// The fields that another manager owns with another value, each with a message.
+    pub fn conflicts(&self) -> impl Iterator<Item = (&str, &str)> {
         let causes = self.details.iter().flat_map(|details| details.causes.iter().flatten());
         causes
             .filter(|cause| cause.reason == "FieldManagerConflict")
             .map(|cause| (cause.field.as_str(), cause.message.as_str()))
     }
 
-    /// The request itself was wrong, and would be wrong again.
-    pub(crate) fn is_bad_input(&self) -> bool {
+    /// The request itself is invalid: sending it again does not help.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
         matches!(self.code, 400 | 413 | 415 | 422)
     }
 }
@@ -104,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_error_body_becomes_a_sentence() {
+    fn every_error_body_becomes_a_message() {
         let cases = [
             (
                 404,

@@ -1,32 +1,88 @@
-//! The TLS side of a connection: whom we trust and who we are, as rustls wants it.
+//! TLS: which servers are trusted, and which certificate the client shows.
 
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls_pki_types::pem::{self, PemObject};
 
-use super::kubeconfig::{Identity, Trust};
-
-/// Why TLS cannot be set up; nothing here is worth a retry.
+/// Why TLS cannot be set up. Do not retry.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    #[error("a certificate authority in the kubeconfig is not usable")]
+pub enum Error {
+    /// Correct the certificate.
+    #[error("a certificate authority cannot be used")]
     Authority(#[source] rustls::Error),
-    #[error("this machine has no certificate authorities; name one in the kubeconfig")]
+    /// Give a certificate authority.
+    #[error("this machine has no certificate authorities; name one")]
     NoAuthorities,
+    /// Correct the certificate or the key.
     #[error("the client certificate and its key cannot be used")]
     Identity(#[source] rustls::Error),
+    /// Correct the PEM file.
+    #[error("the PEM of a certificate or key cannot be read")]
+    Pem(#[source] pem::Error),
+    /// A defect of this program.
     #[error("TLS cannot be set up")]
     Setup(#[source] rustls::Error),
-    #[error("the server's certificate cannot be judged")]
+    /// Correct the certificate authorities.
+    #[error("the certificate authorities cannot be used")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
 }
 
-/// The configuration shared by every connection to one server.
-pub(crate) fn config(trust: &Trust, identity: Option<&Identity>) -> Result<ClientConfig, Error> {
+/// Which server certificates are accepted.
+#[derive(Clone, Debug)]
+pub enum Trust {
+    /// Those that one of these authorities signed.
+    Authorities(Vec<CertificateDer<'static>>),
+    /// Those that an authority of the machine's list signed.
+    System,
+    /// All. The caller must compare a fingerprint, or a person must have asked for it.
+    Nothing,
+}
+
+impl Trust {
+    /// Trusts the authorities in a PEM text.
+    ///
+    /// # Errors
+    /// [`Error::Pem`].
+    pub fn pem(text: &str) -> Result<Self, Error> {
+        Ok(Self::Authorities(certificates(text.as_bytes())?))
+    }
+}
+
+/// A client certificate with its key.
+#[derive(Debug)]
+pub struct Identity {
+    /// The certificate, then those that lead to its authority.
+    pub certificates: Vec<CertificateDer<'static>>,
+    /// The private key.
+    pub key: PrivateKeyDer<'static>,
+}
+
+impl Identity {
+    /// Reads a certificate chain and a key from PEM texts.
+    ///
+    /// # Errors
+    /// [`Error::Pem`].
+    pub fn pem(certificate: &str, key: &str) -> Result<Self, Error> {
+        let certificates = certificates(certificate.as_bytes())?;
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(Error::Pem)?;
+        Ok(Self { certificates, key })
+    }
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
+    CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(Error::Pem)
+}
+
+/// The configuration shared by all connections to a cluster.
+///
+/// # Errors
+/// [`Error`].
+pub fn config(trust: &Trust, identity: Option<&Identity>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
@@ -65,7 +121,7 @@ fn verifier(
     Ok(verifier.build()?)
 }
 
-/// Takes any certificate: for `--insecure-skip-tls-verify` and the kubeconfig field of that name.
+/// Accepts every certificate, but checks that the server has its key.
 #[derive(Debug)]
 struct Unverified(Arc<CryptoProvider>);
 
