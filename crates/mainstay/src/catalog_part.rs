@@ -1,40 +1,10 @@
-//! The rule catalog as a part of a backup: taken from a running server, checked, and restored.
+//! The rule catalog as a part of a backup file: checked, and restored.
 
-use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, StreamExt, stream};
-use mainstay_catalog::Catalog;
 use mainstay_catalog::Error;
-use mainstay_catalog::dump::{Dump, Held};
 use mainstay_catalog::load::{Lines, Loader};
-use mainstay_store::backup::{HeldPart, Part, PartError, PartSource, Parts};
+use mainstay_server::engines::CATALOG;
+use mainstay_store::backup::{PartError, Parts};
 use serde_json::Value;
-
-/// The name of the part.
-pub(crate) const CATALOG: &str = "catalog";
-
-/// The catalog of a running server.
-#[derive(Debug)]
-pub(crate) struct CatalogPart(pub(crate) Catalog);
-
-struct Fixed(Held);
-
-impl PartSource for CatalogPart {
-    fn hold(&self) -> BoxFuture<'_, Result<Box<dyn HeldPart>, String>> {
-        async {
-            let held = self.0.hold_for_dump().await.map_err(|error| error.to_string())?;
-            Ok(Box::new(Fixed(held)) as Box<dyn HeldPart>)
-        }
-        .boxed()
-    }
-}
-
-impl HeldPart for Fixed {
-    fn release(self: Box<Self>) -> Part {
-        let Dump { about, mut lines } = self.0.release();
-        let lines = stream::poll_fn(move |context| lines.poll_recv(context)).boxed();
-        Part { name: CATALOG, about, lines }
-    }
-}
 
 fn refused(error: Error) -> PartError {
     match error {

@@ -33,6 +33,10 @@ pub(crate) enum Error {
     #[error(transparent)]
     Server(#[from] mainstay_server::Error),
     #[error(transparent)]
+    Service(#[from] mainstay_server::engines::Error),
+    #[error(transparent)]
+    Ended(#[from] mainstay_server::engines::Ended),
+    #[error(transparent)]
     Backup(#[from] backup::Error),
     #[error(transparent)]
     Open(#[from] location::Error),

@@ -7,7 +7,7 @@
 //! one go, and then releases the answers that wait for it: many requests share one write, as writes of
 //! objects share a commit.
 //!
-//! What always holds: an answer that waits for its line is sent after the line was handed to every
+//! Invariants: an answer that waits for its line is sent after the line was handed to every
 //! sink, or after a sink failed; lines that a sink did not take are kept up to a bound and written
 //! when it works again; what is lost is counted.
 
@@ -106,7 +106,7 @@ impl Surface {
     }
 }
 
-/// What is written, and where.
+/// The policy of the log, and its sinks.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Which requests leave a line.
@@ -115,7 +115,7 @@ pub struct Settings {
     pub sinks: Vec<Destination>,
 }
 
-/// What is counted about the log itself.
+/// Metrics of the log itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Meters {
     /// Lines that were never written.
@@ -154,7 +154,7 @@ impl Check for Condition {
     }
 }
 
-/// What the log needs from its server.
+/// The surroundings that the log needs from its server.
 #[derive(Debug)]
 pub(crate) struct Around {
     /// Where lines go if the settings do not say.
@@ -185,7 +185,7 @@ pub(crate) struct Entry {
     /// The account of another dialect.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) account: String,
-    /// Who somebody said they are without proving it.
+    /// The user that a refused login named.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) claimed_user: String,
     pub(crate) surface: Surface,
@@ -500,7 +500,7 @@ impl Writing {
     }
 }
 
-/// What the thread works with.
+/// The state of the thread that writes.
 struct Writer {
     outlets: Vec<Outlet>,
     shared: Arc<Shared>,

@@ -22,8 +22,8 @@ pub(crate) const BUNDLE: &str = "/mainstay/v1/ca";
 /// How long an exchange may take until this server shows it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The trusted authorities, as PEM. What is read without TLS that is trusted already must be
-/// compared with a fingerprint.
+/// The trusted authorities, as PEM. A client that does not trust the connection yet must compare them
+/// with a fingerprint.
 pub(crate) fn bundle(app: &App) -> Reply {
     let mut reply = reply::text(StatusCode::OK, app.authority.current().bundle());
     let pem = HeaderValue::from_static("application/x-pem-file");
@@ -31,7 +31,7 @@ pub(crate) fn bundle(app: &App) -> Reply {
     reply
 }
 
-/// What is asked of the authority.
+/// A request about the authority.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Errand {
     Show,
@@ -39,7 +39,7 @@ pub(crate) enum Errand {
     Finish,
 }
 
-/// What is asked for under a path, if it is one of these.
+/// The request that a path stands for, if it is one of these.
 pub(crate) fn named(path: &str) -> Option<Errand> {
     match path.strip_prefix("/mainstay/v1/authority")? {
         "" => Some(Errand::Show),
@@ -56,7 +56,7 @@ impl Errand {
         asked.changes = !matches!(self, Self::Show);
     }
 
-    /// Answers; whoever calls has checked that the user is an admin.
+    /// Answers; the caller has checked that the user is an admin.
     pub(crate) async fn answer(self, app: &App, parts: &Parts) -> Result<Reply, Error> {
         // Nodes that must join again, because they had nothing but the authority that was given up.
         let mut cut_off = Vec::new();

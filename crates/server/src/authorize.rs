@@ -5,8 +5,10 @@
 //! has no row is denied to everybody but administrators. Enter at [`judge`] and [`paths::judge`].
 //! Some rows depend on the object: then [`judge`] answers [`Verdict::IfOwn`], and [`own`] decides
 //! on the object as it is stored and as it would be stored ([`crate::admit`] asks it, right before
-//! the write). `docs/access.md` shows both tables; a test compares them.
+//! the write). [`dialects`] decides inside the dialects of engines. `docs/access.md` shows both tables;
+//! a test compares them.
 
+pub(crate) mod dialects;
 mod docs;
 pub(crate) mod own;
 pub(crate) mod paths;
@@ -25,7 +27,7 @@ use crate::identity::{Role, User};
 /// The namespace of the cluster's own configuration.
 pub(crate) const SYSTEM: &str = "mainstay-system";
 
-/// What is done to objects.
+/// An operation on objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verb {
     Get,
@@ -199,7 +201,7 @@ pub(crate) fn forbidden(user: &User, kind: &Kind, attempt: &Attempt<'_>) -> Erro
     }
 }
 
-/// What would be allowed instead.
+/// The attempt that would be allowed instead, in words.
 pub(crate) fn hint(user: &User, attempt: &Attempt<'_>) -> Option<String> {
     let Attempt { verb, group, plural, subresource, .. } = *attempt;
     match table::condition(group, plural, subresource, user.role?, verb)? {

@@ -209,7 +209,7 @@ pub(crate) async fn read(
         return Ok(Bytes::new());
     };
     let started = intake.clock.elapsed();
-    // Over HTTP/2 an answer is heard while the body is on its way.
+    // Over HTTP/2 a client reads its answer while it still sends the body.
     let hears = parts.version == Version::HTTP_2;
     let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
     let length = length.and_then(|length| length.parse::<usize>().ok());

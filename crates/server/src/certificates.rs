@@ -232,7 +232,7 @@ impl Certificates {
         Ok((record, known.unwrap_or_default()))
     }
 
-    /// What is recorded of a node, read from the store.
+    /// The record of a node, read from the store.
     pub(crate) async fn of_node(&self, node: &str) -> Result<NodeRecord, StoreError> {
         let key = Key::new(&self.resource, None, node);
         Ok(self.stored(&key).await?.1)

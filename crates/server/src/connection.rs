@@ -1,29 +1,28 @@
-//! Connections: how long each may take over what it does, and what is on the wire.
+//! Open connections: each is closed when it takes too long over a handshake, a head or its answers,
+//! or is idle. [`wire`] has the bytes.
 //!
-//! Nothing sets a timer per request. Every connection has a [`Pulse`], a few atomics that say what
-//! it is doing and since when, in coarse ticks; one sweep a second closes those that overstay. So
+//! Requests set no timers. Every connection has a [`Pulse`], a few atomics with its
+//! state and since when it lasts, in coarse ticks; one sweep a second closes those that overstay. So
 //! half a handshake, a head that arrives a byte a minute, a reader that never reads and a
 //! connection on which nothing arrives all meet the same rule, and thousands of them cost next to
 //! nothing. The time is the server's [`Clock`], hence tests can move it.
 
+#[cfg(test)]
+mod tests;
+mod wire;
+
 use std::collections::HashMap;
-use std::future::poll_fn;
-use std::io;
 use std::net::IpAddr;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use mainstay_store::clock::Clock;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-use crate::frames::Frames;
-use crate::heads::Heads;
+pub(crate) use self::wire::{Driven, Wire, drive};
 use crate::options::Limits;
 
 const SWEEP: Duration = Duration::from_secs(1);
@@ -35,7 +34,7 @@ const CLOSE: u8 = 2;
 const IDLE: &str = "it is idle";
 const UNUSED: &str = "it sends no request";
 
-/// What one connection is doing, and since when.
+/// The state of one connection, and since when it lasts.
 #[derive(Debug)]
 pub(crate) struct Pulse {
     tick: Arc<AtomicU64>,
@@ -412,241 +411,4 @@ impl Connections {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A stream that tells its pulse what goes over it.
-#[derive(Debug)]
-pub(crate) struct Wire<S> {
-    stream: S,
-    pulse: Arc<Pulse>,
-    follower: Follower,
-}
-
-/// Finds the heads of requests in the bytes of a connection.
-#[derive(Debug)]
-enum Follower {
-    Http1(Heads),
-    Http2(Frames),
-}
-
-impl<S> Wire<S> {
-    /// A stream of one request after the other, or of several at once if `multiplexed`.
-    pub(crate) fn new(stream: S, pulse: Arc<Pulse>, multiplexed: bool) -> Self {
-        let follower = match multiplexed {
-            true => Follower::Http2(Frames::new()),
-            false => Follower::Http1(Heads::new()),
-        };
-        Self { stream, pulse, follower }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let arrived = &mut buffer.filled_mut()[before..];
-        if !arrived.is_empty() {
-            let Self { pulse, follower, .. } = &mut *self;
-            match follower {
-                Follower::Http1(heads) => {
-                    heads.pass(arrived);
-                    pulse.heard(heads.is_open());
-                }
-                Follower::Http2(frames) => pulse.heard_frames(frames.pass(arrived)),
-            }
-        }
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.pulse.wrote_some(written.is_ready());
-        written
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        self.pulse.wrote(flushed.is_ready());
-        flushed
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let ended = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.pulse.wrote(ended.is_ready());
-        ended
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.pulse.wrote_some(written.is_ready());
-        written
-    }
-}
-
-/// Drives a connection until it ends, and passes on the orders its pulse gets.
-pub(crate) async fn drive<C: Driven>(connection: C, pulse: &Pulse) {
-    let mut connection = pin!(connection);
-    let mut orders = pin!(pulse.ordered());
-    let finish = poll_fn(|context| {
-        if connection.as_mut().poll(context).is_ready() {
-            return Poll::Ready(false);
-        }
-        orders.as_mut().poll(context)
-    })
-    .await;
-    if !finish {
-        return;
-    }
-    connection.as_mut().finish();
-    let mut closed = pin!(pulse.closed());
-    poll_fn(|context| {
-        if connection.as_mut().poll(context).is_ready() {
-            return Poll::Ready(());
-        }
-        closed.as_mut().poll(context)
-    })
-    .await;
-}
-
-/// A connection of either version of HTTP.
-pub(crate) trait Driven: Future {
-    /// Takes on nothing more, and ends after what is under way.
-    fn finish(self: Pin<&mut Self>);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use mainstay_store::clock::ManualClock;
-    use std::net::Ipv4Addr;
-
-    const NEAR: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-
-    #[test]
-    fn each_state_has_its_own_patience() {
-        let limits = Limits::default();
-        let calm = Reading {
-            shaken: true,
-            busy: false,
-            head: None,
-            unused: None,
-            quiet: Duration::ZERO,
-            stalled: None,
-            unread: None,
-        };
-        let second = Duration::from_secs(1);
-        let shaking = Reading { shaken: false, ..calm };
-        let head = |reading: Reading, time| Reading { head: Some(time), ..reading };
-        let unused = |time| Reading { unused: Some(time), ..calm };
-        let busy = Reading { busy: true, ..calm };
-        let after = |reading: Reading, quiet| Reading { quiet, ..reading };
-        let stalled = |stalled| Reading { stalled: Some(stalled), ..busy };
-        let cases = [
-            (after(shaking, limits.handshake), false),
-            (after(shaking, limits.handshake + second), true),
-            (head(calm, limits.head_time), false),
-            (head(calm, limits.head_time + second), true),
-            (head(busy, limits.head_time + second), true),
-            (unused(limits.head_time), false),
-            (unused(limits.head_time + second), true),
-            (after(calm, limits.idle), false),
-            (after(calm, limits.idle + second), true),
-            (after(busy, limits.idle * 10), false),
-            (stalled(limits.stall), false),
-            (stalled(limits.stall + second), true),
-            (Reading { unread: Some(limits.stall), ..busy }, false),
-            (Reading { unread: Some(limits.stall + second), ..calm }, true),
-        ];
-        for (reading, closed) in cases {
-            assert_eq!(overstays(reading, &limits).is_some(), closed, "{reading:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_head_that_never_ends_is_cut_off_and_a_request_under_way_is_not() {
-        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
-        let all = Connections::new(clock.clone(), Limits::default());
-        let (slow, busy) = (all.enter(NEAR), all.enter(NEAR));
-        for place in [&slow, &busy] {
-            place.pulse.shaken(false);
-            place.pulse.heard(true);
-        }
-        let under_way = busy.pulse.begin();
-        let mut sweep = pin!(all.sweep());
-        assert!(futures_util::poll!(&mut sweep).is_pending());
-        clock.advance(Duration::from_secs(10));
-        slow.pulse.heard(true);
-        clock.advance(Duration::from_secs(10));
-        assert!(futures_util::poll!(&mut sweep).is_pending());
-        assert!(!slow.pulse.ordered().await);
-        assert_eq!(busy.pulse.order.load(Relaxed), GO_ON);
-        drop((under_way, slow));
-        assert_eq!(all.len(), 1);
-    }
-
-    #[test]
-    fn a_head_that_began_behind_a_request_counts_from_the_end_of_the_request() {
-        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
-        let all = Connections::new(clock, Limits::default());
-        let (piped, done) = (all.enter(NEAR), all.enter(NEAR));
-        for (place, partial) in [(&piped, true), (&done, false)] {
-            place.pulse.shaken(false);
-            place.pulse.heard(partial);
-            drop(place.pulse.begin());
-            assert_eq!(place.pulse.reading().head, partial.then_some(Duration::ZERO));
-        }
-    }
-
-    #[test]
-    fn pings_do_not_prolong_an_incomplete_head_over_http2() {
-        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
-        let all = Connections::new(clock, Limits::default());
-        let place = all.enter(NEAR);
-        place.pulse.shaken(true);
-        for (tick, partial, head) in
-            [(0, false, None), (5, true, Some(0)), (9, true, Some(4)), (10, false, None)]
-        {
-            all.tick.store(tick, Relaxed);
-            place.pulse.heard_frames(partial);
-            let reading = place.pulse.reading();
-            assert_eq!(reading.head, head.map(Duration::from_millis), "{tick}");
-            assert_eq!(reading.unused, Some(Duration::from_millis(tick)));
-        }
-        let _request = place.pulse.begin();
-        assert_eq!(place.pulse.reading().unused, None);
-    }
-
-    #[test]
-    fn the_longest_idle_connection_makes_room() {
-        let clock = ManualClock::new("2026-11-16T00:00:00Z".parse().unwrap());
-        let all = Connections::new(clock, Limits::default());
-        let (first, second, third) = (all.enter(NEAR), all.enter(NEAR), all.enter(FAR));
-        let _request = first.pulse.begin();
-        second.pulse.since.store(5, Relaxed);
-        third.pulse.since.store(9, Relaxed);
-        all.close_idlest(None);
-        let orders = [&first, &second, &third].map(|place| place.pulse.order.load(Relaxed));
-        assert_eq!(orders, [GO_ON, CLOSE, GO_ON]);
-        all.close_idlest(Some(FAR));
-        assert_eq!(third.pulse.order.load(Relaxed), CLOSE, "one from there makes room");
-    }
 }

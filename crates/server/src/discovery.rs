@@ -6,11 +6,11 @@
 use mainstay_store::registry::{GroupVersion, Kind, Registry};
 use serde_json::{Map, Value, json};
 
-/// What can be done with a collection.
+/// The verbs of a collection.
 const VERBS: [&str; 8] =
     ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
-/// What can be done with a kind. Namespaces go one at a time, since each has to be emptied first.
+/// The verbs of a kind. Namespaces go one at a time, since each has to be emptied first.
 fn verbs(kind: &Kind) -> Vec<&'static str> {
     let served = |verb: &&str| *verb != "deletecollection" || serves_delete_collection(kind);
     VERBS.into_iter().filter(served).collect()

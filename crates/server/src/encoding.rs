@@ -21,7 +21,7 @@ pub(crate) fn tag(document: &[u8]) -> HeaderValue {
     HeaderValue::try_from(format!("\"{digest}\"")).expect("hexadecimal digits make a header")
 }
 
-/// How a client would like its answer, where it said so.
+/// The encoding that a client asks for.
 #[derive(Debug, Default)]
 pub(crate) struct Wants {
     gzip: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Wants {
 }
 
 impl Wants {
-    /// What the headers of a request ask for; most ask for nothing.
+    /// The encodings that the headers of a request ask for; most ask for none.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let known: Vec<String> = headers
             .get_all(IF_NONE_MATCH)
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_is_sent_to_those_who_take_it() {
+    fn gzip_is_sent_if_accepted() {
         let cases = [
             ("gzip", true),
             ("deflate, GZIP;q=0.5", true),

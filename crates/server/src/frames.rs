@@ -6,7 +6,7 @@
 //! the frame headers of the bytes that arrive and steps over their payloads. It changes nothing,
 //! and leaves every judgement about the frames themselves to the library.
 
-/// What a client sends before its first frame (RFC 9113, section 3.4).
+/// The bytes that a client sends before its first frame (RFC 9113, section 3.4).
 const PREFACE: usize = 24;
 /// Length, type, flags and stream (RFC 9113, section 4.1).
 const HEADER: usize = 9;

@@ -34,7 +34,7 @@ const WORKERS: usize = 8;
 /// How often a lost cause is looked at again.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Who owns whom.
+/// Owners and their dependents.
 #[derive(Debug, Default)]
 struct Web {
     /// Dependents by the identity of an owner.
@@ -70,7 +70,7 @@ impl Web {
     }
 }
 
-/// What an owner that an object names is found to be.
+/// The state of an owner that an object names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     /// There, or not ours to know.
@@ -81,7 +81,7 @@ enum Owner {
     Absent,
 }
 
-/// What is to be done about a dependent.
+/// The action for a dependent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Judgement {
     Keep,
@@ -223,7 +223,7 @@ impl Collector {
                     Verdict::Retry
                 }
                 Err(error) => {
-                    tracing::warn!(object = %work.key(), %error, "garbage was not collected yet");
+                    tracing::warn!(object = %work.key(), %error, "collecting garbage failed; retrying");
                     Verdict::Retry
                 }
             };

@@ -14,7 +14,7 @@ use memchr::memchr;
 /// How much of a line is kept when it arrives in pieces: enough for the two that matter.
 const KEPT: usize = 64;
 
-/// What is expected next on a connection.
+/// The part of a request that comes next on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Head,
@@ -122,7 +122,7 @@ impl Heads {
         if length <= KEPT {
             return self.whole(&kept[..length]);
         }
-        // Nothing that matters is longer, unless it is padded.
+        // Only a padded field that matters is longer.
         let long = self.state == State::Head && (field(&kept, LENGTH) || field(&kept, ENCODING));
         match self.state {
             // A size of that many digits may go on behind them.

@@ -1,9 +1,9 @@
-//! Who asks: users, their roles and their groups. Pure: no lookups, no clock.
+//! Users, their roles and their groups. Pure: no lookups, no clock.
 //!
 //! There are four roles and no others. A viewer reads; an editor also writes; an admin also gives
 //! out tokens and may act as others; a node reads and writes only what is its own. The servers of a
-//! cluster know each other by a group of their own, and are trusted like admins. What each role may
-//! do in detail is decided in [`crate::authorize`].
+//! cluster know each other by a group of their own, and are trusted like admins. The rights
+//! of each role are in [`crate::authorize`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// The group of the servers of a cluster, which act for those whose requests they forward.
 pub const SERVERS: &str = "system:servers";
 
-/// What somebody is trusted with.
+/// A set of rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -63,10 +63,10 @@ impl fmt::Display for Role {
     }
 }
 
-/// What is said of somebody besides the name; only the groups matter to us.
+/// The claims of a credential besides the name; only the groups matter to us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
-    /// What tells them apart from others of the same name.
+    /// Tells users of the same name apart.
     pub uid: String,
     /// The groups they are in.
     pub groups: Vec<String>,
@@ -87,11 +87,11 @@ impl Claims {
 pub struct User {
     /// How the audit log and messages call them.
     pub name: Arc<str>,
-    /// What they are trusted with; without a role, nothing.
+    /// The role; without one, a user has no rights.
     pub role: Option<Role>,
     /// The node they speak for.
     pub node: Option<String>,
-    /// What else is said of them.
+    /// The other claims of the credential.
     pub claims: Claims,
 }
 

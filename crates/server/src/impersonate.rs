@@ -1,8 +1,9 @@
 //! Acting as somebody else: the `Impersonate-*` headers.
 //!
-//! A server that forwards a request says so on whose behalf, and an administrator may look at the
-//! API with another's eyes (`kubectl --as`). Nobody else may, and nobody gains by it: whoever may
-//! impersonate may already do everything. The audit log names both. Enter at [`named`] and [`act`].
+//! A server that forwards a request names the user on whose behalf it does, and an administrator may
+//! make requests as another user (`kubectl --as`). No other user may. It gives no further rights: users
+//! who may impersonate may already do everything. The audit log names both. Enter at [`named`] and
+//! [`act`].
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_those_who_may_do_everything_act_for_others() {
+    fn only_administrators_act_for_others() {
         let other = || named(&headers(&[("impersonate-user", "ada")])).unwrap().unwrap();
         for role in [Role::Editor, Role::Viewer, Role::Node] {
             let user = User::of_groups("eve", Claims::of_role(role));

@@ -1,7 +1,7 @@
 //! Joining: `POST /mainstay/v1/join` signs the key of an agent for the node it speaks for, and
 //! `GET` tells the bearer of a join token for which node it is.
 //!
-//! Whoever calls has a join token, or the certificate of a node, which it renews. The certificate
+//! The caller has a join token, or the certificate of a node, which it renews. The certificate
 //! names that node, whatever the request says. A node's zone is fixed when it joins first: the
 //! token says it, or else the agent. Repeating a join with the same key is harmless.
 
@@ -34,7 +34,7 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// The label that has a node's name.
 const HOST: &str = "kubernetes.io/hostname";
 
-/// What an agent asks for. Older agents send the request for a certificate only.
+/// The request of an agent. Older agents send the request for a certificate only.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Wish {
@@ -138,7 +138,7 @@ fn staying(node: Node) -> Result<Node, Error> {
     }
 }
 
-/// What is known of the token a request carries.
+/// The description of the token that a request carries.
 async fn described(app: &App, token: &[u8], user: &User, verb: &str) -> Result<Description, Error> {
     if user.role != Some(Role::Node) {
         return Err(authorize::forbidden_path(user, verb, PATH));

@@ -39,11 +39,11 @@ const PIECE: usize = 128 << 10;
 /// Snapshots behind continue tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
-    kept: Mutex<VecDeque<Kept>>,
+    kept: Mutex<VecDeque<Snapshot>>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct Snapshot {
     resource: Resource,
     collection: Collection,
     at: Duration,
@@ -69,7 +69,7 @@ impl Snapshots {
             kept.pop_front();
         }
         let (resource, collection) = (resource.clone(), collection.clone());
-        kept.push_back(Kept { resource, collection, at: now });
+        kept.push_back(Snapshot { resource, collection, at: now });
     }
 
     fn find(&self, resource: &Resource, revision: Revision, now: Duration) -> Option<Collection> {
@@ -227,7 +227,7 @@ pub(crate) async fn list(
         Some(token) => Some(app.seal.open(token, kind.resource(), namespace)?),
         None => None,
     };
-    let collection = match collection(app, kind, at, cursor.as_ref()).await {
+    let whole = match collection(app, kind, at, cursor.as_ref()).await {
         Err(error) if error.reason == Reason::Expired => {
             let Some(cursor) = cursor else {
                 return Err(error);
@@ -236,6 +236,9 @@ pub(crate) async fn list(
         }
         other => other?,
     };
+    let fields = query.field_selector.as_deref();
+    let own = app.owners.narrow(&app.resources, kind, fields, &whole).await;
+    let collection = own.unwrap_or_else(|| whole.clone());
     if limit == 0 && collection.len() > ONE_PIECE && form == Form::Plain {
         let after = cursor.map(|cursor| cursor.after);
         return Ok(in_pieces(kind, collection, namespace, after, filter));
@@ -258,7 +261,7 @@ pub(crate) async fn list(
                 (None, _) => collection.range(namespace, Some(last)).count(),
             });
         }
-        app.snapshots.keep(kind.resource(), &collection, app.clock.elapsed());
+        app.snapshots.keep(kind.resource(), &whole, app.clock.elapsed());
         let next = Cursor::new(Some(revision), last, remaining, kind.resource(), namespace);
         token = Some(app.seal.token(&next));
     }

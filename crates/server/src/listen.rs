@@ -57,7 +57,7 @@ pub(crate) fn allowed_connections(wanted: usize) -> usize {
     wanted.min(room)
 }
 
-/// Who is at the other end.
+/// The client of a connection.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
@@ -85,7 +85,7 @@ pub(crate) struct Room {
 }
 
 impl Listener {
-    /// Accepts until told to stop. What was accepted lives on in the tasks.
+    /// Accepts connections until told to stop. Accepted ones live on in the tasks.
     pub(crate) async fn run(self, stop: CancellationToken) {
         loop {
             let accepted = tokio::select! {
@@ -95,7 +95,7 @@ impl Listener {
             let (stream, address) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "accepting a connection failed");
                     self.room.connections.close_idlest(None);
                     tokio::time::sleep(EXHAUSTED).await;
                     continue;
@@ -157,7 +157,7 @@ impl Room {
     async fn serve(&self, stream: TcpStream, address: SocketAddr, visitor: Visitor, place: Place) {
         let (pulse, app, head) = (place.pulse.clone(), self.app.clone(), self.limits.head);
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection went away");
+            tracing::debug!(%error, "the client closed a connection before it was set up");
             return;
         }
         let Some(tls) = &self.tls else {

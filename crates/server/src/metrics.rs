@@ -1,4 +1,4 @@
-//! What the server counts, for Prometheus.
+//! The server's metrics, for Prometheus.
 
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
@@ -57,7 +57,7 @@ pub(crate) struct Metrics {
     pub(crate) audit: crate::audit::Meters,
 }
 
-/// What is only looked up when somebody asks.
+/// Values that are looked up when the metrics are read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Levels {
     pub(crate) in_flight: usize,

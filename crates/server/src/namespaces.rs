@@ -2,8 +2,8 @@
 //! itself before it goes.
 //!
 //! A namespace on its way out holds a finalizer of ours. Each pass deletes what is still in it; two
-//! empty passes in a row, a moment apart, let it go: whoever was creating something when it was
-//! marked is through by then. What other finalizers hold back is waited for, ever more patiently.
+//! empty passes in a row, a moment apart, let it go: a request that was creating something when it was
+//! marked is through by then. Objects that other finalizers hold are waited for, at growing intervals.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -119,10 +119,10 @@ async fn pass(resources: &Resources, kind: &Kind, name: &str, state: Leaving) ->
         Err(error) => Err(error),
     };
     match done {
-        // Finalizers of others may hold it still: whoever takes the last one removes it.
+        // Other finalizers may still hold it: the request that takes the last one removes it.
         Ok(()) => again(PATIENCE, true),
         Err(error) => {
-            tracing::warn!(namespace = name, %error, "a namespace could not be emptied");
+            tracing::warn!(namespace = name, %error, "emptying a namespace failed; retrying");
             again(later, false)
         }
     }

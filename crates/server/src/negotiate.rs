@@ -15,7 +15,7 @@ pub(crate) enum Form {
     Metadata(&'static str),
 }
 
-/// What a client sends for a body.
+/// The format of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Json,
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn openapi_is_sent_in_protobuf_to_those_who_insist() {
+    fn openapi_is_sent_in_protobuf_if_asked_for() {
         let (new, old) = (binary::MEDIA, binary::OLD_MEDIA);
         let cases = [
             (old.to_owned(), true),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn aggregated_discovery_is_given_to_those_who_prefer_it() {
+    fn aggregated_discovery_is_sent_if_preferred() {
         let kubectl = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
         assert_eq!(aggregated_discovery(Some(kubectl)), Some("v2"));
         assert_eq!(aggregated_discovery(Some("application/json")), None);

@@ -28,7 +28,7 @@ pub(crate) fn note(node: &str, asked: &mut Asked) {
     node.clone_into(&mut asked.name);
 }
 
-/// Revokes the certificates and join tokens of a node; whoever calls has checked that the user is
+/// Revokes the certificates and join tokens of a node; the caller has checked that the user is
 /// an admin. Doing it again is harmless.
 pub(crate) async fn revoke(app: &App, parts: &Parts, node: &str) -> Result<Reply, Error> {
     if parts.method != Method::POST {

@@ -39,7 +39,7 @@ pub struct Options {
     /// How much the server puts up with.
     pub limits: Limits,
     /// Further dialects: asked for every path the server does not know itself, by users that are
-    /// known. The [`crate::User`] is among the request's extensions. What they do not know either
+    /// known. The [`crate::User`] is among the request's extensions. A path that they do not know either
     /// is answered with a `Status`.
     pub routes: Option<axum::Router>,
     /// Where those further dialects begin that know users of their own, such as `/rucio`: there a
@@ -55,7 +55,7 @@ pub struct Options {
     pub audit: crate::audit::Settings,
     /// Counters of others, shown under `/metrics` with the server's own.
     pub metrics: prometheus_client::registry::Registry,
-    /// What is kept besides the objects and belongs into a backup.
+    /// Data besides the objects that belongs into a backup.
     pub parts: Vec<Arc<dyn PartSource>>,
     /// Parts of others that must work for the server to be ready, besides its store; by the name
     /// that `/readyz` shows.

@@ -62,7 +62,7 @@ impl Patch {
         operations.len() > FEW || copies.count() > 1
     }
 
-    /// What becomes of `object`, of which at most `limit` bytes may be copied.
+    /// Applies the patch to `object`, of which at most `limit` bytes may be copied.
     ///
     /// # Errors
     /// 400 if a directive makes no sense, 422 if an operation cannot be carried out or what came
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_applied_is_refused_with_a_reason() {
+    fn invalid_configurations_are_refused_with_a_reason() {
         let object = json!({"a": {"b": 1}});
         let doubling: Vec<Value> = (0..60)
             .map(|at| json!({"op": "copy", "from": "", "path": format!("/x{at}")}))

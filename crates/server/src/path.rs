@@ -1,4 +1,4 @@
-//! What a path names. Parsed by hand, borrowing from the request: this is on the way of every one.
+//! Parses the path of a request: which objects or documents it names. Parsed by hand, borrowing from the request: this is on the way of every one.
 //!
 //! No segment with a slash, `.` or `..` in it ever gets past here, however it was encoded; so a
 //! key of the store is always made of exactly one namespace and one name.
@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use mainstay_store::status::Error;
 use percent_encoding::percent_decode_str;
 
-/// What the path of a request names.
+/// The thing that the path of a request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Path<'a> {
     /// `/api`, `/apis`, `/apis/GROUP`, `/api/v1`, `/apis/GROUP/VERSION`.
@@ -73,7 +73,7 @@ pub(crate) fn parse(path: &str) -> Result<Path<'_>, Error> {
     }
 }
 
-/// What follows `prefix`, if `path` is it or lies below it. Begins with a slash or is empty.
+/// The text after `prefix`, if `path` is it or lies below it. Begins with a slash or is empty.
 fn below<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
     let rest = path.strip_prefix(prefix)?;
     (rest.is_empty() || rest.starts_with('/')).then_some(rest)
@@ -142,7 +142,7 @@ fn decoded(segment: &str) -> Result<Cow<'_, str>, Error> {
     Err(Error::bad_request(format!("invalid name {decoded:?} in the path: {fault}")))
 }
 
-/// Undoes percent-encoding, and `+` for a space where `plus` says so; `None` if it is not UTF-8.
+/// Undoes percent-encoding, and `+` for a space if `plus`; `None` if it is not UTF-8.
 pub(crate) fn percent_decode(text: &str, plus: bool) -> Option<Cow<'_, str>> {
     if plus && text.contains('+') {
         let text = text.replace('+', " ");

@@ -1,9 +1,9 @@
 //! Bodies in Kubernetes' protobuf, read into the JSON they stand for.
 //!
 //! Some commands of kubectl, and clients that are set up so, send protobuf whatever the server
-//! says it likes. What they send is few kinds in a plain encoding, so each kind is a table of
-//! field numbers and names, and one reader turns any of them into an object. Nothing is ever
-//! answered in protobuf: every client that sends it also accepts JSON.
+//! says it likes. They send few kinds in a plain encoding, so each kind is a table of
+//! field numbers and names, and one reader turns any of them into an object. Answers are
+//! never in protobuf: every client that sends it also accepts JSON.
 
 pub(crate) mod write;
 
@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use mainstay_store::status::Error;
 use serde_json::{Map, Value};
 
-/// What every such body begins with.
+/// The first bytes of every such body.
 pub(crate) const MAGIC: &[u8] = b"k8s\0";
 /// How deep messages may be nested.
 const DEPTH: usize = 16;
@@ -21,7 +21,7 @@ const DEPTH: usize = 16;
 /// A field of a message: its number, its name in JSON, and what it holds.
 pub(crate) type Field = (u32, &'static str, Shape);
 
-/// What a field holds.
+/// The type of a field.
 #[derive(Clone, Copy)]
 pub(crate) enum Shape {
     Text,
@@ -194,7 +194,7 @@ const DELETE_OPTIONS: &[Field] = &[
     (5, "dryRun", Texts),
 ];
 
-/// What stands around every object.
+/// The envelope around every object.
 const ENVELOPE: &[Field] = &[(1, "type", Message(&[(1, "apiVersion", Text), (2, "kind", Text)]))];
 
 /// Reads a body.
@@ -280,7 +280,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A message as a JSON object. What is empty or zero is left out, as in JSON; so are fields the
+/// A message as a JSON object. Fields that are empty or zero are left out, as in JSON; so are fields the
 /// table does not have. `None` if it is broken.
 fn message(fields: &[Field], bytes: &[u8], depth: usize) -> Option<Map<String, Value>> {
     let depth = depth.checked_sub(1)?;
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_or_unknown_is_refused() {
+    fn broken_and_unknown_input_is_refused() {
         let namespace = enveloped("v1", "Namespace", &field(1, &field(1, b"x")));
         for end in 0..namespace.len() {
             // A message that is cut off between two fields is still a message.

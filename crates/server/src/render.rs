@@ -16,7 +16,7 @@ use crate::table::{self, Include};
 /// How many objects are turned into rows before others get a turn.
 const TURN: usize = 256;
 
-/// What a page says about itself.
+/// The metadata of a page.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     pub(crate) revision: Revision,
@@ -37,7 +37,7 @@ impl Page {
     }
 }
 
-/// What of each object a table shall carry along.
+/// The part of each object that a table carries along.
 ///
 /// # Errors
 /// 400 if it cannot be read.

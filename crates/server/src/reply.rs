@@ -1,4 +1,4 @@
-//! What goes back: bodies that cost no more than they must, and refusals as `Status` objects.
+//! Answers: bodies that cost no more than they must, and refusals as `Status` objects.
 
 use std::any::Any;
 use std::pin::Pin;
@@ -332,7 +332,7 @@ fn details(details: &Details, retry_after: Option<u32>) -> Map<String, Value> {
     body
 }
 
-/// The `Status` that says something is done.
+/// The `Status` of a success.
 pub(crate) fn success(details: &Details) -> Reply {
     let body = json!({
         "kind": "Status",

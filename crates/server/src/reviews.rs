@@ -17,7 +17,7 @@ use crate::path::Target;
 use crate::reply::{self, Reply};
 use crate::service::{App, accept, wrong_method};
 
-/// What is asked.
+/// The question of a review.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Review {
     /// Who am I?
@@ -88,7 +88,7 @@ fn user_info(user: &User) -> Value {
     info
 }
 
-/// Whether a user may do what a review describes, and why. What only the object can decide is
+/// Whether a user may do what a review describes, and why. A condition on the object is
 /// decided on the object that the review names; without a name it is allowed, under a condition.
 async fn may(app: &App, user: &Arc<User>, spec: &Map<String, Value>) -> (bool, String) {
     let reason = match user.role {
@@ -151,7 +151,7 @@ async fn owns(app: &App, user: &Arc<User>, attempt: &Attempt<'_>, rule: Own) -> 
     let found = kinds.find(|kind| kind.group == attempt.group && kind.plural == attempt.plural);
     let (Some(kind), Some(name)) = (found, attempt.name) else { return false };
     match app.resources.get(kind, &kind.key(attempt.namespace, name)).await {
-        // An object that is not there yet belongs to the node if its name says so.
+        // An object that is not there yet belongs to the node if its name is the node's.
         Err(_) => rule.is_by_name(),
         Ok(record) => {
             let own = OwnOnly::new(app, user, rule, kind, attempt);
@@ -160,7 +160,7 @@ async fn owns(app: &App, user: &Arc<User>, attempt: &Attempt<'_>, rule: Own) -> 
     }
 }
 
-/// What a user may do, as far as a list of rules can say it.
+/// The rights of a user, as far as a list of rules can express them.
 fn rules(user: &User) -> Value {
     let every = || json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]});
     let resource_rules: Vec<Value> = match user.role {

@@ -1,37 +1,34 @@
-//! Starting, running and ending a server. Enter at [`Server::start`].
+//! Starts, runs and ends a server. Enter at [`Server::start`].
+
+mod client_files;
+mod house;
+mod open;
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use mainstay_controller::election::{self, Election};
-use mainstay_controller::liveness;
+use mainstay_controller::{election, liveness};
 use mainstay_store::clock::Clock;
-use mainstay_store::identity::{self, Marker};
-use mainstay_store::memory::MemoryStore;
 use mainstay_store::objects::{self, Objects};
-use mainstay_store::registry::{Durability, Kind};
 use mainstay_store::resources::{Identities, RandomIdentities, Resources};
-use mainstay_store::tiered::{self, Tiered};
-use mainstay_store::{Location, Settings};
-use mainstay_store::{backup, location, status};
+use mainstay_store::{identity, location, status};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::house::{House, Led};
 use crate::audit::{Around, Audit, Condition, Writing};
 use crate::certificates::Certificates;
 use crate::connection::Connections;
 use crate::cursor::Seal;
 use crate::documents::Documents;
 use crate::gate::Gate;
-use crate::identity::Role;
 use crate::list::Snapshots;
 use crate::listen::{self, Listener, Room};
 use crate::metrics::Metrics;
@@ -39,11 +36,8 @@ use crate::options::{Limits, Options};
 use crate::readiness::Readiness;
 use crate::service::{self, App};
 use crate::tls::{self, Authorities, Authority, Tls};
-use crate::tokens::{self, Tokens, Wish};
-use crate::{events, files, garbage, namespaces, store_watch};
-
-/// How long a housekeeper rests after a failure before it tries again.
-const REST: Duration = Duration::from_secs(1);
+use crate::tokens::{self, Tokens};
+use crate::{events, files, garbage, namespaces};
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +57,7 @@ pub enum Error {
     /// The store is not the one that the data folder remembers. Do not retry: see what it says.
     #[error(transparent)]
     Identity(#[from] identity::Error),
-    /// There is no trust.
+    /// TLS could not be set up.
     #[error("TLS could not be set up")]
     Tls(#[from] tls::Error),
     /// The first token could not be made.
@@ -77,7 +71,7 @@ pub enum Error {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the machine said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A file could not be written.
@@ -85,16 +79,16 @@ pub enum Error {
     File {
         /// The file.
         path: PathBuf,
-        /// What the machine said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// A server about to be.
+/// Starts servers.
 #[derive(Debug)]
 pub struct Server;
 
-/// A server that serves.
+/// A running server.
 #[derive(Debug)]
 pub struct Running {
     address: SocketAddr,
@@ -107,7 +101,7 @@ pub struct Running {
     ended: JoinHandle<()>,
 }
 
-/// A way to end a server, to be given to whoever may.
+/// A way to end a server.
 #[derive(Clone, Debug)]
 pub struct Handle {
     stop: CancellationToken,
@@ -199,7 +193,7 @@ impl Server {
         }
         let dir = options.data_dir.clone();
         files::make_dir(&dir).map_err(|source| Error::File { path: dir, source })?;
-        let objects = open(&options).await?;
+        let objects = open::open(&options).await?;
         match Self::start_on(options, objects.clone()).await {
             Err(error) => {
                 objects.close().await;
@@ -264,7 +258,7 @@ impl Server {
         let (audit, writing) = Audit::start(options.audit, around)
             .map_err(|(path, source)| Error::File { path, source })?;
 
-        let election = stand(&options.store, &url, &objects, &clock);
+        let election = open::stand(&options.store, &url, &objects, &clock);
         let stop = CancellationToken::new();
         let rest = stop.child_token();
         let housekeeping = TaskTracker::new();
@@ -279,9 +273,13 @@ impl Server {
         });
         house.keep_trust(&authority, &certificates, tls.as_ref(), &clock, {
             let (data_dir, url) = (data_dir.clone(), url.clone());
-            move |authority: &Authority| rewrite_files(&data_dir, &url, authority, plain_http)
+            move |authority: &Authority| {
+                client_files::rewrite_files(&data_dir, &url, authority, plain_http)
+            }
         });
-        let written = write_files(&data_dir, &url, &authority.current(), plain_http, &tokens).await;
+        let current = authority.current();
+        let written =
+            client_files::write_files(&data_dir, &url, &current, plain_http, &tokens).await;
         if let Err(error) = written {
             house.end().await;
             if let Some(election) = election {
@@ -300,6 +298,7 @@ impl Server {
             authority,
             certificates,
             snapshots: Snapshots::default(),
+            owners: crate::owners::Owners::default(),
             metrics,
             audit,
             connections: connections.clone(),
@@ -372,268 +371,6 @@ impl Server {
     }
 }
 
-async fn must_be_whole(objects: &dyn Objects) -> Result<(), Error> {
-    if backup::unfinished(objects).await? { Err(Error::HalfRestored) } else { Ok(()) }
-}
-
-/// Opens the store that this data folder belongs to.
-async fn open_own(options: &Options) -> Result<Arc<dyn Objects>, Error> {
-    let (dir, meant) = (&options.data_dir, options.new_cluster);
-    let marker = match Marker::read(dir) {
-        Err(identity::Error::Marker { .. }) if meant => Marker::default(),
-        read => read?,
-    };
-    if let (Location::Sqlite(path), false) = (&options.store, meant) {
-        marker.expects(dir, path)?;
-    }
-    let settings = Settings { new_database: meant, ..options.settings.clone() };
-    let objects = mainstay_store::open(&options.store, &settings, options.clock.clone()).await?;
-    let settled = async {
-        must_be_whole(&*objects).await?;
-        if options.store != Location::Memory {
-            let (place, fresh) = (options.store.to_string(), RandomIdentities.uid());
-            marker.settle(dir, &place, &*objects, &fresh, meant).await?;
-        }
-        Ok(())
-    };
-    match settled.await {
-        Ok(()) => Ok(objects),
-        Err(error) => {
-            objects.close().await;
-            Err(error)
-        }
-    }
-}
-
-/// Opens the store, with memory beside it for what need not survive.
-async fn open(options: &Options) -> Result<Arc<dyn Objects>, Error> {
-    let (settings, clock) = (&options.settings, options.clock.clone());
-    let durable = open_own(options).await?;
-    let in_memory = |kind: &&Arc<Kind>| kind.durability == Durability::Memory;
-    let in_memory: Vec<_> =
-        options.registry.iter().filter(in_memory).map(|kind| kind.resource().clone()).collect();
-    if in_memory.is_empty() {
-        return Ok(durable);
-    }
-    let epoch = match tiered::next_epoch(&*durable).await {
-        Ok(epoch) => epoch,
-        Err(error) => {
-            durable.close().await;
-            return Err(error.into());
-        }
-    };
-    let memory = MemoryStore::new(epoch, settings.retention, settings.largest_object, clock);
-    Ok(Arc::new(Tiered::new(durable, memory, in_memory)))
-}
-
-/// Stands for election where several servers share a store; elsewhere this one is alone, and leads.
-fn stand(
-    store: &Location,
-    url: &str,
-    objects: &Arc<dyn Objects>,
-    clock: &Arc<dyn Clock>,
-) -> Option<election::Handle> {
-    let Location::Etcd(_) = store else { return None };
-    let holder = format!("{url} {}", RandomIdentities.uid());
-    let options =
-        election::Options { address: url.to_owned(), ..election::Options::new("servers", &holder) };
-    Some(Election::run(options, objects.clone(), clock.clone()))
-}
-
-/// Writes the files people start with, unless those that are there still work.
-async fn write_files(
-    dir: &Path,
-    url: &str,
-    authority: &Authority,
-    plain: bool,
-    tokens: &Tokens,
-) -> Result<(), Error> {
-    let there = std::fs::read_to_string(dir.join("kubeconfig")).unwrap_or_default();
-    let token = match files::token_in(&there) {
-        Some(token) if tokens.bearer(token.as_bytes()).is_some() => token.to_owned(),
-        _ => {
-            let wish = Wish { name: Some("admin".to_owned()), ..Wish::of(Role::Admin) };
-            tokens.create(wish).await?.token
-        }
-    };
-    tokens.keep_own(&token).await;
-    write_with(dir, url, authority, plain, &token)
-}
-
-/// Writes the files anew after the authority was exchanged; the token stays.
-fn rewrite_files(dir: &Path, url: &str, authority: &Authority, plain: bool) -> Result<(), Error> {
-    let there = std::fs::read_to_string(dir.join("kubeconfig")).unwrap_or_default();
-    match files::token_in(&there) {
-        Some(token) => write_with(dir, url, authority, plain, token),
-        // Not written yet: whoever starts the server does it.
-        None => Ok(()),
-    }
-}
-
-fn write_with(
-    dir: &Path,
-    url: &str,
-    authority: &Authority,
-    plain: bool,
-    token: &str,
-) -> Result<(), Error> {
-    let write = |name: &str, mode, text: &str| {
-        let path = dir.join(name);
-        if std::fs::read_to_string(&path).is_ok_and(|there| there == text) {
-            return Ok(());
-        }
-        match files::write_whole(&path, mode, text) {
-            // A server on a full disk still serves reads and deletions.
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                tracing::error!(path = %path.display(), "no space to write a file; it is as it was");
-                Ok(())
-            }
-            written => written.map_err(|source| Error::File { path, source }),
-        }
-    };
-    let bundle = authority.bundle();
-    write("ca.crt", 0o644, &bundle)?;
-    let authority = (!plain).then_some(bundle.as_str());
-    write("kubeconfig", 0o600, &files::kubeconfig(url, authority, token))
-}
-
-/// What housekeepers need that only the leader of several servers runs.
-#[derive(Clone, Debug)]
-struct Led {
-    election: Option<election::Handle>,
-    resources: Resources,
-    clock: Arc<dyn Clock>,
-}
-
-/// The tasks that keep a server in order, and the way to end them.
-#[derive(Debug)]
-struct House {
-    tasks: TaskTracker,
-    stop: CancellationToken,
-}
-
-impl House {
-    /// Runs a housekeeper; after a failure it rests and begins again.
-    fn keep<E, F>(
-        &self,
-        name: &'static str,
-        clock: Arc<dyn Clock>,
-        work: impl Fn() -> F + Send + 'static,
-    ) where
-        E: std::fmt::Display + Send,
-        F: Future<Output = Result<(), E>> + Send,
-    {
-        let stop = self.stop.clone();
-        let work = async move {
-            while let Err(error) = work().await {
-                tracing::warn!(%error, name, "a housekeeper failed and begins again");
-                clock.sleep(REST).await;
-            }
-        };
-        self.tasks.spawn(async move { stop.run_until_cancelled(work).await });
-    }
-
-    /// Runs a housekeeper while this server leads, writing under its fence.
-    fn keep_led<F>(
-        &self,
-        name: &'static str,
-        led: &Led,
-        work: impl Fn(Resources) -> F + Send + Sync + 'static,
-    ) where
-        F: Future<Output = Result<(), status::Error>> + Send,
-    {
-        let Led { election, resources, clock } = led.clone();
-        let work = Arc::new(work);
-        self.keep(name, clock, move || {
-            let (election, resources) = (election.clone(), resources.clone());
-            let work = work.clone();
-            async move {
-                let Some(election) = election else { return work(resources).await };
-                while let Some(fence) = election.leading().await {
-                    let mut leadership = election.leadership();
-                    let lost = leadership.wait_for(|now| now.fence() != Some(&fence));
-                    tokio::select! {
-                        done = work(resources.fenced(fence.clone())) => return done,
-                        _ = lost => {}
-                    }
-                }
-                Ok(())
-            }
-        });
-    }
-
-    fn sweep(&self, connections: Arc<Connections>) {
-        let stop = self.stop.clone();
-        self.tasks.spawn(async move { stop.run_until_cancelled(connections.sweep()).await });
-    }
-
-    fn check(&self, readiness: Arc<Readiness>) {
-        let stop = self.stop.clone();
-        self.tasks.spawn(async move { stop.run_until_cancelled(readiness.run()).await });
-    }
-
-    fn watch_store(&self, resources: Resources, clock: Arc<dyn Clock>) {
-        let stop = self.stop.clone();
-        let watching = store_watch::run(resources, clock);
-        self.tasks.spawn(async move { stop.run_until_cancelled(watching).await });
-    }
-
-    /// Follows the authority and the certificates of nodes.
-    fn keep_trust(
-        &self,
-        authority: &Arc<Authorities>,
-        certificates: &Arc<Certificates>,
-        tls: Option<&Arc<Tls>>,
-        clock: &Arc<dyn Clock>,
-        write: impl Fn(&Authority) -> Result<(), Error> + Send + Sync + 'static,
-    ) {
-        let all = certificates.clone();
-        self.keep("certificates", clock.clone(), move || {
-            let all = all.clone();
-            async move { all.follow().await }
-        });
-        let all = certificates.clone();
-        self.keep("deleted nodes", clock.clone(), move || {
-            let all = all.clone();
-            async move { all.follow_nodes().await }
-        });
-        let all = certificates.clone();
-        self.keep("revoked nodes", clock.clone(), move || {
-            let all = all.clone();
-            async move { all.keep_swept().await }
-        });
-        let (authority, certificates, tls) =
-            (authority.clone(), certificates.clone(), tls.cloned());
-        let changed = Arc::new(move |next: &Arc<Authority>| {
-            if let Some(tls) = &tls {
-                tls.exchange(next)?;
-            }
-            if next.previous().is_none() {
-                certificates.cut_others(next.name());
-            }
-            if let Err(error) = write(next) {
-                tracing::error!(%error, "the authority was exchanged, but a file was not written");
-            }
-            Ok(())
-        });
-        self.keep("authority", clock.clone(), move || {
-            let (authority, changed) = (authority.clone(), changed.clone());
-            async move { authority.follow(&*changed).await }
-        });
-    }
-
-    fn fresh(&self, tls: Arc<Tls>, clock: Arc<dyn Clock>) {
-        let stop = self.stop.clone();
-        self.tasks.spawn(async move { stop.run_until_cancelled(tls.keep_fresh(clock)).await });
-    }
-
-    async fn end(&self) {
-        self.stop.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
-    }
-}
-
 /// Everything that must be ended, in order.
 struct Serving {
     listener: JoinHandle<()>,
@@ -659,7 +396,7 @@ impl Serving {
         tokio::select! {
             () = self.tasks.wait() => {}
             () = self.clock.sleep(self.limits.shutdown) => {
-                tracing::warn!(open = self.connections.len(), "closing what does not end");
+                tracing::warn!(open = self.connections.len(), "requests did not end in time; closing their connections");
                 self.connections.close();
                 self.tasks.wait().await;
             }

@@ -1,7 +1,13 @@
-//! From a request to its answer: who asks, what for, whether they may, and who does it.
+//! Answers a request: authenticates the user, finds the part of the API that the path names, and
+//! passes the request on to it.
 //!
 //! Enter at [`App::answer`]. Every answer passes through it, so it is also where answers are
-//! counted, and where changes leave their line in the audit log.
+//! counted, and where changes leave their line in the audit log. [`objects`] serves objects, [`other`]
+//! every other path; both ask [`crate::authorize`] before they do anything.
+
+mod head;
+mod objects;
+mod other;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,44 +15,32 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::request::Parts;
-use http::{Method, Request, StatusCode, Version};
+use http::{Method, Request, Version};
 use mainstay_store::clock::Clock;
 use mainstay_store::object::Resource;
-use mainstay_store::registry::Kind;
-use mainstay_store::resources::{Admission, Resources, Subresource};
+use mainstay_store::resources::Resources;
 use mainstay_store::status::{Error, Reason};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tower::ServiceExt;
 
-use crate::admit::OwnOnly;
 use crate::answers::Room;
-use crate::audit::{Audit, AuditNote, Books, Tap};
-use crate::authorize::{self, Attempt, Verb, Verdict};
-use crate::body::{self, Incoming, Inside};
+use crate::audit::{Audit, AuditNote, Books};
+use crate::body::{self, Incoming};
 use crate::connection::Connections;
 use crate::cursor::Seal;
-use crate::discovery::serves_delete_collection;
-use crate::encoding;
-use crate::gate::{Gate, Pool, Who};
+use crate::gate::{Gate, Pool};
 use crate::identity::{Role, User};
-use crate::impersonate;
-use crate::list::{self, Snapshots};
+use crate::list::Snapshots;
 use crate::listen::Peer;
 use crate::metrics::Metrics;
-use crate::negotiate::{self, Form};
 use crate::options::Limits;
-use crate::path::{self, Path, Target};
-use crate::query::Query;
+use crate::path::{self, Path};
 use crate::readiness::Readiness;
-use crate::render;
-use crate::reply::{self, Body, Reply};
-use crate::reviews;
+use crate::reply::{self, Reply};
 use crate::tokens::Tokens;
-use crate::watch;
-use crate::write::Writing;
+use crate::{encoding, impersonate};
 
 /// How many unread bodies are taken at once.
 const LINGERING: usize = 256;
@@ -65,6 +59,7 @@ pub(crate) struct App {
     pub(crate) certificates: Arc<crate::certificates::Certificates>,
     pub(crate) seal: Seal,
     pub(crate) snapshots: Snapshots,
+    pub(crate) owners: crate::owners::Owners,
     pub(crate) metrics: Metrics,
     pub(crate) audit: Audit,
     pub(crate) connections: Arc<Connections>,
@@ -77,14 +72,14 @@ pub(crate) struct App {
     pub(crate) routes: Option<axum::Router>,
     pub(crate) own_users: Vec<&'static str>,
     pub(crate) streams: Vec<&'static str>,
-    /// What a backup holds besides the objects.
+    /// The parts of a backup besides the objects.
     pub(crate) parts: Vec<Arc<dyn mainstay_store::backup::PartSource>>,
-    /// Told when watches shall end.
+    /// Cancelled when watches shall end.
     pub(crate) stop: CancellationToken,
     pub(crate) count: AtomicU64,
 }
 
-/// What was asked, for the books.
+/// Facts about a request, for metrics and the audit log.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
     pub(crate) verb: &'static str,
@@ -93,12 +88,12 @@ pub(crate) struct Asked {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) user: Option<Arc<User>>,
-    /// As whom the user acts, if it is somebody else.
+    /// The user on whose behalf it is made, if it is another one.
     pub(crate) acting_as: Option<Arc<str>>,
     pub(crate) changes: bool,
     /// Whether it only asks a question, whatever its method.
     pub(crate) asks: bool,
-    /// What a further dialect has to say about it.
+    /// The notes of a further dialect about it.
     pub(crate) note: Option<AuditNote>,
     /// Why it was refused, in a word.
     pub(crate) reason: &'static str,
@@ -211,7 +206,7 @@ impl App {
         body: Incoming,
         books: &mut Books<'_>,
     ) -> Result<Reply, Error> {
-        check_head(&parts, self.limits.head)?;
+        head::check_head(&parts, self.limits.head)?;
         if parts.uri.path() == crate::join_api::PATH {
             parts.extensions.insert(peer.session.clone());
         }
@@ -275,7 +270,7 @@ impl App {
         }
     }
 
-    /// Who asks.
+    /// The user of a request.
     async fn authenticate(&self, peer: &Peer, parts: &Parts) -> Result<Arc<User>, Error> {
         let known = match parts.headers.get(AUTHORIZATION) {
             Some(_) => match bearer(parts) {
@@ -323,300 +318,6 @@ impl App {
             reply.body_mut().until(end, farewell);
         }
     }
-
-    /// Whether a path belongs to a dialect that knows users of its own.
-    fn has_own_users(&self, path: &str) -> bool {
-        self.own_users.iter().any(|start| {
-            path.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        })
-    }
-
-    /// Paths that anybody may read.
-    fn open_to_all(&self, parts: &Parts, path: &str) -> Option<Result<Reply, Error>> {
-        let reply = match path {
-            "/version" => crate::health::version(),
-            crate::authority_api::BUNDLE => crate::authority_api::bundle(self),
-            path => {
-                let verbose = Query::parse(parts.uri.query()).is_ok_and(|query| query.verbose);
-                crate::health::probe(&self.readiness, path, verbose)?
-            }
-        };
-        Some(read_only(&parts.method).map(|()| reply))
-    }
-
-    /// Objects of a kind.
-    async fn objects(
-        &self,
-        parts: &Parts,
-        body: Incoming,
-        target: &Target<'_>,
-        user: &Arc<User>,
-        who: &Who,
-        asked: &mut Asked,
-    ) -> Result<Reply, Error> {
-        let query = Query::parse(parts.uri.query())?;
-        let registry = self.resources.registry();
-        let Some(kind) = registry.find(target.group, target.version, target.plural) else {
-            if let Some(review) = reviews::named(target) {
-                asked.verb = method_verb(&parts.method);
-                asked.asks = true;
-                let _inside = body.admit(who, Pool::Requests)?;
-                return reviews::answer(self, parts, body, review, user).await;
-            }
-            return self.unknown_kind(parts, target, &query, user, asked);
-        };
-        let part = part(kind, target)?;
-        let verb = verb(&parts.method, kind, target, &query)?;
-        let (namespace, name) = (target.namespace.as_deref(), target.name.as_deref());
-        asked.verb = verb.as_str();
-        asked.resource = Some(kind.resource().clone());
-        asked.changes = !verb.reads();
-        if asked.changes {
-            target.subresource.unwrap_or_default().clone_into(&mut asked.subresource);
-            namespace.unwrap_or_default().clone_into(&mut asked.namespace);
-            name.unwrap_or_default().clone_into(&mut asked.name);
-        }
-        let attempt = Attempt {
-            verb,
-            group: kind.group,
-            plural: kind.plural,
-            subresource: target.subresource.unwrap_or_default(),
-            namespace,
-            name,
-            fields: query.field_selector.as_deref(),
-        };
-        let own = match authorize::judge(user, &attempt) {
-            Verdict::Allowed => None,
-            Verdict::IfOwn(rule) => Some(Arc::new(OwnOnly::new(self, user, rule, kind, &attempt))),
-            Verdict::Denied => return Err(authorize::forbidden(user, kind, &attempt)),
-        };
-        let form = negotiate::form(accept(parts))?;
-        if verb == Verb::Watch {
-            asked.lasting = true;
-            let inside = who.enter(Pool::Watches)?;
-            let watching = self.metrics.watching(kind.resource());
-            let mut reply = watch::watch(self, kind, namespace, name, &query, form).await?;
-            self.until_token_ends(parts, &mut reply, Some(watch::token_ended())).await;
-            reply.body_mut().holding((inside, watching));
-            return Ok(reply);
-        }
-        // A keeper may let a request wait: it must not stand in the way of those that do not.
-        let pool = if self.resources.is_kept(kind) { Pool::Watches } else { Pool::Requests };
-        let inside = match verb.reads() {
-            true => Inside::Place(who.enter(pool)?),
-            false => body.admit(who, pool)?,
-        };
-        let room = Room::new(who, parts);
-        room.check()?;
-        let writing = Writing {
-            app: self,
-            kind,
-            namespace,
-            subresource: part,
-            query: &query,
-            form,
-            who,
-            admission: own.clone().map(|own| own as Arc<dyn Admission>),
-            patient: asked.patient.clone(),
-        };
-        let key = name.map(|name| kind.key(namespace, name));
-        let mut reply = match (verb, &key) {
-            (Verb::Get, Some(key)) => {
-                check_version(&self.resources, kind, &query)?;
-                let record = self.resources.read(kind, key).await?;
-                if let Some(own) = &own {
-                    own.check(&record.object()).await?;
-                }
-                let body = if form == Form::Plain && !query.pretty {
-                    record.json().clone()
-                } else {
-                    render::one(kind, &record, form, &query, self.clock.now())?
-                };
-                reply::json(StatusCode::OK, Body::whole(body))
-            }
-            (Verb::Create, _) => writing.create(parts, body, &mut asked.name).await?,
-            (Verb::Update, Some(key)) => writing.update(parts, body, key).await?,
-            (Verb::Patch, Some(key)) => writing.patch(parts, body, key).await?,
-            (Verb::Delete, Some(key)) => writing.delete(parts, body, key).await?,
-            (Verb::DeleteCollection, _) => writing.delete_collection(parts, body).await?,
-            _ => list::list(self, kind, namespace, &query, form, room).await?,
-        };
-        if !reply.body().is_whole() {
-            reply.body_mut().holding(inside);
-        }
-        room.count(reply)
-    }
-
-    /// Kinds that are not served. `kubectl describe node` insists on asking for pods, though, and
-    /// is content to hear that there are none.
-    fn unknown_kind(
-        &self,
-        parts: &Parts,
-        target: &Target<'_>,
-        query: &Query<'_>,
-        user: &User,
-        asked: &mut Asked,
-    ) -> Result<Reply, Error> {
-        asked.verb = method_verb(&parts.method);
-        if (target.group, target.plural) != ("", "pods") || target.name.is_some() {
-            return Err(no_such_resource());
-        }
-        read_only(&parts.method)?;
-        let verb = if query.watch { Verb::Watch } else { Verb::List };
-        asked.verb = verb.as_str();
-        let attempt = Attempt {
-            verb,
-            group: "",
-            plural: "pods",
-            subresource: "",
-            namespace: target.namespace.as_deref(),
-            name: None,
-            fields: None,
-        };
-        if authorize::judge(user, &attempt) != Verdict::Allowed {
-            return Err(authorize::forbidden_path(user, verb.as_str(), parts.uri.path()));
-        }
-        if verb == Verb::Watch {
-            return Err(wrong_method());
-        }
-        let none = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[]}"#;
-        Ok(reply::json(StatusCode::OK, Body::whole(none)))
-    }
-
-    /// Everything that is neither objects nor discovery.
-    async fn other(
-        &self,
-        mut parts: Parts,
-        body: Incoming,
-        user: &Arc<User>,
-        who: &Who,
-        asked: &mut Asked,
-    ) -> Result<Reply, Error> {
-        let path = parts.uri.path();
-        let stays = self.streams.iter().any(|start| path.starts_with(start));
-        let inside = match stays {
-            true => Inside::Place(who.enter(Pool::Watches)?),
-            false => body.admit(who, Pool::Requests)?,
-        };
-        asked.verb = method_verb(&parts.method);
-        let errand = crate::store_api::Errand::named(path);
-        if let Some(errand) = errand {
-            errand.note(asked);
-        } else if let Some(errand) = crate::authority_api::named(path) {
-            errand.note(asked);
-        } else if let Some(node) = crate::node_api::revoked(path) {
-            crate::node_api::note(node, asked);
-        }
-        if authorize::paths::judge(user, parts.method.as_str(), path) != Verdict::Allowed {
-            return Err(authorize::forbidden_path(user, asked.verb, path));
-        }
-        if let Some(rest) = path.strip_prefix("/mainstay/v1/tokens") {
-            let id = rest.strip_prefix('/').unwrap_or(rest).to_owned();
-            return crate::token_api::answer(self, &parts, body, &id, asked).await;
-        }
-        if path == crate::join_api::PATH {
-            return crate::join_api::answer(self, &parts, body, user, asked).await;
-        }
-        if let Some(answer) = crate::authority_api::named(path) {
-            return answer.answer(self, &parts).await;
-        }
-        if let Some(node) = crate::node_api::revoked(path) {
-            return crate::node_api::revoke(self, &parts, node).await;
-        }
-        if let Some(errand) = errand {
-            let mut reply = crate::store_api::answer(self, &parts.method, errand, asked).await?;
-            self.until_token_ends(&parts, &mut reply, None).await;
-            reply.body_mut().holding(inside);
-            return Ok(reply);
-        }
-        if path == "/metrics" {
-            read_only(&parts.method)?;
-            return Room::new(who, &parts).count(crate::health::metrics(self));
-        }
-        if let Some(reply) = self.documents.other(path, &parts) {
-            read_only(&parts.method)?;
-            return Room::new(who, &parts).count(reply?);
-        }
-        parts.extensions.insert(user.clone());
-        let room = Room::new(who, &parts);
-        room.count(self.routed(parts, body, inside, stays, asked).await?)
-    }
-
-    /// Hands a request over to a further dialect, with its whole body unless it is a stream that
-    /// stays open.
-    async fn routed(
-        &self,
-        mut parts: Parts,
-        body: Incoming,
-        inside: Inside,
-        stays: bool,
-        asked: &mut Asked,
-    ) -> Result<Reply, Error> {
-        let Some(routes) = self.routes.clone() else {
-            return Err(no_such_resource());
-        };
-        asked.lasting = true;
-        // Dialects with users of their own know tokens of their own as well.
-        let token = parts.extensions.get::<Arc<User>>().and_then(|_| bearer(&parts));
-        let end = match token {
-            Some(token) => Some(self.tokens.end(token).await),
-            None => None,
-        };
-        parts.extensions.insert(asked.note.get_or_insert_default().clone());
-        let body = match stays {
-            true => match parts.extensions.remove::<Tap>() {
-                Some(tap) => axum::body::Body::new(tap.on(body.stream())),
-                None => body.stream(),
-            },
-            false => body::read(&parts, body, self.limits.body).await?.into(),
-        };
-        let request = Request::from_parts(parts, body);
-        let reply = routes.oneshot(request).await;
-        let mut reply = reply.map(|reply| reply.map(Body::routed)).map_err(Error::internal)?;
-        if let Some(end) = end {
-            reply.body_mut().until(end, None);
-        }
-        reply.body_mut().holding(inside);
-        Ok(reply)
-    }
-}
-
-/// Headers of which a request has one at most. A proxy in front that takes the other one of two
-/// would have judged another request than the one that is served.
-const SINGLE: [&str; 3] = ["host", "authorization", OWN_TOKEN];
-
-/// The most header fields of a request. Over HTTP/1 the library keeps this bound.
-const FIELDS: usize = 100;
-
-/// Refuses heads that are ambiguous, and over HTTP/2 those that are too large. The library would
-/// refuse large ones too, but its answer is lost on clients that see the stream refused. Over HTTP/1
-/// they never get here.
-fn check_head(parts: &Parts, limit: usize) -> Result<(), Error> {
-    for name in SINGLE {
-        if parts.headers.get_all(name).iter().nth(1).is_some() {
-            return Err(Error::bad_request(format!("the request has more than one {name} header")));
-        }
-    }
-    if parts.version != Version::HTTP_2 {
-        return Ok(());
-    }
-    if let (Some(authority), Some(host)) = (parts.uri.authority(), parts.headers.get(HOST))
-        && !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes())
-    {
-        return Err(Error::bad_request("the host header differs from :authority"));
-    }
-    if parts.headers.len() > FIELDS {
-        let message = format!("the head of the request has more than {FIELDS} fields");
-        return Err(Error::new(Reason::RequestHeaderFieldsTooLarge, message));
-    }
-    // As RFC 9113 counts, in section 6.5.2.
-    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32);
-    let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
-    if fields.sum::<usize>() + target <= limit {
-        return Ok(());
-    }
-    let message = format!("the head of the request is too large: the limit is {limit} bytes");
-    Err(Error::new(Reason::RequestHeaderFieldsTooLarge, message))
 }
 
 /// The token a request carries.
@@ -664,57 +365,4 @@ pub(crate) fn method_verb(method: &Method) -> &'static str {
 pub(crate) fn accept(parts: &Parts) -> Option<&str> {
     // A header that is no text accepts nothing we have.
     parts.headers.get(ACCEPT).map(|value| value.to_str().unwrap_or("?/?"))
-}
-
-/// Which part of an object a path names; refuses places where there is nothing.
-fn part(kind: &Kind, target: &Target<'_>) -> Result<Option<Subresource>, Error> {
-    let placed = match (kind.namespaced, &target.namespace, &target.name) {
-        (true, None, Some(_)) | (false, Some(_), _) => false,
-        (true, Some(_), _) | (_, None, None) | (false, None, Some(_)) => true,
-    };
-    match target.subresource {
-        _ if !placed => Err(no_such_resource()),
-        None => Ok(None),
-        Some("status") if kind.has_status => Ok(Some(Subresource::Status)),
-        Some("finalize") if kind.has_finalize => Ok(Some(Subresource::Finalize)),
-        Some(_) => Err(no_such_resource()),
-    }
-}
-
-fn verb(
-    method: &Method,
-    kind: &Kind,
-    target: &Target<'_>,
-    query: &Query<'_>,
-) -> Result<Verb, Error> {
-    let one = target.name.is_some();
-    let whole = target.subresource.is_none();
-    let everywhere = kind.namespaced && target.namespace.is_none();
-    match (method.as_str(), one) {
-        ("GET", _) if query.watch && whole => Ok(Verb::Watch),
-        ("GET" | "HEAD", true) if target.subresource != Some("finalize") => Ok(Verb::Get),
-        ("GET" | "HEAD", false) => Ok(Verb::List),
-        ("POST", false) if !everywhere => Ok(Verb::Create),
-        ("PUT", true) => Ok(Verb::Update),
-        ("PATCH", true) if target.subresource != Some("finalize") => Ok(Verb::Patch),
-        ("DELETE", true) if whole => Ok(Verb::Delete),
-        ("DELETE", false) if !everywhere && serves_delete_collection(kind) => {
-            Ok(Verb::DeleteCollection)
-        }
-        _ => Err(wrong_method()),
-    }
-}
-
-/// Refuses to read at a version that is not there yet.
-fn check_version(resources: &Resources, kind: &Kind, query: &Query<'_>) -> Result<(), Error> {
-    let Some(version) = query.resource_version.as_deref() else {
-        return Ok(());
-    };
-    let requested = list::parse_version(version)?;
-    let current = resources.objects().revision(kind.resource());
-    if requested <= current {
-        return Ok(());
-    }
-    let too_new = mainstay_store::objects::Error::TooNew { requested, current };
-    Err(Error::from_store(kind, "", too_new))
 }

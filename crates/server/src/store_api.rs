@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::reply::{self, Body, Reply};
 use crate::service::{App, Asked, wrong_method};
 
-/// What is asked for.
+/// A request about the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Errand {
     Backup,
@@ -30,7 +30,7 @@ pub(crate) enum Errand {
 }
 
 impl Errand {
-    /// What is asked for under a path, if it is one of these.
+    /// The request that a path stands for, if it is one of these.
     pub(crate) fn named(path: &str) -> Option<Self> {
         match path.strip_prefix("/mainstay/v1/")? {
             "backup" => Some(Self::Backup),
@@ -73,7 +73,7 @@ pub(crate) async fn answer(
             let (snapshot, parts) = moment(app).await?;
             let chunks = Chunks::new(snapshot, app.clock.now());
             let pieces = backup::stream(chunks, parts).inspect_err(|error| {
-                tracing::error!(error, "backup broke off");
+                tracing::error!(error, "sending a backup failed");
             });
             let body = axum::body::Body::from_stream(pieces);
             let mut reply = Response::new(Body::routed(body));

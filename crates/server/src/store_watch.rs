@@ -24,7 +24,7 @@ pub(crate) async fn run(resources: Resources, clock: Arc<dyn Clock>) {
             was = is;
             let event = event(&state, clock.now());
             if let Err(error) = resources.create_as(&event, &WriteOptions::default()).await {
-                tracing::debug!(%error, "no event about the store could be written");
+                tracing::debug!(%error, "writing an Event about the store failed");
             }
         }
         clock.sleep(PERIOD).await;

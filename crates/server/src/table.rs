@@ -7,10 +7,10 @@ use jiff::Timestamp;
 use mainstay_store::registry::Kind;
 use serde_json::{Map, Value, json};
 
-/// What of an object its row carries along.
+/// The part of an object that its row carries along.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Include {
-    /// Nothing.
+    /// No part.
     None,
     /// Its metadata.
     #[default]

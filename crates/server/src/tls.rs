@@ -46,7 +46,7 @@ pub enum Error {
     /// The store did not give or take the authority. Retry once the store is well.
     #[error("the certificate authority could not be read from the store")]
     Store(#[from] objects::Error),
-    /// What the store holds is no authority. Do not retry.
+    /// The stored authority is damaged. Do not retry.
     #[error("the certificate authority in the store is damaged")]
     Damaged,
     /// A certificate could not be made. Do not retry.
@@ -199,7 +199,7 @@ impl Current {
         if (names != certified.names || certified.is_due(self.clock.now()))
             && let Err(error) = self.certify(names)
         {
-            tracing::error!(%error, "the server certificate was not renewed");
+            tracing::error!(%error, "making the server certificate anew failed; retrying");
         }
     }
 }

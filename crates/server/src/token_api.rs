@@ -1,5 +1,5 @@
 //! Tokens over HTTP: `POST` and `GET /mainstay/v1/tokens`, `DELETE /mainstay/v1/tokens/ID`.
-//! For admins only; whoever calls has checked that.
+//! For admins only; the caller has checked that.
 
 use http::request::Parts;
 use http::{Method, StatusCode};

@@ -1,7 +1,7 @@
 //! Bearer tokens: opaque random strings, of which only the SHA-256 is kept.
 //!
 //! The store has them; a feed keeps a map of all of them in memory, so that a request costs one
-//! hash and one lookup. Who creates or revokes a token is answered once the map shows it, hence a
+//! hash and one lookup. A request that creates or revokes a token is answered once the map shows it, hence a
 //! new token works and a revoked one fails from that answer on. A token that the map does not show
 //! is looked for in the store, where another server may have put it. A token has an end that can
 //! be waited for: it is revoked, or its time is over. Enter at [`Tokens::load`].
@@ -73,7 +73,7 @@ pub enum Error {
     Store(#[from] StoreError),
 }
 
-/// What is known of a token. The token itself is not among it.
+/// The description of a token, without the token itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Description {
@@ -81,7 +81,7 @@ pub struct Description {
     pub id: String,
     /// How the audit log calls its bearer.
     pub name: String,
-    /// What its bearer is trusted with.
+    /// The role of its bearer.
     pub role: Role,
     /// The node its bearer speaks for.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -110,7 +110,7 @@ pub struct Description {
 pub struct Created {
     /// The token.
     pub token: String,
-    /// What is known of it from now on.
+    /// Its description.
     #[serde(flatten)]
     pub description: Description,
 }
@@ -299,7 +299,7 @@ impl Tokens {
         }
     }
 
-    /// Who bears a token that the map does not show: another server may have made it just now.
+    /// The bearer of a token that the map does not show: another server may have made it just now.
     pub(crate) async fn newcomer(&self, token: &[u8]) -> Option<Arc<User>> {
         if !token.starts_with(PREFIX.as_bytes()) {
             return None;
@@ -309,7 +309,7 @@ impl Tokens {
         self.current(&entry(&record)?.1)
     }
 
-    /// What is known of a token that is good now.
+    /// The description of a token that is valid now.
     pub(crate) async fn describe(&self, token: &[u8]) -> Option<Description> {
         let key = Key::new(&self.resource, None, &hex::encode(Sha256::digest(token)));
         let record = self.objects.get(&key).await.ok()??;
@@ -384,14 +384,14 @@ impl Tokens {
         (!expired).then(|| entry.user.clone())
     }
 
-    /// Who bears this token now.
+    /// The bearer of this token now.
     pub(crate) fn bearer(&self, token: &[u8]) -> Option<Arc<User>> {
         let hash: Hash = Sha256::digest(token).into();
         let entries = self.entries.read();
         self.current(entries.get(&hash)?)
     }
 
-    /// Who bears tokens of this name; nobody if their roles differ.
+    /// The bearer of the tokens of this name; none if their roles differ.
     pub(crate) fn of_name(&self, name: &str) -> Option<Arc<User>> {
         let now = self.clock.now();
         let entries = self.entries.read();

@@ -1,7 +1,7 @@
 //! Watches: the changes of a collection as lines of JSON, for as long as the client likes.
 //!
 //! A watch is a cursor into the store's history; nothing is queued for it. A client that is slow
-//! falls behind in that history, and is told so (410) once it no longer reaches back far enough.
+//! falls behind in that history, and gets 410 once the history no longer reaches back far enough.
 //! With selectors an object may enter or leave what a client sees without being made or removed:
 //! [`Selection::action`] decides what the client is told.
 
@@ -103,7 +103,8 @@ pub(crate) async fn watch(
     let asked = number::<u64>("timeoutSeconds", query.timeout_seconds.as_deref())?;
     let lines =
         Lines { kind: kind.clone(), form, include, headed: false, clock: app.clock.clone() };
-    let opened = open(app, kind, namespace, name.or(selection.name()), begin).await;
+    let fields = query.field_selector.as_deref();
+    let opened = open(app, kind, namespace, name.or(selection.name()), fields, begin).await;
     let (initial, source) = match opened {
         Ok(opened) => opened,
         Err(error) if error.reason == Reason::Expired => {
@@ -152,6 +153,7 @@ async fn open(
     kind: &Kind,
     namespace: Option<&str>,
     name: Option<&str>,
+    fields: Option<&str>,
     begin: Start,
 ) -> Result<(Option<Collection>, Watch), Error> {
     let resources = &app.resources;
@@ -164,6 +166,11 @@ async fn open(
     {
         let only = collection.get(&kind.key(namespace, name)).cloned();
         *collection = Collection::new(collection.revision(), only);
+    }
+    if let Some(whole) = &initial
+        && let Some(own) = app.owners.narrow(resources, kind, fields, whole).await
+    {
+        initial = Some(own);
     }
     let after = match (&initial, begin.after) {
         (Some(collection), _) => collection.revision(),
@@ -296,7 +303,7 @@ impl Feed {
         out.into()
     }
 
-    /// What the timer was set for: a bookmark, the end, or both.
+    /// The purpose of the timer: a bookmark, the end, or both.
     fn due(&mut self) -> Bytes {
         let now = self.clock.elapsed();
         // Whatever is there already comes first: a bookmark promises that it was seen.
@@ -404,7 +411,7 @@ fn line(out: &mut Vec<u8>, word: &str, object: &Value) {
     out.extend_from_slice(line.as_bytes());
 }
 
-/// What a watch says last when the token that opened it was revoked or has expired.
+/// The last line of a watch when the token that opened it was revoked or has expired.
 pub(crate) fn token_ended() -> Bytes {
     let message = "the token of this watch was revoked or has expired";
     error_line(&Error::new(Reason::Unauthorized, message))

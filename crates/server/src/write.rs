@@ -338,7 +338,7 @@ fn check_force(query: &Query<'_>, format: Format) -> Result<(), Error> {
     if violations.is_empty() { Ok(()) } else { Err(invalid_options("PatchOptions", violations)) }
 }
 
-/// Who writes, if it is not said: the client's program, by its name.
+/// The manager of a write that names none: the name of the client's program.
 fn user_agent(parts: &Parts) -> &str {
     let agent = parts.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
     let name = agent.and_then(|agent| agent.split('/').next()).unwrap_or_default();

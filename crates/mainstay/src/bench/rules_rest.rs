@@ -21,8 +21,8 @@ use super::report::Row;
 use super::server::ServerProcess;
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client, JSON};
-use crate::command::rules::SURFACE;
 use crate::error::Error as CommandError;
+use crate::rules_login::SURFACE;
 use mainstay_client::Dialer;
 
 /// How large it all is.

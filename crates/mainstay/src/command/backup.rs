@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use bytes::{Buf, Bytes};
 use clap::Args;
+use mainstay_server::engines::CATALOG;
 use mainstay_store::backup::{self, Reader, Summary, check};
 use tokio::sync::mpsc;
 
 use crate::backup_seal::{Seal, Unseal};
-use crate::catalog_part::{CATALOG, Checking};
+use crate::catalog_part::Checking;
 use crate::client::{Call, Client};
 use crate::connect::Connect;
 use crate::error::Error;

@@ -7,7 +7,6 @@ use clap::Args;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use http::Method;
-use mainstay_catalog::Catalog;
 use mainstay_rucio::{Local, Service};
 use mainstay_rules::Settings;
 use mainstay_rules::cli::{self, Answer, Format, Pieces, Remote};
@@ -20,9 +19,7 @@ use crate::client::{Call, Client, JSON};
 use crate::connect::Connect;
 use crate::credentials::{Bounds, FileBounds, Keys, local_file};
 use crate::error::Error;
-
-/// Where the server has the surface of the rule engine.
-pub(crate) const SURFACE: &str = "/rucio";
+use crate::rules_login::{SURFACE, open_catalog};
 
 /// Replication rules: which copies of which files must exist, where, and why
 #[derive(Debug, Args)]
@@ -64,7 +61,7 @@ impl Rules {
         };
         let keys = self.keys.file(None).map(std::path::Path::to_owned);
         let private = [local_file(Some(address)), keys];
-        let catalog = open(address).await?;
+        let catalog = open_catalog(address).await?;
         let service = Service {
             catalog: catalog.clone(),
             settings: Settings::default(),
@@ -86,16 +83,6 @@ impl Rules {
 fn told(done: Result<u8, cli::Error>, out: &mut impl Write) -> Result<u8, Error> {
     out.flush()?;
     done.map_err(Error::from)
-}
-
-/// Opens a catalog and sees to the account `root`.
-pub(crate) async fn open(address: &str) -> Result<Catalog, Error> {
-    let opened = Catalog::open(address).await;
-    let catalog = opened.map_err(|error| Error::negative(error.to_string()))?;
-    let now = mainstay_rules::judge::Surroundings::now(&Machine);
-    let root = catalog.write(move |tx| mainstay_rules::account::add_root(tx, now));
-    root.await.map_err(|error| Error::negative(error.to_string()))?;
-    Ok(catalog)
 }
 
 /// A server known by its kubeconfig.

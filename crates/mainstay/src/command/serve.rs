@@ -1,52 +1,33 @@
 //! `mainstay serve`: run a server in the foreground until it is told to end.
 //!
-//! What a flag says wins over its environment variable, that over the configuration file, and
-//! that over the default.
+//! A flag wins over its environment variable, that over the configuration file, and that over the
+//! default. The server and its engines are in `mainstay_server`; this is their command line.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::Request;
-use axum::http::{Method, StatusCode};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use clap::Args;
-use mainstay_rucio as rest;
-use mainstay_rules::Settings;
-use mainstay_rules::judge::{Judge, Machine, Managed};
-use mainstay_rules::logins::Logins;
-use mainstay_rules::queue::Own;
 use mainstay_server::clock::SystemClock;
-use mainstay_server::registry::{Registry, builtin};
-use mainstay_server::{Location, Options, Role, Running, Server, User};
-use mainstay_sessions::controller::Sessions;
-use mainstay_store::sqlite::lock::Lock;
+use mainstay_server::engines::{self, Gateway, RulesOptions, SessionsOptions, VolumesOptions};
+use mainstay_server::{Engines, Location, Options, Service};
 use mainstay_transfers::store::Access;
-use mainstay_transfers::worker::{LEASE, Worker};
-use mainstay_volumes::controller::{self, Volumes};
-use mainstay_volumes::extender::{Client, Ledger};
+use mainstay_volumes::extender::Client;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
-use serde::Deserialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use self::sessions::Gate;
-use crate::catalog_part::CatalogPart;
+use self::file::File;
 use crate::client::kubeconfig::Trust;
 use crate::client::tls;
 use crate::credentials::{Bounds, FileBounds, Keys, local_file};
-use crate::duration;
 use crate::error::Error;
 use crate::store_key::StoreKey;
-use crate::{paths, rules_login};
+use crate::{duration, paths};
 
 mod audit;
-mod catalog;
-mod readiness;
-mod sessions;
+mod file;
 
 /// Where a server listens when nobody says otherwise.
 pub(crate) const DEFAULT_LISTEN: SocketAddr =
@@ -177,82 +158,6 @@ impl Log {
     }
 }
 
-/// The configuration file.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct File {
-    data_dir: Option<PathBuf>,
-    listen: Option<SocketAddr>,
-    store: Option<String>,
-    store_key: Option<PathBuf>,
-    catalog: Option<String>,
-    only: Option<Vec<String>>,
-    extender_url: Option<String>,
-    extender_ca: Option<PathBuf>,
-    transfer_workers: Option<u32>,
-    gateway_address: Option<IpAddr>,
-    gateway_advertise: Option<String>,
-    gateway_ports: Option<String>,
-    node_timeout: Option<String>,
-    credentials: Option<PathBuf>,
-    audit_policy: Option<PathBuf>,
-    audit_sinks: Vec<String>,
-    storage_root: Vec<PathBuf>,
-    storage_endpoint: Vec<String>,
-    tls_san: Vec<String>,
-    plain_http: bool,
-    limits: FileLimits,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-struct FileLimits {
-    connections: Option<usize>,
-    connections_per_address: Option<usize>,
-    in_flight: Option<usize>,
-    unauthenticated: Option<usize>,
-    watches: Option<usize>,
-    bodies: Option<usize>,
-    body_bytes: Option<usize>,
-    body_memory: Option<usize>,
-    answer_memory: Option<usize>,
-    unauthenticated_body_memory: Option<usize>,
-    body_rate: Option<u32>,
-    events: Option<usize>,
-}
-
-impl FileLimits {
-    /// Puts what the file says in the place of the defaults.
-    fn apply(self, limits: &mut mainstay_server::Limits) {
-        let put = |place: &mut usize, said: Option<usize>| *place = said.unwrap_or(*place);
-        put(&mut limits.connections, self.connections);
-        limits.connections_per_address = self.connections_per_address;
-        put(&mut limits.in_flight, self.in_flight);
-        put(&mut limits.strangers, self.unauthenticated);
-        put(&mut limits.watches, self.watches);
-        put(&mut limits.bodies, self.bodies);
-        put(&mut limits.body, self.body_bytes);
-        put(&mut limits.body_memory, self.body_memory);
-        put(&mut limits.answer_memory, self.answer_memory);
-        put(&mut limits.stranger_body_memory, self.unauthenticated_body_memory);
-        limits.body_rate = self.body_rate.unwrap_or(limits.body_rate);
-        put(&mut limits.events, self.events);
-    }
-}
-
-impl File {
-    fn parse(text: &str) -> Result<Self, String> {
-        toml::from_str(text).map_err(|error| error.to_string())
-    }
-
-    fn read(path: &Path) -> Result<Self, Error> {
-        let place = path.display();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Error::usage(format!("cannot read {place}: {error}")))?;
-        Self::parse(&text).map_err(|error| Error::usage(format!("{place}: {error}")))
-    }
-}
-
 impl Serve {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
         self.log.start()?;
@@ -260,42 +165,74 @@ impl Serve {
             Some(path) => File::read(path)?,
             None => File::default(),
         };
+        let engines = self.engines(&file)?;
+        let options = self.options(file)?;
+        let mut signals = Signals::new()?;
+        let service = signals.unless_told(start(options, engines)).await?;
+        let (url, kubeconfig) = (service.server().url(), service.server().kubeconfig().display());
+        anstream::eprintln!("{READY} {url} (kubeconfig: {kubeconfig})");
+        until_told(service, signals).await
+    }
+
+    /// The engines that run beside the API.
+    fn engines(&self, file: &File) -> Result<Engines, Error> {
         let only = self.only.as_ref().or(file.only.as_ref());
         let wanted = |name: &str| only.is_none_or(|only| only.iter().any(|part| part == name));
-        let parts = Parts {
-            volumes: wanted("volumes"),
-            extender_url: self.extender_url.clone().or_else(|| file.extender_url.clone()),
-            extender_ca: self.extender_ca.clone().or_else(|| file.extender_ca.clone()),
-            rules: wanted("rules"),
+        let access = self.access(file)?;
+        let rules = wanted("rules").then(|| RulesOptions {
             catalog: self.catalog.clone().or_else(|| file.catalog.clone()),
             transfer_workers: self
                 .transfer_workers
                 .or(file.transfer_workers)
                 .unwrap_or(MOVED_AT_ONCE),
-            sessions: wanted("sessions"),
-            node_timeout: match (self.node_timeout, &file.node_timeout) {
-                (Some(time), _) => Some(time),
-                (None, Some(text)) => Some(
-                    duration::parse(text)
-                        .map_err(|error| Error::usage(format!("node-timeout {text:?}: {error}")))?,
-                ),
-                (None, None) => None,
-            },
-            gateway: Gate {
-                address: self.gateway_address.or(file.gateway_address),
-                advertise: self.gateway_advertise.clone().or(file.gateway_advertise.clone()),
-                ports: sessions::ports(
-                    self.gateway_ports.as_deref().or(file.gateway_ports.as_deref()),
-                )?,
-            },
-            access: self.access(&file)?,
+            access,
+        });
+        let ports = ports(self.gateway_ports.as_deref().or(file.gateway_ports.as_deref()))?;
+        let gateway = Gateway {
+            address: self.gateway_address.or(file.gateway_address),
+            advertise: self.gateway_advertise.clone().or_else(|| file.gateway_advertise.clone()),
+            ports,
         };
-        let options = self.options(file)?;
-        let mut signals = Signals::new()?;
-        let (running, engines) = signals.unless_told(start(options, parts)).await?;
-        let (url, kubeconfig) = (running.url(), running.kubeconfig().display());
-        anstream::eprintln!("{READY} {url} (kubeconfig: {kubeconfig})");
-        until_told(running, engines, signals).await
+        let node_timeout = match (self.node_timeout, &file.node_timeout) {
+            (Some(time), _) => Some(time),
+            (None, Some(text)) => Some(
+                duration::parse(text)
+                    .map_err(|error| Error::usage(format!("node-timeout {text:?}: {error}")))?,
+            ),
+            (None, None) => None,
+        };
+        let extender = self.extender(file)?;
+        Ok(Engines {
+            volumes: wanted("volumes").then_some(VolumesOptions { extender }),
+            rules,
+            sessions: wanted("sessions").then_some(SessionsOptions { gateway, node_timeout }),
+        })
+    }
+
+    /// The extender elsewhere, if there is one.
+    fn extender(&self, file: &File) -> Result<Option<Client>, Error> {
+        let Some(url) = self.extender_url.as_ref().or(file.extender_url.as_ref()) else {
+            return Ok(None);
+        };
+        let trust = match url.starts_with("https:") {
+            true => Some(Arc::new(self.trust(file)?)),
+            false => None,
+        };
+        let client = Client::new(url, trust, SystemClock::new());
+        client.map(Some).map_err(|error| Error::usage(format!("--extender-url: {error}")))
+    }
+
+    fn trust(&self, file: &File) -> Result<rustls::ClientConfig, Error> {
+        let wrong = |error: &dyn std::fmt::Display| Error::usage(format!("--extender-ca: {error}"));
+        let trust = match self.extender_ca.as_ref().or(file.extender_ca.as_ref()) {
+            None => Trust::System,
+            Some(file) => {
+                let found = CertificateDer::pem_file_iter(file).map_err(|error| wrong(&error))?;
+                let found: Result<Vec<_>, _> = found.collect();
+                Trust::Authorities(found.map_err(|error| wrong(&error))?)
+            }
+        };
+        tls::config(&trust, None).map_err(|error| wrong(&error))
     }
 
     /// The way into storage. Files of the server itself are out of reach of the rule engine's
@@ -359,13 +296,13 @@ impl Serve {
 
 /// A server of all kinds there are, with nothing else out of the ordinary.
 pub(crate) fn options(listen: SocketAddr, data_dir: PathBuf) -> Result<Options, Error> {
-    let kinds = builtin()
-        .into_iter()
-        .chain(mainstay_volumes::kinds())
-        .chain(mainstay_disks::kinds())
-        .chain(mainstay_sessions::kinds());
-    let registry = Registry::new(kinds).map_err(|error| Error::negative(error.to_string()))?;
+    let registry = engines::registry().map_err(|error| Error::negative(error.to_string()))?;
     Ok(Options::new(listen, data_dir, Arc::new(registry), SystemClock::new()))
+}
+
+/// Starts a server with its engines.
+pub(crate) async fn start(options: Options, engines: Engines) -> Result<Service, Error> {
+    Ok(Service::start(options, engines).await?)
 }
 
 /// What `--store` means.
@@ -391,227 +328,29 @@ fn check_parts(only: Option<&[String]>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Which engines run beside the API.
-#[derive(Debug)]
-pub(crate) struct Parts {
-    volumes: bool,
-    extender_url: Option<String>,
-    extender_ca: Option<PathBuf>,
-    rules: bool,
-    catalog: Option<String>,
-    transfer_workers: u32,
-    sessions: bool,
-    gateway: Gate,
-    node_timeout: Option<Duration>,
-    access: Arc<Access>,
+/// What `--gateway-ports` means: a range, or none.
+fn ports(text: Option<&str>) -> Result<Option<(u16, u16)>, Error> {
+    let Some(text) = text else { return Ok(Some(Gateway::PORTS)) };
+    if text == "none" {
+        return Ok(None);
+    }
+    let range = text.split_once('-').and_then(|(first, last)| {
+        let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        (first > 0 && first <= last).then_some((first, last))
+    });
+    range.map(Some).ok_or_else(|| {
+        Error::usage(format!("--gateway-ports {text:?}: give a range as 30000-32767, or none"))
+    })
 }
 
-impl Parts {
-    /// All of them, with nothing from outside but storage.
-    pub(crate) fn all(access: Arc<Access>) -> Self {
-        Self {
-            volumes: true,
-            extender_url: None,
-            extender_ca: None,
-            rules: true,
-            catalog: None,
-            transfer_workers: MOVED_AT_ONCE,
-            sessions: true,
-            node_timeout: None,
-            gateway: Gate { address: None, advertise: None, ports: Some(sessions::PORTS) },
-            access,
-        }
+/// All engines, with nothing from outside but storage.
+pub(crate) fn all_engines(access: Arc<Access>) -> Engines {
+    Engines {
+        volumes: Some(VolumesOptions::default()),
+        rules: Some(RulesOptions { catalog: None, transfer_workers: MOVED_AT_ONCE, access }),
+        sessions: Some(SessionsOptions::default()),
     }
 }
-
-impl Parts {
-    /// The extender elsewhere, if there is one.
-    fn extender(&self, options: &Options) -> Result<Option<Client>, Error> {
-        let Some(url) = &self.extender_url else { return Ok(None) };
-        let trust = match url.starts_with("https:") {
-            true => Some(Arc::new(self.trust()?)),
-            false => None,
-        };
-        let client = Client::new(url, trust, options.clock.clone());
-        client.map(Some).map_err(|error| Error::usage(format!("--extender-url: {error}")))
-    }
-
-    fn trust(&self) -> Result<rustls::ClientConfig, Error> {
-        let wrong = |error: &dyn std::fmt::Display| Error::usage(format!("--extender-ca: {error}"));
-        let trust = match &self.extender_ca {
-            None => Trust::System,
-            Some(file) => {
-                let found = CertificateDer::pem_file_iter(file).map_err(|error| wrong(&error))?;
-                let found: Result<Vec<_>, _> = found.collect();
-                Trust::Authorities(found.map_err(|error| wrong(&error))?)
-            }
-        };
-        tls::config(&trust, None).map_err(|error| wrong(&error))
-    }
-}
-
-/// The engines of a running server.
-#[derive(Debug)]
-pub(crate) struct Engines {
-    volumes: Option<Volumes>,
-    rules: Option<Judge>,
-    transfers: Option<Worker>,
-    sessions: Option<Sessions>,
-    _catalog_lock: Option<Lock>,
-}
-
-impl Engines {
-    async fn shut_down(self) {
-        if let Some(sessions) = self.sessions {
-            sessions.shutdown().await;
-        }
-        if let Some(volumes) = self.volumes {
-            volumes.shutdown().await;
-        }
-        // Last: their database may be one that does not answer.
-        if let Some(transfers) = self.transfers {
-            transfers.stop().await;
-        }
-        if let Some(judge) = self.rules {
-            judge.stop().await;
-        }
-    }
-}
-
-/// Starts a server and its engines. The extender's routes answer once the ledger is there.
-pub(crate) async fn start(mut options: Options, parts: Parts) -> Result<(Running, Engines), Error> {
-    let extender = parts.extender(&options)?;
-    let ledger = Arc::new(std::sync::OnceLock::new());
-    if parts.volumes {
-        let routes = options.routes.take().unwrap_or_default();
-        let extender = mainstay_volumes::extender::router(ledger.clone());
-        let guarded = extender.layer(axum::middleware::from_fn(may_reserve));
-        options.routes = Some(routes.merge(guarded));
-    }
-    let mut catalog_lock = None;
-    let catalog = match parts.rules {
-        false => None,
-        true => match rules(&options, &parts).await {
-            Err(error) if catalog::is_full(&options.data_dir) => {
-                tracing::error!(%error, "the disk is full; the rule engine is off until a restart");
-                None
-            }
-            opened => {
-                let (service, lock) = opened?;
-                catalog_lock = lock;
-                let surface = rest::mounted(super::rules::SURFACE, service.clone(), caller)
-                    .layer(axum::middleware::from_fn(audit::rules));
-                let routes = options.routes.take().unwrap_or_default();
-                options.routes = Some(routes.merge(surface));
-                options.own_users.push(super::rules::SURFACE);
-                options.parts.push(Arc::new(CatalogPart(service.catalog.clone())));
-                let check = readiness::Database(service.catalog.clone());
-                options.checks.push(("catalog", Arc::new(check)));
-                Some(service)
-            }
-        },
-    };
-    options.engines_follow = true;
-    let desk = parts.sessions.then(|| sessions::mount(&mut options));
-    let (data_dir, plain) = (options.data_dir.clone(), options.plain_http);
-    let running = Server::start(options).await?;
-    if let Some(service) = &catalog {
-        let authority =
-            std::path::absolute(data_dir.join("ca.crt")).map_err(Error::io("no folder"))?;
-        let authority = (!plain).then_some(authority.as_path());
-        match rules_login::write(service, &data_dir, running.url(), authority).await {
-            Err(error) if catalog::is_full(&data_dir) => {
-                tracing::error!(%error, "the disk is full; rucio.cfg is as it was");
-            }
-            written => drop(written?),
-        }
-    }
-    let mut engines = Engines {
-        volumes: None,
-        rules: None,
-        transfers: None,
-        sessions: None,
-        _catalog_lock: catalog_lock,
-    };
-    if parts.volumes {
-        let resources = running.resources();
-        let address = running.local_addr().to_string();
-        let settings = controller::Options { extender, ..controller::Options::of_run(&address) };
-        let volumes = Volumes::start(resources, settings, running.election()).await;
-        let volumes = volumes.map_err(|error| Error::negative(error.to_string()))?;
-        // The slot is empty: this is the only place that fills it.
-        let _ = ledger.set(Ledger::new(volumes.reserve().clone(), resources.clone()));
-        engines.volumes = Some(volumes);
-    }
-    if let Some((desk, inbox)) = desk {
-        let settings = sessions::settings(parts.node_timeout);
-        let started = sessions::start(&running, &parts.gateway, settings, &desk, inbox).await;
-        engines.sessions = Some(started?);
-    }
-    if let Some(service) = catalog {
-        let own = Own {
-            catalog: service.catalog.clone(),
-            settings: service.settings.clone(),
-            around: Arc::clone(&service.around),
-            worker: format!("server-{}", service.catalog.origin()),
-            lease: LEASE,
-        };
-        let most = usize::try_from(parts.transfer_workers).unwrap_or(usize::MAX);
-        let rest::Service { catalog, settings, around, access, .. } = service;
-        engines.transfers = Some(Worker::start(Arc::new(own), Arc::clone(&access), most));
-        engines.rules = Some(Judge::start(catalog, settings, around, Arc::new(Managed(access))));
-    }
-    running.set_ready();
-    Ok((running, engines))
-}
-
-/// Whoever may only look may not reserve.
-async fn may_reserve(request: Request, next: Next) -> Response {
-    let role = request.extensions().get::<Arc<User>>().and_then(|user| user.role);
-    let writes = matches!(role, Some(Role::Admin | Role::Editor));
-    if request.method() != Method::GET && !writes {
-        let error = serde_json::json!({"error": "only admins and editors may reserve space"});
-        return (StatusCode::FORBIDDEN, axum::Json(error)).into_response();
-    }
-    next.run(request).await
-}
-
-/// The rule engine on its catalog, which is ours alone if it is a file.
-async fn rules(options: &Options, parts: &Parts) -> Result<(rest::Service, Option<Lock>), Error> {
-    let data_dir = &options.data_dir;
-    let mut folder = std::fs::DirBuilder::new();
-    let folder = folder.recursive(true).mode(0o700);
-    folder.create(data_dir).map_err(Error::io(format!("cannot make {}", data_dir.display())))?;
-    let address =
-        parts.catalog.clone().unwrap_or_else(|| data_dir.join("catalog.db").display().to_string());
-    let (catalog, lock) = catalog::open(data_dir, &address, options.new_cluster).await?;
-    let (settings, access) = (Settings::default(), Arc::clone(&parts.access));
-    let logins = Logins::default();
-    Ok((rest::Service { catalog, settings, around: Arc::new(Machine), access, logins }, lock))
-}
-
-/// Whom a user of the server is to the rule engine. An administrator is `root`, or whom the request
-/// names; an editor is the account of the same name; all others only look.
-fn caller(extensions: &http::Extensions, headers: &http::HeaderMap) -> Option<rest::Caller> {
-    let user = extensions.get::<Arc<User>>()?;
-    let privileged = user.role == Some(Role::Admin);
-    let named = headers.get("x-rucio-account").and_then(|value| value.to_str().ok());
-    let account = match named {
-        Some(account) if privileged => account,
-        None if privileged => "root",
-        _ => user.name.as_ref(),
-    };
-    // An account has a name.
-    if account.is_empty() {
-        return None;
-    }
-    let read_only = !matches!(user.role, Some(Role::Admin | Role::Editor));
-    Some(rest::Caller { account: account.to_owned(), privileged, read_only })
-}
-
-/// How long engines have to come to an end: a database that hangs must not keep a server that is told
-/// to end. What it never answered is undone there.
-const ENGINES_END: Duration = Duration::from_secs(10);
 
 /// SIGINT and SIGTERM, caught from when this is made: a signal that arrives while the server starts,
 /// or right after it is ready, ends it in order too.
@@ -650,62 +389,21 @@ impl Signals {
 }
 
 /// Serves until SIGINT or SIGTERM, then ends in order; a second signal ends at once.
-pub(crate) async fn until_told(
-    running: Running,
-    engines: Engines,
-    mut signals: Signals,
-) -> Result<u8, Error> {
-    let handle = running.handle();
-    let mut ended = std::pin::pin!(running.wait());
-    tokio::select! {
-        () = &mut ended => return Err(Error::negative("the server ended by itself")),
-        () = signals.told() => {}
-    }
-    anstream::eprintln!("ending …");
-    let all = async {
-        let in_order = tokio::time::timeout(ENGINES_END, engines.shut_down()).await.is_ok();
-        handle.shut_down();
-        ended.await;
-        match in_order {
-            true => Ok(0),
-            false => Err(Error::negative(
-                "ended, but not all that was under way had come to an end: its database does not answer",
-            )),
+pub(crate) async fn until_told(service: Service, mut signals: Signals) -> Result<u8, Error> {
+    let mut ending = false;
+    let told = async || {
+        signals.told().await;
+        if !std::mem::replace(&mut ending, true) {
+            anstream::eprintln!("ending …");
         }
     };
-    tokio::select! {
-        ended = all => ended,
-        () = signals.told() => Err(Error::negative("ended at once, without waiting for what was under way")),
-    }
+    service.run(told).await?;
+    Ok(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_file_has_the_names_of_the_flags_and_no_others() {
-        let file = File::parse(
-            "listen = \"127.0.0.1:1\"\nplain-http = true\n[limits]\nwatches = 5\nbody-rate = 7\n",
-        )
-        .unwrap();
-        assert_eq!(file.listen.unwrap().port(), 1);
-        assert!(file.plain_http);
-        assert_eq!(file.limits.watches, Some(5));
-        let mut limits = mainstay_server::Limits::default();
-        let usual = limits.clone();
-        file.limits.apply(&mut limits);
-        assert_eq!((limits.watches, limits.body_rate), (5, 7));
-        assert_eq!((limits.in_flight, limits.bodies), (usual.in_flight, usual.bodies));
-        for (text, named) in [
-            ("lisen = 1", "lisen"),
-            ("[limits]\nwatchers = 1", "watchers"),
-            ("listen = \"here\"", "listen"),
-        ] {
-            let error = File::parse(text).unwrap_err();
-            assert!(error.contains(named), "{error}");
-        }
-    }
 
     #[test]
     fn every_kind_has_a_row_in_the_table_of_access() {

@@ -12,12 +12,13 @@ use mainstay_transfers::worker::{Queue, Worker};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::rules::{Server, open};
+use super::rules::Server;
 use super::serve::Log;
 use crate::connect::Connect;
 use crate::credentials::{Bounds, FileBounds, Keys, local_file};
 use crate::duration;
 use crate::error::Error;
+use crate::rules_login::open_catalog;
 
 /// Move files for a server, in a process of its own
 #[derive(Debug, Args)]
@@ -66,7 +67,7 @@ impl TransferWorker {
         let (mut bell, mut afar) = (None, None);
         let queue: Arc<dyn Queue> = match &self.catalog {
             Some(address) => {
-                let catalog = open(address).await?;
+                let catalog = open_catalog(address).await?;
                 // Servers on the same catalog hear of what failed here, and call when there is more.
                 let (attended, until) = (catalog.clone(), over.clone());
                 bell = Some(tokio::spawn(async move { attended.attend(&until).await }));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::serve::{DEFAULT_LISTEN, Log, Parts, READY, Signals, options, start, until_told};
+use super::serve::{DEFAULT_LISTEN, Log, READY, Signals, all_engines, options, start, until_told};
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client};
 use crate::credentials::{Bounds, FileBounds, Keys};
@@ -47,12 +47,12 @@ impl Up {
         };
         let kubeconfig = data_dir.join("kubeconfig");
         let allowed = self.bounds.allowed(&FileBounds::default(), &[Some(data_dir.clone())])?;
-        let parts = Parts::all(Keys::default().access(None, allowed)?);
+        let engines = all_engines(Keys::default().access(None, allowed)?);
         let mut options = options(listen, data_dir)?;
         options.new_cluster = self.new_cluster;
         let mut signals = Signals::new()?;
-        let (running, engines) = match signals.unless_told(start(options, parts)).await {
-            Ok(running) => running,
+        let service = match signals.unless_told(start(options, engines)).await {
+            Ok(service) => service,
             Err(error) => {
                 if let Some(url) = already_up(&kubeconfig).await {
                     anstream::eprintln!("A server of this data folder already answers at {url}.");
@@ -60,9 +60,10 @@ impl Up {
                 return Err(error);
             }
         };
-        anstream::eprintln!("\x1b[1m{READY} {}\x1b[0m", running.url());
-        output::print(&welcome(running.kubeconfig(), on_path("kubectl"), &own_name()))?;
-        let ended = until_told(running, engines, signals).await;
+        let server = service.server();
+        anstream::eprintln!("\x1b[1m{READY} {}\x1b[0m", server.url());
+        output::print(&welcome(server.kubeconfig(), on_path("kubectl"), &own_name()))?;
+        let ended = until_told(service, signals).await;
         anstream::eprintln!(
             "Mainstay has ended; `mainstay up` starts it again with everything it knew."
         );

@@ -19,7 +19,7 @@ pub(crate) const WHILE: Duration = Duration::from_secs(10);
 /// How many kinds of denials are told apart at once.
 const KINDS: usize = 1024;
 
-/// What makes denials alike.
+/// The properties by which denials are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Alike {
     /// None for all addresses beyond the bound.

@@ -52,7 +52,7 @@ pub(crate) fn must_be_told(method: &Method, path: &str) -> bool {
     }
 }
 
-/// What a further dialect knows about its request and the server does not. The server puts one into
+/// Facts about a request that only its dialect knows. The server puts one into
 /// the extensions of each request that it hands over.
 #[derive(Clone, Debug, Default)]
 pub struct AuditNote(Arc<Mutex<Noted>>);
@@ -226,7 +226,7 @@ impl<'a> Books<'a> {
         audit.refusal(&self.method, path).map_or(Ok(()), Err)
     }
 
-    /// Makes the line of a request, if it leaves one, and waits for it if the policy says so. The
+    /// Makes the line of a request, if it leaves one, and waits for it if the policy asks for that. The
     /// answer says its identity.
     pub(crate) async fn close(&mut self, reply: &mut Reply, took: Duration) {
         self.closed = true;

@@ -13,7 +13,7 @@ use super::Surface;
 pub enum Level {
     /// There is no line.
     None,
-    /// Who asked for what, and how it ended.
+    /// The user, the request, and its outcome.
     Metadata,
     /// The body of the request as well, without secrets.
     Request,
@@ -46,14 +46,14 @@ impl Outcome {
     }
 }
 
-/// What happens to requests while no line can be written.
+/// How requests are treated while no line can be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFailure {
     /// They are answered; the lines are kept in memory as long as there is room.
     #[default]
     Continue,
-    /// Those that may change something are refused with 503.
+    /// Requests that may change something are refused with 503.
     Refuse,
 }
 
@@ -99,7 +99,7 @@ pub struct Rule {
     /// Whether the request asks for a change.
     #[serde(default)]
     pub changes: Option<bool>,
-    /// What is written about it.
+    /// How much is written about it.
     pub level: Level,
     /// Whether the answer waits until the line is written; the policy's own `before` if absent.
     #[serde(default)]
@@ -133,7 +133,7 @@ fn fits(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// What is done about one request.
+/// The decision about one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) level: Level,
@@ -154,7 +154,7 @@ pub struct Policy {
     pub received: bool,
     /// Whether each batch of lines is synced to the disk.
     pub durable: bool,
-    /// What happens while no line can be written.
+    /// How requests are treated while no line can be written.
     pub on_failure: OnFailure,
     /// The largest body that a line of level `Request` holds, in bytes.
     pub body_limit: usize,
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_mean_nothing_are_refused() {
+    fn unknown_words_in_a_policy_are_refused() {
         for (policy, named) in [
             (json!({"rules": [{"level": "Everything"}]}), "Everything"),
             (json!({"rules": [{"level": "None", "user": ["a"]}]}), "user"),

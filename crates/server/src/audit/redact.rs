@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::path::percent_decode;
 
-/// What stands where a secret stood.
+/// Stands in the place of a secret.
 pub(crate) const REDACTED: &str = "REDACTED";
 
 /// The longest address of a request that a line shows, in bytes.

@@ -132,7 +132,7 @@ enum Sink {
     Syslog(Connection),
 }
 
-/// What came of handing lines over.
+/// The outcome of handing lines over.
 #[derive(Debug)]
 pub(crate) struct Handed {
     /// How many lines are lost for good.
@@ -158,7 +158,7 @@ impl Outlet {
         !self.waiting.is_empty()
     }
 
-    /// Hands over what waits, then these. What the sink does not take is kept, the oldest beyond a
+    /// Hands over the lines that wait, then these. Lines that the sink does not take are kept, the oldest beyond a
     /// bound excepted.
     pub(crate) fn write(&mut self, lines: &[Line]) -> Handed {
         let mut lost = 0;

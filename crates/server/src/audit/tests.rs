@@ -46,7 +46,7 @@ async fn every_entry_is_a_line_and_is_written_before_the_end() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_line_is_told_when_it_is_written() {
+async fn an_answer_waits_until_its_line_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("audit.log");
     let policy = Policy { durable: true, ..Policy::default() };
@@ -62,7 +62,7 @@ async fn who_waits_for_a_line_is_told_when_it_is_written() {
 }
 
 #[tokio::test]
-async fn while_a_sink_fails_changes_are_refused_if_the_policy_says_so() {
+async fn on_failure_refuse_refuses_changes_while_a_sink_fails() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let sinks = vec![Destination::Syslog(Syslog::Unix(socket.clone()))];

@@ -1,6 +1,6 @@
 //! The table of paths that are not about objects: which role may use which method where.
 //!
-//! A path that no row names is denied to everybody but administrators. What describes the API, and
+//! A path that no row names is denied to everybody but administrators. Documents that describe the API, and
 //! questions about oneself, are for everybody who proved who they are. Rows that are open to all are
 //! here for the docs and for `kubectl auth can-i`: such requests are answered before anybody is asked
 //! who they are.
@@ -51,7 +51,7 @@ impl Methods {
     }
 }
 
-/// Who may use a row.
+/// The users that a row admits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Who {
     /// Everybody, also those who do not say who they are.

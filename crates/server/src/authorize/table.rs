@@ -13,7 +13,7 @@ pub(crate) struct Grant {
     pub(crate) condition: Condition,
 }
 
-/// What each role may do with a kind or one of its subresources.
+/// The grants of each role for a kind or one of its subresources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) group: &'static str,
@@ -26,7 +26,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// What a role may do; an administrator needs no grants.
+    /// The grants of a role; an administrator needs none.
     pub(crate) fn grants(&self, role: Role) -> &'static [Grant] {
         match role {
             Role::Admin => &[],
@@ -47,11 +47,11 @@ const WRITING: &[Verb] =
     &[Verb::Create, Verb::Update, Verb::Patch, Verb::Delete, Verb::DeleteCollection];
 const CHANGING: &[Verb] = &[Verb::Update, Verb::Patch];
 
-/// What an agent does with objects of its node, and with their status.
+/// The verbs of an agent for objects of its node, and for their status.
 const KEEPING: &[Verb] =
     &[Verb::Get, Verb::List, Verb::Watch, Verb::Create, Verb::Update, Verb::Delete];
 const REPORTING: &[Verb] = &[Verb::Get, Verb::Update];
-/// What an agent does with its heartbeat and its events.
+/// The verbs of an agent for its heartbeat and its events.
 const WRITING_ONE: &[Verb] = &[Verb::Get, Verb::Create, Verb::Update];
 
 const NONE: &[Grant] = &[];
@@ -122,7 +122,7 @@ pub(crate) static ROWS: &[Row] = &[
     row(CORE, "nodes", "status", KEPT_PART, &[grant(REPORTING, OWN_NODE)]),
     // Not a kind of ours, but `kubectl describe node` lists them: the list is always empty.
     row(CORE, "pods", "", (LISTS, LISTS), NONE),
-    // What an instance needs of them the server sends with the command that starts it.
+    // The server sends the values that an instance uses with the command that starts it.
     row(CORE, "secrets", "", SECRET, NONE),
     row(APPS, "applications", "", SPACED, NONE),
     row(APPS, "applications", "status", SPACED_PART, NONE),

@@ -233,7 +233,7 @@ fn a_node_never_says_that_data_may_be_lost() {
         of
     };
     let cases = [
-        // What the agent does: it makes objects, takes blank disks, reports, and begins what was asked.
+        // The work of the agent: it makes objects, takes blank disks, reports, and begins what was asked.
         (None, none(), true),
         (None, force(), true),
         (Some(none()), force(), true),
@@ -249,7 +249,7 @@ fn a_node_never_says_that_data_may_be_lost() {
             said(),
             true,
         ),
-        // What only a thief does.
+        // Requests that only a thief sends.
         (None, said(), false),
         (None, both(), false),
         (None, runs(none(), json!(["ext4"])), false),

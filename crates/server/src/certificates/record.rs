@@ -1,4 +1,4 @@
-//! What is recorded of a node, and how it changes. Pure.
+//! The record of a node's certificates, and how it changes. Pure.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const MOST_DELETED: usize = 8;
 /// Certificates that no record lists live no longer than this.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// What is recorded of a node.
+/// The record of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct NodeRecord {

@@ -18,7 +18,7 @@ fn issued(serial: &str, uid: Option<&str>) -> Issued {
     }
 }
 
-/// What may happen to a node.
+/// An event in the life of a node.
 #[derive(Clone, Debug)]
 enum Deed {
     Join,

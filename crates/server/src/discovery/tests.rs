@@ -29,7 +29,7 @@ fn discovery_reads_as_kubernetes_writes_it() {
 }
 
 #[test]
-fn what_is_not_registered_is_not_found() {
+fn unregistered_kinds_are_not_found() {
     let registry = registry();
     assert_eq!(group(&registry, "apps"), None);
     assert_eq!(group(&registry, ""), None);

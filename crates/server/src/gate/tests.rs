@@ -20,7 +20,7 @@ fn nothing_is_held(gate: &Gate) -> bool {
 }
 
 #[test]
-fn a_viewer_who_takes_all_there_is_shuts_out_no_one() {
+fn a_viewer_at_its_bound_does_not_shut_out_others() {
     let gate = Gate::new(&limits());
     let (eve, visitor) = (user("eve", Role::Viewer), Visitor::new(&gate, address(1)).unwrap());
     let more: Vec<_> = (0..8).map(|_| Visitor::new(&gate, address(1)).unwrap()).collect();
@@ -144,7 +144,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn whatever_comes_goes_or_breaks_off_nothing_stays_behind(
+    fn every_place_is_given_back_however_a_request_ends(
         steps in proptest::collection::vec(step(), 0..300),
     ) {
         let gate = Gate::new(&limits());

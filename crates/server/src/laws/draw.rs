@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-/// What is left of the bytes.
+/// The bytes that are left.
 #[derive(Clone, Debug)]
 pub struct Draw<'a> {
     rest: &'a [u8],

@@ -54,7 +54,7 @@ fn bytes(value: &Value) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-/// What a merge makes of a value, word for word after RFC 7386.
+/// Merges a value, word for word after RFC 7386.
 fn merged(target: &Value, patch: &Value) -> Value {
     let Value::Object(patch) = patch else { return patch.clone() };
     let mut object = target.as_object().cloned().unwrap_or_default();

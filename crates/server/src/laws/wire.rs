@@ -1,4 +1,4 @@
-//! What is read byte by byte: protobuf bodies and continue tokens.
+//! Laws of the formats that are read byte by byte: protobuf bodies and continue tokens.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};

@@ -125,7 +125,7 @@ fn status(place: &str) -> Value {
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": described(&format!("{place}{}", shared_name("ListMeta")), "As of a list. Says something only if a page of a list came too late."),
+            "metadata": described(&format!("{place}{}", shared_name("ListMeta")), "As of a list. Set only if a page of a list came too late."),
             "status": text("Success or Failure."),
             "message": text("What went wrong, for people."),
             "reason": text("What went wrong, in one word for programs, as NotFound or Conflict."),

@@ -5,7 +5,7 @@
 pub(crate) struct Message(Vec<u8>);
 
 impl Message {
-    /// What was written.
+    /// The bytes written so far.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.0
     }

@@ -17,7 +17,7 @@ use super::{Authority, Error};
 use crate::certificates::Certificates;
 use crate::identity::{Claims, User};
 
-/// What a client showed.
+/// The certificate that a client presented.
 #[derive(Debug)]
 pub(crate) struct Presented {
     pub(crate) user: User,

@@ -81,7 +81,7 @@ async fn a_handshake_after_a_long_sleep_finds_a_fresh_certificate() {
     let first = tls.current.key();
     clock.advance(DAY);
     assert!(Arc::ptr_eq(&first, &tls.current.key()));
-    // Nobody looked after it meanwhile.
+    // It was not renewed meanwhile.
     clock.advance(SERVER_LIFE);
     let fresh = tls.current.key();
     assert!(!Arc::ptr_eq(&first, &fresh));

@@ -21,9 +21,9 @@ pub(super) async fn with_tokens<F: Future<Output = ()>>(
 }
 
 #[tokio::test]
-async fn a_token_made_elsewhere_works_before_it_is_heard_of() {
+async fn a_token_of_another_server_works_before_its_event_arrives() {
     with_tokens(async |tokens, clock| {
-        // Nobody follows for this one.
+        // This one does not follow the store.
         let other = Tokens::load(tokens.objects.clone(), clock.clone()).await.unwrap();
         let token = tokens.create(wish(Role::Editor)).await.unwrap().token;
         assert!(other.bearer(token.as_bytes()).is_none());
@@ -139,7 +139,7 @@ async fn a_token_ends_for_those_who_wait_when_it_is_revoked_or_expires() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_token_made_elsewhere_is_heard_of_too() {
+async fn the_end_of_a_token_of_another_server_is_followed() {
     with_tokens(async |tokens, clock| {
         let other = Tokens::load(tokens.objects.clone(), clock.clone()).await.unwrap();
         let created = tokens.create(wish(Role::Viewer)).await.unwrap();
@@ -173,7 +173,7 @@ async fn the_own_token_is_renewed_before_it_expires_and_no_other() {
 }
 
 #[test]
-fn tokens_of_older_versions_are_read_and_an_empty_name_stands_for_nobody() {
+fn tokens_of_older_versions_are_read_and_empty_names_have_no_user() {
     let old = serde_json::json!({"id": "a1", "name": "", "role": "editor",
         "created": "2026-01-01T00:00:00Z"});
     let body = internal::encode(&old).unwrap();

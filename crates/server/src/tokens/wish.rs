@@ -1,4 +1,4 @@
-//! What a new token shall be good for, and whether that makes sense. Pure.
+//! The request for a new token, and its validation. Pure.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ const MOST_USES: u32 = 1000;
 /// The longest name of a bearer, in bytes.
 const LONGEST_NAME: usize = 253;
 
-/// What a new token shall be good for.
+/// The request for a new token.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Wish {
-    /// What its bearer is trusted with. A token of role node only joins: it becomes a certificate.
+    /// The role of its bearer. A token of role node only joins: it becomes a certificate.
     pub role: Role,
     /// The node that joins with it: role node needs this or `node_prefix`.
     #[serde(default)]
@@ -69,7 +69,7 @@ impl Wish {
         Self { role, node, node_prefix, zone, uses, name, ttl_seconds: None }
     }
 
-    /// What is wrong with it, if anything.
+    /// The reason why it is invalid, if it is.
     pub(super) fn problem(&self) -> Option<String> {
         let node = self.node.as_deref().map(|node| (node, "node"));
         let prefix = self.node_prefix.as_deref().map(|prefix| (prefix, "nodePrefix"));
@@ -128,7 +128,7 @@ fn problem_of(field: &str, problems: Vec<String>) -> Option<String> {
     problems.into_iter().next().map(|problem| format!("{field}: {problem}"))
 }
 
-/// What is wrong with the name of a bearer.
+/// The reason why the name of a bearer is invalid, if it is.
 fn name_problem(name: &str) -> Option<String> {
     let wrong = if name.trim().is_empty() {
         "must not be empty"

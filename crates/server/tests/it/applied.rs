@@ -70,7 +70,7 @@ async fn configurations_that_cannot_be_meant_are_refused() {
 }
 
 #[tokio::test]
-async fn updates_are_held_by_who_made_them() {
+async fn updated_fields_belong_to_their_manager() {
     let host = Host::start().await;
     let mut client = host.client().await;
     let object = json!({"metadata": {"name": "m"}, "data": {"a": "1"}});
@@ -84,7 +84,7 @@ async fn updates_are_held_by_who_made_them() {
 }
 
 #[tokio::test]
-async fn people_learn_who_they_are_and_what_they_may() {
+async fn self_reviews_name_the_user_and_its_rights() {
     let host = Host::start().await;
     let token = host.token(json!({"role": "viewer", "name": "eve"})).await;
     let mut viewer = host.client_with(Some(token)).await;

@@ -91,7 +91,7 @@ async fn every_change_and_every_denial_leaves_one_line_before_its_answer() {
     let other = json!({"metadata": {"name": "other"}});
     let who = json!({"spec": {}});
     let reviews = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-    // Who asks, for what, with which headers and body; what the line says, if there is one.
+    // The user, the request with its headers and body, and the line it leaves, if any.
     let (a, e, s) = ("admin", "eve", "anonymous");
     let none: &[(&str, &str)] = &[];
     let as_eve: &[(&str, &str)] = &[("impersonate-user", "eve")];
@@ -325,7 +325,7 @@ async fn lines_go_to_every_sink_and_a_given_identity_is_kept() {
 }
 
 #[tokio::test]
-async fn changes_are_refused_while_no_line_can_be_written_if_the_policy_says_so() {
+async fn with_on_failure_refuse_changes_are_refused_while_a_sink_fails() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("log");
     let host = start(|settings| {

@@ -314,7 +314,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// What arrives, as it arrives.
+    /// The frames as they arrive.
     pub(crate) fn frames(&mut self) -> &mut Incoming {
         &mut self.body
     }

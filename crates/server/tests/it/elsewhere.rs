@@ -41,7 +41,7 @@ fn set(apple: &mut Apple, key: &str, value: &str) {
 }
 
 #[test]
-fn what_is_at_hand_is_tried_first_and_never_believed() {
+fn a_stale_copy_is_tried_first_and_the_server_decides() {
     block_on(async {
         let stage = Stage::new(Backend, crate::conformance::short()).await;
         let (there, options) = (stage.running.resources(), WriteOptions::default());
@@ -67,7 +67,7 @@ fn what_is_at_hand_is_tried_first_and_never_believed() {
             assert_eq!((now.data["there"].as_str(), now.data["here"].as_str()), ("1", "2"));
             let (_, effect) = here.modify_as(Some("a"), name, None, &options, seen).await.unwrap();
             assert_eq!(effect, Effect::Unchanged, "{name}");
-            // What is gone at the other side is gone, whatever is at hand.
+            // An object that the server deleted is gone, though the copy still has it.
             let delete = DeleteOptions::default();
             there.delete_as::<Apple>(Some("a"), name, &delete, &options).await.unwrap();
             let gone = here.modify_as(Some("a"), name, None, &options, seen).await.unwrap_err();
@@ -104,7 +104,7 @@ fn a_version_that_is_not_the_newest_is_refused() {
 }
 
 #[test]
-fn names_are_given_and_refusals_told() {
+fn names_are_generated_and_refusals_have_reasons() {
     block_on(async {
         let stage = Stage::new(Backend, crate::conformance::short()).await;
         let (here, options) = (blind(&stage).await, WriteOptions::default());
@@ -127,7 +127,7 @@ fn names_are_given_and_refusals_told() {
 }
 
 #[test]
-fn a_status_and_a_last_finalizer_go_their_ways() {
+fn a_status_write_changes_the_status_and_the_last_finalizer_removes() {
     block_on(async {
         let stage = Stage::new(Backend, crate::conformance::short()).await;
         let (there, options) = (stage.running.resources(), WriteOptions::default());

@@ -120,7 +120,7 @@ async fn http2_connections_without_a_complete_head_are_closed_in_time() {
 }
 
 #[tokio::test]
-async fn thousands_of_idle_connections_are_no_bother() {
+async fn thousands_of_idle_connections_do_not_delay_requests() {
     let host = Host::start().await;
     let mut idle = Vec::new();
     for _ in 0..2_000 {
@@ -159,7 +159,7 @@ fn waiting(options: &mut mainstay_server::Options) {
 }
 
 #[tokio::test]
-async fn beyond_its_requests_the_server_says_later() {
+async fn requests_beyond_the_bound_are_answered_429() {
     let host = Host::start_with(SystemClock::new(), |options| {
         options.limits.in_flight = 1;
         options.limits.watches = 1;

@@ -83,7 +83,7 @@ async fn a_nodes_zone_is_fixed_when_it_joins_first() {
         let node = admin.get(&format!("{NODES}/{node}")).await.ok();
         node["metadata"]["labels"]["topology.kubernetes.io/zone"].clone()
     };
-    // What the token says, what the agent says, and what comes of it, one after the other.
+    // The token, the request of the agent, and the answer, one after the other.
     type Text = Option<&'static str>;
     let cases: [(&str, Text, Text, Result<&str, &str>); 7] = [
         ("n1", Some("a"), Some("b"), Err("the token is for zone a")),

@@ -1,4 +1,4 @@
-//! What the server does on its own: namespaces that empty themselves, Events that expire, books.
+//! The background work of a server: namespaces are emptied, Events expire, requests are counted.
 
 use std::time::Duration;
 
@@ -134,7 +134,7 @@ async fn every_change_leaves_a_line_in_the_audit_log() {
 }
 
 #[tokio::test]
-async fn metrics_count_what_was_done() {
+async fn metrics_count_requests() {
     let host = Host::start().await;
     let mut client = host.client().await;
     client.post(MAPS, &map("a")).await.ok();

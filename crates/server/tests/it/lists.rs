@@ -81,7 +81,7 @@ async fn forged_and_foreign_tokens_are_refused() {
 }
 
 #[tokio::test]
-async fn an_expired_token_says_so_and_offers_to_go_on() {
+async fn an_expired_continue_token_answers_410_with_a_new_token() {
     let (host, clock) = Host::start_manual(|options| {
         options.settings.retention = Retention { events: 4, ..Retention::default() };
     })

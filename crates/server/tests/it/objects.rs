@@ -206,7 +206,7 @@ async fn answers_come_in_the_form_that_was_asked_for() {
 }
 
 #[tokio::test]
-async fn what_discovery_says_can_be_done_can_be_done() {
+async fn every_verb_of_discovery_works() {
     let host = Host::start().await;
     let mut client = host.client().await;
     let all = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];

@@ -1,4 +1,4 @@
-//! What operators do: back up, restore, look after the store.
+//! The operators' requests: back up, restore, look after the store.
 
 use std::sync::Arc;
 
@@ -151,7 +151,7 @@ async fn stats_count_objects_and_bytes() {
 }
 
 #[tokio::test]
-async fn what_the_server_wrote_itself_passes_its_check_and_what_it_did_not_is_named() {
+async fn the_store_check_passes_and_names_objects_that_are_invalid() {
     let host = Host::start_with(SystemClock::new(), sqlite).await;
     let mut client = host.client().await;
     client.post(MAPS, &map("a")).await.ok();

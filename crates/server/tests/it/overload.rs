@@ -102,7 +102,7 @@ async fn review(client: &mut Client) -> u16 {
 }
 
 #[tokio::test]
-async fn one_viewer_with_unfinished_bodies_stands_in_no_ones_way() {
+async fn one_viewer_with_unfinished_bodies_does_not_delay_others() {
     let host = Host::start().await;
     let eve = host.token(json!({"role": "viewer", "name": "eve"})).await;
     let other = host.token(json!({"role": "viewer", "name": "other"})).await;
@@ -355,7 +355,7 @@ async fn heads_with_bare_line_ends_or_of_more_than_64_kib_are_refused() {
         );
         let answer = raw(&host, head.as_bytes()).await;
         let refused = format!("HTTP/1.1 {code}");
-        // What is still being sent when the connection closes may take the answer with it.
+        // A connection that closes while the client still sends may lose the answer.
         assert!(answer.starts_with(&refused) || (size > 200_000 && answer.is_empty()), "{answer}");
         if size < 100_000 {
             let (mut sender, _socket) = multiplexed(&host).await;

@@ -32,7 +32,7 @@ struct Slow {
 impl Keeper for Slow {
     fn create(&self, key: Key, object: Prepared) -> BoxFuture<'_, Result<Arc<Record>, Error>> {
         async move {
-            // Whoever waits beside it is asked after each step.
+            // The futures beside it are polled after each step.
             for _ in 0..3 {
                 self.clock.advance(LIMIT);
                 tokio::task::yield_now().await;
@@ -61,7 +61,7 @@ impl Keeper for Slow {
 }
 
 #[test]
-fn what_a_keeper_lets_wait_is_answered_by_the_keeper() {
+fn a_request_that_waits_for_a_keeper_has_no_time_limit() {
     block_on(async {
         let folder = tempfile::tempdir().unwrap();
         let anywhere = "127.0.0.1:0".parse().unwrap();

@@ -1,4 +1,4 @@
-//! What the server says no to is told apart from what it cannot do just now.
+//! A client tells a refusal from a server that cannot answer just now.
 
 use std::sync::Arc;
 

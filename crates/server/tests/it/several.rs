@@ -123,7 +123,7 @@ async fn a_damaged_object_in_etcd_is_named_by_reads_lists_and_the_check() {
 }
 
 #[tokio::test]
-async fn what_one_server_revokes_or_exchanges_the_others_follow() {
+async fn all_servers_follow_a_revocation_and_an_exchanged_authority() {
     let cluster = Cluster::start(1);
     let address = cluster.address();
     let (one, two) = (server(&address).await, server(&address).await);
@@ -166,7 +166,7 @@ async fn one_server_leads_and_another_takes_over_its_work() {
     two.stop().await;
 }
 
-/// What one client did, and when: by a counter that only goes up, taken before and after.
+/// One operation of a client, and its time: by a counter that only goes up, taken before and after.
 #[derive(Clone, Debug)]
 struct Deed {
     began: u64,

@@ -1,4 +1,4 @@
-//! Who is let in, and how far.
+//! Authentication and authorization over real connections.
 
 use mainstay_server::tls::Authority;
 use mainstay_store::Location;
@@ -31,7 +31,7 @@ async fn strangers_see_health_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn each_role_may_do_what_it_is_for() {
+async fn each_role_has_the_rights_of_its_table() {
     let host = Host::start().await;
     let mut admin = host.client().await;
     admin.post(MAPS, &map("there")).await.ok();
@@ -289,7 +289,7 @@ async fn admins_and_servers_act_for_others_and_the_log_names_both() {
     let mut admin = host.client().await;
     let editor = host.token(json!({"role": "editor", "name": "edda"})).await;
     let mut editor = host.client_with(Some(editor)).await;
-    // Who asks, as whom, and what becomes of a write.
+    // The user, the user it acts as, and the answer to a write.
     let editor_named =
         |name: &'static str| [("impersonate-user", name), ("impersonate-group", "editor")];
     let viewer_named =

@@ -1,13 +1,8 @@
-//! The audit log of `mainstay serve`: its flags, and what further dialects add to its lines.
+//! The flags of `mainstay serve` for the audit log.
 
 use std::path::{Path, PathBuf};
 
-use axum::extract::Request;
-use axum::middleware::Next;
-use axum::response::Response;
 use clap::Args;
-use mainstay_rucio as rest;
-use mainstay_server::AuditNote;
 use mainstay_server::audit::{Policy, Settings};
 
 use crate::error::Error;
@@ -64,29 +59,6 @@ fn parse(text: &str, yaml: bool) -> Result<Policy, String> {
     match yaml {
         true => serde_saphyr::from_str(text).map_err(|error| error.to_string()),
         false => toml::from_str(text).map_err(|error| error.to_string()),
-    }
-}
-
-/// Adds to a line what the rule engine knows about its request.
-pub(super) async fn rules(request: Request, next: Next) -> Response {
-    let note = request.extensions().get::<AuditNote>().cloned();
-    let response = next.run(request).await;
-    if let (Some(note), Some(noted)) = (note, response.extensions().get::<rest::Noted>()) {
-        note.account(&noted.account);
-        note.claimed(&noted.claimed);
-        note.object(&noted.resource, &noted.name);
-        note.changes(noted.changes);
-        if noted.denied {
-            note.denied();
-        }
-    }
-    response
-}
-
-/// Adds to the line of an agent's stream the node that it is for.
-pub(super) fn stream(extensions: &http::Extensions, node: &str) {
-    if let Some(note) = extensions.get::<AuditNote>() {
-        note.object("agentstreams", node);
     }
 }
 

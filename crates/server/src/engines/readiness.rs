@@ -3,7 +3,8 @@
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use mainstay_catalog::Catalog;
-use mainstay_server::Check;
+
+use crate::readiness::Check;
 
 /// The database of a catalog.
 #[derive(Debug)]

@@ -1,10 +1,9 @@
-//! How sessions are put into a server.
+//! Sessions beside a server: their keepers and routes, and the gateway.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_server::{Options, Role, Running, User};
 use mainstay_sessions::api::{ApplicationSession, Instance};
 use mainstay_sessions::controller::{
     self, Desk, GatewayOptions, Inbox, Metrics, STREAMS, Sessions,
@@ -14,38 +13,47 @@ use mainstay_store::object::Resource;
 use mainstay_store::registry::Typed;
 use mainstay_store::resources::{Identities, RandomIdentities};
 
-use crate::error::Error;
+use super::{Error, audit, merge};
+use crate::authorize::dialects;
+use crate::identity::User;
+use crate::options::Options;
+use crate::server::Running;
 
-/// The gateway's ports when nobody says otherwise.
-pub(super) const PORTS: (u16, u16) = (30000, 32767);
-
-/// What was said about the gateway.
-#[derive(Clone, Debug)]
-pub(crate) struct Gate {
-    pub(super) address: Option<IpAddr>,
-    pub(super) advertise: Option<String>,
-    pub(super) ports: Option<(u16, u16)>,
+/// How sessions are run.
+#[derive(Clone, Debug, Default)]
+pub struct SessionsOptions {
+    /// The gateway through which sessions are reached.
+    pub gateway: Gateway,
+    /// How long a node may be silent until it is lost; the engine's own default if nothing is given.
+    pub node_timeout: Option<Duration>,
 }
 
-/// What `--gateway-ports` means.
-pub(super) fn ports(text: Option<&str>) -> Result<Option<(u16, u16)>, Error> {
-    let Some(text) = text else { return Ok(Some(PORTS)) };
-    if text == "none" {
-        return Ok(None);
+/// The gateway through which sessions are reached.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    /// Where it listens; where the server does if nothing is given.
+    pub address: Option<IpAddr>,
+    /// The address that sessions show, if it is another.
+    pub advertise: Option<String>,
+    /// The first and the last port; none for no gateway.
+    pub ports: Option<(u16, u16)>,
+}
+
+impl Gateway {
+    /// The usual ports.
+    pub const PORTS: (u16, u16) = (30000, 32767);
+}
+
+impl Default for Gateway {
+    fn default() -> Self {
+        Self { address: None, advertise: None, ports: Some(Self::PORTS) }
     }
-    let range = text.split_once('-').and_then(|(first, last)| {
-        let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        (first > 0 && first <= last).then_some((first, last))
-    });
-    range.map(Some).ok_or_else(|| {
-        Error::usage(format!("--gateway-ports {text:?}: give a range as 30000-32767, or none"))
-    })
 }
 
 /// Whether a user of the server may register an agent of this name.
 fn speaks_for(extensions: &http::Extensions, node: &str) -> bool {
-    let user = extensions.get::<Arc<User>>();
-    user.is_some_and(|user| user.role == Some(Role::Admin) || user.speaks_for(node))
+    let user = extensions.get::<Arc<User>>().map(|user| &**user);
+    dialects::may_register(user, node)
 }
 
 /// Adds sessions to what a server will serve.
@@ -59,15 +67,13 @@ pub(super) fn mount(options: &mut Options) -> (Desk, Inbox) {
         .keepers
         .insert(collection(ApplicationSession::GROUP, ApplicationSession::PLURAL), sessions);
     options.keepers.insert(collection(Instance::GROUP, Instance::PLURAL), instances);
-    let routes = options.routes.take().unwrap_or_default();
-    options.routes =
-        Some(routes.merge(controller::router(desk.clone(), speaks_for, super::audit::stream)));
+    merge(options, controller::router(desk.clone(), speaks_for, audit::stream));
     options.streams.push(STREAMS);
     (desk, inbox)
 }
 
 /// How patient the engine is: agents say often enough that they are there.
-pub(super) fn settings(node_timeout: Option<Duration>) -> Settings {
+fn settings(node_timeout: Option<Duration>) -> Settings {
     let usual = Settings::default();
     let node_stale = node_timeout.unwrap_or(usual.node_stale);
     Settings { node_stale, heartbeat: usual.heartbeat.min(node_stale / 4), ..usual }
@@ -77,7 +83,7 @@ pub(super) fn settings(node_timeout: Option<Duration>) -> Settings {
 fn own_address() -> IpAddr {
     let found = || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-        // Nothing is sent: connecting only chooses the way there.
+        // No packet is sent: connecting a datagram socket only chooses a route.
         socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
         Some(socket.local_addr().ok()?.ip())
     };
@@ -87,11 +93,11 @@ fn own_address() -> IpAddr {
 /// Runs sessions beside a server.
 pub(super) async fn start(
     running: &Running,
-    gate: &Gate,
-    settings: Settings,
+    given: &SessionsOptions,
     desk: &Desk,
     inbox: Inbox,
 ) -> Result<Sessions, Error> {
+    let (gate, settings) = (&given.gateway, settings(given.node_timeout));
     let listen = gate.address.unwrap_or(running.local_addr().ip());
     let shown = if listen.is_unspecified() { own_address() } else { listen };
     let advertise = gate.advertise.clone().unwrap_or_else(|| shown.to_string());
@@ -109,5 +115,5 @@ pub(super) async fn start(
         leadership: running.election().map(|election| election.leadership()),
     };
     let started = Sessions::start(resources, options, desk, inbox).await;
-    started.map_err(|error| Error::negative(error.to_string()))
+    started.map_err(Error::engine)
 }
