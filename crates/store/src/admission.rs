@@ -1,10 +1,10 @@
-//! Judging a write on the object as it would be stored.
+//! Admission: judges a write on the object as it would be stored.
 //!
-//! A body says little about what is stored of it: unknown fields are dropped, defaults filled in,
-//! patches merged, and a subresource takes only its own part. [`Resources`](crate::resources::Resources)
-//! therefore asks an [`Admission`] inside, right before the compare-and-swap, on every attempt. What
-//! was admitted is what is written: if somebody else was faster, the next attempt is judged anew.
-//! A dry run and a write that changes nothing are judged the same.
+//! The body of a request differs from the stored object: unknown fields are dropped, defaults
+//! filled in, patches merged, and a subresource takes only its own part.
+//! [`Resources`](crate::resources::Resources) therefore asks an [`Admission`] right before the
+//! compare-and-swap, on every attempt. Exactly the admitted object is written: after a conflict the
+//! next attempt is judged again. A dry run and a write that changes nothing are judged the same.
 
 use futures_util::future::BoxFuture;
 use serde_json::{Map, Value};
@@ -23,7 +23,7 @@ pub struct Proposed<'a> {
 /// Decides whether a write may happen.
 pub trait Admission: Send + Sync + std::fmt::Debug {
     /// Whether the stored object may be touched at all. Asked before anything is computed from it,
-    /// so that a refusal tells nothing about its contents.
+    /// so that a refusal reveals nothing about its contents.
     fn touch<'a>(&'a self, stored: &'a Map<String, Value>) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Whether this change may be written.

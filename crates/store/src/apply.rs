@@ -1,15 +1,15 @@
-//! Server-side apply: many parties write one object, and each knows which fields are its own.
+//! Server-side apply: several parties write one object, each the fields that it holds.
 //!
 //! An object carries in `metadata.managedFields` who holds which fields. A party that *applies*
-//! sends everything it wants; it becomes the holder of exactly those fields, what it sent before
-//! and no longer sends is removed unless somebody else holds it, and a field that another party
-//! holds with another value is a conflict unless the applier insists. A party that *updates*
-//! becomes the holder of what it changed, and nobody may object.
+//! sends everything it wants; it becomes the holder of exactly those fields, a field it sent before
+//! and no longer sends is removed unless another party holds it, and a field that another party
+//! holds with another value is a conflict unless the apply is forced. A party that *updates*
+//! becomes the holder of the fields it changed, without conflicts.
 //!
 //! A field that defaulting filled in is held by no party: it goes with its parent when the last
 //! party that holds anything of the parent lets go, and is never a reason for a conflict.
 //!
-//! Enter at [`apply`] and [`track`]; both are pure. What always holds: what an applier sent is in
+//! Enter at [`apply`] and [`track`]; both are pure. Invariants: everything an applier sent is in
 //! the object afterwards, no field it did not send and did not hold has changed apart from
 //! defaults, and applying the same again changes nothing.
 
@@ -33,9 +33,9 @@ type Object = Map<String, Value>;
 
 /// The annotation in which `kubectl apply` without `--server-side` remembers what it sent.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// Who holds what was there before anybody was written down.
+/// The holder of fields that were there before holders were noted.
 const BEFORE: &str = "before-first-apply";
-/// Metadata that the server decides about, and so nobody holds.
+/// Metadata that the server decides about, and so has no holder.
 const UNHELD_METADATA: [&str; 9] = [
     "name",
     "namespace",
@@ -48,7 +48,7 @@ const UNHELD_METADATA: [&str; 9] = [
     "selfLink",
 ];
 
-/// Who writes, and how.
+/// The writer, and how it writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer<'a> {
     /// The name it gives itself.
@@ -75,7 +75,7 @@ impl Writer<'_> {
     }
 }
 
-/// What an object becomes when `config` is applied to it; `live` is `None` if there is none yet.
+/// The object that results when `config` is applied to `live`, which is `None` if there is none yet.
 ///
 /// # Errors
 /// 409 naming every field that another party holds with another value, unless `force`.
@@ -102,7 +102,7 @@ pub fn apply(
 }
 
 /// The usual case, at little cost: a party applies the fields it holds already, and changes only
-/// what nobody else holds. Then who holds what stays as it is. `None` in any other case.
+/// fields that no other party holds. Then the holders stay as they are. `None` in any other case.
 fn steady(
     kind: &Kind,
     live: &Object,
@@ -151,17 +151,17 @@ impl Filled {
         Self(walk::defaults_missing(kind.schema.root(), object))
     }
 
-    /// Notes what else was added between two states of an object.
+    /// Adds the fields that were added between two states of an object.
     pub fn note(&mut self, kind: &Kind, before: &Object, after: &Object) {
         let added = compare(kind, before, after).added;
         self.0 = std::mem::take(&mut self.0).union(&added);
     }
 }
 
-/// Notes in `new` what `writer` changed since `old`: for every write that is not an apply. No
-/// party holds what defaulting `filled` in.
+/// Notes in `new` what `writer` changed since `old`: for every write that is not an apply. Fields
+/// that defaulting `filled` in have no holder.
 ///
-/// A write that itself says who holds what is believed, and an empty first entry clears it all.
+/// Holders that the write itself states are taken over, and an empty first entry clears them all.
 pub fn track(
     kind: &Kind,
     old: Option<&Object>,
@@ -171,7 +171,7 @@ pub fn track(
 ) {
     let nothing = Object::new();
     let old_entries = old.and_then(entries);
-    // Who read the object before writing it says what is known already.
+    // A writer that read the object before sends the holders that are stored already.
     let given = entries(new).filter(|given| {
         writer.subresource.is_none() && Some(*given) != old_entries && given.is_array()
     });
@@ -186,7 +186,8 @@ pub fn track(
         return;
     }
     let parsed = stated.is_none().then(|| Managers::parse(known)).flatten();
-    // What cannot be read is forgotten, what is stated is believed; else it may stay as it is.
+    // Unreadable holders are dropped, holders that the client states are taken over; otherwise they
+    // stay.
     let mut changes = parsed.is_none();
     let mut managers = stated.or(parsed).unwrap_or_default();
     let begun = old.is_none() || !managers.0.is_empty();
@@ -206,7 +207,7 @@ pub fn track(
     set_entries(new, entries);
 }
 
-/// How two objects differ, apart from what nobody holds.
+/// How two objects differ, apart from fields that have no holders.
 fn compare(kind: &Kind, old: &Object, new: &Object) -> Difference {
     let counts = |path: &[&str]| match path {
         ["apiVersion" | "kind"] => false,
@@ -263,8 +264,8 @@ fn try_apply(
     Ok(object)
 }
 
-/// Who holds what of a live object; what was never written down is held by a party of its own, so
-/// that the first applier does not silently take it.
+/// The holders of a live object; fields without a recorded holder are held by a party of their own,
+/// so that the first applier does not silently take them.
 fn known(kind: &Kind, live: &Object, before: &Object) -> Managers {
     let managers = entries(live).and_then(Value::as_array).and_then(|all| Managers::parse(all));
     let managers = managers.unwrap_or_default();
@@ -295,7 +296,7 @@ fn is_meant(kind: &Kind, name: &str, subresource: Option<Subresource>) -> bool {
     }
 }
 
-/// An object without what nobody holds, and without the parts that do not `count`.
+/// An object without fields that have no holders, and without the parts that do not `count`.
 fn bare(object: &Object, counts: impl Fn(&str) -> bool) -> Object {
     let mut bare = Object::new();
     for (name, value) in object {
@@ -362,7 +363,7 @@ fn set_conditions(config: &Object, object: &mut Object) {
     }
 }
 
-/// A set without `metadata` itself and the root, which are nobody's.
+/// A set without `metadata` itself and the root, which have no holder.
 fn held(mut fields: FieldSet) -> FieldSet {
     fields.member = false;
     if let Some(metadata) = fields.children.get_mut(&Element::Field("metadata".into())) {
@@ -386,8 +387,8 @@ fn set_entries(object: &mut Object, entries: Vec<Value>) {
 }
 
 impl Conflicts {
-    /// Whether all of it was last written by `kubectl apply` without `--server-side`, which the
-    /// same person now does with it: then it is theirs to take over.
+    /// Whether all fields were last written by `kubectl apply` without `--server-side`, and are now
+    /// applied by kubectl with it: then kubectl takes them over.
     fn excused_by(&self, kind: &Kind, live: &Object) -> bool {
         let annotations = live.get("metadata").and_then(|metadata| metadata.get("annotations"));
         let last = annotations.and_then(|annotations| annotations.get(LAST_APPLIED)?.as_str());

@@ -4,12 +4,11 @@
 //! order of collections and paths, and a line with their number and the SHA-256 of everything
 //! before. Parts that others bring along (the rule catalog) follow in the same way: a line that
 //! names the part, its lines, and their number with the SHA-256 of everything before. The first
-//! line lists the parts, so a file that was cut short, even between two parts, is told from a
-//! whole one before anything is restored, and one of a newer format from both.
+//! line lists the parts, so a file that was cut short, even between two parts, is recognised before
+//! anything is restored, and so is a file of a newer format.
 //!
-//! Objects are kept to the letter; only their versions are left out, which the store that takes
-//! them gives anew. What concerns one run of one cluster alone (who holds a lease, and the like)
-//! is left out as well.
+//! Objects are written byte for byte, but without their versions, which the store that takes them
+//! assigns. Objects that concern one run of one cluster (such as leases) are left out.
 //!
 //! Format 1 is the same without parts.
 //!
@@ -70,7 +69,7 @@ pub enum Error {
     Damaged {
         /// Where.
         line: u64,
-        /// What was found.
+        /// The format that was found.
         what: Cow<'static, str>,
     },
     /// A part of it was written by a newer Mainstay, or by one with more parts.
@@ -78,19 +77,19 @@ pub enum Error {
     NewerPart {
         /// The part.
         part: String,
-        /// What is newer.
+        /// The part that is newer.
         what: String,
     },
     /// It is encrypted, and the key at hand does not open it.
     #[error("{0}")]
     Sealed(String),
-    /// What a part is restored into did not take it.
+    /// A part could not be restored.
     #[error("{0}")]
     Part(String),
     /// It is not what it was when it was checked.
     #[error("the backup changed while it was restored")]
     Changed,
-    /// There is something in the store already. Nothing was changed.
+    /// The store is not empty. It was not changed.
     #[error(
         "the store is not empty: it has {objects} objects, {first} among them; restore into an empty one"
     )]
@@ -100,12 +99,12 @@ pub enum Error {
         /// One of them.
         first: Key,
     },
-    /// The store did not take it. What was restored so far is removed by the next attempt.
-    #[error("the store did not take the backup")]
+    /// The store did not take it. The next attempt removes the objects restored so far.
+    #[error("writing the backup to the store failed")]
     Store(#[from] objects::Error),
 }
 
-/// What the first line of a backup says.
+/// The first line of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     mainstay: String,
@@ -116,15 +115,15 @@ pub struct Head {
     pub time: Timestamp,
     /// By which version of Mainstay.
     pub version: String,
-    /// What it holds besides objects, in order.
+    /// Its parts besides the objects, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
 }
 
-/// What a whole backup holds.
+/// The contents of a whole backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// What its first line says.
+    /// Its first line.
     pub head: Head,
     /// How many objects it has.
     pub objects: u64,
@@ -134,12 +133,12 @@ pub struct Summary {
     pub sha256: String,
 }
 
-/// What a part of a whole backup holds.
+/// The contents of a part of a whole backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartSummary {
     /// Its name.
     pub name: String,
-    /// What its first line says about it.
+    /// Its entry in the first line.
     pub about: serde_json::Value,
     /// How many lines it has.
     pub lines: u64,
@@ -234,17 +233,17 @@ fn last_line(start: &[u8], count: u64, sha256: &str) -> Vec<u8> {
     line
 }
 
-/// What begins the line after those of the objects.
+/// The beginning of the line after those of the objects.
 const LAST: &[u8] = b"{\"objects\":";
-/// What begins the first line of a part.
+/// The beginning of the first line of a part.
 const PART: &[u8] = b"{\"part\":";
-/// What begins the line after those of a part.
+/// The beginning of the line after those of a part.
 const LAST_OF_PART: &[u8] = b"{\"lines\":";
-/// What stands between an object and what is said about it. It cannot occur before: within a text
-/// its quotes would be escaped.
+/// Separates the fields of a line from its object. It cannot occur before: within a text its quotes
+/// would be escaped.
 const OBJECT: &[u8] = b",\"object\":";
 
-/// What is said about an object before it comes.
+/// The fields of a line before its object.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Place<'a> {
@@ -277,5 +276,5 @@ fn is_left_out(resource: &Resource) -> bool {
 }
 
 fn hex(digest: Sha256) -> String {
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(digest.finalize())
 }

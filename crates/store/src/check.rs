@@ -1,8 +1,8 @@
-//! Whether what a store keeps is what it ought to be, object by object.
+//! Checks every object of a store.
 //!
-//! Every object is decoded and held against the schema and the rules of its kind, as if it came
-//! from a client today, and its key against its metadata. Objects of the server's own have no
-//! kind; neither have those of a kind this program does not know, whose collections are listed.
+//! Every object is decoded and checked against the schema and the rules of its kind, as if it came
+//! from a client today, and its key against its metadata. Internal objects of the server have no
+//! kind; collections of kinds that this program does not know are listed and not checked.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -16,14 +16,14 @@ use crate::status::Violation;
 /// The group of collections that have no kind because they belong to the server itself.
 pub const INTERNAL: &str = "internal.mainstay.dev";
 
-/// What was found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// How many objects were looked at.
     pub objects: usize,
-    /// What is wrong with objects.
+    /// Problems of objects.
     pub findings: Vec<Finding>,
-    /// What is wrong with the medium they are kept in.
+    /// Problems of the medium that holds them.
     pub medium: Vec<String>,
     /// Collections of kinds that are not known here: nothing can be said about their objects.
     pub unknown: Vec<String>,
@@ -36,7 +36,7 @@ pub struct Finding {
     pub resource: String,
     /// Its namespace and name, or its name.
     pub path: String,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
 }
 
@@ -74,7 +74,7 @@ pub fn check(snapshot: &Snapshot, registry: &Registry) -> Report {
 fn problems(kind: Option<&Kind>, record: &Record) -> impl Iterator<Item = String> + use<> {
     let mut found = Vec::new();
     match serde_json::from_slice::<Map<String, Value>>(record.json()) {
-        Err(error) => found.push(format!("it is no JSON object: {error}")),
+        Err(error) => found.push(format!("not a JSON object: {error}")),
         Ok(object) => {
             if let Some(kind) = kind {
                 misplaced(kind, record.key(), &object, &mut found);
@@ -124,7 +124,7 @@ fn misplaced(kind: &Kind, key: &Key, object: &Map<String, Value>, found: &mut Ve
     }
     if kind.namespaced != key.namespace().is_some() {
         let scope = if kind.namespaced { "in a namespace" } else { "outside namespaces" };
-        found.push(format!("its kind lives {scope}, and its key says otherwise"));
+        found.push(format!("objects of its kind live {scope}, but its key does not"));
     }
 }
 

@@ -1,3 +1,3 @@
-//! The clock of `mainstay-clock`, under the name that users of this crate know.
+//! The clock of `mainstay-clock`, re-exported for users of this crate.
 
 pub use mainstay_clock::{Clock, ManualClock, SystemClock};

@@ -58,7 +58,7 @@ pub enum Error {
     Path {
         /// The path.
         path: String,
-        /// What could not be read.
+        /// The path that could not be read.
         rest: String,
     },
 }
@@ -72,7 +72,7 @@ pub struct Column {
     pub kind: ColumnType,
     /// The OpenAPI format, or `name` for the column that identifies the object.
     pub format: &'static str,
-    /// What it shows.
+    /// Its description.
     pub description: &'static str,
     /// 0 is always shown, 1 and above only on request (`-o wide`).
     pub priority: i32,
@@ -185,7 +185,7 @@ impl Column {
     }
 }
 
-/// The time since a moment, as kubectl writes it; `<unknown>` if there is no telling.
+/// The time since a moment, as kubectl writes it; `<unknown>` if there is no time.
 #[must_use]
 pub fn age(moment: &Value, now: Timestamp) -> Value {
     let moment = moment.as_str().and_then(|text| text.parse::<Timestamp>().ok());
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_find_what_they_name() {
+    fn paths_select_their_values() {
         let object = object(json!({
             "spec": {"names": ["a", "b"], "a.b": 1},
             "status": {"conditions": [

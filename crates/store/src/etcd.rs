@@ -1,15 +1,15 @@
-//! Objects in etcd: for several servers, and for outgrowing one machine.
+//! Objects in etcd, shared by several servers.
 //!
-//! One object is one key; a compare-and-swap is one transaction, or part of one that several
-//! writes share. Each change has a [`version`] of its own. Reads come from the same cached
-//! state as on every backend, which a [`feed`] keeps in step with etcd. What always holds:
+//! One object is one key; a compare-and-swap is one transaction, or part of one that several writes
+//! share. Each change has a [`version`] of its own. Reads come from the same cached state as on
+//! every backend, which a [`feed`] keeps in step with etcd. Invariants:
 //!
 //! * A write is acknowledged once it is in etcd *and* in the cache of the server that made it.
 //! * A value that is not as it was written is never served: etcd is not opened with one, and while
-//!   it is open its object and lists of its collection answer with what is wrong.
-//! * A read of the latest state first learns from etcd how far it has come, and waits until the
-//!   cache is there. Reads that come at the same time share one such question. A server that is
-//!   the only one need not ask: the [`roster`] says when that is so.
+//!   it is open reads of its object and lists of its collection fail with the reason.
+//! * A read of the latest state first asks etcd for its newest revision, and waits until the cache
+//!   has it. Concurrent reads share one such request. A server that is the only one need not ask:
+//!   the [`roster`] decides when that is so.
 
 mod client;
 mod feed;
@@ -32,13 +32,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, Collection, Retention, State, Watch};
 use crate::check::INTERNAL;
-use crate::clock::Clock;
 use crate::location::Settings;
 use crate::memory::check_size;
 use crate::object::{Body, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Objects, Scope, Write};
 use crate::seal::{KeyError, KeyState, Sealer};
 use crate::snapshot::{Medium, Snapshot};
+use mainstay_clock::Clock;
 
 pub use client::{Address, AddressError, Tls};
 
@@ -48,7 +48,7 @@ use layout::Layout;
 use roster::Roster;
 use sealing::{Sealing, Signals};
 use version::{end, number};
-use writer::{Waiting, Writer};
+use writer::{PendingWrite, Writer};
 
 use proto::{
     CompactionRequest, CompactionResponse, Compare, CompareResult, CompareTarget, PutRequest,
@@ -67,9 +67,9 @@ const LULL: Duration = Duration::from_millis(5);
 const READERS: usize = 16_384;
 /// How many writes may wait for their turn.
 const WRITERS: usize = 16_384;
-/// How many questions about etcd's progress may be on their way at once.
+/// How many requests for etcd's newest revision may be on their way at once.
 const QUESTIONS: usize = 4;
-/// How many readers make another question worth its cost while one is on its way.
+/// How many waiting readers cause another request while one is on its way.
 const CROWD: usize = 8;
 
 /// Why etcd could not be used as a store.
@@ -78,12 +78,12 @@ pub enum OpenError {
     /// The address, or a file it names, is wrong.
     #[error("the store's address is wrong")]
     Address(#[from] AddressError),
-    /// It did not answer, or did not let us in.
+    /// It did not answer, or refused the login.
     #[error("cannot use etcd at {endpoints}: {reason}")]
     Unavailable {
         /// Where it was looked for.
         endpoints: String,
-        /// What it said.
+        /// The error.
         reason: String,
     },
     /// It is encrypted, and its key is missing.
@@ -99,7 +99,7 @@ pub enum OpenError {
     Damaged {
         /// Where it is.
         endpoints: String,
-        /// What was found, and what to do.
+        /// The damage, and what to do.
         what: String,
     },
 }
@@ -124,7 +124,7 @@ pub struct EtcdStore {
     stop: CancellationToken,
     stalled: Arc<Notify>,
     largest: usize,
-    writes: mpsc::Sender<Waiting>,
+    writes: mpsc::Sender<PendingWrite>,
     readers: mpsc::Sender<oneshot::Sender<Result<Revision, Error>>>,
     roster: Arc<Roster>,
     sealing: Arc<Sealing>,
@@ -287,7 +287,7 @@ impl EtcdStore {
     }
 }
 
-/// What is written to see it come.
+/// The collection that is written to make the watch report a revision.
 fn ticks() -> Resource {
     Resource::new(INTERNAL, "ticks")
 }
@@ -318,8 +318,9 @@ fn look(key: Vec<u8>) -> RequestOp {
     RequestOp { request: Some(Request::Range(RangeRequest { key, ..RangeRequest::default() })) }
 }
 
-/// Tells readers how far etcd has come. An answer says nothing to those who came after its
-/// question was sent, so they wait for the next; enough of them do not wait for the one under way.
+/// Answers readers with etcd's newest revision. An answer is of no use to a reader that came after
+/// the request was sent, so later readers wait for the next request; if they are many, it is sent
+/// before the first is answered.
 async fn progress(
     client: Arc<Client>,
     layout: Layout,
@@ -340,13 +341,13 @@ async fn progress(
         }
         let crowded = readers.len() >= CROWD && asked.len() < QUESTIONS;
         if crowded || (asked.is_empty() && !readers.is_empty()) {
-            asked.push(tell(&client, &layout, std::mem::take(&mut readers)));
+            asked.push(answer_readers(&client, &layout, std::mem::take(&mut readers)));
         }
     }
 }
 
-/// Asks etcd how far it has come, and tells everybody who waits for the answer.
-async fn tell(
+/// Asks etcd for its newest revision, and answers all readers that wait for it.
+async fn answer_readers(
     client: &Client,
     layout: &Layout,
     readers: Vec<oneshot::Sender<Result<Revision, Error>>>,
@@ -369,11 +370,11 @@ impl Objects for EtcdStore {
         async move {
             check_size(&write, self.largest)?;
             if writer::expected(&write.change) > Some(self.cache.revision()) {
-                // Another server told of it; here it must be known to be compared with.
+                // Another server reported this version; the cache must have it for the comparison.
                 self.latest().await?;
             }
             let (reply, answer) = oneshot::channel();
-            self.writes.try_send(Waiting { write, reply }).map_err(|error| match error {
+            self.writes.try_send(PendingWrite { write, reply }).map_err(|error| match error {
                 mpsc::error::TrySendError::Full(_) => Error::Busy { waiting: WRITERS },
                 mpsc::error::TrySendError::Closed(_) => Error::Closed,
             })?;
@@ -386,7 +387,7 @@ impl Objects for EtcdStore {
         let key = key.clone();
         async move {
             let mut state = self.cache.load();
-            if !self.roster.vouches_for(&state) {
+            if !self.roster.may_answer_from(&state) {
                 self.latest().await?;
                 state = self.cache.load();
             }
@@ -402,7 +403,7 @@ impl Objects for EtcdStore {
             match at {
                 At::Latest => {
                     let state = self.cache.load();
-                    if self.roster.vouches_for(&state) {
+                    if self.roster.may_answer_from(&state) {
                         state.all_served(&resource)?;
                         return state.collection(&resource, at);
                     }
@@ -521,7 +522,7 @@ impl Objects for EtcdStore {
             self.cache.close();
             for task in tasks.drain(..) {
                 if task.await.is_err() {
-                    tracing::error!("a task of the store panicked");
+                    tracing::error!("a task of the etcd store panicked");
                 }
             }
             if open {

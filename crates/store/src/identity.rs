@@ -1,9 +1,10 @@
-//! Which cluster a store belongs to, so that a lost or exchanged store is not served by mistake.
+//! The identity of the cluster that a store belongs to, so that a lost or exchanged store is not
+//! served by mistake.
 //!
 //! The first start gives the store an identity, an object of its own. A marker in the data folder
 //! of each server remembers it, and that of the rule catalog. A store that is empty, or that
-//! belongs to another cluster, is then told from the right one, and refused unless the operator
-//! says that it is meant.
+//! belongs to another cluster, is then recognised, and refused unless the operator confirms it
+//! (`--new-cluster`).
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -21,7 +22,7 @@ use crate::objects::{Change, Error as StoreError, Objects, Write};
 /// The marker's name in the data folder.
 pub const MARKER: &str = "cluster.json";
 
-/// What a data folder remembers.
+/// The identities that a data folder remembers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Marker {
     /// The identity of the store.
@@ -52,7 +53,7 @@ pub enum Error {
         /// The identity it should have.
         expected: String,
     },
-    /// A restore broke off before the store could tell.
+    /// A restore broke off before the store was marked.
     #[error(
         "a restore into {} did not finish: run `mainstay restore` again, or begin anew with \
          --new-cluster",
@@ -83,7 +84,7 @@ pub enum Error {
     Marker {
         /// The marker.
         marker: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
     /// The marker could not be read or written.
@@ -91,7 +92,7 @@ pub enum Error {
     Io {
         /// The marker.
         marker: PathBuf,
-        /// What the machine said.
+        /// The error.
         source: io::Error,
     },
     /// The store failed.
@@ -99,7 +100,7 @@ pub enum Error {
     Store(#[from] StoreError),
 }
 
-/// What to do about a store at the start of a server.
+/// The decision about a store at the start of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// It is the right one, or the first one: remember this identity.
@@ -113,7 +114,7 @@ pub enum Decision {
 }
 
 /// Decides about a store with the identity `found`, which holds something or not, when the marker
-/// remembers `expected`. `meant` is the operator's word that the store is the right one.
+/// remembers `expected`. `meant` is the operator's confirmation that the store is the right one.
 #[must_use]
 pub fn decide(expected: Option<&str>, found: Option<&str>, empty: bool, meant: bool) -> Decision {
     match (expected, found) {
@@ -154,7 +155,9 @@ impl Marker {
         }
         match self.replace(data_dir) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                tracing::warn!("no space for {MARKER}; a lost store will not be noticed");
+                tracing::warn!(
+                    "no disk space for the cluster marker; a lost store will not be noticed"
+                );
                 Ok(())
             }
             written => {
@@ -163,7 +166,7 @@ impl Marker {
         }
     }
 
-    /// Notes durably that a restore begins. What was remembered stays, until it ends.
+    /// Notes durably that a restore begins. The identities from before stay until it ends.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -284,7 +287,7 @@ fn key() -> Key {
 /// The identity of a store, if it has one.
 ///
 /// # Errors
-/// Whatever the store says.
+/// Errors of the store.
 pub async fn of(objects: &dyn Objects) -> Result<Option<String>, StoreError> {
     let record = objects.get(&key()).await?;
     let uuid = |object: Map<String, Value>| Some(object.get("uuid")?.as_str()?.to_owned());
@@ -294,7 +297,7 @@ pub async fn of(objects: &dyn Objects) -> Result<Option<String>, StoreError> {
 /// Gives a store the identity `fresh`, unless another server was faster; returns the one it has.
 ///
 /// # Errors
-/// Whatever the store says.
+/// Errors of the store.
 pub async fn give(objects: &dyn Objects, fresh: &str) -> Result<String, StoreError> {
     if let Some(there) = of(objects).await? {
         return Ok(there);
@@ -314,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_remembered_store_is_served_unless_another_is_meant() {
+    fn only_the_remembered_store_is_served_unless_another_is_confirmed() {
         let keep = |id: &str| Decision::Keep(id.to_owned());
         let cases = [
             // (remembered, found, empty, meant) → decision

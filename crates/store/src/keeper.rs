@@ -1,10 +1,11 @@
-//! Kinds whose objects somebody keeps: an engine that must decide before a write is acknowledged.
+//! Kinds whose writes are handled by an engine that must decide before a write is acknowledged.
 //!
-//! For such a kind the rules of the strategy hold as for any other; what would be written to the
-//! store is handed to the [`Keeper`] instead. It does what the write asks for (opens a session, ends
-//! an instance), publishes the object in the store itself, and answers with it. Reads, lists and
-//! watches go to the store as ever. Who wrote which field is not noted for such kinds, except for what
-//! is applied: their writes are orders, not settings that several parties share.
+//! For such a kind the rules of the strategy hold as for any other, but the object is handed to the
+//! [`Keeper`] instead of being written to the store. The keeper carries the write out (opens a
+//! session, ends an instance), publishes the object in the store itself, and returns it. Reads,
+//! lists and watches go to the store as for other kinds. Holders of fields are not noted for such
+//! kinds, except for applied fields: their writes are commands, not settings that several parties
+//! share.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub type Prepared = Map<String, Value>;
 
 /// Keeps the objects of a kind.
 pub trait Keeper: Send + Sync + std::fmt::Debug {
-    /// An object shall be made.
+    /// Creates an object.
     fn create(&self, key: Key, object: Prepared) -> BoxFuture<'_, Result<Arc<Record>, Error>>;
 
     /// The refusal of every creation and update, if the keeper takes none. A dry run answers with it
@@ -28,9 +29,8 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// An object shall become another, or is marked as being deleted. `before` is what the caller
-    /// saw; a keeper to whom somebody else has said otherwise since answers that it is stale, and
-    /// the caller looks again.
+    /// Replaces an object, or marks it as being deleted. `before` is the object that the caller
+    /// read; the keeper returns a conflict if it has changed since, and the caller reads it again.
     fn update(
         &self,
         key: Key,
@@ -38,7 +38,7 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
         object: Prepared,
     ) -> BoxFuture<'_, Result<Arc<Record>, Error>>;
 
-    /// An object shall go at once. `before` is what the caller saw.
+    /// Removes an object at once. `before` is the object that the caller read.
     fn remove(&self, key: Key, before: Arc<Record>) -> BoxFuture<'_, Result<Arc<Record>, Error>>;
 
     /// An object that is gone and can be read a little longer.

@@ -1,47 +1,49 @@
-//! Objects kept by somebody else's API server: the client half of the Kubernetes dialect.
+//! Objects kept by a remote API server: the client side of the Kubernetes dialect.
 //!
-//! An agent's way to its servers. Single objects are read and written over HTTPS, one request each;
-//! collections are listed once and then watched, and are served from that copy. What always holds:
+//! Agents use it to reach their servers. Single objects are read and written over HTTPS, one
+//! request each; collections are listed once and then watched, and are served from that copy.
+//! Invariants:
 //!
 //! * A write is a compare-and-swap at the server, by `resourceVersion`.
-//! * A collection shows at least every write this client was told of.
-//! * What the server forbids or finds invalid is [`Error::Refused`], which asking again does not
-//!   mend.
-//! * While no server answers, reads and writes say [`Error::Unavailable`], and the copies stay as
-//!   they were; watches go on where they were when one answers again.
+//! * A collection shows at least every write that the server acknowledged to this client.
+//! * A write that the server forbids or finds invalid is [`Error::Refused`]; a retry does not help.
+//! * While no server answers, reads and writes fail with [`Error::Unavailable`], and the copies
+//!   stay as they were; watches resume when a server answers again.
 //!
 //! The status of an object is written through its subresource, as the dialect wants it: an update
-//! that changes both parts is two writes, the status last. The dialect does not tell the version at
-//! which an object went: a deletion bears it only where its collection is followed. Revisions are
-//! compared within one collection. Enter at [`KubernetesStore::new`].
+//! that changes both parts is two writes, the status last. The answer to a deletion has no version:
+//! the event of a deletion has one only if its collection is watched. Revisions are compared within
+//! one collection. Enter at [`KubernetesStore::new`].
 
 mod feed;
+mod wire;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::Method;
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
 use self::feed::{Feed, Selected, Source};
+use self::wire::{bare, collection_path, is_marked, object_path, record, refusal};
 use crate::cache::{Collection, Retention, Watch};
-use crate::clock::Clock;
-use crate::object::{Action, Body, Event, Key, Received, Record, Resource, Revision};
+use crate::object::{Action, Body, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Change, Error, Objects, Scope, Write};
 use crate::registry::{Kind, Registry};
 use crate::remote::{Remote, is_leaving};
 use crate::snapshot::{Medium, Snapshot};
-use crate::status::Reason;
 use crate::strategy::Subresource;
 pub use mainstay_client::{Access, Address, AddressError, Answer, Client};
+use mainstay_clock::Clock;
 
 /// How many objects that were just read are kept, for the write that follows.
 const RECENT: usize = 64;
-/// The field of the metadata in which a server notes who holds which field.
+/// The field of the metadata in which a server notes the holders of fields.
 const OWNERS: &str = "managedFields";
 /// How long one waits to see a deletion in the copy of its collection.
 const SEEN: Duration = Duration::from_secs(15);
@@ -60,8 +62,8 @@ pub struct KubernetesStore {
 }
 
 impl KubernetesStore {
-    /// Objects of the kinds in `registry`, kept at the servers of `client`. `manager` is noted as
-    /// the holder of what is written.
+    /// Objects of the kinds in `registry`, kept at the servers of `client`. `manager` becomes the
+    /// holder of written fields.
     #[must_use]
     pub fn new(
         client: Arc<Client>,
@@ -77,8 +79,8 @@ impl KubernetesStore {
             manager: manager.to_owned(),
             feeds: Mutex::default(),
             recent: Mutex::default(),
-            // Whoever watches a copy is in this process: it seldom falls behind, and lists anew
-            // without asking the server if it does.
+            // Watchers of a copy are in this process: they seldom fall behind, and list again
+            // without asking the server if they do.
             retention: Retention { events: 256, bytes: 1 << 20, ..Retention::default() },
             stop,
         }
@@ -93,7 +95,7 @@ impl KubernetesStore {
 
     fn kind(&self, resource: &Resource) -> Result<&Arc<Kind>, Error> {
         self.registry.by_resource(resource).ok_or_else(|| Error::Unavailable {
-            reason: format!("{resource} is not a kind this client knows"),
+            reason: format!("{resource} is not registered in this client"),
         })
     }
 
@@ -105,7 +107,7 @@ impl KubernetesStore {
         }
         let kind = self.kind(&scope.resource)?.clone();
         let selected = Selected::of(scope);
-        let mut feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut feeds = self.feeds.lock();
         let feed = feeds.entry(selected.clone()).or_insert_with(|| {
             let stop = self.stop.child_token();
             let selection = scope.selection.clone();
@@ -117,7 +119,7 @@ impl KubernetesStore {
 
     /// The copies of a collection and of parts of it that are there already.
     fn known(&self, resource: &Resource) -> Vec<Arc<Feed>> {
-        let feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
+        let feeds = self.feeds.lock();
         let of_it = feeds.iter().filter(|(selected, _)| selected.resource == *resource);
         of_it.map(|(_, feed)| feed.clone()).collect()
     }
@@ -149,11 +151,11 @@ impl KubernetesStore {
         match self.client.call(method, &path, body).await {
             Ok(Answer { code, body, .. }) if code.is_success() => {
                 let kind = self.kind(key.resource())?;
-                // Only who reads may want to know who holds which field.
+                // Only readers may need the holders of fields.
                 let without = if reads { "" } else { OWNERS };
                 let read = record(kind, key.namespace(), &body, without);
                 read.map(Arc::new).map_err(|error| Error::Unavailable {
-                    reason: format!("the answer about {key} cannot be read: {error}"),
+                    reason: format!("the answer for {key} cannot be decoded: {error}"),
                 })
             }
             Ok(answer) => Err(refusal(&answer, key)),
@@ -173,15 +175,16 @@ impl KubernetesStore {
         }
     }
 
-    /// Keeps what the server said of an object, for the write that may follow.
+    /// Keeps an object that the server returned, for the write that may follow.
     fn note(&self, record: &Arc<Record>) {
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.recent.lock();
         recent.retain(|older| older.key() != record.key());
         recent.truncate(RECENT - 1);
         recent.push_front(record.clone());
     }
 
-    /// Notes what the server made of a write: the copy of the collection must show it.
+    /// Notes the object that the server returned for a write: the copy of the collection must show
+    /// it.
     fn wrote(&self, record: &Arc<Record>) {
         self.note(record);
         for feed in self.known(record.key().resource()) {
@@ -196,7 +199,7 @@ impl KubernetesStore {
         let is_it = |record: &Arc<Record>| record.key() == key && record.revision() == expected;
         let copy = self.copied(key).filter(is_it);
         let copy = copy.or_else(|| {
-            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            let recent = self.recent.lock();
             recent.iter().find(|record| is_it(record)).cloned()
         });
         let found = match copy {
@@ -228,8 +231,7 @@ impl KubernetesStore {
         self.explained(written, key, revision).await
     }
 
-    /// Sends an object that takes the place of another. Who holds which field is the server's to
-    /// know.
+    /// Sends an object that takes the place of another. The server notes the holders of fields.
     async fn send(
         &self,
         kind: &Kind,
@@ -244,7 +246,7 @@ impl KubernetesStore {
         self.ask(Method::PUT, path, Some(&Value::Object(object)), key).await
     }
 
-    /// A conflict with the version that is in the way, which the dialect does not tell.
+    /// Adds to a conflict the version that is in the way, which the answer does not have.
     async fn explained<T>(
         &self,
         outcome: Result<T, Error>,
@@ -272,8 +274,7 @@ impl KubernetesStore {
         Ok(Arc::new(Event::new(Action::Added, made, None)))
     }
 
-    /// Sends a new object. The name in `key` is for messages; what it is called in the end is the
-    /// server's to say.
+    /// Sends a new object. The name in `key` is for messages; the server may generate the name.
     async fn post(
         &self,
         kind: &Kind,
@@ -355,80 +356,11 @@ async fn deletion(watch: Option<Watch>) -> Option<Arc<Event>> {
     tokio::time::timeout(SEEN, seen).await.ok().flatten()
 }
 
-/// The object without what the server looks after and without its status.
-fn bare(object: &Map<String, Value>) -> Map<String, Value> {
-    let mut bare = object.clone();
-    bare.remove("status");
-    if let Some(metadata) = bare.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in ["resourceVersion", OWNERS, "generation"] {
-            metadata.remove(field);
-        }
-    }
-    bare
-}
-
-fn is_marked(object: &Map<String, Value>) -> bool {
-    object.get("metadata").and_then(|metadata| metadata.get("deletionTimestamp")).is_some()
-}
-
-/// What a server sent, as it is kept, but for one field of its metadata.
-fn record(
-    kind: &Kind,
-    namespace: Option<&str>,
-    json: &[u8],
-    without: &str,
-) -> serde_json::Result<Record> {
-    let tags = [("apiVersion", kind.api_version()), ("kind", kind.kind)];
-    let received = Received::read(json, tags, without)?;
-    let key = kind.key(received.namespace.as_deref().or(namespace), &received.name);
-    let revision = received.version.parse().unwrap_or_default();
-    Ok(received.body.at(key, revision, revision))
-}
-
-/// `/apis/GROUP/VERSION[/namespaces/NS]/PLURAL`.
-fn collection_path(kind: &Kind, namespace: Option<&str>) -> String {
-    let root = match kind.group {
-        "" => format!("/api/{}", kind.version),
-        group => format!("/apis/{group}/{}", kind.version),
-    };
-    match namespace.filter(|_| kind.namespaced) {
-        Some(namespace) => format!("{root}/namespaces/{namespace}/{}", kind.plural),
-        None => format!("{root}/{}", kind.plural),
-    }
-}
-
-fn object_path(kind: &Kind, key: &Key, part: &str) -> String {
-    format!("{}/{}{part}", collection_path(kind, key.namespace()), key.name())
-}
-
-/// What a refusal means here.
-fn refusal(answer: &Answer, key: &Key) -> Error {
-    let status: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-    let text = |field: &str| status.get(field).and_then(Value::as_str).unwrap_or_default();
-    let key = key.clone();
-    let refused = |reason| Error::Refused { reason, message: text("message").to_owned() };
-    match (answer.code.as_u16(), text("reason")) {
-        (404, _) => Error::NotFound { key },
-        (409, "AlreadyExists") => Error::AlreadyExists { key },
-        (409, _) => Error::Conflict { key, expected: Revision::ZERO, actual: Revision::ZERO },
-        (410, _) => Error::Expired { requested: Revision::ZERO, oldest: Revision::ZERO },
-        (400, _) => refused(Reason::BadRequest),
-        (403, _) => refused(Reason::Forbidden),
-        (405, _) => refused(Reason::MethodNotAllowed),
-        (413, _) => refused(Reason::RequestEntityTooLarge),
-        (422, _) => refused(Reason::Invalid),
-        (429, _) => Error::Busy { waiting: 0 },
-        (code, _) => Error::Unavailable {
-            reason: format!("the server answered {code}: {}", text("message")),
-        },
-    }
-}
-
 impl Objects for KubernetesStore {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<Arc<Event>, Error>> {
         async move {
             if write.fence.is_some() {
-                let reason = "a remote server knows no fences".to_owned();
+                let reason = "writes under a lease are not supported by a remote server".to_owned();
                 return Err(Error::Unavailable { reason });
             }
             let event = match &write.change {
@@ -477,7 +409,7 @@ impl Objects for KubernetesStore {
     }
 
     fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
-        let feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let feeds = self.feeds.lock().clone();
         async move {
             let mut collections: BTreeMap<Resource, Collection> = BTreeMap::new();
             let mut revision = Revision::ZERO;
@@ -504,7 +436,7 @@ impl Objects for KubernetesStore {
     }
 
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
-        // What the server keeps is for the server to verify.
+        // The server verifies its own store.
         std::future::ready(Ok(Vec::new())).boxed()
     }
 
@@ -514,7 +446,7 @@ impl Objects for KubernetesStore {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         self.stop.cancel();
-        let feeds = std::mem::take(&mut *self.feeds.lock().unwrap_or_else(PoisonError::into_inner));
+        let feeds = std::mem::take(&mut *self.feeds.lock());
         async move {
             for feed in feeds.into_values() {
                 feed.close().await;
@@ -527,7 +459,7 @@ impl Objects for KubernetesStore {
 impl Remote for KubernetesStore {
     fn at_hand(&self, key: &Key) -> Option<Arc<Record>> {
         let copy = self.copied(key);
-        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = self.recent.lock();
         let recent = recent.iter().find(|record| record.key() == key).cloned();
         copy.into_iter().chain(recent).max_by_key(|record| record.revision())
     }
@@ -572,60 +504,5 @@ impl Remote for KubernetesStore {
             Ok(written)
         }
         .boxed()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::registry::builtin;
-
-    #[test]
-    fn paths_are_those_of_the_dialect() {
-        let registry = Registry::new(builtin()).unwrap();
-        let path = |plural: &str, namespace: Option<&str>| {
-            let kind = registry.iter().find(|kind| kind.plural == plural).unwrap();
-            object_path(kind, &kind.key(namespace, "x"), "/status")
-        };
-        assert_eq!(path("nodes", None), "/api/v1/nodes/x/status");
-        assert_eq!(
-            path("leases", Some("a")),
-            "/apis/coordination.k8s.io/v1/namespaces/a/leases/x/status"
-        );
-    }
-
-    #[test]
-    fn refusals_keep_their_meaning() {
-        let key = Key::from_stored(Resource::from_stored("nodes"), "a");
-        let answer = |code: u16, reason: &str| Answer {
-            code: http::StatusCode::from_u16(code).unwrap(),
-            headers: http::HeaderMap::new(),
-            body: json!({"reason": reason, "message": "why"}).to_string().into_bytes().into(),
-        };
-        let word = |code, reason| match refusal(&answer(code, reason), &key) {
-            Error::NotFound { .. } => "not found",
-            Error::AlreadyExists { .. } => "exists",
-            Error::Conflict { .. } => "conflict",
-            Error::Expired { .. } => "expired",
-            Error::Unavailable { .. } => "unavailable",
-            Error::Refused { .. } => "refused",
-            Error::Busy { .. } => "busy",
-            _ => "other",
-        };
-        let cases = [
-            (404, "NotFound", "not found"),
-            (409, "AlreadyExists", "exists"),
-            (409, "Conflict", "conflict"),
-            (410, "Expired", "expired"),
-            (503, "", "unavailable"),
-            (401, "Unauthorized", "unavailable"),
-            (403, "Forbidden", "refused"),
-            (413, "RequestEntityTooLarge", "refused"),
-            (422, "Invalid", "refused"),
-            (429, "TooManyRequests", "busy"),
-        ];
-        for (code, reason, expected) in cases {
-            assert_eq!(word(code, reason), expected, "{code} {reason}");
-        }
     }
 }

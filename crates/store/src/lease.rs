@@ -1,13 +1,13 @@
-//! Leases: one holder at a time, and a token that tells a former holder's writes apart.
+//! Leases: one holder at a time, and a token by which writes of a former holder are refused.
 //!
 //! A lease is two internal objects. The *lease* says who holds it and until when; it is renewed
 //! often. The *fence* is touched only when the lease changes hands, and its revision is the
-//! holder's token: it only grows, and a write made under [`Fence`] is refused by the store once
-//! the fence has moved. So a holder that was paused past its time can no longer write, however
-//! sure it is of itself.
+//! holder's token: it only grows, and a write made under [`Fence`] is refused by the store once the
+//! fence has moved. So a holder that was paused past its time can no longer write, even if it still
+//! believes to hold the lease.
 //!
-//! Taking over moves the lease first and the fence second, each by compare-and-swap from what
-//! was read before. A contender that stalls between the two finds the fence moved by whoever
+//! Taking over moves the lease first and the fence second, each by compare-and-swap from what was
+//! read before. A contender that stalls between the two finds the fence moved by the contender that
 //! took over in the meantime, and gives up.
 //!
 //! A holder's name belongs to one process at a time: a contender that finds its own name there is
@@ -27,7 +27,7 @@ use crate::objects::{Change, Error, Fence, Objects, Scope, Write};
 
 const GROUP: &str = "internal.mainstay.dev";
 
-/// What a contender remembers of a lease that somebody else holds.
+/// A contender's view of a lease that another holder has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sighting {
     revision: Revision,
@@ -40,7 +40,7 @@ struct Sighting {
 struct Tenure {
     holder: String,
     ttl_ms: u64,
-    /// Where the holder can be reached, for those who forward to it.
+    /// The address of the holder, for servers that forward to it.
     address: String,
     released: bool,
 }
@@ -68,9 +68,9 @@ pub enum Claim {
     /// Held now; writes may be made under this fence until the time to live has passed since the
     /// attempt *began*.
     Held(Fence),
-    /// Somebody else holds it; worth trying again after this long unless it changes before.
+    /// Another holder has it; try again after this long, or when it changes.
     Other {
-        /// Who.
+        /// Its holder.
         holder: String,
         /// Where the holder said it can be reached.
         address: String,
@@ -80,7 +80,7 @@ pub enum Claim {
 }
 
 impl Lease {
-    /// A contender for `name`. Nothing is written until [`Lease::claim`].
+    /// A contender for `name`. It does not write before [`Lease::claim`].
     #[must_use]
     pub fn new(
         objects: Arc<dyn Objects>,
@@ -96,13 +96,12 @@ impl Lease {
         Self { objects, lease, fence, tenure, held: None, sighting: None }
     }
 
-    /// Takes the lease if it is free, renews it if it is ours. `elapsed` reads the caller's steady
-    /// clock: what a slow store answers counts as seen when it was answered, not when it was
-    /// asked, since the lease may have been renewed in between. Calling it again while holding
-    /// renews.
+    /// Takes the lease if it is free, renews it if it is ours. `elapsed` reads the caller's
+    /// monotonic clock: an answer counts as seen when it arrived, not when it was requested, since
+    /// the lease may have been renewed in between. Calling it again while holding renews.
     ///
     /// # Errors
-    /// Whatever the store says; [`Error::Fenced`] cannot occur. After an error the lease may or
+    /// Errors of the store; [`Error::Fenced`] cannot occur. After an error the lease may or
     /// may not have been renewed: count the tenure from the last success.
     pub async fn claim(
         &mut self,
@@ -120,7 +119,7 @@ impl Lease {
     /// Gives the lease up, so that another need not wait. Does nothing when it is not held.
     ///
     /// # Errors
-    /// Whatever the store says, except that somebody else took it already.
+    /// Errors of the store, except that another holder took it already.
     pub async fn release(&mut self) -> Result<(), Error> {
         let Some(held) = self.held.take() else {
             return Ok(());
@@ -158,7 +157,7 @@ impl Lease {
         Ok(Claim::Held(fence))
     }
 
-    /// Somebody was faster; says who, as far as it can be seen.
+    /// Another contender was faster; returns who, as far as it can be seen.
     async fn look(&mut self, elapsed: &(impl Fn() -> Duration + Sync)) -> Result<Claim, Error> {
         let record = self.objects.get(&self.lease).await?;
         let seen = record.and_then(|record| self.occupied(&record, elapsed()));
@@ -169,7 +168,7 @@ impl Lease {
         }))
     }
 
-    /// Who is in the way, if anybody is.
+    /// The holder in the way, if there is one.
     fn occupied(&mut self, record: &Record, elapsed: Duration) -> Option<Claim> {
         let tenure: Tenure = decode(record)?;
         if tenure.released || tenure.holder == self.tenure.holder {
@@ -206,14 +205,14 @@ impl Lease {
 /// Where the present holder of a lease can be reached, if there is one.
 ///
 /// # Errors
-/// Whatever the store says.
+/// Errors of the store.
 pub async fn holder(objects: &dyn Objects, name: &str) -> Result<Option<(String, String)>, Error> {
     let record = objects.get(&keys(name).0).await?;
     let tenure = record.and_then(|record| decode(&record)).filter(|tenure| !tenure.released);
     Ok(tenure.map(|tenure| (tenure.holder, tenure.address)))
 }
 
-/// What to watch to hear of a lease being taken, renewed or given up.
+/// The scope to watch for a lease being taken, renewed or given up.
 #[must_use]
 pub fn scope(name: &str) -> Scope {
     let key = keys(name).0;

@@ -1,7 +1,7 @@
 //! Versioned objects with compare-and-swap, list and watch; leases; the registry of kinds.
 //!
 //! Enter at [`objects::Objects`], the trait every backend serves, and at [`open`], which picks a
-//! backend by URL. Nothing outside this crate knows which backend it talks to.
+//! backend by URL. Code outside this crate does not know which backend it uses.
 
 pub mod admission;
 pub mod apply;
@@ -36,5 +36,5 @@ pub mod tiered;
 pub mod value;
 
 pub use location::{Location, Settings, open};
-/// What kinds are described with, for those that are declared elsewhere.
+/// Describes the types of kinds that other crates declare.
 pub use schemars;

@@ -1,4 +1,4 @@
-//! Where objects are kept, as an operator writes it, and opening it.
+//! The location of a store as an operator writes it (`--store`), and opening it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,13 +6,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::cache::{Collection, Retention};
-use crate::clock::Clock;
 use crate::etcd::{self, Address, AddressError, EtcdStore};
 use crate::memory::MemoryStore;
 use crate::objects::{At, Change, Objects, Write};
 use crate::seal::{DataKey, KeyError, KeyState, Sealer, data_keys};
 use crate::sqlite::{self, OpenError, SqliteStore};
 use crate::value::Codec;
+use mainstay_clock::Clock;
 
 /// A backend and its place: what `--store` takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl fmt::Display for Location {
     }
 }
 
-/// How a store is to behave, whichever it is.
+/// Settings of a store, for every backend.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// How much history is kept.
@@ -98,7 +98,7 @@ pub enum Error {
         "no store is called \"{url}\": give a file's path, sqlite:PATH, etcd://HOST:PORT or memory:"
     )]
     Unknown {
-        /// What was asked for.
+        /// The URL that was given.
         url: String,
     },
     /// The database could not be opened.
@@ -113,7 +113,7 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// etcd could not be reached, or did not let us in.
+    /// etcd could not be reached, or refused the login.
     #[error(transparent)]
     Etcd(#[from] etcd::OpenError),
 }

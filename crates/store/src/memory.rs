@@ -1,19 +1,20 @@
-//! Objects in memory alone: for what need not survive, and for tests.
+//! Objects in memory: for kinds that need not survive a restart, and for tests.
 //!
 //! Revisions carry the epoch of the store in their high bits, so that a version handed out by
 //! another store of the same kind (before a restart, or on another server) is recognised as
-//! foreign and answered with [`Error::Expired`] instead of with somebody else's history.
+//! foreign and answered with [`Error::Expired`] instead of with the history of another process.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
+use parking_lot::Mutex;
 
-use crate::cache::{Cache, Collection, Ledger, Retention, State, Watch};
-use crate::clock::Clock;
+use crate::cache::{Cache, Collection, Retention, RetentionQueue, State, Watch};
 use crate::object::{Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Change, Error, Objects, Scope, Write};
 use crate::snapshot::{Medium, Snapshot};
+use mainstay_clock::Clock;
 
 /// How many low bits of a revision count the changes of one epoch.
 const EPOCH_SHIFT: u32 = 40;
@@ -30,7 +31,7 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct Writer {
-    ledger: Ledger,
+    retained: RetentionQueue,
     closed: bool,
 }
 
@@ -45,7 +46,7 @@ impl MemoryStore {
 
     fn commit(&self, write: &Write) -> Result<Arc<Event>, Error> {
         check_size(write, self.largest)?;
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer.lock();
         if writer.closed {
             return Err(Error::Closed);
         }
@@ -53,13 +54,13 @@ impl MemoryStore {
         let event = Arc::new(state.judge(write, state.revision.next())?);
         let now = self.clock.now();
         state.apply(event.clone());
-        writer.ledger.note(&event, now);
-        writer.ledger.trim(&mut state, self.cache.retention(), now);
+        writer.retained.note(&event, now);
+        writer.retained.trim(&mut state, self.cache.retention(), now);
         self.cache.publish(state, [write.key.resource()]);
         Ok(event)
     }
 
-    /// A revision of another epoch is not ours to judge: its reader must begin again.
+    /// A revision of another epoch means nothing here: its reader must list again.
     fn ours(&self, revision: Revision) -> Result<(), Error> {
         if revision.0 >> EPOCH_SHIFT == self.epoch {
             return Ok(());
@@ -106,9 +107,9 @@ impl Objects for MemoryStore {
     }
 
     fn compact(&self, through: Revision) -> BoxFuture<'_, Result<(), Error>> {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer.lock();
         let mut state = State::clone(&self.cache.load());
-        writer.ledger.compact(&mut state, through);
+        writer.retained.compact(&mut state, through);
         self.cache.publish(state, []);
         ready(Ok(())).boxed()
     }
@@ -120,10 +121,10 @@ impl Objects for MemoryStore {
     /// Stays within its epoch, whose revisions are its own anyway.
     fn advance(&self, to: Revision) -> BoxFuture<'_, Result<(), Error>> {
         if self.ours(to).is_ok() {
-            let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut writer = self.writer.lock();
             let mut state = State::clone(&self.cache.load());
             state.advance(to);
-            writer.ledger.compact(&mut state, to);
+            writer.retained.compact(&mut state, to);
             self.cache.publish(state, []);
         }
         ready(Ok(())).boxed()
@@ -138,7 +139,7 @@ impl Objects for MemoryStore {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.writer.lock().closed = true;
         self.cache.close();
         ready(()).boxed()
     }

@@ -1,4 +1,4 @@
-//! What every object carries: its metadata, conditions, and the scalar types of Kubernetes.
+//! Standard parts of objects: metadata, conditions, and the scalar types of Kubernetes.
 //!
 //! The doc comments of fields are what `kubectl explain` prints.
 
@@ -16,8 +16,8 @@ pub use duration::human_duration;
 pub use quantity::{Quantity, QuantityError};
 pub use time::{MicroTime, Time};
 
-/// What every object carries, whatever its kind. Name, labels, annotations, owners and finalizers
-/// are yours to write; the server looks after the rest.
+/// The metadata of an object of any kind. Name, labels, annotations, owners and finalizers are
+/// yours to write; the server maintains the rest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ObjectMeta {
@@ -33,12 +33,12 @@ pub struct ObjectMeta {
     /// down, an object under deletion waits for its finalizers alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_grace_period_seconds: Option<i64>,
-    /// When somebody asked for the object to be deleted. It is there only while finalizers hold the
+    /// When deletion of the object was requested. It is there only while finalizers hold the
     /// object back; the object goes with the last of them, and there is no way back. Not set on an
     /// object that is not being deleted. Clients cannot write it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<Time>,
-    /// Who still has to clean up before the object may go. A deleted object stays, with a
+    /// The components that still have to clean up before the object may go. A deleted object stays, with a
     /// deletionTimestamp, until this list is empty; each party takes out its own entry when it is
     /// done, in any order. Once the object is being deleted no entry can be added. If a deletion
     /// hangs, look here for the party that is late. If empty, the object goes at once.
@@ -60,13 +60,13 @@ pub struct ObjectMeta {
     /// characters besides the prefix of a key. None if not set.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "or_default")]
     pub labels: BTreeMap<String, String>,
-    /// Who wrote which fields. The server keeps it, so that an apply can tell what it may change
+    /// The writers of fields. The server keeps it, so that an apply can tell what it may change
     /// and what belongs to others. There is rarely a reason to write it; a list of one empty entry
     /// makes the server forget all owners.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
     #[schemars(with = "Vec<ManagedFieldsEntry>", extend("x-kubernetes-list-type" = "atomic"))]
     pub managed_fields: Vec<Value>,
-    /// What the object is called. No other object of its kind in the same namespace has the same
+    /// The name of the object. No other object of its kind in the same namespace has the same
     /// name, and it never changes. May be left out on create if generateName is set.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub name: String,
@@ -76,7 +76,7 @@ pub struct ObjectMeta {
     pub namespace: Option<String>,
     /// The objects this one belongs to. When the last of them is gone, the server deletes this one
     /// too; as long as one is left, only the references to the others are dropped. If empty, the
-    /// object stays until somebody deletes it.
+    /// object stays until it is deleted.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
     #[schemars(extend(
         "x-kubernetes-list-type" = "map",
@@ -86,8 +86,8 @@ pub struct ObjectMeta {
     ))]
     pub owner_references: Vec<OwnerReference>,
     /// Which version of the object this is; every change gives it a new one. Send it back with an
-    /// update, and the update is refused with 409 if somebody else was faster; leave it out, and
-    /// the update overwrites whatever is there. Compare it for equality only. Not allowed on
+    /// update, and the update is refused with 409 if the object has changed since; leave it out,
+    /// and the update overwrites the current version. Compare it for equality only. Not allowed on
     /// create.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub resource_version: String,
@@ -188,9 +188,9 @@ pub struct Condition {
     #[serde(default)]
     #[schemars(length(max = 1024))]
     pub reason: String,
-    /// Whether it holds: True or False, or Unknown if that cannot be told at the moment.
+    /// Whether it holds: True or False, or Unknown if that cannot be determined at the moment.
     pub status: ConditionStatus,
-    /// What is judged, in one word, as Ready. Every type occurs at most once.
+    /// The name of the condition, in one word, as Ready. Every type occurs at most once.
     #[serde(rename = "type")]
     #[schemars(length(max = 316))]
     pub kind: String,

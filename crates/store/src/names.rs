@@ -1,4 +1,4 @@
-//! The rules of names, labels and annotations, and what is said of those that break them.
+//! The rules of names, labels and annotations, with Kubernetes' error messages.
 //!
 //! Written out by hand: they are checked on every write, and a regular expression would cost more
 //! than the rest of the write together.
@@ -39,7 +39,7 @@ fn is_name_part(text: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
-/// What is wrong with a DNS-1123 subdomain.
+/// The problem of a DNS-1123 subdomain, if it has one.
 #[must_use]
 pub fn subdomain_problems(text: &str) -> Vec<String> {
     let mut problems = Vec::new();
@@ -52,7 +52,7 @@ pub fn subdomain_problems(text: &str) -> Vec<String> {
     problems
 }
 
-/// What is wrong with a DNS-1123 label.
+/// The problem of a DNS-1123 label, if it has one.
 #[must_use]
 pub fn label_problems(text: &str) -> Vec<String> {
     let mut problems = Vec::new();
@@ -65,7 +65,7 @@ pub fn label_problems(text: &str) -> Vec<String> {
     problems
 }
 
-/// What is wrong with the name of an object.
+/// The problem of the name of an object, if it has one.
 #[must_use]
 pub fn name_problems(rule: NameRule, name: &str) -> Vec<String> {
     match rule {
@@ -74,7 +74,7 @@ pub fn name_problems(rule: NameRule, name: &str) -> Vec<String> {
     }
 }
 
-/// What is wrong with a prefix that names are generated from: it may end in a dash or a dot.
+/// The problem of a prefix that names are generated from, which may end in a dash or a dot.
 #[must_use]
 pub fn prefix_problems(rule: NameRule, prefix: &str) -> Vec<String> {
     let masked = match prefix.strip_suffix('-') {
@@ -84,7 +84,7 @@ pub fn prefix_problems(rule: NameRule, prefix: &str) -> Vec<String> {
     name_problems(rule, &masked)
 }
 
-/// What is wrong with a key of a label or annotation: `name` or `prefix.example.com/name`.
+/// The problem of a key of a label or annotation: `name` or `prefix.example.com/name`.
 #[must_use]
 pub fn qualified_name_problems(key: &str) -> Vec<String> {
     let mut problems = Vec::new();
@@ -116,7 +116,7 @@ pub fn qualified_name_problems(key: &str) -> Vec<String> {
     problems
 }
 
-/// What is wrong with the value of a label.
+/// The problem of the value of a label, if it has one.
 #[must_use]
 pub fn label_value_problems(value: &str) -> Vec<String> {
     let mut problems = Vec::new();
@@ -129,7 +129,7 @@ pub fn label_value_problems(value: &str) -> Vec<String> {
     problems
 }
 
-/// What is wrong with a key of a ConfigMap.
+/// The problem of a key of a ConfigMap, if it has one.
 #[must_use]
 pub fn config_key_problems(key: &str) -> Vec<String> {
     let mut problems = Vec::new();
@@ -162,7 +162,7 @@ fn texts<'a>(
     map.into_iter().flatten().map(|(key, value)| (key, value.as_str().unwrap_or_default()))
 }
 
-/// Checks labels, annotations, finalizers and owners. Names are checked by whoever knows the kind.
+/// Checks labels, annotations, finalizers and owners. Names are checked by code that knows the kind.
 pub(crate) fn check_metadata(metadata: &Map<String, Value>, found: &mut Vec<Violation>) {
     for (key, value) in texts(metadata, "labels") {
         note(found, "metadata.labels", key, qualified_name_problems(key));
@@ -237,7 +237,7 @@ fn check_owners(metadata: &Map<String, Value>, found: &mut Vec<Violation>) {
     }
 }
 
-/// What a client should be told about its finalizers although they are allowed.
+/// Warnings about finalizers that are allowed.
 pub(crate) fn finalizer_warnings(metadata: &Map<String, Value>) -> Vec<String> {
     const STANDARD: [&str; 3] = ["orphan", "foregroundDeletion", "kubernetes"];
     let Some(Value::Array(finalizers)) = metadata.get("finalizers") else {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn config_keys_are_file_names_that_stay_where_they_are() {
+    fn config_keys_are_file_names_without_parent_folders() {
         for key in ["a", ".a", "a.b", "A_B-c", "..."] {
             assert_eq!(config_key_problems(key).is_empty(), key != "...", "{key}");
         }

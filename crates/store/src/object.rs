@@ -1,4 +1,4 @@
-//! What the store holds: keys, revisions, and objects as ready-made JSON.
+//! The contents of a store: keys, revisions, and objects as ready-made JSON.
 //!
 //! An object is kept as the bytes a client will receive, so that serving it costs a copy and no
 //! parsing. The only part that is unknown until the commit is its `resourceVersion`; a [`Body`]
@@ -367,7 +367,7 @@ impl Ord for Entry {
     }
 }
 
-/// What happened to an object.
+/// The sort of change of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// It was created.
@@ -381,7 +381,7 @@ pub enum Action {
 /// One change, as watchers see it.
 #[derive(Debug)]
 pub struct Event {
-    /// What happened.
+    /// The sort of change.
     pub action: Action,
     /// The object after the change (for a deletion: as it last was, at the deletion's revision).
     pub record: Arc<Record>,
@@ -391,7 +391,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event that nobody has seen yet.
+    /// A new event.
     #[must_use]
     pub fn new(action: Action, record: Arc<Record>, previous: Option<Arc<Record>>) -> Self {
         Self { action, record, previous, line: OnceLock::new() }
@@ -433,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_that_comes_last_is_as_if_it_had_been_there() {
+    fn appending_a_last_field_equals_encoding_it_at_once() {
         let mut object = json!({"kind": "K", "metadata": {"name": "n", "uid": "u"}, "spec": {}});
         let without = Body::new(object.as_object().unwrap());
         object["status"] = json!({"phase": "Open", "text": "\"quoted\""});

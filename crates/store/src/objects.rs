@@ -1,7 +1,7 @@
-//! The one trait every backend serves, and the words it is spoken in.
+//! The trait that every backend implements, with its errors and arguments.
 //!
-//! An engine may ask for no more than this: one object compared and swapped at a time, a
-//! collection at a revision, and a watch from a revision. What always holds, on every backend:
+//! An engine may ask for no more than this: one object compared and swapped at a time, a collection
+//! at a revision, and a watch from a revision. Invariants of every backend:
 //!
 //! * A write is durable before it is acknowledged, and is either whole or absent.
 //! * Revisions only grow, across crashes too. Each change has its own.
@@ -20,7 +20,7 @@ use crate::select::Selection;
 use crate::snapshot::{Medium, Snapshot};
 use crate::status::Reason;
 
-/// Why the store did not do as asked. Nothing was written.
+/// Why the store refused a request. No object was changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// There is such an object already. Do not retry.
@@ -40,12 +40,13 @@ pub enum Error {
     Conflict {
         /// The contested object.
         key: Key,
-        /// What the caller expected.
+        /// The revision that the caller expected.
         expected: Revision,
         /// Where the object is.
         actual: Revision,
     },
-    /// The lease this writer holds was taken over. Do not retry: the writer is no longer in office.
+    /// The lease this writer holds was taken over. Do not retry: the writer no longer holds the
+    /// lease.
     #[error("lease \"{lease}\" was taken over: token {token} is no longer valid")]
     Fenced {
         /// The lease.
@@ -56,7 +57,7 @@ pub enum Error {
     /// The history at that revision is no longer kept. List again.
     #[error("revision {requested} is too old: history begins at {oldest}")]
     Expired {
-        /// What was asked for.
+        /// The requested revision.
         requested: Revision,
         /// The oldest revision that can still be had.
         oldest: Revision,
@@ -64,7 +65,7 @@ pub enum Error {
     /// That revision does not exist yet. Retry a little later.
     #[error("revision {requested} is too new: the store is at {current}")]
     TooNew {
-        /// What was asked for.
+        /// The requested revision.
         requested: Revision,
         /// Where the store is.
         current: Revision,
@@ -76,7 +77,7 @@ pub enum Error {
         key: Key,
         /// Its size.
         size: usize,
-        /// What would be accepted.
+        /// The largest size that is accepted.
         limit: usize,
     },
     /// More writes are waiting than the store can take. Retry a little later.
@@ -88,7 +89,7 @@ pub enum Error {
     /// The medium failed (full disk, lost connection). Retry once it is mended.
     #[error("the store is unavailable: {reason}")]
     Unavailable {
-        /// What the medium said.
+        /// The error of the medium.
         reason: String,
     },
     /// The disk is full: only deletions are taken. Retry once there is space.
@@ -97,13 +98,12 @@ pub enum Error {
         /// Which disk, how much is missing, and what to do.
         reason: String,
     },
-    /// Whoever keeps the objects understood, and says no: it is not allowed, or not valid. Do not
-    /// retry.
+    /// The request is not allowed, or not valid. Do not retry.
     #[error("{message}")]
     Refused {
         /// The class of the refusal.
         reason: Reason,
-        /// What was said.
+        /// The message of the refusal.
         message: String,
     },
     /// The store is shutting down.
@@ -111,7 +111,7 @@ pub enum Error {
     Closed,
 }
 
-/// Proof of holding a lease: the write is refused once somebody else took the lease over.
+/// Proof of holding a lease: the write is refused once another holder took the lease over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
     /// The object whose revision is the token. It changes only when the lease changes hands.
@@ -120,7 +120,7 @@ pub struct Fence {
     pub token: Revision,
 }
 
-/// What to do with one object.
+/// A change of one object.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Create it; it must not exist.
@@ -136,7 +136,7 @@ pub enum Change {
 pub struct Write {
     /// The object.
     pub key: Key,
-    /// What to do with it.
+    /// The change.
     pub change: Change,
     /// The lease under which it is done, if any.
     pub fence: Option<Fence>,
@@ -223,11 +223,11 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
     /// leaves everything as it is. Calling it again does nothing.
     fn advance(&self, to: Revision) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// What the objects are kept in.
+    /// The medium that holds the objects.
     fn medium(&self) -> Medium;
 
-    /// Looks through the medium itself, past anything held in memory, and says what is wrong with
-    /// it: one sentence each, none if all is well.
+    /// Reads the medium itself, not the copy in memory, and returns every problem, one sentence
+    /// each.
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>>;
 
     /// Whether reads and writes can be expected to work now, asked of the medium itself within a
@@ -247,8 +247,7 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
         self.snapshot()
     }
 
-    /// Whoever keeps the objects elsewhere and checks what is written there; nobody if they are
-    /// kept here.
+    /// The remote server that keeps the objects and checks writes; `None` if they are kept here.
     fn remote(&self) -> Option<&dyn Remote> {
         None
     }

@@ -1,9 +1,9 @@
-//! Objects that somebody else keeps, who checks every write by the rules of its kind.
+//! Objects kept by a remote server, which checks every write by the rules of its kind.
 //!
-//! For such objects [`Resources`](crate::resources::Resources) hands over what shall be written as
-//! it is: defaults, validation, field owners and namespaces are the other side's to look after, and
-//! asking twice costs a request each time. What is at hand is tried first; the compare-and-swap at
-//! the other side says whether it was the newest.
+//! For such objects [`Resources`](crate::resources::Resources) hands over objects as the caller
+//! wrote them: the remote server does defaults, validation, field owners and namespaces, and
+//! reading first would cost a request each time. A copy that is at hand is tried first; the
+//! compare-and-swap at the server decides whether it was the newest.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::objects::Error;
 use crate::registry::Kind;
 use crate::strategy::Subresource;
 
-/// Whoever keeps objects elsewhere.
+/// A remote server that keeps objects.
 pub trait Remote: Send + Sync {
     /// The newest version of an object that is known here. It may be older than what is kept, and
     /// the object may be gone.

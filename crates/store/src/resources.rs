@@ -1,26 +1,27 @@
-//! Objects by kind: the one way in and out for the server and for every controller.
+//! Objects by kind: how the server and every controller read and write objects.
 //!
-//! A thin shell around [`crate::strategy`]: it reads what is there, lets the strategy decide, and
-//! writes with compare-and-swap, again from the start if somebody else was faster. What always
-//! holds: nothing is written that its kind's rules refuse, a write that changes nothing writes
-//! nothing, and every write of [`Resources::fenced`] is under its fence.
+//! A thin shell around [`crate::strategy`]: it reads the object, lets the strategy decide, and
+//! writes with compare-and-swap, again from the start after a conflict. Invariants: no object is
+//! written that its kind's rules refuse, an update without a change is not written, and every write
+//! of [`Resources::fenced`] is under its fence.
 
-mod elsewhere;
+mod delete;
+mod identities;
+mod namespaces;
+mod options;
+mod remote_write;
 #[cfg(test)]
 mod tests;
 mod typed;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 pub use crate::admission::{Admission, Proposed};
-use crate::apply::{self, Writer};
+use crate::apply;
 use crate::cache::{Collection, Watch};
-use crate::clock::Clock;
 use crate::keeper::Keeper;
 use crate::object::{Body, Key, Record, Resource, Revision};
 use crate::objects::{self, At, Change, Fence, Objects, Scope, Write};
@@ -28,165 +29,19 @@ use crate::registry::{Kind, Registry, Typed};
 use crate::remote::Remote;
 use crate::select::Selection;
 pub use crate::status::{Cause, Details, Error, Reason, Violation};
-use crate::strategy::{self, Deletion, Outcome, Stamp, Strictness};
+use crate::strategy::{self, Outcome, Stamp, Strictness};
 pub use crate::strategy::{DeleteOptions, Propagation, Subresource, Validation};
+pub use identities::{CountingIdentities, Identities, RandomIdentities};
+use mainstay_clock::Clock;
+use options::Origin;
+pub use options::{Deleted, Effect, WriteOptions, Written};
 pub use typed::{decode, encode};
 
-/// How often a write is tried again when somebody else was faster.
+/// How often a write is tried again after a conflict.
 const TRIES: usize = 64;
 
 /// How many generated names are tried.
 const NAMES: usize = 8;
-
-/// Where new identities come from.
-pub trait Identities: Send + Sync + fmt::Debug {
-    /// An identity nobody ever had.
-    fn uid(&self) -> String;
-
-    /// A random ending for a name: five characters that cannot spell a word.
-    fn name_suffix(&self) -> String;
-}
-
-/// Identities as they should be: unpredictable.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RandomIdentities;
-
-impl Identities for RandomIdentities {
-    #[expect(clippy::disallowed_methods, reason = "this is where identities are made")]
-    fn uid(&self) -> String {
-        uuid::Uuid::new_v4().to_string()
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "this is where identities are made")]
-    fn name_suffix(&self) -> String {
-        const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
-        let mut random = uuid::Uuid::new_v4().as_u128();
-        let mut suffix = String::with_capacity(5);
-        for _ in 0..5 {
-            let at = usize::try_from(random % 27).unwrap_or(0);
-            suffix.push(char::from(ALPHABET[at]));
-            random /= 27;
-        }
-        suffix
-    }
-}
-
-/// Identities for tests: they count.
-#[derive(Debug, Default)]
-pub struct CountingIdentities {
-    next: std::sync::atomic::AtomicU64,
-}
-
-impl CountingIdentities {
-    fn count(&self) -> u64 {
-        self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
-    }
-}
-
-impl Identities for CountingIdentities {
-    fn uid(&self) -> String {
-        format!("00000000-0000-4000-8000-{:012x}", self.count())
-    }
-
-    fn name_suffix(&self) -> String {
-        format!("{:05}", self.count() % 100_000)
-    }
-}
-
-/// How a write is done.
-#[derive(Clone, Debug, Default)]
-pub struct WriteOptions {
-    /// Everything but the writing.
-    pub dry_run: bool,
-    /// What is done about unknown fields.
-    pub validation: Validation,
-    /// Who writes, for `metadata.managedFields`; nobody is noted if it is empty.
-    pub manager: String,
-    /// Whether an applier takes over what others hold.
-    pub force: bool,
-    /// Paths of fields that occurred twice in the body.
-    pub duplicates: Vec<String>,
-    /// The lease under which it is written; wins over that of [`Resources::fenced`].
-    pub fence: Option<Fence>,
-    /// Judges the write on the object as it would be stored; without one, everything is admitted.
-    pub admission: Option<Arc<dyn Admission>>,
-}
-
-impl WriteOptions {
-    fn writer(&self, subresource: Option<Subresource>, now: jiff::Timestamp) -> Writer<'_> {
-        Writer { manager: &self.manager, subresource, now }
-    }
-
-    async fn touch(&self, stored: &Map<String, Value>) -> Result<(), Error> {
-        match &self.admission {
-            None => Ok(()),
-            Some(admission) => admission.touch(stored).await,
-        }
-    }
-
-    async fn admit(
-        &self,
-        old: Option<&Map<String, Value>>,
-        new: Option<&Map<String, Value>>,
-    ) -> Result<(), Error> {
-        match &self.admission {
-            None => Ok(()),
-            Some(admission) => admission.admit(Proposed { old, new }).await,
-        }
-    }
-}
-
-/// How a write came about, which decides who is noted as the holder of its fields.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    /// Whoever writes holds what changed.
-    Update,
-    /// The configuration says it already.
-    Apply,
-}
-
-/// What a write did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// The object is new.
-    Created,
-    /// The object changed.
-    Changed,
-    /// The object was so already: nothing was written.
-    Unchanged,
-    /// The last finalizer went, and the object with it.
-    Removed,
-}
-
-/// A write that went well.
-#[derive(Clone, Debug)]
-pub struct Written {
-    /// The object as it is now.
-    pub record: Arc<Record>,
-    /// What the client should be told.
-    pub warnings: Vec<String>,
-    /// What happened.
-    pub effect: Effect,
-}
-
-/// A deletion that went well.
-#[derive(Clone, Debug)]
-pub enum Deleted {
-    /// The object is gone; this is what it last was.
-    Removed(Arc<Record>),
-    /// Finalizers hold it back; it goes when they are gone.
-    Marked(Arc<Record>),
-}
-
-impl Deleted {
-    /// The object.
-    #[must_use]
-    pub fn record(&self) -> &Arc<Record> {
-        match self {
-            Self::Removed(record) | Self::Marked(record) => record,
-        }
-    }
-}
 
 /// Objects by kind.
 #[derive(Clone, Debug)]
@@ -217,7 +72,7 @@ impl Resources {
         Self { keepers: Arc::new(keepers), ..self.clone() }
     }
 
-    /// Whether somebody keeps the objects of a kind.
+    /// Whether a keeper handles the writes of a kind.
     #[must_use]
     pub fn is_kept(&self, kind: &Kind) -> bool {
         self.keeper(kind).is_some()
@@ -227,8 +82,8 @@ impl Resources {
         self.keepers.get(kind.resource())
     }
 
-    /// Whoever keeps the objects elsewhere, for what can be handed over as it is. An apply needs
-    /// the fields' owners here, and what is tried out is not handed over.
+    /// The remote server, for writes that can be handed over as they are. An apply needs the
+    /// fields' owners here, and dry runs are not handed over.
     fn remote(&self, options: &WriteOptions, origin: Origin) -> Option<&dyn Remote> {
         let plain = origin == Origin::Update && !options.dry_run && options.fence.is_none();
         let judged_there = self.fence.is_none() && options.admission.is_none();
@@ -253,7 +108,7 @@ impl Resources {
         &self.clock
     }
 
-    /// The same, but every write is refused once somebody else took the lease over.
+    /// The same, but every write is refused once another holder took the lease over.
     #[must_use]
     pub fn fenced(&self, fence: Fence) -> Self {
         Self { fence: Some(fence), ..self.clone() }
@@ -324,7 +179,7 @@ impl Resources {
     /// the name is generated.
     ///
     /// # Errors
-    /// Whatever the kind's rules say, [`Reason::NotFound`] for a namespace that is not there,
+    /// Violations of the kind's rules, [`Reason::NotFound`] for a namespace that is not there,
     /// [`Reason::Forbidden`] for one that is being deleted.
     pub async fn create(
         &self,
@@ -345,7 +200,7 @@ impl Resources {
         origin: Origin,
     ) -> Result<Written, Error> {
         if let Some(remote) = self.remote(options, origin) {
-            return self.create_there(remote, kind, namespace, object).await;
+            return self.create_remotely(remote, kind, namespace, object).await;
         }
         let strictness =
             Strictness { validation: options.validation, duplicates: &options.duplicates };
@@ -412,7 +267,7 @@ impl Resources {
     /// is there. Called twice, the second call changes nothing.
     ///
     /// # Errors
-    /// Whatever the kind's rules say; [`Reason::NotFound`]; [`Reason::Conflict`].
+    /// Violations of the kind's rules; [`Reason::NotFound`]; [`Reason::Conflict`].
     pub async fn replace(
         &self,
         kind: &Kind,
@@ -424,9 +279,9 @@ impl Resources {
         if names_version(&object)
             && let Some(remote) = self.remote(options, Origin::Update)
         {
-            return self.replace_there(remote, kind, key, subresource, object).await;
+            return self.replace_remotely(remote, kind, key, subresource, object).await;
         }
-        // The object is needed once more only if somebody else is faster; one that names its
+        // The object is needed once more only after a conflict; one that names its
         // version is stale then.
         let mut object = Some(object);
         let pinned = object.as_ref().is_some_and(names_version);
@@ -438,10 +293,10 @@ impl Resources {
     }
 
     /// Reads an object, lets `edit` make the next one of it, and writes that; again from the start
-    /// if somebody else was faster. An edit that pins a `resourceVersion` is stale then.
+    /// after a conflict. An edit that pins a `resourceVersion` is stale then.
     ///
     /// # Errors
-    /// Whatever `edit` or the kind's rules say; [`Reason::NotFound`]; [`Reason::Conflict`].
+    /// Errors of `edit`, violations of the kind's rules; [`Reason::NotFound`]; [`Reason::Conflict`].
     pub async fn modify(
         &self,
         kind: &Kind,
@@ -458,7 +313,7 @@ impl Resources {
     /// call changes nothing.
     ///
     /// # Errors
-    /// Whatever the kind's rules say; [`Reason::Conflict`] naming the fields that others hold, unless forced.
+    /// Violations of the kind's rules; [`Reason::Conflict`] naming the fields that others hold, unless forced.
     pub async fn apply(
         &self,
         kind: &Kind,
@@ -518,9 +373,9 @@ impl Resources {
             let edit = |record: &Record| {
                 let old = record.object();
                 let object = edit(&old)?;
-                Ok(elsewhere::Edited { differs: object != old, object })
+                Ok(remote_write::Edited { differs: object != old, object })
             };
-            return self.modify_there(remote, kind, key, subresource, edit).await;
+            return self.modify_remotely(remote, kind, key, subresource, edit).await;
         }
         let strictness =
             Strictness { validation: options.validation, duplicates: &options.duplicates };
@@ -605,59 +460,6 @@ impl Resources {
         }
     }
 
-    /// Deletes an object, or marks it as being deleted if finalizers hold it back. Called twice,
-    /// the second call finds it marked, or [`Reason::NotFound`].
-    ///
-    /// # Errors
-    /// [`Reason::NotFound`]; [`Reason::Conflict`] if a precondition does not hold.
-    pub async fn delete(
-        &self,
-        kind: &Kind,
-        key: &Key,
-        delete: &DeleteOptions,
-        options: &WriteOptions,
-    ) -> Result<Deleted, Error> {
-        let mut tries = TRIES;
-        loop {
-            tries -= 1;
-            let record = self.get(kind, key).await?;
-            let old = record.object();
-            options.touch(&old).await?;
-            options.admit(Some(&old), None).await?;
-            let now = self.clock.now();
-            let keeper = self.keeper(kind).filter(|_| !options.dry_run);
-            let written = match strategy::prepare_delete(kind, key, &old, delete, now)? {
-                Deletion::AlreadyMarked => return Ok(Deleted::Marked(record)),
-                Deletion::Remove if options.dry_run => return Ok(Deleted::Removed(record)),
-                Deletion::Remove if let Some(keeper) = keeper => {
-                    return keeper.remove(key.clone(), record).await.map(Deleted::Removed);
-                }
-                Deletion::Mark(object) if let Some(keeper) = keeper => {
-                    return keeper.update(key.clone(), record, object).await.map(Deleted::Marked);
-                }
-                Deletion::Remove => {
-                    let change = Change::Delete(record.revision());
-                    let written = self.write(kind, key.clone(), change, options).await;
-                    written.map(Deleted::Removed)
-                }
-                Deletion::Mark(object) => {
-                    let body = Body::new(&object);
-                    if options.dry_run {
-                        let marked = body.at(key.clone(), record.created(), record.revision());
-                        return Ok(Deleted::Marked(Arc::new(marked)));
-                    }
-                    let change = Change::Update(record.revision(), body);
-                    let written = self.write(kind, key.clone(), change, options).await;
-                    written.map(Deleted::Marked)
-                }
-            };
-            match written {
-                Err(error) if is_race(&error) && tries > 0 => {}
-                other => return other,
-            }
-        }
-    }
-
     /// The kind of a Rust type.
     ///
     /// # Errors
@@ -696,49 +498,11 @@ impl Resources {
             Err(error) => Err(Error::from_store(kind, key.name(), error)),
         }
     }
-
-    /// Checks that objects may be created in a namespace.
-    async fn check_namespace(&self, kind: &Kind, namespace: &str, name: &str) -> Result<(), Error> {
-        let Some(spaces) = self.registry.find("", "v1", "namespaces") else {
-            return Ok(());
-        };
-        let key = spaces.key(None, namespace);
-        let found = self.objects.get(&key).await;
-        let found = found.map_err(|error| Error::from_store(spaces, namespace, error))?;
-        let record = found.ok_or_else(|| Error::not_found(spaces, namespace))?;
-        if is_record_marked(&record) {
-            let why = format!(
-                "unable to create new content in namespace {namespace} because it is being terminated"
-            );
-            let mut error = Error::forbidden(kind, name, &why);
-            error.details.causes.push(Cause {
-                reason: "NamespaceTerminating",
-                message: format!("namespace {namespace} is being terminated"),
-                field: "metadata.namespace".to_owned(),
-            });
-            return Err(error);
-        }
-        Ok(())
-    }
 }
 
-/// Whether a refusal only says that somebody else was faster.
+/// Whether a write was refused only because the object changed meanwhile.
 fn is_race(error: &Error) -> bool {
     error.is_conflict() && error.message.ends_with(crate::status::STALE)
-}
-
-fn is_record_marked(record: &Record) -> bool {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Metadata {
-        deletion_timestamp: Option<serde::de::IgnoredAny>,
-    }
-    #[derive(Deserialize)]
-    struct Shell {
-        metadata: Metadata,
-    }
-    serde_json::from_slice::<Shell>(record.json())
-        .is_ok_and(|shell| shell.metadata.deletion_timestamp.is_some())
 }
 
 fn metadata_text<'a>(object: &'a Map<String, Value>, name: &str) -> &'a str {
@@ -757,7 +521,7 @@ fn needs_name(object: &Map<String, Value>) -> bool {
     metadata_text(object, "name").is_empty() && !metadata_text(object, "generateName").is_empty()
 }
 
-/// What the store said, where no kind is known.
+/// An error of the store, where no kind is known.
 impl From<objects::Error> for Error {
     fn from(error: objects::Error) -> Self {
         let reason = match &error {

@@ -3,10 +3,9 @@
 //! A [`Schema`] is a tree with every reference inlined, as a CustomResourceDefinition has it. It
 //! finds and prunes unknown fields, fills in defaults, and validates, each in one walk over the
 //! object without copying it; and it can be written as OpenAPI v3. The `x-kubernetes-*`
-//! extensions are kept, for whoever merges lists.
+//! extensions are kept, for code that merges lists.
 //!
-//! What always holds: pruning and defaulting are idempotent, and neither makes a valid object
-//! invalid.
+//! Invariants: pruning and defaulting are idempotent, and neither makes a valid object invalid.
 
 mod convert;
 mod decode;
@@ -40,7 +39,7 @@ pub enum Error {
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// The schema uses something a structural schema cannot say.
@@ -48,7 +47,7 @@ pub enum Error {
     Unsupported {
         /// Where in the type.
         path: String,
-        /// What it uses.
+        /// The feature it uses.
         what: String,
     },
 }
@@ -170,13 +169,13 @@ pub(crate) struct Mistyped(pub(crate) String);
 /// One place in the tree.
 #[derive(Debug)]
 pub struct Node {
-    /// What it is for.
+    /// Its description.
     pub description: Option<String>,
-    /// What may stand there.
+    /// The values that are allowed.
     pub shape: Shape,
     /// Whether null is a value of its own there.
     pub nullable: bool,
-    /// What stands there if nothing is given.
+    /// The default.
     pub default: Option<Value>,
     /// The values allowed, if not all.
     pub allowed: Vec<Value>,
@@ -209,7 +208,7 @@ impl Node {
     }
 }
 
-/// What may stand at a place.
+/// The values that are allowed at a place.
 #[derive(Debug)]
 pub enum Shape {
     /// Anything at all.
@@ -244,7 +243,7 @@ pub struct Range {
     pub above: Option<f64>,
     /// The value it must be below.
     pub below: Option<f64>,
-    /// What it must be a multiple of.
+    /// It must be a multiple of this.
     pub multiple_of: Option<f64>,
     /// The OpenAPI format, as `int64`.
     pub format: Option<String>,
@@ -257,7 +256,7 @@ pub struct Text {
     pub min_length: Option<usize>,
     /// The greatest number of characters.
     pub max_length: Option<usize>,
-    /// What it must match.
+    /// The pattern it must match.
     pub pattern: Option<Pattern>,
     /// The OpenAPI format, as `date-time`.
     pub format: Option<String>,
@@ -289,17 +288,17 @@ impl fmt::Debug for Pattern {
 /// Rules of a list.
 #[derive(Debug)]
 pub struct List {
-    /// What its items are.
+    /// The schema of its items.
     pub items: Arc<Node>,
     /// The least number of items.
     pub min_items: Option<usize>,
     /// The greatest number of items.
     pub max_items: Option<usize>,
-    /// How items are told apart.
+    /// How items are identified.
     pub identity: Identity,
 }
 
-/// How the items of a list are told apart.
+/// How the items of a list are identified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// They are not: the list is one value.
@@ -317,7 +316,7 @@ pub struct Fields {
     properties: Vec<(String, Arc<Node>)>,
     /// The fields it must have.
     pub required: Vec<String>,
-    /// What its other fields are, if it may have others.
+    /// The schema of its other fields, if it may have others.
     pub additional: Option<Arc<Node>>,
     /// The least number of fields.
     pub min_properties: Option<usize>,

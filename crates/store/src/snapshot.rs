@@ -22,10 +22,10 @@ pub struct Snapshot {
     pub collections: Vec<(Resource, Collection)>,
 }
 
-/// What objects are kept in.
+/// The medium that holds objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// Nothing that lasts.
+    /// Memory: objects are lost with the process.
     Memory,
     /// This file, and those beside it.
     Sqlite(PathBuf),
@@ -71,11 +71,11 @@ pub struct Encryption {
     pub master_key: String,
     /// The newest data key.
     pub data_key: String,
-    /// What is done with it.
+    /// How far its use has come.
     pub state: EncryptionState,
 }
 
-/// What is done with the newest data key.
+/// How far the use of the newest data key has come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum EncryptionState {
     /// It is used once every server has shown that it can open it.
@@ -86,7 +86,7 @@ pub enum EncryptionState {
     Complete,
 }
 
-/// What one collection takes.
+/// The size of one collection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Share {
     /// The collection.
@@ -97,7 +97,7 @@ pub struct Share {
     pub bytes: usize,
 }
 
-/// What one file takes.
+/// The size of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FileSize {
     /// The file's name.
@@ -154,7 +154,7 @@ impl Stats {
     }
 }
 
-/// What the newest data key that is not retired says.
+/// The state of the newest data key that is not retired.
 fn encryption(snapshot: &Snapshot) -> Option<Encryption> {
     let (_, keys) = snapshot.collections.iter().find(|(resource, _)| *resource == data_keys())?;
     let keys = keys.range(None, None);

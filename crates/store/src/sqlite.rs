@@ -1,15 +1,15 @@
 //! Objects in one SQLite file: the default, which needs no set-up and survives `kill -9`.
 //!
-//! All writes go through one committer thread, which drains whatever waits into one transaction
+//! All writes go through one committer thread, which writes all waiting changes in one transaction
 //! (group commit), makes it durable with a single sync, publishes the new state to readers, and
 //! only then answers the writers. Reads never touch the file: they come from the published state.
 //!
 //! Checkpoints, which move the write-ahead log into the main file, run on a thread of their own;
 //! see [`checkpoint`] for how the log stays bounded without stalling commits.
 //!
-//! What always holds: a value is given out only as it was written ([`load`]); a database that lost
+//! Invariants: a value is returned only as it was written ([`load`]); a database that lost
 //! acknowledged writes is refused ([`counter`]); on a full disk objects can still be deleted
-//! ([`fullness`]); and nobody else has the database open ([`lock`]).
+//! ([`fullness`]); and no other process has the database open ([`lock`]).
 
 mod checkpoint;
 mod committer;
@@ -32,7 +32,6 @@ use futures_util::future::{BoxFuture, ready};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::cache::{Cache, Collection, Retention, Watch};
-use crate::clock::Clock;
 use crate::location::Settings;
 use crate::memory::check_size;
 use crate::object::{Event, Key, Record, Resource, Revision};
@@ -40,6 +39,7 @@ use crate::objects::{At, Error, Objects, Scope, Write};
 use crate::seal::{KeyError, under_way};
 use crate::snapshot::{Medium, Snapshot};
 use crate::value::Codec;
+use mainstay_clock::Clock;
 
 use committer::{Committer, Job};
 use failure::Failure;
@@ -114,7 +114,7 @@ pub enum OpenError {
     Damaged {
         /// The database.
         path: PathBuf,
-        /// What was found.
+        /// The damage that was found.
         what: String,
     },
     /// It is encrypted, and its key is not at hand.
@@ -130,7 +130,7 @@ pub enum OpenError {
     Io {
         /// The database or its lock.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         source: std::io::Error,
     },
     /// SQLite did not let us.
@@ -138,7 +138,7 @@ pub enum OpenError {
     Sqlite {
         /// The database.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         source: rusqlite::Error,
     },
 }
@@ -151,7 +151,7 @@ impl OpenError {
         Self::Sqlite { path: path.into(), source }
     }
 
-    /// Whether the database is there and is not, or not all, it was: something to report.
+    /// Whether the database is damaged, or lost data: a finding rather than a failure.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::EndsEarly { .. } | Self::Missing { .. })
@@ -159,10 +159,10 @@ impl OpenError {
 }
 
 /// Rewrites every value that is not as a new one would be (see [`crate::seal`]), and leaves
-/// nothing of the old ones behind. Returns how many there were. Nobody else may write meanwhile.
+/// no trace of the old ones. Returns how many there were. No other connection may write meanwhile.
 ///
 /// # Errors
-/// [`OpenError`]; what was not written anew is as it was, and the next call goes on.
+/// [`OpenError`]; values that were not rewritten are as they were, and the next call continues.
 pub fn rewrite(path: &Path, codec: &Codec) -> Result<u64, OpenError> {
     rekey::rewrite(path, codec).map_err(|source| OpenError::sqlite(path, source))
 }
@@ -190,7 +190,7 @@ pub struct SqliteStore {
     rekeying: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
 
-/// What ends with the store: its threads, and the lock that keeps other processes away.
+/// Ended with the store: its threads, and the lock that keeps other processes away.
 #[derive(Debug)]
 struct Running {
     threads: [JoinHandle<()>; 2],
@@ -244,7 +244,7 @@ impl SqliteStore {
         let committer = Committer {
             disk,
             cache: cache.clone(),
-            ledger: loaded.ledger,
+            retained: loaded.retained,
             checkpoints,
             clock,
             queue,
@@ -400,7 +400,7 @@ impl Objects for SqliteStore {
             self.cache.close();
             let join = || threads.into_iter().all(|thread| thread.join().is_ok());
             if !tokio::task::spawn_blocking(join).await.unwrap_or(false) {
-                tracing::error!("a thread of the store panicked");
+                tracing::error!("a thread of the SQLite store panicked");
             }
             lock.release();
         }

@@ -1,8 +1,8 @@
-//! Refusals as Kubernetes words them: a reason, a message for people, and the fields at fault.
+//! Errors in Kubernetes' wording: a reason, a message for people, and the fields at fault.
 //!
 //! One [`Error`] serves the whole path from decoding to the store, so that a controller and a
-//! client over HTTP are told the same. It holds everything a `Status` body needs; the server only
-//! puts it on the wire. Nothing was written when one of these comes back.
+//! client over HTTP get the same error. It holds everything a `Status` body needs; the server only
+//! encodes it. No object was changed when one is returned.
 
 use std::fmt::{self, Write as _};
 
@@ -12,7 +12,7 @@ use crate::object::Key;
 use crate::objects;
 use crate::registry::Kind;
 
-/// What is said of a write that was made from an older version.
+/// The end of the message for a write that was made from an older version.
 pub(crate) const STALE: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
@@ -21,7 +21,7 @@ pub(crate) const STALE: &str =
 pub enum Reason {
     /// The request makes no sense as it is.
     BadRequest,
-    /// Nobody is known by these credentials.
+    /// The credentials are not valid.
     Unauthorized,
     /// The caller may not do this, or it may not be done now.
     Forbidden,
@@ -51,7 +51,7 @@ pub enum Reason {
     InternalError,
     /// The server cannot do it at the moment.
     ServiceUnavailable,
-    /// Nothing is free at the moment: retry a little later.
+    /// No capacity is free at the moment: retry a little later.
     SystemBusy,
     /// It did not happen in time.
     Timeout,
@@ -129,13 +129,13 @@ impl fmt::Display for Reason {
 pub struct Cause {
     /// Its class, as `FieldValueInvalid`.
     pub reason: &'static str,
-    /// What is wrong, for people.
+    /// The message for people.
     pub message: String,
     /// The path of the field, as `spec.size`; empty if it is about no field.
     pub field: String,
 }
 
-/// What a refusal is about.
+/// The object and the fields that a refusal is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
     /// The name of the object.
@@ -156,9 +156,9 @@ pub struct Details {
 pub struct Error {
     /// Its class.
     pub reason: Reason,
-    /// What went wrong, in Kubernetes' wording.
+    /// The message, in Kubernetes' wording.
     pub message: String,
-    /// What it is about.
+    /// The object and the fields it is about.
     pub details: Box<Details>,
     /// After how many seconds a retry may help.
     pub retry_after: Option<u32>,
@@ -258,7 +258,7 @@ impl Error {
         error
     }
 
-    /// What the store said about an object of `kind`.
+    /// The error for an object of `kind` that the store returned.
     #[must_use]
     pub fn from_store(kind: &Kind, name: &str, error: objects::Error) -> Self {
         match error {
@@ -305,19 +305,19 @@ impl Error {
         }
     }
 
-    /// Whether it says that the object is not there.
+    /// Whether the object does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.reason == Reason::NotFound
     }
 
-    /// Whether it says that the object is there already.
+    /// Whether the object exists already.
     #[must_use]
     pub fn is_already_exists(&self) -> bool {
         self.reason == Reason::AlreadyExists
     }
 
-    /// Whether it says that the caller's view was out of date.
+    /// Whether the caller's version was out of date.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         self.reason == Reason::Conflict
@@ -360,7 +360,7 @@ pub enum Class {
     TooLong,
     /// There are too many values.
     TooMany,
-    /// What the value names is not there.
+    /// The value names an object that does not exist.
     NotFound,
 }
 
@@ -447,7 +447,7 @@ impl Violation {
         Self::new(field, Class::TooMany, message)
     }
 
-    /// What the value names is not there.
+    /// The value names an object that does not exist.
     #[must_use]
     pub fn not_found(field: impl Into<String>, value: &Value) -> Self {
         Self::new(field, Class::NotFound, joined("Not found", Some(value), ""))

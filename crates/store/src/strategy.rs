@@ -1,9 +1,9 @@
-//! What a write makes of an object: every decision between a decoded body and the store, pure.
+//! The rules of writes: every decision between a decoded body and the store, as pure functions.
 //!
-//! Enter at [`prepare_create`], [`prepare_update`] and [`prepare_delete`]. What always holds of an
-//! object they let through: it obeys its schema and its kind's rules, decodes as its Rust type,
-//! has a name, a uid and a creation time that never change, and its generation grows only when
-//! its desired state does.
+//! Enter at [`prepare_create`], [`prepare_update`] and [`prepare_delete`]. Invariants of an object
+//! they accept: it obeys its schema and its kind's rules, decodes as its Rust type, has a name, a
+//! uid and a creation time that never change, and its generation grows only when its desired state
+//! does.
 
 mod metadata;
 #[cfg(test)]
@@ -22,7 +22,7 @@ pub use crate::status::{Error, Violation};
 
 type Object = Map<String, Value>;
 
-/// What is done about fields the schema does not know, or that occur twice.
+/// How fields are treated that the schema does not know, or that occur twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Validation {
     /// The write is refused.
@@ -43,7 +43,7 @@ pub enum Subresource {
     Finalize,
 }
 
-/// What the shell knows and a new object needs.
+/// The time and the identities that a new object gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// The time of day.
@@ -57,7 +57,7 @@ pub struct Stamp {
 /// How strictly a body is taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Strictness<'a> {
-    /// What is done about unknown fields.
+    /// How unknown fields are treated.
     pub validation: Validation,
     /// Paths of fields that occurred twice in the body.
     pub duplicates: &'a [String],
@@ -72,16 +72,16 @@ pub struct Prepared {
     pub name: String,
     /// Whether the name was generated, so that another may be tried.
     pub generated: bool,
-    /// What the client should be told.
+    /// Warnings for the client.
     pub warnings: Vec<String>,
     /// The fields that defaulting added.
     pub filled: Filled,
 }
 
-/// What an update comes to.
+/// The result of an update.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// Nothing: the object is so already.
+    /// No write: the object is the same already.
     Unchanged,
     /// The object is to be written.
     Write(Object),
@@ -92,15 +92,15 @@ pub enum Outcome {
 /// An update, ready to be carried out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update {
-    /// What it comes to.
+    /// The result.
     pub outcome: Outcome,
-    /// What the client should be told.
+    /// Warnings for the client.
     pub warnings: Vec<String>,
     /// The fields that defaulting added.
     pub filled: Filled,
 }
 
-/// What happens to the objects that an object owns.
+/// The fate of the objects that a deleted object owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
     /// They stay.
@@ -125,11 +125,11 @@ pub struct DeleteOptions {
     pub resource_version: Option<String>,
     /// How long it may take; everything here stops at once.
     pub grace_period_seconds: Option<i64>,
-    /// What happens to the objects it owns.
+    /// The fate of the objects it owns.
     pub propagation: Option<Propagation>,
 }
 
-/// What a deletion comes to.
+/// The result of a deletion.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Deletion {
     /// The object is to be removed now.
@@ -213,7 +213,7 @@ pub fn prepare_update(
 }
 
 /// Makes a configuration fit to be applied: of this kind and place, and without fields the schema
-/// does not know. Returns what the client should be told.
+/// does not know. Returns warnings for the client.
 ///
 /// # Errors
 /// 400 if it is not of this kind or place, or says who holds its fields; 422 if it names a
@@ -288,8 +288,8 @@ pub fn prepare_delete(
     Ok(Deletion::Mark(marked))
 }
 
-/// Notes in the finalizers what is to happen to dependents; if nothing was said, what is noted
-/// already stays. Says whether anything was said.
+/// Sets the finalizer for dependents that the options ask for; without an option the finalizers
+/// stay. Returns whether there was an option.
 fn set_propagation(metadata: &mut Object, propagation: Option<Propagation>) -> bool {
     let Some(propagation) = propagation else { return false };
     let finalizers = metadata.get("finalizers").and_then(Value::as_array);
@@ -334,7 +334,7 @@ fn is_held(kind: &Kind, object: &Object) -> bool {
     held("metadata") || (kind.has_finalize && held("spec"))
 }
 
-/// Checks that a body is of this kind, and says so in it if it did not.
+/// Checks that a body is of this kind, and sets `apiVersion` and `kind` where they are missing.
 fn identify(kind: &Kind, object: &mut Object) -> Result<(), Error> {
     let given = |name: &str| match object.get(name) {
         None | Some(Value::Null) => Ok(None),
@@ -383,7 +383,7 @@ fn unreadable(kind: &Kind, why: &str) -> Error {
     ))
 }
 
-/// Drops what the schema does not know, and refuses it or warns of it if asked to.
+/// Drops fields that the schema does not know, and refuses them or warns of them if asked to.
 fn clean(
     kind: &Kind,
     object: &mut Object,

@@ -1,4 +1,4 @@
-//! Two stores behind one trait: what must survive, and what need not.
+//! Two stores behind one trait: one durable, one in memory.
 //!
 //! Each collection belongs to one of them, decided by its kind; each has its own history. The
 //! memory store's revisions carry an epoch that is counted in the durable one, so that no two
@@ -88,7 +88,7 @@ impl Objects for Tiered {
         self.durable.compact(through)
     }
 
-    /// What must survive; the rest is not worth keeping.
+    /// The durable objects; those in memory are rebuilt after a restart.
     fn snapshot(&self) -> BoxFuture<'_, Result<Snapshot, Error>> {
         self.durable.snapshot()
     }
@@ -129,7 +129,7 @@ impl Objects for Tiered {
 /// Counts one more start in `objects` and returns its number, which no other start has.
 ///
 /// # Errors
-/// Whatever the store says.
+/// Errors of the store.
 pub async fn next_epoch(objects: &dyn Objects) -> Result<u64, Error> {
     let key = Key::new(&Resource::new("internal.mainstay.dev", "epochs"), None, "memory");
     loop {

@@ -17,15 +17,15 @@
 //! 1, and its tag takes the place of the checksum.
 //!
 //! Older versions wrote the text alone. It is read as it is: it begins with `{` and has no last
-//! line of this shape. A stored value whose last line was damaged is no longer valid text to
-//! those who parse it, so it never passes for an old one.
+//! line of this shape. A stored value whose last line was damaged cannot be parsed, so it never
+//! passes for an old one.
 
 use std::borrow::Cow;
 
 use crate::object::Key;
 use crate::seal::{self, Sealer};
 
-/// What stands between the value and its checksum.
+/// Separates the value from its checksum.
 const MARK: &[u8] = b"\n#";
 /// The digit of the algorithm.
 const CRC32: u8 = b'1';
@@ -71,7 +71,7 @@ pub enum ValueError {
     },
 }
 
-/// Turns values into what is stored, and back. Cheap to clone.
+/// Encodes values for storage, and decodes them. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Codec {
     sealer: Sealer,
@@ -84,13 +84,13 @@ impl Codec {
         Self { sealer }
     }
 
-    /// What encrypts, if anything does.
+    /// Encrypts and decrypts values.
     #[must_use]
     pub fn sealer(&self) -> &Sealer {
         &self.sealer
     }
 
-    /// What to store under `key` for `value`, which begins with `{`.
+    /// The bytes to store under `key` for `value`, which begins with `{`.
     #[must_use]
     pub fn encode(&self, key: &Key, value: &[u8]) -> Vec<u8> {
         if let Some(sealed) = self.sealer.seal(key, value) {
@@ -134,7 +134,7 @@ impl Codec {
     }
 }
 
-/// Whether a stored value carries a checksum. Those of older versions do not.
+/// Whether a stored value carries a checksum. Values of older versions do not.
 #[must_use]
 pub fn has_checksum(stored: &[u8]) -> bool {
     stored.first() != Some(&b'{') || split(stored).is_some()
@@ -159,8 +159,10 @@ pub(crate) fn checksum(key: &Key, value: &[u8]) -> u32 {
 }
 
 fn hex(sum: u32) -> [u8; 8] {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    std::array::from_fn(|place| DIGITS[(sum >> (28 - 4 * place) & 0xf) as usize])
+    let mut digits = [0; 8];
+    // Four bytes are always eight digits.
+    let _ = hex::encode_to_slice(sum.to_be_bytes(), &mut digits);
+    digits
 }
 
 #[cfg(test)]

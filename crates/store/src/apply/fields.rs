@@ -69,7 +69,7 @@ impl fmt::Display for Element {
 pub(crate) struct FieldSet {
     /// Whether the path that leads here belongs to the set.
     pub(crate) member: bool,
-    /// What lies below.
+    /// The fields below.
     pub(crate) children: BTreeMap<Element, FieldSet>,
 }
 
@@ -134,7 +134,7 @@ impl FieldSet {
         self
     }
 
-    /// What is in this set and not in the other.
+    /// The fields that are in this set and not in the other.
     pub(crate) fn without(mut self, other: &Self) -> Self {
         self.member &= !other.member;
         for (element, theirs) in &other.children {

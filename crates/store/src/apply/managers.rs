@@ -1,4 +1,4 @@
-//! Who holds which fields: `metadata.managedFields`, read and written.
+//! The holders of fields: reads and writes `metadata.managedFields`.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ impl Party {
     }
 }
 
-/// What a party holds, and since when.
+/// The fields that a party holds, and since when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holding {
     pub(crate) fields: FieldSet,
@@ -42,7 +42,7 @@ pub(crate) struct Holding {
 pub(crate) struct Managers(pub(crate) BTreeMap<Party, Holding>);
 
 impl Managers {
-    /// What `metadata.managedFields` says; `None` if it cannot be read.
+    /// The holders in `metadata.managedFields`; `None` if it cannot be read.
     pub(crate) fn parse(entries: &[Value]) -> Option<Self> {
         let mut managers = BTreeMap::new();
         for entry in entries {
@@ -103,12 +103,12 @@ impl Managers {
         }) && (changed.is_empty() || self.0.get(party).is_some_and(own))
     }
 
-    /// Everything that anybody holds.
+    /// All fields that have a holder.
     pub(crate) fn all(&self) -> FieldSet {
         self.0.values().fold(FieldSet::default(), |all, holding| all.union(&holding.fields))
     }
 
-    /// Sets what a party holds. The time moves only when the holding does.
+    /// Sets the fields that a party holds. Its time changes only if the fields do.
     pub(crate) fn set(&mut self, party: Party, fields: FieldSet, now: Timestamp) {
         if fields.is_empty() {
             self.0.remove(&party);
@@ -120,7 +120,7 @@ impl Managers {
         }
     }
 
-    /// Takes fields away from everybody but `party`.
+    /// Takes fields away from every party but `party`.
     pub(crate) fn take_from_others(&mut self, party: &Party, fields: &FieldSet) {
         for (other, holding) in &mut self.0 {
             if other != party {
@@ -131,7 +131,7 @@ impl Managers {
         self.0.retain(|_, holding| !holding.fields.is_empty());
     }
 
-    /// Takes away what is at or below fields that are gone.
+    /// Removes holders of fields at or below fields that were removed.
     pub(crate) fn forget(&mut self, removed: &FieldSet) {
         for holding in self.0.values_mut() {
             let mine = std::mem::take(&mut holding.fields);

@@ -125,7 +125,7 @@ fn an_applier_holds_exactly_what_it_sent() {
 }
 
 #[test]
-fn what_is_no_longer_sent_goes_unless_another_holds_it() {
+fn fields_no_longer_sent_are_removed_unless_another_party_holds_them() {
     let cases = [
         // what a applied, then b applied, then a applies; what is left
         (json!({"size": 1, "color": "red"}), json!({}), json!({"size": 1}), json!({"size": 1})),
@@ -201,17 +201,17 @@ fn force_takes_the_field_over() {
 }
 
 #[test]
-fn an_update_takes_what_it_changes_and_nobody_may_object() {
+fn an_update_takes_the_fields_it_changes_without_conflicts() {
     let object = applied(None, "a", json!({"size": 1, "color": "red"}));
     let object = updated(Some(&object), "editor", json!({"size": 5, "color": "red"}));
     assert_eq!(holds(&object, "a"), json!({"f:spec": {"f:color": {}}}));
     assert_eq!(holds(&object, "editor"), json!({"f:spec": {"f:size": {}}}));
     let gone = updated(Some(&object), "editor", json!({"color": "red"}));
-    assert_eq!(holds(&gone, "editor"), Value::Null, "what is gone is held by nobody");
+    assert_eq!(holds(&gone, "editor"), Value::Null, "a removed field has no holder");
 }
 
 #[test]
-fn what_was_there_before_anybody_was_written_down_is_not_taken_silently() {
+fn fields_without_a_recorded_holder_are_not_taken_silently() {
     let live = widget(json!({"size": 1}));
     let error = refusal(&live, "a", json!({"size": 2}));
     assert!(error.message.contains("\"before-first-apply\""), "{}", error.message);
@@ -220,7 +220,7 @@ fn what_was_there_before_anybody_was_written_down_is_not_taken_silently() {
 }
 
 #[test]
-fn kubectl_takes_over_what_it_applied_from_the_client_side() {
+fn kubectl_takes_over_fields_it_applied_client_side() {
     let mut live = updated(None, "kubectl-client-side-apply", json!({"size": 1, "color": "red"}));
     let last = serde_json::to_string(&widget(json!({"size": 1, "color": "red"}))).unwrap();
     live["metadata"]["annotations"] = json!({LAST_APPLIED: last});
@@ -228,13 +228,13 @@ fn kubectl_takes_over_what_it_applied_from_the_client_side() {
     assert_eq!(object["spec"], json!({"size": 2, "color": "red"}));
     assert_eq!(refusal(&live, "other", json!({"size": 2})).reason, Reason::Conflict);
 
-    // What somebody changed since is not kubectl's to overwrite.
+    // Fields that another writer changed since are not overwritten by kubectl.
     let edited = updated(Some(&live), "kubectl-edit", json!({"size": 7, "color": "red"}));
     assert_eq!(refusal(&edited, "kubectl", json!({"size": 2})).reason, Reason::Conflict);
 }
 
 #[test]
-fn status_and_the_rest_are_held_apart() {
+fn status_and_spec_have_separate_holders() {
     let object = applied(None, "a", json!({"size": 1}));
     let mut config = widget(json!({"size": 99}));
     config.insert("status".into(), json!({"phase": "Ready"}));
@@ -250,7 +250,7 @@ fn status_and_the_rest_are_held_apart() {
 }
 
 #[test]
-fn a_write_may_say_who_holds_what_and_an_empty_entry_clears_it() {
+fn a_write_may_state_holders_and_an_empty_entry_clears_them() {
     let object = applied(None, "a", json!({"size": 1}));
     let mut handed = object.clone();
     handed["metadata"]["managedFields"][0]["manager"] = json!("b");
@@ -347,7 +347,7 @@ fn all_of(object: &Object) -> Value {
 proptest! {
     /// The short way, where it can be gone, leads to where the long one does.
     #[test]
-    fn a_steady_apply_is_an_apply(
+    fn the_fast_path_of_an_unchanged_apply_equals_the_full_apply(
         history in prop::collection::vec((0..4usize, any::<bool>(), specs()), 1..8)
     ) {
         let managers = ["a", "b", "c", "editor"];
@@ -375,9 +375,9 @@ proptest! {
     }
 
     /// After any history of forced applies and updates: what was applied last is in the object,
-    /// applying it again changes nothing, every field is held by somebody, and what is held exists.
+    /// applying it again changes nothing, every field has a holder, and every held field exists.
     #[test]
-    fn appliers_get_what_they_ask_for(
+    fn applied_values_are_in_the_object_and_reapplying_changes_nothing(
         history in prop::collection::vec((0..4usize, specs()), 1..8)
     ) {
         let managers = ["a", "b", "c", "editor"];
@@ -406,8 +406,8 @@ proptest! {
             prop_assert!(stale.is_empty(), "held but not there: {stale:?}");
             let leaves = walk::fields_of(Some(kind().schema.root()), &all_of(&next));
             for path in leaves.without(&held).paths() {
-                // An object that nobody holds anything of any more is no longer kept track of.
-                prop_assert!(held.is_empty() || path != ".spec.size", "{path} is held by nobody");
+                // An object without holders is no longer kept track of.
+                prop_assert!(held.is_empty() || path != ".spec.size", "{path} has no holder");
             }
             live = Some(next);
         }

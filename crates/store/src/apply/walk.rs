@@ -1,5 +1,4 @@
-//! Walking values along their schema: which fields there are, how two differ, how two merge, and
-//! what is left when some are taken away.
+//! Walks values along their schema: lists their fields, compares, merges, and removes fields.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +7,9 @@ use serde_json::{Map, Value};
 use super::fields::{Element, FieldSet};
 use crate::schema::{Identity, Node, Shape};
 
-/// What may be told apart at a place.
+/// The parts of a value that can have different holders.
 enum Grain<'a> {
-    /// Nothing: the value is one.
+    /// None: the value is a unit.
     Atom,
     /// Fields by name.
     Fields,
@@ -52,7 +51,7 @@ fn item(node: Option<&Node>) -> Option<&Node> {
     }
 }
 
-/// What tells an item apart; a key field it lacks counts with its default, if it has one.
+/// The identity of a list item; a key field it lacks counts with its default, if it has one.
 fn identity(item_node: Option<&Node>, keys: &[String], item: &Value) -> Element {
     let key = |name: &String| {
         let default = || field(item_node, name).0.and_then(|node| node.default.as_ref());
@@ -67,7 +66,7 @@ fn identity(item_node: Option<&Node>, keys: &[String], item: &Value) -> Element 
 /// A part of a value: its path element, its schema, whether it is declared by name, itself.
 type Part<'a> = (Element, Option<&'a Node>, bool, &'a Value);
 
-/// The parts of a value that can be told apart, in the order in which they stand.
+/// The parts of a value that can have different holders, in their order.
 fn parts<'a>(node: Option<&'a Node>, value: &'a Value) -> Option<Vec<Part<'a>>> {
     match (grain(node, value), value) {
         (Grain::Fields, Value::Object(fields)) => Some(parts_of_object(node, fields)),
@@ -138,8 +137,8 @@ pub(crate) fn compare(node: Option<&Node>, old: Option<&Value>, new: Option<&Val
     }
 }
 
-/// Compares two objects field by field, passing over the fields that do not `count`; of
-/// `metadata`, its fields are asked about in turn.
+/// Compares two objects field by field, skipping the fields that do not `count`; of `metadata`, its
+/// fields are asked about in turn.
 pub(crate) fn compare_fields(
     node: Option<&Node>,
     old: &Map<String, Value>,
@@ -218,7 +217,7 @@ fn is_structure(node: Option<&Node>) -> bool {
     fields.additional.is_none() && fields.iter().next().is_some()
 }
 
-/// Lays `config` over an object: its values win, what it does not speak of stays.
+/// Merges `config` into an object: its values win, fields it does not name stay.
 pub(crate) fn lay_over(
     node: Option<&Node>,
     object: &mut Map<String, Value>,
@@ -285,8 +284,8 @@ fn merge_lists(node: Option<&Node>, live: &Value, config: &Value) -> Value {
     Value::Array(merged)
 }
 
-/// Takes away what `last` had and `kept` has not: the fields an applier no longer speaks of and
-/// nobody else holds on to.
+/// Removes the fields that `last` had and `kept` has not: the fields an applier no longer sends and
+/// no other party holds.
 pub(crate) fn prune(node: Option<&Node>, value: &Value, last: &FieldSet, kept: &FieldSet) -> Value {
     let nothing = FieldSet::default();
     match (grain(node, value), value) {
@@ -319,7 +318,7 @@ pub(crate) fn prune(node: Option<&Node>, value: &Value, last: &FieldSet, kept: &
     }
 }
 
-/// One field: gone if it was a leaf that nobody holds, or if only defaults are left in it.
+/// One field: removed if it was a leaf without a holder, or if only defaults are left in it.
 fn prune_part(
     node: Option<&Node>,
     value: &Value,
@@ -336,9 +335,9 @@ fn prune_part(
     (!is_hollow(node, &left)).then_some(left)
 }
 
-/// Whether a value that no party holds anything of may go with its parent: it consists of what
-/// defaulting filled in. The fields of a structure do; items of lists and entries of maps, which
-/// are there in their own right, do only as a default.
+/// Whether a value without holders is removed with its parent: it consists of defaults only. Fields
+/// of a structure count as defaults; items of lists and entries of maps only if they are part of a
+/// default.
 fn is_hollow(node: Option<&Node>, value: &Value) -> bool {
     let is_default = || node.and_then(|node| node.default.as_ref()) == Some(value);
     match parts(node, value) {
@@ -414,7 +413,7 @@ fn defaults_present_in(node: Option<&Node>, value: &Value) -> FieldSet {
     set
 }
 
-/// An item that stays keeps what tells it apart.
+/// An item that stays keeps its key fields.
 fn restore(keys: &[(String, String)], from: &Value, to: &mut Map<String, Value>) {
     for (name, _) in keys {
         if let Some(value) = from.get(name) {

@@ -1,7 +1,7 @@
-//! Parts of a backup besides the objects: what another engine keeps, as lines of text.
+//! Parts of a backup besides the objects: the data of another engine, as lines of text.
 //!
-//! A part's lines are its owner's affair: JSON, one value a line, none beginning with `{"lines":`.
-//! This module counts and seals them.
+//! The owner of a part defines its lines: JSON, one value a line, none beginning with `{"lines":`.
+//! This module counts them and adds the checksum.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -15,7 +15,7 @@ use super::{Chunks, LAST_OF_PART, hex, last_line};
 pub struct Part {
     /// Its name.
     pub name: &'static str,
-    /// What a reader must know before the lines.
+    /// Facts that a reader needs before the lines.
     pub about: Value,
     /// Pieces of whole lines. An error ends the backup, which then is cut short.
     pub lines: BoxStream<'static, Result<Bytes, String>>,
@@ -27,7 +27,7 @@ impl std::fmt::Debug for Part {
     }
 }
 
-/// Something that is kept besides the objects and belongs into every backup.
+/// Data besides the objects that belongs into every backup.
 pub trait PartSource: Send + Sync + std::fmt::Debug {
     /// Fixes the moment to be shown and holds writes back, for a second at most, until the objects'
     /// moment is fixed too.
@@ -49,7 +49,7 @@ pub enum PartError {
     /// It needs a newer Mainstay.
     #[error("{0}")]
     Newer(String),
-    /// What it is restored into failed.
+    /// The target of the restore failed.
     #[error("{0}")]
     Failed(String),
 }

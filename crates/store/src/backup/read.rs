@@ -1,4 +1,4 @@
-//! Reading a backup: line by line, trusting nothing.
+//! Reads a backup line by line, and checks every line.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -26,11 +26,11 @@ const LONGEST: u64 = 64 << 20;
 pub struct Entry {
     /// Where it was.
     pub key: Key,
-    /// What it was.
+    /// The object.
     pub body: Body,
 }
 
-/// What comes next in a backup.
+/// The next item of a backup.
 #[derive(Debug)]
 pub enum Item<'a> {
     /// An object.
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Source {
 }
 
 impl Source {
-    /// A source that `open` opens anew each time.
+    /// A source that is opened with `open` each time.
     pub fn new(
         open: impl Fn() -> Result<Box<dyn BufRead + Send>, Error> + Send + Sync + 'static,
     ) -> Self {
@@ -107,7 +107,7 @@ struct PartLine {
     about: Value,
 }
 
-/// What is known of a backup of whatever format.
+/// The part of the first line that every format has.
 #[derive(Deserialize)]
 struct Label {
     mainstay: String,
@@ -137,7 +137,7 @@ impl<R: BufRead> Reader<R> {
         if label.format > FORMAT {
             return Err(Error::Newer { found: label.format });
         }
-        let damaged = Error::Damaged { line: 1, what: "it does not say what is needed".into() };
+        let damaged = Error::Damaged { line: 1, what: "required fields are missing".into() };
         let head: Head = serde_json::from_slice(&line).map_err(|_| damaged)?;
         let mut digest = Sha256::new();
         digest.update(&line);
@@ -160,7 +160,7 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// What comes next, or `None` if all was read and all is well.
+    /// The next item; `None` once everything was read and the checksums match.
     ///
     /// # Errors
     /// [`Error`] if the backup is not as it was written.
@@ -192,7 +192,7 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// What the backup holds, once all of it was read.
+    /// The contents of the backup, once all of it was read.
     ///
     /// # Errors
     /// As [`Reader::next_item`].
@@ -202,7 +202,7 @@ impl<R: BufRead> Reader<R> {
         Ok(Summary { head: self.head, objects: self.objects, parts: self.parts, sha256 })
     }
 
-    /// What the first line said.
+    /// The first line.
     pub fn head(&self) -> &Head {
         &self.head
     }
@@ -245,11 +245,11 @@ impl<R: BufRead> Reader<R> {
         Ok(self.parts.last().map(|part| Item::Part(&part.name, &part.about)))
     }
 
-    /// Holds the line after a section against what was read.
+    /// Compares the line after a section with the lines that were read.
     fn seal(&mut self, start: &[u8], count: u64) -> Result<(), Error> {
         let sha256 = hex(self.digest.clone());
         if self.line != last_line(start, count, &sha256) {
-            return Err(self.damaged("the count or the checksum does not fit what comes before"));
+            return Err(self.damaged("the count or the checksum does not match the lines before"));
         }
         self.digest.update(&self.line);
         self.stage = Stage::Between;
@@ -257,7 +257,7 @@ impl<R: BufRead> Reader<R> {
             return Ok(());
         }
         if !self.source.fill_buf()?.is_empty() {
-            return Err(self.damaged("something follows its end"));
+            return Err(self.damaged("there is text after its end"));
         }
         self.stage = Stage::Ended(sha256);
         Ok(())
@@ -267,7 +267,7 @@ impl<R: BufRead> Reader<R> {
         Error::Damaged { line: self.lines, what: what.into() }
     }
 
-    /// The same for what the taker of a part says.
+    /// The same for errors of the code that takes a part.
     fn refused(&self, error: PartError) -> Error {
         match error {
             PartError::Damaged(what) => self.damaged(what),

@@ -1,13 +1,13 @@
-//! Restoring a backup into an empty store.
+//! Restores a backup into an empty store.
 //!
 //! Objects are written one by one, many at a time, so a restore can break off in the middle. A
-//! marker tells: it is made before the first object and removed after the last. A store that has
-//! one is not to be served; the next restore empties it and begins again. The marker has the name
-//! of the restore, which the next attempt goes on with: by it, another engine tells what an earlier
-//! attempt left from what is not ours to remove.
+//! marker shows that: it is made before the first object and removed after the last. A store that
+//! has one is not to be served; the next restore empties it and begins again. The marker has the
+//! name of the restore, which the next attempt uses again: by it, another engine recognises the
+//! data that an earlier attempt left and that may be removed.
 //!
 //! Every write is fenced by the marker's revision, which each attempt moves. So an attempt that
-//! was only thought dead is stopped by the one that follows it.
+//! still runs is stopped by the one that follows it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ const TRIES: u32 = 5;
 /// How long to wait before it is tried again, times the tries so far.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How far beyond the backup's revision the store is moved on: more than could have been written
-/// between the backup and the loss, so that no version anybody still holds means another change.
+/// between the backup and the loss, so that no version that a client still has means another
+/// change.
 const BEYOND: u64 = 1 << 30;
 
 fn marker() -> Key {
@@ -44,7 +45,7 @@ fn marker() -> Key {
 /// Whether a restore broke off in this store, which then must not be used.
 ///
 /// # Errors
-/// Whatever the store says.
+/// Errors of the store.
 pub async fn unfinished(objects: &dyn Objects) -> Result<bool, objects::Error> {
     Ok(objects.get(&marker()).await?.is_some())
 }
@@ -53,7 +54,7 @@ pub async fn unfinished(objects: &dyn Objects) -> Result<bool, objects::Error> {
 /// returned. Changes nothing.
 ///
 /// # Errors
-/// [`Error::NotEmpty`], or whatever the store says.
+/// [`Error::NotEmpty`], or errors of the store.
 pub async fn may_take(objects: &dyn Objects) -> Result<Option<String>, Error> {
     match objects.get(&marker()).await? {
         Some(unfinished) => Ok(name_in(&unfinished)),
@@ -184,7 +185,7 @@ pub fn is_untouched(snapshot: &Snapshot) -> bool {
     snapshot.collections.iter().all(|(resource, _)| is_trace(resource))
 }
 
-/// What one run of a cluster leaves behind does not count.
+/// Objects that one run of a cluster leaves behind do not count.
 fn must_be_empty(snapshot: &Snapshot) -> Result<(), Error> {
     let mut counted = snapshot.collections.iter().filter(|(resource, _)| !is_trace(resource));
     let Some((_, collection)) = counted.next() else { return Ok(()) };
@@ -197,7 +198,7 @@ fn is_trace(resource: &Resource) -> bool {
     super::is_left_out(resource) || *resource == Resource::new(INTERNAL, "epochs")
 }
 
-/// Removes everything but the marker, and but what the backend itself keeps touching.
+/// Removes everything but the marker and the records of the backend itself.
 async fn clear(objects: &dyn Objects, fence: &Fence) -> Result<(), Error> {
     let snapshot = objects.snapshot().await?;
     let touched = ["ticks", "servers", "datakeys"].map(|plural| Resource::new(INTERNAL, plural));
@@ -248,8 +249,8 @@ fn at_once(objects: &dyn Objects) -> usize {
     if matches!(objects.medium(), Medium::Etcd(_)) { 128 } else { 1024 }
 }
 
-/// Writes until the outcome is known. Nobody else writes here: what an earlier try of unknown fate
-/// seems to have done, it did.
+/// Writes until the outcome is known. There is no other writer here, so an effect of an earlier try
+/// of unknown outcome is recognised as its own.
 async fn settle(objects: &dyn Objects, write: Write) -> Result<(), objects::Error> {
     let mut tries = 0;
     loop {

@@ -22,7 +22,7 @@ const LIMIT: usize = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigMap {
-    /// What every object carries: its name, labels, owners and so on.
+    /// Standard metadata: name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
     /// Values that are text. Keys are made of letters, digits, '-', '_' and '.', and none may occur

@@ -11,16 +11,16 @@ use crate::registry::Kind;
 use crate::status::Violation;
 use crate::typed;
 
-/// Something that happened to an object, told for people. Events are a courtesy: they may be
+/// Something that happened to an object, described for people. Events are not reliable: they may be
 /// dropped under load, and the server removes them about an hour after they were last seen, or
 /// earlier if there are very many. Read conditions, not Events, to decide anything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {
-    /// What every object carries: its name, labels, owners and so on.
+    /// Standard metadata: name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What was being done when it happened, in one word. Often not set.
+    /// The operation during which it happened, in one word. Often not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action: Option<String>,
     /// How often it happened. Not set means once.
@@ -39,10 +39,10 @@ pub struct Event {
     /// When it last happened. The age of the Event counts from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_timestamp: Option<Time>,
-    /// What happened, in a sentence.
+    /// A description of the event, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// What happened, in one word that programs can match, as Failed.
+    /// The event in one word that programs can match, as Failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// A second object that had part in it. Not set if there is none.
@@ -58,10 +58,10 @@ pub struct Event {
     /// used instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<EventSeries>,
-    /// Who reports it, in an older form. If both forms are set, this one is shown.
+    /// The component that reports it, in an older form. If both forms are set, this one is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<EventSource>,
-    /// Normal if things went as they should, Warning if somebody may have to look.
+    /// Normal if things went as they should, Warning if an operator may have to act.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
 }
@@ -107,7 +107,7 @@ pub struct EventSeries {
     pub last_observed_time: Option<MicroTime>,
 }
 
-/// Who reports an Event.
+/// The component that reports an Event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EventSource {
@@ -140,7 +140,7 @@ pub(super) fn kind() -> Kind {
             Column::computed("Last Seen", text, last_seen).about("How long ago it last happened."),
         )
         .column(
-            Column::string("Type", ".type").about("Normal, or Warning if somebody should look."),
+            Column::string("Type", ".type").about("Normal, or Warning if an operator should look."),
         )
         .column(Column::string("Reason", ".reason").about("Why it happened, for machines."))
         .column(Column::computed("Object", text, target).about("The object it is about."))
@@ -149,8 +149,10 @@ pub(super) fn kind() -> Kind {
                 .about("The part of the object it is about.")
                 .wide(),
         )
-        .column(Column::computed("Source", text, source).about("Who reports it.").wide())
-        .column(Column::computed("Message", text, message).about("What happened, for people."))
+        .column(
+            Column::computed("Source", text, source).about("The component that reports it.").wide(),
+        )
+        .column(Column::computed("Message", text, message).about("A description of the event."))
         .column(
             Column::computed("First Seen", text, first_seen)
                 .about("How long ago it first happened.")

@@ -1,4 +1,4 @@
-//! Lease: who holds an office, and until when.
+//! Lease: the holder of a role, and until when.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,28 +10,28 @@ use crate::registry::Kind;
 use crate::status::Violation;
 use crate::typed;
 
-/// Says who holds an office, such as being the leader, and for how long. The server only keeps it:
-/// whoever wants the office judges whether it is free, and takes it by an update that names the
-/// resourceVersion. Nodes renew theirs in kube-node-lease to show that they are alive.
+/// Names the holder of a role, such as the leader, and for how long. The server only stores it:
+/// candidates decide whether it is free, and take it by an update that names the resourceVersion.
+/// Nodes renew theirs in kube-node-lease to show that they are alive.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
-    /// What every object carries: its name, labels, owners and so on.
+    /// Standard metadata: name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Who holds it, and since when.
+    /// The holder, and since when.
     #[serde(default)]
     pub spec: LeaseSpec,
 }
 
-/// Who holds a Lease, and since when.
+/// The holder of a Lease, and since when.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LeaseSpec {
     /// When the present holder took it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acquire_time: Option<MicroTime>,
-    /// Who holds it. If empty or not set, it is free.
+    /// The holder. If empty or not set, the lease is free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder_identity: Option<String>,
     /// For how many seconds a renewal is good. Others may take the Lease once that long has gone by
@@ -41,14 +41,14 @@ pub struct LeaseSpec {
     /// How often it has changed hands. Not set means never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_transitions: Option<i32>,
-    /// Who had better hold it: the present holder is asked to step down. Only allowed together with
+    /// The preferred holder: the present holder is asked to step down. Only allowed together with
     /// strategy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preferred_holder: Option<String>,
     /// When the holder last renewed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renew_time: Option<MicroTime>,
-    /// By which rule candidates agree on a holder. If not set, whoever comes first takes it.
+    /// By which rule candidates agree on a holder. If not set, the first candidate takes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<String>,
 }
@@ -57,7 +57,7 @@ typed!(Lease, group: "coordination.k8s.io", version: "v1", plural: "leases", nam
 
 pub(super) fn kind() -> Kind {
     Kind::of::<Lease>()
-        .column(Column::string("Holder", ".spec.holderIdentity").about("Who holds it."))
+        .column(Column::string("Holder", ".spec.holderIdentity").about("The holder."))
         .column(Column::age())
         .validate(check)
         .build()

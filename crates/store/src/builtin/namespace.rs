@@ -1,4 +1,4 @@
-//! Namespace: a room for names. Deleting one empties it first.
+//! Namespace: a scope for names. Deleting one deletes its objects first.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,15 +9,15 @@ use crate::meta::{Condition, ObjectMeta};
 use crate::registry::Kind;
 use crate::typed;
 
-/// A room for names: objects in different namespaces may have the same name. Deleting a namespace
-/// deletes everything in it first. Those the server needs cannot be deleted.
+/// A scope for names: objects in different namespaces may have the same name. Deleting a namespace
+/// deletes everything in it first. Namespaces that the server needs cannot be deleted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Namespace {
-    /// What every object carries: its name, labels, owners and so on.
+    /// Standard metadata: name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What holds the namespace back when it is deleted.
+    /// Finalizers that keep the namespace when it is deleted.
     #[serde(default)]
     pub spec: NamespaceSpec,
     /// Whether the namespace is in use or on its way out.
@@ -25,12 +25,13 @@ pub struct Namespace {
     pub status: NamespaceStatus,
 }
 
-/// What holds a namespace back when it is deleted.
+/// Finalizers that keep a namespace when it is deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceSpec {
-    /// Who still has to clean up before the namespace may go. The server puts its own entry here
-    /// and takes it out when the namespace is empty. Changed through the finalize subresource only.
+    /// The components that still have to clean up before the namespace may go. The server puts its
+    /// own entry here and takes it out when the namespace is empty. Changed through the finalize
+    /// subresource only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub finalizers: Vec<String>,
@@ -40,8 +41,7 @@ pub struct NamespaceSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceStatus {
-    /// What is known about the namespace, one entry for each type. Empty if there is nothing to
-    /// report.
+    /// Conditions of the namespace, one entry for each type. Empty if there is nothing to report.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(
         "x-kubernetes-list-type" = "map",
@@ -50,8 +50,8 @@ pub struct NamespaceStatus {
         "x-kubernetes-patch-strategy" = "merge",
     ))]
     pub conditions: Vec<Condition>,
-    /// Active while the namespace can be used. Terminating once it is being deleted: what is in it
-    /// goes, and nothing new gets in.
+    /// Active while the namespace can be used. Terminating once it is being deleted: its objects
+    /// are deleted, and new ones are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["Active", "Terminating"]))]
     pub phase: Option<String>,

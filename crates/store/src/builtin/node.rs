@@ -18,25 +18,25 @@ use crate::typed;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Node {
-    /// What every object carries: its name, labels, owners and so on.
+    /// Standard metadata: name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What an administrator decides about the node.
+    /// Settings of the administrator for the node.
     #[serde(default)]
     pub spec: NodeSpec,
-    /// What the node reports about itself. Changed through the status subresource.
+    /// The state that the node reports. Changed through the status subresource.
     #[serde(default)]
     pub status: NodeStatus,
 }
 
-/// What an administrator decides about a node.
+/// Settings of the administrator for a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSpec {
-    /// What the provider of the machine calls it, as rack4://unit-17. Not set if nobody needs it.
+    /// The machine's name at its provider, as rack4://unit-17. Often not set.
     #[serde(default, rename = "providerID", skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
-    /// Reasons to keep off the node, for those that do not put up with them. None if not set.
+    /// Reasons to keep off the node, for workloads that do not tolerate them. None if not set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub taints: Vec<Taint>,
@@ -46,7 +46,7 @@ pub struct NodeSpec {
     pub unschedulable: Option<bool>,
 }
 
-/// A reason to keep off a node. It counts for everything that does not say it puts up with it.
+/// A reason to keep off a node. It applies to everything that does not tolerate it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Taint {
@@ -54,17 +54,17 @@ pub struct Taint {
     /// better place, NoExecute also sends away what is there.
     #[schemars(extend("enum" = ["NoSchedule", "PreferNoSchedule", "NoExecute"]))]
     pub effect: String,
-    /// What the reason is called. A key may occur once with every effect.
+    /// The name of the reason. A key may occur once with every effect.
     pub key: String,
-    /// When it was put on the node. Not set if nobody noted it.
+    /// When it was put on the node. Not set if it was not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_added: Option<Time>,
-    /// More about the reason, for those that look for a value too. Empty if not set.
+    /// A value of the reason that tolerations can match too. Empty if not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
 
-/// What a node reports about itself.
+/// The state that a node reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
@@ -77,15 +77,15 @@ pub struct NodeStatus {
         "x-kubernetes-patch-strategy" = "merge",
     ))]
     pub addresses: Vec<NodeAddress>,
-    /// How much of capacity can be given out, after what the machine needs for itself. What is not
-    /// set here counts as in capacity.
+    /// How much of capacity can be given out, less the machine's own needs. Resources that are not
+    /// set here count as in capacity.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable: BTreeMap<String, Quantity>,
     /// How much the node has, by resource, as cpu and memory.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub capacity: BTreeMap<String, Quantity>,
-    /// What is known about the node, one entry for each type. Ready is the one to look at first: a
-    /// node without it shows as Unknown.
+    /// Conditions of the node, one entry for each type. Look at Ready first: a node without it
+    /// shows as Unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend(
         "x-kubernetes-list-type" = "map",
@@ -105,7 +105,7 @@ pub struct NodeStatus {
 pub struct NodeAddress {
     /// The address itself: an IP address or a host name.
     pub address: String,
-    /// What sort of address it is: InternalIP, ExternalIP or Hostname.
+    /// The sort of address: InternalIP, ExternalIP or Hostname.
     #[serde(rename = "type")]
     pub kind: String,
 }
@@ -126,15 +126,15 @@ pub struct NodeCondition {
     /// Why it is so, in one word for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether it holds: True or False, or Unknown if that cannot be told, for instance because the
-    /// node is silent.
+    /// Whether it holds: True or False, or Unknown if that cannot be determined, for instance
+    /// because the node does not report.
     pub status: ConditionStatus,
-    /// What is judged, in one word, as Ready.
+    /// The name of the condition, in one word, as Ready.
     #[serde(rename = "type")]
     pub kind: String,
 }
 
-/// Hardware and software of a node, as it reports them. What it does not report is empty.
+/// Hardware and software of a node, as it reports them. Facts that it does not report are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeInfo {
@@ -150,7 +150,7 @@ pub struct NodeInfo {
     /// The release of its kernel, as uname -r prints it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kernel_version: String,
-    /// Has no use here. Kept for programs that send it.
+    /// Not used here. Kept for programs that send it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kube_proxy_version: String,
     /// The version of the agent on the node.
@@ -185,7 +185,7 @@ pub(super) fn kind() -> Kind {
             Column::computed("Status", text, status)
                 .about("Whether it is up, and whether it is closed for new things."),
         )
-        .column(Column::computed("Roles", text, roles).about("What it is for, by its labels."))
+        .column(Column::computed("Roles", text, roles).about("Its purpose, by its labels."))
         .column(Column::age())
         .column(
             Column::string("Version", ".status.nodeInfo.kubeletVersion")

@@ -1,8 +1,8 @@
 //! Secret: values that only administrators read.
 //!
-//! Values are written in base64 (`data`) or as plain text (`stringData`), which is taken into `data`
-//! and never kept. Who may read a Secret is decided elsewhere; here nothing tells a value but `data`
-//! itself: no column and no message shows one.
+//! Values are written in base64 (`data`) or as plain text (`stringData`), which is taken into
+//! `data` and never kept. Access to Secrets is decided elsewhere; here no column and no message
+//! shows a value.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ const OPAQUE: &str = "Opaque";
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Secret {
-    /// What every object carries: its name, labels, owners and so on.
+    /// Standard metadata: name, labels, owners and so on.
     #[serde(default)]
     pub metadata: ObjectMeta,
     /// The values, each written in base64. Keys are made of letters, digits, '-', '_' and '.'.
@@ -43,7 +43,7 @@ pub struct Secret {
     /// key, and never shown here.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub string_data: BTreeMap<String, String>,
-    /// What the values are for, as a word for programs. It cannot change. If not set, Opaque.
+    /// The purpose of the values, as a word for programs. It cannot change. If not set, Opaque.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// True freezes the values for good: from then on only the metadata can change, and this field
@@ -75,7 +75,7 @@ pub(super) fn kind() -> Kind {
     Kind::of::<Secret>()
         .column(
             Column::string("Type", ".type")
-                .about("What the values are for, as a word for programs."),
+                .about("The purpose of the values, as a word for programs."),
         )
         .column(
             Column::computed("Data", ColumnType::Integer, |object, _: Timestamp| {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_values_are_taken_in_over_others_and_not_kept() {
+    fn string_data_overwrites_data_and_is_not_stored() {
         let taken = object(json!({"data": {"a": "AA==", "b": "AA=="}, "stringData": {"a": "x"}}));
         let meant = json!({"data": {"a": "eA==", "b": "AA=="}, "type": "Opaque"});
         assert_eq!(Value::Object(taken.clone()), meant);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_frozen_stays_and_a_type_never_changes() {
+    fn immutable_secrets_keep_their_values_and_a_type_never_changes() {
         let before = object(json!({"data": {"a": "eA=="}, "immutable": true}));
         for (after, fields) in [
             (json!({"data": {"a": "eA=="}, "immutable": true}), vec![]),

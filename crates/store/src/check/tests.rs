@@ -28,7 +28,7 @@ fn good() -> Value {
 }
 
 #[test]
-fn a_good_object_is_not_complained_about() {
+fn a_valid_object_has_no_findings() {
     let registry = Registry::new(builtin::kinds()).unwrap();
     let report = check(&snapshot("configmaps", "n/x", &good()), &registry);
     assert_eq!(report, Report { objects: 1, ..Report::default() });
@@ -36,7 +36,7 @@ fn a_good_object_is_not_complained_about() {
 }
 
 #[test]
-fn each_fault_is_named_with_its_object() {
+fn each_finding_names_its_object() {
     let registry = Registry::new(builtin::kinds()).unwrap();
     let with = |pointer: &str, value: Value| {
         let mut object = good();
@@ -51,7 +51,7 @@ fn each_fault_is_named_with_its_object() {
         ("n/x", with("/apiVersion", json!("v2")), "apiVersion is \"v2\", not \"v1\""),
         ("n/x", with("/data/a", json!(7)), "data.a"),
         ("n/x", with("/data", json!({"b c": "d"})), "data"),
-        ("x", good(), "its kind lives in a namespace"),
+        ("x", good(), "objects of its kind live in a namespace"),
     ];
     for (path, object, expected) in cases {
         let report = check(&snapshot("configmaps", path, &object), &registry);

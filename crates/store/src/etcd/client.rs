@@ -6,10 +6,11 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
+use mainstay_clock::Backoff;
+use parking_lot::Mutex;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status, Streaming};
@@ -20,11 +21,12 @@ use super::proto::{AuthenticateRequest, AuthenticateResponse, WatchRequest, Watc
 /// How long one endpoint may take to answer before another is tried.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// How often a request is sent at most.
-const ATTEMPTS: usize = 6;
+const ATTEMPTS: u32 = 6;
+const RETRY: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 /// How long a read that a client waits for may take, with all its attempts.
 const READ_DEADLINE: Duration = Duration::from_secs(4);
 
-/// Where etcd is and how to get in: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX]`,
+/// The address of etcd, and the login: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX]`,
 /// with `?ca=FILE&cert=FILE&key=FILE` for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
@@ -32,7 +34,7 @@ pub struct Address {
     pub endpoints: Vec<String>,
     /// User and password, if etcd asks for them.
     pub login: Option<(String, String)>,
-    /// Everything of ours begins with this.
+    /// All our keys begin with this.
     pub prefix: String,
     /// TLS, if it is to be used.
     pub tls: Option<Tls>,
@@ -49,16 +51,16 @@ pub struct Tls {
     pub key: Option<PathBuf>,
 }
 
-/// What is wrong with an address, or with the files it names.
+/// Why an address, or a file it names, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     /// It names no host.
     #[error("\"{0}\" names no host: write etcd://HOST:2379[,HOST:2379…]")]
     NoHost(String),
-    /// It has an option nobody knows.
+    /// It has an unknown option.
     #[error("unknown option \"{0}\" in the store's URL: ca, cert and key are known")]
     UnknownOption(String),
-    /// A certificate or key needs its other half.
+    /// A certificate without its key, or a key without its certificate.
     #[error("give both cert= and key=, or neither")]
     HalfIdentity,
     /// It is not an address at all.
@@ -131,7 +133,7 @@ impl Tls {
 /// Why a call failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum Error {
-    /// Nothing was sent.
+    /// The request was not sent.
     #[error("no etcd endpoint can be reached ({0})")]
     Unreachable(String),
     /// etcd refused; it did nothing.
@@ -340,7 +342,7 @@ impl Client {
         Ok(session)
     }
 
-    /// Gives up a connection, unless somebody replaced it already.
+    /// Gives up a connection, unless it was replaced already.
     fn abandon(&self, session: &Session) {
         let mut current = self.lock();
         if current.as_ref().is_some_and(|current| current.endpoint == session.endpoint) {
@@ -349,8 +351,8 @@ impl Client {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Session>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Option<Session>> {
+        self.session.lock()
     }
 }
 
@@ -370,15 +372,14 @@ fn grpc(session: &Session) -> tonic::client::Grpc<Channel> {
         .max_encoding_message_size(LARGEST)
 }
 
-/// Gives a member that is starting or electing some time: nothing before the first attempt, then
-/// twice as long each time.
-async fn pause(attempt: usize) {
-    if attempt > 0 {
-        tokio::time::sleep(Duration::from_millis(25 << attempt)).await;
+/// Gives a member that is starting or electing some time before the next attempt.
+async fn pause(failures: u32) {
+    if failures > 0 {
+        tokio::time::sleep(RETRY.after(failures)).await;
     }
 }
 
-/// What a status says about the fate of the request.
+/// Whether the request of a failed call was done, as far as its status tells.
 fn judge(status: &Status) -> Error {
     let message = status.message();
     match status.code() {
@@ -387,7 +388,7 @@ fn judge(status: &Status) -> Error {
         Code::ResourceExhausted if message.contains("larger than max") => Error::TooLarge,
         // The token ran out, or the cluster forgot it: a new session gets a new one.
         Code::Unauthenticated => Error::Unreachable(message.to_owned()),
-        // etcd says these before it proposes anything.
+        // etcd returns these before it proposes the request.
         Code::Unavailable if message.contains("no leader") => {
             Error::Unreachable(message.to_owned())
         }

@@ -7,7 +7,7 @@
 //! again, and the watches of clients from before that expire.
 //!
 //! All changes of one transaction are applied at once, each with a version of its own
-//! ([`version`](super::version)). A value that was only encrypted anew is no change: its object keeps
+//! ([`version`](super::version)). A value that was only re-encrypted is no change: its object keeps
 //! its version and watches see no event.
 
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::cache::{Cache, Ledger, State};
-use crate::clock::Clock;
+use crate::cache::{Cache, RetentionQueue, State};
 use crate::object::{Action, Event, Key, Resource, Revision};
 use crate::seal::data_keys;
+use mainstay_clock::Clock;
 
 use super::client::{Client, Error};
 use super::layout::{Layout, Stored};
@@ -109,7 +109,7 @@ async fn list_once(
     Ok((listed.unwrap_or_else(|| State::new(end(at), end(at))), complete))
 }
 
-/// What is under our prefix and is not as we wrote it, one sentence each.
+/// Everything under the prefix that is damaged or not Mainstay's, one sentence each.
 pub(super) async fn verify(client: &Client, layout: &Layout) -> Result<Vec<String>, Error> {
     let mut found = Vec::new();
     walk(client, layout, |_, kv| match layout.decode(&kv.key) {
@@ -135,7 +135,7 @@ struct KeyChange<'a> {
     content: Content,
 }
 
-/// What a key holds after a change.
+/// The content of a key after a change.
 enum Content {
     /// An object.
     Object(Stored),
@@ -197,7 +197,7 @@ pub(super) struct Feed {
 
 /// Why a watch ended.
 enum End {
-    /// Go on from where it stopped, perhaps elsewhere.
+    /// Resume from where it stopped, perhaps at another endpoint.
     Again,
     /// The history is gone: list again.
     Compacted,
@@ -209,10 +209,10 @@ impl Feed {
         let compacting =
             compact_now_and_then(self.client.clone(), self.cache.clone(), self.clock.clone());
         let following = async {
-            let mut ledger = Ledger::default();
+            let mut retained = RetentionQueue::default();
             loop {
-                if matches!(self.follow(&mut ledger).await, End::Compacted) {
-                    self.relist(&mut ledger).await;
+                if matches!(self.follow(&mut retained).await, End::Compacted) {
+                    self.relist(&mut retained).await;
                 }
             }
         };
@@ -223,7 +223,7 @@ impl Feed {
         }
     }
 
-    async fn follow(&mut self, ledger: &mut Ledger) -> End {
+    async fn follow(&mut self, retained: &mut RetentionQueue) -> End {
         let create = WatchCreateRequest {
             key: self.layout.start(),
             range_end: self.layout.end(),
@@ -234,7 +234,7 @@ impl Feed {
         let mut stream = match self.client.watch(WatchRequest { create: Some(create) }).await {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::debug!(%error, "the watch on etcd could not be opened");
+                tracing::debug!(%error, "opening the watch on etcd failed; retrying");
                 tokio::time::sleep(PAUSE).await;
                 return End::Again;
             }
@@ -249,9 +249,9 @@ impl Feed {
                 }
                 Some((through, done)) = self.compactions.recv() => {
                     let mut state = State::clone(&self.cache.load());
-                    ledger.compact(&mut state, through);
+                    retained.compact(&mut state, through);
                     self.cache.publish(state, []);
-                    // Whoever asked may have gone away; it is done all the same.
+                    // The caller may have gone away; the history is forgotten all the same.
                     let _ = done.send(());
                     continue;
                 }
@@ -260,7 +260,7 @@ impl Feed {
                 Ok(Some(response)) => response,
                 Ok(None) => return End::Again,
                 Err(status) => {
-                    tracing::debug!(%status, "the watch on etcd broke; it is resumed");
+                    tracing::debug!(%status, "the watch on etcd broke; resuming it");
                     self.client.move_on();
                     tokio::time::sleep(PAUSE).await;
                     return End::Again;
@@ -270,7 +270,10 @@ impl Feed {
                 return End::Compacted;
             }
             if response.canceled {
-                tracing::debug!(reason = response.cancel_reason, "etcd ended the watch");
+                tracing::debug!(
+                    reason = response.cancel_reason,
+                    "etcd cancelled the watch; resuming it"
+                );
                 self.client.move_on();
                 tokio::time::sleep(PAUSE).await;
                 return End::Again;
@@ -285,7 +288,7 @@ impl Feed {
                 continue;
             }
             self.learn_unknown_keys(&response).await;
-            self.apply(&response, ledger);
+            self.apply(&response, retained);
         }
     }
 
@@ -301,7 +304,7 @@ impl Feed {
         }
     }
 
-    fn apply(&self, response: &WatchResponse, ledger: &mut Ledger) {
+    fn apply(&self, response: &WatchResponse, retained: &mut RetentionQueue) {
         let now = self.clock.now();
         let mut state = State::clone(&self.cache.load());
         let mut changed: Vec<Resource> = Vec::new();
@@ -329,9 +332,9 @@ impl Feed {
                 if ordered {
                     let event = Arc::new(event);
                     if self.own.contains(change.key.resource()) {
-                        ledger.note_aside(&event, now);
+                        retained.note_aside(&event, now);
                     } else {
-                        ledger.note(&event, now);
+                        retained.note(&event, now);
                     }
                     state.apply(event);
                 } else {
@@ -342,13 +345,13 @@ impl Feed {
             if !ordered {
                 tracing::warn!(
                     revision = made,
-                    "changes of one etcd transaction have no order; watches have to list again"
+                    "changes of one etcd transaction have no order; watches expire and list again"
                 );
-                ledger.compact(&mut state, end(made));
+                retained.compact(&mut state, end(made));
                 cut = true;
             }
         }
-        ledger.trim(&mut state, self.cache.retention(), now);
+        retained.trim(&mut state, self.cache.retention(), now);
         if cut {
             self.cache.publish_all(state);
         } else {
@@ -385,7 +388,7 @@ impl Feed {
         Content::Object(stored)
     }
 
-    async fn relist(&self, ledger: &mut Ledger) {
+    async fn relist(&self, retained: &mut RetentionQueue) {
         loop {
             match list(&self.client, &self.layout, &self.signals).await {
                 Ok(state) => {
@@ -393,12 +396,12 @@ impl Feed {
                         tracing::error!(%key, problem, "listed value is damaged; its object is not served");
                     }
                     tracing::info!(revision = %state.revision, "listed etcd again after compaction");
-                    *ledger = Ledger::default();
+                    *retained = RetentionQueue::default();
                     self.cache.publish_all(state);
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "etcd could not be listed; it is tried again");
+                    tracing::warn!(%error, "listing etcd failed; retrying");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -425,7 +428,7 @@ fn note_damage(state: &mut State, change: &KeyChange<'_>) {
 }
 
 /// Takes over a value that was rewritten without a change of its object. Returns whether the state
-/// had the object at that version, so that watches need not be told of it: otherwise the value
+/// had the object at that version, so that watches need no event: otherwise the value
 /// before could not be read here.
 fn take_over_rewritten(state: &mut State, change: &KeyChange<'_>) -> bool {
     let Content::Object(stored) = &change.content else { return true };
@@ -441,8 +444,8 @@ fn take_over_rewritten(state: &mut State, change: &KeyChange<'_>) -> bool {
     false
 }
 
-/// etcd keeps every version of every key until it is told not to: what our own history no longer
-/// reaches back to is of no use there either.
+/// etcd keeps every version of every key until it is compacted: versions that our own history no
+/// longer has are of no use there either.
 async fn compact_now_and_then(client: Arc<Client>, cache: Arc<Cache>, clock: Arc<dyn Clock>) {
     let mut before = cache.revision();
     loop {
@@ -452,7 +455,7 @@ async fn compact_now_and_then(client: Arc<Client>, cache: Arc<Cache>, clock: Arc
         let outcome: Result<CompactionResponse, Error> =
             client.read("/etcdserverpb.KV/Compact", request).await;
         if let Err(error) = outcome {
-            tracing::debug!(%error, "etcd was not compacted this time");
+            tracing::debug!(%error, "compacting etcd failed; retrying later");
         }
     }
 }

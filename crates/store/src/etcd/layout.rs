@@ -1,4 +1,4 @@
-//! Where our keys are in etcd, and what stands in their values.
+//! The layout of etcd: the names of keys and the format of values.
 //!
 //! A key is `PREFIX/objects/RESOURCE/PATH`. A value is the object as JSON; on the next line the
 //! number of bytes before the hole for its version, and the change's place in its transaction; and
@@ -91,7 +91,7 @@ impl Layout {
         })
     }
 
-    /// The version of what etcd shows, whatever the value is.
+    /// The version of the object in a key and value, also if the value cannot be read.
     pub(super) fn version(&self, kv: &KeyValue) -> Revision {
         let read = self.decode(&kv.key).and_then(|key| self.read(&key, &kv.value).ok());
         read.map_or(version(kv.mod_revision, 0), |stored| stored.version(kv))

@@ -1,27 +1,29 @@
-//! Who else writes to this etcd, and so whether a read may be answered without asking it.
+//! The servers that use the same etcd, and whether a read may be answered without asking etcd.
 //!
-//! Every server keeps a record of itself among the objects. It promises itself to answer reads
-//! from its cache alone for a moment ([`PROMISE`]) after it renewed that record, as long as the
-//! cache shows no other server's. What makes this as good as asking:
+//! Every server keeps a record of itself among the objects. It answers reads from its cache alone
+//! for a moment ([`PROMISE`]) after it renewed that record, as long as the cache shows no other
+//! server's record. This is as good as asking etcd, because:
 //!
 //! * A server writes nothing before it is *admitted*: every other record says that its server has
 //!   seen the newcomer, or the longest promise it could have made has run out ([`GRACE`]).
 //! * Each write is made under the condition that the writer's record is still the one it was
-//!   admitted with. A server that was taken for dead, and struck off, can write no more; by the
-//!   time its record is gone from a cache, everything it ever wrote is there.
+//!   admitted with. A server whose record was removed because it seemed dead can write no more; by
+//!   the time its record is gone from a cache, everything it ever wrote is there.
 //! * A promise counts from before its renewal was sent, and is made only once the cache shows the
-//!   renewal: whoever was there before it is seen, whoever comes after it waits longer than it.
+//!   renewal: a server that was there before is seen, and a server that comes later waits longer
+//!   than the promise lasts.
 //!
-//! Clocks need not agree, only run at about the same speed. A server that nobody reads from renews
-//! its record just often enough not to be struck off.
+//! Clocks need not agree, only run at about the same speed. A server without reads renews its
+//! record just often enough for it not to be removed.
 
 #![expect(clippy::disallowed_methods, reason = "leases run on the monotonic clock")]
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -43,14 +45,14 @@ use super::{look, unchanged};
 
 /// How long reads are answered from the cache after the record was renewed.
 const PROMISE: Duration = Duration::from_secs(1);
-/// How long a newcomer waits for those who do not say that they have seen it. Longer than any
-/// promise, by more than clocks differ in speed.
+/// How long a new server waits for servers whose record does not show that they have seen it.
+/// Longer than any promise, by more than clocks differ in speed.
 const GRACE: Duration = Duration::from_millis(1_500);
-/// How much of a promise is left when it is renewed, if somebody reads.
+/// How much of a promise is left when it is renewed, if there are reads.
 const EARLY: Duration = Duration::from_millis(600);
-/// How often the record is renewed when nobody reads.
+/// How often the record is renewed without reads.
 const KEEP: Duration = Duration::from_secs(5);
-/// How long a record stays that nobody renews.
+/// A record that was not renewed for this long is removed by other servers.
 const DEAD: Duration = Duration::from_secs(20);
 /// How long to wait after etcd did not answer.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -74,7 +76,7 @@ pub(super) struct Roster {
     start: Instant,
     /// Until when reads are answered from the cache: microseconds since `start`.
     until: AtomicU64,
-    /// Somebody reads: the promise is worth renewing.
+    /// Notified by reads: the promise is worth renewing.
     wanted: Notify,
     renewing: AtomicBool,
     /// The revision at which our record was made, once we are admitted.
@@ -83,12 +85,12 @@ pub(super) struct Roster {
     seen: Mutex<HashMap<Key, (Revision, Instant)>>,
 }
 
-/// What became of a transaction that needs our record.
-enum Fate {
+/// The outcome of a transaction that needs our record.
+enum Renewal {
     /// Done at this revision.
     Done(Revision),
     /// Our record is gone.
-    StruckOff,
+    RecordGone,
 }
 
 impl Roster {
@@ -115,9 +117,9 @@ impl Roster {
         })
     }
 
-    /// Whether what `state` says is as good as what etcd would say now. `state` must have been
-    /// loaded before the call.
-    pub(super) fn vouches_for(&self, state: &State) -> bool {
+    /// Whether `state` is as good as asking etcd now. `state` must have been loaded before the
+    /// call.
+    pub(super) fn may_answer_from(&self, state: &State) -> bool {
         if !state.holds_only(&self.key) {
             return false;
         }
@@ -130,7 +132,7 @@ impl Roster {
     }
 
     /// Takes back the promise: the cache does not keep up.
-    pub(super) fn recant(&self) {
+    pub(super) fn end_promise(&self) {
         self.until.store(0, Ordering::Release);
     }
 
@@ -147,13 +149,13 @@ impl Roster {
             Ok(Ok(made)) => Ok(made.unwrap_or_default()),
             Ok(Err(_)) => Err(Error::Closed),
             Err(_) => {
-                let reason = "etcd did not take this server's record".to_owned();
+                let reason = "registering this server in etcd did not succeed in time".to_owned();
                 Err(Error::Unavailable { reason })
             }
         }
     }
 
-    /// The condition under which we may write, and the question that tells whether it failed.
+    /// The condition under which we may write, and the read that shows whether it failed.
     pub(super) fn condition(&self, made: Revision) -> (Compare, RequestOp) {
         let key = self.layout.encode(&self.key);
         let compare = Compare {
@@ -168,7 +170,7 @@ impl Roster {
     }
 
     /// Notes that a write failed because our record is gone.
-    pub(super) fn struck_off(&self, made: Revision) {
+    pub(super) fn note_removed(&self, made: Revision) {
         self.admitted.send_if_modified(|current| {
             let ours = *current == Some(made);
             if ours {
@@ -179,7 +181,7 @@ impl Roster {
         self.wanted.notify_one();
     }
 
-    /// Renews this server's record soon: it says something new.
+    /// Renews this server's record soon, because its content has changed.
     pub(super) fn renew(&self) {
         self.wanted.notify_one();
     }
@@ -194,10 +196,10 @@ impl Roster {
         let keeping = async {
             loop {
                 if let Some(made) = self.register().await {
-                    self.welcome(made).await;
+                    self.wait_until_seen(made).await;
                     self.admitted.send_replace(Some(made));
                     self.keep(made).await;
-                    self.recant();
+                    self.end_promise();
                     self.admitted.send_replace(None);
                 }
                 tokio::time::sleep(PAUSE).await;
@@ -209,19 +211,21 @@ impl Roster {
         }
     }
 
-    /// Takes our record away, so that nobody waits for it. Comes after [`Roster::run`] has ended.
+    /// Removes our record, so that no other server waits for it. Called after [`Roster::run`] has ended.
     pub(super) async fn leave(&self) {
-        self.recant();
+        self.end_promise();
         let Some(made) = self.admitted.send_replace(None) else { return };
         let key = self.layout.encode(&self.key);
         let deletion = Request::DeleteRange(DeleteRangeRequest { key, range_end: Vec::new() });
         let left = tokio::time::timeout(LAG, self.transact(made, deletion)).await;
         if !matches!(left, Ok(Ok(_))) {
-            tracing::debug!("this server's record stays behind; another server strikes it off");
+            tracing::debug!(
+                "removing this server's record failed; another server removes it later"
+            );
         }
     }
 
-    /// Makes our record; says at which revision, if etcd answers.
+    /// Makes our record; returns at which revision, if etcd answers.
     async fn register(&self) -> Option<Revision> {
         let key = self.layout.encode(&self.key);
         let put = Request::Put(PutRequest { key: key.clone(), value: self.record() });
@@ -234,15 +238,15 @@ impl Roster {
         let made = if answer.succeeded {
             end(answer.header.map_or(0, |header| header.revision))
         } else {
-            // An earlier try of unknown fate had made it.
+            // An earlier attempt of unknown outcome had made it.
             found(&answer, 0)?
         };
         tokio::time::timeout(GRACE, self.cache.reached(made)).await.ok()?;
         Some(made)
     }
 
-    /// Waits until everybody else has seen us, or can no longer have a promise from before.
-    async fn welcome(&self, made: Revision) {
+    /// Waits until every other server has seen us, or can no longer have a promise from before.
+    async fn wait_until_seen(&self, made: Revision) {
         let end = Instant::now() + GRACE;
         let Ok(mut changes) = self.cache.watch(Scope::all(&records()), made) else { return };
         loop {
@@ -266,17 +270,17 @@ impl Roster {
             let sent = Instant::now();
             let put = PutRequest { key: self.layout.encode(&self.key), value: self.record() };
             match self.transact(made, Request::Put(put)).await {
-                Ok(Fate::Done(at)) => {
+                Ok(Renewal::Done(at)) => {
                     if tokio::time::timeout(LAG, self.cache.reached(at)).await.is_ok() {
                         let until = micros(sent.duration_since(self.start) + PROMISE);
                         self.until.store(until, Ordering::Release);
                     }
                 }
-                Ok(Fate::StruckOff) => return,
+                Ok(Renewal::RecordGone) => return,
                 Err(_) => tokio::time::sleep(PAUSE).await,
             }
             self.renewing.store(false, Ordering::Relaxed);
-            self.strike_off_the_dead().await;
+            self.remove_dead_records().await;
             tokio::select! {
                 () = tokio::time::sleep(KEEP) => {}
                 () = self.wanted.notified() => {}
@@ -285,10 +289,10 @@ impl Roster {
         }
     }
 
-    /// Waits until a record is made after `since`; says how far it has looked.
+    /// Waits until a record is made after `since`; returns the revision up to which it has looked.
     async fn newcomer(&self, since: Revision) -> Revision {
         let Ok(mut changes) = self.cache.watch(Scope::all(self.key.resource()), since) else {
-            // That history is gone: whoever came meanwhile is seen by the next renewal.
+            // That history is gone: a server that came meanwhile is seen by the next renewal.
             return self.cache.revision();
         };
         loop {
@@ -300,12 +304,12 @@ impl Roster {
         }
     }
 
-    /// Takes away records that nobody renews.
-    async fn strike_off_the_dead(&self) {
+    /// Removes records of servers that no longer renew them.
+    async fn remove_dead_records(&self) {
         let now = Instant::now();
         let state = self.cache.load();
         let dead: Vec<(Key, Revision)> = {
-            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = self.seen.lock();
             let others =
                 self.others(&state).map(|record| (record.key().clone(), record.revision()));
             let others: Vec<_> = others.collect();
@@ -320,7 +324,10 @@ impl Roster {
             others.into_iter().filter(overdue).collect()
         };
         for (key, at) in dead {
-            tracing::info!(server = key.name(), "a server has not been heard of; it is struck off");
+            tracing::info!(
+                server = key.name(),
+                "a server stopped renewing its record; removing the record"
+            );
             let key = self.layout.encode(&key);
             let deletion = DeleteRangeRequest { key: key.clone(), range_end: Vec::new() };
             let request = TxnRequest {
@@ -330,13 +337,13 @@ impl Roster {
             };
             let outcome: Result<TxnResponse, _> = self.client.write(TXN, request).await;
             if let Err(error) = outcome {
-                tracing::debug!(%error, "it could not be struck off this time");
+                tracing::debug!(%error, "removing the record of a dead server failed; retrying");
             }
         }
     }
 
-    /// Does something to our own record, if it is still the one that was made at `made`.
-    async fn transact(&self, made: Revision, request: Request) -> Result<Fate, Error> {
+    /// Changes our own record, if it is still the one that was made at `made`.
+    async fn transact(&self, made: Revision, request: Request) -> Result<Renewal, Error> {
         let (compare, look) = self.condition(made);
         let request = TxnRequest {
             compare: vec![compare],
@@ -346,9 +353,9 @@ impl Roster {
         let answer: Result<TxnResponse, _> = self.client.write(TXN, request).await;
         match answer {
             Ok(answer) if answer.succeeded => {
-                Ok(Fate::Done(end(answer.header.map_or(0, |header| header.revision))))
+                Ok(Renewal::Done(end(answer.header.map_or(0, |header| header.revision))))
             }
-            Ok(_) => Ok(Fate::StruckOff),
+            Ok(_) => Ok(Renewal::RecordGone),
             Err(error) => Err(Error::Unavailable { reason: error.to_string() }),
         }
     }
@@ -358,7 +365,7 @@ impl Roster {
         state.members(self.key.resource()).filter(|record| *record.key() != self.key)
     }
 
-    /// What our record says: the revision of etcd that our cache has come to.
+    /// Our record: the revision of etcd that our cache has reached, and the data keys we can open.
     fn record(&self) -> Vec<u8> {
         let mut object = Map::new();
         object.insert("seen".to_owned(), Value::from(number(self.cache.revision())));

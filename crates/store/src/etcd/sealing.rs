@@ -60,7 +60,7 @@ const OPENING: Duration = Duration::from_secs(3);
 /// How long the cache may take to show a transaction.
 const LAG: Duration = Duration::from_secs(5);
 
-/// What the feed and the lists find out for the task that keeps values encrypted.
+/// Findings of the feed and of lists for the task that keeps values encrypted.
 #[derive(Debug, Default)]
 pub(super) struct Signals {
     stale: AtomicBool,
@@ -143,7 +143,7 @@ pub(super) struct Sealing {
     progress: watch::Sender<Progress>,
 }
 
-/// What a pass over all values came to.
+/// The result of a pass over all values.
 #[derive(Debug, Default)]
 struct Pass {
     rewritten: u64,

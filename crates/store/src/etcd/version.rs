@@ -1,22 +1,22 @@
-//! Versions on etcd: every change has its own, also when many share a transaction.
+//! Versions of objects on etcd: every change has its own, also when many share a transaction.
 //!
 //! etcd counts transactions. A version is etcd's revision times [`PLACES`] plus the change's place
 //! in its transaction, so versions grow as changes follow each other, and a watch can be resumed
 //! between two changes of one transaction. The place of a write stands beside the object in its
 //! value, since a list must know it too. A deletion leaves no value behind; its place follows from
-//! the order in which etcd tells of a transaction's changes, which is the order they were made in.
+//! the order in which etcd reports a transaction's changes, which is the order they were made in.
 //!
 //! A state of the whole store is at the *end* of a revision: after its last possible place. A cache
 //! never stands inside a transaction.
 //!
-//! Transactions of a foreign hand, or of a version of Mainstay that wrote no places, may hold
-//! several changes that cannot be told apart. [`places`] says so, and history is cut there: a
-//! watch from before has expired, and no change is skipped.
+//! Transactions of another program, or of a version of Mainstay that wrote no places, may hold
+//! several changes without an order. [`places`] detects this, and history is cut there: a watch
+//! from before has expired, and no change is skipped.
 
 use crate::object::Revision;
 
-/// How many places one revision has. etcd takes 128 operations in a transaction unless it is told
-/// otherwise; we send fewer.
+/// How many places one revision has. etcd takes 128 operations in a transaction by default; we send
+/// fewer.
 const PLACES: u64 = 1 << 8;
 
 /// The version of the change at `place` of etcd's `revision`.
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_one_transaction_are_told_apart_or_said_not_to_be() {
+    fn changes_of_one_transaction_have_places_in_order_or_are_reported_unordered() {
         type Case = (&'static [Option<u8>], &'static [u8], bool);
         let cases: [Case; 7] = [
             (&[], &[], true),

@@ -40,7 +40,7 @@ const TOGETHER: usize = 48;
 const _: () = assert!(TOGETHER <= u8::MAX as usize);
 /// The most bytes of objects that go together; etcd takes 1.5 MiB.
 const BYTES: usize = 256 << 10;
-/// How long a write waits for the cache to show it before the feed is told to hurry.
+/// How long a write waits for the cache to show it before the feed is moved to another endpoint.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often a write is repeated because the value of its object was rewritten meanwhile.
@@ -48,14 +48,14 @@ const REWRITTEN: u32 = 8;
 
 type Outcome = Result<Arc<Event>, Error>;
 
-/// A write, and who waits for it.
+/// A write whose caller waits for the reply.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct PendingWrite {
     pub(super) write: Write,
     pub(super) reply: oneshot::Sender<Outcome>,
 }
 
-/// The one that writes.
+/// Sends writes to etcd.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) client: Arc<Client>,
@@ -68,7 +68,7 @@ pub(super) struct Writer {
 
 /// Why a transaction wrote nothing.
 enum Failure {
-    /// Its conditions did not hold; this is what it saw instead.
+    /// Its conditions did not hold; this is the answer.
     Conditions(TxnResponse),
     /// etcd takes no transaction as large as this.
     TooLarge,
@@ -76,8 +76,8 @@ enum Failure {
 }
 
 impl Writer {
-    pub(super) async fn run(self, mut queue: mpsc::Receiver<Waiting>) {
-        let mut waiting: VecDeque<Waiting> = VecDeque::new();
+    pub(super) async fn run(self, mut queue: mpsc::Receiver<PendingWrite>) {
+        let mut waiting: VecDeque<PendingWrite> = VecDeque::new();
         let mut sent = FuturesUnordered::new();
         let mut come = Vec::new();
         loop {
@@ -97,8 +97,8 @@ impl Writer {
         }
     }
 
-    /// Writes what goes together, and answers everybody.
-    async fn send(&self, group: Vec<Waiting>) {
+    /// Sends a group of writes, and answers their callers.
+    async fn send(&self, group: Vec<PendingWrite>) {
         let (writes, replies): (Vec<Write>, Vec<_>) =
             group.into_iter().map(|waiting| (waiting.write, waiting.reply)).unzip();
         let outcomes = match &writes[..] {
@@ -157,9 +157,9 @@ impl Writer {
                 Err(Failure::Conditions(seen)) => {
                     let looks = seen.responses.len();
                     if looks > 0 && roster::found(&seen, looks - 1) != Some(made) {
-                        // Another server removed our record. Nothing was written; the write is
-                        // repeated once this server is admitted again.
-                        self.roster.struck_off(made);
+                        // Another server removed our record. The write was not made; it is repeated
+                        // once this server is admitted again.
+                        self.roster.note_removed(made);
                     } else if rewritten < REWRITTEN && self.was_rewritten(write, &seen) {
                         rewritten += 1;
                         self.caught_up(seen.header.map_or(0, |header| header.revision)).await;
@@ -185,7 +185,8 @@ impl Writer {
         }
     }
 
-    /// For each write its condition and its question, then its fence's, then our own record's.
+    /// Conditions, and reads for the case that they fail: for each write of its object and its
+    /// fence, then of our own record.
     fn transaction(&self, writes: &[Write], admitted: Revision) -> TxnRequest {
         // To etcd revision 0 means "no such key", which only a creation may mean; nothing was ever
         // changed at revision 1.
@@ -219,7 +220,7 @@ impl Writer {
         compare.push(condition);
         failure.push(look);
         if writes.len() > 1 {
-            // Nobody looks at what a group saw: each of it is tried again by itself.
+            // Each write of a group that failed is tried again by itself, so no answers are needed.
             failure.clear();
         }
         TxnRequest { compare, success, failure }
@@ -249,8 +250,8 @@ impl Writer {
         Arc::new(Event::new(action, Arc::new(record), previous))
     }
 
-    /// Waits until the cache shows etcd's revision `at`. A feed that does not get there is sent elsewhere; what
-    /// was committed stays committed either way.
+    /// Waits until the cache shows etcd's revision `at`. A feed that does not get there is moved to
+    /// another endpoint; the write is committed either way.
     async fn caught_up(&self, at: i64) {
         for _ in 0..3 {
             if tokio::time::timeout(PATIENCE, self.cache.reached(end(at))).await.is_ok() {
@@ -258,8 +259,8 @@ impl Writer {
             }
             self.stalled.notify_one();
         }
-        self.roster.recant();
-        tracing::warn!(revision = at, "the cache has not caught up with etcd");
+        self.roster.end_promise();
+        tracing::warn!(revision = at, "the cache did not catch up with a write to etcd in time");
     }
 
     /// The version of the object that an operation of a failed transaction found.
@@ -299,10 +300,10 @@ impl Writer {
     }
 }
 
-/// Takes what goes together next: the first that waits, and with it others that should succeed as
-/// the cache knows things, each of another object, and not more than etcd takes.
-fn take(state: &State, waiting: &mut VecDeque<Waiting>) -> Vec<Waiting> {
-    let mut group: Vec<Waiting> = Vec::new();
+/// Takes the next group of writes: the first that waits, and others that should succeed as far as
+/// the cache knows, each of another object, and not more than etcd takes.
+fn take(state: &State, waiting: &mut VecDeque<PendingWrite>) -> Vec<PendingWrite> {
+    let mut group: Vec<PendingWrite> = Vec::new();
     let mut keys: HashSet<Key> = HashSet::new();
     let mut bytes = 0;
     while group.len() < TOGETHER
@@ -386,11 +387,11 @@ mod tests {
         Body::new(&object)
     }
 
-    /// What waits goes in turns; each turn is the names that go together.
+    /// The groups in which waiting writes are sent, as names.
     fn turns(state: &State, writes: Vec<(&str, Change)>) -> Vec<Vec<String>> {
-        let mut waiting: VecDeque<Waiting> = writes
+        let mut waiting: VecDeque<PendingWrite> = writes
             .into_iter()
-            .map(|(name, change)| Waiting {
+            .map(|(name, change)| PendingWrite {
                 write: Write { key: key(name), change, fence: None },
                 reply: oneshot::channel().0,
             })
@@ -404,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_should_succeed_goes_together_and_nothing_else() {
+    fn only_writes_that_should_succeed_are_grouped() {
         let mut state = State::new(Revision(5), Revision(5));
         state.load(Arc::new(of_size(1).at(key("old"), Revision(3), Revision(4))));
         let create = || Change::Create(of_size(1));

@@ -1,18 +1,19 @@
 //! A copy of one collection, kept in step with a server: listed once, then watched.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_client::{Call, Client, encode};
-use mainstay_clock::{Backoff, Retries};
+use mainstay_clock::{Backoff, Clock, Retries};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{OWNERS, collection_path, record};
-use crate::cache::{Cache, Collection, Ledger, Retention, State, Watch};
-use crate::clock::Clock;
+use super::OWNERS;
+use super::wire::{collection_path, record};
+use crate::cache::{Cache, Collection, Retention, RetentionQueue, State, Watch};
 use crate::object::{Action, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Scope};
 use crate::registry::Kind;
@@ -20,13 +21,13 @@ use crate::select::Selection;
 
 /// How many objects one page of a list has.
 const PAGE: usize = 500;
-/// The pauses before a server is asked again.
-const PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+/// The retry schedule after a server did not answer.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 /// After how many seconds the server is asked to end a watch.
 const WATCH_SECONDS: u64 = 600;
 /// How long a watch may be silent: a server that did not end it by then is gone.
 const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS + 30);
-/// How long a version that the server has told of may take to come.
+/// How long a version that the server reported may take to arrive in the copy.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Which objects of a collection are copied: all, or those of a namespace with some labels and
@@ -69,7 +70,7 @@ pub(super) struct Feed {
     selection: Selection,
     cache: Arc<Cache>,
     synced: watch::Receiver<bool>,
-    /// The newest version this client was told of.
+    /// The newest version that the server reported to this client.
     expected: Mutex<Revision>,
     stop: CancellationToken,
     task: Mutex<Option<tokio::task::JoinHandle<()>>>,
@@ -106,7 +107,7 @@ impl Feed {
 
     /// Notes a version that the copy must reach before it is read again.
     pub(super) fn expect(&self, revision: Revision) {
-        let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut expected = self.expected.lock();
         *expected = (*expected).max(revision);
     }
 
@@ -144,7 +145,7 @@ impl Feed {
     /// Waits until the copy has what was written through us.
     async fn caught_up(&self) -> Result<(), Error> {
         self.ready().await?;
-        let expected = *self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let expected = *self.expected.lock();
         tokio::select! {
             () = self.stop.cancelled() => Err(Error::Closed),
             () = self.cache.reached(expected) => Ok(()),
@@ -160,7 +161,7 @@ impl Feed {
         self.cache.collection(resource, at)
     }
 
-    /// Watches from a version that the server has told of, which the copy may not have yet.
+    /// Watches from a version that the server reported, which the copy may not have yet.
     pub(super) async fn watch(&self, scope: Scope, from: Revision) -> Result<Watch, Error> {
         self.caught_up().await?;
         if from > self.cache.revision() {
@@ -172,7 +173,7 @@ impl Feed {
 
     pub(super) async fn close(&self) {
         self.stop.cancel();
-        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let task = self.task.lock().take();
         if let Some(task) = task {
             // One that panicked has ended as well.
             let _ = task.await;
@@ -182,14 +183,14 @@ impl Feed {
 }
 
 /// Why following stopped.
-enum Cut {
+enum Interruption {
     /// The history is gone: list again.
     Expired,
-    /// The way there failed: go on where we were.
+    /// The connection failed: resume where it stopped.
     Broken(String),
 }
 
-impl From<mainstay_client::Error> for Cut {
+impl From<mainstay_client::Error> for Interruption {
     fn from(error: mainstay_client::Error) -> Self {
         Self::Broken(error.explained())
     }
@@ -241,27 +242,27 @@ struct Follower {
 
 impl Follower {
     async fn run(self) {
-        let mut retries = PAUSES.retries();
-        let mut ledger = Ledger::default();
+        let mut retries = RETRY.retries();
+        let mut retained = RetentionQueue::default();
         let mut listed = false;
         loop {
             if !listed {
                 match self.list().await {
                     Ok(()) => {
-                        ledger = Ledger::default();
+                        retained = RetentionQueue::default();
                         listed = true;
                         retries.reset();
                         self.synced.send_replace(true);
                     }
-                    Err(Cut::Broken(why)) => self.wait(&why, &mut retries).await,
-                    Err(Cut::Expired) => {}
+                    Err(Interruption::Broken(why)) => self.wait(&why, &mut retries).await,
+                    Err(Interruption::Expired) => {}
                 }
                 continue;
             }
             let before = self.cache.revision();
-            match self.follow(&mut ledger).await {
-                Cut::Expired => listed = false,
-                Cut::Broken(why) => {
+            match self.follow(&mut retained).await {
+                Interruption::Expired => listed = false,
+                Interruption::Broken(why) => {
                     if self.cache.revision() > before {
                         retries.reset();
                     }
@@ -273,7 +274,7 @@ impl Follower {
 
     async fn wait(&self, why: &str, retries: &mut Retries) {
         let (collection, pause) = (self.kind.resource(), retries.failed());
-        tracing::debug!(%collection, why, ?pause, "a collection cannot be followed; will try again");
+        tracing::debug!(%collection, why, ?pause, "listing or watching a collection failed; retrying");
         self.clock.sleep(pause).await;
     }
 
@@ -290,9 +291,8 @@ impl Follower {
         path
     }
 
-    /// Reads everything as it is at one revision. Whoever watches from before learns that the
-    /// history has expired.
-    async fn list(&self) -> Result<(), Cut> {
+    /// Reads everything as it is at one revision. Watches from before expire.
+    async fn list(&self) -> Result<(), Interruption> {
         let path = self.path();
         let mut token = String::new();
         let mut records = Vec::new();
@@ -301,11 +301,15 @@ impl Follower {
             let answer = self.client.call(http::Method::GET, &page, None).await?;
             match answer.code.as_u16() {
                 200 => {}
-                410 => return Err(Cut::Expired),
-                code => return Err(Cut::Broken(format!("the server answered {code} to a list"))),
+                410 => return Err(Interruption::Expired),
+                code => {
+                    return Err(Interruption::Broken(format!(
+                        "the server answered {code} to a list"
+                    )));
+                }
             }
             let page: Page<'_> = serde_json::from_slice(&answer.body)
-                .map_err(|error| Cut::Broken(format!("a list cannot be read: {error}")))?;
+                .map_err(|error| Interruption::Broken(format!("a list cannot be read: {error}")))?;
             for item in page.items.into_iter().flatten() {
                 records.push(Arc::new(self.record(item)?));
             }
@@ -320,15 +324,15 @@ impl Follower {
         Ok(())
     }
 
-    /// Takes an object over. Items of a list do not say what they are; ours must. Who holds which
-    /// field is the server's to know, and would be half of what is kept here.
-    fn record(&self, object: &RawValue) -> Result<Record, Cut> {
+    /// Takes an object over. Items of a list lack `apiVersion` and `kind`, which are added. The
+    /// holders of fields are left out: they would be half of the memory.
+    fn record(&self, object: &RawValue) -> Result<Record, Interruption> {
         let read = record(&self.kind, None, object.get().as_bytes(), OWNERS);
-        read.map_err(|error| Cut::Broken(format!("an object cannot be read: {error}")))
+        read.map_err(|error| Interruption::Broken(format!("an object cannot be read: {error}")))
     }
 
     /// Watches from where the copy is, until that ends.
-    async fn follow(&self, ledger: &mut Ledger) -> Cut {
+    async fn follow(&self, retained: &mut RetentionQueue) -> Interruption {
         let from = self.cache.revision();
         let path = self.path();
         let path = format!(
@@ -340,30 +344,30 @@ impl Follower {
         };
         match lines.code().as_u16() {
             200 => {}
-            410 => return Cut::Expired,
-            code => return Cut::Broken(format!("the server answered {code} to a watch")),
+            410 => return Interruption::Expired,
+            code => return Interruption::Broken(format!("the server answered {code} to a watch")),
         }
         loop {
             let line = match lines.line_within(SILENCE).await {
                 Ok(Some(line)) => line,
-                Ok(None) => return Cut::Broken("the server ended the watch".to_owned()),
+                Ok(None) => return Interruption::Broken("the server ended the watch".to_owned()),
                 Err(error) => return error.into(),
             };
-            if let Err(cut) = self.take(&line, ledger) {
+            if let Err(cut) = self.take(&line, retained) {
                 return cut;
             }
         }
     }
 
     /// Takes one line of a watch into the copy.
-    fn take(&self, line: &[u8], ledger: &mut Ledger) -> Result<(), Cut> {
+    fn take(&self, line: &[u8], retained: &mut RetentionQueue) -> Result<(), Interruption> {
         let Line { kind, object }: Line<'_> = serde_json::from_slice(line)
-            .map_err(|error| Cut::Broken(format!("a change cannot be read: {error}")))?;
+            .map_err(|error| Interruption::Broken(format!("a change cannot be read: {error}")))?;
         if !matches!(kind.as_str(), "ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK") {
             let refusal: Refusal = serde_json::from_str(object.get()).unwrap_or_default();
             return Err(match refusal.code {
-                410 => Cut::Expired,
-                _ => Cut::Broken(refusal.message),
+                410 => Interruption::Expired,
+                _ => Interruption::Broken(refusal.message),
             });
         }
         let record = Arc::new(self.record(object)?);
@@ -381,12 +385,12 @@ impl Follower {
         };
         if record.revision() <= state.revision {
             // A server whose changes share versions: a watch resumed here could skip one.
-            return Err(Cut::Expired);
+            return Err(Interruption::Expired);
         }
         let event = Arc::new(Event::new(action, record, previous));
         state.apply(event.clone());
-        ledger.note(&event, self.clock.now());
-        ledger.trim(&mut state, self.cache.retention(), self.clock.now());
+        retained.note(&event, self.clock.now());
+        retained.trim(&mut state, self.cache.retention(), self.clock.now());
         self.cache.publish(state, [self.kind.resource()]);
         Ok(())
     }

@@ -163,7 +163,7 @@ impl FromStr for Quantity {
     }
 }
 
-/// What one of a unit is worth in billionths: ten to a power, times two to a power.
+/// The factor of a unit in billionths: ten to a power, times two to a power.
 #[derive(Clone, Copy)]
 struct Scale {
     ten: i32,
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_is_refused() {
+    fn invalid_quantities_are_refused() {
         for text in ["", ".", "1.2.3", "1KB", "one", "1e", "1ki", "--1", "1 Gi", "Gi"] {
             assert!(text.parse::<Quantity>().is_err(), "{text}");
         }

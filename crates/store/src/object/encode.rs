@@ -13,7 +13,7 @@ const VERSION: &str = "resourceVersion";
 /// Fields whose values stay the text they came as.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-/// An object as somebody else wrote it, taken over without building a tree of its values.
+/// An object as a server sent it, taken over without building a tree of its values.
 #[derive(Debug)]
 pub(crate) struct Received {
     /// `metadata.name`; empty if it has none.
@@ -27,8 +27,8 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    /// Reads an object. `tags` are fields it has all the same if it does not say so, and `without`
-    /// a field of its metadata that is left out.
+    /// Reads an object. `tags` are fields that are added if they are missing, and `without` is a
+    /// field of its metadata that is left out.
     pub(crate) fn read(
         json: &[u8],
         tags: [(&str, &str); 2],
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_over_as_text_is_what_would_be_written() {
+    fn objects_received_as_text_equal_objects_encoded_here() {
         let wide = json!({
             "apiVersion": "v1", "kind": "Thing", "data": {"b": [1, {"x": "\u{e9}\n"}], "a": null},
             "metadata": {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_not_taken_over() {
+    fn text_that_is_not_an_object_is_refused() {
         for text in ["", "[]", "3", "{\"metadata\": 3}", "{\"a\": }", "{} {}", "{\"a\": \"\u{1}\"}"]
         {
             let tags = [("apiVersion", "v1"), ("kind", "k")];

@@ -5,9 +5,9 @@ use serde_json::json;
 use super::*;
 use crate::builtin::{self, ConfigMap, Namespace, Node};
 use crate::cache::Retention;
-use crate::clock::ManualClock;
 use crate::memory::MemoryStore;
 use crate::object::Action;
+use mainstay_clock::ManualClock;
 
 fn map(value: Value) -> Map<String, Value> {
     match value {

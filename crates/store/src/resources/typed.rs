@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::elsewhere::Edited;
+use super::remote_write::Edited;
 use super::{
     DeleteOptions, Deleted, Effect, Error, Origin, Reason, Resources, Subresource, WriteOptions,
     Written,
@@ -28,7 +28,7 @@ pub fn encode<T: Typed>(kind: &Kind, object: &T) -> Result<Map<String, Value>, E
 /// A stored object as its Rust type.
 ///
 /// # Errors
-/// If it was written by something else than this house.
+/// If its stored form does not fit the type.
 pub fn decode<T: Typed>(record: &Record) -> Result<T, Error> {
     serde_json::from_slice(record.json())
         .map_err(|error| Error::internal(format!("{} cannot be read: {error}", record.key())))
@@ -119,8 +119,8 @@ impl Resources {
         Ok((decode(&record)?, effect))
     }
 
-    /// Reads an object, lets `edit` change it, and writes it; again from the start if somebody
-    /// else was faster. With [`Subresource::Status`] only the status is written.
+    /// Reads an object, lets `edit` change it, and writes it; again from the start after a
+    /// conflict. With [`Subresource::Status`] only the status is written.
     ///
     /// # Errors
     /// As [`Resources::modify`].
@@ -143,7 +143,7 @@ impl Resources {
                     let object = encode(kind, &typed)?;
                     Ok(Edited { differs: object != old, object })
                 };
-                self.modify_there(remote, kind, &key, subresource, edit).await?
+                self.modify_remotely(remote, kind, &key, subresource, edit).await?
             }
             None => {
                 let edit = |old: &Map<String, Value>| {

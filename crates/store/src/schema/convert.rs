@@ -1,4 +1,4 @@
-//! From what schemars says of a Rust type to a structural schema.
+//! Converts the schema that schemars makes of a Rust type to a structural schema.
 //!
 //! References are inlined; a type that contains itself is cut off there and keeps whatever it is
 //! given. `Option` means that a field may be missing, not that null is a value of its own. Enums
@@ -288,7 +288,7 @@ fn decorate(node: &mut Node, schema: &Map<String, Value>) {
     if let Some(Value::String(description)) = schema.get("description") {
         node.description = Some(unwrapped(description));
     }
-    node.default = schema.get("default").and_then(telling).or(node.default.take());
+    node.default = schema.get("default").and_then(shown_default).or(node.default.take());
     if schema.get("nullable") == Some(&Value::Bool(true)) {
         node.nullable = true;
     }
@@ -311,9 +311,8 @@ fn decorate(node: &mut Node, schema: &Map<String, Value>) {
         };
 }
 
-/// The part of a default that says something. Rust has a default for everything; what is empty is
-/// better left out.
-fn telling(default: &Value) -> Option<Value> {
+/// A default that is worth showing. Rust has a default for everything; empty ones are left out.
+fn shown_default(default: &Value) -> Option<Value> {
     match default {
         Value::Null => None,
         Value::String(text) if text.is_empty() => None,
@@ -321,7 +320,7 @@ fn telling(default: &Value) -> Option<Value> {
         Value::Object(fields) => {
             let told: Map<String, Value> = fields
                 .iter()
-                .filter_map(|(name, value)| Some((name.clone(), telling(value)?)))
+                .filter_map(|(name, value)| Some((name.clone(), shown_default(value)?)))
                 .collect();
             (!told.is_empty()).then_some(Value::Object(told))
         }

@@ -1,4 +1,4 @@
-//! Reading a body: JSON into a tree, noticing fields that occur twice, in one pass.
+//! Decodes a body: JSON into a tree, noting fields that occur twice, in one pass.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused() {
+    fn malformed_bodies_are_refused() {
         let deep = "[".repeat(1_000_000);
         let nested = format!("{}1{}", "{\"a\":".repeat(200), "}".repeat(200));
         for body in ["", "nonsense", "[]", "1", "{\"a\":1}x", &deep, &nested, "{\"a\":\"\u{0}\"}"] {

@@ -6,7 +6,7 @@ use super::{Node, Range, Shape, Text};
 
 pub(super) const API_VERSION: &str = "The group and version this object is written in, as v1 or coordination.k8s.io/v1. If not set, it is taken from the path of the request; another one than that is refused.";
 
-pub(super) const KIND: &str = "What sort of object this is, as ConfigMap. If not set, it is taken from the path of the request; another one than that is refused.";
+pub(super) const KIND: &str = "The kind of this object, as ConfigMap. If not set, it is taken from the path of the request; another one than that is refused.";
 
 /// The node and everything below it.
 pub(super) fn write(node: &Node) -> Value {

@@ -1,8 +1,8 @@
-//! Strategic merge: the patch stock clients send for the kinds they know by heart.
+//! Strategic merge: the patch that stock clients send for built-in kinds.
 //!
-//! Like a merge patch, but lists that the schema calls mergeable are merged item by item, told
-//! apart by their merge key, and directives (`$patch`, `$retainKeys`, `$deleteFromPrimitiveList`,
-//! `$setElementOrder`) say what a value alone cannot.
+//! Like a merge patch, but lists that the schema calls mergeable are merged item by item,
+//! identified by their merge key, and directives (`$patch`, `$retainKeys`,
+//! `$deleteFromPrimitiveList`, `$setElementOrder`) say what a value alone cannot.
 
 use serde_json::{Map, Value};
 
@@ -119,7 +119,7 @@ fn merge_list(
                 "expected an object with the merge key {key}, found {item}"
             )));
         };
-        // A key that is removed or taken apart by the merge itself would tell nothing apart.
+        // A merge key that the merge itself removes or changes cannot identify an item.
         let simple = |value: &&Value| !(value.is_null() || value.is_object() || value.is_array());
         let Some(identity) = fields.get(key).filter(simple) else {
             return Err(Error::bad_request(format!(
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn patches_merge_as_the_schema_says() {
+    fn patches_merge_lists_by_their_schema() {
         let conditions = json!([{"type": "Ready", "status": "True", "reason": "Up"}, {"type": "Full", "status": "False"}]);
         let current = json!({
             "metadata": {"labels": {"a": "1", "b": "2"}, "finalizers": ["x/a", "x/b"]},
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn patches_that_make_no_sense_are_refused() {
+    fn invalid_patches_are_refused() {
         for patch in [
             json!({"spec": {"$patch": "perhaps"}}),
             json!({"status": {"conditions": [{"status": "True"}]}}),

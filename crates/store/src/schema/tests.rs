@@ -16,7 +16,7 @@ use crate::typed;
 struct Thing {
     #[serde(default)]
     metadata: ObjectMeta,
-    /// What is wanted.
+    /// The desired state.
     spec: ThingSpec,
     #[serde(default)]
     status: ThingStatus,
@@ -111,7 +111,7 @@ fn complaints(change: impl FnOnce(&mut Value)) -> Vec<String> {
 fn types_become_structural_schemas() {
     let openapi = schema().openapi();
     let spec = &openapi["properties"]["spec"];
-    assert_eq!(spec["description"], "What is wanted.");
+    assert_eq!(spec["description"], "The desired state.");
     assert_eq!(spec["required"], json!(["replicas", "size"]));
     let field = |name: &str| &spec["properties"][name];
     assert_eq!(field("replicas")["minimum"], 1);
@@ -131,7 +131,7 @@ fn types_become_structural_schemas() {
 }
 
 #[test]
-fn objects_are_validated_in_the_words_of_custom_resources() {
+fn violations_have_the_messages_of_custom_resources() {
     assert!(complaints(|_| {}).is_empty());
     for (pointer, value, expected) in [
         (
@@ -295,7 +295,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_valid_stays_valid_and_can_be_decoded(thing in any_spec()) {
+    fn valid_objects_stay_valid_after_defaulting_and_decode(thing in any_spec()) {
         let mut thing = object(thing);
         schema().prune(&mut thing);
         if schema().validate(&thing).is_empty() {

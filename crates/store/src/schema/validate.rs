@@ -1,4 +1,4 @@
-//! Validation, in the words custom resources are refused with.
+//! Validation, with the error messages of Kubernetes for custom resources.
 
 use serde_json::{Map, Number, Value};
 

@@ -95,7 +95,7 @@ impl MasterKeys {
         Self::parse(&std::fs::read_to_string(path).map_err(failed)?)
     }
 
-    /// Reads the text of a key file. Empty lines and those that begin with `#` are passed over.
+    /// Reads the text of a key file. Empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
     /// [`KeyError`].

@@ -1,4 +1,4 @@
-//! Single fields out of stored JSON, without building a tree.
+//! Reads single fields of stored JSON, without building a tree.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -10,7 +10,7 @@ use super::{Error, extract};
 use crate::names;
 use crate::object::Record;
 
-/// What is asked of a label.
+/// A condition on a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operator {
     /// It has this value.
@@ -31,12 +31,12 @@ pub enum Operator {
     LessThan(i64),
 }
 
-/// What is asked of one label.
+/// A condition on one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
     /// The label.
     pub key: String,
-    /// What is asked of it.
+    /// The condition.
     pub operator: Operator,
 }
 

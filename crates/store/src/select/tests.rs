@@ -59,7 +59,7 @@ fn labels_select() {
 }
 
 #[test]
-fn bad_label_selectors_are_refused_in_kubernetes_words() {
+fn bad_label_selectors_get_kubernetes_messages() {
     const NAME: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
     for (selector, message) in [
         (",", "found ',', expected: !, identifier, or 'end of string'".to_owned()),

@@ -1,4 +1,4 @@
-//! Moving the write-ahead log into the main file without holding up commits.
+//! Checkpoints: move the write-ahead log into the main file without delaying commits.
 //!
 //! A checkpoint on the commit path stalls every writer behind tens of milliseconds of I/O; one
 //! that runs beside the commits never quite catches up, and the log grows for as long as they
@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use super::OpenError;
 use super::disk::{self, Disk};
 
-/// How many pages it has when the committer stops being patient: 256 MiB.
+/// How many pages it may have before the committer blocks for a checkpoint: 256 MiB.
 const LIMIT: u32 = 65_536;
 
 /// The committer's view of the checkpoint thread.
@@ -32,7 +32,7 @@ pub(super) struct Checkpoints {
 }
 
 /// Starts the thread; it ends when the [`Checkpoints`] are dropped.
-/// The counter of acknowledged revisions is synced here, where it holds up nobody.
+/// The counter of acknowledged revisions is synced here, where it delays no commit.
 pub(super) fn start(
     path: &Path,
     counter: Option<File>,
@@ -48,7 +48,7 @@ pub(super) fn start(
         .spawn(move || {
             while queue.recv().is_ok() {
                 if let Err(error) = disk::checkpoint(&connection, "PASSIVE") {
-                    tracing::warn!(%error, "checkpoint failed; it will be tried again");
+                    tracing::warn!(%error, "background checkpoint failed; retrying");
                 }
                 if let Some(Err(error)) = counter.as_ref().map(File::sync_data) {
                     tracing::warn!(%error, "syncing the counter of acknowledged revisions failed");
@@ -61,7 +61,7 @@ pub(super) fn start(
 }
 
 impl Checkpoints {
-    /// Called by the committer after a batch: decides who has to move what.
+    /// Called by the committer after a batch: decides which thread moves the log.
     pub(super) fn after_batch(&mut self, disk: &Disk) {
         let pages = disk.log_pages();
         if self.moved.swap(false, Ordering::Acquire) && rest(disk, pages) {
@@ -79,11 +79,11 @@ impl Checkpoints {
     }
 }
 
-/// The committer's share. True once the log begins anew.
+/// The committer's share. True once the log starts over.
 fn rest(disk: &Disk, pages: u32) -> bool {
     let mode = if pages > LIMIT { "TRUNCATE" } else { "PASSIVE" };
     disk.checkpoint(mode).unwrap_or_else(|error| {
-        tracing::warn!(%error, "checkpoint failed; it will be tried again");
+        tracing::warn!(%error, "checkpoint between two commits failed; retrying");
         false
     })
 }

@@ -1,19 +1,19 @@
-//! The one thread that writes.
+//! The one thread that writes to the database.
 //!
 //! A batch is judged against the state as it will be, written in one transaction, and published
-//! only when it is durable; then the writers are answered, the refused ones too, since what
-//! refused them may have been part of the same batch. If the transaction fails, the new state is
-//! dropped, everybody in the batch is told why, and the next batch starts from the old state.
+//! only when it is durable; then the writers are answered, the refused ones too, since the change
+//! that refused them may be part of the same batch. If the transaction fails, the new state is
+//! dropped, every writer of the batch gets the error, and the next batch starts from the old state.
 //! A full disk gets a second try: see [`super::fullness`].
 
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::cache::{Cache, Ledger, State};
-use crate::clock::Clock;
+use crate::cache::{Cache, RetentionQueue, State};
 use crate::object::{Event, Resource, Revision};
 use crate::objects::{Error, Write};
+use mainstay_clock::Clock;
 
 use super::checkpoint::Checkpoints;
 use super::disk::Disk;
@@ -24,7 +24,7 @@ use super::rekey::{Column, Rewritten};
 /// The most writes one transaction takes.
 const BATCH: usize = 1024;
 
-/// What the committer can be asked to do.
+/// A request to the committer.
 #[derive(Debug)]
 pub(super) enum Job {
     /// Commit one change.
@@ -50,7 +50,7 @@ type Outcome = Result<Arc<Event>, Error>;
 pub(super) struct Committer {
     pub(super) disk: Disk,
     pub(super) cache: Arc<Cache>,
-    pub(super) ledger: Ledger,
+    pub(super) retained: RetentionQueue,
     pub(super) checkpoints: Checkpoints,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) queue: mpsc::Receiver<Job>,
@@ -82,7 +82,7 @@ impl Committer {
             self.commit(&mut batch);
             match other {
                 Some(Job::Compact { through, reply }) => {
-                    // Whoever asked may have gone away; it is done all the same.
+                    // The caller may have gone away; the history is forgotten all the same.
                     let _ = reply.send(self.compact(through));
                 }
                 Some(Job::Advance { to, reply }) => {
@@ -120,7 +120,7 @@ impl Committer {
         }
     }
 
-    /// Whether writes are taken. If the last commit failed, a commit that changes nothing tells.
+    /// Whether writes are taken. If the last commit failed, a commit without changes is tried.
     fn probe(&mut self) -> Result<(), Error> {
         self.fullness.recover(&self.disk);
         if self.fullness.is_full() {
@@ -129,13 +129,13 @@ impl Committer {
         let failure = self.disk.failure();
         if failure.is_failing() {
             let revision = self.cache.load().revision;
-            // The outcome is noted where everybody finds it.
+            // `failure` notes the outcome.
             drop(self.disk.commit(revision, |_| Ok(())));
         }
-        failure.told()
+        failure.as_result()
     }
 
-    /// Does something; if the disk is full, makes what space it can and does it once more.
+    /// Runs `work`; if the disk is full, makes space and runs it once more.
     fn with_space<T>(
         &mut self,
         mut work: impl FnMut(&mut Self) -> rusqlite::Result<T>,
@@ -152,12 +152,12 @@ impl Committer {
             if self.fullness.explains(&error) {
                 return self.fullness.refusal();
             }
-            tracing::error!(%error, "a commit failed; its writers were told");
+            tracing::error!(%error, "commit failed; its writers get an error");
             Error::Unavailable { reason: error.to_string() }
         })
     }
 
-    /// Gives up the reserve and the history, for what is more important now.
+    /// Gives up the reserve and the history to make space.
     fn make_space(&mut self) {
         self.fullness.give_way();
         let revision = self.cache.load().revision;
@@ -192,9 +192,9 @@ impl Committer {
         }
         self.persist(&outcomes, state.revision, now, full)?;
         for event in outcomes.iter().flatten() {
-            self.ledger.note(event, now);
+            self.retained.note(event, now);
         }
-        let trimmed = self.ledger.trim(&mut state, self.cache.retention(), now);
+        let trimmed = self.retained.trim(&mut state, self.cache.retention(), now);
         self.forgotten = trimmed.or(self.forgotten);
         self.cache.publish(state, &changed);
         Ok(outcomes)
@@ -232,7 +232,7 @@ impl Committer {
     /// Moves the whole log, so that the next commit overwrites it.
     fn keep_log_small(&self) {
         if let Err(error) = self.disk.checkpoint("PASSIVE") {
-            tracing::warn!(%error, "checkpoint failed; it will be tried again");
+            tracing::warn!(%error, "checkpoint on a full disk failed; retrying");
         }
         self.fullness.set_aside(&self.disk);
     }
@@ -246,7 +246,7 @@ impl Committer {
                 false => batch.forget(through),
             })
         })?;
-        self.ledger.compact(&mut state, through);
+        self.retained.compact(&mut state, through);
         self.cache.publish(state, []);
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Committer {
         }
         self.with_space(|committer| committer.disk.commit(to, |batch| batch.forget_all(to)))?;
         state.advance(to);
-        self.ledger.compact(&mut state, to);
+        self.retained.compact(&mut state, to);
         self.cache.publish(state, []);
         Ok(())
     }

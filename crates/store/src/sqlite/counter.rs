@@ -7,8 +7,8 @@
 //! this file has lost acknowledged writes.
 //!
 //! The write is not synced: `kill -9` does not undo it, and after a power cut the file may be
-//! behind the database, which says less but nothing false. It is never ahead of what was synced.
-//! The two places are written in turn, so that one torn or damaged place leaves the other.
+//! behind the database, and then detects fewer losses. It is never ahead of what was synced. The
+//! two places are written in turn, so that one torn or damaged place leaves the other.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ const PLACES: [u64; 2] = [0, 512];
 /// The length of an entry: twenty digits, a space, the checksum, a line feed.
 const ENTRY: usize = 30;
 
-/// What the file says.
+/// The content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// There is no file, or it has never been written to.
@@ -76,7 +76,7 @@ impl Counter {
         let written = self.write(revision);
         match written {
             Ok(()) => self.failing = false,
-            // It is behind then, and would notice less.
+            // The counter is behind then, and detects fewer losses.
             Err(error) if !self.failing => {
                 self.failing = true;
                 tracing::warn!(%error, "writing the counter of acknowledged revisions failed");

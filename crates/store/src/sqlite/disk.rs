@@ -1,4 +1,4 @@
-//! The file: its tables, how they are read at start, and the statements of a commit.
+//! The database file: its tables, how they are read at start, and the statements of a commit.
 //!
 //! An object's row is numbered by the revision of its creation, which nothing else shares, so a
 //! commit finds every row by number and no index has to be kept. The log is an undo log: a row
@@ -79,7 +79,7 @@ pub(super) fn open(path: &Path, codec: &Codec, fresh: bool) -> Result<(Disk, Loa
     let io = |source| OpenError::Io { path: counter::path(path), source };
     let mut connection = connect(path).map_err(sqlite)?;
     if codec.sealer().has_keys() {
-        // What is overwritten or deleted is zeroed.
+        // Overwritten and deleted content is zeroed.
         connection.pragma_update(None, "secure_delete", true).map_err(sqlite)?;
     }
     let acknowledged = counter::read(&counter::path(path)).map_err(io)?;
@@ -254,7 +254,7 @@ pub(super) fn integrity(connection: &Connection) -> Vec<String> {
     lines(connection).unwrap_or_else(|error| vec![error.to_string()])
 }
 
-/// What is wrong with the counter of an open database, which was `unguarded` when it was opened.
+/// A problem of the counter of an open database, which was `unguarded` when it was opened.
 pub(super) fn verify_counter(path: &Path, unguarded: bool) -> Option<String> {
     let file = counter::path(path);
     let shown = file.display();
@@ -270,7 +270,7 @@ pub(super) fn verify_counter(path: &Path, unguarded: bool) -> Option<String> {
     }
 }
 
-/// Whether SQLite complains about what is in the file, rather than about the machine.
+/// Whether an error of SQLite is about the content of the file, rather than about the machine.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     match error.sqlite_error_code() {
         // Our own statements are right: an unknown table or column is one that was there once.
@@ -364,13 +364,13 @@ impl Disk {
         rekey::rewrite_batch(&self.connection, &self.codec, column, after)
     }
 
-    /// How many pages the write-ahead log has since it last began anew.
+    /// How many pages the write-ahead log has since it last started over.
     pub(super) fn log_pages(&self) -> u32 {
         self.log_pages.load(Ordering::Relaxed)
     }
 
-    /// Moves what it can of the write-ahead log into the main file, and says whether all of it
-    /// was moved, so that the log begins anew with the next commit.
+    /// Moves as much as possible of the write-ahead log into the main file, and returns whether all
+    /// of it was moved, so that the log starts over with the next commit.
     pub(super) fn checkpoint(&self, mode: &str) -> rusqlite::Result<bool> {
         checkpoint(&self.connection, mode)
     }

@@ -1,7 +1,8 @@
-//! Whether the last commit failed, for the committer, which finds out, and for those who ask.
+//! Whether the last commit failed: written by the committer, read by readiness checks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::objects::Error;
 
@@ -23,22 +24,22 @@ impl Failure {
             Ok(()) if !self.is_failing() => {}
             Ok(()) => {
                 self.failing.store(false, Ordering::Release);
-                tracing::info!("commits work again");
+                tracing::info!("commits to the database work again");
             }
             Err(error) => {
-                let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut reason = self.reason.lock();
                 *reason = error.to_string();
                 self.failing.store(true, Ordering::Release);
             }
         }
     }
 
-    /// What is wrong, if anything.
-    pub(super) fn told(&self) -> Result<(), Error> {
+    /// The error of the last commit, if it failed.
+    pub(super) fn as_result(&self) -> Result<(), Error> {
         if !self.is_failing() {
             return Ok(());
         }
-        let reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        let reason = self.reason.lock();
         Err(Error::Unavailable { reason: format!("the last commit failed: {reason}") })
     }
 }

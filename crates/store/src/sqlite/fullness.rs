@@ -1,11 +1,11 @@
-//! A full disk, and what is still done on it.
+//! Full disks: which writes are still taken, and how space is made.
 //!
 //! When SQLite finds no space, the reserve is given back, the history is dropped (its pages are
 //! used again) and the write-ahead log is moved into the database. From then on the store is
 //! *tight*: the database may not grow, and every commit moves its log, so that neither needs space
-//! that may not be there. If too little is left it is *full*: it takes deletions, what completes a
-//! deletion, and its own bookkeeping, and refuses everything else with the reason. These are
-//! written without history, so they need next to no space. It is no longer full once enough is
+//! that may not be there. If too little is left it is *full*: it takes deletions, changes that
+//! complete a deletion, and its own bookkeeping, and refuses everything else with the reason. These
+//! are written without history, so they need next to no space. It is no longer full once enough is
 //! free inside the database and on the disk together, and no longer tight once the reserve fits on
 //! the disk again.
 
@@ -23,7 +23,7 @@ use crate::objects::{Change, Error, Write};
 use super::disk::{self, Disk};
 use super::reserve::Reserve;
 
-/// Whether the disk is full, for the committer, which finds out, and for those who ask.
+/// Whether the disk is full: written by the committer, read by readiness checks.
 #[derive(Debug)]
 pub(super) struct Fullness {
     reserve: Reserve,
@@ -93,7 +93,7 @@ impl Fullness {
             return;
         }
         self.set_aside(disk);
-        // Space counts only if the log can begin anew, which otherwise would need some.
+        // Space counts only if the log can start over; otherwise the log itself needs space.
         let space = || match disk.checkpoint("PASSIVE") {
             Ok(true) => {
                 let inside = disk.free_inside().unwrap_or_default();
@@ -115,7 +115,7 @@ impl Fullness {
         }
     }
 
-    /// The refusal of everything that is not taken.
+    /// The error for writes that are not taken.
     pub(super) fn refusal(&self) -> Error {
         let (folder, free) = (&self.folder, self.reserve.free().unwrap_or_default());
         let reason = format!(
@@ -126,8 +126,8 @@ impl Fullness {
     }
 }
 
-/// What a full store takes: deletions, changes of objects that are being deleted, and changes of
-/// what the server itself keeps, whose number is bounded.
+/// Changes that a full store takes: deletions, changes of objects that are being deleted, and
+/// changes of the server's own objects, whose number is bounded.
 pub(super) fn is_taken(write: &Write) -> bool {
     let resource = write.key.resource().as_str();
     let internal = resource.strip_suffix(INTERNAL).is_some_and(|plural| plural.ends_with('.'));
@@ -136,7 +136,7 @@ pub(super) fn is_taken(write: &Write) -> bool {
         Change::Update(_, body) => {
             internal || resource == "leases.coordination.k8s.io" || is_being_deleted(body)
         }
-        // The event that tells of the full disk.
+        // The event about the full disk.
         Change::Create(_) => {
             resource == "events"
                 && write.key.namespace() == Some("mainstay-system")

@@ -1,9 +1,9 @@
-//! Reading a whole database: its objects, its log, and everything that is wrong with them.
+//! Reads a whole database: its objects, its log, and their damage.
 //!
-//! What is not as it was written is never given out. Each value has its own checksum; beside them
-//! the database keeps the number of its objects and the sum of their fingerprints, so that a row
-//! that vanished, came back or moved is noticed too; and the log must hold every revision there is
-//! history for.
+//! A value that is not as it was written is never returned. Each value has its own checksum; beside
+//! them the database keeps the number of its objects and the sum of their fingerprints, so that a
+//! row that vanished, came back or moved is noticed too; and the log must hold every revision there
+//! is history for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use crate::cache::{Ledger, State};
+use crate::cache::{RetentionQueue, State};
 use crate::object::{Action, Event, Key, Record, Resource, Revision};
 use crate::value::{self, Codec};
 
@@ -21,7 +21,7 @@ use super::disk::decode;
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) state: State,
-    pub(super) ledger: Ledger,
+    pub(super) retained: RetentionQueue,
     pub(super) summary: Summary,
 }
 
@@ -62,7 +62,7 @@ pub(super) enum Place {
     Object(i64),
     /// In the table of objects as a whole.
     Objects,
-    /// In the log, or in what is said about it.
+    /// In the log, or in the row about it.
     History,
 }
 
@@ -109,7 +109,7 @@ impl From<rusqlite::Error> for LoadError {
     }
 }
 
-/// What the one row of `history` says.
+/// The one row of `history`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct History {
     pub(super) revision: Revision,
@@ -118,7 +118,7 @@ pub(super) struct History {
     pub(super) summary: Option<Summary>,
 }
 
-/// Reads what the database says about itself. `format` is its format.
+/// Reads the row about the whole database. `format` is its format.
 pub(super) fn history(connection: &Connection, format: i64) -> Result<History, LoadError> {
     let query = if format < 2 {
         "SELECT revision, floor, NULL, NULL FROM history"
@@ -133,11 +133,11 @@ pub(super) fn history(connection: &Connection, format: i64) -> Result<History, L
         Ok(History { revision: revision(row, 0)?, floor: revision(row, 1)?, summary })
     });
     row.optional()?.ok_or_else(|| {
-        LoadError::Damaged(vec![Damage::new(Place::History, "it does not say its revision")])
+        LoadError::Damaged(vec![Damage::new(Place::History, "its revision is missing")])
     })
 }
 
-/// Reads everything, or says everything that is wrong.
+/// Reads everything, or returns all damage.
 pub(super) fn load(
     connection: &Connection,
     codec: &Codec,
@@ -145,7 +145,7 @@ pub(super) fn load(
 ) -> Result<Loaded, LoadError> {
     let history = history(connection, format)?;
     if format >= 2 && history.summary.is_none() {
-        let damage = Damage::new(Place::Objects, "it does not say how many objects it has");
+        let damage = Damage::new(Place::Objects, "the number of its objects is missing");
         return Err(LoadError::Damaged(vec![damage]));
     }
     let mut reader = Reader { codec, names: Names::default(), damage: Vec::new() };
@@ -159,16 +159,16 @@ pub(super) fn load(
     {
         return Err(LoadError::Damaged(vec![unexpected(summary, expected)]));
     }
-    let mut ledger = Ledger::default();
+    let mut retained = RetentionQueue::default();
     let contiguous = format >= 2;
     for (event, at) in reader.log(connection, &state, history, contiguous)?.into_iter().rev() {
-        ledger.note(&event, at);
+        retained.note(&event, at);
         state.load_event(event);
     }
-    Ok(Loaded { state, ledger, summary })
+    Ok(Loaded { state, retained, summary })
 }
 
-/// Reads as much as possible, and says everything that is wrong. The state has no history.
+/// Reads as much as possible, and returns all damage. The state has no history.
 pub(super) fn load_readable(
     connection: &Connection,
     codec: &Codec,
@@ -183,7 +183,7 @@ pub(super) fn load_readable(
         }
     };
     if damage.is_empty() && format >= 2 && history.summary.is_none() {
-        damage.push(Damage::new(Place::Objects, "it does not say how many objects it has"));
+        damage.push(Damage::new(Place::Objects, "the number of its objects is missing"));
     }
     let mut reader = Reader { codec, names: Names::default(), damage };
     let mut state = State::new(history.revision, history.floor);
@@ -295,7 +295,7 @@ impl Reader<'_> {
         contiguous: bool,
     ) -> Result<Vec<(Arc<Event>, Timestamp)>, LoadError> {
         let mut events = Vec::new();
-        // What each object was before the changes already walked over.
+        // Each object as it was before the changes already walked over.
         let mut earlier: BTreeMap<Key, Option<Arc<Record>>> = BTreeMap::new();
         let mut log = connection.prepare(
             "SELECT revision, at_ms, action, resource, path, created,

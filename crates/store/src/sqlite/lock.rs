@@ -1,10 +1,11 @@
-//! Keeping a second process away from a database.
+//! Locks that keep a second process away from a database.
 //!
 //! Two locks are taken: one on a file beside the database, which older versions look at too, and
-//! one on the database itself, so that removing the lock file lets nobody in. Both are `flock`s:
-//! they end with the process however it ends, and SQLite's own locks, which are of another kind,
-//! do not meet them. The database must stay open here for as long as SQLite has it open: closing
-//! any handle of a file drops every lock of SQLite's kind that the process holds on it.
+//! one on the database itself, so that removing the lock file does not let a second process in.
+//! Both are `flock`s: they end with the process however it ends, and SQLite's own locks, which are
+//! of another kind, do not conflict with them. The database must stay open here for as long as
+//! SQLite has it open: closing any handle of a file drops every lock of SQLite's kind that the
+//! process holds on it.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;

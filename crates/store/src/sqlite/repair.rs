@@ -1,9 +1,9 @@
-//! Going on without what is lost: the last resort for a damaged database without a backup.
+//! Repairs a damaged database by dropping damaged objects: the last resort without a backup.
 //!
-//! [`inspect`] says everything that is wrong and gives it a name; [`repair`] does it only for that
-//! name, so that nothing is dropped that was not shown. Damaged objects are removed, history is
+//! [`inspect`] lists everything that is wrong and names the list; [`repair`] needs that name, so
+//! that only objects that were shown are dropped. Damaged objects are removed, history is
 //! forgotten, and the revision moves beyond every one that was acknowledged, so that no version
-//! anybody still holds means another change. A copy of the files is kept.
+//! that a client still has means another change. A copy of the files is kept.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use super::load::{self, LoadError, Place};
 use super::lock::Lock;
 use super::{OpenError, beside, disk, rekey};
 
-/// What is wrong with a database.
+/// The damage of a database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// One sentence each.
@@ -34,8 +34,8 @@ pub enum Error {
     /// It cannot be opened, or is beyond repair.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Something else is wrong than what was shown.
-    #[error("\"{given}\" is not the name of what is wrong with {}: look again", .path.display())]
+    /// The damage is not the one that was shown.
+    #[error("\"{given}\" is not the name of the damage of {}: run the command without --accept again", .path.display())]
     Other {
         /// The database.
         path: PathBuf,
@@ -47,12 +47,12 @@ pub enum Error {
     Copy {
         /// The file.
         path: PathBuf,
-        /// What the machine said.
+        /// The error.
         source: std::io::Error,
     },
 }
 
-/// What is to be done.
+/// The changes that a repair makes.
 #[derive(Debug, Default)]
 struct Plan {
     findings: Findings,
@@ -60,7 +60,7 @@ struct Plan {
     revision: Revision,
 }
 
-/// Says everything that is wrong with a database that nobody has open. Changes nothing.
+/// Lists everything that is wrong with a database that no process has open. Changes nothing.
 ///
 /// # Errors
 /// [`OpenError`] if it cannot be read at all.
@@ -133,8 +133,8 @@ fn lost(acknowledged: Reading, recovered: Revision) -> Option<String> {
     }
 }
 
-/// Goes on without what [`inspect`] found and named. Returns the copies of the files as they were.
-/// Calling it again does nothing: the name is used up.
+/// Removes the damage that [`inspect`] found and named. Returns the copies of the files as they
+/// were. Calling it again does nothing: the name is used up.
 ///
 /// # Errors
 /// [`Error`]; the database was not changed.

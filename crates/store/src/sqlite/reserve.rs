@@ -1,4 +1,4 @@
-//! Disk space set aside, so that a full disk still lets objects be deleted.
+//! A reserve of disk space, so that objects can still be deleted on a full disk.
 //!
 //! Deleting needs space too: for the write-ahead log, and for moving it into the database. So a
 //! file beside the database takes some space while there is some, and gives it back when SQLite

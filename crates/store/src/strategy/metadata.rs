@@ -1,4 +1,4 @@
-//! Names, identities, versions and times: the part of an object that the server looks after.
+//! Names, identities, versions and times: the part of an object that the server maintains.
 
 use serde_json::{Map, Value};
 
@@ -24,7 +24,7 @@ pub(super) fn of(object: &mut Object) -> &mut Object {
     }
 }
 
-/// Drops what says nothing: empty texts, lists and maps count as missing.
+/// Drops empty texts, lists and maps, which count as missing.
 pub(super) fn tidy(metadata: &mut Object) {
     let says_nothing = |value: &Value| match value {
         Value::String(text) => text.is_empty(),
@@ -230,7 +230,7 @@ pub(super) fn check_preconditions(
     Ok(())
 }
 
-/// Keeps what a client may not change, and complains where it tried to change what it may not.
+/// Keeps fields that a client may not change, and returns a violation where it tried to.
 pub(super) fn carry_over(old: &Object, new: &mut Object, found: &mut Vec<Violation>) {
     if !old.contains_key("deletionTimestamp") {
         for name in ["deletionTimestamp", "deletionGracePeriodSeconds"] {

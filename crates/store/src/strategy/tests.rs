@@ -134,7 +134,7 @@ fn names_are_generated_from_a_prefix() {
 }
 
 #[test]
-fn bad_objects_are_refused_in_kubernetes_words() {
+fn bad_objects_get_kubernetes_messages() {
     let long_label = "a".repeat(64);
     for (body, code, message) in [
         (
@@ -232,7 +232,7 @@ fn bad_objects_are_refused_in_kubernetes_words() {
 }
 
 #[test]
-fn names_that_lead_elsewhere_are_refused() {
+fn names_of_another_object_or_namespace_are_refused() {
     for name in ["../a", "a/b", "..", "A", "a_b", "%2e", "a\u{0}", &"a".repeat(254)] {
         let error = create::<ConfigMap>(json!({"metadata": {"name": name}})).unwrap_err();
         assert_eq!(error.details.causes[0].field, "metadata.name", "{name}");
@@ -574,7 +574,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_let_through_is_let_through_unchanged(node in any_node()) {
+    fn accepted_objects_are_accepted_again_unchanged(node in any_node()) {
         let registry = registry();
         let kind = registry.of::<Node>().unwrap();
         let lenient = Strictness::default();

@@ -86,7 +86,7 @@ async fn sample(store: &Arc<dyn Objects>) {
     assert!(matches!(claim, Claim::Held(_)));
 }
 
-/// What a backup must hold: every key, and every object without its version.
+/// The contents that a backup must have: every key, and every object without its version.
 fn contents(snapshot: &Snapshot) -> Vec<(Key, Body)> {
     let trace = |resource: &Resource| {
         ["leases", "fences", "ticks", "servers"]
@@ -99,7 +99,7 @@ fn contents(snapshot: &Snapshot) -> Vec<(Key, Body)> {
 }
 
 #[test]
-fn what_one_backend_wrote_every_other_restores_to_the_letter() {
+fn every_backend_restores_backups_of_every_other_byte_for_byte() {
     block_on(async {
         for from in BACKENDS {
             let source = Stage::new(from, Retention::default()).await;
@@ -403,7 +403,7 @@ fn sealed(lines: &[&str]) -> Vec<u8> {
 const HEAD: &str = r#"{"mainstay":"backup","format":1,"revision":7,"time":"2026-01-01T00:00:00Z","version":"0.1.0"}"#;
 
 #[test]
-fn strange_files_are_refused_with_a_word_on_why_and_leave_no_trace() {
+fn invalid_files_are_refused_with_the_reason_and_leave_no_trace() {
     const OBJECT: &str = r#"{"resource":"apples","path":"a/x","hole":32,"object":{"metadata":{"resourceVersion":""}}}"#;
     assert_eq!(Reader::new(&sealed(&[HEAD, OBJECT])[..]).unwrap().finish().unwrap().objects, 1);
     let newer = HEAD.replace("\"format\":1", "\"format\":3");
@@ -442,7 +442,7 @@ fn strange_files_are_refused_with_a_word_on_why_and_leave_no_trace() {
 }
 
 #[test]
-fn a_store_that_has_anything_is_left_alone() {
+fn a_store_that_is_not_empty_is_not_changed() {
     block_on(async {
         let file = File::new(&small().await);
         for backend in BACKENDS {
@@ -560,7 +560,7 @@ async fn many(count: usize) -> File {
 }
 
 #[test]
-fn a_restore_that_failed_is_known_and_the_next_one_begins_anew() {
+fn a_failed_restore_is_recognised_and_the_next_one_starts_over() {
     block_on(async {
         let (file, other) = (many(1200).await, File::new(&small().await));
         for backend in BACKENDS {
@@ -581,7 +581,7 @@ fn a_restore_that_failed_is_known_and_the_next_one_begins_anew() {
 }
 
 #[test]
-fn writes_of_unknown_fate_are_settled() {
+fn writes_of_unknown_outcome_are_resolved() {
     block_on(async {
         let file = File::new(&small().await);
         let store = memory();
@@ -594,7 +594,7 @@ fn writes_of_unknown_fate_are_settled() {
 }
 
 #[test]
-fn an_attempt_thought_dead_is_stopped_by_the_next() {
+fn an_earlier_attempt_that_still_runs_is_stopped_by_the_next() {
     block_on(async {
         let (file, other) = (many(1200).await, File::new(&small().await));
         for backend in BACKENDS {
@@ -635,7 +635,7 @@ fn restore_until_killed() {
 }
 
 #[test]
-fn a_killed_restore_is_known_and_the_next_one_begins_anew() {
+fn a_killed_restore_is_recognised_and_the_next_one_starts_over() {
     let file = block_on(many(3000));
     let stage = block_on(Stage::new(Backend::Sqlite, Retention::default()));
     block_on(stage.store.close());
@@ -678,7 +678,7 @@ fn a_backup_is_made_in_small_pieces() {
 }
 
 #[test]
-fn a_damaged_medium_is_complained_about() {
+fn a_damaged_medium_is_reported() {
     block_on(async {
         for backend in BACKENDS {
             let stage = Stage::new(backend, Retention::default()).await;
@@ -704,7 +704,7 @@ fn a_damaged_medium_is_complained_about() {
 }
 
 #[test]
-fn the_first_line_says_what_it_is() {
+fn the_first_line_names_format_version_and_revision() {
     let text = block_on(small());
     let file = File::new(&text);
     let summary = verify(&file.path()).unwrap();

@@ -12,7 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use mainstay_store::etcd::Address;
 
-/// Some etcd members and the proxies between them and everybody else.
+/// Some etcd members, with proxies between them and their clients and peers.
 pub(crate) struct Cluster {
     pub(crate) members: Vec<Member>,
     folder: tempfile::TempDir,
@@ -63,7 +63,7 @@ impl Cluster {
         cluster
     }
 
-    /// Where it is, with a prefix that nobody else uses.
+    /// Its address, with a prefix that no other test uses.
     pub(crate) fn address(&self) -> Address {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let hosts: Vec<_> = self.members.iter().map(|m| m.client.address.clone()).collect();
@@ -86,7 +86,7 @@ impl Cluster {
         assert!(status.unwrap().success(), "kill {signal}");
     }
 
-    /// Cuts a member off from everybody, or lets it back.
+    /// Cuts a member off from clients and peers, or reconnects it.
     pub(crate) fn cut(&self, member: usize, cut: bool) {
         self.members[member].client.hold(cut);
         self.members[member].peer.hold(cut);

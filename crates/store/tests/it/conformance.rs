@@ -509,7 +509,7 @@ fn a_watch_may_begin_at_what_was_just_written() {
 }
 
 #[test]
-fn what_is_written_comes_back_to_the_letter() {
+fn written_objects_are_read_back_byte_for_byte() {
     on_every_backend(Retention::default(), async |mut stage| {
         let apple = key("apples", "a", "text");
         let text = "quotes \" and \\ and \u{1f980} and \n and \"resourceVersion\":\"7\"";
@@ -558,7 +558,7 @@ async fn one_change_per_watch(
     seen
 }
 
-/// Makes, changes and removes an object; every other one is made again. Returns what it was told.
+/// Makes, changes and removes an object; every other one is made again. Returns the events.
 async fn live(store: &dyn Objects, key: Key, again: bool) -> Vec<Entry> {
     let mut told = Vec::new();
     let mut tell = |event: &Event| {

@@ -158,7 +158,7 @@ fn damage_is_refused_and_named() {
         ("UPDATE objects SET created = 100000 WHERE path = 'a/n7'", "are not the ones"),
         ("DELETE FROM log WHERE revision = 9", "the log entry of revision 9 is missing"),
         ("UPDATE history SET revision = revision + 1", "is missing"),
-        ("UPDATE history SET digest = NULL", "how many objects"),
+        ("UPDATE history SET digest = NULL", "the number of its objects"),
     ];
     for (harm, named) in cases {
         let path = block_on(async {
@@ -251,7 +251,7 @@ fn a_missing_or_emptied_database_is_refused_unless_a_new_one_is_asked_for() {
 }
 
 #[test]
-fn removing_the_lock_file_lets_nobody_in() {
+fn removing_the_lock_file_does_not_admit_a_second_process() {
     block_on(async {
         let stage = Stage::new(Backend::Sqlite, Retention::default()).await;
         let lock = stage.folder.path().join("objects.db.lock");
@@ -267,7 +267,7 @@ fn removing_the_lock_file_lets_nobody_in() {
 }
 
 #[test]
-fn a_repair_drops_what_was_shown_and_nothing_else() {
+fn a_repair_drops_only_the_objects_that_were_shown() {
     let stage = block_on(async {
         let stage = filled().await;
         stage.store.close().await;
@@ -330,7 +330,7 @@ fn accepting_a_loss_never_hands_out_a_lost_revision_again() {
 }
 
 #[test]
-fn a_missing_counter_is_a_finding_and_no_reason_not_to_start() {
+fn a_missing_counter_is_a_finding_and_does_not_prevent_a_start() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("objects.db");
     let counter = folder.path().join("objects.db.acknowledged");

@@ -1,4 +1,4 @@
-//! What only a cluster can do: lose members, and serve several stores at once.
+//! Tests that need a cluster: members fail, and several stores share it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -53,7 +53,7 @@ fn two_stores_on_one_etcd_see_each_other_at_once_and_in_order() {
 }
 
 #[test]
-fn writes_that_come_at_once_go_together_and_each_gets_its_own_answer() {
+fn concurrent_writes_share_transactions_and_each_gets_its_own_answer() {
     block_on(async {
         let cluster = Cluster::start(1);
         let store = open(&cluster.address()).await;
@@ -193,7 +193,7 @@ async fn one_per_watch(
 /// Transactions that we did not write: several changes without places, as the first release wrote
 /// them, and more deletions at once than a revision has places.
 #[test]
-fn changes_without_places_of_their_own_end_the_history_before_them() {
+fn changes_without_places_cut_the_history_before_them() {
     block_on(async {
         let cluster = Cluster::start(1);
         let address = cluster.address();
@@ -234,7 +234,7 @@ fn changes_without_places_of_their_own_end_the_history_before_them() {
 
 /// etcd may forget the deletions of the very revision it is compacted at.
 #[test]
-fn a_deletion_at_the_compacted_revision_reaches_a_store_that_was_away() {
+fn a_deletion_at_the_compacted_revision_reaches_a_disconnected_store() {
     block_on(async {
         let cluster = Cluster::start(1);
         let address = cluster.address();
@@ -266,7 +266,7 @@ async fn settle_alone(store: &Arc<dyn Objects>, counter: &Key) {
 }
 
 #[test]
-fn a_newcomer_writes_nothing_before_the_lone_reader_knows_of_it() {
+fn a_new_server_does_not_write_before_the_only_reader_has_seen_it() {
     block_on(async {
         let cluster = Cluster::start(1);
         let address = cluster.address();
@@ -293,7 +293,7 @@ fn past_the_proxies(cluster: &Cluster, address: &Address) -> Address {
 }
 
 #[test]
-fn a_lone_reader_that_is_cut_off_never_answers_with_the_past() {
+fn a_disconnected_only_server_never_returns_stale_reads() {
     block_on(async {
         let cluster = Cluster::start(1);
         let address = cluster.address();
@@ -322,7 +322,7 @@ fn a_lone_reader_that_is_cut_off_never_answers_with_the_past() {
 }
 
 #[test]
-fn a_store_that_was_struck_off_enlists_again_before_it_writes() {
+fn a_server_whose_record_was_removed_registers_again_before_it_writes() {
     block_on(async {
         let cluster = Cluster::start(1);
         let address = cluster.address();
@@ -360,7 +360,7 @@ fn a_foreign_writer_on_the_same_etcd_does_not_hold_up_reads() {
 }
 
 #[test]
-fn a_paused_etcd_is_not_ready_until_it_goes_on() {
+fn a_paused_etcd_is_not_ready_until_it_resumes() {
     block_on(async {
         let cluster = Cluster::start(1);
         let store = open(&cluster.address()).await;
@@ -375,7 +375,7 @@ fn a_paused_etcd_is_not_ready_until_it_goes_on() {
 }
 
 #[test]
-fn a_read_of_a_paused_etcd_fails_in_time_and_speaks_of_reading() {
+fn a_read_of_a_paused_etcd_fails_within_its_deadline_with_a_read_error() {
     block_on(async {
         let cluster = Cluster::start(1);
         let address = cluster.address();
@@ -401,8 +401,8 @@ fn a_read_of_a_paused_etcd_fails_in_time_and_speaks_of_reading() {
     });
 }
 
-/// What is put into etcd past us is either not ours at all, or a value that is not as it was
-/// written, which is never served: neither the old one in its place, nor a list without it.
+/// A key that another program puts into etcd is either foreign and ignored, or a damaged value. The
+/// object of a damaged value is never served: neither its old value, nor a list without it.
 #[test]
 fn a_damaged_value_is_named_and_not_served() {
     block_on(async {
@@ -431,7 +431,7 @@ fn a_damaged_value_is_named_and_not_served() {
                 }
                 other => panic!("{key} with {value:?}: {other:?}"),
             };
-            // Taking a snapshot asks etcd, which somebody else wrote to.
+            // Taking a snapshot asks etcd, which another program wrote to.
             told(store.snapshot().await.map(drop));
             told(store.get(key).await.map(drop));
             told(store.collection(key.resource(), At::Latest).await.map(drop));
@@ -474,7 +474,7 @@ fn an_object_too_large_for_etcd_is_refused_as_such() {
 }
 
 #[test]
-fn an_etcd_that_is_not_there_is_named() {
+fn an_unreachable_etcd_is_named_in_the_error() {
     block_on(async {
         let address = Address::parse("127.0.0.1:1,127.0.0.1:2").unwrap();
         let opened =
@@ -485,7 +485,7 @@ fn an_etcd_that_is_not_there_is_named() {
 }
 
 #[test]
-fn an_address_is_read_as_it_is_written() {
+fn addresses_are_parsed() {
     let full = Address::parse("u:p@a:1,b:2/x/y?ca=/c&cert=/d&key=/e").unwrap();
     assert_eq!(full.endpoints, ["a:1", "b:2"]);
     assert_eq!(full.login, Some(("u".into(), "p".into())));
@@ -502,7 +502,7 @@ fn an_address_is_read_as_it_is_written() {
 /// off, and while etcd compacts and defragments. Whatever was acknowledged happened exactly once;
 /// watchers see every value of every counter, in order.
 #[test]
-fn faults_lose_nothing_and_repeat_nothing() {
+fn faults_lose_no_write_and_repeat_no_event() {
     let mut cluster = Cluster::start(3);
     let address = cluster.address();
     let runtime =
@@ -566,7 +566,7 @@ fn faults_lose_nothing_and_repeat_nothing() {
     });
 }
 
-/// Increments one counter until told to stop, then writes -1 to mark its end.
+/// Increments one counter until it is stopped, then writes -1 to mark its end.
 struct Work {
     done: Arc<AtomicI64>,
     unknown: Arc<AtomicI64>,

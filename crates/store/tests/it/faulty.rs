@@ -1,4 +1,4 @@
-//! A store whose writes can be made to fail, for the tests of whoever writes.
+//! A store whose writes can be made to fail, for tests of writers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use mainstay_store::object::{Event, Key, Record, Resource, Revision};
 use mainstay_store::objects::{At, Error, Objects, Scope, Write};
 use mainstay_store::snapshot::{Medium, Snapshot};
 
-/// What is done to a write before it is let through, if anything.
+/// Called before each write; may fail it.
 type Fault = Box<dyn Fn(&Write) -> Option<Error> + Send + Sync>;
 
 /// A store whose writes can be made to fail.

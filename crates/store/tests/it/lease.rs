@@ -91,8 +91,8 @@ fn the_same_holder_comes_back_at_once_after_a_restart() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Three contenders act in any order at any time; whoever was told last that it holds the
-    /// lease is the only one whose fenced writes succeed.
+    /// Three contenders act in any order at any time; only the contender that last got the lease
+    /// makes fenced writes that succeed.
     #[test]
     fn only_the_newest_holder_can_write(turns in prop::collection::vec((0..3usize, 0..20u64), 1..40)) {
         block_on(async {

@@ -130,7 +130,7 @@ fn shared_cluster() -> &'static Cluster {
     SHARED.get_or_init(|| Cluster::start(1))
 }
 
-/// One that a single test has to itself, so that nobody else moves its revision or compacts.
+/// A cluster for a single test, so that no other test moves its revision or compacts.
 fn quiet_cluster() -> &'static Cluster {
     static QUIET: OnceLock<Cluster> = OnceLock::new();
     QUIET.get_or_init(|| Cluster::start(1))

@@ -1,4 +1,4 @@
-//! What a store is, in a hundred lines: a list of changes. Everything else follows from it.
+//! A model of a store in a hundred lines: a list of changes, from which everything else follows.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ impl Model {
         self.at(self.revision()).get(key).cloned()
     }
 
-    /// What a watch of `scope` from `from` must see.
+    /// The events that a watch of `scope` from `from` must see.
     pub(crate) fn since(&self, scope: &Scope, from: Revision) -> Vec<Entry> {
         let wanted = |entry: &&Entry| {
             entry.revision > from

@@ -114,7 +114,7 @@ fn an_encrypted_store_shows_no_plaintext_and_opens_with_its_key_alone() {
 }
 
 #[test]
-fn a_store_in_the_clear_is_encrypted_and_decrypted_again() {
+fn an_unencrypted_store_is_encrypted_and_decrypted_again() {
     let folder = tempfile::tempdir().unwrap();
     let [old, _] = lines();
     block_on(async {

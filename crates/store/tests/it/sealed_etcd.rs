@@ -229,7 +229,7 @@ fn the_data_key_changes_while_two_servers_write() {
 }
 
 #[test]
-fn a_new_key_file_wraps_the_data_keys_anew() {
+fn a_new_key_file_rewraps_the_data_keys() {
     block_on(async {
         let cluster = shared_cluster();
         let (old, new) = (line("old"), line("new"));

@@ -1,4 +1,4 @@
-//! What only a file can do: be in use, be damaged, be from the future, be full.
+//! Tests that need a file: it is in use, damaged, of a newer version, or full.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn sample() -> Stage {
 }
 
 #[test]
-fn a_second_process_is_kept_out() {
+fn a_second_process_cannot_open_the_database() {
     let stage = block_on(Stage::new(Backend::Sqlite, Retention::default()));
     assert!(matches!(try_open(&stage.path()), Err(OpenError::InUse { .. })));
 }
@@ -114,7 +114,7 @@ fn every_start_has_an_epoch_of_its_own() {
 
 /// Writes that wait together are committed together, and each is judged in turn.
 #[test]
-fn one_batch_judges_its_writes_one_after_the_other() {
+fn writes_of_one_batch_are_judged_in_order() {
     block_on(async {
         let stage = Stage::new(Backend::Sqlite, Retention::default()).await;
         let apple = key("apples", "a", "x");

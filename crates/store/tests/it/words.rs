@@ -1,4 +1,4 @@
-//! The words the tests of stores are written in.
+//! Helpers of the tests: keys, objects and writes in short form.
 
 use mainstay_store::object::{Body, Key, Record, Resource, Revision};
 use mainstay_store::objects::{Change, Write};

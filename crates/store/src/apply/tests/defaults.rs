@@ -24,7 +24,7 @@ struct GadgetSpec {
     rooms: BTreeMap<String, Probe>,
 }
 
-/// Nothing of it is required, so that what is left behind would be accepted.
+/// No field of it is required, so that a field left behind would be accepted.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 struct Probe {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,7 +111,7 @@ fn spec_of(object: &Object) -> Value {
 }
 
 #[test]
-fn a_default_goes_with_its_parent() {
+fn a_default_is_removed_with_its_parent() {
     let cases = [
         json!({"probe": {"port": 1}}),
         json!({"probe": {"retry": {"times": 1}}}),
@@ -182,7 +182,7 @@ fn a_default_is_held_by_no_manager_and_never_a_conflict() {
 }
 
 #[test]
-fn a_default_goes_with_its_parent_after_the_parent_changed_hands() {
+fn a_default_is_removed_with_its_parent_after_the_parent_changed_holders() {
     let live = update_whole(None, "creator", &json!({"probe": {"port": 1}}));
     let live = apply_whole(Some(&live), "a", &json!({"probe": {"port": 2}}), true);
     let live = apply_whole(Some(&live), "a", &json!({}), false);
@@ -219,7 +219,7 @@ fn values_that_a_manager_set_stay_though_they_equal_the_default() {
 }
 
 #[test]
-fn entries_that_no_manager_holds_stay_when_their_list_is_let_go() {
+fn entries_without_a_holder_stay_when_their_list_loses_its_holder() {
     let mut live = apply_whole(None, "a", &json!({"doors": [{"name": "a"}]}), false);
     live["metadata"]["finalizers"] = json!(["test.dev/hold"]);
     live["spec"]["doors"] = json!([{"name": "a", "number": 30}, {"name": "b", "number": 30}]);

@@ -12,10 +12,10 @@ const TOGETHER: usize = 48;
 /// How many bytes of values are rewritten together; etcd takes 1.5 MiB.
 const BYTES: usize = 256 << 10;
 
-/// What is done next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing until something changes.
+    /// Wait until something changes.
     Idle,
     /// This pending key is put into use: every server can open it.
     Activate(DataKey),
@@ -73,9 +73,9 @@ pub(super) fn completed(keys: &[DataKey]) -> Vec<DataKey> {
     keys.iter().enumerate().filter_map(changed).collect()
 }
 
-/// The data keys that a server stores when it starts with a key file: those that another master
-/// key than the first wraps, wrapped anew; a new one if there is none in use; or, to decrypt the
-/// store, all of them retired.
+/// The data keys that a server stores when it starts with a key file: those that another master key
+/// than the first wraps, wrapped by the first; a new one if there is none in use; or, to decrypt
+/// the store, all of them retired.
 pub(super) fn opening_changes(
     keys: &[DataKey],
     sealer: &Sealer,

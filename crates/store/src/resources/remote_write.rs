@@ -1,4 +1,4 @@
-//! Writes of objects that somebody else keeps ([`Remote`]): handed over as they are.
+//! Writes of objects at a remote server ([`Remote`]): handed over as they are.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use crate::object::{Key, Record};
 use crate::registry::Kind;
 use crate::remote::{Remote, is_leaving};
 
-/// What became of an object.
+/// An edited object.
 pub(super) struct Edited {
     pub(super) object: Map<String, Value>,
     /// Whether it is another than it was.
@@ -15,7 +15,7 @@ pub(super) struct Edited {
 }
 
 impl Resources {
-    pub(super) async fn create_there(
+    pub(super) async fn create_remotely(
         &self,
         remote: &dyn Remote,
         kind: &Kind,
@@ -29,9 +29,10 @@ impl Resources {
         }
     }
 
-    /// Hands over what `edit` makes of the object, first of what is at hand. Only a write shows
-    /// whether that was the newest: before anything else is concluded from it, the object is read.
-    pub(super) async fn modify_there(
+    /// Hands over the object that `edit` returns, first for the copy that is at hand. Only a write
+    /// shows whether that was the newest: before any other conclusion, the object is read from the
+    /// server.
+    pub(super) async fn modify_remotely(
         &self,
         remote: &dyn Remote,
         kind: &Kind,
@@ -53,7 +54,7 @@ impl Resources {
                 _ => continue,
             };
             pin(&mut new, &record);
-            match self.replace_there(remote, kind, key, subresource, new).await {
+            match self.replace_remotely(remote, kind, key, subresource, new).await {
                 Err(error) if tries > 0 && (is_race(&error) || !newest && error.is_not_found()) => {
                 }
                 other => return other,
@@ -61,7 +62,7 @@ impl Resources {
         }
     }
 
-    pub(super) async fn replace_there(
+    pub(super) async fn replace_remotely(
         &self,
         remote: &dyn Remote,
         kind: &Kind,
@@ -82,7 +83,7 @@ impl Resources {
     }
 }
 
-/// Has an object say which version it was made of, if it says nothing.
+/// Adds the version that an object was made from, if it has none.
 fn pin(object: &mut Map<String, Value>, record: &Record) {
     let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
     if let Some(metadata) = metadata.as_object_mut() {
