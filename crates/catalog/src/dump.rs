@@ -21,8 +21,9 @@ use bytes::Bytes;
 use serde_json::{Value as Json, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::engine::{Engine, Mode, Row, Value};
+use super::engine::{Engine, Mode, Value};
 use super::postgres::Postgres;
+use super::row::Row;
 use super::sqlite::Sqlite;
 use super::{Backend, Catalog, schema};
 use crate::error::{Error, Result};
@@ -226,7 +227,7 @@ fn write_table(
 
 fn write_row(row: &Row, out: &mut Vec<u8>) {
     out.push(b'[');
-    for (at, value) in row.0.iter().enumerate() {
+    for (at, value) in row.values().iter().enumerate() {
         if at > 0 {
             out.push(b',');
         }
@@ -251,8 +252,8 @@ fn columns(engine: &mut dyn Engine, table: &str) -> Result<Vec<(String, &'static
     };
     let mut columns = Vec::new();
     engine.query(sql, values![table], &mut |row| {
-        let is_text = row.text(1).eq_ignore_ascii_case("text");
-        columns.push((row.text(0).to_owned(), if is_text { "text" } else { "int" }));
+        let is_text = row.text(1)?.eq_ignore_ascii_case("text");
+        columns.push((row.text(0)?.to_owned(), if is_text { "text" } else { "int" }));
         Ok(())
     })?;
     if columns.is_empty() {
@@ -269,7 +270,7 @@ fn last_number(engine: &mut dyn Engine, table: &str, columns: &[&str]) -> Result
     let mut last = 0;
     let mut highest = |engine: &mut dyn Engine, sql: &str| {
         engine.query(sql, &[], &mut |row| {
-            last = last.max(row.int(0));
+            last = last.max(row.int(0)?);
             Ok(())
         })
     };

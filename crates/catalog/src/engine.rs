@@ -3,11 +3,13 @@
 //! Statements are written once. Parameters are `?1`, `?2`, …; the words `LOCK ROWS` at the end of
 //! a `SELECT` ask for row locks where the database has them. Every number is a 64-bit integer and
 //! every moment one in microseconds, so that both databases hold the same values. A list of
-//! numbers is one parameter, asked for as `IN ARRAY(?1)`. A join written `CROSS JOIN table name ON
-//! (…)` or `LEFT JOIN table name ON (…)`, with parentheses, is a look-up for each row of what stands
-//! before it, whatever a planner believes about the tables.
+//! numbers is one parameter, asked for as `IN ARRAY(?1)`. `LOOKUP JOIN table name ON (…)` and `LEFT
+//! LOOKUP JOIN table name ON (…)` look rows up for each row of what stands before, whatever a planner
+//! believes about the sizes of the tables.
 
 use crate::error::{Error, Result};
+use crate::pipeline::Query;
+use crate::row::Row;
 
 /// One value of a row or parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,51 +77,6 @@ macro_rules! values {
     ($($value:expr),* $(,)?) => { &[$($crate::Value::from($value)),*][..] };
 }
 
-/// One row of an answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row(pub Vec<Value>);
-
-impl Row {
-    /// The number in a column; 0 where there is none.
-    #[must_use]
-    pub fn int(&self, column: usize) -> i64 {
-        self.opt_int(column).unwrap_or(0)
-    }
-
-    /// The number in a column.
-    #[must_use]
-    pub fn opt_int(&self, column: usize) -> Option<i64> {
-        match self.0.get(column) {
-            Some(Value::Int(value)) => Some(*value),
-            _ => None,
-        }
-    }
-
-    /// Whether the number in a column is not 0.
-    #[must_use]
-    pub fn flag(&self, column: usize) -> bool {
-        self.int(column) != 0
-    }
-
-    /// The text in a column; empty where there is none.
-    #[must_use]
-    pub fn text(&self, column: usize) -> &str {
-        match self.0.get(column) {
-            Some(Value::Text(value)) => value,
-            _ => "",
-        }
-    }
-
-    /// The text in a column.
-    #[must_use]
-    pub fn opt_text(&self, column: usize) -> Option<String> {
-        match self.0.get(column) {
-            Some(Value::Text(value)) => Some(value.clone()),
-            _ => None,
-        }
-    }
-}
-
 /// A column of many rows, to be put into a work table at once.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "the two kinds of columns")]
@@ -182,10 +139,17 @@ pub(crate) trait Engine: Send {
     /// Runs a statement whose outcome nobody asks for, at the latest before the next one or the
     /// commit; what goes wrong is said there.
     fn later(&mut self, sql: &str, params: &[Value]) -> Result<()>;
-    /// Says that this will be queried soon. It may be sent along with other statements, in the order
-    /// of asking; its answer is then that of the moment it was sent.
-    fn ahead(&mut self, _sql: &str, _params: &[Value]) -> Result<()> {
-        Ok(())
+    /// Runs queries in order and returns their answers, in one round trip where there are any.
+    fn pipeline(&mut self, queries: &[Query]) -> Result<Vec<Vec<Row>>> {
+        let one = |query: &Query| {
+            let mut rows = Vec::new();
+            self.query(&query.sql, &query.params, &mut |row| {
+                rows.push(row);
+                Ok(())
+            })?;
+            Ok(rows)
+        };
+        queries.iter().map(one).collect()
     }
     /// Runs several statements without parameters.
     fn batch(&mut self, sql: &str) -> Result<()>;
@@ -222,29 +186,35 @@ pub(crate) fn with_arrays(sql: &str, before: &str, after: &str) -> String {
     out
 }
 
-/// Writes every look-up (`JOIN table name ON (…)`) so that PostgreSQL's planner cannot turn it
-/// around: a lateral subquery that is not flattened.
-pub(crate) fn with_lookups(sql: &str) -> String {
+/// Writes every `LOOKUP JOIN` so that PostgreSQL's planner cannot turn it around: as a lateral
+/// subquery that is not flattened.
+pub(crate) fn with_lateral_lookups(sql: &str) -> String {
     let mut out = String::with_capacity(sql.len() + 64);
     let mut rest = sql;
-    while let Some(at) = rest.find(" JOIN ") {
-        let (before, after) = rest.split_at(at + " JOIN ".len());
+    while let Some(at) = rest.find("LOOKUP JOIN ") {
+        let (before, after) = (&rest[..at], &rest[at + "LOOKUP JOIN ".len()..]);
         out.push_str(before);
-        rest = after;
-        let forced = before.ends_with("CROSS JOIN ") || before.ends_with("LEFT JOIN ");
-        let Some((table, name, condition, tail)) = forced.then(|| lookup(after)).flatten() else {
+        let Some((table, name, condition, tail)) = lookup(after) else {
+            out.push_str("JOIN ");
+            rest = after;
             continue;
         };
+        let left = before.ends_with("LEFT ");
+        out.push_str(if left { "JOIN " } else { "CROSS JOIN " });
         out.push_str(&format!(
             "LATERAL (SELECT * FROM {table} {name} WHERE {condition} OFFSET 0) {name}"
         ));
-        if before.ends_with("LEFT JOIN ") {
-            out.push_str(" ON TRUE");
-        }
+        out.push_str(if left { " ON TRUE" } else { "" });
         rest = tail;
     }
     out.push_str(rest);
     out
+}
+
+/// Writes every `LOOKUP JOIN` for SQLite, whose planner leaves the order of a `CROSS JOIN` and of a
+/// `LEFT JOIN` alone.
+pub(crate) fn with_ordered_lookups(sql: &str) -> String {
+    sql.replace("LEFT LOOKUP JOIN", "LEFT JOIN").replace("LOOKUP JOIN", "CROSS JOIN")
 }
 
 /// Takes `table name ON (condition)` apart from what follows it.
@@ -265,21 +235,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_joins_with_parentheses_become_look_ups() {
-        for (written, meant) in [
+    fn look_ups_are_written_as_each_database_keeps_their_order() {
+        for (written, postgres, sqlite) in [
             (
-                "FROM w n CROSS JOIN dids d ON (d.id = (n.id)) ORDER BY 1",
+                "FROM w n LOOKUP JOIN dids d ON (d.id = (n.id)) ORDER BY 1",
                 "FROM w n CROSS JOIN LATERAL (SELECT * FROM dids d WHERE d.id = (n.id) OFFSET 0) d ORDER BY 1",
+                "FROM w n CROSS JOIN dids d ON (d.id = (n.id)) ORDER BY 1",
             ),
             (
-                "FROM w LEFT JOIN dids d ON (d.id = w.id) WHERE TRUE",
+                "FROM w LEFT LOOKUP JOIN dids d ON (d.id = w.id) WHERE TRUE",
                 "FROM w LEFT JOIN LATERAL (SELECT * FROM dids d WHERE d.id = w.id OFFSET 0) d ON TRUE WHERE TRUE",
+                "FROM w LEFT JOIN dids d ON (d.id = w.id) WHERE TRUE",
             ),
-            ("FROM w LEFT JOIN dids d ON d.id = w.id", "FROM w LEFT JOIN dids d ON d.id = w.id"),
-            ("FROM w JOIN dids d ON (d.id = w.id)", "FROM w JOIN dids d ON (d.id = w.id)"),
-            ("FROM a CROSS JOIN b WHERE a.x = b.x", "FROM a CROSS JOIN b WHERE a.x = b.x"),
+            (
+                "FROM w LEFT JOIN dids d ON (d.id = w.id)",
+                "FROM w LEFT JOIN dids d ON (d.id = w.id)",
+                "FROM w LEFT JOIN dids d ON (d.id = w.id)",
+            ),
         ] {
-            assert_eq!(with_lookups(written), meant);
+            assert_eq!(with_lateral_lookups(written), postgres);
+            assert_eq!(with_ordered_lookups(written), sqlite);
         }
     }
 }

@@ -21,6 +21,18 @@ pub enum Error {
     /// The function that takes rows returned an error of its own, which is reported in place of this.
     #[error("reading rows was stopped by their reader")]
     Stopped,
+    /// A column does not hold what it should. The catalog is damaged, or written by another program.
+    #[error("column {column} is damaged: found {found}, expected {expected}, in {statement}")]
+    Column {
+        /// The column, as the statement names it.
+        column: String,
+        /// The type or state it should have.
+        expected: String,
+        /// The value that was read.
+        found: String,
+        /// The statement.
+        statement: String,
+    },
     /// The database refused a statement.
     #[error("the catalog's database answered: {0}")]
     Database(String),

@@ -167,7 +167,7 @@ impl Ledger {
         )?;
         let mut used: BTreeMap<&str, BTreeMap<i64, i64>> = BTreeMap::new();
         for row in &rows {
-            used.entry(row.text(0)).or_default().insert(row.int(1), row.int(2));
+            used.entry(row.text(0)?).or_default().insert(row.int(1)?, row.int(2)?);
         }
         let none = BTreeMap::new();
         let fits = judged.iter().all(|account| {
@@ -191,13 +191,15 @@ impl Ledger {
             "SELECT rse_id, used FROM rse_usage WHERE source = ?2 AND rse_id IN ARRAY(?1) ORDER BY rse_id LOCK ROWS",
             values![all.into_iter().collect::<Vec<i64>>(), OWN_COUNT],
         )?;
-        let moved = rows.iter().any(|row| {
-            self.space.get(&row.int(0)).is_some_and(|(seen, most)| {
-                let (held, more) = (row.int(1), self.held(row.int(0)));
-                more > 0 && held > *seen && held.saturating_add(more) > *most
-            })
-        });
-        if moved { Err(Error::Moved) } else { Ok(()) }
+        for row in &rows {
+            let (rse, held) = (row.int(0)?, row.int(1)?);
+            let Some((seen, most)) = self.space.get(&rse) else { continue };
+            let more = self.held(rse);
+            if more > 0 && held > *seen && held.saturating_add(more) > *most {
+                return Err(Error::Moved);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -19,9 +19,11 @@ pub mod error;
 pub mod ledger;
 pub mod load;
 pub mod order;
+mod pipeline;
 mod pool;
 mod postgres;
 pub mod private_postgres;
+mod row;
 mod schema;
 mod sqlite;
 pub mod state;
@@ -34,11 +36,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use address::Address;
-pub use engine::{Column, Row, Value};
+pub use engine::{Column, Value};
 use engine::{Engine, Mode};
 pub use error::{Error, Result, TxError};
+pub use pipeline::{Answers, Pending, Pipeline};
 use pool::{Pool, open_lock};
 use postgres::{Fate, Postgres};
+pub use row::{Row, Stored};
 use sqlite::Sqlite;
 use tokio::sync::Notify;
 use writer::Writer;
@@ -122,6 +126,8 @@ const RSES_VERSION: &str = "SELECT value FROM versions WHERE name = 'rses'";
 pub struct Tx<'a> {
     engine: &'a mut dyn Engine,
     rses: Option<Known>,
+    /// The version of the storage elements, where a pipeline has asked for it.
+    rses_version: Option<i64>,
     shared: &'a Mutex<Option<Known>>,
     wakes: Vec<Daemon>,
     moves: bool,
@@ -177,7 +183,7 @@ impl Tx<'_> {
 
     /// The number in the first row of an answer, 0 without one.
     pub fn number(&mut self, sql: &str, params: &[Value]) -> Result<i64> {
-        Ok(self.first(sql, params)?.map_or(0, |row| row.int(0)))
+        self.first(sql, params)?.map_or(Ok(0), |row| row.int(0))
     }
 
     /// Runs a statement and counts the rows it changed.
@@ -192,9 +198,14 @@ impl Tx<'_> {
         self.engine.later(sql, params)
     }
 
-    /// Says that this will be queried soon, so that it takes no round trip of its own.
-    pub fn ahead(&mut self, sql: &str, params: &[Value]) -> Result<()> {
-        self.engine.ahead(sql, params)
+    /// Runs the queries of a pipeline, in order and in one round trip.
+    pub fn run(&mut self, pipeline: Pipeline) -> Result<Answers> {
+        self.statements += pipeline.queries.len() as u64;
+        let mut answers = Answers(self.engine.pipeline(&pipeline.queries)?);
+        if let Some(version) = pipeline.rses {
+            self.rses_version = Some(answers.number(version)?);
+        }
+        Ok(answers)
     }
 
     pub fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
@@ -219,7 +230,10 @@ impl Tx<'_> {
         if let Some(Ok(rses)) = own.map(Arc::downcast) {
             return Ok(rses);
         }
-        let version = self.number(RSES_VERSION, &[])?;
+        let version = match self.rses_version {
+            Some(version) => version,
+            None => self.number(RSES_VERSION, &[])?,
+        };
         let shared = open_lock(self.shared).clone().filter(|(known, _)| *known == version);
         let rses = match shared.map(|(_, rses)| rses.downcast()) {
             Some(Ok(rses)) => rses,
@@ -229,14 +243,9 @@ impl Tx<'_> {
         Ok(rses)
     }
 
-    /// Says that the RSEs will be asked for.
-    pub fn rses_ahead(&mut self) -> Result<()> {
-        if self.rses.is_none() { self.ahead(RSES_VERSION, &[]) } else { Ok(()) }
-    }
-
     /// RSEs changed: everybody reads them anew.
     pub fn rses_changed(&mut self) -> Result<()> {
-        self.rses = None;
+        (self.rses, self.rses_version) = (None, None);
         self.execute("UPDATE versions SET value = value + 1 WHERE name = 'rses'", &[]).map(drop)
     }
 
@@ -324,7 +333,8 @@ impl Catalog {
     pub async fn identity(&self) -> Result<Option<String>> {
         self.read(|tx| {
             let rows = tx.query("SELECT value FROM versions WHERE name = 'identity'", &[])?;
-            Ok(rows.first().map(|row| format!("{:016x}", row.int(0).cast_unsigned())))
+            let number = rows.first().map(|row| row.int(0)).transpose()?;
+            Ok(number.map(|number| format!("{:016x}", number.cast_unsigned())))
         })
         .await
     }
@@ -479,6 +489,7 @@ impl Catalog {
         let mut tx = Tx {
             engine,
             rses: None,
+            rses_version: None,
             shared: &self.inner.rses,
             wakes: Vec::new(),
             moves: false,

@@ -253,7 +253,7 @@ fn restored_by(engine: &mut dyn Engine) -> Result<Option<String>> {
     let mut name = None;
     if exists(engine, RESTORE)? {
         engine.query(&format!("SELECT name FROM {RESTORE}"), &[], &mut |row| {
-            name = Some(row.text(0).to_owned());
+            name = Some(row.text(0)?.to_owned());
             Ok(())
         })?;
     }
@@ -268,7 +268,7 @@ fn exists(engine: &mut dyn Engine, table: &str) -> Result<bool> {
     };
     let mut found = false;
     engine.query(sql, values![table], &mut |row| {
-        found = row.int(0) > 0;
+        found = row.int(0)? > 0;
         Ok(())
     })?;
     Ok(found)

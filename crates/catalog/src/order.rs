@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Tx, Value};
-use crate::error::{Error, Result, TxError};
+use super::{Answers, Pipeline, Row, Tx, Value};
+use crate::error::{Error, Result};
 use crate::state::DidType;
 use crate::values;
 
@@ -42,68 +42,76 @@ pub fn goes_with(
 }
 
 const UP: &str = "WITH RECURSIVE up(id) AS (SELECT parent FROM contents WHERE child IN ARRAY(?1)
-    UNION SELECT c.parent FROM up CROSS JOIN contents c ON (c.child = up.id)) SELECT id FROM up";
+    UNION SELECT c.parent FROM up LOOKUP JOIN contents c ON (c.child = up.id)) SELECT id FROM up";
 
 const DOWN: &str = "WITH RECURSIVE down(id, did_type) AS (
     SELECT id, did_type FROM dids WHERE id IN ARRAY(?1) AND did_type <> 'F'
-    UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id)
+    UNION SELECT c.child, c.child_type FROM down LOOKUP JOIN contents c ON (c.parent = down.id)
     WHERE down.did_type = 'C') SELECT id, did_type FROM down";
 
 const HOLD: &str = "SELECT id FROM dids WHERE id IN ARRAY(?1) ORDER BY id LOCK ROWS";
 
 /// The collections above `roots`, with them.
 pub fn ancestors(tx: &mut Tx<'_>, roots: &[i64]) -> Result<BTreeSet<i64>> {
-    let mut found: BTreeSet<i64> = roots.iter().copied().collect();
     let rows = tx.query(UP, values![roots.to_vec()])?;
-    found.extend(rows.iter().map(|row| row.int(0)));
-    Ok(found)
+    with_roots(roots, &rows)
+}
+
+/// The numbers in the first column, and the roots they were found from.
+fn with_roots(roots: &[i64], rows: &[Row]) -> Result<BTreeSet<i64>> {
+    let above = rows.iter().map(|row| row.int(0));
+    roots.iter().map(|root| Ok(*root)).chain(above).collect()
 }
 
 /// The collections below `roots`, with them. Only containers are descended.
 pub fn collections(tx: &mut Tx<'_>, roots: &[i64]) -> Result<BTreeMap<i64, DidType>> {
     let rows = tx.query(DOWN, values![roots.to_vec()])?;
-    Ok(rows.iter().filter_map(|row| Some((row.int(0), DidType::read(row.text(1))?))).collect())
+    with_types(&rows)
+}
+
+fn with_types(rows: &[Row]) -> Result<BTreeMap<i64, DidType>> {
+    rows.iter().map(|row| Ok((row.int(0)?, row.state(1)?))).collect()
 }
 
 /// Locks what is above the collections `up` and below the collections `down`, with them.
 pub fn lock_tree(tx: &mut Tx<'_>, up: &[i64], down: &[i64]) -> Result<Tree> {
-    lock_tree_and(tx, up, down, |_, _| Ok::<_, Error>(()))
+    let (tree, (), _) = lock_tree_and(tx, up, down, |_, _| ())?;
+    Ok(tree)
 }
 
-/// The same; `next` may say what will be asked once the tree is held.
-pub fn lock_tree_and<E: TxError>(
+/// The same; `more` adds queries that run once the tree is held, in the same round trip. Returns
+/// what `more` returned, and the answers.
+pub fn lock_tree_and<T>(
     tx: &mut Tx<'_>,
     up: &[i64],
     down: &[i64],
-    next: impl FnOnce(&mut Tx<'_>, &Tree) -> Result<(), E>,
-) -> Result<Tree, E> {
-    let read = |tx: &mut Tx<'_>| -> Result<Tree> {
-        Ok(Tree {
-            up: if up.is_empty() { BTreeSet::new() } else { ancestors(tx, up)? },
-            down: if down.is_empty() { BTreeMap::new() } else { collections(tx, down)? },
-        })
+    more: impl FnOnce(&mut Pipeline, &Tree) -> T,
+) -> Result<(Tree, T, Answers)> {
+    let mut ask = Pipeline::default();
+    let above = (!up.is_empty()).then(|| ask.query(UP, values![up.to_vec()]));
+    let below = (!down.is_empty()).then(|| ask.query(DOWN, values![down.to_vec()]));
+    let mut answers = tx.run(ask)?;
+    let tree = Tree {
+        up: above.map_or_else(|| Ok(BTreeSet::new()), |at| with_roots(up, &answers.take(at)))?,
+        down: below.map_or_else(|| Ok(BTreeMap::new()), |at| with_types(&answers.take(at)))?,
     };
-    let tree = read(tx)?;
-    if !tx.is_postgres() {
-        return Ok(tree);
+    let all: BTreeSet<i64> = tree.up.iter().chain(tree.down.keys()).copied().collect();
+    let held = tx.is_postgres() && !tx.unlocked_dids && !all.is_empty();
+    let mut ask = Pipeline::default();
+    let (mut above, mut below) = (None, None);
+    if held {
+        ask.query(HOLD, values![all.into_iter().collect::<Vec<i64>>()]);
+        above = (!up.is_empty()).then(|| ask.query(UP, values![up.to_vec()]));
+        below = (!down.is_empty()).then(|| ask.query(DOWN, values![down.to_vec()]));
     }
-    let mut all: BTreeSet<i64> = tree.up.clone();
-    all.extend(tree.down.keys());
-    if !all.is_empty() && !tx.unlocked_dids {
-        tx.ahead(HOLD, values![all.iter().copied().collect::<Vec<i64>>()])?;
-        if !up.is_empty() {
-            tx.ahead(UP, values![up.to_vec()])?;
-        }
-        if !down.is_empty() {
-            tx.ahead(DOWN, values![down.to_vec()])?;
-        }
-        next(tx, &tree)?;
-    }
-    lock_dids(tx, &all)?;
-    if !tx.unlocked_dids && read(tx)? != tree {
-        return Err(Error::Moved.into());
-    }
-    Ok(tree)
+    let asked = more(&mut ask, &tree);
+    let mut answers = tx.run(ask)?;
+    let moved = match (above, below) {
+        (Some(at), _) if with_roots(up, &answers.take(at))? != tree.up => true,
+        (_, Some(at)) => with_types(&answers.take(at))? != tree.down,
+        _ => false,
+    };
+    if moved { Err(Error::Moved) } else { Ok((tree, asked, answers)) }
 }
 
 /// Locks collections by number.

@@ -6,6 +6,7 @@
 //! for) is sent along with the next statement, so that it takes no round trip of its own.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
@@ -15,7 +16,9 @@ use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{Client, SimpleQueryMessage, Statement};
 
 use super::address::Address;
-use super::engine::{Column, Engine, Mode, Row, Value, database, with_arrays, with_lookups};
+use super::engine::{Column, Engine, Mode, Value, database, with_arrays, with_lateral_lookups};
+use super::pipeline::Query;
+use super::row::Row;
 use crate::error::{Error, Result};
 
 /// Work tables are emptied row by row until this many dead rows have gathered in them.
@@ -29,15 +32,13 @@ const ALONG: usize = 16;
 
 pub(crate) struct Postgres {
     client: Client,
-    statements: HashMap<String, Statement>,
+    statements: HashMap<Arc<str>, Statement>,
     /// Rows put into each work table since it was last truncated.
     dirty: HashMap<String, u64>,
     /// What begins the transaction, until it is sent.
     begin: Option<&'static str>,
     /// Statements whose outcome nobody asked for, until they are sent.
     waiting: Vec<Waiting>,
-    /// Queries that are about to be asked, and their answers once they were sent.
-    ahead: Vec<Ahead>,
     /// The transaction's number, by which its fate can be asked after a lost connection.
     transaction: Option<String>,
     /// Transactions since plans were last made.
@@ -53,13 +54,6 @@ struct Waiting {
     params: Vec<Value>,
     /// The work table it puts rows into.
     table: Option<String>,
-}
-
-struct Ahead {
-    sql: String,
-    params: Vec<Value>,
-    statement: Statement,
-    rows: Option<Vec<Row>>,
 }
 
 impl Drop for Postgres {
@@ -151,13 +145,14 @@ impl ToSql for Value {
 
 /// `?1` becomes `$1`, `LOCK ROWS` becomes `FOR UPDATE`.
 fn rewrite(sql: &str) -> String {
-    with_arrays(&with_lookups(sql), "= ANY (", "::bigint[])")
+    with_arrays(&with_lateral_lookups(sql), "= ANY (", "::bigint[])")
         .replace('?', "$")
         .replace("LOCK ROWS", "FOR UPDATE")
 }
 
-fn read(row: &tokio_postgres::Row) -> Result<Row> {
-    (0..row.len()).map(|column| value(row, column)).collect::<Result<_>>().map(Row)
+fn read(row: &tokio_postgres::Row, sql: &Arc<str>) -> Result<Row> {
+    let values = (0..row.len()).map(|column| value(row, column)).collect::<Result<_>>()?;
+    Ok(Row::new(values, sql))
 }
 
 fn value(row: &tokio_postgres::Row, column: usize) -> Result<Value> {
@@ -193,7 +188,6 @@ impl Postgres {
             dirty: HashMap::new(),
             begin: None,
             waiting: Vec::new(),
-            ahead: Vec::new(),
             transaction: None,
             transactions: 0,
             run: String::new(),
@@ -265,8 +259,13 @@ impl Postgres {
             .runtime()
             .block_on(self.client.prepare(&rewrite(sql)))
             .map_err(|error| with_statement(failed(&error), sql))?;
-        self.statements.insert(sql.to_owned(), statement.clone());
+        self.statements.insert(sql.into(), statement.clone());
         Ok(statement)
+    }
+
+    /// A prepared statement's text, for the rows of its answers.
+    fn written(&self, sql: &str) -> Arc<str> {
+        self.statements.get_key_value(sql).map_or_else(|| sql.into(), |(sql, _)| Arc::clone(sql))
     }
 }
 
@@ -326,29 +325,6 @@ impl Postgres {
         }
         Ok(done)
     }
-
-    /// Sends the queries that are about to be asked, in order and together.
-    fn ask_ahead(&mut self) -> Result<()> {
-        let asked: Vec<(Statement, Vec<Value>)> = self
-            .ahead
-            .iter()
-            .filter(|ahead| ahead.rows.is_none())
-            .map(|ahead| (ahead.statement.clone(), ahead.params.clone()))
-            .collect();
-        let answers = self.flush(async |client| {
-            let answer = async |(statement, params): &(Statement, Vec<Value>)| {
-                let rows = client.query_raw(statement, params.as_slice()).await?;
-                rows.try_collect::<Vec<tokio_postgres::Row>>().await
-            };
-            let answers = join_all(asked.iter().map(answer)).await;
-            answers.into_iter().collect::<std::result::Result<Vec<_>, _>>()
-        })?;
-        let open = self.ahead.iter_mut().filter(|ahead| ahead.rows.is_none());
-        for (ahead, answer) in open.zip(answers) {
-            ahead.rows = Some(answer.iter().map(read).collect::<Result<_>>()?);
-        }
-        Ok(())
-    }
 }
 
 /// The fate of a transaction whose commit was not answered.
@@ -390,7 +366,6 @@ impl Engine for Postgres {
     fn begin(&mut self, mode: Mode) -> Result<()> {
         self.transaction = None;
         self.waiting.clear();
-        self.ahead.clear();
         self.transactions += 1;
         if self.transactions > PLANS_LAST {
             self.transactions = 0;
@@ -439,15 +414,8 @@ impl Engine for Postgres {
         params: &[Value],
         each: &mut dyn FnMut(Row) -> Result<()>,
     ) -> Result<()> {
-        let asked = self.ahead.iter().position(|one| one.sql == sql && one.params == params);
-        if let Some(at) = asked {
-            if self.ahead[at].rows.is_none() {
-                self.ask_ahead().map_err(|error| with_statement(error, sql))?;
-            }
-            let rows = self.ahead.remove(at).rows.unwrap_or_default();
-            return rows.into_iter().try_for_each(each);
-        }
         let statement = self.statement(sql)?;
+        let written = self.written(sql);
         let rows = self
             .flush(async |client| client.query_raw(&statement, params).await)
             .map_err(|error| with_statement(error, sql))?;
@@ -459,7 +427,7 @@ impl Engine for Postgres {
                 while some.len() < ROWS_TOGETHER {
                     let next = rows.try_next().await;
                     match next.map_err(|error| with_statement(failed(&error), sql))? {
-                        Some(row) => some.push(read(&row)?),
+                        Some(row) => some.push(read(&row, &written)?),
                         None => return Ok(false),
                     }
                 }
@@ -493,11 +461,31 @@ impl Engine for Postgres {
         Ok(())
     }
 
-    fn ahead(&mut self, sql: &str, params: &[Value]) -> Result<()> {
-        let statement = self.statement(sql)?;
-        let (sql, params) = (sql.to_owned(), params.to_vec());
-        self.ahead.push(Ahead { sql, params, statement, rows: None });
-        Ok(())
+    fn pipeline(&mut self, queries: &[Query]) -> Result<Vec<Vec<Row>>> {
+        if queries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut asked = Vec::with_capacity(queries.len());
+        for query in queries {
+            asked.push((self.statement(&query.sql)?, query.params.as_slice()));
+        }
+        let answers = self.flush(async |client| {
+            let answer = async |(statement, params): &(Statement, &[Value])| {
+                let rows = client.query_raw(statement, *params).await?;
+                rows.try_collect::<Vec<tokio_postgres::Row>>().await
+            };
+            // Each is sent when it is first polled, which is in this order.
+            let answers = join_all(asked.iter().map(answer)).await;
+            answers.into_iter().collect::<std::result::Result<Vec<_>, _>>()
+        });
+        let all = || queries.iter().map(|query| query.sql.trim()).collect::<Vec<_>>().join("; ");
+        let answers = answers.map_err(|error| with_statement(error, &all()))?;
+        let mut read_all = Vec::with_capacity(answers.len());
+        for (query, answer) in queries.iter().zip(answers) {
+            let written = self.written(&query.sql);
+            read_all.push(answer.iter().map(|row| read(row, &written)).collect::<Result<_>>()?);
+        }
+        Ok(read_all)
     }
 
     fn batch(&mut self, sql: &str) -> Result<()> {

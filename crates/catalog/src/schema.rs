@@ -320,7 +320,7 @@ pub(crate) fn migrate_within(engine: &mut dyn Engine, to: i64) -> Result<()> {
 pub(crate) fn version(engine: &mut dyn Engine) -> Result<i64> {
     let mut found = 0;
     engine.query("SELECT COALESCE(MAX(version), 0) FROM catalog_schema", &[], &mut |row| {
-        found = row.int(0);
+        found = row.int(0)?;
         Ok(())
     })?;
     Ok(found)
@@ -341,7 +341,7 @@ mod tests {
             let sql = "SELECT name FROM sqlite_schema WHERE type = ?1 AND name NOT LIKE 'sqlite_%'
                 AND name <> 'catalog_schema'";
             let mut each = |row: super::super::Row| {
-                found.insert(row.text(0).to_owned());
+                found.insert(row.text(0)?.to_owned());
                 Ok(())
             };
             engine.query(sql, values![sort], &mut each).unwrap();

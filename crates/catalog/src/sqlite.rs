@@ -5,17 +5,20 @@ use std::fs::{File, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, ToSql};
 
-use super::engine::{Column, Engine, Mode, Row, Value, with_arrays};
+use super::engine::{Column, Engine, Mode, Value, with_arrays, with_ordered_lookups};
+use super::row::Row;
 use crate::error::{Error, Result};
 
 pub(crate) struct Sqlite {
     connection: Connection,
-    rewritten: HashMap<String, String>,
+    /// Statements as written, each with its form for SQLite.
+    rewritten: HashMap<Arc<str>, String>,
 }
 
 impl ToSql for Value {
@@ -99,17 +102,25 @@ impl Sqlite {
         reader.connection.execute_batch("PRAGMA cache_size = -16384").map_err(failed)?;
         Ok(reader)
     }
+}
 
-    fn rewrite(&mut self, sql: &str) {
-        if !self.rewritten.contains_key(sql) {
-            self.rewritten.insert(sql.to_owned(), rewrite(sql));
-        }
-    }
+/// A statement as written, and its form for SQLite, which is kept.
+fn known<'a>(rewritten: &'a mut HashMap<Arc<str>, String>, sql: &str) -> (Arc<str>, &'a str) {
+    let written: Arc<str> = match rewritten.get_key_value(sql) {
+        Some((written, _)) => Arc::clone(written),
+        None => sql.into(),
+    };
+    let form = rewritten.entry(Arc::clone(&written)).or_insert_with(|| rewrite(sql));
+    (written, form)
 }
 
 /// Row locks need no words here: the one writer holds them all.
 fn rewrite(sql: &str) -> String {
-    with_arrays(&sql.replace("LOCK ROWS", ""), "IN (SELECT value FROM json_each(", "))")
+    with_arrays(
+        &with_ordered_lookups(sql).replace("LOCK ROWS", ""),
+        "IN (SELECT value FROM json_each(",
+        "))",
+    )
 }
 
 fn value(value: ValueRef<'_>) -> Value {
@@ -144,8 +155,8 @@ impl Engine for Sqlite {
         params: &[Value],
         each: &mut dyn FnMut(Row) -> Result<()>,
     ) -> Result<()> {
-        self.rewrite(sql);
-        let mut statement = self.connection.prepare_cached(&self.rewritten[sql]).map_err(failed)?;
+        let (written, rewritten) = known(&mut self.rewritten, sql);
+        let mut statement = self.connection.prepare_cached(rewritten).map_err(failed)?;
         let width = statement.column_count();
         let mut rows = statement.query(rusqlite::params_from_iter(params)).map_err(failed)?;
         while let Some(row) = rows.next().map_err(failed)? {
@@ -153,14 +164,14 @@ impl Engine for Sqlite {
             for column in 0..width {
                 values.push(value(row.get_ref(column).map_err(failed)?));
             }
-            each(Row(values))?;
+            each(Row::new(values, &written))?;
         }
         Ok(())
     }
 
     fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
-        self.rewrite(sql);
-        let mut statement = self.connection.prepare_cached(&self.rewritten[sql]).map_err(failed)?;
+        let (_, rewritten) = known(&mut self.rewritten, sql);
+        let mut statement = self.connection.prepare_cached(rewritten).map_err(failed)?;
         let changed = statement.execute(rusqlite::params_from_iter(params)).map_err(failed)?;
         Ok(changed as u64)
     }

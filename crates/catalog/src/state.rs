@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::row::Stored;
+
 /// An enumeration stored as one letter and shown by name.
 macro_rules! letters {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $letter:literal $text:literal),+ $(,)? }) => {
@@ -31,6 +33,14 @@ macro_rules! letters {
                 Self::ALL.iter().copied().find(|value| {
                     value.letter() == text || value.name().eq_ignore_ascii_case(text)
                 })
+            }
+        }
+
+        impl Stored for $name {
+            const NAME: &'static str = stringify!($name);
+
+            fn from_letter(letter: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|value| value.letter() == letter)
             }
         }
 

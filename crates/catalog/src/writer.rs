@@ -215,7 +215,7 @@ mod tests {
         writer
             .run(|engine| {
                 engine.query("SELECT at FROM seen ORDER BY at", &[], &mut |row| {
-                    found.push(row.int(0));
+                    found.push(row.int(0)?);
                     Ok(())
                 })
             })

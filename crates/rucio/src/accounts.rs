@@ -23,10 +23,13 @@ pub(super) async fn scopes(call: &Call, account: Option<String>) -> Result<Reply
                 account::check_exists(tx, account)?;
             }
             let rows = tx.query("SELECT scope, account FROM scopes ORDER BY scope", &[])?;
-            let taken = rows
-                .iter()
-                .filter(|row| account.as_deref().is_none_or(|account| account == row.text(1)));
-            let taken: Vec<String> = taken.map(|row| row.text(0).to_owned()).collect();
+            let mut taken = Vec::new();
+            for row in &rows {
+                let owner = row.text(1)?;
+                if account.as_deref().is_none_or(|account| account == owner) {
+                    taken.push(row.text(0)?.to_owned());
+                }
+            }
             match &account {
                 Some(account) if taken.is_empty() => {
                     let message = format!("Account '{account}' has no scopes");
@@ -49,8 +52,8 @@ pub(super) async fn scopes_at(call: &Call, parts: &[&str]) -> Result<Reply> {
                     let rows = tx.query("SELECT scope, account FROM scopes ORDER BY scope", &[])?;
                     let shown = rows
                         .iter()
-                        .map(|row| json!({"scope": row.text(0), "account": row.text(1)}));
-                    Ok(shown.collect::<Vec<_>>())
+                        .map(|row| Ok(json!({"scope": row.text(0)?, "account": row.text(1)?})));
+                    shown.collect::<Result<Vec<_>>>()
                 })
                 .await?;
             Ok(Reply::Json(json!(owners)))
@@ -131,10 +134,9 @@ pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
                         "SELECT key, value FROM account_attr_map WHERE account = ?1 ORDER BY key",
                         values![&owned[0]],
                     )?;
-                    Ok(rows
-                        .iter()
-                        .map(|row| json!({"key": row.text(0), "value": row.text(1)}))
-                        .collect::<Vec<_>>())
+                    rows.iter()
+                        .map(|row| Ok(json!({"key": row.text(0)?, "value": row.text(1)?})))
+                        .collect::<Result<Vec<_>>>()
                 })
                 .await?;
             Ok(Reply::Json(json!(found)))
@@ -195,16 +197,27 @@ async fn list_accounts(call: &Call) -> Result<Reply> {
                     _ if column.is_some() => Vec::new(),
                     key => account::with_attribute(tx, key, value)?,
                 };
-                rows.retain(|row| match column {
-                    Some(0) => search::fits(value, row.text(0)),
-                    Some(at) => row.opt_text(at).as_deref() == Some(value),
-                    None => own.iter().any(|one| one == row.text(0)),
-                });
+                let mut kept = Vec::new();
+                for row in rows {
+                    let account = row.text(0)?;
+                    let fits = match column {
+                        Some(0) => search::fits(value, account),
+                        Some(at) => row.opt_text(at)?.as_deref() == Some(value),
+                        None => own.iter().any(|one| one == account),
+                    };
+                    if fits {
+                        kept.push(row);
+                    }
+                }
+                rows = kept;
             }
             let shown = rows.iter().map(|row| {
-                json!({"account": row.text(0), "type": row.text(1), "email": row.opt_text(2)}).to_string()
+                let value = json!({
+                    "account": row.text(0)?, "type": row.text(1)?, "email": row.opt_text(2)?,
+                });
+                Ok(value.to_string())
             });
-            Ok(shown.collect())
+            shown.collect()
         })
         .await?;
     Ok(whole(lines))
@@ -266,13 +279,13 @@ async fn get_account(call: &Call, owned: Vec<String>) -> Result<Reply> {
             account::check_exists(tx, &owned[0])?;
             let sql = "SELECT account, account_type, status, email, created_at, updated_at, suspended_at FROM accounts WHERE account = ?1";
             let row = tx.first(sql, values![&owned[0]])?;
-            Ok(row.map_or(Value::Null, |row| {
-                json!({
-                    "account": row.text(0), "account_type": row.text(1), "status": row.text(2), "email": row.opt_text(3),
-                    "created_at": iso(row.opt_int(4)), "updated_at": iso(row.opt_int(5)), "suspended_at": iso(row.opt_int(6)),
+            row.map_or(Ok(Value::Null), |row| {
+                Ok(json!({
+                    "account": row.text(0)?, "account_type": row.text(1)?, "status": row.text(2)?, "email": row.opt_text(3)?,
+                    "created_at": iso(row.opt_int(4)?), "updated_at": iso(row.opt_int(5)?), "suspended_at": iso(row.opt_int(6)?),
                     "deleted_at": null,
-                })
-            }))
+                }))
+            })
         })
         .await?;
     Ok(Reply::Json(value))

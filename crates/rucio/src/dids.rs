@@ -94,7 +94,7 @@ fn scope_list(call: &Call, scope: &str) -> Result<Reply> {
         let Some(name) = &name else {
             let sql = did::top_sql();
             return tx.for_each(&sql, values![&scope], &mut |row| {
-                show(&did::from_row(&row), Value::Null, 0)
+                show(&did::from_row(&row)?, Value::Null, 0)
             });
         };
         let top = did::get(tx, &Did::new(scope.clone(), name.clone()))?;
@@ -115,9 +115,9 @@ fn history(name: Did) -> Result<Reply> {
             JOIN dids d ON d.id = h.child WHERE h.parent = ?1 ORDER BY h.deleted_at, d.scope, d.name";
         tx.for_each(sql, values![id], &mut |row| {
             let value = json!({
-                "scope": row.text(0), "name": row.text(1), "type": DidType::read(row.text(2)), "bytes": row.opt_int(3),
-                "did_created_at": show::time(row.opt_int(4)), "created_at": show::time(row.opt_int(4)),
-                "updated_at": show::time(row.opt_int(5)), "deleted_at": show::time(row.opt_int(5)),
+                "scope": row.text(0)?, "name": row.text(1)?, "type": row.state::<DidType>(2)?, "bytes": row.opt_int(3)?,
+                "did_created_at": show::time(row.opt_int(4)?), "created_at": show::time(row.opt_int(4)?),
+                "updated_at": show::time(row.opt_int(5)?), "deleted_at": show::time(row.opt_int(5)?),
                 "adler32": null, "md5": null,
             });
             line(value.to_string())
@@ -197,10 +197,11 @@ pub(super) async fn own_scope(call: &Call, scope: &str, what: &str) -> Result<()
     let scope = scope.to_owned();
     let owner = call
         .read(move |tx| {
-            Ok(tx.first("SELECT account FROM scopes WHERE scope = ?1", values![&scope])?)
+            let sql = "SELECT account FROM scopes WHERE scope = ?1";
+            let row = tx.first(sql, values![&scope])?;
+            row.map(|row| Ok(row.text(0)?.to_owned())).transpose()
         })
-        .await?
-        .map(|row| row.text(0).to_owned());
+        .await?;
     match owner {
         Some(owner) => call.owner_or_privileged(what, &owner),
         None => Ok(()),

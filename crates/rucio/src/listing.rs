@@ -130,8 +130,8 @@ fn question(kind: DidType) -> String {
         DidType::Dataset => ("", "(SELECT child AS id FROM contents WHERE parent = ?1) f"),
         DidType::Container => (
             "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-             UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C'),
-             files(id) AS (SELECT DISTINCT c.child FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D') ",
+             UNION SELECT c.child, c.child_type FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C'),
+             files(id) AS (SELECT DISTINCT c.child FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D') ",
             "files f",
         ),
     };
@@ -205,17 +205,18 @@ impl Wanted {
         let mut rng = SmallRng::seed_from_u64(self.seed);
         let params = values![root, self.all_states, since, self.unavailable];
         tx.for_each(&question(kind), params, &mut |row| -> Result<()> {
-            if file.as_ref().is_none_or(|file| file.0 != row.int(0)) {
+            let id = row.int(0)?;
+            if file.as_ref().is_none_or(|file| file.0 != id) {
                 if let Some((_, done)) = file.take() {
                     line(self.show(done, &mut rng))?;
                 }
                 let parents = self.parents.then_some(above);
-                file = Some((row.int(0), begin(&row, parents)));
+                file = Some((id, begin(&row, parents)?));
             }
-            if let (Some((_, file)), Some(rse)) = (&mut file, row.opt_int(6))
+            if let (Some((_, file)), Some(rse)) = (&mut file, row.opt_int(6)?)
                 && let Some(site) = sites.get(&rse)
             {
-                add(file, site, &row);
+                add(file, site, &row)?;
             }
             Ok(())
         })?;
@@ -236,29 +237,30 @@ impl Wanted {
     }
 }
 
-fn begin<'a>(row: &Row, parents: Option<&'a [String]>) -> File<'a> {
-    File {
-        scope: row.text(1).to_owned(),
-        name: row.text(2).to_owned(),
-        bytes: row.opt_int(3),
-        md5: row.opt_text(4),
-        adler32: row.opt_text(5),
+fn begin<'a>(row: &Row, parents: Option<&'a [String]>) -> Result<File<'a>> {
+    Ok(File {
+        scope: row.text(1)?.to_owned(),
+        name: row.text(2)?.to_owned(),
+        bytes: row.opt_int(3)?,
+        md5: row.opt_text(4)?,
+        adler32: row.opt_text(5)?,
         pfns: BTreeMap::new(),
         rses: BTreeMap::new(),
         states: BTreeMap::new(),
         parents,
-    }
+    })
 }
 
 /// Adds a replica to its file. One whose path nobody knows has no physical name.
-fn add<'a>(file: &mut File<'a>, site: &Site<'a>, row: &Row) {
-    let state = ReplicaState::read(row.text(7)).unwrap_or(ReplicaState::Unavailable);
+fn add<'a>(file: &mut File<'a>, site: &Site<'a>, row: &Row) -> Result<()> {
+    let state = row.state::<ReplicaState>(7)?;
     file.states.insert(&site.rse.name, state);
     if site.bases.is_empty() {
-        return;
+        return Ok(());
     }
     let did = Did::new(file.scope.as_str(), file.name.as_str());
-    let Ok(path) = protocol::path(site.rse, &did, row.opt_text(8).as_deref()) else { return };
+    let said = row.opt_text(8)?;
+    let Ok(path) = protocol::path(site.rse, &did, said.as_deref()) else { return Ok(()) };
     for (base, domain) in &site.bases {
         let name = format!("{base}{path}");
         file.rses.entry(&site.rse.name).or_default().push(name.clone());
@@ -274,6 +276,7 @@ fn add<'a>(file: &mut File<'a>, site: &Site<'a>, row: &Row) {
         };
         file.pfns.insert(name, physical);
     }
+    Ok(())
 }
 
 /// Leaves so many physical names of a file, whichever.

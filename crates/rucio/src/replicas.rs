@@ -350,12 +350,13 @@ async fn suspicious(call: &Call) -> Result<Reply> {
             JOIN dids d ON d.id = s.did_id JOIN rses r ON r.id = s.rse_id WHERE s.updated_at >= ?1 AND s.times >= ?2
             ORDER BY s.created_at, s.did_id, s.rse_id";
         tx.for_each(sql, values![since, times], &mut |row| {
-            if on.as_ref().is_some_and(|on| !on.contains(&row.int(7))) {
+            let rse = row.int(7)?;
+            if on.as_ref().is_some_and(|on| !on.contains(&rse)) {
                 return Ok(());
             }
             let value = json!({
-                "scope": row.text(0), "name": row.text(1), "rse": row.text(2), "rse_id": row.text(3),
-                "cnt": row.int(4), "created_at": show::time(row.opt_int(5)), "reason": row.text(6),
+                "scope": row.text(0)?, "name": row.text(1)?, "rse": row.text(2)?, "rse_id": row.text(3)?,
+                "cnt": row.int(4)?, "created_at": show::time(row.opt_int(5)?), "reason": row.text(6)?,
             });
             line(value.to_string())
         })
@@ -385,10 +386,10 @@ fn bad_states() -> Reply {
         let sql = "SELECT d.scope, d.name, r.rse, r.uuid, b.reason, b.account, b.created_at FROM bad_replicas b
             JOIN dids d ON d.id = b.did_id JOIN rses r ON r.id = b.rse_id ORDER BY b.id";
         tx.for_each(sql, &[], &mut |row| {
-            let at = show::time(row.opt_int(6));
+            let at = show::time(row.opt_int(6)?);
             let value = json!({
-                "scope": row.text(0), "name": row.text(1), "rse": row.text(2), "rse_id": row.text(3), "state": "BAD",
-                "reason": row.opt_text(4), "account": row.opt_text(5), "created_at": at, "updated_at": at,
+                "scope": row.text(0)?, "name": row.text(1)?, "rse": row.text(2)?, "rse_id": row.text(3)?, "state": "BAD",
+                "reason": row.opt_text(4)?, "account": row.opt_text(5)?, "created_at": at, "updated_at": at,
             });
             line(value.to_string())
         })

@@ -38,17 +38,17 @@ fn question(over: bool) -> &'static str {
     }
 }
 
-fn shown(row: &Row) -> Value {
-    json!({
-        "id": format!("{:032x}", row.int(0)),
-        "request_type": if row.text(1) == "S" { "STAGEIN" } else { "TRANSFER" },
-        "state": RequestState::read(row.text(2)), "activity": row.text(3), "priority": row.int(4),
-        "retry_count": row.int(5), "err_msg": row.opt_text(6), "requested_at": show::time(row.opt_int(7)),
-        "rule_id": row.opt_text(8), "bytes": row.int(9), "scope": row.text(10), "name": row.text(11), "did_type": "FILE",
-        "dest_rse": row.text(12), "dest_rse_id": row.text(13), "source_rse": row.opt_text(14),
-        "source_rse_id": row.opt_text(15), "updated_at": show::time(row.opt_int(16)),
-        "submitted_at": show::time(row.opt_int(17)), "external_id": row.opt_text(18),
-    })
+fn shown(row: &Row) -> Result<Value> {
+    Ok(json!({
+        "id": format!("{:032x}", row.int(0)?),
+        "request_type": if row.text(1)? == "S" { "STAGEIN" } else { "TRANSFER" },
+        "state": row.state::<RequestState>(2)?, "activity": row.text(3)?, "priority": row.int(4)?,
+        "retry_count": row.opt_int(5)?.unwrap_or(0), "err_msg": row.opt_text(6)?, "requested_at": show::time(row.opt_int(7)?),
+        "rule_id": row.opt_text(8)?, "bytes": row.int(9)?, "scope": row.text(10)?, "name": row.text(11)?, "did_type": "FILE",
+        "dest_rse": row.text(12)?, "dest_rse_id": row.text(13)?, "source_rse": row.opt_text(14)?,
+        "source_rse_id": row.opt_text(15)?, "updated_at": show::time(row.opt_int(16)?),
+        "submitted_at": show::time(row.opt_int(17)?), "external_id": row.opt_text(18)?,
+    }))
 }
 
 async fn one(call: &Call, name: Did, rse: &str, over: bool) -> Result<Reply> {
@@ -64,7 +64,7 @@ async fn one(call: &Call, name: Did, rse: &str, over: bool) -> Result<Reply> {
                 let message = format!("No request found for {name} at RSE {rse}");
                 refuse(Class::RequestNotFound, message)
             })?;
-            Ok(shown(&row))
+            shown(&row)
         })
         .await?;
     Ok(Reply::Json(value))
@@ -116,7 +116,7 @@ async fn list(call: &Call, over: bool) -> Result<Reply> {
         question(over)
     );
     Ok(Reply::Lines(Box::new(move |tx, line| {
-        tx.for_each(&sql, values![from, to, most, skip], &mut |row| line(shown(&row).to_string()))
+        tx.for_each(&sql, values![from, to, most, skip], &mut |row| line(shown(&row)?.to_string()))
     })))
 }
 
@@ -130,15 +130,15 @@ async fn limits_at(call: &Call) -> Result<Reply> {
                         ORDER BY rse_expression, activity, direction";
                     let rows = tx.query(sql, &[])?;
                     let shown = rows.iter().map(|row| {
-                        let activity = Some(row.text(1)).filter(|text| !text.is_empty());
-                        json!({
-                            "rse_expression": row.text(0), "activity": activity, "direction": row.text(2),
-                            "max_transfers": row.int(3), "volume": null, "deadline": null, "strategy": "fifo",
+                        let activity = Some(row.text(1)?).filter(|text| !text.is_empty());
+                        let value = json!({
+                            "rse_expression": row.text(0)?, "activity": activity, "direction": row.text(2)?,
+                            "max_transfers": row.int(3)?, "volume": null, "deadline": null, "strategy": "fifo",
                             "transfers": null, "waitings": null,
-                        })
-                        .to_string()
+                        });
+                        Ok(value.to_string())
                     });
-                    Ok(shown.collect())
+                    shown.collect()
                 })
                 .await?;
             Ok(whole(lines))

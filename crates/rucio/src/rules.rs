@@ -154,8 +154,10 @@ pub(super) fn stream(filter: Filter) -> Reply {
             "SELECT p.id, c.uuid FROM rules p JOIN rules c ON c.id = p.child_rule_id",
             &[],
         )?;
-        let children: BTreeMap<i64, String> =
-            rows.iter().map(|row| (row.int(0), row.text(1).to_owned())).collect();
+        let children: BTreeMap<i64, String> = rows
+            .iter()
+            .map(|row| Ok((row.int(0)?, row.text(1)?.to_owned())))
+            .collect::<Result<_>>()?;
         read::list(tx, &filter, &mut |rule| {
             let child = children.get(&rule.id).map_or(Value::Null, |uuid| json!(uuid));
             let mut shown = show::rule(&rule, child);
@@ -325,15 +327,15 @@ fn history_where(
     );
     let rows = tx.query(&sql, params)?;
     let shown = rows.iter().map(|row| {
-        json!({
-            "rule_id": row.text(0), "created_at": mainstay_rules::api::show_time(row.int(1)),
-            "updated_at": mainstay_rules::api::show_time(row.int(2)), "rse_expression": row.text(3),
-            "state": RuleState::read(row.text(4)), "account": row.text(5), "locks_ok_cnt": row.int(6),
-            "locks_stuck_cnt": row.int(7), "locks_replicating_cnt": row.int(8),
-        })
-        .to_string()
+        let value = json!({
+            "rule_id": row.text(0)?, "created_at": mainstay_rules::api::show_time(row.int(1)?),
+            "updated_at": mainstay_rules::api::show_time(row.int(2)?), "rse_expression": row.text(3)?,
+            "state": row.state::<RuleState>(4)?, "account": row.text(5)?, "locks_ok_cnt": row.int(6)?,
+            "locks_stuck_cnt": row.int(7)?, "locks_replicating_cnt": row.int(8)?,
+        });
+        Ok(value.to_string())
     });
-    Ok(shown.collect())
+    shown.collect()
 }
 
 /// A list that is short enough to be held.

@@ -332,8 +332,8 @@ pub(super) fn search(call: &Call, scope: &str) -> Result<Reply> {
     Ok(Reply::Lines(Box::new(move |tx, line| {
         let mut below = Vec::new();
         tx.for_each(&sql, values![&scope, &start, &end], &mut |row| {
-            let found = did::from_row(&row);
-            let meta = did::meta_of(&row);
+            let found = did::from_row(&row)?;
+            let meta = did::meta_of(&row)?;
             let taken = |(kinds, group): &(&[DidType], Vec<Condition>)| {
                 kinds.contains(&found.did_type) && group.iter().all(|one| one.holds(&found, &meta))
             };

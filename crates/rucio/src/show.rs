@@ -18,7 +18,7 @@ pub(super) fn time(at: Option<Micros>) -> Value {
 pub(super) fn uuid_of(tx: &mut Tx<'_>, id: Option<i64>) -> Result<Value> {
     let Some(id) = id else { return Ok(Value::Null) };
     let row = tx.first("SELECT uuid FROM rules WHERE id = ?1", &[id.into()])?;
-    Ok(row.map_or(Value::Null, |row| Value::String(row.text(0).to_owned())))
+    row.map_or(Ok(Value::Null), |row| Ok(Value::String(row.text(0)?.to_owned())))
 }
 
 /// A rule with all its keys; clients index every one of them.

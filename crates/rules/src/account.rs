@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_catalog::ledger::{Ledger, Seen};
-use mainstay_catalog::{Tx, values};
+use mainstay_catalog::{Answers, Pending, Pipeline, Row, Tx, values};
 
 use crate::api::{Micros, check_account, check_scope};
 use crate::error::{Class, Result, refuse};
@@ -41,11 +41,22 @@ pub fn add_root(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     }
 }
 
-pub(crate) const EXISTS: &str = "SELECT 1 FROM accounts WHERE account = ?1 AND deleted_at IS NULL";
+const EXISTS: &str = "SELECT 1 FROM accounts WHERE account = ?1 AND deleted_at IS NULL";
+
+/// Adds the query whether an account exists; [`check_found`] reads the answer.
+pub(crate) fn ask_exists(ask: &mut Pipeline, account: &str) -> Pending {
+    ask.query(EXISTS, values![account])
+}
 
 /// Fails unless the account exists.
 pub fn check_exists(tx: &mut Tx<'_>, account: &str) -> Result<()> {
-    if tx.first(EXISTS, values![account])?.is_none() {
+    let found = tx.first(EXISTS, values![account])?;
+    check_found(found.as_ref(), account)
+}
+
+/// Fails unless a row was found for the account.
+pub(crate) fn check_found(found: Option<&Row>, account: &str) -> Result<()> {
+    if found.is_none() {
         let shown: String = account.chars().take(60).collect();
         return Err(refuse(
             Class::AccountNotFound,
@@ -91,8 +102,13 @@ pub fn set_attribute(
 pub fn with_attribute(tx: &mut Tx<'_>, key: &str, value: &str) -> Result<Vec<String>> {
     let sql = "SELECT account, value FROM account_attr_map WHERE key = ?1";
     let rows = tx.query(sql, values![key])?;
-    let taken = rows.iter().filter(|row| row.text(1).eq_ignore_ascii_case(value));
-    Ok(taken.map(|row| row.text(0).to_owned()).collect())
+    let mut taken = Vec::new();
+    for row in &rows {
+        if row.text(1)?.eq_ignore_ascii_case(value) {
+            taken.push(row.text(0)?.to_owned());
+        }
+    }
+    Ok(taken)
 }
 
 /// Removes an attribute of an account.
@@ -237,23 +253,23 @@ pub fn local_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<Usage>> {
         "SELECT rse_id, files, bytes FROM account_usage WHERE account = ?1",
         values![account],
     )? {
-        if let Some(on) = name(row.int(0)) {
+        if let Some(on) = name(row.int(0)?) {
             let usage = Usage {
-                rse_id: Some(row.int(0)),
+                rse_id: Some(row.int(0)?),
                 on,
-                files: row.int(1),
-                bytes: row.int(2),
+                files: row.int(1)?,
+                bytes: row.int(2)?,
                 limit: None,
             };
-            found.insert(row.int(0), usage);
+            found.insert(row.int(0)?, usage);
         }
     }
     for row in
         tx.query("SELECT rse_id, bytes FROM account_limits WHERE account = ?1", values![account])?
     {
-        if let Some(on) = name(row.int(0)) {
-            let empty = Usage { rse_id: Some(row.int(0)), on, files: 0, bytes: 0, limit: None };
-            found.entry(row.int(0)).or_insert(empty).limit = Some(row.int(1));
+        if let Some(on) = name(row.int(0)?) {
+            let empty = Usage { rse_id: Some(row.int(0)?), on, files: 0, bytes: 0, limit: None };
+            found.entry(row.int(0)?).or_insert(empty).limit = Some(row.int(1)?);
         }
     }
     let mut found: Vec<Usage> =
@@ -269,62 +285,93 @@ pub fn global_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<(Usage, BTreeS
     let sql = "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1 ORDER BY rse_expression";
     let mut found = Vec::new();
     for row in tx.query(sql, values![account])? {
-        let set = Expression::parse(row.text(0))
+        let set = Expression::parse(row.text(0)?)
             .and_then(|parsed| parsed.resolve(&rses))
             .unwrap_or_default();
         let inside = local.iter().filter(|usage| usage.rse_id.is_some_and(|id| set.contains(&id)));
         let (files, bytes) =
             inside.fold((0, 0), |sum, usage| (sum.0 + usage.files, sum.1 + usage.bytes));
-        let limit = Some(row.int(1));
-        found.push((Usage { rse_id: None, on: row.text(0).to_owned(), files, bytes, limit }, set));
+        let limit = Some(row.int(1)?);
+        found.push((Usage { rse_id: None, on: row.text(0)?.to_owned(), files, bytes, limit }, set));
     }
     Ok(found)
 }
 
 const ALLOWED: &str = "SELECT u.rse_id, u.bytes, l.bytes,
     (SELECT 1 FROM account_attr_map m WHERE m.account = a.account AND m.key = 'admin')
-    FROM accounts a LEFT JOIN account_usage u ON (u.account = a.account)
-    LEFT JOIN account_limits l ON (l.account = a.account AND l.rse_id = u.rse_id) WHERE a.account = ?1";
+    FROM accounts a LEFT LOOKUP JOIN account_usage u ON (u.account = a.account)
+    LEFT LOOKUP JOIN account_limits l ON (l.account = a.account AND l.rse_id = u.rse_id) WHERE a.account = ?1";
 
 const ALLOWED_OVER: &str =
     "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1";
 
-/// Says that [`allowance`] will be asked for.
-pub(crate) fn allowance_ahead(tx: &mut Tx<'_>, account: &str) -> Result<()> {
-    tx.ahead(ALLOWED, values![account])?;
-    tx.ahead(ALLOWED_OVER, values![account])?;
-    Ok(())
+/// The queries for what an account has left.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AskedAllowance {
+    local: Pending,
+    global: Pending,
+}
+
+/// Their answers.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    local: Vec<Row>,
+    global: Vec<Row>,
+}
+
+impl AskedAllowance {
+    /// Adds the queries for what an account has left.
+    pub(crate) fn ask(ask: &mut Pipeline, account: &str) -> Self {
+        let local = ask.query(ALLOWED, values![account]);
+        Self { local, global: ask.query(ALLOWED_OVER, values![account]) }
+    }
+
+    /// Takes their answers.
+    pub(crate) fn take(self, answers: &mut Answers) -> Limits {
+        Limits { local: answers.take(self.local), global: answers.take(self.global) }
+    }
+}
+
+/// Reads the limits and the usage of an account.
+pub(crate) fn limits(tx: &mut Tx<'_>, account: &str) -> Result<Limits> {
+    let mut ask = Pipeline::default();
+    let asked = AskedAllowance::ask(&mut ask, account);
+    Ok(asked.take(&mut tx.run(ask)?))
 }
 
 /// What the account has left, `ledger` included, which notes what that rests on.
-pub(crate) fn allowance(tx: &mut Tx<'_>, account: &str, ledger: &mut Ledger) -> Result<Allowance> {
-    let rows = tx.query(ALLOWED, values![account])?;
-    if rows.first().is_some_and(|row| row.flag(3)) {
+pub(crate) fn allowance(
+    tx: &mut Tx<'_>,
+    account: &str,
+    limits: Limits,
+    ledger: &mut Ledger,
+) -> Result<Allowance> {
+    let Limits { local: rows, global: over } = limits;
+    if rows.first().map_or(Ok(None), |row| row.opt_int(3))?.is_some() {
         return Ok(Allowance { unlimited: true, ..Allowance::default() });
     }
     let mut seen = Seen::default();
     let mut local = BTreeMap::new();
     for row in rows {
-        let Some(rse) = row.opt_int(0) else { continue };
-        let used = row.int(1);
+        let Some(rse) = row.opt_int(0)? else { continue };
+        let used = row.int(1)?;
         seen.used.insert(rse, used);
-        let Some(limit) = row.opt_int(2) else { continue };
+        let Some(limit) = row.opt_int(2)? else { continue };
         if limit >= 0 {
             seen.local.insert(rse, limit);
         }
         local.insert(rse, (limit >= 0).then(|| limit - used - ledger.used(account, rse)));
     }
     let mut global = Vec::new();
-    let rows = tx.query(ALLOWED_OVER, values![account])?;
-    if !rows.is_empty() {
+    if !over.is_empty() {
         let rses = crate::rse::all(tx)?;
-        for row in rows {
+        for row in over {
             // A limit whose expression matches nothing any more limits nothing.
-            let Ok(set) = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(&rses))
+            let Ok(set) = Expression::parse(row.text(0)?).and_then(|parsed| parsed.resolve(&rses))
             else {
                 continue;
             };
-            let limit = row.int(1);
+            let limit = row.int(1)?;
             if limit < 0 {
                 global.push((set, None));
                 continue;

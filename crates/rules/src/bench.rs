@@ -428,7 +428,7 @@ impl<'a> Bench<'a> {
             let rule = read::rule(tx, &uuid)?;
             let sql = "SELECT did_id, rse_id FROM locks WHERE rule_id = ?1 AND state = 'R'";
             let rows = tx.query(sql, &[rule.id.into()])?;
-            Ok(rows.iter().map(|row| (row.int(0), row.int(1))).collect())
+            rows.iter().map(|row| Ok((row.int(0)?, row.int(1)?))).collect()
         })
     }
 

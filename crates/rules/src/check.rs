@@ -39,7 +39,7 @@ const TREES: &str = "WITH RECURSIVE down(rule_id, id, did_type) AS (SELECT id, d
 struct Law {
     name: &'static str,
     sql: String,
-    tell: fn(&Row) -> String,
+    tell: fn(&Row) -> Result<String>,
 }
 
 fn laws() -> Vec<Law> {
@@ -51,13 +51,13 @@ fn laws() -> Vec<Law> {
              LEFT JOIN (SELECT did_id, rse_id, COUNT(*) AS locks FROM locks GROUP BY did_id, rse_id) l
              ON l.did_id = p.did_id AND l.rse_id = p.rse_id JOIN dids d ON d.id = p.did_id JOIN rses r ON r.id = p.rse_id
              WHERE p.lock_cnt <> COALESCE(l.locks, 0) LIMIT ?1",
-            |row| format!("{}:{} on {} counts {} locks and has {}", row.text(0), row.text(1), row.text(2), row.int(3), row.int(4)),
+            |row| Ok(format!("{}:{} on {} counts {} locks and has {}", row.text(0)?, row.text(1)?, row.text(2)?, row.int(3)?, row.int(4)?)),
         ),
         law(
             "I1",
             "SELECT u.uuid, l.did_id, l.rse_id FROM locks l LEFT JOIN rules u ON u.id = l.rule_id
              LEFT JOIN replicas p ON p.did_id = l.did_id AND p.rse_id = l.rse_id WHERE p.did_id IS NULL OR u.id IS NULL LIMIT ?1",
-            |row| format!("rule {} locks file {} on RSE {}, where there is no replica", row.text(0), row.int(1), row.int(2)),
+            |row| Ok(format!("rule {} locks file {} on RSE {}, where there is no replica", row.opt_text(0)?.unwrap_or_default(), row.int(1)?, row.int(2)?)),
         ),
         law(
             "I2",
@@ -68,10 +68,10 @@ fn laws() -> Vec<Law> {
              WHERE u.locks_ok_cnt <> COALESCE(l.ok, 0) OR u.locks_replicating_cnt <> COALESCE(l.replicating, 0)
              OR u.locks_stuck_cnt <> COALESCE(l.stuck, 0) LIMIT ?1",
             |row| {
-                format!(
+                Ok(format!(
                     "rule {} counts {}/{}/{} and has {}/{}/{}",
-                    row.text(0), row.int(1), row.int(2), row.int(3), row.int(4), row.int(5), row.int(6)
-                )
+                    row.text(0)?, row.int(1)?, row.int(2)?, row.int(3)?, row.int(4)?, row.int(5)?, row.int(6)?
+                ))
             },
         ),
         Law {
@@ -84,7 +84,7 @@ fn laws() -> Vec<Law> {
                  AND NOT EXISTS (SELECT 1 FROM pending p WHERE p.rule_id = u.id) LIMIT ?1"
             ),
             tell: |row| {
-                format!("rule {} has {} locks on {}:{} and wants {}", row.text(0), row.int(3), row.text(1), row.text(2), row.int(4))
+                Ok(format!("rule {} has {} locks on {}:{} and wants {}", row.text(0)?, row.int(3)?, row.text(1)?, row.text(2)?, row.int(4)?))
             },
         },
         Law {
@@ -95,7 +95,7 @@ fn laws() -> Vec<Law> {
                  AND NOT EXISTS (SELECT 1 FROM pending p WHERE p.rule_id = u.id)
                  AND NOT EXISTS (SELECT 1 FROM detached x WHERE x.child = l.did_id) LIMIT ?1"
             ),
-            tell: |row| format!("rule {} locks {}:{}, which is not below it", row.text(0), row.text(1), row.text(2)),
+            tell: |row| Ok(format!("rule {} locks {}:{}, which is not below it", row.text(0)?, row.text(1)?, row.text(2)?)),
         },
         law(
             "I5",
@@ -105,17 +105,17 @@ fn laws() -> Vec<Law> {
              WHERE l.state = 'R' AND (COALESCE(p.state, '-') <> 'C' OR (SELECT COUNT(*) FROM requests q WHERE q.did_id = l.did_id
              AND q.dest_rse_id = l.rse_id) <> 1) LIMIT ?1",
             |row| {
-                format!(
+                Ok(format!(
                     "rule {} waits for {}:{} on {}, where the replica is in state {} and {} requests are live",
-                    row.text(0), row.text(1), row.text(2), row.text(3), row.text(4), row.int(5)
-                )
+                    row.text(0)?, row.text(1)?, row.text(2)?, row.text(3)?, row.text(4)?, row.int(5)?
+                ))
             },
         ),
         law(
             "I6",
             "SELECT d.scope, d.name, r.rse FROM replicas p JOIN dids d ON d.id = p.did_id JOIN rses r ON r.id = p.rse_id
              WHERE p.tombstone IS NOT NULL AND p.lock_cnt > 0 LIMIT ?1",
-            |row| format!("{}:{} on {} is locked and has a tombstone", row.text(0), row.text(1), row.text(2)),
+            |row| Ok(format!("{}:{} on {} is locked and has a tombstone", row.text(0)?, row.text(1)?, row.text(2)?)),
         ),
         law(
             "I7",
@@ -125,10 +125,10 @@ fn laws() -> Vec<Law> {
              ON l.account = g.account AND l.rse_id = g.rse_id JOIN rses r ON r.id = COALESCE(g.rse_id, l.rse_id)
              WHERE COALESCE(g.files, 0) <> COALESCE(l.files, 0) OR COALESCE(g.bytes, 0) <> COALESCE(l.bytes, 0) LIMIT ?1",
             |row| {
-                format!(
+                Ok(format!(
                     "account {} uses {} files, {} bytes on {} and its locks are {} files, {} bytes",
-                    row.text(0), row.int(2), row.int(3), row.text(1), row.int(4), row.int(5)
-                )
+                    row.text(0)?, row.int(2)?, row.int(3)?, row.text(1)?, row.int(4)?, row.int(5)?
+                ))
             },
         ),
         Law {
@@ -140,24 +140,24 @@ fn laws() -> Vec<Law> {
                  ON l.rse_id = r.id WHERE COALESCE(g.files, 0) <> COALESCE(l.files, 0) OR COALESCE(g.used, 0) <> COALESCE(l.bytes, 0) LIMIT ?1"
             ),
             tell: |row| {
-                format!(
+                Ok(format!(
                     "RSE {} counts {} files, {} bytes and its replicas are {} files, {} bytes",
-                    row.text(0), row.int(1), row.int(2), row.int(3), row.int(4)
-                )
+                    row.text(0)?, row.int(1)?, row.int(2)?, row.int(3)?, row.int(4)?
+                ))
             },
         },
         law(
             "I8",
             "SELECT u.uuid, d.scope, d.name FROM locks l JOIN rules u ON u.id = l.rule_id JOIN dids d ON d.id = l.did_id
              GROUP BY u.uuid, d.scope, d.name HAVING COUNT(*) <> COUNT(DISTINCT l.rse_id) LIMIT ?1",
-            |row| format!("rule {} has two copies of {}:{} on one RSE", row.text(0), row.text(1), row.text(2)),
+            |row| Ok(format!("rule {} has two copies of {}:{} on one RSE", row.text(0)?, row.text(1)?, row.text(2)?)),
         ),
         law(
             "I9",
             "SELECT w.did_id, w.rse_id FROM (SELECT did_id, dest_rse_id AS rse_id FROM requests WHERE state = 'S'
              UNION SELECT did_id, rse_id FROM given_up) AS w LEFT JOIN replicas p ON p.did_id = w.did_id AND p.rse_id = w.rse_id
              WHERE p.did_id IS NULL LIMIT ?1",
-            |row| format!("file {} may be under way to RSE {}, where there is no replica", row.int(0), row.int(1)),
+            |row| Ok(format!("file {} may be under way to RSE {}, where there is no replica", row.int(0)?, row.int(1)?)),
         ),
     ]
 }
@@ -167,7 +167,7 @@ pub fn check(tx: &mut Tx<'_>, most: i64) -> Result<Vec<Violation>> {
     let mut found = Vec::new();
     for law in laws() {
         for row in tx.query(&law.sql, values![most])? {
-            found.push(Violation { invariant: law.name, what: (law.tell)(&row) });
+            found.push(Violation { invariant: law.name, what: (law.tell)(&row)? });
         }
     }
     Ok(found)

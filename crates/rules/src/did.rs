@@ -8,7 +8,7 @@ mod metadata;
 use std::collections::BTreeSet;
 
 use mainstay_catalog::order::{lock_dids, lock_files, lock_tree};
-use mainstay_catalog::{Column, Daemon, Row, Tx, values};
+use mainstay_catalog::{Column, Daemon, Pending, Pipeline, Row, Tx, values};
 pub use metadata::{
     below, children, is_own, meta_of, metadata, read_metadata, search_sql, top_sql,
 };
@@ -41,24 +41,24 @@ const COLUMNS: &str =
     "id, scope, name, did_type, account, is_open, monotonic, availability, bytes, length, md5,
     adler32, expired_at, closed_at, created_at, updated_at";
 
-pub fn from_row(row: &Row) -> DidRecord {
-    DidRecord {
-        id: row.int(0),
-        did: Did::new(row.text(1), row.text(2)),
-        did_type: DidType::read(row.text(3)).unwrap_or(DidType::File),
-        account: row.text(4).to_owned(),
-        is_open: row.flag(5),
-        monotonic: row.flag(6),
-        lost: row.text(7) == "L",
-        bytes: row.opt_int(8),
-        length: row.opt_int(9),
-        md5: row.opt_text(10),
-        adler32: row.opt_text(11),
-        expired_at: row.opt_int(12),
-        closed_at: row.opt_int(13),
-        created_at: row.int(14),
-        updated_at: row.int(15),
-    }
+pub fn from_row(row: &Row) -> Result<DidRecord> {
+    Ok(DidRecord {
+        id: row.int(0)?,
+        did: Did::new(row.text(1)?, row.text(2)?),
+        did_type: row.state::<DidType>(3)?,
+        account: row.text(4)?.to_owned(),
+        is_open: row.opt_int(5)?.is_some_and(|open| open != 0),
+        monotonic: row.flag(6)?,
+        lost: row.text(7)? == "L",
+        bytes: row.opt_int(8)?,
+        length: row.opt_int(9)?,
+        md5: row.opt_text(10)?,
+        adler32: row.opt_text(11)?,
+        expired_at: row.opt_int(12)?,
+        closed_at: row.opt_int(13)?,
+        created_at: row.int(14)?,
+        updated_at: row.int(15)?,
+    })
 }
 
 pub(crate) fn not_found(did: &Did) -> Error {
@@ -79,28 +79,22 @@ fn by_id_sql(held: bool) -> String {
 }
 
 pub(crate) fn find(tx: &mut Tx<'_>, did: &Did) -> Result<Option<DidRecord>> {
-    Ok(tx.first(&by_name_sql(), values![&did.scope, &did.name])?.as_ref().map(from_row))
+    let row = tx.first(&by_name_sql(), values![&did.scope, &did.name])?;
+    row.as_ref().map(from_row).transpose()
 }
 
-/// Says that [`find`] will be asked for.
-pub(crate) fn find_ahead(tx: &mut Tx<'_>, did: &Did) -> Result<()> {
-    tx.ahead(&by_name_sql(), values![&did.scope, &did.name])?;
-    Ok(())
+/// Adds the query for the data identifier of this name; [`from_row`] reads the answer.
+pub(crate) fn ask_by_name(ask: &mut Pipeline, did: &Did) -> Pending {
+    ask.query(by_name_sql(), values![&did.scope, &did.name])
 }
 
 pub(crate) fn by_id(tx: &mut Tx<'_>, id: i64) -> Result<Option<DidRecord>> {
-    Ok(tx.first(&by_id_sql(false), values![id])?.as_ref().map(from_row))
+    tx.first(&by_id_sql(false), values![id])?.as_ref().map(from_row).transpose()
 }
 
-/// The same; the row is held.
-pub(crate) fn by_id_held(tx: &mut Tx<'_>, id: i64) -> Result<Option<DidRecord>> {
-    Ok(tx.first(&by_id_sql(true), values![id])?.as_ref().map(from_row))
-}
-
-/// Says that [`by_id`] or [`by_id_held`] will be asked for.
-pub(crate) fn by_id_ahead(tx: &mut Tx<'_>, id: i64, held: bool) -> Result<()> {
-    tx.ahead(&by_id_sql(held), values![id])?;
-    Ok(())
+/// Adds the query for the data identifier of this number, whose row is locked if `held`.
+pub(crate) fn ask_by_id(ask: &mut Pipeline, id: i64, held: bool) -> Pending {
+    ask.query(by_id_sql(held), values![id])
 }
 
 /// A collection to create.
@@ -147,7 +141,7 @@ pub fn add_identifier(tx: &mut Tx<'_>, new: &NewDid, now: Micros) -> Result<i64>
         ],
     )?;
     match rows.first() {
-        Some(row) => Ok(row.int(0)),
+        Some(row) => Ok(row.int(0)?),
         None => Err(refuse(
             Class::DataIdentifierAlreadyExists,
             format!("Data identifier '{}' already exists!", new.did),
@@ -175,7 +169,7 @@ fn load_names(tx: &mut Tx<'_>, children: &[Child]) -> Result<()> {
     )?;
     let missing = "SELECT scope, name FROM w_names WHERE id IS NULL ORDER BY ord LIMIT 1";
     if let Some(row) = tx.first(missing, &[])? {
-        return Err(not_found(&Did::new(row.text(0), row.text(1))));
+        return Err(not_found(&Did::new(row.text(0)?, row.text(1)?)));
     }
     Ok(())
 }
@@ -198,14 +192,14 @@ pub fn hold_for_attaching(tx: &mut Tx<'_>, pairs: &[(&Did, &[Child])]) -> Result
             ("name", Column::texts(names.iter().map(|name| name.name.clone()))),
         ],
     )?;
-    let sql = "SELECT n.ord, d.id, d.did_type FROM w_names n CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)";
+    let sql = "SELECT n.ord, d.id, d.did_type FROM w_names n LOOKUP JOIN dids d ON (d.scope = n.scope AND d.name = n.name)";
     let (mut up, mut down, mut files) = (Vec::new(), Vec::new(), BTreeSet::new());
     for row in tx.query(sql, &[])? {
-        let is_parent = row.int(0) < pairs.len() as i64;
-        match row.text(2) {
-            "F" => drop(files.insert(row.int(1))),
-            "C" if is_parent => up.push(row.int(1)),
-            _ => down.push(row.int(1)),
+        let is_parent = row.int(0)? < pairs.len() as i64;
+        match row.text(2)? {
+            "F" => drop(files.insert(row.int(1)?)),
+            "C" if is_parent => up.push(row.int(1)?),
+            _ => down.push(row.int(1)?),
         }
     }
     lock_tree(tx, &up, &down)?;
@@ -251,7 +245,7 @@ pub fn attach_identifier(
     let new = tx.execute(
         "INSERT INTO contents (parent, child, child_type, bytes, rule_evaluation, created_at)
          SELECT ?1, d.id, d.did_type, CASE WHEN d.did_type = 'F' THEN d.bytes END, 1, ?2
-         FROM w_names n CROSS JOIN dids d ON (d.id = n.id) WHERE TRUE ORDER BY n.ord ON CONFLICT (parent, child) DO NOTHING",
+         FROM w_names n LOOKUP JOIN dids d ON (d.id = n.id) WHERE TRUE ORDER BY n.ord ON CONFLICT (parent, child) DO NOTHING",
         values![found.id, now],
     )?;
     if new < children.len() as u64 && !ignore_duplicate {
@@ -282,15 +276,15 @@ fn queue(tx: &mut Tx<'_>, did: i64, action: &str, now: Micros) -> Result<()> {
 /// What may go into a dataset: files that are not lost, and are what the caller says.
 fn check_files(tx: &mut Tx<'_>, parent: &Did) -> Result<()> {
     let row = tx.first(
-        "SELECT n.scope, n.name, d.did_type, d.availability FROM w_names n LEFT JOIN dids d ON (d.id = n.id)
+        "SELECT n.scope, n.name, d.did_type, d.availability FROM w_names n LEFT LOOKUP JOIN dids d ON (d.id = n.id)
          WHERE d.id IS NULL OR d.did_type <> 'F' OR d.availability = 'L'
          OR COALESCE(n.bytes <> d.bytes, FALSE) OR COALESCE(lower(n.adler32) <> lower(d.adler32), FALSE)
          OR COALESCE(lower(n.md5) <> lower(d.md5), FALSE) ORDER BY n.ord LIMIT 1",
         &[],
     )?;
     let Some(row) = row else { return Ok(()) };
-    let child = Did::new(row.text(0), row.text(1));
-    Err(match (row.text(2), row.text(3)) {
+    let child = Did::new(row.text(0)?, row.text(1)?);
+    Err(match (row.text(2)?, row.text(3)?) {
         ("", _) => not_found(&child),
         ("F", "L") => unsupported(format!("File {child} is LOST and cannot be attached")),
         ("F", _) => refuse(
@@ -305,18 +299,25 @@ fn check_files(tx: &mut Tx<'_>, parent: &Did) -> Result<()> {
 
 /// What may go into a container: no files, one type, nothing that the parent is itself below.
 fn attach_collections(tx: &mut Tx<'_>, found: &DidRecord, parent: &Did) -> Result<()> {
-    let sql = "SELECT d.id, d.did_type, d.scope, d.name FROM w_names n CROSS JOIN dids d ON (d.id = n.id) ORDER BY n.ord";
+    let sql = "SELECT d.id, d.did_type, d.scope, d.name FROM w_names n LOOKUP JOIN dids d ON (d.id = n.id) ORDER BY n.ord";
     let rows = tx.query(sql, &[])?;
-    if let Some(row) = rows.iter().find(|row| row.text(1) == "F") {
-        let child = Did::new(row.text(2), row.text(3));
+    let mut types = BTreeSet::new();
+    let mut children = Vec::new();
+    for row in &rows {
+        let did_type = row.state::<DidType>(1)?;
+        types.insert(did_type);
+        children.push(row.int(0)?);
+        if did_type != DidType::File {
+            continue;
+        }
+        let child = Did::new(row.text(2)?, row.text(3)?);
         return Err(unsupported(format!(
             "Adding a file ({child}) to a container ({parent}) is forbidden"
         )));
     }
-    if rows.iter().map(|row| row.text(1)).collect::<BTreeSet<_>>().len() > 1 {
+    if types.len() > 1 {
         return Err(unsupported("Mixed collection is not allowed: datasets and containers"));
     }
-    let children: Vec<i64> = rows.iter().map(|row| row.int(0)).collect();
     let tree = lock_tree(tx, &[found.id], &children)?;
     if tree.down.contains_key(&found.id) || children.iter().any(|child| tree.up.contains(child)) {
         return Err(unsupported("Circular attachment detected"));
@@ -351,7 +352,7 @@ fn detach_loaded(tx: &mut Tx<'_>, found: &DidRecord, now: Micros) -> Result<()> 
         values![found.id],
     )?;
     if let Some(row) = missing {
-        let child = Did::new(row.text(0), row.text(1));
+        let child = Did::new(row.text(0)?, row.text(1)?);
         let message = format!("Data identifier '{child}' not found under '{}'", found.did);
         return Err(refuse(Class::DataIdentifierNotFound, message));
     }
@@ -397,12 +398,12 @@ fn shrink(tx: &mut Tx<'_>, found: &DidRecord) -> Result<()> {
 pub fn size(tx: &mut Tx<'_>, id: i64) -> Result<(i64, i64)> {
     let row = tx.first(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-         UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
-         SELECT COUNT(*), CAST(COALESCE(SUM(c.bytes), 0) AS BIGINT) FROM down CROSS JOIN contents c ON (c.parent = down.id)
+         UNION SELECT c.child, c.child_type FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
+         SELECT COUNT(*), CAST(COALESCE(SUM(c.bytes), 0) AS BIGINT) FROM down LOOKUP JOIN contents c ON (c.parent = down.id)
          WHERE down.did_type = 'D'",
         values![id],
     )?;
-    Ok(row.map_or((0, 0), |row| (row.int(0), row.int(1))))
+    row.map_or(Ok((0, 0)), |row| Ok((row.int(0)?, row.int(1)?)))
 }
 
 /// Closes a collection: its size is now known, and rules that waited for it speak up.
@@ -418,8 +419,8 @@ pub fn close(tx: &mut Tx<'_>, did: &Did, now: Micros) -> Result<()> {
             values![tree.up.iter().copied().collect::<Vec<i64>>()],
         )?
         .iter()
-        .map(|row| row.int(0))
-        .collect();
+        .map(|row| Ok(row.int(0)?))
+        .collect::<Result<_>>()?;
     let rules = lock_rules(tx, &rules)?;
     let open = by_id(tx, found.id)?.ok_or_else(|| not_found(did))?.is_open;
     if !open {
@@ -471,15 +472,15 @@ pub struct Listed {
     pub meta: Option<String>,
 }
 
-fn listed(row: &Row) -> Listed {
-    Listed {
-        did: Did::new(row.text(0), row.text(1)),
-        did_type: DidType::read(row.text(2)).unwrap_or(DidType::File),
-        bytes: row.opt_int(3),
-        adler32: row.opt_text(4),
-        md5: row.opt_text(5),
+fn listed(row: &Row) -> Result<Listed> {
+    Ok(Listed {
+        did: Did::new(row.text(0)?, row.text(1)?),
+        did_type: row.state::<DidType>(2)?,
+        bytes: row.opt_int(3)?,
+        adler32: row.opt_text(4)?,
+        md5: row.opt_text(5)?,
         meta: None,
-    }
+    })
 }
 
 /// Direct children, by name.
@@ -493,7 +494,7 @@ pub fn list_content(
         "SELECT d.scope, d.name, d.did_type, d.bytes, d.adler32, d.md5 FROM contents c JOIN dids d ON d.id = c.child
          WHERE c.parent = ?1 ORDER BY c.child",
         values![found.id],
-        &mut |row| each(listed(&row)),
+        &mut |row| each(listed(&row)?),
     )
 }
 
@@ -517,11 +518,11 @@ pub fn list_files(
     }
     tx.for_each(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-         UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
-         SELECT d.scope, d.name, d.did_type, d.bytes, d.adler32, d.md5, d.meta FROM down CROSS JOIN contents c ON (c.parent = down.id)
+         UNION SELECT c.child, c.child_type FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
+         SELECT d.scope, d.name, d.did_type, d.bytes, d.adler32, d.md5, d.meta FROM down LOOKUP JOIN contents c ON (c.parent = down.id)
          JOIN dids d ON d.id = c.child WHERE down.did_type = 'D' ORDER BY down.id, d.id",
         values![found.id],
-        &mut |row| each(Listed { meta: row.opt_text(6), ..listed(&row) }),
+        &mut |row| each(Listed { meta: row.opt_text(6)?, ..listed(&row)? }),
     )
 }
 
@@ -533,7 +534,7 @@ pub fn list_parents(tx: &mut Tx<'_>, did: &Did) -> Result<Vec<Listed>> {
          WHERE c.child = ?1 ORDER BY d.id",
         values![found.id],
     )?;
-    Ok(rows.iter().map(listed).collect())
+    rows.iter().map(listed).collect()
 }
 
 /// Changes when a data identifier expires: never, or in so many seconds.
@@ -560,8 +561,8 @@ pub(crate) fn bury(tx: &mut Tx<'_>, id: i64, now: Micros) -> Result<bool> {
     let parents: Vec<i64> = tx
         .query("SELECT parent FROM contents WHERE child = ?1", values![id])?
         .iter()
-        .map(|row| row.int(0))
-        .collect();
+        .map(|row| Ok(row.int(0)?))
+        .collect::<Result<_>>()?;
     let mut ids: BTreeSet<i64> = parents.iter().copied().collect();
     ids.insert(id);
     lock_dids(tx, &ids)?;

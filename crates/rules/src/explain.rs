@@ -154,18 +154,18 @@ fn failures(tx: &mut Tx<'_>, files: Vec<i64>) -> Result<BTreeMap<(i64, i64), Fai
     let sql = "SELECT h.did_id, h.dest_rse_id, h.err_msg, h.updated_at, s.rse, h.state, h.id FROM requests_history h
         LEFT JOIN rses s ON s.id = h.source_rse_id WHERE h.did_id IN ARRAY(?1) ORDER BY h.updated_at, h.id";
     for row in tx.query(sql, values![files])? {
-        let unit = (row.int(0), row.int(1));
-        let how = match RequestState::read(row.text(5)) {
-            Some(RequestState::Done) => {
+        let unit = (row.int(0)?, row.int(1)?);
+        let how = match row.state(5)? {
+            RequestState::Done => {
                 failures.remove(&unit);
                 continue;
             }
-            Some(RequestState::Cancelled) => Ended::Cancelled,
-            _ if row.int(6) == UNASKED => Ended::Unasked,
+            RequestState::Cancelled => Ended::Cancelled,
+            _ if row.int(6)? == UNASKED => Ended::Unasked,
             _ => Ended::Failed,
         };
-        let (error, source) = (row.opt_text(2), row.opt_text(4));
-        failures.insert(unit, Failure { error, at: row.int(3), source, how });
+        let (error, source) = (row.opt_text(2)?, row.opt_text(4)?);
+        failures.insert(unit, Failure { error, at: row.int(3)?, source, how });
     }
     Ok(failures)
 }
@@ -182,16 +182,16 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
          ORDER BY CASE l.state WHEN 'S' THEN 0 WHEN 'R' THEN 1 ELSE 2 END, l.did_id, l.rse_id LIMIT ?3",
         values![rule.id, only, most],
     )?;
-    let files: BTreeSet<i64> = rows.iter().map(|row| row.int(0)).collect();
+    let files: BTreeSet<i64> = rows.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?;
     let files: Vec<i64> = files.into_iter().collect();
     let mut sources: BTreeMap<i64, Vec<(i64, String, bool)>> = BTreeMap::new();
     let sql = "SELECT p.did_id, p.rse_id, r.rse, CASE WHEN p.state = 'A' AND r.availability_read = 1 THEN 1 ELSE 0 END
         FROM replicas p JOIN rses r ON r.id = p.rse_id WHERE p.did_id IN ARRAY(?1) AND p.state IN ('A', 'T') ORDER BY p.did_id, r.rse";
     for row in tx.query(sql, values![files.clone()])? {
-        sources.entry(row.int(0)).or_default().push((
-            row.int(1),
-            row.text(2).to_owned(),
-            row.flag(3),
+        sources.entry(row.int(0)?).or_default().push((
+            row.int(1)?,
+            row.text(2)?.to_owned(),
+            row.flag(3)?,
         ));
     }
     let failures = failures(tx, files)?;
@@ -200,10 +200,9 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
         .filter(|rse| !rse.protocols.is_empty())
         .map(|rse| rse.id)
         .collect();
-    Ok(rows
-        .iter()
+    rows.iter()
         .map(|row| {
-            let unit = (row.int(0), row.int(3));
+            let unit = (row.int(0)?, row.int(3)?);
             let others: Vec<(String, bool)> = sources
                 .get(&unit.0)
                 .map(|all| {
@@ -213,37 +212,37 @@ fn copies(tx: &mut Tx<'_>, rule: &Rule, only: i64, most: i64) -> Result<Vec<Copy
                         .collect()
                 })
                 .unwrap_or_default();
-            let state = LockState::read(row.text(5)).unwrap_or(LockState::Stuck);
+            let state = row.state::<LockState>(5)?;
             let failure = failures.get(&unit).filter(|_| state != LockState::Ok);
             let last_error =
-                row.opt_text(10).or_else(|| failure.and_then(|failure| failure.error.clone()));
-            let did = Did::new(row.text(1), row.text(2));
+                row.opt_text(10)?.or_else(|| failure.and_then(|failure| failure.error.clone()));
+            let did = Did::new(row.text(1)?, row.text(2)?);
             let placeless = reached.contains(&unit.1)
                 && state != LockState::Ok
-                && row.opt_text(15).is_none()
+                && row.opt_text(15)?.is_none()
                 && !mainstay_transfers::protocol::has_place(&did);
-            CopyOf {
+            Ok(CopyOf {
                 did,
                 rse_id: unit.1,
-                rse: row.text(4).to_owned(),
+                rse: row.text(4)?.to_owned(),
                 state,
-                attempts: row.int(9) + row.int(6),
+                attempts: row.opt_int(9)?.unwrap_or(0) + row.int(6)?,
                 why: match placeless {
                     true => format!(
                         "its name has a part that {}",
                         mainstay_transfers::protocol::NO_PLACE
                     ),
-                    false => why(rule, state, row, &others, failure, last_error.as_deref()),
+                    false => why(rule, state, row, &others, failure, last_error.as_deref())?,
                 },
                 last_error,
                 last_time: failure.map(|failure| failure.at),
                 last_source: row
-                    .opt_text(13)
+                    .opt_text(13)?
                     .or_else(|| failure.and_then(|failure| failure.source.clone())),
                 sources: others,
-            }
+            })
         })
-        .collect())
+        .collect()
 }
 
 fn why(
@@ -253,16 +252,16 @@ fn why(
     sources: &[(String, bool)],
     failure: Option<&Failure>,
     error: Option<&str>,
-) -> String {
-    let before = row.int(12) < row.int(11);
+) -> Result<String> {
+    let before = row.opt_int(12)?.unwrap_or(0) < row.int(11)?;
     let grouped = rule.did_type != DidType::File && rule.grouping != Grouping::None;
     let here = match (before, grouped) {
         (true, _) => "the file was here already",
         (false, true) => "the files of its group are here",
         (false, false) => "it was chosen by weight",
     };
-    match state {
-        LockState::Ok => match row.opt_text(14) {
+    Ok(match state {
+        LockState::Ok => match row.opt_text(14)? {
             None => format!("{here}; the copy is there"),
             Some(reason) => format!(
                 "{here}; the copy is under suspicion ({reason}): if it is bad, declare it so, and it is fetched again"
@@ -270,7 +269,7 @@ fn why(
         },
         LockState::Replicating => {
             let request =
-                RequestState::read(row.text(8)).map_or("not asked for", RequestState::name);
+                row.opt_state::<RequestState>(8)?.map_or("not asked for", RequestState::name);
             match error {
                 None => format!("{here}; the transfer is {request}"),
                 Some(error) => {
@@ -279,14 +278,14 @@ fn why(
             }
         }
         LockState::Stuck => {
-            let marked = ReplicaState::read(row.text(7)) == Some(ReplicaState::BeingDeleted);
+            let marked = row.opt_state::<ReplicaState>(7)? == Some(ReplicaState::BeingDeleted);
             let what = match marked {
                 true => MARKED.to_owned(),
                 false => why_stuck(rule, sources.iter().any(|source| source.1), failure, error),
             };
             format!("{here}; {what}")
         }
-    }
+    })
 }
 
 const MARKED: &str = "it was marked for removal before it was wanted again: the reaper looks within two minutes \

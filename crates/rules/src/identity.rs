@@ -119,12 +119,14 @@ pub fn list(tx: &mut Tx<'_>, account: &str) -> Result<Vec<Identity>> {
          AND i.identity_type = m.identity_type WHERE m.account = ?1 ORDER BY i.identity, i.identity_type",
         values![account],
     )?;
-    let identity = |row: &mainstay_catalog::Row| Identity {
-        identity: row.text(0).to_owned(),
-        kind: row.text(1).to_owned(),
-        email: row.opt_text(2),
+    let identity = |row: &mainstay_catalog::Row| {
+        Ok(Identity {
+            identity: row.text(0)?.to_owned(),
+            kind: row.text(1)?.to_owned(),
+            email: row.opt_text(2)?,
+        })
     };
-    Ok(rows.iter().map(identity).collect())
+    rows.iter().map(identity).collect()
 }
 
 /// The accounts an identity may act as, its default first.
@@ -133,13 +135,13 @@ pub fn accounts(tx: &mut Tx<'_>, identity: &str, kind: &str) -> Result<Vec<Strin
         "SELECT account FROM account_map WHERE identity = ?1 AND identity_type = ?2 ORDER BY is_default DESC, account",
         values![identity, kind],
     )?;
-    Ok(rows.iter().map(|row| row.text(0).to_owned()).collect())
+    rows.iter().map(|row| Ok(row.text(0)?.to_owned())).collect()
 }
 
 /// The accounts that identities of this name may act as, of whichever kind they are.
 pub fn all_accounts(tx: &mut Tx<'_>, identity: &str) -> Result<Vec<String>> {
     let sql = "SELECT DISTINCT account FROM account_map WHERE identity = ?1";
-    Ok(tx.query(sql, values![identity])?.iter().map(|row| row.text(0).to_owned()).collect())
+    tx.query(sql, values![identity])?.iter().map(|row| Ok(row.text(0)?.to_owned())).collect()
 }
 
 /// The password hash of a user that may act as `account`, or as its default account without one;
@@ -156,7 +158,7 @@ pub fn login(
          AND a.status = 'ACTIVE' AND (?2 = '' OR m.account = ?2) ORDER BY m.is_default DESC, m.account LIMIT 1",
         values![user, account.unwrap_or("")],
     )?;
-    Ok(row.map(|row| (row.text(0).to_owned(), row.text(1).to_owned())))
+    row.map(|row| Ok((row.text(0)?.to_owned(), row.text(1)?.to_owned()))).transpose()
 }
 
 /// Keeps a token, by its hash, and forgets those that have expired.
@@ -197,11 +199,12 @@ pub fn token(tx: &mut Tx<'_>, hash: &str, now: Micros) -> Result<Option<Token>> 
          AND a.deleted_at IS NULL AND a.status = 'ACTIVE'",
         values![hash, now],
     )?;
-    Ok(row.map(|row| Token {
-        account: row.text(0).to_owned(),
-        identity: row.text(1).to_owned(),
-        privileged: row.text(0) == "root" || row.flag(3),
-        expires: row.int(2),
+    let Some(row) = row else { return Ok(None) };
+    Ok(Some(Token {
+        account: row.text(0)?.to_owned(),
+        identity: row.text(1)?.to_owned(),
+        privileged: row.text(0)? == "root" || row.opt_int(3)?.is_some(),
+        expires: row.int(2)?,
     }))
 }
 

@@ -204,7 +204,7 @@ fn work(catalog: &Catalog, found: Vec<i64>, mut each: impl FnMut(i64) -> Result<
 }
 
 fn ids(tx: &mut Tx<'_>, sql: &str, params: &[mainstay_catalog::Value]) -> Result<Vec<i64>> {
-    Ok(tx.query(sql, params)?.iter().map(|row| row.int(0)).collect())
+    tx.query(sql, params)?.iter().map(|row| Ok(row.int(0)?)).collect()
 }
 
 fn evaluator(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
@@ -213,7 +213,8 @@ fn evaluator(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done
         let sql = "SELECT id, did_id, rule_evaluation_action FROM updated_dids WHERE not_before <= ?1 AND did_id % ?2 = ?3
             ORDER BY id LIMIT 100";
         let rows = tx.query(sql, values![now, shard.1, shard.0])?;
-        Ok(rows.iter().map(|row| (row.int(0), (row.int(1), row.text(2) == "D"))).collect::<Vec<_>>())
+        let waits = rows.iter().map(|row| Ok((row.int(0)?, (row.int(1)?, row.text(2)? == "D"))));
+        waits.collect::<Result<Vec<_>>>()
     })?;
     let found = waiting.iter().map(|(id, _)| *id).collect();
     let waiting: std::collections::BTreeMap<i64, (i64, bool)> = waiting.into_iter().collect();

@@ -13,19 +13,22 @@ pub(crate) fn no_place(did: &Did) -> Error {
     refuse(Class::InvalidPath, message)
 }
 
-fn from_row(row: &Row) -> Protocol {
-    let parsed = |text: Option<String>| {
-        text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null)
+fn from_row(row: &Row) -> Result<Protocol> {
+    let parsed = |text: Option<String>| match text {
+        None => Ok(Value::Null),
+        Some(text) => serde_json::from_str(&text).map_err(|error| {
+            Error::Internal(format!("a document in rse_protocols is not JSON: {error}"))
+        }),
     };
-    Protocol {
-        scheme: row.text(1).to_owned(),
-        hostname: row.text(2).to_owned(),
-        port: row.int(3),
-        prefix: row.text(4).to_owned(),
-        implementation: row.text(5).to_owned(),
-        domains: parsed(row.opt_text(6)),
-        extended: parsed(row.opt_text(7)),
-    }
+    Ok(Protocol {
+        scheme: row.text(1)?.to_owned(),
+        hostname: row.text(2)?.to_owned(),
+        port: row.int(3)?,
+        prefix: row.text(4)?.to_owned(),
+        implementation: row.text(5)?.to_owned(),
+        domains: parsed(row.opt_text(6)?)?,
+        extended: parsed(row.opt_text(7)?)?,
+    })
 }
 
 /// The path of a replica below the prefix: what was said at its registration, else what follows
@@ -159,7 +162,7 @@ pub(crate) fn load(tx: &mut Tx<'_>) -> Result<Vec<(i64, Protocol)>> {
          ORDER BY rse_id, scheme, hostname, port",
         &[],
     )?;
-    Ok(rows.iter().map(|row| (row.int(0), from_row(row))).collect())
+    rows.iter().map(|row| Ok((row.int(0)?, from_row(row)?))).collect()
 }
 
 /// The protocol of an RSE that ranks best for an operation.

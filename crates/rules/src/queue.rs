@@ -22,7 +22,7 @@ use mainstay_transfers::{End, Held, Job, Outcome};
 pub use self::own::Own;
 pub use self::show::{Shown, show};
 use self::waiting::Waiting;
-use crate::api::Micros;
+use crate::api::{Did, Micros};
 use crate::error::{Class, Error, Result};
 use crate::expression::{Expression, Rse};
 use crate::rule::{Settings, transfer};
@@ -73,20 +73,23 @@ impl<'a> World<'a> {
         settings: &Settings,
     ) -> Result<Self> {
         let rows = tx.query("SELECT src_rse_id, dest_rse_id, distance FROM distances", &[])?;
-        let distances = rows.iter().map(|row| ((row.int(0), row.int(1)), row.int(2))).collect();
+        let distances = rows
+            .iter()
+            .map(|row| Ok(((row.int(0)?, row.int(1)?), row.int(2)?)))
+            .collect::<Result<_>>()?;
         let mut limits = Limits { rses: Vec::new(), link: settings.link_transfers };
         let sql = "SELECT rse_expression, activity, direction, max_transfers FROM transfer_limits
             ORDER BY rse_expression, activity, direction";
         for row in tx.query(sql, &[])? {
-            let found = Expression::parse(row.text(0)).and_then(|parsed| parsed.resolve(rses));
+            let found = Expression::parse(row.text(0)?).and_then(|parsed| parsed.resolve(rses));
             // A limit whose expression matches nothing any more limits nothing.
             let Ok(found) = found else { continue };
             limits.rses.push(Limit {
-                name: row.text(0).to_owned(),
+                name: row.text(0)?.to_owned(),
                 rses: found,
-                activity: row.text(1).to_owned(),
-                reads: row.text(2) == "SOURCE",
-                most: row.int(3),
+                activity: row.text(1)?.to_owned(),
+                reads: row.text(2)? == "SOURCE",
+                most: row.int(3)?,
             });
         }
         let site = |rse: &'a Rse| {
@@ -106,15 +109,15 @@ impl<'a> World<'a> {
             suspect::trusted("replicas")
         );
         for row in tx.query(&sql, values![files])? {
-            if row.text(3) == "B" {
-                self.marked.insert((row.int(0), row.int(1)));
+            if row.text(3)? == "B" {
+                self.marked.insert((row.int(0)?, row.int(1)?));
                 continue;
             }
-            if row.flag(4) {
-                self.suspects.insert((row.int(0), row.int(1)));
+            if row.flag(4)? {
+                self.suspects.insert((row.int(0)?, row.int(1)?));
             }
-            let replicas = self.replicas.entry(row.int(0)).or_default();
-            replicas.push((row.int(1), row.opt_text(2)));
+            let replicas = self.replicas.entry(row.int(0)?).or_default();
+            replicas.push((row.int(1)?, row.opt_text(2)?));
         }
         Ok(())
     }
@@ -224,8 +227,8 @@ pub(super) fn running(tx: &mut Tx<'_>) -> Result<(Load, Option<Micros>)> {
          GROUP BY source_rse_id, dest_rse_id, activity";
     let (mut load, mut first) = (Load::default(), None);
     for row in tx.query(sql, &[])? {
-        load.add(row.int(0), row.int(1), row.text(2), row.int(3));
-        first = first.into_iter().chain(row.opt_int(4)).min();
+        load.add(row.opt_int(0)?.unwrap_or(0), row.int(1)?, row.text(2)?, row.int(3)?);
+        first = first.into_iter().chain(row.opt_int(4)?).min();
     }
     Ok((load, first))
 }
@@ -237,8 +240,9 @@ fn reclaim(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    hold(tx, rows.iter().map(|row| row.int(1)))?;
-    let ids: Vec<i64> = rows.iter().map(|row| row.int(0)).collect();
+    let files: Vec<i64> = rows.iter().map(|row| Ok(row.int(1)?)).collect::<Result<_>>()?;
+    hold(tx, files)?;
+    let ids: Vec<i64> = rows.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?;
     tx.execute(
         "UPDATE requests SET state = 'Q', worker = NULL, lease_until = NULL, moved = 0, updated_at = ?2
          WHERE id IN ARRAY(?1) AND state = 'S' AND lease_until < ?2",
@@ -427,7 +431,8 @@ fn lease_out(
          WHERE {these} AND state = 'Q' RETURNING id, attempt"
     );
     let rows = tx.query(&sql, values![worker, now.saturating_add(lease), now])?;
-    let ours: BTreeMap<i64, i64> = rows.iter().map(|row| (row.int(0), row.int(1))).collect();
+    let ours: BTreeMap<i64, i64> =
+        rows.iter().map(|row| Ok((row.int(0)?, row.int(1)?))).collect::<Result<_>>()?;
     let job = |(job, _, _): Chosen| {
         let attempt = *ours.get(&job.request)?;
         Some(Job { attempt, ..job })
@@ -448,11 +453,13 @@ pub fn renew(
         "SELECT id, did_id, attempt FROM requests WHERE id IN ARRAY(?1) AND worker = ?2 AND state = 'S'",
         values![ids.clone(), worker],
     )?;
-    hold(tx, rows.iter().map(|row| row.int(1)))?;
+    let files: Vec<i64> = rows.iter().map(|row| Ok(row.int(1)?)).collect::<Result<_>>()?;
+    hold(tx, files)?;
     let moved: BTreeMap<i64, &Held> = held.iter().map(|one| (one.request, one)).collect();
     let mut kept = BTreeSet::new();
     for row in &rows {
-        let Some(one) = moved.get(&row.int(0)).filter(|one| one.attempt == row.int(2)) else {
+        let (request, attempt) = (row.int(0)?, row.int(2)?);
+        let Some(one) = moved.get(&request).filter(|one| one.attempt == attempt) else {
             continue;
         };
         let changed = tx.execute(
@@ -477,7 +484,30 @@ pub struct Finished {
     pub lost: Vec<i64>,
 }
 
-/// A worker says what became of its jobs. Returns those that are lost.
+/// A request that a worker has.
+struct Running {
+    file: i64,
+    destination: i64,
+    did: Did,
+    source: Option<i64>,
+    /// Whether a replica of its file is under suspicion.
+    suspected: bool,
+}
+
+impl Running {
+    /// From the columns that [`finish`] asks for.
+    fn read(row: &Row) -> Result<Self> {
+        Ok(Self {
+            file: row.int(1)?,
+            destination: row.int(2)?,
+            did: Did::new(row.text(4)?, row.text(5)?),
+            source: row.opt_int(6)?,
+            suspected: row.flag(7)?,
+        })
+    }
+}
+
+/// Records the outcomes of a worker's jobs. Returns the requests that are lost.
 fn finish(tx: &mut Tx<'_>, worker: &str, outcomes: &[Outcome], now: Micros) -> Result<Vec<i64>> {
     let ids: Vec<i64> = outcomes.iter().map(|one| one.request).collect();
     let rows = tx.query(
@@ -487,36 +517,38 @@ fn finish(tx: &mut Tx<'_>, worker: &str, outcomes: &[Outcome], now: Micros) -> R
         values![ids, worker],
     )?;
     let rses = crate::rse::all(tx)?;
-    let held: BTreeMap<(i64, i64), &Row> =
-        rows.iter().map(|row| ((row.int(0), row.int(3)), row)).collect();
+    let mut held = BTreeMap::new();
+    for row in &rows {
+        held.insert((row.int(0)?, row.int(3)?), Running::read(row)?);
+    }
     let ours = |one: &Outcome| {
-        let row = held.get(&(one.request, one.attempt))?;
-        let rse = rses.iter().find(|rse| rse.id == row.int(2))?;
-        let same = row.text(4) == one.did.scope && row.text(5) == one.did.name;
-        (same && rse.name == one.rse).then_some(*row)
+        let running = held.get(&(one.request, one.attempt))?;
+        let rse = rses.iter().find(|rse| rse.id == running.destination)?;
+        (running.did == one.did && rse.name == one.rse).then_some(running)
     };
     let mut well = Vec::new();
     let mut ill = Vec::new();
     let mut lost = Vec::new();
     for one in outcomes {
         match (ours(one), &one.error) {
-            (Some(row), None) => well.push((one, row)),
-            (Some(row), Some(error)) => ill.push((one, row, error)),
+            (Some(running), None) => well.push((one, running)),
+            (Some(running), Some(error)) => ill.push((one, running, error)),
             (None, _) => lost.push(one.request),
         }
     }
-    let units: Vec<(i64, i64)> = well.iter().map(|(_, row)| (row.int(1), row.int(2))).collect();
+    let units: Vec<(i64, i64)> =
+        well.iter().map(|(_, running)| (running.file, running.destination)).collect();
     transfer::finished_transfer(tx, &units, now)?;
-    for (one, row) in well.iter().filter(|(_, row)| row.flag(7)) {
+    for (one, running) in well.iter().filter(|(_, running)| running.suspected) {
         // Later attempts may have found the file where it belongs, and read no source.
-        let source = row.opt_int(6).filter(|_| one.attempt == 1);
-        suspect::was_right(tx, row.int(1), source, now)?;
+        let source = running.source.filter(|_| one.attempt == 1);
+        suspect::was_right(tx, running.file, source, now)?;
     }
     if !ill.is_empty() {
-        hold(tx, ill.iter().map(|(_, row, _)| row.int(1)))?;
-        for (one, row, error) in ill {
-            if let (Some(fault), Some(source)) = (one.source_fault, row.opt_int(6)) {
-                suspect::suspect(tx, (row.int(1), source), fault, error, now)?;
+        hold(tx, ill.iter().map(|(_, running, _)| running.file))?;
+        for (one, running, error) in ill {
+            if let (Some(fault), Some(source)) = (one.source_fault, running.source) {
+                suspect::suspect(tx, (running.file, source), fault, error, now)?;
             }
             let (letter, error) = match one.given_up {
                 true => ("Q", None),

@@ -43,7 +43,7 @@ pub fn is_behind(tx: &mut Tx<'_>, settings: &Settings) -> Result<bool> {
 pub fn decide_for(tx: &mut Tx<'_>, rse: &Rse, settings: &Settings) -> Result<Reap> {
     let behind = is_behind(tx, settings)?;
     let sql = "SELECT free FROM rse_usage WHERE rse_id = ?1 AND free IS NOT NULL ORDER BY updated_at DESC LIMIT 1";
-    let free = tx.first(sql, values![rse.id])?.and_then(|row| row.opt_int(0));
+    let free = tx.first(sql, values![rse.id])?.map(|row| row.int(0)).transpose()?;
     let needed = rse.limits.get("MinFreeSpace").zip(free).map(|(least, free)| least - free);
     Ok(reap(rse.delete, behind, rse.flag("greedyDeletion"), needed))
 }
@@ -73,11 +73,11 @@ fn awaited(tx: &mut Tx<'_>, files: &[i64]) -> Result<BTreeSet<i64>> {
         return Ok(BTreeSet::new());
     }
     let sql = "WITH RECURSIVE up(file, id) AS (SELECT child, parent FROM contents WHERE child IN ARRAY(?1)
-        UNION SELECT up.file, c.parent FROM up CROSS JOIN contents c ON (c.child = up.id))
+        UNION SELECT up.file, c.parent FROM up LOOKUP JOIN contents c ON (c.child = up.id))
         SELECT up.file FROM up JOIN updated_dids u ON u.did_id = up.id WHERE u.rule_evaluation_action = 'A'
         INTERSECT SELECT up.file FROM up JOIN rules r ON r.did_id = up.id WHERE r.deleted_at IS NULL";
     let rows = tx.query(sql, values![files.to_vec()])?;
-    Ok(rows.iter().map(|row| row.int(0)).collect())
+    rows.iter().map(|row| Ok(row.int(0)?)).collect()
 }
 
 /// Marks replicas on an RSE for deletion, oldest tombstone first, at most `most`. Those on the RSEs
@@ -110,11 +110,11 @@ pub fn mark(
     let mut sum = 0_i64;
     for row in tx.query(&sql, values![rse.id, until, most])? {
         // What is obsolete goes in any case.
-        if sum >= bytes && row.int(2) > 0 {
+        if sum >= bytes && row.int(2)? > 0 {
             break;
         }
-        sum = sum.saturating_add(row.int(1));
-        files.push(row.int(0));
+        sum = sum.saturating_add(row.int(1)?);
+        files.push(row.int(0)?);
     }
     let awaited = awaited(tx, &files)?;
     files.retain(|file| !awaited.contains(file));
@@ -126,7 +126,7 @@ pub fn mark(
     lock_files(tx)?;
     let sql = format!(
         "UPDATE replicas SET state = 'B', tombstone = 0, updated_at = ?3 WHERE (did_id, rse_id) IN (
-         SELECT p.did_id, p.rse_id FROM w_files w CROSS JOIN replicas p ON (p.did_id = w.did) WHERE {free})"
+         SELECT p.did_id, p.rse_id FROM w_files w LOOKUP JOIN replicas p ON (p.did_id = w.did) WHERE {free})"
     );
     tx.execute(&sql, values![rse.id, until, now])?;
     marked(tx, (rse.id, beside), &files)
@@ -142,14 +142,16 @@ fn marked(tx: &mut Tx<'_>, (rse, beside): (i64, &[i64]), files: &[i64]) -> Resul
         given_up::nobody_at("p")
     );
     let rows = tx.query(&sql, values![rse, files.to_vec(), beside.to_vec()])?;
-    let doomed = |row: &mainstay_catalog::Row| Doomed {
-        file: row.int(0),
-        did: Did::new(row.text(1), row.text(2)),
-        rse,
-        path: row.opt_text(3),
-        shared: row.int(4) == 1,
+    let doomed = |row: &mainstay_catalog::Row| {
+        Ok(Doomed {
+            file: row.int(0)?,
+            did: Did::new(row.text(1)?, row.text(2)?),
+            rse,
+            path: row.opt_text(3)?,
+            shared: row.flag(4)?,
+        })
     };
-    Ok(rows.iter().map(doomed).collect())
+    rows.iter().map(doomed).collect()
 }
 
 /// Marked replicas without locks that no other reaper has. The last moment at which one that was
@@ -186,7 +188,7 @@ pub fn left_over(
         given_up::nobody_at("p")
     );
     let rows = tx.query(&sql, values![rse, now.saturating_sub(CLAIM), most])?;
-    let files: Vec<i64> = rows.iter().map(|row| row.int(0)).collect();
+    let files: Vec<i64> = rows.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?;
     marked(tx, (rse, beside), &files)
 }
 
@@ -204,7 +206,7 @@ pub fn claim(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed], now: Micros) -> Resul
         claimable("replicas", "?4")
     );
     let rows = tx.query(&sql, values![files, rse, now, now.saturating_sub(CLAIM)])?;
-    Ok(rows.iter().map(|row| row.int(0)).collect())
+    rows.iter().map(|row| Ok(row.int(0)?)).collect()
 }
 
 /// Gives up the claim on replicas whose files could not be removed.
@@ -232,20 +234,20 @@ pub struct Needed {
 
 impl Needed {
     /// What a row says whose columns are [`Needed::COLUMNS`].
-    pub(crate) fn read(row: &Row, rse: i64) -> Self {
-        Self {
+    pub(crate) fn read(row: &Row, rse: i64) -> Result<Self> {
+        Ok(Self {
             doomed: Doomed {
-                file: row.int(0),
-                did: Did::new(row.text(1), row.text(2)),
+                file: row.int(0)?,
+                did: Did::new(row.text(1)?, row.text(2)?),
                 rse,
-                path: row.opt_text(3),
+                path: row.opt_text(3)?,
                 shared: false,
             },
-            locked: row.int(7) > 0,
-            bytes: row.int(4),
-            adler32: row.opt_text(5),
-            md5: row.opt_text(6),
-        }
+            locked: row.int(7)? > 0,
+            bytes: row.int(4)?,
+            adler32: row.opt_text(5)?,
+            md5: row.opt_text(6)?,
+        })
     }
 
     /// Of a replica `p` and its file `d`.
@@ -264,7 +266,7 @@ pub fn needed_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result
         given_up::nobody_at("p")
     );
     let rows = tx.query(&sql, values![rse, now.saturating_sub(CLAIM), most])?;
-    Ok(rows.iter().map(|row| Needed::read(row, rse)).collect())
+    rows.iter().map(|row| Needed::read(row, rse)).collect()
 }
 
 /// Marked replicas that are needed again count if their files are `there`: what is locked stays, what
@@ -283,7 +285,8 @@ pub fn revive(tx: &mut Tx<'_>, rse: i64, files: &[i64], there: bool, now: Micros
     if !there {
         return Ok(());
     }
-    let units: Vec<(i64, i64)> = rows.iter().map(|row| (row.int(0), rse)).collect();
+    let units: Vec<(i64, i64)> =
+        rows.iter().map(|row| Ok((row.int(0)?, rse))).collect::<Result<_>>()?;
     transfer::successful_transfer(tx, &units, now)?;
     // They can be copied from again.
     tx.wake_workers();
@@ -295,7 +298,7 @@ pub fn revive(tx: &mut Tx<'_>, rse: i64, files: &[i64], there: bool, now: Micros
 fn hold_with_rules(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<BTreeSet<i64>> {
     let sql = "SELECT DISTINCT rule_id FROM locks WHERE did_id IN ARRAY(?1) AND rse_id = ?2";
     let rows = tx.query(sql, values![files.to_vec(), rse])?;
-    let rules: BTreeSet<i64> = rows.iter().map(|row| row.int(0)).collect();
+    let rules: BTreeSet<i64> = rows.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?;
     lock_rules(tx, &rules)?;
     lock_these(tx, &files.iter().copied().collect())?;
     Ok(rules)
@@ -325,7 +328,7 @@ pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u
     let parents = |tx: &mut Tx<'_>| -> Result<BTreeSet<i64>> {
         let sql = "SELECT DISTINCT c.parent FROM contents c WHERE c.child IN ARRAY(?1)
             AND (SELECT COUNT(*) FROM replicas p WHERE p.did_id = c.child) < 2";
-        Ok(tx.query(sql, values![files.to_vec()])?.iter().map(|row| row.int(0)).collect())
+        tx.query(sql, values![files.to_vec()])?.iter().map(|row| Ok(row.int(0)?)).collect()
     };
     let held = parents(tx)?;
     lock_dids(tx, &held)?;
@@ -356,7 +359,8 @@ pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u
         AND did_id IN (SELECT did FROM w_files)";
     tx.execute(sql, values![rse])?;
     let mut ledger = Ledger::default();
-    ledger.hold_more(rse, -(gone.len() as i64), -gone.iter().map(|row| row.int(0)).sum::<i64>());
+    let bytes = gone.iter().map(|row| row.int(0)).sum::<mainstay_catalog::Result<i64>>()?;
+    ledger.hold_more(rse, -(gone.len() as i64), -bytes);
     let orphan = "(SELECT w.did FROM w_files w WHERE NOT EXISTS (SELECT 1 FROM replicas p WHERE p.did_id = w.did)
         AND NOT EXISTS (SELECT 1 FROM rules r WHERE r.did_id = w.did))";
     let sql = format!(

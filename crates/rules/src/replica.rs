@@ -87,12 +87,13 @@ fn register(
     let tombstone = first_tombstone(rse.attribute("tombstone_delay"), now);
     let sql = "INSERT INTO replicas (did_id, rse_id, bytes, state, lock_cnt, tombstone, path, created_at, updated_at)
          SELECT d.id, ?1, d.bytes, COALESCE(n.state, 'A'), 0, ?2, n.path, ?3, ?3
-         FROM w_names n CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name) WHERE TRUE ORDER BY d.id
+         FROM w_names n LOOKUP JOIN dids d ON (d.scope = n.scope AND d.name = n.name) WHERE TRUE ORDER BY d.id
          ON CONFLICT (did_id, rse_id) DO NOTHING";
     let params = values![rse.id, tombstone, now];
     let (new, bytes) = if known {
         let new = tx.query(&format!("{sql} RETURNING bytes"), params)?;
-        (new.len() as u64, new.iter().map(|row| row.int(0)).sum())
+        let bytes = new.iter().map(|row| row.int(0)).sum::<mainstay_catalog::Result<i64>>()?;
+        (new.len() as u64, bytes)
     } else {
         (tx.execute(sql, params)?, files.iter().map(|file| file.bytes).sum())
     };
@@ -118,7 +119,7 @@ fn register(
 fn hold_known(tx: &mut Tx<'_>) -> Result<()> {
     tx.execute(
         "INSERT INTO w_files (did) SELECT DISTINCT d.id FROM w_names n
-         CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)",
+         LOOKUP JOIN dids d ON (d.scope = n.scope AND d.name = n.name)",
         &[],
     )?;
     lock_files(tx)?;
@@ -200,14 +201,14 @@ fn load_files(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
 /// A name that is known must be a file of the same size and checksums.
 fn check_known(tx: &mut Tx<'_>) -> Result<()> {
     let row = tx.first(
-        "SELECT n.scope, n.name, d.did_type FROM w_names n CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
+        "SELECT n.scope, n.name, d.did_type FROM w_names n LOOKUP JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
          WHERE (d.did_type <> 'F' OR n.bytes <> d.bytes OR COALESCE(n.adler32 <> d.adler32, FALSE) OR COALESCE(n.md5 <> d.md5, FALSE))
          ORDER BY n.ord LIMIT 1",
         &[],
     )?;
     let Some(row) = row else { return Ok(()) };
-    let did = Did::new(row.text(0), row.text(1));
-    Err(match row.text(2) {
+    let did = Did::new(row.text(0)?, row.text(1)?);
+    Err(match row.text(2)? {
         "F" => refuse(
             Class::FileConsistencyMismatch,
             format!("({did}) bytes or checksums differ from those in the catalog"),
@@ -219,13 +220,13 @@ fn check_known(tx: &mut Tx<'_>) -> Result<()> {
 /// A replica that is registered must be as `w_names` says.
 fn check_registered(tx: &mut Tx<'_>, rse: &Rse) -> Result<()> {
     let row = tx.first(
-        "SELECT n.scope, n.name FROM w_names n CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
-         CROSS JOIN replicas p ON (p.did_id = d.id) WHERE p.rse_id = ?1
+        "SELECT n.scope, n.name FROM w_names n LOOKUP JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
+         LOOKUP JOIN replicas p ON (p.did_id = d.id) WHERE p.rse_id = ?1
          AND (p.state <> COALESCE(n.state, 'A') OR COALESCE(n.path <> p.path, FALSE)) ORDER BY n.ord LIMIT 1",
         values![rse.id],
     )?;
     let Some(row) = row else { return Ok(()) };
-    let did = Did::new(row.text(0), row.text(1));
+    let did = Did::new(row.text(0)?, row.text(1)?);
     let message =
         format!("A replica of '{did}' is already registered on '{}', otherwise", rse.name);
     Err(refuse(Class::Duplicate, message))
@@ -234,14 +235,15 @@ fn check_registered(tx: &mut Tx<'_>, rse: &Rse) -> Result<()> {
 /// No two files are said to be at the same path of an RSE: who removes one would remove both.
 fn check_paths(tx: &mut Tx<'_>, rse: &Rse) -> Result<()> {
     let row = tx.first(
-        "SELECT n.path, d.scope, d.name FROM w_names n CROSS JOIN replicas p ON (p.rse_id = ?1 AND p.path = n.path)
-         CROSS JOIN dids d ON (d.id = p.did_id) WHERE n.path IS NOT NULL AND (d.scope <> n.scope OR d.name <> n.name)
+        "SELECT n.path, d.scope, d.name FROM w_names n LOOKUP JOIN replicas p ON (p.rse_id = ?1 AND p.path = n.path)
+         LOOKUP JOIN dids d ON (d.id = p.did_id) WHERE n.path IS NOT NULL AND (d.scope <> n.scope OR d.name <> n.name)
          ORDER BY n.ord LIMIT 1",
         values![rse.id],
     )?;
     let Some(row) = row else { return Ok(()) };
-    let other = Did::new(row.text(1), row.text(2));
-    let message = format!("The path '{:.200}' on '{}' is that of '{other}'", row.text(0), rse.name);
+    let other = Did::new(row.text(1)?, row.text(2)?);
+    let message =
+        format!("The path '{:.200}' on '{}' is that of '{other}'", row.text(0)?, rse.name);
     Err(refuse(Class::Duplicate, message))
 }
 
@@ -260,18 +262,18 @@ pub struct Replica {
     pub created_at: Micros,
 }
 
-fn from_row(row: &Row) -> Replica {
-    Replica {
-        rse_id: row.int(0),
-        rse: row.text(1).to_owned(),
-        state: ReplicaState::read(row.text(2)).unwrap_or(ReplicaState::Unavailable),
-        bytes: row.int(3),
-        lock_cnt: row.int(4),
-        tombstone: row.opt_int(5),
-        path: row.opt_text(6),
-        accessed_at: row.opt_int(7),
-        created_at: row.int(8),
-    }
+fn from_row(row: &Row) -> Result<Replica> {
+    Ok(Replica {
+        rse_id: row.int(0)?,
+        rse: row.text(1)?.to_owned(),
+        state: row.state::<ReplicaState>(2)?,
+        bytes: row.int(3)?,
+        lock_cnt: row.int(4)?,
+        tombstone: row.opt_int(5)?,
+        path: row.opt_text(6)?,
+        accessed_at: row.opt_int(7)?,
+        created_at: row.int(8)?,
+    })
 }
 
 /// The replicas of a file.
@@ -282,7 +284,7 @@ pub fn list(tx: &mut Tx<'_>, file: &Did) -> Result<Vec<Replica>> {
          FROM replicas p JOIN rses r ON r.id = p.rse_id WHERE p.did_id = ?1 ORDER BY r.rse",
         values![id],
     )?;
-    Ok(rows.iter().map(from_row).collect())
+    rows.iter().map(from_row).collect()
 }
 
 /// The number of a file and of an RSE.
@@ -310,7 +312,7 @@ pub fn set_tombstone(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Res
     let sql = "SELECT lock_cnt FROM replicas WHERE did_id = ?1 AND rse_id = ?2";
     match tx.first(sql, values![id, rse_id])? {
         None => Err(none_there(file, rse)),
-        Some(row) if row.int(0) > 0 => {
+        Some(row) if row.int(0)? > 0 => {
             Err(refuse(Class::ReplicaIsLocked, format!("Replica {file} on RSE {rse} is locked.")))
         }
         Some(_) => {
@@ -336,7 +338,7 @@ pub fn at_path(tx: &mut Tx<'_>, rse: &Rse, path: &str) -> Result<Option<Did>> {
     if !rse.deterministic {
         let sql = "SELECT d.scope, d.name FROM replicas p JOIN dids d ON d.id = p.did_id WHERE p.rse_id = ?1 AND p.path = ?2";
         let row = tx.first(sql, values![rse.id, path])?;
-        return Ok(row.map(|row| Did::new(row.text(0), row.text(1))));
+        return row.map(|row| Ok(Did::new(row.text(0)?, row.text(1)?))).transpose();
     }
     // scope/xx/yy/name, where a scope of people may have any number of parts.
     let parts: Vec<&str> = path.split('/').collect();
@@ -371,13 +373,13 @@ pub fn coverage(tx: &mut Tx<'_>, collection: &Did) -> Result<BTreeMap<String, i6
     let id = did::get(tx, collection)?.id;
     let rows = tx.query(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-         UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C'),
-         files(id) AS (SELECT DISTINCT c.child FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D')
+         UNION SELECT c.child, c.child_type FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C'),
+         files(id) AS (SELECT DISTINCT c.child FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D')
          SELECT r.rse, CAST(SUM(p.bytes) AS BIGINT) FROM files JOIN replicas p ON p.did_id = files.id
          JOIN rses r ON r.id = p.rse_id WHERE p.state <> 'B' GROUP BY r.rse",
         values![id],
     )?;
-    Ok(rows.iter().map(|row| (row.text(0).to_owned(), row.int(1))).collect())
+    rows.iter().map(|row| Ok((row.text(0)?.to_owned(), row.int(1)?))).collect()
 }
 
 /// What of a collection's files is available on one RSE.
@@ -397,22 +399,24 @@ pub struct Held {
 pub fn held_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<Held>> {
     let rows = tx.query(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-         UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C'),
-         files(id) AS (SELECT c.child FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D')
+         UNION SELECT c.child, c.child_type FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C'),
+         files(id) AS (SELECT c.child FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D')
          SELECT p.rse_id, CAST(SUM(CASE WHEN p.state IN ('A', 'T') THEN 1 ELSE 0 END) AS BIGINT),
          CAST(SUM(CASE WHEN p.state IN ('A', 'T') THEN p.bytes ELSE 0 END) AS BIGINT), MIN(p.created_at), MAX(p.updated_at),
          MAX(p.accessed_at) FROM files JOIN replicas p ON p.did_id = files.id WHERE p.state <> 'B' GROUP BY p.rse_id ORDER BY p.rse_id",
         values![collection],
     )?;
-    let held = |row: &Row| Held {
-        rse_id: row.int(0),
-        files: row.int(1),
-        bytes: row.int(2),
-        first: row.int(3),
-        last: row.int(4),
-        accessed: row.opt_int(5),
+    let held = |row: &Row| {
+        Ok(Held {
+            rse_id: row.int(0)?,
+            files: row.int(1)?,
+            bytes: row.int(2)?,
+            first: row.int(3)?,
+            last: row.int(4)?,
+            accessed: row.opt_int(5)?,
+        })
     };
-    Ok(rows.iter().map(held).collect())
+    rows.iter().map(held).collect()
 }
 
 /// The datasets of which files are on an RSE, by name, each with its own length and bytes.
@@ -432,13 +436,13 @@ pub fn datasets_on(
     tx.for_each(sql, values![rse], &mut |row| {
         let held = Held {
             rse_id: rse,
-            files: row.int(4),
-            bytes: row.int(5),
-            first: row.int(6),
-            last: row.int(7),
-            accessed: row.opt_int(8),
+            files: row.int(4)?,
+            bytes: row.int(5)?,
+            first: row.int(6)?,
+            last: row.int(7)?,
+            accessed: row.opt_int(8)?,
         };
-        each(Did::new(row.text(0), row.text(1)), (row.int(2), row.int(3)), held)
+        each(Did::new(row.text(0)?, row.text(1)?), (row.int(2)?, row.int(3)?), held)
     })
 }
 
@@ -493,12 +497,12 @@ fn hold_with_rules(tx: &mut Tx<'_>, file: &Did, rse: &str) -> Result<((i64, i64)
 
 fn parents_of(tx: &mut Tx<'_>, file: i64) -> Result<BTreeSet<i64>> {
     let sql = "SELECT parent FROM contents WHERE child = ?1";
-    Ok(tx.query(sql, values![file])?.iter().map(|row| row.int(0)).collect())
+    tx.query(sql, values![file])?.iter().map(|row| Ok(row.int(0)?)).collect()
 }
 
 fn rules_of(tx: &mut Tx<'_>, file: i64) -> Result<BTreeSet<i64>> {
     let sql = "SELECT DISTINCT rule_id FROM locks WHERE did_id = ?1";
-    Ok(tx.query(sql, values![file])?.iter().map(|row| row.int(0)).collect())
+    tx.query(sql, values![file])?.iter().map(|row| Ok(row.int(0)?)).collect()
 }
 
 fn declare_locked_bad(
@@ -524,7 +528,7 @@ fn declare_locked_bad(
     if tx.number(others, values![id, rse_id])? == 0 {
         return lose(tx, file, id, &rules, now);
     }
-    if replica.int(0) == 0 {
+    if replica.int(0)? == 0 {
         let sql = "UPDATE replicas SET state = 'U', tombstone = 0, updated_at = ?3 WHERE did_id = ?1 AND rse_id = ?2";
         tx.execute(sql, values![id, rse_id, now])?;
         return Ok(());
@@ -542,7 +546,7 @@ fn declare_locked_bad(
     for rule in rules {
         let sql = "SELECT state FROM locks WHERE rule_id = ?1 AND did_id = ?2 AND rse_id = ?3";
         let Some(lock) = tx.first(sql, values![rule.id, id, rse_id])? else { continue };
-        let Some(before) = LockState::read(lock.text(0)) else { continue };
+        let before = lock.state::<LockState>(0)?;
         let sql = "UPDATE locks SET state = 'R', updated_at = ?4 WHERE rule_id = ?1 AND did_id = ?2 AND rse_id = ?3";
         tx.execute(sql, values![rule.id, id, rse_id, now])?;
         let mut rule = rule;

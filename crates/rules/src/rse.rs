@@ -49,15 +49,15 @@ fn load(tx: &mut Tx<'_>) -> Result<Vec<Rse>> {
          ORDER BY id",
         &[],
     )?;
-    let mut rses: Vec<Rse> = rows.iter().map(from_row).collect();
+    let mut rses: Vec<Rse> = rows.iter().map(from_row).collect::<Result<_>>()?;
     for row in tx.query("SELECT rse_id, key, value FROM rse_attr_map", &[])? {
-        if let Ok(at) = rses.binary_search_by_key(&row.int(0), |rse| rse.id) {
-            rses[at].attributes.insert(row.text(1).to_owned(), row.text(2).to_owned());
+        if let Ok(at) = rses.binary_search_by_key(&row.int(0)?, |rse| rse.id) {
+            rses[at].attributes.insert(row.text(1)?.to_owned(), row.text(2)?.to_owned());
         }
     }
     for row in tx.query("SELECT rse_id, name, value FROM rse_limits", &[])? {
-        if let Ok(at) = rses.binary_search_by_key(&row.int(0), |rse| rse.id) {
-            rses[at].limits.insert(row.text(1).to_owned(), row.int(2));
+        if let Ok(at) = rses.binary_search_by_key(&row.int(0)?, |rse| rse.id) {
+            rses[at].limits.insert(row.text(1)?.to_owned(), row.int(2)?);
         }
     }
     for (id, protocol) in crate::protocol::load(tx)? {
@@ -68,21 +68,21 @@ fn load(tx: &mut Tx<'_>) -> Result<Vec<Rse>> {
     Ok(rses)
 }
 
-fn from_row(row: &Row) -> Rse {
-    Rse {
-        id: row.int(0),
-        uuid: row.text(1).to_owned(),
-        name: row.text(2).to_owned(),
-        rse_type: row.text(3).to_owned(),
-        deterministic: row.flag(4),
-        volatile: row.flag(5),
-        staging_area: row.flag(6),
-        read: row.flag(7),
-        write: row.flag(8),
-        delete: row.flag(9),
-        times: (row.int(10), row.int(11)),
+fn from_row(row: &Row) -> Result<Rse> {
+    Ok(Rse {
+        id: row.int(0)?,
+        uuid: row.text(1)?.to_owned(),
+        name: row.text(2)?.to_owned(),
+        rse_type: row.text(3)?.to_owned(),
+        deterministic: row.flag(4)?,
+        volatile: row.flag(5)?,
+        staging_area: row.flag(6)?,
+        read: row.flag(7)?,
+        write: row.flag(8)?,
+        delete: row.flag(9)?,
+        times: (row.int(10)?, row.int(11)?),
         ..Rse::default()
-    }
+    })
 }
 
 fn check_settings(settings: &RseSettings) -> Result<()> {
@@ -252,7 +252,7 @@ pub fn delete_limit(tx: &mut Tx<'_>, name: &str, limit: &str) -> Result<()> {
 pub fn distance(tx: &mut Tx<'_>, from: &str, to: &str) -> Result<Option<i64>> {
     let (from, to) = (by_name(tx, from)?.id, by_name(tx, to)?.id);
     let sql = "SELECT distance FROM distances WHERE src_rse_id = ?1 AND dest_rse_id = ?2";
-    Ok(tx.first(sql, values![from, to])?.map(|row| row.int(0)))
+    Ok(tx.first(sql, values![from, to])?.map(|row| row.int(0)).transpose()?)
 }
 
 /// Says how far it is from one RSE to another.
@@ -296,14 +296,16 @@ pub fn usage(tx: &mut Tx<'_>, name: &str) -> Result<Vec<RseUsage>> {
     let id = by_name(tx, name)?.id;
     let sql = "SELECT source, used, free, files, updated_at FROM rse_usage WHERE rse_id = ?1 ORDER BY source";
     let rows = tx.query(sql, values![id])?;
-    let usage = |row: &Row| RseUsage {
-        source: row.text(0).to_owned(),
-        used: row.int(1),
-        free: row.opt_int(2),
-        files: row.int(3),
-        updated_at: row.int(4),
+    let usage = |row: &Row| {
+        Ok(RseUsage {
+            source: row.text(0)?.to_owned(),
+            used: row.int(1)?,
+            free: row.opt_int(2)?,
+            files: row.int(3)?,
+            updated_at: row.int(4)?,
+        })
     };
-    Ok(rows.iter().map(usage).collect())
+    rows.iter().map(usage).collect()
 }
 
 /// What somebody found on an RSE, in bytes and files.

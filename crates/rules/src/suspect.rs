@@ -86,10 +86,9 @@ pub(crate) fn proven(tx: &mut Tx<'_>, shard: (i64, i64), most: i64) -> Result<Ve
     let sql = "SELECT d.scope, d.name, r.rse FROM suspicious_replicas s JOIN dids d ON d.id = s.did_id
         JOIN rses r ON r.id = s.rse_id WHERE s.proven = 1 AND s.did_id % ?1 = ?2 ORDER BY s.did_id, s.rse_id LIMIT ?3";
     let rows = tx.query(sql, values![shard.1, shard.0, most])?;
-    Ok(rows
-        .iter()
-        .map(|row| (Did::new(row.text(0), row.text(1)), row.text(2).to_owned()))
-        .collect())
+    rows.iter()
+        .map(|row| Ok((Did::new(row.text(0)?, row.text(1)?), row.text(2)?.to_owned())))
+        .collect()
 }
 
 /// Declares a suspect bad that is proven wrong, unless it is the last copy that is not worse.
@@ -98,7 +97,7 @@ pub(crate) fn convict(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Re
     let sql =
         "SELECT reason FROM suspicious_replicas WHERE did_id = ?1 AND rse_id = ?2 AND proven = 1";
     let Some(row) = tx.first(sql, values![id, rse_id])? else { return Ok(()) };
-    replica::declare_proven_bad(tx, file, rse, row.text(0), now)
+    replica::declare_proven_bad(tx, file, rse, row.text(0)?, now)
 }
 
 /// Suspects on an RSE whose files were missing, and that were not looked for lately.
@@ -109,7 +108,7 @@ pub(crate) fn missing(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Resu
         Needed::COLUMNS
     );
     let rows = tx.query(&sql, values![rse, now.saturating_sub(AGAIN), most])?;
-    Ok(rows.iter().map(|row| Needed::read(row, rse)).collect())
+    rows.iter().map(|row| Needed::read(row, rse)).collect()
 }
 
 /// Suspects on an RSE were looked for: those that are back are trusted again, the others are left

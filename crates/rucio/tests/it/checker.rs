@@ -3,6 +3,7 @@
 use mainstay_catalog::{Catalog, Error as CatalogError};
 use mainstay_rules::api::Grouping;
 use mainstay_rules::check;
+use mainstay_rules::rule::read;
 
 use crate::world::World;
 
@@ -74,5 +75,27 @@ fn a_catalog_of_a_newer_version_is_refused() {
             Catalog::open_blocking(&world.url),
             Err(CatalogError::NewerSchema { found: 999, .. })
         ));
+    }
+}
+
+#[test]
+fn damaged_columns_and_unknown_states_are_reported_by_name() {
+    for world in World::each() {
+        world.rse("A");
+        world.dataset("ds", 1, 1, "A");
+        let rule = world.rule("ds", 1, "A", Grouping::Dataset);
+        let failed = || {
+            let read = world.catalog.read_blocking(|tx| {
+                let rule = read::rule(tx, &rule)?;
+                read::locks(tx, &rule, &mut |_| Ok(()))
+            });
+            read.unwrap_err().to_string()
+        };
+        world.change("UPDATE locks SET state = 'Z'");
+        let error = failed();
+        assert!(error.contains("l.state") && error.contains("\"Z\""), "{error}");
+        world.change("UPDATE rules SET state = '?'");
+        let error = failed();
+        assert!(error.contains("r.state") && error.contains("FROM rules"), "{error}");
     }
 }

@@ -155,7 +155,7 @@ fn finish(catalog: &Catalog, seed: u64, now: i64) -> mainstay_rules::Result<()> 
             "SELECT did_id, dest_rse_id FROM requests ORDER BY (id * 7919) % 104729 LIMIT 6",
             &[],
         )?;
-        Ok(rows.iter().map(|row| (row.int(0), row.int(1))).collect())
+        rows.iter().map(|row| Ok((row.int(0)?, row.int(1)?))).collect()
     })?;
     catalog.write_blocking(|tx| match seed % 3 {
         0 => transfer::failed_transfer(tx, &units, "no luck", None, now),

@@ -183,7 +183,10 @@ impl Disks {
         });
         let said: BTreeMap<PathBuf, u64> = rows
             .iter()
-            .map(|row| (self.place(row.text(1), row.text(0)), u64::try_from(row.int(2)).unwrap()))
+            .map(|row| {
+                let place = self.place(row.text(1).unwrap(), row.text(0).unwrap());
+                (place, u64::try_from(row.int(2).unwrap()).unwrap())
+            })
             .collect();
         let mut found = BTreeMap::new();
         for folder in self.folders.borrow().values() {

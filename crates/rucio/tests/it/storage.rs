@@ -211,7 +211,7 @@ fn what_is_young_or_somebodys_is_not_accused() {
                 &[],
             )?)
         });
-        world.delete(rows[0].text(0));
+        world.delete(rows[0].text(0).unwrap());
         assert_eq!(world.sql("SELECT COUNT(*) FROM given_up"), 1);
         let draft = |name: &str, tag: &str| {
             let place = disks.place("B", name);

@@ -304,7 +304,8 @@ impl World {
             )?)
         });
         for row in rows {
-            found.entry(row.text(0).to_owned()).or_default().insert(row.text(1).to_owned());
+            let (name, rse) = (row.text(0).unwrap(), row.text(1).unwrap());
+            found.entry(name.to_owned()).or_default().insert(rse.to_owned());
         }
         found
     }

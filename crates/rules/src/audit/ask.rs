@@ -19,18 +19,20 @@ const THERE: &str = "p.state IN ('A', 'T')";
 const COLUMNS: &str =
     "p.did_id, p.rse_id, d.scope, d.name, p.path, p.bytes, d.adler32, d.md5, p.updated_at";
 
-fn expected(rses: &BTreeMap<i64, &Rse>, row: &Row) -> Option<Expected> {
-    let did = Did::new(row.text(2), row.text(3));
-    let path = protocol::path(rses.get(&row.int(1))?, &did, row.opt_text(4).as_deref());
-    Some(Expected {
-        unit: (row.int(0), row.int(1)),
+/// The replica in a row; none where its RSE is not among those asked for.
+fn expected(rses: &BTreeMap<i64, &Rse>, row: &Row) -> Result<Option<Expected>> {
+    let Some(rse) = rses.get(&row.int(1)?) else { return Ok(None) };
+    let did = Did::new(row.text(2)?, row.text(3)?);
+    let path = protocol::path(rse, &did, row.opt_text(4)?.as_deref());
+    Ok(Some(Expected {
+        unit: (row.int(0)?, row.int(1)?),
         did,
         path: path.map_err(|error| error.to_string()),
-        bytes: row.int(5),
-        adler32: row.opt_text(6),
-        md5: row.opt_text(7),
-        updated_at: row.int(8),
-    })
+        bytes: row.int(5)?,
+        adler32: row.opt_text(6)?,
+        md5: row.opt_text(7)?,
+        updated_at: row.int(8)?,
+    }))
 }
 
 /// The next replicas on some RSEs that should have a file, by file and RSE: in this order the catalog
@@ -44,11 +46,11 @@ pub(super) fn replicas(
     let sql = format!(
         "SELECT {COLUMNS} FROM (SELECT p.did_id, p.rse_id, p.path, p.bytes, p.updated_at FROM replicas p
          WHERE (p.did_id, p.rse_id) > (?1, ?2) AND p.rse_id IN ARRAY(?3) AND {THERE}
-         ORDER BY p.did_id, p.rse_id LIMIT ?4) p CROSS JOIN dids d ON (d.id = p.did_id) ORDER BY p.did_id, p.rse_id"
+         ORDER BY p.did_id, p.rse_id LIMIT ?4) p LOOKUP JOIN dids d ON (d.id = p.did_id) ORDER BY p.did_id, p.rse_id"
     );
     let ids: Vec<i64> = rses.keys().copied().collect();
     let rows = tx.query(&sql, values![after.0, after.1, ids, most as i64])?;
-    Ok(rows.iter().filter_map(|row| expected(rses, row)).collect())
+    rows.iter().filter_map(|row| expected(rses, row).transpose()).collect()
 }
 
 /// Those of some replicas on an RSE that should still have a file, as they are now.
@@ -59,7 +61,13 @@ pub(super) fn again(tx: &mut Tx<'_>, rse: &Rse, files: &[i64]) -> Result<BTreeMa
     );
     let rows = tx.query(&sql, values![files.to_vec(), rse.id])?;
     let rses = BTreeMap::from([(rse.id, rse)]);
-    Ok(rows.iter().filter_map(|row| Some((row.int(0), expected(&rses, row)?))).collect())
+    let mut found = BTreeMap::new();
+    for row in &rows {
+        if let Some(expected) = expected(&rses, row)? {
+            found.insert(row.int(0)?, expected);
+        }
+    }
+    Ok(found)
 }
 
 /// A list that came in as JSON, as a table of three texts.
@@ -92,18 +100,19 @@ pub(super) fn known(
     let owners = read.iter().filter_map(|draft| draft.owner.as_deref());
     let asked: BTreeSet<&str> = paths.iter().copied().chain(owners).collect();
     let mut known = Known::default();
-    let mut stand = |rows: Vec<Row>| {
+    let mut stand = |rows: Vec<Row>| -> Result<()> {
         for row in rows {
-            let busy = known.standing.entry(row.text(0).to_owned()).or_default();
-            *busy |= row.flag(1);
+            let busy = known.standing.entry(row.text(0)?.to_owned()).or_default();
+            *busy |= row.flag(1)?;
         }
+        Ok(())
     };
     let list = listed(tx);
     let said: Vec<_> = asked.iter().map(|path| json!([path, "", ""])).collect();
     let sql = format!(
-        "SELECT n.path, {BUSY} FROM {list} CROSS JOIN replicas p ON (p.rse_id = ?1 AND p.path = n.path)"
+        "SELECT n.path, {BUSY} FROM {list} LOOKUP JOIN replicas p ON (p.rse_id = ?1 AND p.path = n.path)"
     );
-    stand(tx.query(&sql, values![rse.id, json!(said).to_string()])?);
+    stand(tx.query(&sql, values![rse.id, json!(said).to_string()])?)?;
     if rse.deterministic {
         let named = |path: &&str| {
             let dids = names(path, slashes);
@@ -111,10 +120,10 @@ pub(super) fn known(
         };
         let named: Vec<_> = asked.iter().flat_map(named).collect();
         let sql = format!(
-            "SELECT n.path, {BUSY} FROM {list} CROSS JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
-             CROSS JOIN replicas p ON (p.did_id = d.id AND p.rse_id = ?1) WHERE p.path IS NULL"
+            "SELECT n.path, {BUSY} FROM {list} LOOKUP JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
+             LOOKUP JOIN replicas p ON (p.did_id = d.id AND p.rse_id = ?1) WHERE p.path IS NULL"
         );
-        stand(tx.query(&sql, values![rse.id, json!(named).to_string()])?);
+        stand(tx.query(&sql, values![rse.id, json!(named).to_string()])?)?;
     }
     let requests: BTreeSet<i64> = read
         .iter()
@@ -128,7 +137,7 @@ pub(super) fn known(
             UNION SELECT request_id FROM given_up WHERE request_id IN ARRAY(?1) AND rse_id = ?2";
         let requests: Vec<i64> = requests.into_iter().collect();
         let rows = tx.query(sql, values![requests, rse.id])?;
-        known.requests = rows.iter().map(|row| row.int(0)).collect();
+        known.requests = rows.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?;
     }
     Ok(known)
 }

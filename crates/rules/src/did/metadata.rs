@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{COLUMNS, from_row, get};
 use crate::api::{Did, DidRecord, Micros};
-use crate::error::{Class, Result, refuse};
+use crate::error::{Class, Error, Result, refuse};
 use crate::rule::update::read_time;
 
 /// The most that is kept with one data identifier, in bytes of JSON.
@@ -103,11 +103,14 @@ pub fn read_metadata(meta: &Map<String, Value>) -> Result<Said> {
 /// The metadata of a data identifier.
 pub fn metadata(tx: &mut Tx<'_>, id: i64) -> Result<Map<String, Value>> {
     let row = tx.first("SELECT meta FROM dids WHERE id = ?1", values![id])?;
-    Ok(row.map(|row| parsed(row.text(0))).unwrap_or_default())
+    row.map_or_else(|| Ok(Map::new()), |row| parsed(row.opt_text(0)?.as_deref()))
 }
 
-fn parsed(text: &str) -> Map<String, Value> {
-    serde_json::from_str(text).unwrap_or_default()
+/// The metadata that `dids.meta` holds: NULL for none.
+fn parsed(text: Option<&str>) -> Result<Map<String, Value>> {
+    let Some(text) = text else { return Ok(Map::new()) };
+    let damaged = |error| Error::Internal(format!("dids.meta is not JSON: {error}"));
+    serde_json::from_str(text).map_err(damaged)
 }
 
 /// Sets keys; `lifetime` (seconds) moves the moment of expiry instead.
@@ -143,7 +146,7 @@ fn change(
 ) -> Result<()> {
     let id = get(tx, did)?.id;
     let row = tx.first("SELECT meta FROM dids WHERE id = ?1 LOCK ROWS", values![id])?;
-    let mut held = row.map(|row| parsed(row.text(0))).unwrap_or_default();
+    let mut held = row.map_or_else(|| Ok(Map::new()), |row| parsed(row.opt_text(0)?.as_deref()))?;
     how(&mut held)?;
     let text = Value::Object(held).to_string();
     if text.len() > MOST {
@@ -165,8 +168,8 @@ pub fn search_sql(types: &str) -> String {
 }
 
 /// The metadata in a row of [`search_sql`].
-pub fn meta_of(row: &Row) -> Map<String, Value> {
-    parsed(row.text(row.0.len() - 1))
+pub fn meta_of(row: &Row) -> Result<Map<String, Value>> {
+    parsed(row.opt_text(row.values().len() - 1)?.as_deref())
 }
 
 /// The question for what is in a scope and in no collection.
@@ -187,7 +190,7 @@ pub fn children(
         "SELECT {COLUMNS} FROM dids WHERE id IN (SELECT child FROM contents WHERE parent = ?1)
          ORDER BY scope, name"
     );
-    tx.for_each(&sql, values![id], &mut |row| each(from_row(&row)))
+    tx.for_each(&sql, values![id], &mut |row| each(from_row(&row)?))
 }
 
 /// Everything below some collections, once each.
@@ -198,8 +201,8 @@ pub fn below(
 ) -> Result<()> {
     let sql = format!(
         "WITH RECURSIVE down(id) AS (SELECT child FROM contents WHERE parent IN ARRAY(?1)
-         UNION SELECT c.child FROM down CROSS JOIN contents c ON (c.parent = down.id))
+         UNION SELECT c.child FROM down LOOKUP JOIN contents c ON (c.parent = down.id))
          SELECT {COLUMNS} FROM dids WHERE id IN (SELECT id FROM down) ORDER BY scope, name"
     );
-    tx.for_each(&sql, values![roots.to_vec()], &mut |row| each(from_row(&row)))
+    tx.for_each(&sql, values![roots.to_vec()], &mut |row| each(from_row(&row)?))
 }

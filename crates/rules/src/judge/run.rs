@@ -180,7 +180,9 @@ pub fn beat(catalog: &Catalog, server: &str, now: Micros) -> Result<(i64, i64)> 
         )?;
         let long_ago = now.saturating_sub(100 * LIFE);
         tx.later("DELETE FROM judges WHERE seen_at < ?1", values![long_ago])?;
-        let place = live.iter().position(|row| row.text(0) == server).unwrap_or(0);
+        let names: Vec<&str> =
+            live.iter().map(|row| row.text(0)).collect::<mainstay_catalog::Result<_>>()?;
+        let place = names.iter().position(|name| *name == server).unwrap_or(0);
         Ok((place as i64, (live.len() as i64).max(1)))
     })
 }

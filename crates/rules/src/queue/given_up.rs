@@ -48,7 +48,7 @@ pub(crate) fn expire(tx: &mut Tx<'_>, shard: (i64, i64), now: Micros) -> Result<
     if rows.is_empty() {
         return Ok(false);
     }
-    let files: Vec<i64> = rows.iter().map(|row| row.int(0)).collect();
+    let files: Vec<i64> = rows.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?;
     hold(tx, files.iter().copied())?;
     tx.execute(
         "DELETE FROM given_up WHERE did_id IN ARRAY(?4) AND lease_until < ?1 AND rse_id % ?2 = ?3",
@@ -91,8 +91,10 @@ pub(super) fn leave(
     }
     let sql = "SELECT did_id, rse_id, state FROM replicas WHERE did_id IN ARRAY(?1)";
     let rows = tx.query(sql, values![files])?;
-    let states: BTreeMap<(i64, i64), &str> =
-        rows.iter().map(|row| ((row.int(0), row.int(1)), row.text(2))).collect();
+    let states: BTreeMap<(i64, i64), &str> = rows
+        .iter()
+        .map(|row| Ok(((row.int(0)?, row.int(1)?), row.text(2)?)))
+        .collect::<Result<_>>()?;
     let mut ledger = Ledger::default();
     for (one, file, rse) in known {
         tx.later(
@@ -137,7 +139,7 @@ fn put_back(
         asked("requests")
     );
     if let Some(row) = tx.first(&sql, values![file, rse.id, one.request, path, now])? {
-        ledger.hold_more(rse.id, 1, row.int(0));
+        ledger.hold_more(rse.id, 1, row.int(0)?);
     }
     Ok(())
 }

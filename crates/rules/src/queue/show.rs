@@ -44,19 +44,21 @@ pub fn show(
          FROM requests q JOIN dids d ON d.id = q.did_id WHERE q.state = 'S' ORDER BY q.submitted_at, q.id LIMIT ?1",
         values![most],
     )?;
-    let moving = rows.iter().map(|row| Shown {
-        did: Did::new(row.text(0), row.text(1)),
-        source: name(row.opt_int(2)),
-        destination: name(row.opt_int(3)).unwrap_or_default(),
-        bytes: row.int(4),
-        moved: row.int(5),
-        activity: row.text(6).to_owned(),
-        worker: row.opt_text(7),
-        since: row.opt_int(8),
-        why: None,
-        error: None,
-    });
-    let moving = moving.collect();
+    let mut moving = Vec::with_capacity(rows.len());
+    for row in &rows {
+        moving.push(Shown {
+            did: Did::new(row.text(0)?, row.text(1)?),
+            source: name(row.opt_int(2)?),
+            destination: name(row.opt_int(3)?).unwrap_or_default(),
+            bytes: row.int(4)?,
+            moved: row.int(5)?,
+            activity: row.text(6)?.to_owned(),
+            worker: row.opt_text(7)?,
+            since: row.opt_int(8)?,
+            why: None,
+            error: None,
+        });
+    }
     let ended = waiting::ended(tx, most)?;
     let queued = waiting::first(tx, most.saturating_sub(ended.len() as i64))?;
     let (load, _) = running(tx)?;

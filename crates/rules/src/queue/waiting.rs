@@ -35,23 +35,23 @@ const WAITING: &str = "SELECT q.id, q.did_id, q.dest_rse_id, q.bytes, q.activity
     d.scope, d.name, d.adler32, d.md5, u.source_replica_expression, p.path, q.err_msg, q.state FROM requests q JOIN dids d ON d.id = q.did_id
     LEFT JOIN rules u ON u.id = q.rule_id LEFT JOIN replicas p ON p.did_id = q.did_id AND p.rse_id = q.dest_rse_id";
 
-fn waiting(row: &Row) -> Waiting {
-    Waiting {
-        id: row.int(0),
-        file: row.int(1),
-        destination: row.int(2),
-        bytes: row.int(3),
-        activity: row.text(4).to_owned(),
-        retries: row.int(5),
-        last_source: row.opt_int(6),
-        not_before: row.int(7),
-        did: Did::new(row.text(8), row.text(9)),
-        adler32: row.opt_text(10),
-        md5: row.opt_text(11),
-        from: row.opt_text(12),
-        path: row.opt_text(13),
-        error: row.opt_text(14),
-    }
+fn waiting(row: &Row) -> Result<Waiting> {
+    Ok(Waiting {
+        id: row.int(0)?,
+        file: row.int(1)?,
+        destination: row.int(2)?,
+        bytes: row.int(3)?,
+        activity: row.text(4)?.to_owned(),
+        retries: row.opt_int(5)?.unwrap_or(0),
+        last_source: row.opt_int(6)?,
+        not_before: row.int(7)?,
+        did: Did::new(row.text(8)?, row.text(9)?),
+        adler32: row.opt_text(10)?,
+        md5: row.opt_text(11)?,
+        from: row.opt_text(12)?,
+        path: row.opt_text(13)?,
+        error: row.opt_text(14)?,
+    })
 }
 
 /// Every destination and activity that requests wait for.
@@ -86,7 +86,7 @@ pub(super) fn lines(
 ) -> Result<Vec<Line>> {
     let mut found = Vec::new();
     for queue in tx.query(QUEUES, &[])? {
-        let (to, activity) = (queue.int(0), queue.text(1).to_owned());
+        let (to, activity) = (queue.int(0)?, queue.text(1)?.to_owned());
         if !reached.contains(&to) {
             continue;
         }
@@ -121,8 +121,11 @@ impl Line {
             &params,
         )?;
         self.ended = rows.len() < page;
-        self.last = rows.last().map(|row| (row.int(0), row.int(1))).or(self.last);
-        self.ready.extend(rows.iter().map(|row| (Reverse(row.int(0)), row.int(1))));
+        for row in &rows {
+            let (priority, id) = (row.int(0)?, row.int(1)?);
+            self.ready.push_back((Reverse(priority), id));
+            self.last = Some((priority, id));
+        }
         Ok(())
     }
 }
@@ -155,15 +158,18 @@ pub(super) fn read(tx: &mut Tx<'_>, ids: &[i64]) -> Result<Vec<Waiting>> {
     let these = goes_with(tx, ("q.", "requests", &["id"]), ("w_ids", &["id"]));
     let sql = format!("{WAITING} WHERE {these} AND q.state = 'Q'");
     let rows = tx.query(&sql, &[])?;
-    let mut found: BTreeMap<i64, Waiting> =
-        rows.iter().map(waiting).map(|one| (one.id, one)).collect();
+    let mut found = BTreeMap::new();
+    for row in &rows {
+        let one = waiting(row)?;
+        found.insert(one.id, one);
+    }
     Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
 }
 
 /// The first of all.
 pub(super) fn first(tx: &mut Tx<'_>, most: i64) -> Result<Vec<Waiting>> {
     let sql = format!("{WAITING} WHERE q.state = 'Q' ORDER BY q.priority DESC, q.id LIMIT ?1");
-    Ok(tx.query(&sql, values![most])?.iter().map(waiting).collect())
+    tx.query(&sql, values![most])?.iter().map(waiting).collect()
 }
 
 /// The first of those that have ended and wait for the finisher, and how each ended.
@@ -171,6 +177,6 @@ pub(super) fn ended(tx: &mut Tx<'_>, most: i64) -> Result<Vec<(Waiting, RequestS
     let sql = format!(
         "{WAITING} WHERE q.state IN ('D', 'F', 'L', 'N', 'O', 'A', 'M') ORDER BY q.id LIMIT ?1"
     );
-    let how = |row: &Row| RequestState::read(row.text(15)).unwrap_or(RequestState::Failed);
-    Ok(tx.query(&sql, values![most])?.iter().map(|row| (waiting(row), how(row))).collect())
+    let rows = tx.query(&sql, values![most])?;
+    rows.iter().map(|row| Ok((waiting(row)?, row.state(15)?))).collect()
 }

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use mainstay_catalog::ledger::Ledger;
-use mainstay_catalog::order::{Tree, lock_files, lock_tree, lock_tree_and};
-use mainstay_catalog::{Daemon, Tx, Value, values};
+use mainstay_catalog::order::{lock_files, lock_tree, lock_tree_and};
+use mainstay_catalog::{Answers, Daemon, Pending, Pipeline, Row, Tx, Value, values};
 use rand::{Rng, RngExt};
 
+use crate::account::{self, AskedAllowance};
 use crate::api::{Counts, DidRecord, DidType, Grouping, Micros, NewRule, Rule, RuleState, SECOND};
-use crate::error::{Class, Result, refuse};
+use crate::did;
+use crate::error::{Class, Error, Result, refuse};
 use crate::rule::place::{self, Earlier};
 use crate::rule::{Settings, message, state};
-use crate::{account, did};
 
 /// Creates one rule for each data identifier, all or none, and returns their identities. Locks,
 /// replicas and transfers follow at once, unless the rule is large, delayed or waits for approval.
@@ -23,97 +24,159 @@ pub fn add_replication_rule(
     now: Micros,
 ) -> Result<Vec<String>> {
     new.check()?;
-    tx.ahead(account::EXISTS, values![&new.account])?;
-    tx.rses_ahead()?;
-    for did in &new.dids {
-        did::find_ahead(tx, did)?;
-    }
-    account::check_exists(tx, &new.account)?;
+    let mut ask = Pipeline::default();
+    let owner = account::ask_exists(&mut ask, &new.account);
+    ask.rses();
+    let named: Vec<Pending> = new.dids.iter().map(|did| did::ask_by_name(&mut ask, did)).collect();
+    let mut answers = tx.run(ask)?;
+    account::check_found(answers.first(owner).as_ref(), &new.account)?;
     let locked = check_targets(tx, new)?;
     if let Some(text) = &new.source_replica_expression {
         place::sources(tx, text)?;
     }
     let mut dids = Vec::with_capacity(new.dids.len());
-    for did in &new.dids {
-        let found = did::find(tx, did)?;
-        dids.push(found.ok_or_else(|| {
+    for (did, named) in new.dids.iter().zip(named) {
+        let found = answers.first(named).ok_or_else(|| {
             refuse(Class::DataIdentifierNotFound, format!("Data identifier {did} is not valid."))
-        })?);
+        })?;
+        dids.push(did::from_row(&found)?);
     }
-    let tree;
-    let roots: Vec<i64> =
-        dids.iter().filter(|did| did.did_type != DidType::File).map(|did| did.id).collect();
-    let uuids: Vec<String> = dids
-        .iter()
-        .map(|_| uuid::Builder::from_random_bytes(rng.random()).into_uuid().simple().to_string())
-        .collect();
-    if let ([did], [uuid]) = (dids.as_slice(), uuids.as_slice()) {
-        let only = Only { new, did, settings, row: row(new, did, locked, uuid, now) };
-        tree = lock_tree_and(tx, &[], &roots, |tx, tree| only.ask_ahead(tx, tree))?;
-        if roots.is_empty() {
-            only.ask_ahead(tx, &tree)?;
-        }
-    } else {
-        tree = lock_tree(tx, &[], &roots)?;
-    }
-    let mut later = Vec::with_capacity(dids.len());
-    for did in &dids {
-        later.push(is_later(tx, new, did, settings)?);
-    }
-    let whole = dids.len() == 1;
-    if !whole {
-        hold_files(tx, &dids, &later)?;
-    }
+    let request = Request { new, settings, locked, now };
     let mut ledger = Ledger::default();
-    let mut made = Vec::with_capacity(dids.len());
-    for ((did, uuid), later) in dids.iter().zip(uuids).zip(later) {
-        // What is closed or approved depends on the row that is held now.
-        let found = match did.did_type {
-            DidType::File => did::by_id_held(tx, did.id)?,
-            _ => did::by_id(tx, did.id)?,
-        };
-        let Some(did) = found else { return Err(crate::error::Error::moved()) };
-        let below = if whole {
-            datasets(&tree.down)
-        } else {
-            datasets(&mainstay_catalog::order::collections(tx, &[did.id])?)
-        };
-        let work = Work { new, did: &did, uuid, locked, later, below: &below };
-        made.push(add_one(tx, &work, &mut ledger, rng, now)?);
-    }
+    let made = match dids.as_slice() {
+        [did] => vec![add_single(tx, &request, did, &mut ledger, rng)?],
+        _ => add_several(tx, &request, &dids, &mut ledger, rng)?,
+    };
     ledger.write(tx, now)?;
     Ok(made)
 }
 
-/// A single rule, most of whose questions are known before its tree is held.
-struct Only<'a> {
+/// What is asked for, once it was checked.
+struct Request<'a> {
     new: &'a NewRule,
-    did: &'a DidRecord,
     settings: &'a Settings,
-    row: Vec<Value>,
+    locked: bool,
+    now: Micros,
 }
 
-impl Only<'_> {
-    /// Says what will be asked once the tree is held: it is sent along with holding it.
-    fn ask_ahead(&self, tx: &mut Tx<'_>, tree: &Tree) -> Result<()> {
-        let Self { new, did, settings, row } = self;
+/// The collections among data identifiers.
+fn roots(dids: &[DidRecord]) -> Vec<i64> {
+    dids.iter().filter(|did| did.did_type != DidType::File).map(|did| did.id).collect()
+}
+
+/// A new identity: 32 digits.
+fn new_uuid(rng: &mut dyn Rng) -> String {
+    uuid::Builder::from_random_bytes(rng.random()).into_uuid().simple().to_string()
+}
+
+/// Adds one rule: everything about it is asked for in the round trip that holds its tree.
+fn add_single(
+    tx: &mut Tx<'_>,
+    request: &Request<'_>,
+    did: &DidRecord,
+    ledger: &mut Ledger,
+    rng: &mut dyn Rng,
+) -> Result<String> {
+    let Request { new, settings, .. } = *request;
+    let uuid = new_uuid(rng);
+    let roots = roots(std::slice::from_ref(did));
+    let (tree, (count, asked), mut answers) = lock_tree_and(tx, &[], &roots, |ask, tree| {
+        let count = must_count(new, did).then(|| ask_count(ask, new, did, settings));
+        (count, Asked::ask(ask, request, did, &uuid, &datasets(&tree.down)))
+    })?;
+    let counted = count.map(|count| answers.number(count)).transpose()?;
+    let later = is_later(new, did, settings, counted);
+    let work = Work { request, uuid, later, below: &datasets(&tree.down) };
+    add_one(tx, work, asked.take(&mut answers), ledger, rng)
+}
+
+/// Adds several rules, all or none: what they need is held for all of them first, in order.
+fn add_several(
+    tx: &mut Tx<'_>,
+    request: &Request<'_>,
+    dids: &[DidRecord],
+    ledger: &mut Ledger,
+    rng: &mut dyn Rng,
+) -> Result<Vec<String>> {
+    let Request { new, settings, .. } = *request;
+    let uuids: Vec<String> = dids.iter().map(|_| new_uuid(rng)).collect();
+    lock_tree(tx, &[], &roots(dids))?;
+    let mut ask = Pipeline::default();
+    let counts: Vec<Option<Pending>> = dids
+        .iter()
+        .map(|did| must_count(new, did).then(|| ask_count(&mut ask, new, did, settings)))
+        .collect();
+    let mut answers = tx.run(ask)?;
+    let mut later = Vec::with_capacity(dids.len());
+    for (did, count) in dids.iter().zip(counts) {
+        let counted = count.map(|count| answers.number(count)).transpose()?;
+        later.push(is_later(new, did, settings, counted));
+    }
+    hold_files(tx, dids, &later)?;
+    let mut made = Vec::with_capacity(dids.len());
+    for ((did, uuid), later) in dids.iter().zip(uuids).zip(later) {
+        let below = datasets(&mainstay_catalog::order::collections(tx, &[did.id])?);
+        let mut ask = Pipeline::default();
+        let asked = Asked::ask(&mut ask, request, did, &uuid, &below);
+        let known = asked.take(&mut tx.run(ask)?);
+        let work = Work { request, uuid, later, below: &below };
+        made.push(add_one(tx, work, known, ledger, rng)?);
+    }
+    Ok(made)
+}
+
+/// The queries for one rule, all sent before the first answer is read.
+struct Asked {
+    did: Pending,
+    inserted: Pending,
+    limits: Option<AskedAllowance>,
+    alone: Option<Pending>,
+    has_bytes: Option<Pending>,
+}
+
+/// Their answers.
+struct Known {
+    /// The data identifier, as it is now that its row is held.
+    did: Option<Row>,
+    /// The row of the new rule; none if there is such a rule.
+    inserted: Option<Row>,
+    limits: Option<account::Limits>,
+    /// Where the file of a rule on one file is.
+    alone: Option<Vec<Row>>,
+    /// Whether a collection holds anything, where that was asked for.
+    has_bytes: Option<bool>,
+}
+
+impl Asked {
+    /// Adds the queries for a rule on `did`: its state, the new row, and what placing it needs.
+    fn ask(
+        ask: &mut Pipeline,
+        request: &Request<'_>,
+        did: &DidRecord,
+        uuid: &str,
+        below: &[i64],
+    ) -> Self {
+        let new = request.new;
         let file = did.did_type == DidType::File;
-        if !file && !is_later_anyway(new, did) {
-            tx.ahead(COUNT_FILES, values![did.id, most_files(new, settings)])?;
+        // Whether it is closed or approved depends on the row that is held now.
+        let found = did::ask_by_id(ask, did.id, file);
+        let inserted = ask.query(INSERT, &row(request, did, uuid));
+        let placed = !new.ask_approval;
+        let limits = placed.then(|| AskedAllowance::ask(ask, &new.account));
+        let alone = (placed && file).then(|| place::ask_alone(ask, did.id));
+        let may_hold = placed && !file && did.bytes.is_none_or(|bytes| bytes > 0);
+        let has_bytes = may_hold.then(|| ask.query(HAS_BYTES, values![below.to_vec()]));
+        Self { did: found, inserted, limits, alone, has_bytes }
+    }
+
+    fn take(self, answers: &mut Answers) -> Known {
+        Known {
+            did: answers.first(self.did),
+            inserted: answers.first(self.inserted),
+            limits: self.limits.map(|limits| limits.take(answers)),
+            alone: self.alone.map(|alone| answers.take(alone)),
+            has_bytes: self.has_bytes.map(|pending| answers.first(pending).is_some()),
         }
-        did::by_id_ahead(tx, did.id, file)?;
-        tx.ahead(INSERT, row)?;
-        if new.ask_approval {
-            return Ok(());
-        }
-        account::allowance_ahead(tx, &new.account)?;
-        if file {
-            return place::alone_ahead(tx, did.id);
-        }
-        if did.bytes.is_none_or(|bytes| bytes > 0) {
-            tx.ahead(HAS_BYTES, values![datasets(&tree.down)])?;
-        }
-        Ok(())
     }
 }
 
@@ -124,10 +187,8 @@ fn datasets(collections: &BTreeMap<i64, DidType>) -> Vec<i64> {
 
 /// What one rule is made from.
 struct Work<'a> {
-    new: &'a NewRule,
-    did: &'a DidRecord,
+    request: &'a Request<'a>,
     uuid: String,
-    locked: bool,
     later: bool,
     below: &'a [i64],
 }
@@ -161,8 +222,8 @@ fn check_targets(tx: &mut Tx<'_>, new: &NewRule) -> Result<bool> {
 
 /// Counts the files below a collection, up to a number.
 const COUNT_FILES: &str = "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
-    UNION SELECT c.child, c.child_type FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
-    SELECT COUNT(*) FROM (SELECT 1 FROM down CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D'
+    UNION SELECT c.child, c.child_type FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C')
+    SELECT COUNT(*) FROM (SELECT 1 FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'D'
     LIMIT ?2) AS counted";
 
 const HAS_BYTES: &str = "SELECT 1 FROM contents WHERE parent IN ARRAY(?1) AND bytes > 0 LIMIT 1";
@@ -178,13 +239,21 @@ fn is_later_anyway(new: &NewRule, did: &DidRecord) -> bool {
     new.asynchronous || new.ask_approval || new.delay_injection.is_some() || split
 }
 
-/// Whether the rule is left to the injector, or to somebody's approval.
-fn is_later(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord, settings: &Settings) -> Result<bool> {
-    if is_later_anyway(new, did) || did.did_type == DidType::File {
-        return Ok(is_later_anyway(new, did));
-    }
-    let most = most_files(new, settings);
-    Ok(tx.number(COUNT_FILES, values![did.id, most])? >= most)
+/// Whether the number of files decides if the rule is left to the injector.
+fn must_count(new: &NewRule, did: &DidRecord) -> bool {
+    did.did_type != DidType::File && !is_later_anyway(new, did)
+}
+
+/// Adds the query that counts the files of a rule, as far as it matters.
+fn ask_count(ask: &mut Pipeline, new: &NewRule, did: &DidRecord, settings: &Settings) -> Pending {
+    ask.query(COUNT_FILES, values![did.id, most_files(new, settings)])
+}
+
+/// Whether the rule is left to the injector, or to somebody's approval; `counted` is the number of its
+/// files, where that decides.
+fn is_later(new: &NewRule, did: &DidRecord, settings: &Settings, counted: Option<i64>) -> bool {
+    counted
+        .map_or_else(|| is_later_anyway(new, did), |counted| counted >= most_files(new, settings))
 }
 
 /// Holds the files of all rules that are applied now, in one go and so in order.
@@ -198,7 +267,7 @@ fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()>
     tx.execute(
         "INSERT INTO w_files (did) WITH RECURSIVE down(id, did_type) AS (
          SELECT id, did_type FROM dids WHERE id IN ARRAY(?1) UNION SELECT c.child, c.child_type FROM down
-         CROSS JOIN contents c ON (c.parent = down.id) WHERE down.did_type <> 'F') SELECT id FROM down WHERE did_type = 'F'",
+         LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type <> 'F') SELECT id FROM down WHERE did_type = 'F'",
         values![now],
     )?;
     lock_files(tx)?;
@@ -207,13 +276,15 @@ fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()>
 
 fn add_one(
     tx: &mut Tx<'_>,
-    work: &Work<'_>,
+    work: Work<'_>,
+    known: Known,
     ledger: &mut Ledger,
     rng: &mut dyn Rng,
-    now: Micros,
 ) -> Result<String> {
-    let Work { new, did, .. } = work;
-    let rule = insert(tx, work, now)?;
+    let Some(held) = known.did else { return Err(Error::moved()) };
+    let did = &did::from_row(&held)?;
+    let Request { new, now, .. } = *work.request;
+    let rule = inserted(known.inserted.as_ref(), &work, did)?;
     let (id, uuid) = (rule.id, rule.uuid.clone());
     if new.ask_approval {
         let state = if is_auto_approved(tx, new, did)? {
@@ -232,8 +303,10 @@ fn add_one(
         state::history(tx, id, "create", now)?;
         return Ok(uuid);
     }
-    let mut plan = place::prepare(tx, &rule, ledger)?;
-    if did.bytes.is_none_or(|bytes| bytes > 0) && has_bytes(tx, work)? {
+    let mut plan = place::prepare_with(tx, &rule, known.limits, ledger)?;
+    plan.alone = known.alone;
+    // Nothing to hold always fits a quota.
+    if known.has_bytes.unwrap_or(did.bytes.unwrap_or(0) > 0) {
         plan.selector.check_quota()?;
     }
     if work.later {
@@ -254,14 +327,6 @@ fn add_one(
     state::settle(tx, &applied, counts, true, None, now)?;
     state::history(tx, id, "create", now)?;
     Ok(uuid)
-}
-
-/// Nothing to hold always fits a quota.
-fn has_bytes(tx: &mut Tx<'_>, work: &Work<'_>) -> Result<bool> {
-    if work.did.did_type == DidType::File {
-        return Ok(work.did.bytes.unwrap_or(0) > 0);
-    }
-    Ok(tx.first(HAS_BYTES, values![work.below.to_vec()])?.is_some())
 }
 
 fn write_state(tx: &mut Tx<'_>, id: i64, state: RuleState) -> Result<()> {
@@ -298,7 +363,7 @@ fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec<i64>> {
     let all = rule.grouping == Grouping::All;
     tx.later(
         "INSERT INTO w_files (did, dataset, bytes) SELECT c.child, CASE WHEN ?1 = 1 THEN 0 ELSE MIN(s.ord) END, MIN(c.bytes)
-         FROM w_sets s CROSS JOIN contents c ON (c.parent = s.id) GROUP BY c.child ORDER BY c.child",
+         FROM w_sets s LOOKUP JOIN contents c ON (c.parent = s.id) GROUP BY c.child ORDER BY c.child",
         values![all],
     )?;
     Ok(sets)
@@ -317,7 +382,8 @@ fn times(new: &NewRule, now: Micros) -> (Micros, Option<Micros>) {
 }
 
 /// A new rule as [`INSERT`] takes it.
-fn row(new: &NewRule, did: &DidRecord, locked: bool, uuid: &str, now: Micros) -> Vec<Value> {
+fn row(request: &Request<'_>, did: &DidRecord, uuid: &str) -> Vec<Value> {
+    let Request { new, locked, now, .. } = *request;
     let (created, expires) = times(new, now);
     values![
         uuid,
@@ -348,11 +414,12 @@ fn row(new: &NewRule, did: &DidRecord, locked: bool, uuid: &str, now: Micros) ->
     .to_vec()
 }
 
-fn insert(tx: &mut Tx<'_>, work: &Work<'_>, now: Micros) -> Result<Rule> {
-    let Work { new, did, uuid, .. } = work;
+/// The new rule, of which the database has returned this row.
+fn inserted(row: Option<&Row>, work: &Work<'_>, did: &DidRecord) -> Result<Rule> {
+    let Request { new, locked, now, .. } = *work.request;
+    let uuid = &work.uuid;
     let (created, expires) = times(new, now);
-    let rows = tx.query(INSERT, &row(new, did, work.locked, uuid, now))?;
-    let Some(row) = rows.first() else {
+    let Some(row) = row else {
         let message = format!(
             "A rule of {} for '{}' with {} copies on '{}' already exists",
             new.account, did.did, new.copies, new.rse_expression
@@ -360,7 +427,7 @@ fn insert(tx: &mut Tx<'_>, work: &Work<'_>, now: Micros) -> Result<Rule> {
         return Err(refuse(Class::DuplicateRule, message));
     };
     Ok(Rule {
-        id: row.int(0),
+        id: row.int(0)?,
         uuid: uuid.clone(),
         account: new.account.clone(),
         did_id: did.id,
@@ -375,7 +442,7 @@ fn insert(tx: &mut Tx<'_>, work: &Work<'_>, now: Micros) -> Result<Rule> {
         counts: Counts::default(),
         expires_at: expires,
         eol_at: new.eol_at,
-        locked: work.locked,
+        locked,
         activity: new.activity.clone(),
         priority: new.priority,
         comments: new.comment.clone(),

@@ -37,7 +37,7 @@ fn flagged(tx: &mut Tx<'_>, did: i64, most: i64) -> Result<Vec<(i64, bool)>> {
          ORDER BY child LIMIT ?2",
         values![did, most],
     )?;
-    Ok(rows.iter().map(|row| (row.int(0), row.flag(1))).collect())
+    rows.iter().map(|row| Ok((row.int(0)?, row.flag(1)?))).collect()
 }
 
 /// Applies the rules of a data identifier and of all above it to what was attached to it.
@@ -96,7 +96,7 @@ fn active_rules(tx: &mut Tx<'_>, dids: &BTreeSet<i64>) -> Result<BTreeSet<i64>> 
          AND (state <> 'I' OR cursor_dataset IS NOT NULL)",
         values![dids.iter().copied().collect::<Vec<i64>>()],
     )?;
-    Ok(rows.iter().map(|row| row.int(0)).collect())
+    rows.iter().map(|row| Ok(row.int(0)?)).collect()
 }
 
 /// Puts the new files into `w_some`, each with the first dataset it is in.
@@ -120,7 +120,7 @@ fn new_files(
             rules.iter().filter(|rule| !rule.incomplete).map(|rule| rule.id).collect();
         tx.execute(
             "INSERT INTO w_some (did, dataset, bytes) SELECT c.child, MIN(s.ord), MIN(c.bytes) FROM w_sets s
-             CROSS JOIN contents c ON (c.parent = s.id) WHERE EXISTS (SELECT 1 FROM rules r WHERE r.id IN ARRAY(?1)
+             LOOKUP JOIN contents c ON (c.parent = s.id) WHERE EXISTS (SELECT 1 FROM rules r WHERE r.id IN ARRAY(?1)
              AND NOT EXISTS (SELECT 1 FROM locks l WHERE l.rule_id = r.id AND l.did_id = c.child))
              GROUP BY c.child ORDER BY c.child LIMIT ?2",
             values![waiting, settings.bulk],
@@ -184,17 +184,26 @@ pub fn evaluate_detach(
     let tree = lock_tree(tx, &[did], &[])?;
     let sql = "SELECT child, child_type FROM detached WHERE parent = ?1 ORDER BY child LIMIT ?2";
     let gone = tx.query(sql, values![did, settings.bulk])?;
-    let files: Vec<i64> =
-        gone.iter().filter(|row| row.text(1) == "F").map(|row| row.int(0)).collect();
+    let mut files: Vec<i64> = Vec::new();
+    for row in &gone {
+        if row.state::<DidType>(1)? == DidType::File {
+            files.push(row.int(0)?);
+        }
+    }
     let whole = files.len() < gone.len();
     // A file that left may have been locked by any rule that once reached it through here.
     let sql = "SELECT DISTINCT rule_id FROM locks WHERE did_id IN ARRAY(?1)";
-    let mut ids: BTreeSet<i64> =
-        tx.query(sql, values![files.clone()])?.iter().map(|row| row.int(0)).collect();
+    let mut ids: BTreeSet<i64> = tx
+        .query(sql, values![files.clone()])?
+        .iter()
+        .map(|row| Ok(row.int(0)?))
+        .collect::<Result<_>>()?;
     if whole {
         let sql = "SELECT id FROM rules WHERE did_id IN ARRAY(?1)";
         let above = tree.up.iter().copied().collect::<Vec<i64>>();
-        ids.extend(tx.query(sql, values![above])?.iter().map(|row| row.int(0)));
+        for row in tx.query(sql, values![above])? {
+            ids.insert(row.int(0)?);
+        }
     }
     let mut rules = lock_rules(tx, &ids)?;
     rules.retain(|rule| rule.did_type != DidType::File);
@@ -242,12 +251,11 @@ pub fn evaluate_detach(
         let counts = unlock::remove_locks(tx, rule, rule.purge_replicas, &mut ledger, now)?;
         if whole {
             let sql = "SELECT DISTINCT did_id FROM dataset_locks WHERE rule_id = ?1";
-            let lost: Vec<i64> = tx
-                .query(sql, values![rule.id])?
-                .iter()
-                .map(|row| row.int(0))
-                .filter(|id| !reach[&rule.id].contains(id))
-                .collect();
+            let mut lost: Vec<i64> = Vec::new();
+            for row in tx.query(sql, values![rule.id])? {
+                lost.push(row.int(0)?);
+            }
+            lost.retain(|id| !reach[&rule.id].contains(id));
             let sql = "DELETE FROM dataset_locks WHERE rule_id = ?1 AND did_id IN ARRAY(?2)";
             tx.execute(sql, values![rule.id, lost])?;
         }
@@ -257,7 +265,7 @@ pub fn evaluate_detach(
     if more {
         return Ok(Evaluated::More);
     }
-    let seen: Vec<i64> = gone.iter().map(|row| row.int(0)).collect();
+    let seen: Vec<i64> = gone.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?;
     tx.execute(
         "DELETE FROM detached WHERE parent = ?1 AND child IN ARRAY(?2)",
         values![did, seen],

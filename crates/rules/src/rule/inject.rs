@@ -123,9 +123,12 @@ fn next_files(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64], most: i64) -> Resu
         let found = tx.query(sql, values![dataset, after, left])?;
         let group = if rule.grouping == Grouping::All { 0 } else { sets.len() as i64 };
         sets.push(dataset);
-        let last = found.last().map_or(after, |row| row.int(0));
         let full = found.len() as i64 >= left;
-        rows.extend(found.iter().map(|row| (row.int(0), group, row.int(1))));
+        let mut last = after;
+        for row in &found {
+            last = row.int(0)?;
+            rows.push((last, group, row.int(1)?));
+        }
         if full {
             next = Some((dataset, last));
             break;

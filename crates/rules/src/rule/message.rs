@@ -20,12 +20,15 @@ pub fn send(tx: &mut Tx<'_>, event: &str, payload: &Value, now: Micros) -> Resul
 pub fn list(tx: &mut Tx<'_>) -> Result<Vec<(String, Value)>> {
     let rows = tx.query("SELECT event_type, payload FROM messages ORDER BY id", &[])?;
     let read = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
-    Ok(rows.iter().map(|row| (row.text(0).to_owned(), read(row.text(1)))).collect())
+    rows.iter().map(|row| Ok((row.text(0)?.to_owned(), read(row.text(1)?)))).collect()
 }
 
 fn is_closed(tx: &mut Tx<'_>, did: i64) -> Result<bool> {
     let sql = "SELECT COALESCE(is_open, 0) FROM dids WHERE id = ?1";
-    Ok(tx.first(sql, values![did])?.is_some_and(|row| !row.flag(0)))
+    match tx.first(sql, values![did])? {
+        Some(row) => Ok(!row.flag(0)?),
+        None => Ok(false),
+    }
 }
 
 /// A rule has become OK.
@@ -61,7 +64,7 @@ fn datasets_ok(
     )?;
     for row in rows {
         let payload = json!({
-            "scope": row.text(0), "name": row.text(1), "rse": row.text(2), "rse_id": row.text(3), "rule_id": rule.uuid,
+            "scope": row.text(0)?, "name": row.text(1)?, "rse": row.text(2)?, "rse_id": row.text(3)?, "rule_id": rule.uuid,
         });
         send(tx, "DATASETLOCK_OK", &payload, now)?;
     }

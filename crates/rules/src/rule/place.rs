@@ -8,9 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_catalog::ledger::{Ledger, OWN_COUNT};
-use mainstay_catalog::{Column, Row, Tx, Value, values};
+use mainstay_catalog::{Column, Pending, Pipeline, Row, Tx, Value, values};
 use rand::Rng;
 
+use crate::account;
 use crate::api::{Counts, DidType, Grouping, LockState, Micros, Rule};
 use crate::decide::{Field, copy_sql};
 use crate::error::{Class, Refusal, Result, refuse};
@@ -36,6 +37,8 @@ pub(crate) struct Plan<'a> {
     /// RSE → (writable, staging area), of all targets.
     targets: BTreeMap<i64, (bool, bool)>,
     sources: Option<BTreeSet<i64>>,
+    /// Where the file of a new rule on one file is, if that was asked for already ([`ask_alone`]).
+    pub(crate) alone: Option<Vec<Row>>,
 }
 
 impl Plan<'_> {
@@ -51,6 +54,16 @@ pub(crate) fn prepare<'a>(
     rule: &'a Rule,
     ledger: &mut Ledger,
 ) -> Result<Plan<'a>> {
+    prepare_with(tx, rule, None, ledger)
+}
+
+/// The same, with limits that were read already.
+pub(crate) fn prepare_with<'a>(
+    tx: &mut Tx<'_>,
+    rule: &'a Rule,
+    limits: Option<account::Limits>,
+    ledger: &mut Ledger,
+) -> Result<Plan<'a>> {
     let found = if rule.ignore_availability {
         crate::rse::resolve(tx, &rule.rse_expression)?
     } else {
@@ -60,7 +73,11 @@ pub(crate) fn prepare<'a>(
         None => None,
         Some(text) => Some(sources(tx, text)?),
     };
-    let mut allowance = crate::account::allowance(tx, &rule.account, ledger)?;
+    let limits = match limits {
+        Some(limits) => limits,
+        None => account::limits(tx, &rule.account)?,
+    };
+    let mut allowance = account::allowance(tx, &rule.account, limits, ledger)?;
     allowance.unlimited |= rule.ignore_account_limit;
     let rses = crate::rse::all(tx)?;
     let targets: Vec<_> = rses.iter().filter(|rse| found.contains(&rse.id)).collect();
@@ -76,7 +93,7 @@ pub(crate) fn prepare<'a>(
     let copies = usize::try_from(rule.copies).unwrap_or(usize::MAX);
     let selector = Selector::new(&targets, rule.weight.as_deref(), copies, &allowance, &space)?;
     let targets = targets.iter().map(|rse| (rse.id, (rse.write, rse.staging_area))).collect();
-    Ok(Plan { rule, selector, targets, sources })
+    Ok(Plan { rule, selector, targets, sources, alone: None })
 }
 
 /// The RSEs of a source expression.
@@ -97,7 +114,7 @@ pub(crate) fn load_sets(
         ids
     } else {
         let sql = "SELECT id FROM dids WHERE id IN ARRAY(?1) ORDER BY scope, name";
-        tx.query(sql, values![ids])?.iter().map(|row| row.int(0)).collect()
+        tx.query(sql, values![ids])?.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?
     };
     tx.clear(&["w_sets"])?;
     tx.load(
@@ -155,19 +172,24 @@ fn choose_groups(
     let copies = usize::try_from(rule.copies).unwrap_or(usize::MAX);
     let mut sizes: BTreeMap<i64, i64> = (0..sets.len()).map(|set| (group(rule, set), 0)).collect();
     let sql = "SELECT dataset, CAST(SUM(bytes) AS BIGINT) FROM w_files GROUP BY dataset";
-    if earlier == Earlier::None {
-        tx.ahead(sql, &[])?;
-        tx.ahead(&coverage_sql(earlier), &[])?;
-    }
-    for row in tx.query(sql, &[])? {
-        sizes.insert(row.int(0), row.int(1));
+    // A rule without earlier choices needs the coverage of every group.
+    let mut ask = Pipeline::default();
+    let sums = ask.query(sql, &[]);
+    let covered = (earlier == Earlier::None).then(|| ask.query(coverage_sql(earlier), &[]));
+    let mut answers = tx.run(ask)?;
+    for row in answers.take(sums) {
+        sizes.insert(row.int(0)?, row.int(1)?);
     }
     let former =
         if earlier == Earlier::None { BTreeMap::new() } else { former(tx, rule, sets, earlier)? };
     let mut coverage: BTreeMap<i64, Vec<(i64, i64)>> = BTreeMap::new();
     if sizes.keys().any(|group| !former.contains_key(group)) {
-        for row in tx.query(&coverage_sql(earlier), &[])? {
-            coverage.entry(row.int(0)).or_default().push((row.int(1), row.int(2)));
+        let rows = match covered {
+            Some(covered) => answers.take(covered),
+            None => tx.query(&coverage_sql(earlier), &[])?,
+        };
+        for row in rows {
+            coverage.entry(row.int(0)?).or_default().push((row.int(1)?, row.int(2)?));
         }
     }
     let mut picks = BTreeMap::new();
@@ -207,7 +229,7 @@ fn coverage_sql(earlier: Earlier) -> String {
     // At creation whatever is or will be there counts; later only what can be relied upon.
     let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
     format!(
-        "SELECT w.dataset, p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM w_files w CROSS JOIN replicas p ON (p.did_id = w.did)
+        "SELECT w.dataset, p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM w_files w LOOKUP JOIN replicas p ON (p.did_id = w.did)
          WHERE p.state {states} GROUP BY w.dataset, p.rse_id"
     )
 }
@@ -235,11 +257,11 @@ fn former(
     let order: BTreeMap<i64, usize> = sets.iter().enumerate().map(|(at, id)| (*id, at)).collect();
     let mut found: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
     for row in tx.query(&sql, values![rule.id])? {
-        let group = if all { Some(0) } else { order.get(&row.int(0)).map(|at| group(rule, *at)) };
+        let group = if all { Some(0) } else { order.get(&row.int(0)?).map(|at| group(rule, *at)) };
         let Some(group) = group else { continue };
         let rses = found.entry(group).or_default();
-        if !rses.contains(&row.int(1)) {
-            rses.push(row.int(1));
+        if !rses.contains(&row.int(1)?) {
+            rses.push(row.int(1)?);
         }
     }
     Ok(found)
@@ -264,7 +286,7 @@ fn whole(tx: &mut Tx<'_>, rule: &Rule, sets: &[i64], group: i64) -> Result<Optio
          WHERE c.parent IN ARRAY(?1) AND p.state <> 'B' GROUP BY p.rse_id",
         values![within],
     )?;
-    Ok(Some((size, rows.iter().map(|row| (row.int(0), row.int(1))).collect())))
+    Ok(Some((size, rows.iter().map(|row| Ok((row.int(0)?, row.int(1)?))).collect::<Result<_>>()?)))
 }
 
 /// Each dataset is locked where its files are.
@@ -323,12 +345,11 @@ type Covered = (i64, i64, Vec<(i64, i64)>);
 
 /// Where a file is, of which a new rule cannot hold anything yet.
 const ALONE: &str = "SELECT w.id, w.bytes, p.rse_id, NULL FROM dids w
-    LEFT JOIN replicas p ON (p.did_id = w.id AND p.state <> 'B') WHERE w.id = ?1";
+    LEFT LOOKUP JOIN replicas p ON (p.did_id = w.id AND p.state <> 'B') WHERE w.id = ?1";
 
-/// Says that a new rule on one file will be placed.
-pub(crate) fn alone_ahead(tx: &mut Tx<'_>, file: i64) -> Result<()> {
-    tx.ahead(ALONE, values![file])?;
-    Ok(())
+/// Adds the query that placing a new rule on one file begins with.
+pub(crate) fn ask_alone(ask: &mut Pipeline, file: i64) -> Pending {
+    ask.query(ALONE, values![file])
 }
 
 /// Chooses for each file in `w_files` by itself, or for the file the rule is for; locks the rule
@@ -340,40 +361,45 @@ fn choose_files(
     rng: &mut dyn Rng,
 ) -> Result<Vec<(i64, i64, i64)>> {
     let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
-    let locks = "LEFT JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.id AND l.rse_id = p.rse_id)";
+    let locks =
+        "LEFT LOOKUP JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.id AND l.rse_id = p.rse_id)";
     let (rule, file) = (plan.rule.id, plan.rule.did_id);
     let (sql, params) = match (plan.rule.did_type, earlier) {
         (DidType::File, Earlier::None) => (ALONE.to_owned(), values![file].to_vec()),
         (DidType::File, _) => (
             format!(
                 "SELECT w.id, w.bytes, p.rse_id, l.rse_id FROM dids w
-                 LEFT JOIN replicas p ON (p.did_id = w.id AND p.state {states}) {locks} WHERE w.id = ?2"
+                 LEFT LOOKUP JOIN replicas p ON (p.did_id = w.id AND p.state {states}) {locks} WHERE w.id = ?2"
             ),
             values![rule, file].to_vec(),
         ),
         _ => (
             format!(
                 "SELECT w.id, w.bytes, p.rse_id, l.rse_id FROM (SELECT did AS id, bytes FROM w_files) AS w
-                 LEFT JOIN replicas p ON (p.did_id = w.id AND p.state {states}) {locks} ORDER BY w.id"
+                 LEFT LOOKUP JOIN replicas p ON (p.did_id = w.id AND p.state {states}) {locks} ORDER BY w.id"
             ),
             values![rule].to_vec(),
         ),
     };
     let mut files: Vec<Covered> = Vec::new();
     let mut locked: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
-    tx.for_each(&sql, &params, &mut |row| -> Result<()> {
-        let (did, bytes) = (row.int(0), row.int(1));
+    let mut take = |row: Row| -> Result<()> {
+        let (did, bytes) = (row.int(0)?, row.int(1)?);
         if files.last().is_none_or(|file| file.0 != did) {
             files.push((did, bytes, Vec::new()));
         }
-        if let (Some(rse), Some(file)) = (row.opt_int(2), files.last_mut()) {
+        if let (Some(rse), Some(file)) = (row.opt_int(2)?, files.last_mut()) {
             file.2.push((rse, bytes));
         }
-        if let Some(rse) = row.opt_int(3) {
+        if let Some(rse) = row.opt_int(3)? {
             locked.entry(did).or_default().push(rse);
         }
         Ok(())
-    })?;
+    };
+    match plan.alone.take() {
+        Some(rows) => rows.into_iter().try_for_each(take)?,
+        None => tx.for_each(&sql, &params, &mut take)?,
+    }
     let mut chosen = Vec::new();
     for (did, size, coverage) in &files {
         let blocked = locked.get(did).map_or(&[][..], Vec::as_slice);
@@ -436,7 +462,7 @@ fn decided(units: &str, plan: &Plan<'_>, sources: usize) -> String {
         "SELECT did, rse, bytes, before, staging, {} AS lock, {} AS after, {} AS transfer FROM (
             SELECT u.did AS did, u.rse AS rse, u.bytes AS bytes, COALESCE(r.state, '-') AS before, {source} AS source,
             u.writable AS writable, u.staging AS staging
-            FROM {units} LEFT JOIN replicas r ON (r.did_id = u.did AND r.rse_id = u.rse)) AS found",
+            FROM {units} LEFT LOOKUP JOIN replicas r ON (r.did_id = u.did AND r.rse_id = u.rse)) AS found",
         field(Field::Lock),
         field(Field::Replica),
         field(Field::Transfer),
@@ -486,13 +512,15 @@ pub(crate) fn write_units(
         write_in_turn(tx, plan, chosen, now)?
     };
     let mut counts = Counts::default();
+    let mut asked = false;
     for row in &sums {
-        let rse = row.int(0);
-        counts.add(LockState::read(row.text(1)).unwrap_or(LockState::Stuck), row.int(2));
-        ledger.use_more(&plan.rule.account, rse, row.int(2), row.int(3));
-        ledger.hold_more(rse, row.int(4), row.int(5));
+        asked |= row.int(6)? > 0;
+        let rse = row.int(0)?;
+        counts.add(row.state::<LockState>(1)?, row.int(2)?);
+        ledger.use_more(&plan.rule.account, rse, row.int(2)?, row.int(3)?);
+        ledger.hold_more(rse, row.int(4)?, row.int(5)?);
     }
-    if sums.iter().any(|row| row.int(6) > 0) {
+    if asked {
         tx.wake_workers();
     }
     Ok(counts)
@@ -549,7 +577,7 @@ fn write_in_turn(
             tx.clear(&["w_picks", "w_units"])?;
             tx.load("w_picks", &columns)?;
             "(SELECT f.did AS did, f.bytes AS bytes, p.rse AS rse, p.writable AS writable, p.staging AS staging
-              FROM w_files f CROSS JOIN w_picks p ON (p.dataset = f.dataset)) AS u"
+              FROM w_files f LOOKUP JOIN w_picks p ON (p.dataset = f.dataset)) AS u"
         }
         Chosen::Files(_) => {
             tx.clear(&["w_pairs", "w_units"])?;
@@ -568,8 +596,10 @@ fn write_in_turn(
         .collect();
     tx.execute(&sql, &sources)?;
     let sums = tx.query(&format!("{SUMS} FROM w_units GROUP BY rse, lock"), &[])?;
-    let sum = |column: usize| sums.iter().map(|row| row.int(column)).sum::<i64>();
-    let (all, fresh, transfers, fetched) = (sum(2), sum(4), sum(6), sum(7));
+    let sum = |column: usize| {
+        sums.iter().map(|row| row.int(column)).sum::<mainstay_catalog::Result<i64>>()
+    };
+    let (all, fresh, transfers, fetched) = (sum(2)?, sum(4)?, sum(6)?, sum(7)?);
     if fresh > 0 {
         let sql = format!("{NEW_REPLICAS} FROM w_units WHERE before = '-' ORDER BY did, rse");
         tx.execute(&sql, values![now])?;
@@ -589,7 +619,7 @@ fn write_in_turn(
     let rule = plan.rule;
     let sql = format!("{NEW_LOCKS} FROM w_units ORDER BY did, rse");
     tx.execute(&sql, values![now, rule.id])?;
-    if transfers + sum(8) > 0 {
+    if transfers + sum(8)? > 0 {
         let sql =
             format!("{NEW_REQUESTS} FROM w_units WHERE {ASKED} ORDER BY did, rse {ONE_REQUEST}");
         tx.execute(&sql, values![now, rule.id, &rule.activity, rule.priority])?;

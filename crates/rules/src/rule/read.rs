@@ -17,52 +17,53 @@ const COLUMNS: &str = "r.id, r.uuid, r.account, r.did_id, d.scope, d.name, r.did
     r.stuck_at, r.suspended_by, r.incomplete, r.cursor_dataset, r.cursor_file, r.repair_at, r.created_at, r.updated_at,
     r.deleted_at";
 
-fn from_row(row: &Row) -> Rule {
-    Rule {
-        id: row.int(0),
-        uuid: row.text(1).to_owned(),
-        account: row.text(2).to_owned(),
-        did_id: row.int(3),
-        did: Did::new(row.text(4), row.text(5)),
-        did_type: DidType::read(row.text(6)).unwrap_or(DidType::File),
-        copies: row.int(7),
-        rse_expression: row.text(8).to_owned(),
-        weight: row.opt_text(9),
-        source_replica_expression: row.opt_text(10),
-        grouping: Grouping::read(row.text(11)).unwrap_or(Grouping::Dataset),
-        state: RuleState::read(row.text(12)).unwrap_or(RuleState::Suspended),
-        counts: Counts { ok: row.int(13), replicating: row.int(14), stuck: row.int(15) },
-        expires_at: row.opt_int(16),
-        eol_at: row.opt_int(17),
-        locked: row.flag(18),
-        activity: row.text(19).to_owned(),
-        priority: row.int(20),
-        comments: row.opt_text(21),
-        meta: row.opt_text(22),
-        notification: Notification::read(row.text(23)).unwrap_or(Notification::No),
-        purge_replicas: row.flag(24),
-        ignore_availability: row.flag(25),
-        ignore_account_limit: row.flag(26),
-        split_container: row.flag(27),
-        child_rule_id: row.opt_int(28),
-        subscription_id: row.opt_text(29),
-        error: row.opt_text(30),
-        stuck_at: row.opt_int(31),
-        suspended_by: row.opt_text(32),
-        incomplete: row.flag(33),
-        cursor: row.opt_int(34).map(|dataset| (dataset, row.int(35))),
-        repair_at: row.int(36),
-        created_at: row.int(37),
-        updated_at: row.int(38),
-        deleted_at: row.opt_int(39),
-    }
+fn from_row(row: &Row) -> Result<Rule> {
+    let cursor_file = row.opt_int(35)?;
+    Ok(Rule {
+        id: row.int(0)?,
+        uuid: row.text(1)?.to_owned(),
+        account: row.text(2)?.to_owned(),
+        did_id: row.int(3)?,
+        did: Did::new(row.text(4)?, row.text(5)?),
+        did_type: row.state::<DidType>(6)?,
+        copies: row.int(7)?,
+        rse_expression: row.text(8)?.to_owned(),
+        weight: row.opt_text(9)?,
+        source_replica_expression: row.opt_text(10)?,
+        grouping: row.state::<Grouping>(11)?,
+        state: row.state::<RuleState>(12)?,
+        counts: Counts { ok: row.int(13)?, replicating: row.int(14)?, stuck: row.int(15)? },
+        expires_at: row.opt_int(16)?,
+        eol_at: row.opt_int(17)?,
+        locked: row.flag(18)?,
+        activity: row.text(19)?.to_owned(),
+        priority: row.int(20)?,
+        comments: row.opt_text(21)?,
+        meta: row.opt_text(22)?,
+        notification: row.state::<Notification>(23)?,
+        purge_replicas: row.flag(24)?,
+        ignore_availability: row.flag(25)?,
+        ignore_account_limit: row.flag(26)?,
+        split_container: row.flag(27)?,
+        child_rule_id: row.opt_int(28)?,
+        subscription_id: row.opt_text(29)?,
+        error: row.opt_text(30)?,
+        stuck_at: row.opt_int(31)?,
+        suspended_by: row.opt_text(32)?,
+        incomplete: row.flag(33)?,
+        cursor: row.opt_int(34)?.map(|dataset| (dataset, cursor_file.unwrap_or(0))),
+        repair_at: row.int(36)?,
+        created_at: row.int(37)?,
+        updated_at: row.int(38)?,
+        deleted_at: row.opt_int(39)?,
+    })
 }
 
 pub(crate) fn by_ids(tx: &mut Tx<'_>, ids: Vec<i64>) -> Result<Vec<Rule>> {
     let sql = format!(
         "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.id IN ARRAY(?1) ORDER BY r.id"
     );
-    Ok(tx.query(&sql, values![ids])?.iter().map(from_row).collect())
+    tx.query(&sql, values![ids])?.iter().map(from_row).collect()
 }
 
 /// The same on PostgreSQL, with the rules that wait for them, all held in order.
@@ -71,7 +72,7 @@ pub(crate) fn held_by_ids(tx: &mut Tx<'_>, ids: Vec<i64>) -> Result<Vec<Rule>> {
         "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.id = ANY (ARRAY(SELECT unnest(?1::bigint[])
          UNION SELECT p.id FROM rules p WHERE p.child_rule_id IN ARRAY(?1))) ORDER BY r.id LOCK ROWS OF r"
     );
-    Ok(tx.query(&sql, values![ids])?.iter().map(from_row).collect())
+    tx.query(&sql, values![ids])?.iter().map(from_row).collect()
 }
 
 /// Locks rules by number, with the rules that wait for them, and reads them. Rules that are gone
@@ -103,7 +104,8 @@ pub fn plain(uuid: &str) -> String {
 pub fn rule(tx: &mut Tx<'_>, uuid: &str) -> Result<Rule> {
     let sql =
         format!("SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.uuid = ?1");
-    tx.first(&sql, values![plain(uuid)])?.as_ref().map(from_row).ok_or_else(|| not_found(uuid))
+    let row = tx.first(&sql, values![plain(uuid)])?.ok_or_else(|| not_found(uuid))?;
+    from_row(&row)
 }
 
 /// The rule with this number.
@@ -280,14 +282,15 @@ pub fn list(
     let sql = format!(
         "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE {conditions} ORDER BY r.id"
     );
-    tx.for_each(&sql, &params, &mut |row| each(from_row(&row)))
+    tx.for_each(&sql, &params, &mut |row| each(from_row(&row)?))
 }
 
 /// The rules of a data identifier and of everything above it.
 pub fn associated(tx: &mut Tx<'_>, did: i64) -> Result<Vec<Rule>> {
     let above: Vec<i64> = mainstay_catalog::order::ancestors(tx, &[did])?.into_iter().collect();
     let sql = "SELECT id FROM rules WHERE did_id IN ARRAY(?1)";
-    let ids = tx.query(sql, values![above])?.iter().map(|row| row.int(0)).collect();
+    let ids =
+        tx.query(sql, values![above])?.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?;
     by_ids(tx, ids)
 }
 
@@ -315,13 +318,13 @@ pub fn locks(tx: &mut Tx<'_>, rule: &Rule, each: &mut dyn FnMut(Lock) -> Result<
         &mut |row| {
             each(Lock {
                 rule: uuid.clone(),
-                did: Did::new(row.text(0), row.text(1)),
-                rse_id: row.int(2),
-                rse: row.text(3).to_owned(),
-                state: LockState::read(row.text(4)).unwrap_or(LockState::Stuck),
-                bytes: row.int(5),
-                repair_cnt: row.int(6),
-                updated_at: row.int(7),
+                did: Did::new(row.text(0)?, row.text(1)?),
+                rse_id: row.int(2)?,
+                rse: row.text(3)?.to_owned(),
+                state: row.state::<LockState>(4)?,
+                bytes: row.int(5)?,
+                repair_cnt: row.int(6)?,
+                updated_at: row.int(7)?,
             })
         },
     )
@@ -364,16 +367,18 @@ pub fn dataset_locks(tx: &mut Tx<'_>, of: DatasetLocksOf) -> Result<Vec<DatasetL
          JOIN rses r ON r.id = l.rse_id WHERE l.{column} = ?1 ORDER BY l.rule_id, l.did_id, l.rse_id"
     );
     let rows = tx.query(&sql, values![id])?;
-    let lock = |row: &Row| DatasetLock {
-        rule: row.text(0).to_owned(),
-        account: row.text(1).to_owned(),
-        did: Did::new(row.text(2), row.text(3)),
-        rse_id: row.int(4),
-        rse: row.text(5).to_owned(),
-        state: LockState::read(row.text(6)).unwrap_or(LockState::Stuck),
-        length: row.opt_int(7),
-        bytes: row.opt_int(8),
-        accessed_at: row.opt_int(9),
+    let lock = |row: &Row| {
+        Ok(DatasetLock {
+            rule: row.text(0)?.to_owned(),
+            account: row.text(1)?.to_owned(),
+            did: Did::new(row.text(2)?, row.text(3)?),
+            rse_id: row.int(4)?,
+            rse: row.text(5)?.to_owned(),
+            state: row.state::<LockState>(6)?,
+            length: row.opt_int(7)?,
+            bytes: row.opt_int(8)?,
+            accessed_at: row.opt_int(9)?,
+        })
     };
-    Ok(rows.iter().map(lock).collect())
+    rows.iter().map(lock).collect()
 }

@@ -11,7 +11,7 @@ use mainstay_catalog::order::{lock_files, lock_tree};
 use mainstay_catalog::{Column, Tx, values};
 use rand::Rng;
 
-use crate::api::{Counts, DidType, Grouping, LockState, Micros, Rule, RuleState};
+use crate::api::{Counts, DidType, Grouping, LockState, Micros, ReplicaState, Rule, RuleState};
 use crate::error::{Error, Result};
 use crate::rule::place::{self, Chosen, Earlier, Plan};
 use crate::rule::read::{self, lock_rules};
@@ -70,7 +70,7 @@ pub(crate) fn recount(tx: &mut Tx<'_>, rule: i64) -> Result<Counts> {
     let mut counts = Counts::default();
     let sql = "SELECT state, COUNT(*) FROM locks WHERE rule_id = ?1 GROUP BY state";
     for row in tx.query(sql, values![rule])? {
-        counts.add(LockState::read(row.text(0)).unwrap_or(LockState::Stuck), row.int(1));
+        counts.add(row.state::<LockState>(0)?, row.int(1)?);
     }
     Ok(counts)
 }
@@ -182,7 +182,7 @@ impl Repair<'_> {
         if grouped {
             tx.execute(
                 "INSERT INTO w_files (did, dataset, bytes) SELECT w.did, CASE WHEN ?1 = 1 THEN 0 ELSE MIN(s.ord) END, MIN(w.bytes)
-                 FROM w_some w CROSS JOIN contents c ON (c.child = w.did) JOIN w_sets s ON s.id = c.parent
+                 FROM w_some w LOOKUP JOIN contents c ON (c.child = w.did) JOIN w_sets s ON s.id = c.parent
                  WHERE w.dataset = 0 GROUP BY w.did",
                 values![self.rule.grouping == Grouping::All],
             )?;
@@ -204,8 +204,11 @@ impl Repair<'_> {
         rng: &mut dyn Rng,
     ) -> Result<()> {
         let sql = "SELECT DISTINCT rse_id FROM dataset_locks WHERE rule_id = ?1";
-        let follow: Vec<i64> =
-            tx.query(sql, values![self.rule.id])?.iter().map(|row| row.int(0)).collect();
+        let follow: Vec<i64> = tx
+            .query(sql, values![self.rule.id])?
+            .iter()
+            .map(|row| Ok(row.int(0)?))
+            .collect::<Result<_>>()?;
         let files = self.files_with_locks(tx)?;
         let mut chosen = Vec::new();
         for (did, file) in &files {
@@ -229,16 +232,21 @@ impl Repair<'_> {
     /// The files in `w_files` with where they are and where this rule locks them.
     fn files_with_locks(&self, tx: &mut Tx<'_>) -> Result<BTreeMap<i64, FileOf>> {
         let mut files: BTreeMap<i64, FileOf> = BTreeMap::new();
-        let sql = "SELECT w.did, d.bytes, p.rse_id, p.state, l.rse_id FROM w_files w LEFT JOIN dids d ON (d.id = w.did)
-            LEFT JOIN replicas p ON (p.did_id = w.did)
-            LEFT JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = p.rse_id)";
+        let sql = "SELECT w.did, d.bytes, p.rse_id, p.state, l.rse_id FROM w_files w LEFT LOOKUP JOIN dids d ON (d.id = w.did)
+            LEFT LOOKUP JOIN replicas p ON (p.did_id = w.did)
+            LEFT LOOKUP JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = p.rse_id)";
         for row in tx.query(sql, values![self.rule.id])? {
-            let file = files.entry(row.int(0)).or_default();
-            file.bytes = row.int(1);
-            if let (Some(rse), "A" | "C" | "T") = (row.opt_int(2), row.text(3)) {
+            let file = files.entry(row.int(0)?).or_default();
+            file.bytes = row.int(1)?;
+            let state = row.opt_state::<ReplicaState>(3)?;
+            let usable = state.is_some_and(|state| {
+                use ReplicaState::{Available, Copying, TemporaryUnavailable};
+                matches!(state, Available | Copying | TemporaryUnavailable)
+            });
+            if let Some(rse) = row.opt_int(2)?.filter(|_| usable) {
                 file.coverage.push((rse, file.bytes));
             }
-            file.locked.extend(row.opt_int(4));
+            file.locked.extend(row.opt_int(4)?);
         }
         Ok(files)
     }
@@ -278,7 +286,7 @@ impl Repair<'_> {
         let sql = "SELECT did_id, rse_id, bytes FROM locks WHERE rule_id = ?1 AND state = 'S' AND did_id IN (SELECT did FROM w_files)";
         let mut moves: Vec<(i64, i64, i64, i64)> = Vec::new();
         for row in tx.query(sql, values![self.rule.id])? {
-            let (did, rse, size) = (row.int(0), row.int(1), row.int(2));
+            let (did, rse, size) = (row.int(0)?, row.int(1)?, row.int(2)?);
             let Some(file) = files.get(&did) else { continue };
             let mut blocked = file.locked.clone();
             blocked.extend(moves.iter().filter(|unit| unit.0 == did).map(|unit| unit.2));
@@ -303,7 +311,7 @@ impl Repair<'_> {
         )?;
         tx.execute(
             "INSERT INTO w_units (did, rse, bytes, lock) SELECT l.did_id, l.rse_id, l.bytes, l.state FROM w_pairs w
-             CROSS JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = w.rse)",
+             LOOKUP JOIN locks l ON (l.rule_id = ?1 AND l.did_id = w.did AND l.rse_id = w.rse)",
             values![self.rule.id],
         )?;
         unlock::remove_locks(tx, self.rule, true, &mut self.ledger, self.now)?;

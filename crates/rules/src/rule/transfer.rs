@@ -88,8 +88,8 @@ impl Units {
         );
         let mut found: BTreeMap<i64, Counts> = BTreeMap::new();
         for row in tx.query(&sql, &self.params(Vec::new()))? {
-            let state = LockState::read(row.text(1)).unwrap_or(LockState::Stuck);
-            found.entry(row.int(0)).or_default().add(state, row.int(2));
+            let state = row.state::<LockState>(1)?;
+            found.entry(row.int(0)?).or_default().add(state, row.int(2)?);
         }
         Ok(found)
     }
@@ -321,16 +321,17 @@ pub(crate) fn ended(tx: &mut Tx<'_>, shard: (i64, i64), most: i64) -> Result<Vec
          WHERE state IN ('D', 'F', 'L', 'N', 'O', 'A', 'M') AND did_id % ?1 = ?2 ORDER BY id LIMIT ?3",
         values![shard.1, shard.0, most],
     )?;
-    Ok(rows
-        .iter()
-        .map(|row| Ended {
-            id: row.int(0),
-            unit: (row.int(1), row.int(2)),
-            state: RequestState::read(row.text(3)).unwrap_or(RequestState::Failed),
-            retries: row.int(4),
-            error: row.opt_text(5),
+    rows.iter()
+        .map(|row| {
+            Ok(Ended {
+                id: row.int(0)?,
+                unit: (row.int(1)?, row.int(2)?),
+                state: row.state::<RequestState>(3)?,
+                retries: row.opt_int(4)?.unwrap_or(0),
+                error: row.opt_text(5)?,
+            })
         })
-        .collect())
+        .collect()
 }
 
 /// Whether a failed request is queued again.

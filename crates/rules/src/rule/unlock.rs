@@ -23,9 +23,9 @@ pub(crate) fn remove_locks(
         &[],
     )?;
     for row in &sums {
-        let state = LockState::read(row.text(1)).unwrap_or(LockState::Stuck);
-        counts.add(state, -row.int(2));
-        ledger.use_more(&rule.account, row.int(0), -row.int(2), -row.int(3));
+        let state = row.state::<LockState>(1)?;
+        counts.add(state, -row.int(2)?);
+        ledger.use_more(&rule.account, row.int(0)?, -row.int(2)?, -row.int(3)?);
     }
     if sums.is_empty() {
         return Ok(counts);
@@ -49,7 +49,7 @@ pub(crate) fn remove_locks(
 
 /// Cancels the transfers of `w_units` to replicas that nobody locks any more.
 fn cancel(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
-    let unwanted = "(SELECT u.did, u.rse FROM w_units u CROSS JOIN replicas p ON (p.did_id = u.did AND p.rse_id = u.rse)
+    let unwanted = "(SELECT u.did, u.rse FROM w_units u LOOKUP JOIN replicas p ON (p.did_id = u.did AND p.rse_id = u.rse)
         WHERE p.lock_cnt = 0)";
     archive(tx, unwanted, "'X'", now)
 }

@@ -76,7 +76,9 @@ fn update(
     if cancel {
         let sql = "SELECT DISTINCT o.rule_id FROM locks l JOIN locks o ON o.did_id = l.did_id AND o.rse_id = l.rse_id
             WHERE l.rule_id = ?1 AND l.state = 'R'";
-        ids.extend(tx.query(sql, values![rule.id])?.iter().map(|row| row.int(0)));
+        for row in tx.query(sql, values![rule.id])? {
+            ids.insert(row.int(0)?);
+        }
     }
     let rules = lock_rules(tx, &ids)?;
     for (key, value) in options {
@@ -247,8 +249,8 @@ fn move_account(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
     let sql = "SELECT rse_id, COUNT(*), CAST(SUM(bytes) AS BIGINT) FROM locks WHERE rule_id = ?1 GROUP BY rse_id";
     let mut ledger = Ledger::default();
     for row in tx.query(sql, values![rule.id])? {
-        ledger.use_more(&rule.account, row.int(0), -row.int(1), -row.int(2));
-        ledger.use_more(account, row.int(0), row.int(1), row.int(2));
+        ledger.use_more(&rule.account, row.int(0)?, -row.int(1)?, -row.int(2)?);
+        ledger.use_more(account, row.int(0)?, row.int(1)?, row.int(2)?);
     }
     check_key(tx, rule, account)?;
     set(tx, rule, "account", account)?;
@@ -354,7 +356,7 @@ fn stick(tx: &mut Tx<'_>, rule: &Rule, now: Micros) -> Result<()> {
 /// that none comes to it.
 fn check_alone(tx: &mut Tx<'_>, account: &str) -> Result<()> {
     let sql =
-        "SELECT 1 FROM w_units u CROSS JOIN locks o ON (o.did_id = u.did AND o.rse_id = u.rse)
+        "SELECT 1 FROM w_units u LOOKUP JOIN locks o ON (o.did_id = u.did AND o.rse_id = u.rse)
         JOIN rules r ON r.id = o.rule_id WHERE r.account <> ?1 LIMIT 1";
     if tx.first(sql, values![account])?.is_none() {
         return Ok(());
@@ -367,7 +369,7 @@ fn check_alone(tx: &mut Tx<'_>, account: &str) -> Result<()> {
 fn cancel_all(tx: &mut Tx<'_>, rules: &[Rule], now: Micros) -> Result<()> {
     let mut units: Vec<(i64, i64)> = Vec::new();
     for row in tx.query("SELECT did, rse FROM w_units", &[])? {
-        units.push((row.int(0), row.int(1)));
+        units.push((row.int(0)?, row.int(1)?));
     }
     if units.is_empty() {
         return match rules.first() {
