@@ -1,14 +1,14 @@
-//! Instances: what runs on this node for applications, and the sessions they have.
+//! Instances: the processes that run on this node for applications, and their sessions.
 //!
 //! A [`Runtime`] does what a server commands: start, stop, freeze, thaw, open, close. A command that
-//! is accepted is answered at once; how it went comes as an [`Event`], and [`Runtime::report`] says
-//! how everything is. [`Processes`] runs real processes that outlive the agent, [`Simulated`] only
-//! pretends to, with set delays, for thousands of nodes in one program.
+//! is accepted is answered at once; its result comes as an [`Event`], and [`Runtime::report`] returns
+//! the whole state. [`Processes`] runs real processes that outlive the agent, [`Simulated`]
+//! simulates them with set delays, for thousands of nodes in one program.
 //!
-//! What always holds, for every runtime: an instance has at most one session; a command given twice
-//! is done once and told again; an event is the newest state of its instance or session, so that a
-//! reader who is slow misses steps but never the outcome, and nothing ever waits for a reader; a
-//! session is told closed before its instance is told terminated.
+//! Always true, for every runtime: an instance has at most one session; a command given twice
+//! is executed once and reported again; an event is the newest state of its instance or session, so that a
+//! slow reader misses steps but never the outcome, and no writer waits for a reader; a
+//! session is reported closed before its instance is reported terminated.
 
 mod ledger;
 mod outbox;
@@ -42,13 +42,13 @@ pub mod reason {
     pub const INSTANCE_ENDED: &str = "InstanceEnded";
     /// The instance missed its pings.
     pub const NO_HEARTBEAT: &str = "NoHeartbeat";
-    /// The instance was told to stop.
+    /// The instance was stopped on command.
     pub const STOPPED: &str = "Stopped";
-    /// The instance was told to stop, did not within its grace, and was killed.
+    /// The instance did not stop within its grace period and was killed.
     pub const KILLED: &str = "Killed";
     /// The process ended by itself.
     pub const EXITED: &str = "Exited";
-    /// The process was ended by a signal from somebody else.
+    /// The process was ended by a signal that the agent did not send.
     pub const SIGNALLED: &str = "Signalled";
     /// The kernel ended the process for want of memory.
     pub const OUT_OF_MEMORY: &str = "OutOfMemory";
@@ -68,27 +68,27 @@ pub enum Error {
     NotFound {
         /// `instance` or `session`.
         kind: &'static str,
-        /// Where it was looked for.
+        /// Its namespace.
         namespace: String,
-        /// What was looked for.
+        /// Its name.
         name: String,
     },
     /// It contradicts what is there.
     #[error("{0}")]
     Conflict(String),
-    /// The node lacks something: disk, a port. Worth another try elsewhere, or later.
+    /// The node lacks a resource: disk space, a port. Retry elsewhere or later.
     #[error("{0}")]
     Exhausted(String),
-    /// It makes no sense; no use to try again.
+    /// It is invalid. Do not retry.
     #[error("{0}")]
     Invalid(String),
-    /// It was tried and went wrong.
+    /// It failed.
     #[error("{0}")]
     Failed(String),
 }
 
 impl Error {
-    /// As a server is told.
+    /// The code that the server receives.
     #[must_use]
     pub fn failure(&self) -> Failure {
         match self {
@@ -139,11 +139,11 @@ pub struct Start {
     pub application: String,
     /// The hash of what to run.
     pub template: String,
-    /// What to run.
+    /// The program to run.
     pub process: Template,
-    /// What is reserved for it: thousandths of a processor.
+    /// Its reservation: thousandths of a processor.
     pub cpu_milli: u64,
-    /// What is reserved for it: bytes.
+    /// Its reservation: bytes of memory.
     pub memory_bytes: u64,
     /// To be frozen as soon as it is ready.
     pub standby: bool,
@@ -173,20 +173,20 @@ impl TryFrom<CreateInstance> for Start {
     }
 }
 
-/// What happened: the newest state of an instance or of a session.
+/// A change: the newest state of an instance or of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// An instance changed. Terminated is the last that is heard of it.
+    /// An instance changed. Terminated is its last event.
     Instance(InstanceState),
-    /// A session changed, without its object, which only a report carries. Closed is the last that
-    /// is heard of it.
+    /// A session changed, without its object, which only a report carries. Closed is its last
+    /// event.
     Session(SessionState),
 }
 
-/// An instance's output, piece by piece, until it is over or nobody reads on.
+/// An instance's output, piece by piece, until its end or until the reader drops it.
 pub type Log = BoxStream<'static, std::io::Result<Vec<u8>>>;
 
-/// What starts, stops and looks after instances. Commands for one instance must be given one after
+/// Starts, stops and supervises instances. Commands for one instance must be given one after
 /// the other; those for different instances need not wait for each other.
 pub trait Runtime: Send + Sync + Debug {
     /// Starts an instance: Creating, then Running with endpoints or Standby; or Terminated if it
@@ -194,7 +194,7 @@ pub trait Runtime: Send + Sync + Debug {
     ///
     /// # Errors
     /// `Conflict`: there is one of that name from another template. `Exhausted`: no disk, no port.
-    /// `Invalid`: this can run nowhere. Nothing is left behind then.
+    /// `Invalid`: this can run nowhere. No files are left behind then.
     fn start(&self, start: Start) -> BoxFuture<'_, Result<(), Error>>;
 
     /// Stops an instance: Terminating, then Terminated. `grace` is how long it has to end by
@@ -204,7 +204,7 @@ pub trait Runtime: Send + Sync + Debug {
     /// `NotFound`.
     fn stop(&self, id: Id, grace: Option<Duration>) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// Freezes a running instance without a session: Standby. What is not yet ready is frozen as
+    /// Freezes a running instance without a session: Standby. An instance that is not yet ready is frozen as
     /// soon as it is.
     ///
     /// # Errors

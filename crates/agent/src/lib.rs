@@ -24,11 +24,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_clock::{Backoff, Clock};
-use mainstay_disks::host::Host;
-use mainstay_disks::host::linux::{self, LinuxHost};
 use mainstay_disks::memory::Memory;
 use mainstay_disks::metrics::Metrics;
 use mainstay_disks::{Disks, Parts, Rate};
+use mainstay_host::Host;
+use mainstay_host::linux::{self, LinuxHost};
 use mainstay_store::kubernetes::{Address, AddressError, Client, KubernetesStore};
 use mainstay_store::objects::Objects;
 use mainstay_store::registry::{Registry, builtin};

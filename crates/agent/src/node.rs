@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_controller::liveness::{AGENT_READY, LEASES};
-use mainstay_disks::host::Host;
+use mainstay_host::Host;
 use mainstay_store::builtin::{Lease, Node, NodeAddress, NodeCondition, NodeInfo};
 use mainstay_store::meta::{ConditionStatus, MicroTime, Quantity, Time};
 use mainstay_store::resources::{Error, Resources, Subresource, WriteOptions};

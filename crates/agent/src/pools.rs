@@ -8,8 +8,8 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use mainstay_controller::{Reflector, write};
 use mainstay_disks::backend::{Backend, Error, Known, Pool};
-use mainstay_disks::host::{Place, Space};
 use mainstay_disks::phase::Record;
+use mainstay_host::{Place, Space};
 use mainstay_store::builtin::Node;
 use mainstay_store::meta::{Condition, ConditionStatus, Quantity, Time};
 use mainstay_store::resources::{
@@ -102,7 +102,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Makes the group of a pool, or finds the one that somebody made meanwhile.
+    /// Creates the group of a pool, or returns the one that was created meanwhile.
     async fn make(
         &self,
         pool: &Pool,
@@ -194,7 +194,7 @@ fn measure(group: &mut LVMVolumeGroup, pool: &Pool, space: Space, now: Time) {
     }
 }
 
-/// What the store said, for whoever drives a disk.
+/// The error of the store as an error of the backend.
 fn trouble(error: StoreError) -> Error {
     match error.reason {
         Reason::Conflict => Error::Conflict,

@@ -2,7 +2,7 @@
 //!
 //! Files are 0600. Folders are 0700, but those on the way to the working folder of an instance,
 //! which may run as another user: these are 0711 if the agent is root, so that they can be passed
-//! and not be listed. What an older version left more open is tightened when the agent starts.
+//! and not be listed. Looser modes of an older version are tightened when the agent starts.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_version_left_open_is_tightened() {
+    fn loose_modes_of_an_older_version_are_tightened() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         let instance = state.join("instances/instances/default/a");

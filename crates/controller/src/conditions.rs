@@ -1,7 +1,7 @@
 //! Conditions: what a controller says about an object, one word at a time.
 //!
 //! A condition is set on every run and changes rarely, so [`set`] says whether anything changed,
-//! and a reconciler writes only then. What always holds: `lastTransitionTime` moves when the status
+//! and a reconciler writes only then. Always true: `lastTransitionTime` moves when the status
 //! moves and never otherwise; the order of conditions stays; fields of others are left alone.
 //!
 //! [`set`], [`get`] and [`remove`] work on typed lists, [`set_in`], [`get_in`] and [`remove_in`] on
@@ -12,7 +12,7 @@ use mainstay_store::meta::{Condition, ConditionStatus, Time};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What is to be said.
+/// A condition to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     kind: String,
@@ -58,7 +58,7 @@ impl Report {
         self
     }
 
-    /// What the condition becomes; `None` if it is so already.
+    /// The changed condition; `None` if it is so already.
     fn over(&self, old: Option<&Condition>, now: Timestamp) -> Option<Condition> {
         let now = Time::new(now);
         let same_status = old.filter(|old| old.status == self.status);
@@ -92,13 +92,13 @@ pub fn set(conditions: &mut Vec<Condition>, report: &Report, now: Timestamp) -> 
     true
 }
 
-/// What was said about `kind`, if anything.
+/// The condition of a kind, if there is one.
 #[must_use]
 pub fn get<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.kind == kind)
 }
 
-/// Whether `kind` was said to be true, judged by this generation or a newer one if one is given.
+/// Whether a condition is true, for this generation or a newer one if one is given.
 #[must_use]
 pub fn is_true(conditions: &[Condition], kind: &str, generation: Option<i64>) -> bool {
     get(conditions, kind).is_some_and(|condition| {
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_objects_keep_their_order_and_what_others_wrote() {
+    fn plain_objects_keep_their_order_and_foreign_conditions() {
         let Value::Object(mut object) = json!({
             "kind": "Thing",
             "status": {"phase": "Busy", "conditions": [

@@ -6,15 +6,15 @@
 //! elsewhere: whatever a leader writes goes under its [`Fence`], and the store refuses it once
 //! the lease has changed hands.
 //!
-//! What always holds:
-//! * Of two who believe to lead, at most one can write under its fence.
-//! * Who cannot renew steps down [`Options::margin`] before others may take over. As long as
-//!   clocks run at the same speed and nobody is paused, no two believe to lead.
+//! Always true:
+//! * Of two processes that believe to lead, at most one can write under its fence.
+//! * A leader that cannot renew steps down [`Options::margin`] before others may take over. As long as
+//!   clocks run at the same speed and no process is paused, no two believe to lead.
 //! * Only steady time is used, each server's own: setting a clock changes nothing, and the clocks
 //!   of two servers need not agree.
 //! * A leader that shuts down gives the lease up, and the others, who watch it, need not wait.
 //!
-//! [`Election::run`] starts it; [`Handle::leadership`] tells who leads.
+//! [`Election::run`] starts it; [`Handle::leadership`] is the current leader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ use crate::task::Owned;
 pub struct Options {
     /// The lease.
     pub name: String,
-    /// Who stands. No two live processes may use the same name.
+    /// The name of the candidate. No two live processes may use the same name.
     pub holder: String,
     /// Where the holder can be reached, for those who forward to it.
     pub address: String,
@@ -47,7 +47,7 @@ pub struct Options {
     pub renew_every: Duration,
     /// How long to wait after the store failed.
     pub retry_every: Duration,
-    /// Who counts.
+    /// Where it is counted.
     pub meter: Arc<dyn Meter>,
 }
 
@@ -68,14 +68,14 @@ impl Options {
     }
 }
 
-/// Who leads, as far as this process knows.
+/// The leader, as far as this process knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leadership {
-    /// Somebody else, or nobody: both are empty when it is not known.
+    /// Another process, or none: both fields are empty when it is not known.
     Following {
-        /// Who.
+        /// Its name.
         holder: String,
-        /// Where the leader said it can be reached.
+        /// The address of the leader.
         address: String,
     },
     /// This process. Write under this fence; a different one is a different term.
@@ -140,7 +140,7 @@ struct Candidate {
     leadership: watch::Sender<Leadership>,
     /// When to step down unless the lease is renewed before.
     leading_until: Option<Duration>,
-    /// Tells when somebody else's lease changes.
+    /// Reports changes of another process's lease.
     news: Option<Watch>,
 }
 
@@ -155,7 +155,7 @@ impl Candidate {
         let clock = self.clock.clone();
         tokio::select! {
             released = self.lease.release() => if let Err(error) = released {
-                tracing::warn!(lease = self.options.name, %error, "could not give the lease up");
+                tracing::warn!(lease = self.options.name, %error, "releasing the leader lease failed");
             },
             () = clock.sleep(self.options.ttl) => {}
         }
@@ -197,7 +197,7 @@ impl Candidate {
                 now + retry_in.max(SOON)
             }
             Err(error) => {
-                tracing::warn!(lease = self.options.name, %error, "could not claim the lease");
+                tracing::warn!(lease = self.options.name, %error, "acquiring the leader lease failed; retrying");
                 if self.leading_until.is_some_and(|until| now >= until) {
                     self.follow(Leadership::unknown());
                 }
@@ -275,7 +275,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Who leads, now and as it changes.
+    /// The leader, now and as it changes.
     #[must_use]
     pub fn leadership(&self) -> watch::Receiver<Leadership> {
         self.leadership.clone()

@@ -1,13 +1,12 @@
-//! The event recorder: what happened to an object, for people who ask `describe`.
+//! The event recorder: writes Events about objects, which `kubectl describe` shows.
 //!
 //! Events are a courtesy. Recording one never waits, never fails and never holds up a reconciler:
-//! it is put into a bounded channel, and a task of its own writes it. What does not fit is counted
+//! it is put into a bounded channel, and a task of its own writes it. An event that does not fit is counted
 //! and dropped.
 //!
-//! The same thing said again is one Event whose `count` grows. What was said is remembered for a
-//! bounded number of events, the most recent ones. An object that is talked about too much is
-//! written about less often ([`Options::per_object`]); what was said of it meanwhile is added to
-//! the count by the next write.
+//! A repeated event is one Event whose `count` grows. A bounded number of events is remembered, the most
+//! recent ones. Events about one object are written at a bounded rate ([`Options::per_object`]);
+//! occurrences in between are added to the count by the next write.
 //!
 //! [`Recorder::run`] starts it.
 
@@ -62,7 +61,7 @@ impl Severity {
 /// How a recorder runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who reports: the name of the component.
+    /// The name of the reporting component.
     pub component: String,
     /// Which instance of it: the name of the server or node. May be empty.
     pub instance: String,
@@ -76,7 +75,7 @@ pub struct Options {
     pub per_object: Flow,
     /// How fast events are written, whatever they are about; what comes faster waits.
     pub pace: Option<Flow>,
-    /// Who counts.
+    /// Where it is counted.
     pub meter: Arc<dyn Meter>,
 }
 
@@ -140,24 +139,24 @@ impl From<&ObjectReference> for Subject {
     }
 }
 
-/// What was said: the same again is the same event.
+/// The content of an event: equal content is the same event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Saying {
+struct Content {
     subject: Subject,
     severity: Severity,
     reason: String,
     message: String,
 }
 
-/// One thing said once.
+/// One occurrence of an event.
 #[derive(Debug)]
 struct Utterance {
-    saying: Saying,
+    content: Content,
     involved: ObjectReference,
     at: Timestamp,
 }
 
-/// What has been said and not been written yet.
+/// Occurrences that are not written yet.
 #[derive(Clone, Debug)]
 struct Unwritten {
     involved: ObjectReference,
@@ -166,7 +165,7 @@ struct Unwritten {
     last: Timestamp,
 }
 
-/// A saying that is remembered: where its Event is, and what is still to be added to it.
+/// A content that is remembered: where its Event is, and what is still to be added to it.
 #[derive(Debug, Default)]
 struct Known {
     written_as: Option<String>,
@@ -239,14 +238,14 @@ impl Recorder {
 
     /// Records that something happened to an object. Returns at once, whatever happens.
     pub fn event(&self, about: &ObjectReference, severity: Severity, reason: &str, message: &str) {
-        let saying = Saying {
+        let content = Content {
             subject: about.into(),
             severity,
             reason: reason.to_owned(),
             message: shortened(message).to_owned(),
         };
         let at = self.resources.clock().now();
-        let utterance = Utterance { saying, involved: about.clone(), at };
+        let utterance = Utterance { content, involved: about.clone(), at };
         if self.sender.try_send(utterance).is_err() {
             self.meter.event_dropped(&self.component);
         }
@@ -271,7 +270,7 @@ fn shortened(message: &str) -> &str {
 struct Writer {
     options: Options,
     resources: Resources,
-    known: Recent<Saying, Known>,
+    known: Recent<Content, Known>,
     subjects: Recent<Subject, Bucket>,
     pace: Option<Mutex<Bucket>>,
     stop: CancellationToken,
@@ -288,23 +287,25 @@ impl Writer {
                     return;
                 },
             }
-            // The same thing said many times while we were busy is one write, and what was said
-            // of many is written at once: a store that commits in groups takes them as one.
-            let said = self.note(batch.drain(..));
-            let due: Vec<_> =
-                said.into_iter().filter_map(|saying| Some((self.due(&saying)?, saying))).collect();
+            // Occurrences that came during a write are one more write; events
+            // about several objects are written concurrently: a store commits them as a group.
+            let contents = self.note(batch.drain(..));
+            let due: Vec<_> = contents
+                .into_iter()
+                .filter_map(|content| Some((self.due(&content)?, content)))
+                .collect();
             let this = &self;
             let written: Vec<_> = futures_util::stream::iter(due)
-                .map(async |((unwritten, written_as), saying)| {
+                .map(async |((unwritten, written_as), content)| {
                     this.keep_pace().await;
-                    let written = this.put(&saying, &unwritten, written_as).await;
-                    (saying, written)
+                    let written = this.put(&content, &unwritten, written_as).await;
+                    (content, written)
                 })
                 .buffer_unordered(self.options.at_once.max(1))
                 .collect()
                 .await;
-            for (saying, written) in written {
-                self.wrote(&saying, written);
+            for (content, written) in written {
+                self.wrote(&content, written);
             }
         }
     }
@@ -320,11 +321,11 @@ impl Writer {
         }
     }
 
-    /// Adds what was said to what is known, and says which sayings are to be written.
-    fn note(&mut self, batch: impl Iterator<Item = Utterance>) -> BTreeSet<Saying> {
-        let mut said = BTreeSet::new();
-        for Utterance { saying, involved, at } in batch {
-            let known = self.known.use_or(&saying, Known::default);
+    /// Adds new occurrences to the known events, and returns the events to write.
+    fn note(&mut self, batch: impl Iterator<Item = Utterance>) -> BTreeSet<Content> {
+        let mut contents = BTreeSet::new();
+        for Utterance { content, involved, at } in batch {
+            let known = self.known.use_or(&content, Known::default);
             let unwritten = known.unwritten.get_or_insert_with(|| {
                 let involved = involved.clone();
                 Unwritten { involved, times: 0, first: at, last: at }
@@ -332,35 +333,35 @@ impl Writer {
             unwritten.times = unwritten.times.saturating_add(1);
             unwritten.last = at;
             unwritten.involved = involved;
-            said.insert(saying);
+            contents.insert(content);
         }
-        said
+        contents
     }
 
-    /// What is to be written about a saying now, and under which name it stands already.
-    fn due(&mut self, saying: &Saying) -> Option<(Unwritten, Option<String>)> {
+    /// The occurrences of an event to write now, and the name of its object if it has one.
+    fn due(&mut self, content: &Content) -> Option<(Unwritten, Option<String>)> {
         let now = self.resources.clock().elapsed();
         let flow = self.options.per_object;
-        let bucket = self.subjects.use_or(&saying.subject, || Bucket::new(flow));
+        let bucket = self.subjects.use_or(&content.subject, || Bucket::new(flow));
         if !bucket.take(now) {
             self.options.meter.event_dropped(&self.options.component);
             return None;
         }
-        let known = self.known.use_or(saying, Known::default);
+        let known = self.known.use_or(content, Known::default);
         let Some(unwritten) = known.unwritten.take() else {
-            // So much was said at once that this was forgotten before its turn came.
+            // So many events came at once that this one was evicted before its turn.
             self.options.meter.event_dropped(&self.options.component);
             return None;
         };
         Some((unwritten, known.written_as.clone()))
     }
 
-    fn wrote(&mut self, saying: &Saying, written: Result<String, Error>) {
+    fn wrote(&mut self, content: &Content, written: Result<String, Error>) {
         match written {
-            Ok(name) => self.known.use_or(saying, Known::default).written_as = Some(name),
+            Ok(name) => self.known.use_or(content, Known::default).written_as = Some(name),
             Err(error) => {
-                let reason = &saying.reason;
-                tracing::warn!(%error, reason, "an event could not be written and is lost");
+                let reason = &content.reason;
+                tracing::warn!(%error, reason, "writing an event failed; it is lost");
                 self.options.meter.event_dropped(&self.options.component);
             }
         }
@@ -369,13 +370,13 @@ impl Writer {
     /// Writes, patiently unless we are shutting down; says under which name.
     async fn put(
         &self,
-        saying: &Saying,
+        content: &Content,
         unwritten: &Unwritten,
         written_as: Option<String>,
     ) -> Result<String, Error> {
         let mut retries = RETRY.retries();
         loop {
-            let error = match self.put_once(saying, unwritten, written_as.as_deref()).await {
+            let error = match self.put_once(content, unwritten, written_as.as_deref()).await {
                 Ok(name) => return Ok(name),
                 Err(error) => error,
             };
@@ -396,7 +397,7 @@ impl Writer {
 
     async fn put_once(
         &self,
-        saying: &Saying,
+        content: &Content,
         unwritten: &Unwritten,
         written_as: Option<&str>,
     ) -> Result<String, Error> {
@@ -417,19 +418,19 @@ impl Writer {
                 Err(error) => return Err(error),
             }
         }
-        let event = self.event(saying, unwritten, namespace);
+        let event = self.event(content, unwritten, namespace);
         let created = self.resources.create_as(&event, &options).await?;
         Ok(created.metadata.name)
     }
 
-    fn event(&self, saying: &Saying, unwritten: &Unwritten, namespace: &str) -> Event {
+    fn event(&self, content: &Content, unwritten: &Unwritten, namespace: &str) -> Event {
         let Options { component, instance, .. } = &self.options;
         let instance = Some(instance.clone()).filter(|instance| !instance.is_empty());
         let mut event = Event {
             involved_object: unwritten.involved.clone(),
-            kind: Some(saying.severity.as_str().to_owned()),
-            reason: Some(saying.reason.clone()),
-            message: Some(saying.message.clone()),
+            kind: Some(content.severity.as_str().to_owned()),
+            reason: Some(content.reason.clone()),
+            message: Some(content.message.clone()),
             count: Some(unwritten.times),
             first_timestamp: Some(Time::new(unwritten.first)),
             last_timestamp: Some(Time::new(unwritten.last)),

@@ -4,16 +4,16 @@
 //! twice at once. So a reconciler puts the key here and is done, and the job reads what is to be
 //! done when its turn comes (a copy made when it was queued would be stale by then).
 //!
-//! What always holds:
+//! Always true:
 //! * At most [`Options::slots`] jobs hold a slot, and never two of one key.
 //! * A key queued twice before it starts runs once; one queued while it runs runs once more.
 //! * Jobs start in the order they were queued, and no more of them than [`Options::rate`] allows
-//!   within any stretch of time. A failed job is not retried here: whether that is safe is for
-//!   the reconciler to say.
+//!   within any interval. A failed job is not retried here: the reconciler decides whether
+//!   that is safe.
 //! * A job that waits for something outside ([`Slot::release_while`], or [`Slot::release`] for the
 //!   rest of it) holds no slot meanwhile. It
-//!   then lines up again like everybody else, but costs no second start.
-//! * Whoever still waits can be cancelled; who has begun is never interrupted, except by the
+//!   then waits for a slot like any other job, but does not count as another start.
+//! * A waiting job can be cancelled; a running one is never interrupted, except by the
 //!   deadline of [`Handle::shutdown`].
 //!
 //! [`Line`] is all of this as plain data with time as an argument; [`JobQueue`] runs it.
@@ -38,7 +38,7 @@ use crate::queue::{QueueKey, sleep_until};
 use crate::rate::{Rate, Window};
 use crate::task::Owned;
 
-/// What became of a request to run a job.
+/// The result of a request to run a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
     /// It is in line.
@@ -81,7 +81,7 @@ pub struct Line<K> {
 }
 
 impl<K: QueueKey> Line<K> {
-    /// A line nobody stands in.
+    /// An empty queue.
     #[must_use]
     pub fn new(slots: NonZeroUsize, rate: Option<Rate>) -> Self {
         Self {
@@ -130,7 +130,7 @@ impl<K: QueueKey> Line<K> {
         }
     }
 
-    /// Hands a slot to whoever has waited for one the longest and may have it now.
+    /// Gives a slot to the job that has waited longest and may start now.
     pub fn next(&mut self, now: Duration) -> Option<Turn<K>> {
         if self.taken == self.slots {
             return None;
@@ -228,7 +228,7 @@ impl<K: QueueKey> Line<K> {
         Some(if at_once { Duration::ZERO } else { self.free_at() })
     }
 
-    /// How many jobs there are. Those that let go of their slots count as delayed.
+    /// How many jobs there are. Jobs that have released their slots count as delayed.
     #[must_use]
     pub fn depth(&self) -> Depth {
         Depth {
@@ -253,13 +253,13 @@ impl<K: QueueKey> Line<K> {
 /// How a [`JobQueue`] runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What it is called in logs and metrics.
+    /// Its name in logs and metrics.
     pub name: String,
     /// How many jobs hold a slot at once.
     pub slots: NonZeroUsize,
     /// How many jobs may start within a stretch of time; no limit by default.
     pub rate: Option<Rate>,
-    /// Who counts.
+    /// Where it is counted.
     pub meter: Arc<dyn Meter>,
 }
 
@@ -332,7 +332,7 @@ impl<K: QueueKey> Shared<K> {
         self.state.lock()
     }
 
-    /// Unlocks, and lets the dispatcher and whoever watches the depth know.
+    /// Unlocks, and notifies the dispatcher and the watchers of the depth.
     fn tell(&self, state: MutexGuard<'_, State<K>>) {
         let depth = state.line.depth();
         drop(state);
@@ -433,7 +433,7 @@ pub struct Slot<K: QueueKey> {
 }
 
 impl<K: QueueKey> Slot<K> {
-    /// What the job is about.
+    /// The key of the job.
     #[must_use]
     pub fn key(&self) -> &K {
         &self.key
@@ -466,7 +466,7 @@ impl<K: QueueKey> Slot<K> {
         }
     }
 
-    /// Lets go of the slot: what is left of the job holds nobody up. Whoever needs it again asks
+    /// Releases the slot: the rest of the job delays no other. A job that needs it again asks
     /// with [`Slot::reclaim`]. Calling it again changes nothing.
     pub fn release(&self) {
         let mut state = self.shared.lock();
@@ -514,7 +514,7 @@ impl<K: QueueKey> Handle<K> {
         cancelled
     }
 
-    /// How many jobs there are. Those that let go of their slots count as delayed.
+    /// How many jobs there are. Jobs that have released their slots count as delayed.
     #[must_use]
     pub fn depth(&self) -> Depth {
         self.shared.lock().line.depth()

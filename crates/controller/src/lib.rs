@@ -1,7 +1,7 @@
 //! The runtime of every reconciler: watch → keyed queue → reconcile.
 //!
-//! A reconciler is a function from a key to "done", "again later" or an error. Everything around
-//! it is here, on a clock that tests can move:
+//! A reconciler is a function from a key to "done", "again later" or an error. This crate does
+//! everything around it, on a clock that tests can move:
 //!
 //! * [`reflector`]: a typed copy of a collection, with declared indexes, kept up to date;
 //! * [`queue`]: which key is worked on next, never by two workers, failing ones ever more rarely;
@@ -9,7 +9,7 @@
 //! * [`write`]: writes that every reconciler makes; [`liveness`]: which nodes are alive;
 //! * [`election`]: of several servers one runs the controllers, and only its writes count;
 //! * [`jobs`]: long, heavy work, a bounded number at once;
-//! * [`conditions`] and [`events`]: what to tell people; [`meter`]: what to tell machines;
+//! * [`conditions`] and [`events`]: reports for people; [`meter`]: metrics;
 //! * [`rate`]: token buckets and windows.
 //!
 //! Each long-running part has the same three pieces: `Options`, a `run` (or `start`), and a cheap

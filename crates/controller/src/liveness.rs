@@ -128,7 +128,7 @@ fn condition(kind: &str, status: ConditionStatus, now: Timestamp) -> NodeConditi
     }
 }
 
-/// What the monitor reads. A clone is the same copies.
+/// The copies that the monitor reads. Clones share them.
 #[derive(Clone)]
 struct NodeMonitor {
     nodes: Reflector<Node>,

@@ -1,4 +1,4 @@
-//! What a controller tells whoever counts: a set of hooks that do nothing unless implemented.
+//! The hooks through which controllers report metrics; they do nothing unless implemented.
 //!
 //! The runtime depends on no metrics library. A server implements [`Meter`] once and hands it to
 //! every controller; each call carries the name of the queue or controller it is about. Hooks are
@@ -21,7 +21,7 @@ pub struct Depth {
 /// How one reconciliation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Nothing is left to do.
+    /// Done.
     Done,
     /// It asked to be called again later.
     Later,

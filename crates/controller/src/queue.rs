@@ -5,7 +5,7 @@
 //! worked on is worked on once more afterwards, because that worker may have read the state
 //! before it changed.
 //!
-//! What always holds:
+//! Always true:
 //! * No key is with two workers at once.
 //! * After every [`Queue::add`] a run of that key begins; nothing is lost, also when a worker
 //!   panics or is cancelled (its [`Work`] puts the key back).
@@ -31,7 +31,7 @@ use tokio::sync::Notify;
 use crate::meter::{Depth, Meter, NoMeter};
 use crate::rate::{Bucket, Flow};
 
-/// What can stand in a queue: small, ordered, cheap to clone.
+/// A key of a queue: small, ordered, cheap to clone.
 pub trait QueueKey: Ord + Clone + Debug + Send + Sync + 'static {}
 
 impl<K: Ord + Clone + Debug + Send + Sync + 'static> QueueKey for K {}
@@ -45,10 +45,10 @@ pub struct Limits {
     pub retries: Flow,
 }
 
-/// What becomes of a key after it was worked on.
+/// How work on a key ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing more; its failures are forgotten.
+    /// Done; its failures are forgotten.
     Done,
     /// Once more after this long; its failures are forgotten.
     After(Duration),
@@ -82,7 +82,7 @@ enum Place {
         until: Duration,
         ticket: u64,
     },
-    /// With a worker, and when to run it again if somebody asked meanwhile.
+    /// With a worker, and when to run it again if it was added meanwhile.
     Running {
         again: Option<Duration>,
     },
@@ -353,8 +353,8 @@ impl<K: QueueKey> Shared<K> {
     }
 }
 
-/// Held by whoever waits. Only one waiter is told of a new time; when it stops waiting, for
-/// whatever reason, another must know.
+/// Held by a waiter. Only one waiter is woken for a new time; when it stops waiting, for any reason,
+/// another must be woken.
 struct Baton<'a, K: QueueKey>(&'a Shared<K>);
 
 impl<K: QueueKey> Drop for Baton<'_, K> {

@@ -4,18 +4,20 @@
 //! [`Builder::field`], [`Builder::label`] and [`Builder::namespace`] it lists and watches only some
 //! objects: a store elsewhere sends no others, and an object that no longer matches is deleted. When the
 //! history it needs is gone, it lists again and works out the difference, deletions included. Any
-//! number of controllers share one reflector: each hears of every change, in order, beginning with
-//! everything that is there already.
+//! number of controllers share one reflector: each receives every change, in order, beginning with
+//! all existing objects.
 //!
-//! What always holds:
+//! Always true:
 //! * The copy is the collection at [`Reflector::revision`], never a mixture of two revisions.
-//! * A change is in the copy before anybody hears of it: a reconciler woken by a change reads at
+//! * A change is in the copy before subscribers are called: a reconciler woken by a change reads at
 //!   least that state.
 //! * Indexes are exact: they change in the same step as the objects.
 //! * An object that cannot be read as `T` keeps its last readable state. To take it for deleted
 //!   would be worse: somebody would clean up after it.
 //!
 //! Enter at [`Reflector::of`]. [`Mirror`] is the pure half.
+
+mod mirror;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -33,6 +35,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::mirror::{Index, Mirror};
 use crate::meter::{Meter, NoMeter};
 use crate::task::Owned;
 
@@ -52,76 +55,13 @@ pub enum Error {
 pub struct Change<T> {
     /// Which.
     pub key: Key,
-    /// What it was.
+    /// The object before the change.
     pub old: Option<Arc<T>>,
-    /// What it is.
+    /// The object after the change.
     pub new: Option<Arc<T>>,
 }
 
-type Values<T> = Arc<dyn Fn(&T) -> Vec<String> + Send + Sync>;
-
-struct Index<T> {
-    name: &'static str,
-    values: Values<T>,
-    /// Each value with the key of each object that has it: most values belong to one object alone.
-    keys: BTreeSet<(Arc<str>, Key)>,
-}
-
-impl<T> Index<T> {
-    fn values(&self, object: &T) -> Vec<String> {
-        catch_unwind(AssertUnwindSafe(|| (self.values)(object))).unwrap_or_else(|_| {
-            tracing::error!(index = self.name, "an index panicked; the object is left out of it");
-            Vec::new()
-        })
-    }
-
-    fn remove(&mut self, key: &Key, object: &T) {
-        for value in self.values(object) {
-            self.keys.remove(&(value.into(), key.clone()));
-        }
-    }
-
-    fn insert(&mut self, key: &Key, object: &T) {
-        for value in self.values(object) {
-            self.keys.insert((value.into(), key.clone()));
-        }
-    }
-}
-
-/// The objects of a collection and their indexes, as plain data.
-struct Mirror<T> {
-    objects: BTreeMap<Key, (Revision, Arc<T>)>,
-    indexes: Vec<Index<T>>,
-    revision: Revision,
-}
-
-impl<T> Mirror<T> {
-    /// Puts an object in its place, or takes it away; says what that changed.
-    fn set(&mut self, key: &Key, new: Option<(Revision, Arc<T>)>) -> Option<Change<T>> {
-        let old = match &new {
-            Some(held) => self.objects.insert(key.clone(), held.clone()),
-            None => self.objects.remove(key),
-        };
-        let (old, new) = (old.map(|held| held.1), new.map(|held| held.1));
-        for index in &mut self.indexes {
-            if let Some(old) = &old {
-                index.remove(key, old);
-            }
-            if let Some(new) = &new {
-                index.insert(key, new);
-            }
-        }
-        let changed = old.is_some() || new.is_some();
-        changed.then(|| Change { key: key.clone(), old, new })
-    }
-
-    fn holds(&self, record: &Record) -> bool {
-        let held = self.objects.get(record.key());
-        held.is_some_and(|(revision, _)| *revision == record.revision())
-    }
-}
-
-/// What to do with one object: its new state, or `None` if it is gone.
+/// A step for one object: its new state, or `None` if it is gone.
 type Step<T> = (Key, Option<(Revision, Arc<T>)>);
 
 /// How far a reflector has come.
@@ -138,12 +78,12 @@ struct Subscribers<T> {
     next: u64,
 }
 
-/// What readers and the feeding task share.
+/// The state that readers and the feeding task share.
 struct Shared<T> {
     scope: Scope,
     copy: RwLock<Mirror<T>>,
-    /// Held while the copy changes and while its changes are told, so that a newcomer sees each
-    /// change either in the copy or told, never both or neither.
+    /// Held while the copy changes and while subscribers are called, so that a new subscriber sees each
+    /// change either in the copy or as a change, never both or neither.
     subscribers: Mutex<Subscribers<T>>,
     progress: watch::Sender<Progress>,
     clock: Arc<dyn Clock>,
@@ -155,7 +95,7 @@ impl<T: Typed> Shared<T> {
         self.copy.read()
     }
 
-    /// Moves the copy to `revision` in one step, then tells everybody.
+    /// Moves the copy to `revision` in one step, then calls every subscriber.
     fn advance(&self, steps: Vec<Step<T>>, revision: Revision) {
         let subscribers = self.subscribers.lock();
         let mut changes = Vec::with_capacity(steps.len());
@@ -179,7 +119,7 @@ impl<T: Typed> Shared<T> {
     fn tell(&self, handler: &Handler<T>, change: &Change<T>) {
         if catch_unwind(AssertUnwindSafe(|| handler(change))).is_err() {
             let key = &change.key;
-            tracing::error!(%key, "a mapping or predicate panicked; nobody was woken by this");
+            tracing::error!(%key, "a subscriber panicked; the change was not processed");
         }
     }
 
@@ -187,7 +127,7 @@ impl<T: Typed> Shared<T> {
         match mainstay_store::resources::decode(record) {
             Ok(object) => Some(Arc::new(object)),
             Err(error) => {
-                tracing::error!(%error, "an object cannot be read; its last state is kept");
+                tracing::error!(%error, "decoding an object failed; its last state is kept");
                 None
             }
         }
@@ -362,7 +302,7 @@ impl<T: Typed> Builder<T> {
         self
     }
 
-    /// Tells `meter` what it does.
+    /// Reports to `meter`.
     #[must_use]
     pub fn meter(mut self, meter: Arc<dyn Meter>) -> Self {
         self.meter = meter;
@@ -390,7 +330,7 @@ impl<T: Typed> Builder<T> {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let task = async move {
-            // However it ends, whoever waits for it must learn of it.
+            // However it ends, waiting callers must be woken.
             let _end = stopped.clone().drop_guard();
             let _ = stopped.run_until_cancelled(feed.run()).await;
         };
@@ -526,7 +466,7 @@ impl<T: Typed> Reflector<T> {
         self.wait_for(|progress| progress.synced).await
     }
 
-    /// Waits until the copy shows a change of this collection, for one who has made it: a
+    /// Waits until the copy shows a change of this collection, for the caller that made it: a
     /// reconciler that writes and then reads its reflector would otherwise read the past.
     ///
     /// # Errors
@@ -587,7 +527,7 @@ impl<T: Typed> Reflector<T> {
     }
 }
 
-/// Drop it to hear no more.
+/// Drop it to receive no more changes.
 pub struct Subscription(Option<Box<dyn FnOnce() + Send>>);
 
 impl Debug for Subscription {

@@ -28,7 +28,7 @@
 //! * One key is with one worker; at most [`Options::workers`] run at once (see [`crate::queue`]).
 //! * When an object moves from one owner to another, the keys of both are queued: mappings see
 //!   the object before and after.
-//! * A reconciler that panics is counted, backed off, and takes nobody with it.
+//! * A reconciler that panics is counted and backed off, and affects no other.
 //! * With [`Controller::led_by`], runs happen only while this process leads, every write goes under
 //!   the fence of that term, and each term begins with everything the sources know.
 //! * [`Handle::shutdown`] takes no more keys, lets running ones finish within
@@ -61,7 +61,7 @@ use crate::task::Owned;
 /// How a controller runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What it is called in logs and metrics.
+    /// Its name in logs and metrics.
     pub name: String,
     /// How many keys are worked on at once; at least one.
     pub workers: usize,
@@ -69,7 +69,7 @@ pub struct Options {
     pub limits: Limits,
     /// How long running reconcilers may take to finish when the controller stops.
     pub grace: Duration,
-    /// Who counts.
+    /// Where it is counted.
     pub meter: Arc<dyn Meter>,
 }
 
@@ -90,18 +90,18 @@ impl Options {
 /// How a reconciliation ended well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing is left to do until something changes.
+    /// Done until something changes.
     Done,
     /// Look again after this long, if nothing changes before.
     After(Duration),
-    /// Look again with back-off, though nothing went wrong: somebody else was faster, say.
+    /// Run again with back-off, though there was no error: after a conflict, for example.
     Retry,
 }
 
-/// What any error can become.
+/// Any error.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a reconciler works with besides its key.
+/// The arguments of a reconciler besides its key.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The objects; under the fence of this term, if the controller is led by an election.
@@ -268,7 +268,7 @@ impl<K: QueueKey> Runner<K> {
                     let mut leadership = leadership.clone();
                     let office = fence.clone();
                     let over = async move {
-                        // An election that has ended leads nobody any more.
+                        // An election that has ended does not lead.
                         let lost = |now: &Leadership| now.fence() != Some(&office);
                         let _ = leadership.wait_for(lost).await;
                     };
@@ -318,7 +318,7 @@ impl<K: QueueKey> Runner<K> {
     async fn work(&self, queue: &Queue<K>, context: &Context, runs: &mut JoinSet<()>) {
         for source in &self.controller.sources {
             if (source.synced)().await.is_err() {
-                // Its store has closed: there is nothing to read, and soon somebody stops us.
+                // Its store has closed: wait for the shutdown that follows.
                 std::future::pending::<()>().await;
             }
         }
@@ -352,7 +352,13 @@ impl<K: QueueKey> Runner<K> {
                 Ok(Ok(_)) => tracing::debug!(controller = name, ?key, ending = ending.as_str()),
                 Ok(Err(error)) => {
                     let error = chain(&*error);
-                    tracing::warn!(controller = name, ?key, error, ?retry_in, "reconciling failed");
+                    tracing::warn!(
+                        controller = name,
+                        ?key,
+                        error,
+                        ?retry_in,
+                        "reconciling failed; retrying"
+                    );
                 }
                 Err(panic) => {
                     let panic = message(&*panic);
@@ -361,7 +367,7 @@ impl<K: QueueKey> Runner<K> {
                         ?key,
                         panic,
                         ?retry_in,
-                        "a reconciler panicked"
+                        "a reconciler panicked; retrying"
                     );
                 }
             }

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers of the tests of this crate.
 
 #[path = "../../store/tests/it/yielding.rs"]
 mod yielding;

@@ -8,6 +8,7 @@ mod device;
 mod operation;
 mod rules;
 
+use mainstay_host::FsType;
 use mainstay_store::meta::{Condition, ObjectMeta};
 use mainstay_store::registry::{Column, Kind};
 use mainstay_store::typed;
@@ -42,14 +43,14 @@ pub struct BlockDevice {
     /// Standard object's metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What shall become of the disk.
+    /// The wanted state of the disk.
     pub spec: BlockDeviceSpec,
     /// How far it got, and what the disk is.
     #[serde(default)]
     pub status: BlockDeviceStatus,
 }
 
-/// What shall become of a disk.
+/// The wanted state of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockDeviceSpec {
@@ -57,11 +58,11 @@ pub struct BlockDeviceSpec {
     pub node_name: String,
     /// Where the disk was when it was first seen. Where it is now is in the status.
     pub dev_path: String,
-    /// True makes the disk a pool that volumes can use; false takes it back out of use. Nothing is
+    /// True makes the disk a pool that volumes can use; false takes it back out of use. No disk is
     /// ever erased because of this field alone.
     #[serde(default, skip_serializing_if = "crate::text::is_false")]
     pub provision: bool,
-    /// What the disk becomes: a filesystem or an LVM volume group, exactly one. If not set, a
+    /// How the disk is provisioned: as a filesystem or an LVM volume group, exactly one. If not set, a
     /// filesystem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provisioner: Option<Provisioner>,
@@ -82,7 +83,7 @@ pub struct BlockDeviceSpec {
     pub acknowledge_data_loss: Vec<String>,
 }
 
-/// What a disk becomes.
+/// How a disk is provisioned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Provisioner {
@@ -116,7 +117,7 @@ pub struct LvmProvisioner {
     pub parameters: Vec<String>,
 }
 
-/// What shall become of the filesystem on a disk.
+/// The wanted state of the filesystem on a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FileSystem {
@@ -161,10 +162,10 @@ pub struct BlockDeviceStatus {
     /// The generation of the spec that was last acted upon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What the disk is.
+    /// The description of the disk.
     #[serde(default)]
     pub device_status: DeviceStatus,
-    /// What was found on the disk that would be lost by formatting it.
+    /// The signatures on the disk that would be lost by formatting it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub signatures: Vec<FoundSignature>,
@@ -181,7 +182,7 @@ pub struct BlockDeviceStatus {
     /// Why it failed, and what was seen then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-    /// What the safety gate would say, if somebody asked.
+    /// The verdict of the safety gate, if a dry run was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<DryRun>,
     /// Formatted, Mounted, Provisioned, Failed, AutoProvisionDetected, Corrupted, NeedsFormat,
@@ -193,34 +194,13 @@ pub struct BlockDeviceStatus {
 
 typed!(BlockDevice, group: GROUP, version: VERSION, plural: "blockdevices", namespaced: false);
 
-/// What makes a filesystem, as the seed's disks have it, or a volume group.
+/// How a disk is provisioned, with the defaults applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Makes {
     /// A filesystem of this type.
     Filesystem(FsType),
     /// A volume group.
     Lvm(LvmProvisioner),
-}
-
-/// A filesystem we make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum FsType {
-    /// ext4.
-    #[default]
-    Ext4,
-    /// xfs.
-    Xfs,
-}
-
-impl FsType {
-    /// Its name, as mkfs and mount know it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ext4 => "ext4",
-            Self::Xfs => "xfs",
-        }
-    }
 }
 
 impl BlockDevice {
@@ -230,7 +210,7 @@ impl BlockDevice {
         self.spec.provision || self.spec.file_system.provisioned
     }
 
-    /// What it shall become.
+    /// How it is provisioned.
     #[must_use]
     pub fn makes(&self) -> Makes {
         let provisioner = self.spec.provisioner.clone().unwrap_or_default();
@@ -242,7 +222,7 @@ impl BlockDevice {
         Makes::Filesystem(if named == "xfs" { FsType::Xfs } else { FsType::Ext4 })
     }
 
-    /// How far it got; `None` if the status says something nobody knows.
+    /// Its phase; `None` if the status has an unknown one.
     #[must_use]
     pub fn phase(&self) -> Option<Phase> {
         match self.status.provision_phase.as_str() {

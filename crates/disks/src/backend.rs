@@ -1,16 +1,19 @@
-//! What uses disks: where a provisioned disk is registered, and emptied before it is taken back.
+//! The user of provisioned disks: registers them as pools, and empties them before they are removed.
 //!
-//! The agent implements [`Backend`] with LVMVolumeGroup objects; tests have one in memory. Every
+//! The agent implements [`Backend`] with LVMVolumeGroup objects; [`MemoryBackend`] is for tests. Every
 //! call may be made twice: the second changes nothing.
+
+mod memory;
 
 use std::fmt::Debug;
 
 use futures_util::future::BoxFuture;
+use mainstay_host::{Place, Space};
 
-use crate::host::{Place, Space};
+pub use self::memory::MemoryBackend;
 use crate::phase::Record;
 
-/// A provisioned disk, as what uses disks knows it.
+/// A provisioned disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// The BlockDevice.
@@ -25,27 +28,27 @@ pub struct Pool {
     pub unready: Option<String>,
 }
 
-/// What is known of a pool.
+/// The record of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// How it is registered.
     pub record: Record,
     /// It is closed for new replicas.
     pub closed: bool,
-    /// It is said to take replicas.
+    /// It takes replicas.
     pub ready: bool,
-    /// The replicas that are there, by name.
+    /// The names of its replicas.
     pub replicas: Vec<String>,
 }
 
-/// Why the backend did not do as asked.
+/// Why a call of the backend failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody else was faster. Read again and retry.
-    #[error("somebody else changed the record meanwhile")]
+    /// The record changed since it was read. Read again and retry.
+    #[error("the record of the pool changed meanwhile")]
     Conflict,
-    /// The node is not known.
-    #[error("the node is not known")]
+    /// The Node object does not exist.
+    #[error("the Node object does not exist")]
     NoNode,
     /// It cannot be reached. Retry later.
     #[error("{0}")]
@@ -55,18 +58,18 @@ pub enum Error {
     Refused(String),
 }
 
-/// What uses disks.
+/// The user of provisioned disks.
 pub trait Backend: Debug + Send + Sync + 'static {
-    /// What is known of a pool.
+    /// The record of a pool.
     fn look<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<Known, Error>>;
 
-    /// Registers a pool, or brings its record up to date.
+    /// Registers a pool, or updates its record.
     fn register<'a>(&'a self, pool: &'a Pool, space: Space) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Asks for a pool to be emptied: it takes no new replicas, and those on it are moved elsewhere.
     fn evict<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), Error>>;
 
-    /// Waits until something about a pool may have changed.
+    /// Waits until a pool may have changed.
     fn changed<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, ()>;
 
     /// Removes the record of a pool; refuses while replicas are there, naming them, unless the disk

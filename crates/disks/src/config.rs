@@ -7,12 +7,11 @@
 
 use std::collections::BTreeMap;
 
+use mainstay_host::{Disk, Drive, glob};
 use mainstay_store::meta::Quantity;
 use serde::Deserialize;
 
 use crate::api::Provisioner;
-use crate::glob;
-use crate::host::{Disk, Drive};
 
 /// The namespace of the ConfigMap.
 pub const NAMESPACE: &str = "mainstay-system";

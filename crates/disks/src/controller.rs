@@ -47,6 +47,7 @@ use mainstay_controller::meter::Depth;
 use mainstay_controller::rate::{Flow, Rate};
 use mainstay_controller::reflector::Subscription;
 use mainstay_controller::{Reflector, runtime};
+use mainstay_host::Host;
 use mainstay_store::builtin::ConfigMap;
 use mainstay_store::resources::{Identities, Resources};
 use tokio_util::sync::CancellationToken;
@@ -65,7 +66,6 @@ use self::worker::Worker;
 use crate::api::BlockDevice;
 use crate::backend::Backend;
 use crate::config::{self, Config};
-use crate::host::Host;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::phase::Phase;
@@ -90,8 +90,8 @@ pub enum Error {
     Reflector(#[from] mainstay_controller::reflector::Error),
 }
 
-impl From<crate::host::Trouble> for Error {
-    fn from(trouble: crate::host::Trouble) -> Self {
+impl From<mainstay_host::Trouble> for Error {
+    fn from(trouble: mainstay_host::Trouble) -> Self {
         Self::Host(trouble.message().to_owned())
     }
 }

@@ -1,13 +1,14 @@
-//! What the table is told: an object, its disk and its mounts, boiled down to [`Facts`]. Pure.
+//! Reduces an object, its disk and its mounts to the [`Facts`] that the phase table decides on. Pure.
+
+use mainstay_host::{Class, Disk, MountLine};
 
 use crate::api::{BlockDevice, Makes, State};
-use crate::host::{Class, Disk, MountLine};
 use crate::phase::{Content, Facts, Input, Mount, Provisioner, Record, Retrigger};
 
-/// What is seen of a disk besides its object.
+/// The state of a disk besides its object.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight<'a> {
-    /// The node that looks.
+    /// The node of the agent.
     pub node: &'a str,
     /// The disk, if it is there.
     pub disk: Option<&'a Disk>,
@@ -15,15 +16,15 @@ pub struct Sight<'a> {
     pub point: &'a str,
     /// The mount table.
     pub mounts: &'a [MountLine],
-    /// What is known of it where it is used.
+    /// Its record at the backend.
     pub record: Record,
     /// It is closed for new replicas there.
     pub closed: bool,
-    /// Nobody holds its lease.
+    /// Its lease is free.
     pub lease_free: bool,
 }
 
-/// What the table is told, as long as the gate refuses: whoever has asked it sets that.
+/// The facts, with the gate refusing: the caller sets its verdict.
 #[must_use]
 pub fn facts(device: &BlockDevice, sight: &Sight<'_>) -> Facts {
     let filesystem = &device.spec.file_system;
@@ -88,7 +89,7 @@ pub fn retrigger(device: &BlockDevice) -> Retrigger {
     }
 }
 
-/// What is on a disk, compared with what its object recorded.
+/// The contents of a disk, compared with the record in its object.
 #[must_use]
 pub fn content(device: &BlockDevice, disk: &Disk) -> Content {
     let recorded = device.recorded_uuid();

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::host::{Class, Contents};
+use mainstay_host::{Class, Contents, Inspection};
 
 /// The smallest disk that is worth anything: mkfs.xfs refuses less than 300 MiB.
 pub const XFS_MINIMUM: u64 = 300 << 20;
@@ -15,12 +15,12 @@ pub const MINIMUM: u64 = 16 << 20;
 /// The sector sizes that are supported.
 pub const SECTORS: [u64; 2] = [512, 4096];
 
-/// How well a disk is told apart from others.
+/// How well a disk is distinguished from others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
     /// It is this one and no other.
     Single,
-    /// Nothing tells it apart from other disks.
+    /// It cannot be told apart from other disks.
     Not,
     /// These other paths claim to be the same.
     Duplicate(Vec<String>),
@@ -29,26 +29,14 @@ pub enum Resolved {
 /// Everything the gate looks at.
 #[derive(Clone, Debug)]
 pub struct Scene {
-    /// How well it is told apart.
+    /// How well it is distinguished.
     pub resolved: Resolved,
     /// The rule that excludes it, if one does.
     pub excluded: Option<String>,
     /// The object names the node this is asked on.
     pub on_this_node: bool,
-    /// The part of the running system that stands on it, if one does.
-    pub system: Option<String>,
-    /// Where it or a part of it is mounted, in any namespace.
-    pub mounts: Vec<String>,
-    /// What the kernel said when it was opened exclusively; `None` if it could be.
-    pub exclusive: Option<String>,
-    /// What stands on top of it, or is it a part of.
-    pub holders: Vec<String>,
-    /// Loop devices whose backing it is.
-    pub loops: Vec<String>,
-    /// It is one path of several to the same disk.
-    pub multipath_member: bool,
-    /// What is on it.
-    pub contents: Contents,
+    /// The inspection by the host.
+    pub inspection: Inspection,
     /// The signatures whose loss was acknowledged.
     pub acknowledged: Vec<String>,
     /// Auto-provisioning asks, not a person.
@@ -61,39 +49,31 @@ pub struct Scene {
     pub minimum: u64,
     /// The size of its sectors.
     pub sector: u64,
-    /// Why its lock cannot be had, if it cannot.
-    pub lock: Option<String>,
-    /// How it differs from the disk that was looked at first, if it does.
-    pub changed: Option<String>,
     /// The arguments of the commands that would run.
     pub commands: Vec<Vec<String>>,
     /// The UUID that the new filesystem would get.
     pub target_uuid: String,
     /// Another disk that has that UUID already.
     pub uuid_taken: Option<String>,
-    /// What is mounted at the disk's mount point, if anything.
+    /// The mount that occupies its mount point, if there is one.
     pub point_taken: Option<String>,
-    /// What did not answer in time.
-    pub silent: Option<String>,
-    /// Why the audit line cannot be written, if it cannot.
-    pub audit: Option<String>,
 }
 
-/// What one rule says.
+/// The finding of one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Its number, from 1 to 12.
     pub rule: u8,
-    /// What it asks for.
+    /// The requirement.
     pub asks: &'static str,
     /// Why it refuses; `None` if it holds.
     pub refusal: Option<String>,
 }
 
-/// What the gate says.
+/// The findings of all rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// What every rule says, in order.
+    /// The finding of every rule, in order.
     pub findings: Vec<Finding>,
 }
 
@@ -170,36 +150,40 @@ fn known(scene: &Scene) -> Option<String> {
     if !scene.on_this_node {
         return Some("the object belongs to another node".to_owned());
     }
-    scene.system.as_ref().map(|part| format!("the running system stands on it: {part}"))
+    scene.inspection.system.as_ref().map(|part| format!("the running system stands on it: {part}"))
 }
 
 fn unmounted(scene: &Scene) -> Option<String> {
-    (!scene.mounts.is_empty()).then(|| format!("mounted: {}", scene.mounts.join(", ")))
+    (!scene.inspection.mounts.is_empty())
+        .then(|| format!("mounted: {}", scene.inspection.mounts.join(", ")))
 }
 
 fn unused(scene: &Scene) -> Option<String> {
-    if let Some(why) = &scene.exclusive {
+    if let Some(why) = &scene.inspection.exclusive {
         return Some(format!("in use: {why}"));
     }
-    if !scene.holders.is_empty() {
-        return Some(format!("held by {}", scene.holders.join(", ")));
+    if !scene.inspection.holders.is_empty() {
+        return Some(format!("held by {}", scene.inspection.holders.join(", ")));
     }
-    if !scene.loops.is_empty() {
-        return Some(format!("backs {}", scene.loops.join(", ")));
+    if !scene.inspection.loops.is_empty() {
+        return Some(format!("backs {}", scene.inspection.loops.join(", ")));
     }
-    scene.multipath_member.then(|| "one of several paths to a disk; use the map".to_owned())
+    scene
+        .inspection
+        .multipath_member
+        .then(|| "one of several paths to a disk; use the map".to_owned())
 }
 
 fn blank(scene: &Scene) -> Option<String> {
-    let Contents { signatures, ambiguous, unreadable } = &scene.contents;
+    let Contents { signatures, ambiguous, unreadable } = &scene.inspection.contents;
     if let Some(why) = unreadable {
         return Some(format!("cannot be read: {why}"));
     }
     if *ambiguous {
-        let found = scene.contents.names().join(", ");
+        let found = scene.inspection.contents.names().join(", ");
         return Some(format!("it is ambiguous what it holds ({found}); wipe it by hand"));
     }
-    let found = scene.contents.names();
+    let found = scene.inspection.contents.names();
     if found.is_empty() {
         return None;
     }
@@ -236,11 +220,11 @@ fn fit(scene: &Scene) -> Option<String> {
 }
 
 fn lockable(scene: &Scene) -> Option<String> {
-    scene.lock.clone()
+    scene.inspection.lock.clone()
 }
 
 fn unchanged(scene: &Scene) -> Option<String> {
-    scene.changed.clone()
+    scene.inspection.changed.clone()
 }
 
 fn unforced(scene: &Scene) -> Option<String> {
@@ -267,11 +251,11 @@ fn free_point(scene: &Scene) -> Option<String> {
 }
 
 fn answered(scene: &Scene) -> Option<String> {
-    scene.silent.as_ref().map(|what| format!("{what} did not answer in time"))
+    scene.inspection.silent.as_ref().map(|what| format!("{what} did not answer in time"))
 }
 
 fn audited(scene: &Scene) -> Option<String> {
-    scene.audit.as_ref().map(|why| format!("it cannot: {why}"))
+    scene.inspection.audit.as_ref().map(|why| format!("it cannot: {why}"))
 }
 
 #[cfg(test)]

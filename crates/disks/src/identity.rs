@@ -1,7 +1,7 @@
 //! Which object is which disk, over reboots, changed paths, clones and several paths. Pure.
 //!
 //! A disk is matched with an object by the UUID on it, else by its world wide name, else by vendor,
-//! model, serial number and bus path together. What is no identity ("", "unknown", zeros) matches
+//! model, serial number and bus path together. A placeholder ("", "unknown", zeros) matches
 //! nothing. A disk that claims to be another one is reported on both and added for neither.
 //!
 //! Enter at [`reconcile`]: it compares the objects of a node with the disks of a scan, and says what
@@ -10,11 +10,29 @@
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_host::{Class, Disk, Signature};
+
 use crate::api::Identity;
-use crate::host::Disk;
 use crate::phase::Phase;
 
-/// A serial number or world wide name, or nothing if it is not worth the name.
+/// The identity of a disk, by its hardware and its signatures.
+#[must_use]
+pub fn of(disk: &Disk) -> Identity {
+    // The UUID of a partition table or of an encrypted container is not the disk's.
+    let own =
+        |found: &&Signature| matches!(found.class, Class::Filesystem | Class::Lvm | Class::Swap);
+    let uuid = disk.contents.only().filter(own).map(|found| found.uuid.as_str());
+    Identity {
+        uuid: real(uuid.unwrap_or_default()),
+        wwn: real(&disk.wwn),
+        vendor: disk.vendor.trim().to_owned(),
+        model: disk.model.trim().to_owned(),
+        serial: real(&disk.serial),
+        bus_path: disk.bus_path.clone(),
+    }
+}
+
+/// A serial number or world wide name; empty if it is a placeholder.
 #[must_use]
 pub fn real(text: &str) -> String {
     let text = text.trim();
@@ -35,19 +53,19 @@ pub struct Known {
     pub path: String,
     /// How far it got; `None` if that cannot be read.
     pub phase: Option<Phase>,
-    /// What tells its disk apart.
+    /// The identity of its disk.
     pub identity: Identity,
 }
 
 impl Known {
-    /// What links it with disks and other objects.
+    /// Its links with disks and other objects.
     #[must_use]
     pub fn links(&self) -> Vec<String> {
         links(&self.identity, &self.path)
     }
 }
 
-/// What links disks and objects. Two that cannot be reached from each other over these have nothing
+/// The links between disks and objects. Two that cannot be reached from each other over these have nothing
 /// to do with each other: whatever happens to one changes nothing for the other.
 #[must_use]
 pub fn links(identity: &Identity, path: &str) -> Vec<String> {
@@ -71,7 +89,7 @@ pub fn reachable(
     seen
 }
 
-/// What is to be done about an object or a disk.
+/// A step that a scan takes for an object or a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A disk without object: make one.
@@ -97,14 +115,14 @@ pub enum Step {
         /// Whether it was found at another path.
         moved: bool,
     },
-    /// The disk of an object nobody used is gone: so is the object.
+    /// The disk of an unused object is gone: delete the object.
     Delete {
         /// The object.
         name: String,
     },
 }
 
-/// What tells disks apart, in the order it is asked.
+/// The aspects of an identity, in the order in which they are compared.
 type Aspect = fn(&Identity) -> Option<String>;
 
 const ASPECTS: [Aspect; 3] = [
@@ -139,7 +157,7 @@ pub fn same(a: &Identity, b: &Identity) -> bool {
 #[must_use]
 pub fn reconcile<D: Borrow<Disk>>(known: &[Known], disks: &[D]) -> Vec<Step> {
     let disks: Vec<&Disk> = disks.iter().map(Borrow::borrow).collect();
-    let identities: Vec<_> = disks.iter().map(|disk| disk.identity()).collect();
+    let identities: Vec<_> = disks.iter().map(|disk| of(disk.borrow())).collect();
     let groups = duplicates(&identities);
     let mut matched: BTreeMap<usize, usize> = BTreeMap::new();
     let mut taken: BTreeSet<usize> = BTreeSet::new();
@@ -171,7 +189,7 @@ pub fn reconcile<D: Borrow<Disk>>(known: &[Known], disks: &[D]) -> Vec<Step> {
             taken.insert(disk);
         }
     }
-    // An object nobody has described yet has nothing but its path.
+    // An object that was not scanned yet has only its path.
     for (object, known) in known.iter().enumerate() {
         if matched.contains_key(&object) || resolved(&known.identity) {
             continue;

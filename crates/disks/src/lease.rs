@@ -1,32 +1,16 @@
 //! Device leases within this process: one holder for each physical disk.
 //!
 //! The key is the kernel's device (number and disk sequence), not the object: two objects or two
-//! paths that reach one disk wait for each other. Across processes [`crate::host::Host::lock`] does
-//! the same. A lease is let go when it is dropped, and not before: whoever cannot end what it
-//! started keeps it, and the disk stays in quarantine.
+//! paths that reach one disk wait for each other. Across processes [`mainstay_host::Host::lock`] does
+//! the same. A lease is released when it is dropped, and not before: an operation that cannot be ended
+//! keeps it, and the disk stays in quarantine.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use mainstay_host::Device;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-
-use crate::host::Disk;
-
-/// A physical disk, within one boot.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Device {
-    number: String,
-    diskseq: u64,
-}
-
-impl Device {
-    /// The device of a disk.
-    #[must_use]
-    pub fn of(disk: &Disk) -> Self {
-        Self { number: disk.number.clone(), diskseq: disk.diskseq }
-    }
-}
 
 /// Every lease of this process. Clones are the same leases.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +24,7 @@ struct Shared {
     released: Notify,
 }
 
-/// A lease; dropping it lets go.
+/// A lease; dropping it releases it.
 #[derive(Debug)]
 pub struct Lease {
     device: Device,
@@ -55,7 +39,7 @@ impl Drop for Lease {
 }
 
 impl Leases {
-    /// Takes a lease if nobody has it.
+    /// Takes a lease if it is free.
     #[must_use]
     pub fn try_take(&self, device: &Device) -> Option<Lease> {
         let free = self.shared.held.lock().insert(device.clone());
@@ -75,7 +59,7 @@ impl Leases {
         }
     }
 
-    /// Whether nobody has the lease of a disk.
+    /// Whether the lease of a disk is free.
     #[must_use]
     pub fn is_free(&self, device: &Device) -> bool {
         !self.shared.held.lock().contains(device)
@@ -87,7 +71,11 @@ mod tests {
     use super::*;
 
     fn device(diskseq: u64) -> Device {
-        Device { number: "7:0".to_owned(), diskseq }
+        Device::of(&mainstay_host::Disk {
+            number: "7:0".to_owned(),
+            diskseq,
+            ..mainstay_host::Disk::default()
+        })
     }
 
     #[tokio::test]

@@ -1,14 +1,13 @@
-//! Disks: never format twice, never the wrong one.
+//! Manages the disks of a node: it formats no disk twice, and never the wrong one.
 //!
 //! * [`api`] has the resource: BlockDevice.
-//! * Pure decisions are named for what they decide: [`table`] (what follows from a phase),
-//!   [`gate`] (whether anything destructive may begin), [`identity`] (which object is which disk),
-//!   [`recover`] (what to do about an operation that was interrupted), [`config`] (which disks are
-//!   left alone, and which are taken unasked), [`facts`] (what the table is told), [`report`] (what
-//!   the status says afterwards).
-//! * The border to the world: [`host`] (a machine), [`sim`] (one in memory), [`backend`] (what uses
-//!   disks), [`lease`] (one holder for each disk), [`memory`] (what was wanted).
-//! * The shell: [`controller`] reads, lets the decisions decide, writes, and runs operations.
+//! * Pure decisions: [`table`] (which phase and operation follow), [`gate`] (whether a disk may be
+//!   erased), [`identity`] (which object belongs to which disk), [`recover`] (interrupted operations),
+//!   [`config`] (which disks are excluded or provisioned automatically), [`facts`] (the input of the
+//!   table), [`report`] (the status).
+//! * Interfaces: [`mainstay_host`] (the machine), [`backend`] (the user of provisioned disks), [`lease`]
+//!   (one holder per disk), [`memory`] (the wanted state, kept durably).
+//! * The shell: [`controller`] reads, decides, writes, and runs operations.
 
 pub mod api;
 pub mod backend;
@@ -16,8 +15,6 @@ pub mod config;
 pub mod controller;
 pub mod facts;
 pub mod gate;
-pub mod glob;
-pub mod host;
 pub mod identity;
 pub mod lease;
 pub mod memory;
@@ -26,7 +23,6 @@ pub mod phase;
 pub mod recover;
 pub mod report;
 mod retry;
-pub mod sim;
 pub mod table;
 mod text;
 

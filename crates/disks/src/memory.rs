@@ -1,5 +1,5 @@
-//! What the agent remembers of disks besides their objects: deleting an object is a way to start
-//! anew, not a way to lose what was wanted.
+//! Keeps the wanted state of disks durably, besides their objects: deleting an object is a way to start
+//! anew, not a way to lose the wanted state.
 //!
 //! An acknowledgement of data loss is never remembered: it counts for what was seen when it was
 //! given.
@@ -17,20 +17,20 @@ use tokio::sync::Mutex as AsyncMutex;
 use crate::api::{BlockDevice, BlockDeviceSpec, FormatRecord, Identity};
 use crate::identity;
 
-/// What is remembered of one disk.
+/// The remembered state of one disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Remembered {
-    /// What tells the disk apart.
+    /// The identity of the disk.
     pub identity: Identity,
-    /// What shall become of it.
+    /// Its spec.
     pub spec: BlockDeviceSpec,
-    /// What we did to it.
+    /// The record of its formatting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub formatted: Option<FormatRecord>,
 }
 
-/// What is worth remembering of an object; `None` if nothing is.
+/// The part of an object to remember; `None` if it has only defaults.
 #[must_use]
 pub fn worth(device: &BlockDevice, identity: &Identity) -> Option<Remembered> {
     let mut spec = device.spec.clone();
@@ -52,17 +52,17 @@ const FIRST: &[u8] = b"mainstay disks 1\n";
 const SPARE: usize = 1_000;
 
 /// A file that remembers: a line for every change, the last one of a disk counts. Every change is on
-/// disk before it counts; changes that come together are written together. What one costs does not
+/// disk before it counts; changes that come together are written together. The cost of a change does not
 /// depend on how many disks there are.
 #[derive(Debug)]
 pub struct Memory {
     file: Option<PathBuf>,
     disks: Mutex<Disks>,
-    /// Whoever holds it writes.
+    /// Held while the file is written.
     written: AsyncMutex<Written>,
 }
 
-/// What is on disk.
+/// The state of the file.
 #[derive(Debug, Default)]
 struct Written {
     /// The newest change.
@@ -75,9 +75,9 @@ struct Written {
 struct Disks {
     /// The number of the last change.
     changes: u64,
-    /// What is remembered, and the number of the change that made it so.
+    /// The remembered state, and the number of the change that set it.
     known: BTreeMap<String, (u64, Option<Remembered>)>,
-    /// Disks with changes that nobody has begun to write.
+    /// Disks with changes that are not being written yet.
     waiting: BTreeSet<String>,
 }
 
@@ -139,7 +139,7 @@ impl Memory {
         Ok(Self { file: Some(file.to_owned()), disks, written: AsyncMutex::default() })
     }
 
-    /// What is remembered under a name.
+    /// The remembered state of an object.
     #[must_use]
     pub fn of(&self, name: &str) -> Option<Remembered> {
         self.lock().known.get(name)?.1.clone()
@@ -178,7 +178,7 @@ impl Memory {
         self.write(change).await
     }
 
-    /// Waits until a change is on disk, writing it if nobody else does.
+    /// Waits until a change is on disk, and writes it if no other task does.
     async fn write(&self, change: u64) -> io::Result<()> {
         let Some(file) = self.file.clone().filter(|_| change > 0) else { return Ok(()) };
         let mut written = self.written.lock().await;
@@ -203,7 +203,7 @@ impl Memory {
                 }
             }
         };
-        // Until this has gone well nobody knows what the file holds: the next one writes all of it.
+        // Until this succeeds the content of the file is unknown: the next write rewrites all of it.
         written.whole = None;
         let done = tokio::task::spawn_blocking(move || match at {
             Some(at) => append(&file, at, &text),
@@ -219,7 +219,7 @@ impl Memory {
     }
 }
 
-/// What a file remembers. A last line that was not finished never counted.
+/// Reads a file. A last line that is incomplete was never acknowledged, and is ignored.
 fn read(bytes: &[u8]) -> io::Result<BTreeMap<String, Remembered>> {
     let Some(lines) = bytes.strip_prefix(FIRST) else {
         return Ok(serde_json::from_slice(bytes)?);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_nobody_wants_is_not_remembered() {
+    fn an_unwanted_disk_is_not_remembered() {
         let mut device = device();
         device.spec.provision = false;
         device.spec.acknowledge_data_loss.clear();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn changes_made_together_are_all_on_disk_and_what_is_forgotten_is_gone() {
+    async fn concurrent_changes_are_all_durable_and_removed_ones_are_gone() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("disks.json");
         let memory = Memory::open(&file).unwrap();
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_could_not_be_written_is_written_by_the_next_call() {
+    async fn a_failed_write_is_repeated_by_the_next_call() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("later/disks.json");
         let memory = Memory::open(&file).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_said() {
+    fn a_damaged_file_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("disks.json");
         for text in ["{", "mainstay disks 1", "mainstay disks 1\n{}\n", "mainstay disks 1\n{\n{}"] {
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(last(&file), Some((2 * SPARE + 9).to_string()));
         std::fs::write(&file, &whole[..whole.len() - 5]).unwrap();
         assert_eq!(last(&file), Some((2 * SPARE + 8).to_string()));
-        // What is written next stands in the place of the broken end.
+        // The next write overwrites the broken end.
         let again = Memory::open(&file).unwrap();
         again.set("b", worth(&device(), &identity)).await.unwrap();
         again.set("a", None).await.unwrap();

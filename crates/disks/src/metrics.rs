@@ -1,4 +1,4 @@
-//! What is counted: operations by kind and outcome, how long they took, how long they waited.
+//! The metrics: operations by kind and outcome, how long they took, how long they waited.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use std::fmt;
 /// How far a disk got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// Nothing of ours is on it.
+    /// Not formatted by Mainstay.
     Unprovisioned,
     /// Lock: it is being formatted, or wiped.
     Formatting,
@@ -83,7 +83,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// What is done to a disk.
+/// An operation on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
     /// Make a filesystem, or wipe for LVM.
@@ -142,7 +142,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What a disk is made into.
+/// How a disk is provisioned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provisioner {
     /// A mounted filesystem.
@@ -151,12 +151,12 @@ pub enum Provisioner {
     Lvm,
 }
 
-/// What is on the disk, compared with what we recorded.
+/// The contents of the disk, compared with the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Nothing at all.
+    /// It is blank.
     Blank,
-    /// What we made or adopted: the recorded UUID.
+    /// The recorded UUID: made or adopted by Mainstay.
     Ours,
     /// A supported filesystem, and no UUID is recorded.
     Adoptable,
@@ -183,7 +183,7 @@ pub enum Mount {
     WrongSource,
 }
 
-/// What is known of the disk where it is used.
+/// The record of the disk at the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// There is nowhere to register: the node is not known yet.
@@ -203,15 +203,15 @@ pub enum Record {
 pub enum Ending {
     /// Well.
     Ok,
-    /// Mount said that this is no filesystem, or a damaged one.
+    /// mount found no filesystem, or a damaged one.
     BadSuperblock,
-    /// Unmount said that somebody uses it.
+    /// umount found it in use.
     Busy,
     /// It took too long and was ended, or could not be.
     Timeout,
     /// Any other error.
     Error,
-    /// Somebody else changed the record meanwhile.
+    /// The record changed meanwhile.
     Conflict,
     /// The node's own object went away.
     NodeGone,
@@ -237,7 +237,7 @@ pub enum Retrigger {
     None,
     /// `spec.retry` has a new value.
     Retry,
-    /// It was corrupted, and is said to be repaired.
+    /// It was corrupted, and was declared repaired.
     Repaired,
     /// It was corrupted, and formatting was asked for anew.
     Force,
@@ -260,9 +260,9 @@ pub struct Facts {
     pub auto: bool,
     /// The safety gate lets it pass. Only asked while there is a request.
     pub gate: bool,
-    /// What it becomes.
+    /// How it is provisioned.
     pub provisioner: Provisioner,
-    /// What is on it.
+    /// Its contents.
     pub content: Content,
     /// Where it is mounted.
     pub mount: Mount,
@@ -270,13 +270,13 @@ pub struct Facts {
     pub corrupted: bool,
     /// A person says it was repaired.
     pub repaired: bool,
-    /// What is known where it is used.
+    /// Its record at the backend.
     pub record: Record,
     /// It is closed for new replicas where it is used.
     pub closed: bool,
     /// A person's reason to try again.
     pub retrigger: Retrigger,
-    /// Nobody holds its device lease.
+    /// Its device lease is free.
     pub lease_free: bool,
 }
 

@@ -1,18 +1,19 @@
-//! What to do about an operation that was interrupted: the agent was killed, or the machine
+//! Decides about an operation that was interrupted: the agent was killed, or the machine
 //! rebooted, while a lock phase stood. Pure.
 //!
 //! The token that was written with the lock says what was to be done to which disk; what is seen now
-//! says how far it got. Nothing destructive is run again unless the disk is the same beyond doubt.
+//! says how far it got. No destructive operation runs again unless the disk is certainly the same.
+
+use mainstay_host::Disk;
 
 use crate::api::{Identity, OperationStatus};
-use crate::host::Disk;
 use crate::identity;
 use crate::phase::{Mount, Phase, Record};
 
 /// How often an operation is begun before it is given up.
 pub const ATTEMPTS: u32 = 3;
 
-/// What is seen of an interrupted operation.
+/// The state of an interrupted operation.
 #[derive(Clone, Debug)]
 pub struct Interrupted<'a> {
     /// The lock phase.
@@ -23,22 +24,22 @@ pub struct Interrupted<'a> {
     pub boot_id: &'a str,
     /// The disk of the object, if it is there.
     pub disk: Option<&'a Disk>,
-    /// Somebody holds the disk: perhaps the very operation.
+    /// The disk is in use: perhaps by the interrupted operation itself.
     pub busy: bool,
     /// Where the disk is mounted.
     pub mount: Mount,
-    /// What is known of it where it is used.
+    /// Its record at the backend.
     pub record: Record,
 }
 
-/// What to do.
+/// The decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// It was done: only the word is missing.
     Accept,
     /// Begin it again.
     Run,
-    /// Wait until nobody holds the disk, then look again.
+    /// Wait until the disk is free, then decide again.
     Wait,
     /// Give it up.
     Fail {
@@ -139,7 +140,7 @@ pub fn differs(seen: &Interrupted<'_>, token: &OperationStatus) -> Option<(&'sta
     }
     // Formatting changes the UUID: it tells nothing about whether this is the same disk.
     let bare = |identity: &Identity| Identity { uuid: String::new(), ..identity.clone() };
-    let found = disk.identity();
+    let found = crate::identity::of(disk);
     let unformatted = identity::same(&bare(&bound.identity), &bare(&found));
     let finished = !token.target_fs_uuid.is_empty() && found.uuid == token.target_fs_uuid;
     if unformatted || finished {

@@ -1,9 +1,10 @@
-//! What a decision does to the status: phases, tokens, conditions, and words for people. Pure.
+//! Writes a decision into the status: phases, tokens, conditions and messages. Pure.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use mainstay_controller::conditions::{self, Report};
+use mainstay_host::{Class, Disk, MountLine};
 use mainstay_store::meta::Time;
 
 use crate::api::{
@@ -11,14 +12,14 @@ use crate::api::{
     OperationStatus, RuleStatus, State,
 };
 use crate::gate::Verdict;
-use crate::host::{Class, Disk, MountLine};
+use crate::identity;
 use crate::phase::{Facts, Input, Operation, Phase, Retrigger};
 use crate::table::{Decision, Effect, Next};
 
-/// What else is known when a decision is written down.
+/// The details that accompany a decision.
 #[derive(Clone, Debug, Default)]
 pub struct Account {
-    /// What happened, in words.
+    /// The message.
     pub message: String,
     /// Why it failed, in one word, where that is known better than by the row.
     pub reason: Option<String>,
@@ -26,7 +27,7 @@ pub struct Account {
     pub uuid: Option<String>,
     /// The operation was given up but could not be ended.
     pub lease_held: bool,
-    /// What the gate said.
+    /// The refusal of the gate.
     pub refusal: Option<String>,
 }
 
@@ -52,7 +53,7 @@ pub fn bind(disk: &Disk) -> DeviceRef {
         diskseq: disk.diskseq,
         path: disk.path.clone(),
         size_bytes: disk.size,
-        identity: disk.identity(),
+        identity: identity::of(disk),
     }
 }
 
@@ -61,7 +62,7 @@ pub fn describe(device: &mut BlockDevice, disk: &Disk, mounts: &[MountLine]) {
     let status = &mut device.status;
     let corrupted = status.device_status.file_system.corrupted;
     status.state = State::Active;
-    let identity = disk.identity();
+    let identity = identity::of(disk);
     let found = disk.contents.only();
     let filesystem = disk.contents.of_class(Class::Filesystem);
     let table = disk.contents.of_class(Class::PartitionTable);
@@ -236,7 +237,7 @@ fn fail(
     conditions::set(&mut device.status.conditions, &report, now);
 }
 
-/// What to do about a failure.
+/// The remedy for a failure.
 #[must_use]
 pub fn advice(reason: &str) -> &'static str {
     match reason {

@@ -60,11 +60,11 @@ pub enum Next {
     To(Phase),
     /// Failed, for this reason; the ending of an operation may say it better.
     Failed(&'static str),
-    /// What can be seen ([`Facts::derive`]).
+    /// By the facts ([`Facts::derive`]).
     Derive,
 }
 
-/// What else a row does to the status.
+/// An effect of a row on the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Condition Refused: the gate's reasons.
@@ -99,7 +99,7 @@ pub enum Effect {
     Later,
     /// The result is thrown away, only the lease is let go.
     Discard,
-    /// What went wrong is cleared away.
+    /// The failure is cleared.
     Cleared,
 }
 
@@ -142,13 +142,13 @@ pub struct Row {
     pub when: fn(&Facts) -> bool,
     /// The phase after.
     pub next: Next,
-    /// What is then done.
+    /// The operation that follows.
     pub operation: Option<Operation>,
-    /// What else changes in the status.
+    /// The effects on the status.
     pub effects: &'static [Effect],
 }
 
-/// What follows from a phase and the facts.
+/// The decision for a phase and facts.
 #[derive(Clone, Copy, Debug)]
 pub struct Decision {
     /// The row that decided.

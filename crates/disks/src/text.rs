@@ -28,7 +28,7 @@ pub fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn sizes_are_said_shortly() {
+    fn sizes_are_formatted_briefly() {
         let cases = [
             (0, "0"),
             (512, "512"),

@@ -1,6 +1,6 @@
-//! Which instances there are, how far they are, and which session each has: plain data, and the
-//! only place where a phase changes. Whoever acts (a process, a pretence) asks here first and says
-//! here how it went. `X` is what the runtime itself keeps with an instance.
+//! The instances of a node, their phases and their sessions: plain data, and the only place where a
+//! phase changes. A runtime (of processes, or simulated) checks a command here first and records its
+//! result here. `X` is the runtime's own part of an instance's record.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use super::{Error, Event, Id, Start, reason};
 pub(super) struct Session {
     /// How it is, its object included.
     pub(super) state: SessionState,
-    /// What the application is told about it.
+    /// The data for the application.
     pub(super) data: String,
     /// How long closing may take, once it is closing.
     pub(super) grace_seconds: u32,
@@ -27,7 +27,7 @@ pub(super) struct Session {
 pub(super) struct Record<X> {
     pub(super) state: InstanceState,
     pub(super) session: Option<Box<Session>>,
-    pub(super) hold: X,
+    pub(super) own: X,
 }
 
 /// Whether something is new, or was so already and is only told again.
@@ -44,7 +44,7 @@ pub(super) struct Ledger<X> {
     outbox: Outbox,
 }
 
-/// How a new instance is told.
+/// The first event of a new instance.
 pub(super) fn beginning(start: &Start) -> InstanceState {
     InstanceState {
         namespace: start.id.namespace.clone(),
@@ -64,7 +64,7 @@ fn id_of(state: &InstanceState) -> Id {
     Id::new(&state.namespace, &state.name)
 }
 
-/// An event needs no object: whoever opened the session has it.
+/// The event of a session, without its object: the server that opened it has it.
 fn told(session: &Session) -> Event {
     let state = &session.state;
     Event::Session(SessionState {
@@ -86,7 +86,7 @@ impl<X> Ledger<X> {
         Self { records: HashMap::new(), outbox }
     }
 
-    /// What is kept of an instance.
+    /// The record of an instance.
     pub(super) fn get(&self, id: &Id) -> Result<&Record<X>, Error> {
         self.records.get(id).ok_or_else(|| missing("instance", id))
     }
@@ -203,7 +203,7 @@ impl<X> Ledger<X> {
         self.session_step(id, name, &[SessionPhase::Initializing], SessionPhase::Open)
     }
 
-    /// Begins to close the session `name`, wherever it is said to be.
+    /// Begins to close the session `name`.
     pub(super) fn closing(&mut self, id: &Id, name: &str, grace: u32) -> Result<Done, Error> {
         let gone = missing("session", &Id::new(&id.namespace, name));
         let session = self.session(id, name).ok_or(gone)?;
@@ -241,7 +241,7 @@ impl<X> Ledger<X> {
         }
     }
 
-    /// Who is connected to an instance's session.
+    /// Sets the clients that are connected to an instance's session.
     pub(super) fn clients(&mut self, id: &Id, name: &str, clients: Vec<Client>) -> bool {
         let outbox = self.outbox.clone();
         match self.session(id, name) {

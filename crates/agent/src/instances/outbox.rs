@@ -1,8 +1,8 @@
-//! Events on their way to whoever tells the servers.
+//! The queue of events on their way to the servers.
 //!
-//! There is at most one for each instance and each session: a newer state takes the place of an
-//! older one that nobody has taken. So the outbox is bounded by what is on the node, and whoever
-//! says something never waits, not even when the reader itself is the one who commands.
+//! There is at most one for each instance and each session: a newer state replaces an
+//! older one that was not taken yet. So the queue is bounded by the instances of the node, and adding
+//! an event never waits, not even when the reader itself gave the command.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -26,14 +26,14 @@ struct Queue {
     ended: bool,
 }
 
-/// Where events are said. A clone says them to the same reader.
+/// The writing end. Clones write to the same queue.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outbox {
     queue: Arc<Mutex<Queue>>,
     some: Arc<Notify>,
 }
 
-/// Where events are taken, oldest change first.
+/// The reading end, oldest change first.
 #[derive(Debug)]
 pub struct Events(Outbox);
 
@@ -47,7 +47,7 @@ impl Outbox {
         self.queue.lock()
     }
 
-    /// Says what is now so.
+    /// Adds the newest state of an instance or session.
     pub(super) fn say(&self, event: Event) {
         let about = match &event {
             Event::Instance(state) => About::Instance(Id::new(&state.namespace, &state.name)),
@@ -63,7 +63,7 @@ impl Outbox {
         self.some.notify_one();
     }
 
-    /// Adds what is over and was not yet taken.
+    /// Adds ended instances and sessions whose events were not taken yet to a report.
     pub(super) fn report(&self, report: &mut Report) {
         let queue = self.queue();
         for about in &queue.order {
@@ -79,7 +79,7 @@ impl Outbox {
         }
     }
 
-    /// Nothing more is said.
+    /// No more events follow.
     pub(super) fn end(&self) {
         self.queue().ended = true;
         self.some.notify_one();
@@ -87,7 +87,7 @@ impl Outbox {
 }
 
 impl Events {
-    /// The next event; nothing if the runtime is shut down and all have been taken.
+    /// The next event; `None` after the runtime was shut down and all were taken.
     pub async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.try_next() {

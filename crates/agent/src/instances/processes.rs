@@ -5,7 +5,7 @@
 //! them, control groups of its own ([`cgroups`]), and it is watched by its pidfd, so that its end is
 //! noticed without asking, whether this agent started it or an earlier one ([`supervise`]).
 //!
-//! What always holds: no program runs that is not written down ([`spawn`]); a process is taken for
+//! Always true: no program runs that is not recorded ([`spawn`]); a process is taken for
 //! an instance only if its number, its start time and the machine's boot are those written down;
 //! what cannot be written is refused as a whole, and running instances go on.
 
@@ -46,11 +46,11 @@ use ports::Ports;
 use service::Service;
 use state::{Alive, Saved};
 
-/// How many pings may be missed.
+/// How many pings an instance may miss.
 const MISSED: u32 = 3;
 /// How many ended instances keep their log.
 const ENDED: usize = 32;
-/// How often logs are looked at.
+/// How often the size of logs is checked.
 const LOGS: Duration = Duration::from_secs(1);
 
 /// How processes are run.
@@ -64,7 +64,7 @@ pub struct Options {
     pub ports: RangeInclusive<u16>,
     /// Whether control groups are used where the machine has them.
     pub cgroups: bool,
-    /// How often an instance that uses the session service must be heard of.
+    /// How often an instance that uses the session service must send a ping.
     pub ping: Duration,
 }
 
@@ -95,16 +95,16 @@ struct Shared {
     boot: String,
     cgroups: Cgroups,
     unlimited: AtomicBool,
-    ledger: Mutex<Ledger<Kept>>,
+    ledger: Mutex<Ledger<ProcessRecord>>,
     outbox: Outbox,
     ports: Mutex<Ports>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
-/// What is kept with an instance.
+/// The part of an instance's record that only this runtime has.
 #[derive(Debug)]
-struct Kept {
+struct ProcessRecord {
     start: Arc<Start>,
     alive: Alive,
     group: Group,
@@ -115,7 +115,7 @@ struct Kept {
     gone: CancellationToken,
 }
 
-impl Kept {
+impl ProcessRecord {
     fn new(start: Arc<Start>, alive: Alive, group: Group, clock: &dyn Clock) -> Self {
         let uses = start.process.using_node_session_service;
         let service = uses.then(|| Service::new(alive.seen, clock.elapsed()));
@@ -131,7 +131,7 @@ impl Kept {
     }
 }
 
-/// That an instance is to end.
+/// The order to end an instance.
 #[derive(Clone, Debug)]
 struct Order {
     grace: Duration,
@@ -139,7 +139,7 @@ struct Order {
     message: String,
 }
 
-/// Something short and plain that tells one name from others.
+/// A short hash of a name.
 fn short_hash(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
     digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
@@ -156,8 +156,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Processes {
-    /// Takes up the instances that are written down in the folder: those alive are looked after as
-    /// before, those that died meanwhile are told terminated.
+    /// Adopts the instances whose state files are in the folder: living ones are supervised as
+    /// before, those that died meanwhile are reported as terminated.
     ///
     /// # Errors
     /// The folder cannot be used.
@@ -188,7 +188,7 @@ impl Processes {
         Ok((Self { shared }, events))
     }
 
-    /// What of `cpu` and `memory` this machine cannot limit.
+    /// Which of `cpu` and `memory` this machine cannot limit.
     #[must_use]
     pub fn cannot_limit(&self) -> Vec<&'static str> {
         self.shared.cgroups.missing()
@@ -206,7 +206,7 @@ async fn keep_logs_small(shared: Arc<Shared>) {
         let looked = tokio::task::spawn_blocking(move || {
             for folder in folders {
                 if let Err(error) = logs::rotate(&folder) {
-                    tracing::warn!(folder = %folder.display(), %error, "a log stays too large");
+                    tracing::warn!(folder = %folder.display(), %error, "truncating the log of an instance failed");
                 }
             }
         });
@@ -216,7 +216,7 @@ async fn keep_logs_small(shared: Arc<Shared>) {
 }
 
 impl Shared {
-    fn ledger(&self) -> MutexGuard<'_, Ledger<Kept>> {
+    fn ledger(&self) -> MutexGuard<'_, Ledger<ProcessRecord>> {
         lock(&self.ledger)
     }
 
@@ -226,14 +226,14 @@ impl Shared {
 
     /// Writes down how an instance is. One that is over is not written down again.
     fn save(&self, id: &Id) -> io::Result<()> {
-        let Ok(file) = self.ledger().get(id).map(|record| record.hold.file.clone()) else {
+        let Ok(file) = self.ledger().get(id).map(|record| record.own.file.clone()) else {
             return Ok(());
         };
         let _one = lock(&file);
         let saved = {
             let ledger = self.ledger();
             let Ok(record) = ledger.get(id) else { return Ok(()) };
-            let Kept { start, alive, .. } = &record.hold;
+            let ProcessRecord { start, alive, .. } = &record.own;
             Saved::of(&self.boot, start, alive, &record.state, record.session.as_deref())
         };
         saved.write(&self.folder(id))
@@ -242,7 +242,7 @@ impl Shared {
     /// The same, where the world goes on if it fails: the next change tries again.
     fn keep(&self, id: &Id) {
         if let Err(error) = self.save(id) {
-            tracing::warn!(instance = %id, %error, "how an instance is cannot be written down");
+            tracing::warn!(instance = %id, %error, "writing the state file of an instance failed");
         }
     }
 
@@ -252,7 +252,7 @@ impl Shared {
         let from = [Creating, Standby, Activating, Running, Evacuating];
         let mut ledger = self.ledger();
         let new = ledger.step(id, &from, Terminating)?;
-        ledger.get(id)?.hold.order.send_if_modified(|now| {
+        ledger.get(id)?.own.order.send_if_modified(|now| {
             let sooner = now.as_ref().is_none_or(|now| order.grace < now.grace);
             if sooner {
                 let why =
@@ -272,27 +272,27 @@ impl Shared {
         let mut ledger = self.ledger();
         let record = ledger.idle(id)?;
         if record.state.phase() == InstancePhase::Running {
-            let (group, pid) = (&record.hold.group, record.hold.alive.pid);
+            let (group, pid) = (&record.own.group, record.own.alive.pid);
             let failed = |error| Error::Failed(format!("instance {id} cannot be frozen: {error}"));
             group.freeze(pid).map_err(failed)?;
         }
-        ledger.get_mut(id)?.hold.alive.standby = true;
+        ledger.get_mut(id)?.own.alive.standby = true;
         ledger.step(id, &[InstancePhase::Running], InstancePhase::Standby)?;
         drop(ledger);
         self.keep(id);
         Ok(())
     }
 
-    /// Thaws an instance; whoever calls this writes it down.
+    /// Thaws an instance; the caller writes the state file.
     fn thawed(&self, id: &Id) -> Result<(), Error> {
         let mut ledger = self.ledger();
         let record = ledger.alive(id)?;
         if record.state.phase() == InstancePhase::Standby {
-            let (group, pid) = (&record.hold.group, record.hold.alive.pid);
+            let (group, pid) = (&record.own.group, record.own.alive.pid);
             let failed = |error| Error::Failed(format!("instance {id} cannot be thawed: {error}"));
             group.thaw(pid).map_err(failed)?;
         }
-        ledger.get_mut(id)?.hold.alive.standby = false;
+        ledger.get_mut(id)?.own.alive.standby = false;
         ledger.step(id, &[InstancePhase::Standby], InstancePhase::Running)?;
         Ok(())
     }
@@ -300,7 +300,7 @@ impl Shared {
     /// An instance's log, of one that is there or that ended not long ago.
     fn log(&self, read: &ReadLog) -> Result<Log, Error> {
         let id = Id::new(&read.namespace, &read.instance);
-        let gone = self.ledger().get(&id).map(|record| record.hold.gone.clone());
+        let gone = self.ledger().get(&id).map(|record| record.own.gone.clone());
         let missing = match &gone {
             Err(missing) => missing.clone(),
             Ok(_) => Error::Failed(format!("the log of instance {id} cannot be read")),
@@ -335,7 +335,7 @@ impl Runtime for Processes {
 
     fn stop(&self, id: Id, grace: Option<Duration>) -> BoxFuture<'_, Result<(), Error>> {
         let stop = || {
-            let own = u64::from(self.shared.ledger().get(&id)?.hold.start.process.grace_seconds);
+            let own = u64::from(self.shared.ledger().get(&id)?.own.start.process.grace_seconds);
             let grace = grace.unwrap_or(Duration::from_secs(own));
             let message = "it was told to stop".to_owned();
             self.shared.order(&id, Order { grace, why: reason::STOPPED, message })

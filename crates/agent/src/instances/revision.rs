@@ -1,4 +1,4 @@
-//! The node's revision: a number that grows by one with every change that is told, and never goes
+//! The node's revision: a number that grows by one with every reported change, and never goes
 //! back, also when the agent is killed.
 //!
 //! It is one line of fixed length, overwritten in place by one call: a killed agent leaves the old
@@ -19,7 +19,7 @@ pub struct Revision {
 }
 
 impl Revision {
-    /// Goes on where the file `revision` in `folder` stands; without one, or with one that cannot
+    /// Continues from the file `revision` in `folder`; without one, or with one that cannot
     /// be read, at zero.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ impl Revision {
         let options = options.create(true).truncate(false).write(true).mode(crate::private::FILE);
         let file = options.open(place)?;
         let revision = Self { file, newest };
-        // Written once now, so that there is room for all that follow.
+        // Written once now, so that later writes need no more disk space.
         revision.write(newest)?;
         Ok(revision)
     }
@@ -51,7 +51,7 @@ impl Revision {
     /// The next one, never given before.
     ///
     /// # Errors
-    /// It cannot be written down; it was not given then.
+    /// It cannot be written; it was not given out then.
     pub fn give(&mut self) -> io::Result<u64> {
         let next = self.newest + 1;
         self.write(next)?;

@@ -42,15 +42,15 @@ pub struct Simulated {
 struct Shared {
     delays: Delays,
     clock: Arc<dyn Clock>,
-    ledger: Mutex<Ledger<Kept>>,
+    ledger: Mutex<Ledger<SimulatedRecord>>,
     outbox: Outbox,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
-/// What is kept with an instance.
+/// The part of an instance's record that only this runtime has.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct SimulatedRecord {
     standby: bool,
 }
 
@@ -73,7 +73,7 @@ impl Simulated {
         (Self { shared: Arc::new(shared) }, events)
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger<Kept>> {
+    fn ledger(&self) -> MutexGuard<'_, Ledger<SimulatedRecord>> {
         self.shared.ledger.lock()
     }
 
@@ -94,7 +94,7 @@ impl Simulated {
 
     fn ready(&self, id: &Id) {
         let mut ledger = self.ledger();
-        let frozen = ledger.get(id).is_ok_and(|record| record.hold.standby)
+        let frozen = ledger.get(id).is_ok_and(|record| record.own.standby)
             && ledger.session_of(id).is_none();
         let to = if frozen { InstancePhase::Standby } else { InstancePhase::Running };
         let stepped = ledger.step(id, &[InstancePhase::Creating], to);
@@ -115,7 +115,7 @@ impl Simulated {
     fn thawing(&self, id: &Id) -> Result<Duration, Error> {
         let mut ledger = self.ledger();
         ledger.alive(id)?;
-        let kept = &mut ledger.get_mut(id)?.hold;
+        let kept = &mut ledger.get_mut(id)?.own;
         kept.standby = false;
         match ledger.step(id, &[InstancePhase::Standby], InstancePhase::Activating)? {
             Done::Again => Ok(Duration::ZERO),
@@ -146,7 +146,11 @@ impl Simulated {
         };
         state.endpoints =
             start.process.process.ports.iter().zip(FIRST_PORT..).map(endpoint).collect();
-        ledger.add(Record { state, session: None, hold: Kept { standby: start.standby } });
+        ledger.add(Record {
+            state,
+            session: None,
+            own: SimulatedRecord { standby: start.standby },
+        });
         drop(ledger);
         let id = start.id.clone();
         self.after(self.shared.delays.start, move |this| this.ready(&id));
@@ -167,7 +171,7 @@ impl Simulated {
     fn freeze_now(&self, id: &Id) -> Result<(), Error> {
         let mut ledger = self.ledger();
         ledger.idle(id)?;
-        ledger.get_mut(id)?.hold.standby = true;
+        ledger.get_mut(id)?.own.standby = true;
         ledger.step(id, &[InstancePhase::Running], InstancePhase::Standby)?;
         Ok(())
     }

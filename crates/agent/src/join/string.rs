@@ -30,7 +30,7 @@ pub enum Error {
     /// No server answered. Retry later.
     #[error("no server of the join string answers: {0}")]
     Away(String),
-    /// A server shows another authority. Do not retry: somebody may stand in between.
+    /// A server shows another authority. Do not retry: the connection may be intercepted.
     #[error(
         "the server at {servers} has no certificate authority with the fingerprint {expected}; the join string is of another cluster, or somebody else answers in the server's place"
     )]
@@ -93,7 +93,7 @@ impl std::str::FromStr for JoinString {
     }
 }
 
-/// What a server says of a join string.
+/// The response of a server about a join string.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Meant {

@@ -82,7 +82,7 @@ async fn a_leader_that_shuts_down_is_followed_at_once() {
 }
 
 #[tokio::test]
-async fn who_cannot_renew_steps_down_before_another_may_lead() {
+async fn a_leader_that_cannot_renew_steps_down_before_another_may_lead() {
     for line in [Line::Down, Line::Silent, Line::Deaf] {
         let store = store(clock());
         let a = Server::start("a", &store);
@@ -237,7 +237,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn of_two_who_believe_to_lead_at_most_one_can_write(steps in steps(true)) {
+    fn of_two_alleged_leaders_at_most_one_can_write(steps in steps(true)) {
         on_one_thread(live(steps, true));
     }
 

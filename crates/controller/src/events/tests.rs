@@ -16,7 +16,7 @@ fn about(name: &str) -> ObjectReference {
 }
 
 /// A text and a count for each event, in the order of their names.
-async fn said(resources: &Resources) -> Vec<(String, i32)> {
+async fn written(resources: &Resources) -> Vec<(String, i32)> {
     let events = events(resources).await.into_iter();
     events.map(|event| (event.message.unwrap(), event.count.unwrap())).collect()
 }
@@ -71,7 +71,7 @@ async fn events_about_objects_without_namespace_are_in_default() {
 }
 
 #[tokio::test]
-async fn an_event_that_has_expired_is_said_anew() {
+async fn an_expired_event_is_created_again() {
     let (resources, _) = world().await;
     let recorder = Recorder::run(Options::new("tester"), &resources);
     recorder.event(&about("a"), Severity::Normal, "Done", "well");
@@ -82,7 +82,7 @@ async fn an_event_that_has_expired_is_said_anew() {
     deleted.await.unwrap();
     recorder.event(&about("a"), Severity::Normal, "Done", "well");
     recorder.shutdown().await;
-    assert_eq!(said(&resources).await, [("well".to_owned(), 1)]);
+    assert_eq!(written(&resources).await, [("well".to_owned(), 1)]);
 }
 
 #[tokio::test]
@@ -98,20 +98,20 @@ async fn an_object_talked_about_too_much_is_written_about_less_often_and_loses_n
     }
     recorder.event(&about("b"), Severity::Normal, "Done", "also");
     settle().await;
-    let mut now = said(&resources).await;
+    let mut now = written(&resources).await;
     now.sort();
     assert_eq!(now, [("also".to_owned(), 1), ("well".to_owned(), 2)]);
     assert_eq!(*dropped.0.lock(), 3);
     clock.advance(Duration::from_secs(300));
     recorder.event(&about("a"), Severity::Normal, "Done", "well");
     recorder.shutdown().await;
-    let mut now = said(&resources).await;
+    let mut now = written(&resources).await;
     now.sort();
     assert_eq!(now, [("also".to_owned(), 1), ("well".to_owned(), 6)]);
 }
 
 #[tokio::test]
-async fn recording_never_waits_and_a_store_that_comes_back_gets_what_fits() {
+async fn recording_never_waits_and_queued_events_are_written_when_the_store_is_back() {
     let clock = clock();
     let remote = Remote::new(store(clock.clone()));
     let resources = resources(remote.clone(), clock.clone());
@@ -132,7 +132,7 @@ async fn recording_never_waits_and_a_store_that_comes_back_gets_what_fits() {
     clock.advance(Duration::from_millis(100));
     recorder.shutdown().await;
     recorder.shutdown().await;
-    let mut now = said(&resources).await;
+    let mut now = written(&resources).await;
     now.sort();
     let texts: Vec<_> = now.iter().map(|(text, _)| text.as_str()).collect();
     assert_eq!(texts, ["1", "2", "3", "first"]);
@@ -141,7 +141,7 @@ async fn recording_never_waits_and_a_store_that_comes_back_gets_what_fits() {
 }
 
 #[tokio::test]
-async fn what_is_said_faster_than_its_pace_waits_and_the_end_does_not() {
+async fn events_wait_for_their_pace_except_at_shutdown() {
     let (resources, clock) = world().await;
     let pace = Some(Flow { interval: Duration::from_millis(20), burst: 2 });
     let options = Options { pace, at_once: 1, ..Options::new("tester") };
@@ -162,7 +162,7 @@ async fn what_is_said_faster_than_its_pace_waits_and_the_end_does_not() {
 }
 
 #[test]
-fn what_was_used_least_recently_is_forgotten() {
+fn the_least_recently_used_entry_is_evicted() {
     let mut recent = Recent::new(2);
     *recent.use_or(&"a", || 0) += 1;
     *recent.use_or(&"b", || 0) += 1;

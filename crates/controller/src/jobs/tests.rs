@@ -30,7 +30,7 @@ fn a_key_queued_twice_runs_once_and_one_queued_while_running_once_more() {
 }
 
 #[test]
-fn who_waits_can_be_cancelled_and_who_runs_cannot() {
+fn waiting_jobs_can_be_cancelled_and_running_ones_cannot() {
     let mut line = Line::new(slots(1), None);
     line.add("a");
     line.add("b");
@@ -88,7 +88,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..150)
 }
 
-/// The job queue said as simply as possible: one line of people, and who sits at the table.
+/// The model of a job queue: a list of waiting jobs and a set of running ones.
 #[derive(Debug, Default)]
 struct Model {
     line: VecDeque<Turn<u8>>,
@@ -319,7 +319,7 @@ async fn a_panicking_job_frees_its_slot() {
 }
 
 #[tokio::test]
-async fn shutdown_starts_nothing_more_and_cuts_off_what_outlives_the_grace() {
+async fn shutdown_starts_no_jobs_and_aborts_running_ones_after_the_grace() {
     let (floor, clock) = (Floor::new(), clock());
     let jobs = floor.run(Options::new("test", slots(2)), clock.clone());
     for key in ["a", "b", "c"] {

@@ -4,7 +4,7 @@
 //! A report moves its element to the tail in O(1). A scan walks from the head and stops at the
 //! first fresh element: O(stale). The nodes, instances and sessions of the session engine use it.
 //!
-//! What always holds: the list is ordered by the time of the last report, and every element of it
+//! Always true: the list is ordered by the time of the last report, and every element of it
 //! is in the map.
 
 use std::collections::HashMap;

@@ -112,7 +112,7 @@ fn the_bucket_holds_up_retries_and_never_first_tries() {
     assert_eq!(backlog.take(ms(0)).unwrap().key, 99);
 }
 
-/// What the queue should do, said as simply as possible: a list of wishes.
+/// The model of a queue: a plain list of requests.
 #[derive(Debug, Default)]
 struct Model {
     keys: BTreeMap<u8, ModelKey>,
@@ -358,7 +358,7 @@ async fn work_that_is_dropped_goes_back_with_backoff() {
 
 /// The first waiter alone hears of the sooner delay, and is then cancelled.
 #[tokio::test]
-async fn no_waiter_sleeps_past_a_delay_it_was_not_told_of() {
+async fn a_waiter_notices_a_shorter_delay() {
     let clock = clock();
     let queue = Queue::new("test", Limits::default(), clock.clone());
     queue.add_after("late", ms(100));

@@ -131,7 +131,7 @@ async fn it_ends_when_its_store_closes_or_it_is_stopped() {
 }
 
 #[tokio::test]
-async fn a_panicking_subscriber_or_index_takes_nobody_with_it() {
+async fn a_panicking_subscriber_or_index_affects_no_other() {
     let (resources, _) = world().await;
     let fragile = |config: &ConfigMap| {
         assert_ne!(config.metadata.name, "bad");
@@ -145,7 +145,7 @@ async fn a_panicking_subscriber_or_index_takes_nobody_with_it() {
     assert_eq!(names(&copy.by_index("all", "all")), ["good"]);
 }
 
-/// What a subscriber makes of what it hears.
+/// The state that a subscriber builds from changes.
 type Heard = Arc<Mutex<BTreeMap<String, Arc<ConfigMap>>>>;
 
 fn listen(copy: &Reflector<ConfigMap>) -> (Heard, Subscription) {

@@ -108,7 +108,7 @@ async fn an_object_that_moves_wakes_its_old_and_its_new_owner() {
 }
 
 #[tokio::test]
-async fn a_predicate_sees_both_states_and_keeps_out_what_does_not_matter() {
+async fn a_predicate_sees_both_states_and_filters_changes() {
     let (resources, _) = world().await;
     put(&resources, "a", &[("pool", "x")]).await;
     let (configs, log) = (Reflector::of(&resources).start(), Log::new(OPEN));
@@ -160,7 +160,7 @@ async fn workers_are_bounded_and_one_key_has_one_worker() {
 }
 
 #[tokio::test]
-async fn nothing_runs_before_every_source_was_read() {
+async fn no_run_starts_before_every_source_was_read() {
     let clock = testing::clock();
     let store = testing::store(clock.clone());
     let remote = Remote::new(store.clone());
@@ -228,7 +228,7 @@ async fn failures_and_panics_are_counted_and_backed_off_until_a_success() {
 }
 
 #[tokio::test]
-async fn shutdown_lets_running_ones_finish_and_cuts_off_what_outlives_the_grace() {
+async fn shutdown_waits_for_runs_and_aborts_them_after_the_grace() {
     let (resources, clock) = world().await;
     let log = Log::new(0);
     let options = Options { workers: 2, ..options() };
@@ -309,7 +309,7 @@ async fn a_former_leader_cannot_write_and_works_again_when_it_is_elected_again()
     let store = resources.objects();
     let a = server("a", store).await;
     a.election.leading().await.unwrap();
-    // A run of its first term is held up while somebody else takes over.
+    // A run of its first term is delayed while another server takes over.
     a.log.gate.forget_permits(OPEN);
     put(&resources, "x", &[]).await;
     until("a works", || a.log.runs() == ["x"]).await;
@@ -334,7 +334,7 @@ async fn a_former_leader_cannot_write_and_works_again_when_it_is_elected_again()
 }
 
 #[tokio::test]
-async fn an_election_that_is_dropped_leads_nobody() {
+async fn a_dropped_election_does_not_lead() {
     let (resources, clock) = world().await;
     let store = resources.objects().clone();
     let election = Election::run(election::Options::new("primary", "a"), store, clock);

@@ -1,4 +1,4 @@
-//! What a disk is, as its BlockDevice reports it.
+//! The description of a disk in its BlockDevice.
 
 use mainstay_store::meta::Time;
 use schemars::JsonSchema;
@@ -11,12 +11,12 @@ pub enum State {
     Active,
     /// It is not: it was taken out, or has another path and is looked at anew.
     Inactive,
-    /// Nobody has looked yet.
+    /// Not scanned yet.
     #[default]
     Unknown,
 }
 
-/// What a disk is.
+/// The description of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceStatus {
@@ -125,7 +125,7 @@ pub struct FileSystemStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FoundSignature {
-    /// What it is, as ext4, gpt, LVM2_member: the name spec.acknowledgeDataLoss needs.
+    /// Its name, as ext4, gpt, LVM2_member: the name spec.acknowledgeDataLoss needs.
     pub name: String,
     /// Its UUID, if it has one.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -62,12 +62,12 @@ pub struct DeviceRef {
     /// How large it was.
     #[serde(default)]
     pub size_bytes: u64,
-    /// What tells it apart from other disks.
+    /// The identity of the disk.
     #[serde(default)]
     pub identity: Identity,
 }
 
-/// What tells a disk apart from others, over reboots and changes of path.
+/// The identity of a disk, over reboots and changes of path.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -143,7 +143,7 @@ pub struct Failure {
     pub at: Option<Time>,
 }
 
-/// What the safety gate would say, rule by rule: the answer to the annotation
+/// The verdict of the safety gate, rule by rule: the answer to the annotation
 /// storage.mainstay.dev/dry-run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -152,18 +152,18 @@ pub struct DryRun {
     pub request: String,
     /// Whether the gate would let a format pass.
     pub passes: bool,
-    /// What each rule says.
+    /// The finding of each rule.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub rules: Vec<RuleStatus>,
 }
 
-/// What one rule of the gate says.
+/// The finding of one rule of the gate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleStatus {
     /// Its number.
     pub rule: u8,
-    /// What it asks for.
+    /// The requirement.
     pub asks: String,
     /// Why it refuses; not set if it holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! What every BlockDevice obeys beyond its schema, and the one column that is computed.
+//! The validation of BlockDevices beyond their schema, and the one computed column.
 
 use jiff::Timestamp;
 use mainstay_store::registry::Violation;

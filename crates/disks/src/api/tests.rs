@@ -50,7 +50,7 @@ fn rules_name_the_field_that_is_wrong() {
 }
 
 #[test]
-fn what_a_disk_becomes_is_settled_while_it_is_in_use() {
+fn the_provisioner_cannot_change_while_a_disk_is_in_use() {
     let spec = |provisioner: serde_json::Value| json!({"nodeName": "n", "devPath": "/dev/a", "provisioner": provisioner});
     let lvm = device(json!({"spec": spec(json!({"lvm": {"vgName": "a"}}))}));
     for (phase, refused) in

@@ -1,5 +1,6 @@
+use mainstay_host::{Class, Contents, Partition, Signature};
+
 use super::*;
-use crate::host::{Class, Contents, Partition, Signature};
 
 fn disk() -> Disk {
     Disk {

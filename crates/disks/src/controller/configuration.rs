@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use mainstay_controller::events::{self, Recorder, Severity};
+use mainstay_host::{Disk, MountLine};
 use mainstay_store::builtin::{ConfigMap, Node};
 use parking_lot::Mutex;
 
 use crate::config::{Config, NAME, NAMESPACE};
-use crate::host::{Disk, MountLine};
 
 /// The configuration that is in force.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! How an operation ended, and the locks it held on its disk.
 
 use futures_util::future::BoxFuture;
+use mainstay_host::{Device, Disk, Lock, Trouble};
 
-use crate::host::{Disk, Lock, Trouble};
-use crate::lease::{Device, Lease};
+use crate::lease::Lease;
 use crate::phase::Ending;
 use crate::report::Account;
 

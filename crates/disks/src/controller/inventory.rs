@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_controller::Clock;
+use mainstay_host::Disk;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::world::World;
-use crate::host::Disk;
 
 /// For how long a disk read at the end of an operation need not be read again.
 const FRESH: Duration = Duration::from_millis(500);
@@ -27,7 +27,7 @@ impl Inventory {
         Self { clock, world: Mutex::default(), fresh: Mutex::default() }
     }
 
-    /// What the last scan found. Must not be held while something else is waited for.
+    /// The result of the last scan. Must not be held across an await.
     pub(super) fn world(&self) -> MutexGuard<'_, World> {
         self.world.lock()
     }

@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mainstay_controller::jobs::Slot;
+use mainstay_host::{Device, Trouble};
 
 use super::Error;
 use super::end::{End, LockedDisk};
 use super::observe::View;
 use super::worker::Worker;
 use crate::api::{BlockDevice, OperationStatus};
-use crate::host::Trouble;
-use crate::lease::Device;
 use crate::phase::{Ending, Operation};
 use crate::recover::Action;
 use crate::retry;

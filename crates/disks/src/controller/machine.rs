@@ -1,16 +1,16 @@
 //! The node: its options and the interfaces through which its disks are read, changed and reported.
-//! Nothing in it changes while the controller runs.
+//! All of it is constant while the controller runs.
 
 use std::sync::Arc;
 
 use mainstay_controller::Clock;
 use mainstay_controller::events::{self, Recorder, Severity};
+use mainstay_host::{Host, Place};
 use mainstay_store::resources::Identities;
 
 use super::{Options, Parts};
 use crate::api::{BlockDevice, Makes};
 use crate::backend::{Backend, Pool};
-use crate::host::{Host, Place};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 

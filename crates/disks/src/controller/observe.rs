@@ -1,6 +1,8 @@
-//! What an object's disk looks like now: the disk, its mounts, its pool, and what the gate thinks of it.
+//! Reads the current state of an object's disk: the disk, its mounts, its pool, and the gate's verdict.
 
 use std::sync::Arc;
+
+use mainstay_host::{Act, Device, Disk, FsType, Inspection, MountLine};
 
 use super::Error;
 use super::configuration::Configuration;
@@ -8,13 +10,11 @@ use super::inventory::Inventory;
 use super::machine::Machine;
 use super::operations::Operations;
 use super::world::Assigned;
-use crate::api::{BlockDevice, FsType, Makes, State};
+use crate::api::{BlockDevice, Makes, State};
 use crate::backend;
 use crate::facts::{self, Sight};
 use crate::gate::{self, Resolved, Scene, Verdict};
-use crate::host::{Act, Contents, Disk, MountLine};
 use crate::identity;
-use crate::lease::Device;
 use crate::phase::{Facts, Phase, Record};
 
 /// An object's disk at one moment.
@@ -60,7 +60,7 @@ impl Observer {
         Ok(View { disk, mounts, known, assigned })
     }
 
-    /// What the backend knows of the pool of an object, if the object may have one.
+    /// The backend's record of the pool of an object, if the object may have one.
     pub(super) async fn known(&self, device: &BlockDevice) -> Result<backend::Known, Error> {
         let used = device.wanted()
             || matches!(device.phase(), Some(Phase::Mounted | Phase::Provisioned | Phase::Failed))
@@ -124,15 +124,14 @@ impl Observer {
         facts: &Facts,
     ) -> Verdict {
         let uuid = self.machine.identities.uid();
-        let scene = self.scene(device, view, disk, facts.auto, &uuid);
-        let mut scene = self.machine.host.inspect(disk, scene).await;
-        if scene.lock.is_none() && !self.operations.leases.is_free(&Device::of(disk)) {
-            scene.lock = Some("an operation of this agent holds the disk".to_owned());
+        let mut inspection = self.machine.host.inspect(disk, false).await;
+        if inspection.lock.is_none() && !self.operations.leases.is_free(&Device::of(disk)) {
+            inspection.lock = Some("an operation of this agent holds the disk".to_owned());
         }
-        gate::judge(&scene)
+        gate::judge(&self.scene(device, view, disk, facts.auto, &uuid, inspection))
     }
 
-    /// The gate's input, as far as the controller knows it; the host fills in the rest.
+    /// The gate's input.
     pub(super) fn scene(
         &self,
         device: &BlockDevice,
@@ -140,6 +139,7 @@ impl Observer {
         disk: &Disk,
         auto: bool,
         uuid: &str,
+        inspection: Inspection,
     ) -> Scene {
         let point = self.machine.point(&device.metadata.name);
         let (minimum, act) = match device.makes() {
@@ -157,27 +157,17 @@ impl Observer {
             resolved: resolved(disk, view),
             excluded: self.configuration.excludes(disk, &view.mounts),
             on_this_node: device.spec.node_name == self.machine.options.node,
-            system: None,
-            mounts: Vec::new(),
-            exclusive: None,
-            holders: disk.holders.clone(),
-            loops: Vec::new(),
-            multipath_member: false,
-            contents: Contents::default(),
+            inspection,
             acknowledged: device.spec.acknowledge_data_loss.clone(),
             auto,
             read_only: disk.read_only,
             size: disk.size,
             minimum,
             sector: disk.logical_block,
-            lock: None,
-            changed: None,
             commands: self.machine.host.commands(disk, &act),
             target_uuid: uuid.to_owned(),
             uuid_taken: self.holder_of(uuid, disk),
             point_taken: occupied.map(ToString::to_string),
-            silent: None,
-            audit: None,
         }
     }
 
@@ -190,14 +180,14 @@ impl Observer {
     }
 }
 
-/// Whether a disk is told apart from all others.
+/// Whether a disk is distinguished from all others.
 fn resolved(disk: &Disk, view: &View) -> Resolved {
     let duplicates = view.assigned.as_ref().map_or(&[][..], |a| a.duplicates.as_slice());
     if !duplicates.is_empty() {
         let mut paths = vec![disk.path.clone()];
         paths.extend_from_slice(duplicates);
         Resolved::Duplicate(paths)
-    } else if identity::resolved(&disk.identity()) {
+    } else if identity::resolved(&identity::of(disk)) {
         Resolved::Single
     } else {
         Resolved::Not

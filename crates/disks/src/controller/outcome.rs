@@ -150,7 +150,7 @@ impl Worker {
         };
         self.machine.event(after, severity, new, &format!("{old} → {new}: {message}"));
         let device = &after.metadata.name;
-        tracing::info!(device, %operation, from = old, to = new, message, "operation ended");
+        tracing::info!(device, %operation, from = old, to = new, detail = message, "operation ended");
     }
 
     /// Keeps the lease of an operation whose processes could not be killed until they end.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use mainstay_controller::conditions::{self, Report};
 use mainstay_controller::events::Severity;
 use mainstay_controller::jobs::Slot;
+use mainstay_host::{Act, Class, Disk, Lock, Trouble};
 use mainstay_store::meta::ConditionStatus;
 
 use super::Error;
@@ -14,7 +15,6 @@ use super::resume::is_held;
 use super::worker::Worker;
 use crate::api::{BlockDevice, Makes};
 use crate::backend::{self, Pool};
-use crate::host::{Act, Class, Disk, Lock, Trouble};
 use crate::phase::{Ending, Operation, Phase, Record};
 use crate::retry;
 

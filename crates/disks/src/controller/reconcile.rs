@@ -6,6 +6,7 @@ use std::time::Duration;
 use mainstay_controller::conditions::{self, Report};
 use mainstay_controller::events::Severity;
 use mainstay_controller::runtime::Outcome;
+use mainstay_host::{Disk, Space};
 use mainstay_store::meta::{ConditionStatus, Time};
 
 use super::Error;
@@ -17,7 +18,7 @@ use super::signals::Signals;
 use crate::api::{BlockDevice, DRY_RUN_ANNOTATION, FINALIZER, OperationStatus, State};
 use crate::backend;
 use crate::gate::Verdict;
-use crate::host::{Disk, Space};
+use crate::identity;
 use crate::memory;
 use crate::phase::{Facts, Mount, Operation, Phase, Record};
 use crate::report::{self, Account};
@@ -134,7 +135,7 @@ impl Reconciler {
     async fn remember(&self, device: &BlockDevice, view: &View) -> Result<(), Error> {
         let Some(disk) = &view.disk else { return Ok(()) };
         let device = self.observer.recalled(device);
-        let worth = memory::worth(&device, &disk.identity());
+        let worth = memory::worth(&device, &identity::of(disk));
         self.machine.memory.set(&device.metadata.name, worth).await.map_err(Error::Memory)
     }
 

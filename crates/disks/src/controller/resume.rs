@@ -1,6 +1,7 @@
 //! Operations that another process began: whether they are done, must run again, or failed.
 
 use mainstay_controller::jobs::Slot;
+use mainstay_host::Class;
 
 use super::Error;
 use super::end::End;
@@ -9,7 +10,6 @@ use super::observe::View;
 use super::worker::Worker;
 use crate::api::{BlockDevice, OperationStatus};
 use crate::facts;
-use crate::host::Class;
 use crate::phase::Operation;
 use crate::recover::{self, Action, Interrupted};
 use crate::report;

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_host::{Disk, MountLine, Wake, glob};
 use tokio_util::sync::CancellationToken;
 
 use super::Error;
@@ -18,8 +19,6 @@ use super::world::{self, Assigned};
 use crate::api::{
     BlockDevice, BlockDeviceSpec, FINALIZER, Identity, Makes, NODE_LABEL, State, TYPE_LABEL,
 };
-use crate::glob;
-use crate::host::{Disk, MountLine, Wake};
 use crate::identity::{self, Known, Step};
 use crate::phase::Phase;
 
@@ -295,7 +294,7 @@ impl Scanner {
         let node = &self.machine.options.node;
         // A duplicate must not take over the spec of the original.
         let remembered = match place.duplicates.as_slice() {
-            [] => self.machine.memory.recall(&disk.identity()),
+            [] => self.machine.memory.recall(&identity::of(disk)),
             _ => None,
         };
         let taken = |name: &String| self.devices.find(name).is_some();

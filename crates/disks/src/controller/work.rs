@@ -1,6 +1,7 @@
 //! The operations on a disk itself: format, mount, unmount.
 
 use mainstay_controller::jobs::Slot;
+use mainstay_host::{Act, Class, Device, Disk, Lock, Trouble};
 
 use super::end::{End, LockedDisk};
 use super::observe::View;
@@ -8,8 +9,6 @@ use super::worker::Worker;
 use crate::api::{BlockDevice, Makes, OperationStatus};
 use crate::facts;
 use crate::gate;
-use crate::host::{Act, Class, Disk, Lock, Trouble};
-use crate::lease::Device;
 use crate::phase::{Content, Ending, Mount, Operation, Phase, Record};
 use crate::recover::{self, Interrupted};
 
@@ -62,21 +61,21 @@ impl Worker {
         let host = &self.machine.host;
         let disk = &locked.disk;
         let auto = facts::is_auto(device);
-        let mut scene = self.observer.scene(device, view, disk, auto, &token.target_fs_uuid);
+        let inspection = host.inspect(disk, true).await;
+        let target = &token.target_fs_uuid;
+        let mut scene = self.observer.scene(device, view, disk, auto, target, inspection);
         scene.acknowledged.clone_from(&token.acknowledged);
-        scene.lock = Some("held by this operation".to_owned());
-        let mut scene = host.inspect(disk, scene).await;
         let resumed = token.attempt > 1;
         if resumed {
-            let target = &token.target_fs_uuid;
-            scene.contents.signatures.retain(|found| found.uuid != *target);
-            scene.acknowledged.retain(|name| scene.contents.names().contains(name));
+            let contents = &mut scene.inspection.contents;
+            contents.signatures.retain(|found| found.uuid != *target);
+            scene.acknowledged.retain(|name| contents.names().contains(name));
         }
         let verdict = gate::judge(&scene);
         if !verdict.passes() {
             return Ok(End::badly(Ending::Error, Some("Refused"), verdict.reasons()));
         }
-        let found = scene.contents.names();
+        let found = scene.inspection.contents.names();
         let who = if auto { "an auto-provision rule" } else { "spec.fileSystem.forceFormatted" };
         let line = format!(
             "operation={} device={} path={} number={} diskseq={} size={} identity={:?} signatures={found:?} acknowledged={:?} why={who} attempt={}",

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::host::{Disk, MountLine};
+use mainstay_host::{Disk, MountLine};
+
 use crate::identity;
 
 /// The disks of a node and the objects they belong to.
@@ -69,13 +70,13 @@ impl World {
 
 /// The links of a disk.
 pub(super) fn of(disk: &Disk) -> Vec<String> {
-    identity::links(&disk.identity(), &disk.path)
+    identity::links(&identity::of(disk), &disk.path)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::SimHost;
+    use mainstay_host::sim::SimHost;
 
     #[test]
     fn a_disk_is_found_by_its_current_links_only() {

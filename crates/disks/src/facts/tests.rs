@@ -1,7 +1,7 @@
+use mainstay_host::{Contents, Signature};
 use serde_json::json;
 
 use super::*;
-use crate::host::{Contents, Signature};
 
 fn device(spec: serde_json::Value, status: serde_json::Value) -> BlockDevice {
     let mut whole = json!({"nodeName": "n", "devPath": "/dev/a"});
@@ -45,7 +45,7 @@ fn a_format_is_asked_for_once() {
 }
 
 #[test]
-fn only_what_a_person_changed_after_a_failure_tries_again() {
+fn only_a_change_by_a_person_retries_after_a_failure() {
     let corrupted = json!({"fileSystem": {"corrupted": true}});
     let failed =
         |failure: serde_json::Value| json!({"failure": failure, "deviceStatus": corrupted});
@@ -92,7 +92,7 @@ fn only_what_a_person_changed_after_a_failure_tries_again() {
 }
 
 #[test]
-fn what_is_on_a_disk_is_compared_with_what_was_recorded() {
+fn contents_are_compared_with_the_record() {
     let recorded = |uuid: &str| json!({"formatted": {"uuid": uuid}});
     let lvm = json!({"provisioner": {"lvm": {"vgName": "a"}}});
     let fs = |name: &str| holding(Class::Filesystem, name, "u");
@@ -118,7 +118,7 @@ fn what_is_on_a_disk_is_compared_with_what_was_recorded() {
 }
 
 #[test]
-fn mounts_are_told_apart() {
+fn mounts_are_classified() {
     let disk = holding(Class::Filesystem, "ext4", "u");
     let cases: [(&[MountLine], Mount); 6] = [
         (&[], Mount::Nowhere),

@@ -1,7 +1,7 @@
+use mainstay_host::{Class, Contents, Signature};
 use proptest::prelude::*;
 
 use super::*;
-use crate::host::{Class, Contents, Signature};
 
 fn disk(path: &str, wwn: &str, serial: &str) -> Disk {
     Disk {
@@ -34,7 +34,7 @@ fn object(name: &str, disk: &Disk) -> Known {
         active: true,
         path: disk.path.clone(),
         phase: Some(Phase::Provisioned),
-        identity: disk.identity(),
+        identity: of(disk),
     }
 }
 
@@ -82,7 +82,7 @@ fn a_world_wide_name_that_comes_twice_is_one_object_and_a_report() {
 }
 
 #[test]
-fn a_clone_is_told_from_the_original_by_its_hardware() {
+fn a_clone_is_distinguished_from_the_original_by_its_hardware() {
     let original = formatted(disk("/dev/sda", "w1", "s1"), "u1");
     let clone = formatted(disk("/dev/sdb", "w2", "s2"), "u1");
     let known = [object("a", &original)];
@@ -206,13 +206,13 @@ fn named(steps: Vec<Step>, disks: &[Disk]) -> Vec<String> {
 }
 
 proptest! {
-    /// What one disk has to do with is all that need be looked at when it changes.
+    /// Only the disks and objects linked with a disk need be matched when it changes.
     #[test]
-    fn matching_what_is_linked_gives_what_matching_all_gives(
+    fn matching_linked_disks_gives_the_same_result_as_matching_all(
         (known, disks) in worlds(), touched in any::<prop::sample::Index>(),
     ) {
         prop_assume!(!disks.is_empty());
-        let of = |disk: &Disk| links(&disk.identity(), &disk.path);
+        let of = |disk: &Disk| links(&of(disk), &disk.path);
         let reached = reachable(of(touched.get(&disks)), |link| {
             let bears = |links: &Vec<String>| links.iter().any(|other| other == link);
             let all = disks.iter().map(of).chain(known.iter().map(Known::links));

@@ -1,6 +1,7 @@
+use mainstay_host::{Class, Contents, Signature};
+
 use super::*;
 use crate::api::DeviceRef;
-use crate::host::{Class, Contents, Signature};
 
 fn disk() -> Disk {
     Disk {
@@ -29,7 +30,7 @@ fn token() -> OperationStatus {
             diskseq: 7,
             path: "/dev/sda".to_owned(),
             size_bytes: 1 << 30,
-            identity: disk().identity(),
+            identity: crate::identity::of(&disk()),
         },
         boot_id: "boot".to_owned(),
         attempt: 1,
@@ -39,7 +40,7 @@ fn token() -> OperationStatus {
     }
 }
 
-/// What happened, in one word.
+/// The outcome, in one word.
 fn word(action: &Action) -> &str {
     match action {
         Action::Accept => "accept",

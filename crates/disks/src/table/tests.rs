@@ -83,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_reaches_formatting_past_the_gate(phase in phases(), facts in facts()) {
+    fn no_transition_to_formatting_bypasses_the_gate(phase in phases(), facts in facts()) {
         let decision = decide(phase, &facts);
         if decision.next == Phase::Formatting && phase != Some(Phase::Formatting) {
             prop_assert!(facts.gate && facts.request && facts.active && !facts.not_ours);
@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_oscillates(phase in phases(), facts in facts()) {
+    fn no_two_phases_alternate(phase in phases(), facts in facts()) {
         let mut world = World { phase, facts: Facts { input: Input::Look, ..facts } };
         let mut formats = 0;
         for _ in 0..32 {
@@ -136,7 +136,7 @@ proptest! {
     }
 }
 
-/// A world in which every operation succeeds, and nobody else does anything.
+/// A world in which every operation succeeds and no other actor changes anything.
 #[derive(Debug)]
 struct World {
     phase: Option<Phase>,
@@ -316,7 +316,7 @@ fn provisioned_follows_wish_mount_and_record() {
 }
 
 #[test]
-fn endings_lead_where_the_document_says() {
+fn results_lead_to_the_documented_phases() {
     use Ending::{BadSuperblock, Busy, Conflict, Error, NodeGone, Ok, ReplicasRemain, Timeout};
     let cases = [
         (Formatting, Ok, Formatted, "FG1"),

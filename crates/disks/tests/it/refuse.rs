@@ -1,4 +1,4 @@
-//! What must never be written to, is not: byte for byte.
+//! Disks that must not be written stay the same, byte for byte.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -51,7 +51,7 @@ const KINDS: [(&str, u64, Make); 9] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_signature_is_refused_and_not_a_byte_changes() {
+async fn every_signature_is_refused_and_no_byte_changes() {
     if !possible() {
         return;
     }
@@ -138,7 +138,7 @@ async fn a_disk_in_use_is_refused_however_it_is_hidden() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_formatted_says_so_and_leaves_nothing_half_done() {
+async fn a_format_that_fails_is_reported_and_leaves_no_partial_state() {
     if !possible() {
         return;
     }
@@ -174,7 +174,7 @@ async fn what_cannot_be_formatted_says_so_and_leaves_nothing_half_done() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_of_a_group_is_refused_though_nobody_holds_it() {
+async fn a_member_of_a_group_is_refused_even_if_not_in_use() {
     if !possible() {
         return;
     }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use mainstay_clock::SystemClock;
 use mainstay_disks::api::BlockDevice;
-use mainstay_disks::host::linux::{self, LinuxHost};
+use mainstay_disks::backend::MemoryBackend;
 use mainstay_disks::memory::Memory;
 use mainstay_disks::metrics::Metrics;
-use mainstay_disks::sim::MemoryBackend;
 use mainstay_disks::{Disks, Options, Parts};
+use mainstay_host::linux::{self, LinuxHost};
 use mainstay_store::builtin::{ConfigMap, Namespace};
 use mainstay_store::objects::{At, Objects};
 use mainstay_store::registry::{Registry, builtin};

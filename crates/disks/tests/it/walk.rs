@@ -166,7 +166,7 @@ async fn disks_that_swap_their_paths_keep_their_data_and_mount_points() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_superblock_is_told_and_left_alone_until_asked() {
+async fn a_damaged_superblock_is_reported_and_left_alone_until_requested() {
     if !possible() {
         return;
     }

@@ -167,7 +167,7 @@ impl Yard {
         Valve { begun, go, pid, log }
     }
 
-    /// What is mounted under the yard's mount root.
+    /// The mounts under the yard's mount root.
     pub(crate) fn mount_table(&self) -> Vec<String> {
         let root = self.text("mnt");
         let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();

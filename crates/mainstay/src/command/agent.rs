@@ -12,7 +12,7 @@ use mainstay_agent::simulation::{self, Simulation};
 use mainstay_agent::{Agent as Running, Options, join};
 use mainstay_disks::Rate;
 use mainstay_disks::config::Config;
-use mainstay_disks::host::linux::Roots;
+use mainstay_host::linux::Roots;
 use mainstay_server::clock::{Clock, SystemClock};
 use mainstay_store::meta::Quantity;
 use tokio::signal::unix::{SignalKind, signal};

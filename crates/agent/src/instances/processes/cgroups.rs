@@ -1,8 +1,8 @@
-//! Control groups: limits, the freezer and the certain end, as far as the machine has them.
+//! Control groups: limits, freezing and killing of instances, as far as the machine has them.
 //!
-//! Each is looked for by itself, since machines mix both versions: first in version 2, then in
-//! version 1. What is missing is made up for (stopping by signal for the freezer, signals to the
-//! process group for the end) or, for limits, said once in the log.
+//! Each controller is detected by itself, since machines mix both versions: first in version 2, then in
+//! version 1. A missing freezer is replaced by SIGSTOP, a missing kill by signals to the process group;
+//! missing limits are logged once.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// One period of the processor's bandwidth, in microseconds.
 const PERIOD: u64 = 100_000;
 
-/// What the machine has.
+/// The control groups of the machine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cgroups {
     unified: Option<PathBuf>,
@@ -66,7 +66,7 @@ impl Cgroups {
             if second {
                 let enable = |folder: &Path| {
                     for controller in ["+cpu", "+memory"] {
-                        // What is not there cannot be switched on: asked for again below.
+                        // A controller that is missing cannot be enabled: checked again below.
                         let _ = fs::write(folder.join("cgroup.subtree_control"), controller);
                     }
                 };
@@ -97,7 +97,7 @@ impl Cgroups {
         self.controllers.iter().any(|on| on == controller)
     }
 
-    /// What of cpu and memory cannot be limited here.
+    /// Which of cpu and memory cannot be limited here.
     pub(super) fn missing(&self) -> Vec<&'static str> {
         let mut missing = Vec::new();
         if self.cpu.is_none() && !self.unified_has("cpu") {
@@ -192,10 +192,10 @@ impl Group {
         }
     }
 
-    /// Ends everything in the group, and whoever of the process group is not in it.
+    /// Kills every process of the control group and of the process group.
     pub(super) fn kill(&self, pid: Pid) {
         self.end_members();
-        // Nobody left is as good as ended.
+        // An empty group has ended.
         let _ = kill_process_group(pid, Signal::KILL);
     }
 
@@ -212,7 +212,7 @@ impl Group {
         }
     }
 
-    /// Whether the kernel ended somebody in the group for want of memory.
+    /// Whether the kernel killed a process of the group because it ran out of memory.
     pub(super) fn out_of_memory(&self) -> bool {
         let killed = |text: String| {
             let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
@@ -223,7 +223,7 @@ impl Group {
         places.filter_map(|place| fs::read_to_string(place).ok()).any(killed)
     }
 
-    /// Removes the group; not while somebody is in it.
+    /// Removes the group; fails while a process is in it.
     pub(super) fn remove(&self) -> io::Result<()> {
         for folder in &self.folders {
             match fs::remove_dir(folder) {

@@ -1,7 +1,7 @@
 //! The output of instances: a file that the process itself appends to, so that it goes on without
 //! an agent, and the file before it.
 //!
-//! A file that has grown beyond its size is copied aside and emptied (copy and truncate). What is
+//! A file that has grown beyond its size is copied aside and emptied (copy and truncate). Output
 //! written between the two is lost; a process that holds the file open never notices. On a full
 //! disk the copy is given up, not the emptying.
 
@@ -52,7 +52,7 @@ pub(super) fn rotate(folder: &Path) -> io::Result<bool> {
         fs::rename(folder.join("log.new"), folder.join("log.1"))
     })();
     if let Err(error) = copied {
-        tracing::warn!(log = %place.display(), %error, "a log could not be put aside and is lost");
+        tracing::warn!(log = %place.display(), %error, "rotating a log failed; its old part is lost");
         let _ = fs::remove_file(folder.join("log.new"));
     }
     log.set_len(0)?;

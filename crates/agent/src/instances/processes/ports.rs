@@ -24,7 +24,7 @@ fn in_use(port: u16, protocol: Protocol) -> bool {
         Protocol::Tcp => TcpListener::bind(at).map(|_| ()),
         Protocol::Udp => UdpSocket::bind(at).map(|_| ()),
     };
-    // What may not be bound by the agent may well be by the instance.
+    // A port that the agent may not bind may still be free for the instance.
     bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
@@ -61,7 +61,7 @@ impl Ports {
         }
     }
 
-    /// Takes a certain port, unless somebody has it.
+    /// Takes a certain port, unless it is in use.
     pub(super) fn take(&mut self, port: u16, protocol: Protocol) -> bool {
         !in_use(port, protocol) && self.mark(port)
     }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_somebody_has_is_never_given() {
+    fn a_port_in_use_is_never_allocated() {
         let mine = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let busy = mine.local_addr().unwrap().port();
         let mut ports = Ports::new(&(busy..=busy));

@@ -39,7 +39,7 @@ const MOST_CLIENTS: usize = 10_000;
 /// Connections at once to one instance's socket.
 const CONNECTIONS: usize = 16;
 
-/// What a process is told.
+/// The response to a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Seen {
@@ -54,7 +54,7 @@ pub(super) struct Seen {
     pub(super) grace_seconds: Option<u32>,
 }
 
-/// What is wanted of a process.
+/// The wanted state of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Wanted {
@@ -133,7 +133,7 @@ pub(super) async fn serve(
         let (stream, room) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(instance = %id, %error, "the session service takes nobody for now");
+                tracing::warn!(instance = %id, %error, "the session service failed to accept a connection; retrying");
                 shared.clock.sleep(Duration::from_secs(1)).await;
                 continue;
             }
@@ -262,11 +262,11 @@ async fn look(shared: &Shared, service: &Service, query: Option<&str>) -> Respon
     let mut seen = service.seen.subscribe();
     if let Some(after) = after {
         tokio::select! {
-            // It only ends early when the instance is gone, and then nobody reads this.
+            // It only ends early when the instance is gone, and then this is not read.
             _ = seen.wait_for(|seen| seen.number != after) => {}
             () = shared.clock.sleep(LONGEST_WAIT) => {}
         }
-        // Who waits here lives: the wait itself is no silence.
+        // A process that waits here is alive: the wait counts as a ping.
         service.alive(shared.clock.elapsed());
     }
     let now = seen.borrow().clone();
@@ -300,7 +300,7 @@ pub(super) fn joined(ids: Vec<String>, known: &[Client], now_micros: i64) -> Vec
     unique
 }
 
-/// What a process is to see of a session in that phase.
+/// The view of a session that a process gets in that phase.
 pub(super) fn wanted(phase: Option<SessionPhase>) -> Wanted {
     match phase {
         None | Some(SessionPhase::Closed) => Wanted::None,

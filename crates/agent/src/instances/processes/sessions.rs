@@ -35,7 +35,7 @@ impl Shared {
         let mut ledger = self.ledger();
         let Ok(record) = ledger.get(id) else { return };
         let (running, serviced) =
-            (record.state.phase() == InstancePhase::Running, record.hold.service.is_some());
+            (record.state.phase() == InstancePhase::Running, record.own.service.is_some());
         let Some((name, SessionPhase::Initializing)) = ledger.session_of(id) else { return };
         if !running {
             return;
@@ -53,13 +53,13 @@ impl Shared {
         let now = self.clock.elapsed();
         let mut ledger = self.ledger();
         let Ok(record) = ledger.get_mut(id) else { return };
-        let Some(service) = record.hold.service.clone() else { return };
-        record.hold.alive.seen += 1;
+        let Some(service) = record.own.service.clone() else { return };
+        record.own.alive.seen += 1;
         let session = record.session.as_deref();
         let state = service::wanted(session.map(|session| session.state.phase()));
         let grace = session.map(|session| session.grace_seconds);
         let seen = Seen {
-            number: record.hold.alive.seen,
+            number: record.own.alive.seen,
             state,
             session: session.map(|session| session.state.name.clone()),
             data: session.map(|session| session.data.clone()),
@@ -78,7 +78,7 @@ impl Shared {
         }
         let record = ledger.get(&id)?;
         let heard = record.state.phase() != InstancePhase::Creating;
-        if record.hold.service.is_none() || !heard {
+        if record.own.service.is_none() || !heard {
             ledger.closed(&id, &close.name, reason::CLEAN, String::new());
         }
         drop(ledger);
@@ -92,7 +92,7 @@ impl Shared {
     pub(super) fn close_in_time(self: &Arc<Self>, id: &Id) {
         let ledger = self.ledger();
         let Ok(record) = ledger.get(id) else { return };
-        let gone = record.hold.gone.clone();
+        let gone = record.own.gone.clone();
         let Some(session) = record.session.as_deref() else { return };
         if session.state.phase() != SessionPhase::Closing {
             return;

@@ -237,7 +237,7 @@ pub(super) fn spawn(
     }
 }
 
-/// Waits until a process leads a group of its own: before that a signal to the group reaches nobody.
+/// Waits until a process leads a group of its own: before that a signal to the group reaches no process.
 /// It does so within its first steps, or has ended.
 fn leads(pid: Pid) {
     for _ in 0..LEADING.0 {

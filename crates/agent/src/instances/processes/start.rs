@@ -14,7 +14,7 @@ use tokio::net::UnixListener;
 
 use super::cgroups::Group;
 use super::state::{self, Alive, Saved};
-use super::{Kept, Shared, lock, plain, service, short_hash, spawn, supervise};
+use super::{ProcessRecord, Shared, lock, plain, service, short_hash, spawn, supervise};
 use crate::instances::ledger::{Record, beginning};
 use crate::instances::{Error, Id, Start};
 
@@ -63,7 +63,7 @@ impl Shared {
         self.launch(start, ports.clone()).inspect_err(|_| {
             let mut all = lock(&self.ports);
             ports.iter().for_each(|port| all.free(*port));
-            // What cannot be removed now is swept with the ended ones.
+            // A folder that cannot be removed now is removed with those of ended instances.
             let _ = fs::remove_dir_all(&folder);
         })
     }
@@ -110,10 +110,10 @@ impl Shared {
                 return Err(spawn::trouble("the instance's state", &error));
             }
         };
-        let hold = Kept::new(start, alive, group, &*self.clock);
-        self.ledger().add(Record { state, session: None, hold });
+        let own = ProcessRecord::new(start, alive, group, &*self.clock);
+        self.ledger().add(Record { state, session: None, own });
         if let Err(error) = waiting.go() {
-            tracing::warn!(instance = %id, %error, "a process ended before it became its program");
+            tracing::warn!(instance = %id, %error, "a process ended before its program was executed");
         }
         self.look_after(&id, pidfd, listener);
         Ok(())
@@ -127,16 +127,19 @@ impl Shared {
         let cannot = wanted.iter().any(|(what, wanted)| *wanted && missing.contains(what));
         if cannot && !self.unlimited.swap(true, Ordering::Relaxed) {
             let missing = missing.join(" and ");
-            tracing::warn!("this machine cannot limit {missing}: instances are not held to it");
+            tracing::warn!(
+                missing,
+                "this machine has no control groups for some limits; not enforcing them"
+            );
         }
         let group = self.cgroups.group(&short_hash(&id.to_string()));
         for failed in group.limit(cpu, memory) {
-            tracing::warn!(instance = %id, "a limit does not hold: {failed}");
+            tracing::warn!(instance = %id, %failed, "setting a limit failed");
         }
         match group.enter(pid) {
             Ok(()) => group,
             Err(error) => {
-                tracing::warn!(instance = %id, %error, "an instance is in no control group");
+                tracing::warn!(instance = %id, %error, "moving an instance into its control group failed");
                 let _ = group.remove();
                 Group::default()
             }
@@ -152,7 +155,7 @@ impl Shared {
     ) {
         let ledger = self.ledger();
         let Ok(record) = ledger.get(id) else { return };
-        let (service, gone) = (record.hold.service.clone(), record.hold.gone.clone());
+        let (service, gone) = (record.own.service.clone(), record.own.gone.clone());
         drop(ledger);
         self.tasks.spawn(supervise::supervise(self.clone(), id.clone(), pidfd));
         if let Some(service) = service {

@@ -1,4 +1,4 @@
-//! What is kept of an instance so that the next agent finds it: one small file, replaced as a whole.
+//! The state file of an instance, by which the next agent finds it: small, and replaced atomically.
 //!
 //! It must survive the end of the agent, not that of the machine: so it is renamed into place but
 //! not synced, and carries the machine's boot id. A process is told from a later one of the same
@@ -80,7 +80,7 @@ pub(super) struct Alive {
 }
 
 impl Saved {
-    /// What is to be kept.
+    /// The state to write.
     pub(super) fn of(
         boot: &str,
         start: &Start,
@@ -108,7 +108,7 @@ impl Saved {
         }
     }
 
-    /// What was to be started.
+    /// The instance to start.
     pub(super) fn start(&self) -> Start {
         Start {
             id: Id::new(&self.namespace, &self.name),
@@ -172,7 +172,7 @@ impl Saved {
         written
     }
 
-    /// What is written there; nothing if nothing is.
+    /// Reads the state file; `None` if there is none.
     pub(super) fn read(folder: &Path) -> io::Result<Option<Self>> {
         match fs::read(folder.join(FILE)) {
             Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
@@ -186,7 +186,7 @@ impl Saved {
         if let Err(error) = fs::remove_file(folder.join(FILE))
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(folder = %folder.display(), %error, "an ended instance stays on disk");
+            tracing::warn!(folder = %folder.display(), %error, "removing the folder of an ended instance failed");
         }
     }
 }
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_state_file_is_read_as_it_was_written() {
         let start = Start {
             id: Id::new("default", "a"),
             application: "app".to_owned(),

@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 
 use super::cgroups::Group;
 use super::state::{self, Alive, Saved};
-use super::{ENDED, Kept, Order, Shared, lock, service, short_hash, spawn};
+use super::{ENDED, Order, ProcessRecord, Shared, lock, service, short_hash, spawn};
 use crate::instances::ledger::Record;
 use crate::instances::{Error, Id, Start, reason};
 
@@ -33,7 +33,7 @@ const CHECKS: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_mi
 /// How often and how long it is waited for the last of a group to be gone.
 const LEAVING: (usize, Duration) = (200, Duration::from_millis(10));
 
-/// What is waited for, if it is.
+/// The sign of readiness that is waited for.
 async fn on<T>(maybe: &mut Option<BoxFuture<'static, T>>) -> T {
     match maybe {
         Some(future) => future.await,
@@ -45,17 +45,17 @@ async fn on<T>(maybe: &mut Option<BoxFuture<'static, T>>) -> T {
 pub(super) async fn supervise(shared: Arc<Shared>, id: Id, pidfd: OwnedFd) {
     let (mut orders, group, pid, phase, start, ports) = {
         let ledger = shared.ledger();
-        let Ok(Record { state, hold, .. }) = ledger.get(&id) else { return };
-        let ports = hold.alive.ports.clone();
-        let orders = hold.order.subscribe();
-        (orders, hold.group.clone(), hold.alive.pid, state.phase(), hold.start.clone(), ports)
+        let Ok(Record { state, own, .. }) = ledger.get(&id) else { return };
+        let ports = own.alive.ports.clone();
+        let orders = own.order.subscribe();
+        (orders, own.group.clone(), own.alive.pid, state.phase(), own.start.clone(), ports)
     };
     #[expect(deprecated, reason = "the other way is unsafe, and an OwnedFd is what it must be")]
     let watched = AsyncFd::with_interest(pidfd, Interest::READABLE);
     let process = match watched {
         Ok(process) => process,
         Err(error) => {
-            tracing::error!(instance = %id, %error, "an instance cannot be watched");
+            tracing::error!(instance = %id, %error, "supervising an instance failed");
             return;
         }
     };
@@ -102,7 +102,7 @@ fn terminate(group: &Group, pid: Pid, pidfd: &OwnedFd) {
     }
 }
 
-/// What to say of an end.
+/// The reason and message of an end.
 fn judge(
     status: Option<&WaitIdStatus>,
     order: Option<&Order>,
@@ -145,24 +145,24 @@ async fn finish(
 ) {
     let (group, pid, file) = {
         let ledger = shared.ledger();
-        let Ok(Record { hold, .. }) = ledger.get(id) else { return };
-        (hold.group.clone(), hold.alive.pid, hold.file.clone())
+        let Ok(Record { own, .. }) = ledger.get(id) else { return };
+        (own.group.clone(), own.alive.pid, own.file.clone())
     };
-    // What it started does not outlive it. Its remains keep its number from others until then.
+    // Its children do not outlive it. The unreaped process keeps its number reserved until then.
     group.kill(pid);
     // Of an earlier agent's child there is no status to be had.
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     let status = waitid(WaitId::PidFd(pidfd.as_fd()), options).ok().flatten();
     let out_of_memory = group.out_of_memory();
     let (why, message) = judge(status.as_ref(), order.as_ref(), killed, out_of_memory);
-    tracing::info!(instance = %id, reason = why, "an instance ended: {message}");
+    tracing::info!(instance = %id, reason = why, detail = message, "instance ended");
     leave(&group, id, shared).await;
-    // Written off before it is told: whoever hears of it may start another of that name.
+    // Recorded before it is reported: the server may start another instance of that name at once.
     let _one = lock(&file);
     shared.clean(id);
     let ended = shared.ledger().ended(id, why, message);
     if let Some(record) = ended {
-        record.hold.gone.cancel();
+        record.own.gone.cancel();
     }
 }
 
@@ -174,7 +174,7 @@ async fn leave(group: &Group, id: &Id, shared: &Shared) {
         }
         shared.clock.sleep(LEAVING.1).await;
     }
-    tracing::warn!(instance = %id, "something of an ended instance does not end");
+    tracing::warn!(instance = %id, "processes of a terminated instance are still running");
 }
 
 /// Ends a process that is not to be an instance after all.
@@ -247,7 +247,7 @@ impl Shared {
     /// A process is ready, or was not in time.
     fn ready(&self, id: &Id, in_time: bool) {
         if !in_time {
-            let own = self.ledger().get(id).map(|record| record.hold.start.process.grace_seconds);
+            let own = self.ledger().get(id).map(|record| record.own.start.process.grace_seconds);
             let grace = Duration::from_secs(own.unwrap_or(0).into());
             let message = "it was not ready in time".to_owned();
             // Not found means that it is over already.
@@ -256,12 +256,12 @@ impl Shared {
         }
         let mut ledger = self.ledger();
         let Ok(record) = ledger.get(id) else { return };
-        let Alive { pid, standby, .. } = record.hold.alive;
+        let Alive { pid, standby, .. } = record.own.alive;
         let mut to = InstancePhase::Running;
         if standby && record.session.is_none() {
-            match record.hold.group.freeze(pid) {
+            match record.own.group.freeze(pid) {
                 Ok(()) => to = InstancePhase::Standby,
-                Err(error) => tracing::warn!(instance = %id, %error, "it cannot be frozen"),
+                Err(error) => tracing::warn!(instance = %id, %error, "freezing an instance failed"),
             }
         }
         let _ = ledger.step(id, &[InstancePhase::Creating], to);
@@ -280,7 +280,7 @@ impl Shared {
         let _ = fs::remove_file(service::place(&sockets, id));
         if let Ok(record) = self.ledger().get(id) {
             let mut ports = lock(&self.ports);
-            record.hold.alive.ports.iter().for_each(|port| ports.free(*port));
+            record.own.alive.ports.iter().for_each(|port| ports.free(*port));
         }
         self.sweep();
     }
@@ -309,7 +309,7 @@ impl Shared {
         inside(self.options.folder.join("instances")).flat_map(inside).collect()
     }
 
-    /// Takes up what an earlier agent left.
+    /// Adopts the instances of an earlier agent.
     pub(super) fn adopt_all(self: &Arc<Self>) -> io::Result<()> {
         for folder in self.folders() {
             match Saved::read(&folder) {
@@ -318,9 +318,10 @@ impl Shared {
                 }
                 Ok(None) => {}
                 Ok(Some(_)) | Err(_) => {
-                    let shown = folder.display();
+                    let folder_name = folder.display();
                     tracing::warn!(
-                        "{shown} says nothing sensible about its instance, which is ended"
+                        folder = %folder_name,
+                        "invalid state file; terminating the processes of its instance"
                     );
                     let names: Vec<_> =
                         folder.iter().rev().take(2).map(|name| name.to_string_lossy()).collect();
@@ -353,10 +354,10 @@ impl Shared {
             standby: saved.standby,
             seen: saved.seen,
         };
-        let hold = Kept::new(start.clone(), alive, group.clone(), &*self.clock);
+        let own = ProcessRecord::new(start.clone(), alive, group.clone(), &*self.clock);
         let (state, session) = (saved.state(), saved.session().map(Box::new));
         let phase = state.phase();
-        self.ledger().add(Record { state, session, hold });
+        self.ledger().add(Record { state, session, own });
         let Some(pidfd) = pidfd.filter(|_| lives) else {
             if same_boot {
                 group.end_members();
@@ -395,7 +396,7 @@ impl Shared {
     /// An order that was given before the agent was restarted.
     fn order_again(&self, id: &Id, order: Order) {
         if let Ok(record) = self.ledger().get(id) {
-            record.hold.order.send_replace(Some(order));
+            record.own.order.send_replace(Some(order));
         }
     }
 }

@@ -17,7 +17,7 @@ use super::*;
 use world::{Node, close, eventually, id, is_stopped, open, pid_of, script};
 
 #[tokio::test]
-async fn a_process_finds_what_it_needs_and_is_reached() {
+async fn a_process_gets_its_environment_and_is_reachable() {
     let mut node = Node::new();
     let mut start = script("web", "env > seen; exec python3 -m http.server $PORT");
     let container = &mut start.process.process;
@@ -80,13 +80,13 @@ async fn an_end_is_noticed_and_explained() {
     assert!(state.message.contains("signal 9"), "{}", state.message);
     let session = node.sessions.remove("s").unwrap();
     assert_eq!((session.phase(), session.reason.as_str()), (SessionPhase::Closed, "InstanceEnded"));
-    // What it started is gone as well: its group has nobody left.
+    // Its children are gone as well: its group is empty.
     let left = || rustix::process::test_kill_process_group(pid).is_err();
     eventually("the group is empty", left).await;
 }
 
 #[tokio::test]
-async fn whoever_does_not_end_in_time_is_killed() {
+async fn an_instance_that_does_not_stop_in_time_is_killed() {
     let mut node = Node::new();
     let mut start = script("deaf", "trap '' TERM; touch ready; while :; do sleep 1000; done");
     let file = Some("ready".to_owned());
@@ -104,7 +104,7 @@ async fn whoever_does_not_end_in_time_is_killed() {
 }
 
 #[tokio::test]
-async fn whoever_is_not_ready_in_time_is_ended() {
+async fn an_instance_that_is_not_ready_in_time_is_terminated() {
     let mut node = Node::new();
     let mut start = script("never", "sleep 1000");
     let file = Some("ready".to_owned());
@@ -122,7 +122,7 @@ async fn freezes(cgroups: bool) {
     node.start(start).await.unwrap();
     node.until("cold", InstancePhase::Standby).await;
     let pid = pid_of(&node, "cold");
-    let group = node.shared.ledger().get(&id("cold")).unwrap().hold.group.clone();
+    let group = node.shared.ledger().get(&id("cold")).unwrap().own.group.clone();
     let frozen = || match group.shown_frozen() {
         Some(shown) => shown,
         None => is_stopped(pid),
@@ -239,7 +239,7 @@ async fn instances_outlive_an_agent_that_is_cut_off() {
 }
 
 #[tokio::test]
-async fn nothing_of_another_boot_is_taken_for_alive() {
+async fn processes_of_another_boot_are_not_adopted() {
     let folder = tempfile::tempdir().unwrap();
     let options = Options::new(folder.path().to_owned(), "127.0.0.1");
     let mut node = Node::on(options.clone());
@@ -297,7 +297,7 @@ async fn logs_are_read_followed_and_kept_small() {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_what_is_new_and_leaves_the_rest_alone() {
+async fn a_full_disk_refuses_new_instances_and_keeps_running_ones() {
     let Some(disk) = world::SmallDisk::mount() else {
         eprintln!("NO TMPFS CAN BE MOUNTED HERE: a full disk was not tested");
         return;
@@ -349,7 +349,7 @@ async fn limits_hold_where_the_machine_can() {
     node.start(start).await.unwrap();
     node.until("slow", InstancePhase::Running).await;
     if !cannot.contains(&"cpu") {
-        let group = node.shared.ledger().get(&id("slow")).unwrap().hold.group.clone();
+        let group = node.shared.ledger().get(&id("slow")).unwrap().own.group.clone();
         assert_eq!(group.quota().as_deref(), Some("25000"));
     }
 }
@@ -373,7 +373,7 @@ async fn a_process_runs_as_the_user_it_is_to() {
 }
 
 #[tokio::test]
-async fn what_cannot_run_is_refused_and_leaves_nothing() {
+async fn an_invalid_template_is_refused_and_leaves_no_files() {
     let node = Node::new();
     let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let busy = i32::from(listener.local_addr().unwrap().port());
@@ -434,7 +434,7 @@ async fn what_cannot_run_is_refused_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_process_whose_agent_ends_too_early_never_becomes_its_program() {
+async fn a_process_whose_agent_ends_too_early_never_executes_its_program() {
     let folder = tempfile::tempdir().unwrap();
     let start = script("x", "touch ran");
     let log = spawn::prepare(folder.path(), &start, None).unwrap();

@@ -1,4 +1,4 @@
-//! What every runtime promises, on the one that only pretends, with a clock that is moved by hand.
+//! The promises of every runtime, tested on the simulated one with a manual clock.
 
 use jiff::Timestamp;
 use mainstay_clock::ManualClock;
@@ -46,7 +46,7 @@ fn close(session: &str, instance: &str) -> CloseSession {
     }
 }
 
-/// What is told now, in short.
+/// The pending events, abbreviated.
 fn told(events: &mut Events) -> Vec<String> {
     let short = |event| match event {
         Event::Instance(state) => format!("{} {:?} {}", state.name, state.phase(), state.reason),

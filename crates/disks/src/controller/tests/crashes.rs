@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use mainstay_host::Class;
+use mainstay_host::sim::Fate;
 use mainstay_store::resources::{Subresource, WriteOptions};
 
 use super::rig::{Rig, settle};
 use crate::api::{BlockDevice, OperationStatus};
-use crate::host::Class;
-use crate::sim::Fate;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -84,7 +84,7 @@ async fn a_kill_in_each_lock_phase_is_survived_with_everything_done_once() {
 }
 
 #[tokio::test]
-async fn what_was_done_but_not_said_is_not_done_again() {
+async fn a_finished_operation_whose_result_was_lost_does_not_run_again() {
     let mut rig = Rig::with(&["sda"]).await;
     rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));
     rig.want("sda").await;
@@ -179,7 +179,7 @@ async fn an_agent_that_crashes_every_time_gives_up_at_last() {
 }
 
 #[tokio::test]
-async fn a_reboot_mounts_again_and_formats_nothing() {
+async fn a_reboot_mounts_again_without_formatting() {
     let mut rig = Rig::with(&["sda", "sdb"]).await;
     for name in ["sda", "sdb"] {
         rig.want(name).await;

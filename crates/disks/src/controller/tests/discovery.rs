@@ -1,14 +1,14 @@
 //! Which object is which disk, as disks come, go, move and are copied.
 
+use mainstay_host::Class;
+use mainstay_host::sim::SimHost;
 use mainstay_store::builtin::Event;
 
 use super::rig::{Rig, settle};
 use crate::api::State;
-use crate::host::Class;
-use crate::sim::SimHost;
 
 #[tokio::test]
-async fn disks_without_a_name_of_their_own_are_told_apart() {
+async fn disks_without_a_serial_number_are_distinguished() {
     let mut rig = Rig::new().await;
     for (name, wwn) in [("sda", ""), ("sdb", "unknown"), ("sdc", "0x0000000000000000")] {
         let mut disk = SimHost::disk(name, 10 << 30);
@@ -21,7 +21,7 @@ async fn disks_without_a_name_of_their_own_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_disk_seen_twice_is_one_object_that_nothing_is_done_to() {
+async fn a_disk_seen_twice_is_one_object_and_no_operation_runs_on_it() {
     let mut rig = Rig::new().await;
     for name in ["sda", "sdb"] {
         let mut disk = SimHost::disk(name, 10 << 30);

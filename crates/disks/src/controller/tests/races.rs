@@ -3,17 +3,17 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use mainstay_host::sim::{Fate, SimHost};
 use mainstay_store::objects::Error;
 use mainstay_store::resources::{Reason, WriteOptions};
 
 use super::rig::{Rig, settle, until};
 use crate::controller::Disks;
-use crate::sim::{Fate, SimHost};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[tokio::test]
-async fn a_trigger_in_the_middle_of_a_format_does_nothing() {
+async fn a_trigger_during_a_format_has_no_effect() {
     let rig = Rig::with(&["sda"]).await;
     rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));
     rig.want("sda").await;
@@ -170,7 +170,7 @@ async fn an_outcome_is_written_when_the_store_is_back() {
 }
 
 #[tokio::test]
-async fn a_format_that_takes_too_long_has_failed_whatever_it_says_later() {
+async fn a_format_that_times_out_has_failed_even_if_it_succeeds_later() {
     let rig = Rig::with(&["sda"]).await;
     rig.host.fate("sda", "mkfs", Fate::Hangs);
     rig.want("sda").await;
@@ -191,7 +191,7 @@ async fn a_format_that_takes_too_long_has_failed_whatever_it_says_later() {
 }
 
 #[tokio::test]
-async fn a_stale_writer_loses_and_harms_nobody() {
+async fn a_stale_writer_loses_without_effect() {
     let rig = Rig::with(&["sda"]).await;
     let stale = rig.device("sda").await;
     rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));

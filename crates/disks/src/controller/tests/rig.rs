@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use mainstay_clock::ManualClock;
+use mainstay_host::sim::SimHost;
 use mainstay_store::builtin::{ConfigMap, Namespace};
 use mainstay_store::cache::Retention;
 use mainstay_store::memory::MemoryStore;
@@ -15,10 +16,10 @@ use mainstay_store::resources::{CountingIdentities, DeleteOptions, Resources, Wr
 use super::faulty::Faulty;
 pub(super) use super::yielding::{settle, until};
 use crate::api::BlockDevice;
+use crate::backend::MemoryBackend;
 use crate::controller::{Disks, Options, Parts};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::sim::{MemoryBackend, SimHost};
 
 /// One node and all around it.
 pub(super) struct Rig {

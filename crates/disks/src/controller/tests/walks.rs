@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use mainstay_host::Class;
+use mainstay_host::sim::Fate;
+
 use super::rig::{Rig, settle};
-use crate::host::Class;
-use crate::sim::Fate;
 
 #[tokio::test]
 async fn a_blank_disk_walks_to_provisioned_and_back() {
@@ -53,7 +54,7 @@ async fn unprovisioning_waits_for_replicas_without_a_slot() {
     let mut rig = Rig::new().await;
     rig.options.slots = std::num::NonZeroUsize::MIN;
     for name in ["sda", "sdb"] {
-        rig.host.attach(crate::sim::SimHost::disk(name, 10 << 30));
+        rig.host.attach(mainstay_host::sim::SimHost::disk(name, 10 << 30));
     }
     rig.start().await;
     rig.want("sda").await;
@@ -80,7 +81,7 @@ async fn unprovisioning_waits_for_replicas_without_a_slot() {
 }
 
 #[tokio::test]
-async fn a_failed_operation_is_not_retried_until_a_person_says_so() {
+async fn a_failed_operation_is_retried_only_on_request() {
     let rig = Rig::with(&["sda"]).await;
     rig.host.fate("sda", "mkfs", Fate::Fails("no space left".to_owned()));
     rig.want("sda").await;
@@ -130,7 +131,7 @@ async fn a_damaged_filesystem_is_repaired_or_formatted_on_request() {
 }
 
 #[tokio::test]
-async fn what_is_on_a_disk_is_refused_until_exactly_that_is_acknowledged() {
+async fn formatting_is_refused_until_exactly_the_signatures_are_acknowledged() {
     let rig = Rig::with(&["sda"]).await;
     rig.host.write_signature("sda", Class::PartitionTable, "gpt", "p1");
     rig.want("sda").await;
@@ -155,7 +156,7 @@ async fn what_is_on_a_disk_is_refused_until_exactly_that_is_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_dry_run_says_what_the_gate_would_say_and_does_nothing() {
+async fn a_dry_run_reports_the_verdict_of_the_gate_and_changes_nothing() {
     let rig = Rig::with(&["sda"]).await;
     rig.host.write_signature("sda", Class::Filesystem, "ext4", "u");
     let ask = |value: &'static str| {

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use mainstay_client::Client;
 use mainstay_disks::api::BlockDevice;
+use mainstay_disks::backend::MemoryBackend;
 use mainstay_disks::memory::Memory;
 use mainstay_disks::metrics::Metrics;
-use mainstay_disks::sim::{MemoryBackend, SimHost};
 use mainstay_disks::{Disks, Options, Parts};
+use mainstay_host::sim::SimHost;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::kubernetes::KubernetesStore;
 use mainstay_store::object::Revision;

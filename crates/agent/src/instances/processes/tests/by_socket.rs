@@ -26,7 +26,7 @@ fn serviced(name: &str, text: &str) -> Start {
 }
 
 #[tokio::test]
-async fn a_session_is_open_and_closed_when_its_instance_says_so() {
+async fn a_session_opens_and_closes_when_its_instance_reports_it() {
     let mut node = Node::new();
     node.start(serviced("a", "sleep 1000")).await.unwrap();
     node.until("a", InstancePhase::Running).await;
@@ -71,7 +71,7 @@ async fn a_session_is_open_and_closed_when_its_instance_says_so() {
 }
 
 #[tokio::test]
-async fn an_instance_that_is_not_heard_of_is_reported() {
+async fn a_silent_instance_is_reported() {
     let mut node = Node::with(|options| options.ping = Duration::from_millis(20));
     node.start(serviced("a", "sleep 1000")).await.unwrap();
     node.until("a", InstancePhase::Running).await;

@@ -1,4 +1,4 @@
-//! What the tests of processes stand on.
+//! Helpers of the tests of processes.
 
 use std::collections::HashMap;
 use std::fs;
@@ -94,7 +94,7 @@ pub(super) fn is_stopped(pid: Pid) -> bool {
 }
 
 pub(super) fn pid_of(node: &Node, name: &str) -> Pid {
-    node.shared.ledger().get(&id(name)).unwrap().hold.alive.pid
+    node.shared.ledger().get(&id(name)).unwrap().own.alive.pid
 }
 
 /// A runtime, what it told, and its folder. Dropped, its instances are killed.
@@ -157,7 +157,7 @@ impl Node {
         }
     }
 
-    /// Waits until an instance is told to be in a phase.
+    /// Waits until an instance is reported in a phase.
     pub(super) async fn until(&mut self, name: &str, phase: InstancePhase) -> InstanceState {
         loop {
             if let Some(state) = self.instances.get(name) {
@@ -171,7 +171,7 @@ impl Node {
         }
     }
 
-    /// Waits until a session is told to be in a phase.
+    /// Waits until a session is reported in a phase.
     pub(super) async fn session(&mut self, name: &str, phase: SessionPhase) -> SessionState {
         loop {
             match self.sessions.get(name) {
@@ -190,8 +190,8 @@ impl Drop for Node {
         let ids = self.shared.ledger().ids();
         for id in ids {
             if let Ok(record) = self.shared.ledger().get(&id) {
-                let group = &record.hold.group;
-                group.kill(record.hold.alive.pid);
+                let group = &record.own.group;
+                group.kill(record.own.alive.pid);
                 let gone = |_: &u32| {
                     std::thread::sleep(Duration::from_millis(5));
                     group.remove().is_ok()

@@ -1,9 +1,7 @@
-//! A machine in memory: its disks do as they are told, as slowly and as badly as a test wants.
+//! A machine in memory, with disks that are as slow and as faulty as a test wants.
 //!
 //! Time is the clock's, so an operation of ten minutes takes none. Two agents may share one machine;
-//! its locks hold between them as flock does. [`MemoryBackend`] is what uses its disks.
-
-mod backend;
+//! its locks hold between them as flock does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,14 +13,12 @@ use mainstay_clock::Clock;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-pub use self::backend::MemoryBackend;
-use crate::gate::Scene;
-use crate::host::{
-    Act, Class, Contents, Disk, Drive, Host, Lock, MountLine, Place, Signature, Space, Trouble,
-    Wake,
+use crate::{
+    Act, Class, Contents, Disk, Drive, Host, Inspection, Lock, MountLine, Place, Signature, Space,
+    Trouble, Wake,
 };
 
-/// How an act goes wrong, or how long it takes.
+/// How an action fails, or how long it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It takes this long, and goes well if it is in time.
@@ -73,7 +69,7 @@ impl Shared {
     }
 }
 
-/// A word for an act, as the log has it.
+/// The name of an action in the log.
 fn word(act: &Act) -> &'static str {
     match act {
         Act::Wipe { .. } => "wipe",
@@ -172,7 +168,7 @@ impl SimHost {
         self.edit(name, |disk| disk.contents.signatures = vec![signature]);
     }
 
-    /// Changes the mount table behind everybody's back, and says so.
+    /// Changes the mount table from outside, with an event.
     pub fn edit_mounts(&self, edit: impl FnOnce(&mut Vec<MountLine>)) {
         edit(&mut self.state().mounts);
         self.ring(Wake::Mounts);
@@ -393,24 +389,24 @@ impl Host for SimHost {
         .boxed()
     }
 
-    fn inspect<'a>(&'a self, disk: &'a Disk, mut scene: Scene) -> BoxFuture<'a, Scene> {
+    fn inspect<'a>(&'a self, disk: &'a Disk, locked: bool) -> BoxFuture<'a, Inspection> {
+        let mut inspection = Inspection { holders: disk.holders.clone(), ..Inspection::default() };
         let state = self.state();
         let now = state.disks.get(&disk.name);
-        scene.contents = now.map_or_else(Contents::default, |disk| disk.contents.clone());
+        inspection.contents = now.map_or_else(Contents::default, |disk| disk.contents.clone());
         if now.is_none_or(|now| now.diskseq != disk.diskseq || now.size != disk.size) {
-            scene.changed = Some("another disk took its place".to_owned());
+            inspection.changed = Some("another disk took its place".to_owned());
         }
         let mounted = state.mounts.iter().filter(|line| disk.has_number(&line.number));
-        scene.mounts = mounted.map(ToString::to_string).collect();
+        inspection.mounts = mounted.map(ToString::to_string).collect();
         if state.busy.contains(&disk.name) {
-            scene.exclusive = Some("Device or resource busy".to_owned());
+            inspection.exclusive = Some("Device or resource busy".to_owned());
         }
-        let ours = scene.lock.take().is_some();
-        if !ours && state.locked.contains(&(disk.number.clone(), disk.diskseq)) {
-            scene.lock = Some("another process has its lock".to_owned());
+        if !locked && state.locked.contains(&(disk.number.clone(), disk.diskseq)) {
+            inspection.lock = Some("another process has its lock".to_owned());
         }
         drop(state);
-        std::future::ready(scene).boxed()
+        std::future::ready(inspection).boxed()
     }
 
     fn lock<'a>(&'a self, disk: &'a Disk) -> BoxFuture<'a, Result<Lock, Trouble>> {

@@ -18,7 +18,7 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::host::Trouble;
+use crate::Trouble;
 
 /// How long a child has to end after it was asked to, and after it was made to.
 const GRACE: Duration = Duration::from_secs(5);
@@ -28,20 +28,20 @@ const LONGEST: u64 = 1 << 20;
 /// Where programs are looked for when the environment does not say.
 const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What a child said.
+/// The output of a program.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct Output {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl Said {
+impl Output {
     pub(crate) fn ok(&self) -> bool {
         self.code == Some(0)
     }
 
-    /// What it complained about, in one line.
+    /// Its error message, in one line.
     pub(crate) fn complaint(&self) -> String {
         let text = if self.err.trim().is_empty() { &self.out } else { &self.err };
         let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -101,13 +101,13 @@ impl Programs {
         arguments: &[String],
         held: Option<&File>,
         limit: Duration,
-    ) -> Result<Said, Trouble> {
+    ) -> Result<Output, Trouble> {
         let Some(place) = self.found.get(program) else {
             return Err(Trouble::Failed(format!("{program} is not installed")));
         };
         let input = match held.map(File::try_clone) {
             Some(Ok(mut file)) => {
-                // Whoever reads its input finds the end of it, not the disk.
+                // A program that reads its input finds the end of it, not the disk.
                 let _ = file.seek(SeekFrom::End(0));
                 Stdio::from(file)
             }
@@ -157,7 +157,7 @@ impl Programs {
                     }
                     if timeout(GRACE, child.wait()).await.is_ok() {
                         if let Some(group) = group {
-                            // What it started may have outlived it.
+                            // Its own children may have outlived it.
                             let _ = kill_process_group(group, Signal::KILL);
                         }
                         return Err(Trouble::TimedOut(why));
@@ -170,7 +170,7 @@ impl Programs {
             }
         };
         let words = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Ok(Said { code: status.code(), out: words(said), err: words(complained) })
+        Ok(Output { code: status.code(), out: words(said), err: words(complained) })
     }
 }
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_program_says_is_heard() {
+    async fn the_output_of_a_program_is_returned() {
         let (_folder, programs) = script("echo out; echo err >&2; exit 3");
         let said = programs.run("blkid", &[], None, Duration::from_secs(30)).await.unwrap();
         assert_eq!((said.code, said.out.as_str()), (Some(3), "out\n"));
@@ -211,7 +211,7 @@ mod tests {
             let status = std::fs::read_to_string(format!("/proc/{}/status", child.trim()));
             status.is_err() || status.is_ok_and(|text| text.contains("State:\tZ"))
         };
-        // The kernel takes a moment to carry out what it was told.
+        // The kernel takes a moment to deliver the signal.
         for _ in 0..1_000 {
             if dead() {
                 return;

@@ -1,4 +1,4 @@
-//! What is done to disks, as command lines, and what the answers mean.
+//! The command lines of actions on disks, and how their output is read.
 //!
 //! The command lines are data ([`commands`]), so that the gate can see that none is forced, and a
 //! golden file can show those that this machine cannot run. LVM is told to look at this disk alone:
@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{LinuxHost, PROBE};
-use crate::api::FsType;
-use crate::host::{Act, Class, Disk, Lock, Signature, Space, Trouble};
+use crate::FsType;
+use crate::{Act, Class, Disk, Lock, Signature, Space, Trouble};
 
 type Line = (&'static str, Vec<String>);
 
@@ -53,7 +53,7 @@ fn measure(group: &str, path: &str) -> Line {
     line("vgs", &words)
 }
 
-/// What blkid found, as `KEY=value` lines.
+/// Reads the `KEY=value` lines of blkid.
 pub(super) fn blkid_signatures(text: &str) -> Vec<Signature> {
     let value = |key: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -86,7 +86,7 @@ struct Wiped {
     label: Option<String>,
 }
 
-/// What wipefs found.
+/// The output of wipefs.
 pub(super) fn wipefs_signatures(text: &str) -> Vec<Signature> {
     let Ok(read) = serde_json::from_str::<Wipefs>(text) else { return Vec::new() };
     let tables = read.signatures.iter().any(|found| found.kind == "gpt");
@@ -115,7 +115,7 @@ fn class(name: &str) -> Class {
     }
 }
 
-/// What mount complained about.
+/// Classifies an error message of mount.
 fn mount_trouble(complaint: String) -> Trouble {
     let damaged = ["wrong fs type", "bad superblock", "can't read superblock", "needs cleaning"];
     if damaged.iter().any(|words| complaint.contains(words)) {
@@ -145,7 +145,7 @@ impl LinuxHost {
             }
             Act::Unmount { point, .. } => {
                 self.each(&disk.path, act, held, limit, mount_trouble).await?;
-                // An empty folder is ours to take away; any other is somebody's.
+                // An empty folder may be removed; any other may be in use.
                 let _ = std::fs::remove_dir(point);
                 Ok(())
             }
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_blkid_and_wipefs_say_is_understood() {
+    fn output_of_blkid_and_wipefs_is_parsed() {
         let blkid = "DEVNAME=/dev/a\nUUID=u1\nVERSION=LVM2\\ 001\nTYPE=LVM2_member\nUSAGE=raid\nPTTYPE=dos\nPTUUID=p1\n";
         let found = blkid_signatures(blkid);
         let names: Vec<_> =
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_filesystem_is_told_from_other_troubles() {
+    fn a_damaged_filesystem_is_distinguished_from_other_errors() {
         let damaged = "mount: /mnt: wrong fs type, bad option, bad superblock on /dev/loop0";
         assert!(matches!(mount_trouble(damaged.to_owned()), Trouble::BadSuperblock(_)));
         assert!(matches!(

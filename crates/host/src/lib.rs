@@ -1,13 +1,14 @@
-//! What a machine can tell about its disks, and do to them: the border to the real world.
+//! A machine and its disks: reads them, changes them, and reports kernel events.
 //!
-//! Nothing above [`Host`] knows whether it has a real machine or one in memory, on a clock that can
-//! be moved.
+//! [`Host`] is the interface; [`linux::LinuxHost`] is a real machine, [`sim::SimHost`] one in memory
+//! whose clock tests can move. This crate depends on no other crate of the project but the clock.
 //!
-//! What every implementation promises: what it tells was read now, never remembered; a destructive
-//! call returns only when nothing of it is running any more, or says that something still is
-//! ([`Trouble::Stuck`]).
+//! Every implementation promises: a result was read now, not cached; a destructive call returns only
+//! when none of its processes runs any more, or reports that one still does ([`Trouble::Stuck`]).
 
+pub mod glob;
 pub mod linux;
+pub mod sim;
 
 use std::fmt;
 use std::fs::File;
@@ -16,10 +17,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::api::{FsType, Identity};
-use crate::gate::Scene;
-
-/// What sort of drive a disk is.
+/// The type of a drive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
     /// With platters.
@@ -30,7 +28,7 @@ pub enum Drive {
     Fdd,
     /// An optical disc.
     Odd,
-    /// Nobody can tell.
+    /// The kernel does not tell.
     #[default]
     Unknown,
 }
@@ -49,7 +47,28 @@ impl Drive {
     }
 }
 
-/// What class of thing a signature stands for.
+/// A type of filesystem that can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum FsType {
+    /// ext4.
+    #[default]
+    Ext4,
+    /// xfs.
+    Xfs,
+}
+
+impl FsType {
+    /// Its name, as mkfs and mount know it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+        }
+    }
+}
+
+/// The class of a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// A filesystem.
@@ -64,11 +83,11 @@ pub enum Class {
     Raid,
     /// Swap space.
     Swap,
-    /// Something else that somebody put there.
+    /// Any other known signature.
     Other,
 }
 
-/// Something somebody put on a disk.
+/// A signature on a disk: the sign of a filesystem, a partition table and so on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Signature {
     /// Its class.
@@ -83,25 +102,25 @@ pub struct Signature {
     pub offset: u64,
 }
 
-/// What is on a disk.
+/// The signatures on a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// Every signature, by offset.
     pub signatures: Vec<Signature>,
-    /// Whether it is not clear what the disk holds.
+    /// The signatures contradict each other.
     pub ambiguous: bool,
     /// Why it could not be read, if it could not.
     pub unreadable: Option<String>,
 }
 
 impl Contents {
-    /// Whether there is nothing on it, for certain.
+    /// Whether the disk is certainly blank.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         self.signatures.is_empty() && !self.ambiguous && self.unreadable.is_none()
     }
 
-    /// Adds what another look found, unless it was known by that name.
+    /// Adds signatures that another probe found, unless their names are known.
     pub(crate) fn add(&mut self, found: Vec<Signature>) {
         for found in found {
             if !self.signatures.iter().any(|known| known.name == found.name) {
@@ -110,7 +129,7 @@ impl Contents {
         }
     }
 
-    /// The names of what is on it, each once, in order: what must be acknowledged.
+    /// The names of the signatures, each once, in order: these must be acknowledged.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<_> = self.signatures.iter().map(|found| found.name.clone()).collect();
@@ -146,7 +165,7 @@ pub struct Partition {
     pub label: String,
     /// The type of the filesystem on it.
     pub filesystem: String,
-    /// The type of the partition, as its table says.
+    /// The type of the partition in the partition table.
     pub kind: String,
 }
 
@@ -171,17 +190,17 @@ pub struct Disk {
     pub read_only: bool,
     /// It can be taken out.
     pub removable: bool,
-    /// What sort of drive it is.
+    /// The type of the drive.
     pub drive: Drive,
     /// SCSI, virtio, NVMe and so on.
     pub controller: String,
-    /// Who made it.
+    /// Its vendor.
     pub vendor: String,
-    /// What they call it.
+    /// Its model.
     pub model: String,
     /// Its serial number.
     pub serial: String,
-    /// Its world wide name, as the machine tells it.
+    /// Its world wide name, as the kernel reports it.
     pub wwn: String,
     /// Its place on the bus.
     pub bus_path: String,
@@ -189,33 +208,15 @@ pub struct Disk {
     pub numa: Option<i64>,
     /// It is a map over several paths.
     pub multipath: bool,
-    /// What stands on top of it: maps, RAIDs, caches.
+    /// The devices that use it: maps, RAIDs, caches.
     pub holders: Vec<String>,
     /// Its partitions.
     pub partitions: Vec<Partition>,
-    /// What is on it.
+    /// Its signatures.
     pub contents: Contents,
 }
 
 impl Disk {
-    /// What tells it apart, as far as its hardware and content say.
-    #[must_use]
-    pub fn identity(&self) -> Identity {
-        // The UUID of a partition table or of an encrypted container is not the disk's.
-        let own = |found: &&Signature| {
-            matches!(found.class, Class::Filesystem | Class::Lvm | Class::Swap)
-        };
-        let uuid = self.contents.only().filter(own).map(|found| found.uuid.as_str());
-        Identity {
-            uuid: crate::identity::real(uuid.unwrap_or_default()),
-            wwn: crate::identity::real(&self.wwn),
-            vendor: self.vendor.trim().to_owned(),
-            model: self.model.trim().to_owned(),
-            serial: crate::identity::real(&self.serial),
-            bus_path: self.bus_path.clone(),
-        }
-    }
-
     /// Whether it has a partition table or partitions.
     #[must_use]
     pub fn is_partitioned(&self) -> bool {
@@ -229,6 +230,48 @@ impl Disk {
     }
 }
 
+/// A physical disk, within one boot.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Device {
+    number: String,
+    diskseq: u64,
+}
+
+impl Device {
+    /// The device of a disk.
+    #[must_use]
+    pub fn of(disk: &Disk) -> Self {
+        Self { number: disk.number.clone(), diskseq: disk.diskseq }
+    }
+}
+
+/// Everything that decides whether a disk may be erased, besides the disk itself.
+#[derive(Clone, Debug, Default)]
+pub struct Inspection {
+    /// The part of the running system that is on it, if one is.
+    pub system: Option<String>,
+    /// Where it or a part of it is mounted, in any mount namespace.
+    pub mounts: Vec<String>,
+    /// The error of opening it exclusively; `None` if that worked.
+    pub exclusive: Option<String>,
+    /// The devices that use it.
+    pub holders: Vec<String>,
+    /// Loop devices whose backing it is.
+    pub loops: Vec<String>,
+    /// It is one path of several to the same disk.
+    pub multipath_member: bool,
+    /// All signatures on it.
+    pub contents: Contents,
+    /// Why its lock cannot be taken; `None` if it can, or if the caller holds it.
+    pub lock: Option<String>,
+    /// How it differs from the disk that was read first, if it does.
+    pub changed: Option<String>,
+    /// The probe that did not answer in time, if one did not.
+    pub silent: Option<String>,
+    /// Why the audit log cannot be written, if it cannot.
+    pub audit: Option<String>,
+}
+
 /// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountLine {
@@ -236,7 +279,7 @@ pub struct MountLine {
     pub number: String,
     /// Where.
     pub point: String,
-    /// What, as it was named.
+    /// The source, as it was given to mount.
     pub source: String,
     /// The type of the filesystem.
     pub filesystem: String,
@@ -250,10 +293,10 @@ impl fmt::Display for MountLine {
     }
 }
 
-/// What may have changed.
+/// An event: a part of the machine that may have changed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wake {
-    /// Anything: look at everything.
+    /// Anything: scan everything.
     Everything,
     /// This disk, by the kernel's name of it.
     Disk(String),
@@ -261,7 +304,7 @@ pub enum Wake {
     Mounts,
 }
 
-/// What is to be done to a disk.
+/// An action on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Erase these signatures, keeping copies of them.
@@ -304,24 +347,24 @@ pub enum Act {
     },
 }
 
-/// Why something was not done.
+/// Why an action failed.
 pub enum Trouble {
-    /// It was tried and went wrong.
+    /// It failed.
     Failed(String),
-    /// Mount said that this is no filesystem, or a damaged one.
+    /// mount found no filesystem, or a damaged one.
     BadSuperblock(String),
-    /// Somebody uses the disk or the mount point.
+    /// The disk or the mount point is in use.
     Busy(String),
-    /// It took too long and was ended; nothing of it runs any more.
+    /// It took too long and was killed; none of its processes runs any more.
     TimedOut(String),
-    /// It took too long and could not be ended; the future completes once it has ended by itself.
+    /// It took too long and could not be killed; the future completes when it has ended by itself.
     Stuck(String, BoxFuture<'static, ()>),
-    /// The disk is not there.
+    /// The disk is gone.
     Gone(String),
 }
 
 impl Trouble {
-    /// What is wrong, in words.
+    /// The message.
     #[must_use]
     pub fn message(&self) -> &str {
         match self {
@@ -357,12 +400,12 @@ impl fmt::Display for Trouble {
 
 impl std::error::Error for Trouble {}
 
-/// A disk's lock over all processes of the machine; dropping it lets go.
+/// A lock on a disk against all other processes of the machine; dropping it releases it.
 pub struct Lock {
     /// The locked disk. Children get it as well, so that the lock outlives a killed agent for as
     /// long as they run.
     pub file: Option<File>,
-    /// What else is let go with it.
+    /// Anything else that is released with it.
     pub guard: Option<Box<dyn Send + Sync>>,
 }
 
@@ -372,23 +415,23 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// What is known of the space of a pool.
+/// The space of a pool, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// In all.
+    /// The size.
     pub size: u64,
-    /// Of which free.
+    /// The free part of it.
     pub free: u64,
-    /// The unit it is given out in.
+    /// The unit of allocation.
     pub extent: u64,
 }
 
 /// A machine.
 pub trait Host: Send + Sync + fmt::Debug + 'static {
-    /// This boot of it.
+    /// The id of the current boot.
     fn boot_id(&self) -> String;
 
-    /// The kernel's names of the disks there are, without those that are never listed.
+    /// The kernel's names of the disks, without those that are never listed.
     fn list(&self) -> BoxFuture<'_, Result<Vec<String>, Trouble>>;
 
     /// One disk as it is now; `None` if it is not there, or is never listed.
@@ -397,24 +440,24 @@ pub trait Host: Send + Sync + fmt::Debug + 'static {
     /// The mount table as it is now.
     fn mounts(&self) -> BoxFuture<'_, Result<Arc<[MountLine]>, Trouble>>;
 
-    /// Waits for something to change. What changed while nobody waited is told at once.
+    /// Waits for events. Events since the last call are returned at once.
     fn changed(&self) -> BoxFuture<'_, Vec<Wake>>;
 
-    /// Fills in what only the gate looks at: users, holders, all signatures, locks. `disk` is as
-    /// [`Host::look`] has just seen it. A scene that names a lock already is one whose asker holds
-    /// it.
-    fn inspect<'a>(&'a self, disk: &'a Disk, scene: Scene) -> BoxFuture<'a, Scene>;
+    /// Reads everything that decides whether a disk may be erased: users, holders, all signatures,
+    /// locks. `disk` is as [`Host::look`] has just returned it. `locked`: the caller holds its lock, and
+    /// is about to erase it.
+    fn inspect<'a>(&'a self, disk: &'a Disk, locked: bool) -> BoxFuture<'a, Inspection>;
 
     /// Locks a disk against all other processes; [`Trouble::Busy`] if one has it.
     fn lock<'a>(&'a self, disk: &'a Disk) -> BoxFuture<'a, Result<Lock, Trouble>>;
 
-    /// Whether the kernel lets nobody else have the disk: a program works on it.
+    /// Whether another program has the disk open exclusively.
     fn is_busy<'a>(&'a self, disk: &'a Disk) -> BoxFuture<'a, bool>;
 
     /// The commands that [`Host::operate`] would run.
     fn commands(&self, disk: &Disk, act: &Act) -> Vec<Vec<String>>;
 
-    /// Does it, within `limit`. `lock` is the lock of `disk`.
+    /// Performs an action within `limit`. `lock` is the lock of `disk`.
     fn operate<'a>(
         &'a self,
         disk: &'a Disk,
@@ -430,14 +473,14 @@ pub trait Host: Send + Sync + fmt::Debug + 'static {
         path: &'a str,
     ) -> BoxFuture<'a, Result<Space, Trouble>>;
 
-    /// Writes a line that survives, before the first byte of something destructive is written.
+    /// Writes a line to the audit log durably, before the first byte of a destructive action.
     ///
     /// # Errors
-    /// Why it could not be written.
+    /// The reason if it could not be written.
     fn audit<'a>(&'a self, line: &'a str) -> BoxFuture<'a, Result<(), String>>;
 }
 
-/// Where the space of a pool is.
+/// The place of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In a mounted filesystem.

@@ -24,7 +24,7 @@ use rustix::net::{
 };
 use tokio::sync::Notify;
 
-use crate::host::Wake;
+use crate::Wake;
 
 /// How long to wait before the sockets are opened again.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));

@@ -1,4 +1,4 @@
-//! What is on a disk, read from the disk itself: a table of well-known signatures.
+//! Finds well-known signatures by reading the disk itself.
 //!
 //! This is the quick look, done at every turn. Before anything destructive the gate also asks wipefs
 //! (and blkid, where there is anything), which know more kinds; what any of the three finds counts.
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::host::{Class, Contents, Signature};
+use crate::{Class, Contents, Signature};
 
 /// The beginning of a disk that is always read: the last signature in it is that of btrfs.
 const HEAD: usize = 72 << 10;
@@ -16,7 +16,7 @@ const HEAD: usize = 72 << 10;
 const UBERS: (u64, usize, usize) = (128 << 10, 128, 1 << 10);
 
 thread_local! {
-    /// What was read last on a thread. Making room for so much each time costs more than reading it.
+    /// The buffer of a thread. Allocating so much for each probe costs more than reading it.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -29,7 +29,7 @@ fn zeroed(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
 
 /// Reads what is on a disk of `size` bytes.
 pub(crate) fn probe(file: &File, size: u64, sector: u64) -> io::Result<Contents> {
-    // Nothing but what is asked for: reading ahead would be most of the work. A file that cannot be
+    // Read no more than is asked for: reading ahead would be most of the work. A file that cannot be
     // advised is read all the same.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
     let found = BUFFER.with_borrow_mut(|buffer| {

@@ -1,18 +1,18 @@
-//! What uses the disks of a simulated machine, in memory.
+//! A backend in memory, for tests and benchmarks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use mainstay_host::Space;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::backend::{self, Backend, Known, Pool};
-use crate::host::Space;
 use crate::phase::Record;
 
-/// What uses the disks of a [`SimHost`](super::SimHost).
+/// Pools in memory.
 #[derive(Debug)]
 pub struct MemoryBackend {
     pools: Mutex<BTreeMap<String, Registered>>,
@@ -48,7 +48,7 @@ impl MemoryBackend {
         self.changed.notify_waiters();
     }
 
-    /// Forgets a pool, as if somebody had deleted its record.
+    /// Forgets a pool, as if its record had been deleted.
     pub fn forget(&self, device: &str) {
         self.pools().remove(device);
     }

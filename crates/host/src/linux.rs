@@ -1,5 +1,5 @@
-//! A real machine: sysfs and udev's database, the mount table, uevents, and the programs everybody
-//! uses.
+//! A real machine: sysfs and udev's database, the mount table, uevents, and the usual
+//! programs.
 //!
 //! Reading a disk may hang for ever (a frozen device, a dead path), so it is done on a thread of its
 //! own with a deadline, and never twice at once for one disk. Programs are run by [`cmd`].
@@ -30,16 +30,16 @@ use self::blank::Blanks;
 use self::cmd::Programs;
 use self::listen::Bell;
 pub use self::sysfs::Roots;
-use super::{
-    Act, Class, Contents, Disk, Host, Lock, MountLine, Place, Signature, Space, Trouble, Wake,
-};
-use crate::gate::Scene;
 use crate::glob;
+use crate::{
+    Act, Class, Contents, Disk, Host, Inspection, Lock, MountLine, Place, Signature, Space,
+    Trouble, Wake,
+};
 
 /// How long reading a disk may take.
 const PROBE: Duration = Duration::from_secs(10);
 
-/// How a machine is looked at.
+/// How a machine is read.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Where the kernel's trees are.
@@ -99,7 +99,7 @@ impl LinuxHost {
         &self.inner.options.roots
     }
 
-    /// Reads on a thread of its own, and gives up waiting after a while.
+    /// Reads on a thread of its own, with a deadline.
     async fn read<T: Send + 'static>(
         &self,
         what: &str,
@@ -135,7 +135,7 @@ impl LinuxHost {
         }
     }
 
-    /// What wipefs finds, and (`last`, before the first byte) blkid as well where there is anything,
+    /// Adds the signatures that wipefs finds, and (`last`, before the first byte) those of blkid where there are any,
     /// which tells when it is not clear what a disk holds; and the groups of physical volumes.
     #[expect(clippy::disallowed_methods, reason = "dates what was read from the device just now")]
     async fn thorough(
@@ -219,7 +219,7 @@ impl Inner {
         Some(disk)
     }
 
-    /// What the partitions are, where udev does not say.
+    /// Reads the types of partitions that udev does not know.
     fn look_into(&self, disk: &mut Disk, file: &File) {
         let types = match disk.partitions.iter().any(|part| part.kind.is_empty()) {
             true => probe::partition_types(file, disk.logical_block).unwrap_or_default(),
@@ -245,42 +245,44 @@ impl Inner {
         }
     }
 
-    /// Everything the gate asks that needs no program.
-    fn inspect(&self, disk: &Disk, mut scene: Scene) -> Scene {
+    /// The parts of an inspection that need no program.
+    fn inspect(&self, disk: &Disk, locked: bool) -> Inspection {
         let roots = &self.options.roots;
+        let mut inspection = Inspection {
+            contents: disk.contents.clone(),
+            holders: disk.holders.clone(),
+            loops: self.loops_on(disk),
+            multipath_member: roots.is_member(&disk.name),
+            ..Inspection::default()
+        };
         match roots.bound(&disk.name) {
-            None => scene.changed = Some(format!("{} is not there any more", disk.path)),
+            None => inspection.changed = Some(format!("{} is not there any more", disk.path)),
             Some((number, diskseq, size)) => {
                 if (&number, diskseq, size) != (&disk.number, disk.diskseq, disk.size) {
-                    scene.changed = Some(format!(
+                    inspection.changed = Some(format!(
                         "{} is now {number} (sequence {diskseq}, {size} bytes)",
                         disk.path
                     ));
                 }
             }
         }
-        scene.read_only = disk.read_only;
-        scene.contents = disk.contents.clone();
-        scene.holders = disk.holders.clone();
-        scene.loops = self.loops_on(disk);
-        scene.multipath_member = roots.is_member(&disk.name);
-        // Only under the lock: a look must not stand in the way of somebody's mkfs.
-        let held = if scene.lock.take().is_some() { Ok(None) } else { lock(disk).map(Some) };
+        // Only under the lock: an inspection must not block the mkfs of another process.
+        let held = if locked { Ok(None) } else { lock(disk).map(Some) };
         let mut alone = false;
         match &held {
             Ok(_) => {
                 let opened = exclusive(&disk.path);
                 alone = opened.as_ref().is_ok_and(is_device);
-                scene.exclusive = opened.err().map(|error| error.to_string());
+                inspection.exclusive = opened.err().map(|error| error.to_string());
             }
-            Err(trouble) => scene.lock = Some(trouble.message().to_owned()),
+            Err(trouble) => inspection.lock = Some(trouble.message().to_owned()),
         }
-        // What is mounted or swapped to, anywhere, the kernel gives to nobody else.
+        // The kernel opens no disk exclusively that is mounted or swapped to anywhere.
         if !alone {
-            self.users(disk, &mut scene);
+            self.users(disk, &mut inspection);
         }
-        scene.audit = self.audit_log().err().map(|error| error.to_string());
-        scene
+        inspection.audit = self.audit_log().err().map(|error| error.to_string());
+        inspection
     }
 
     /// Loop devices that stand on a disk or on one of its partitions. The kernel tells of every loop
@@ -296,8 +298,8 @@ impl Inner {
         on.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Who uses a disk: mounts in every namespace, and swap spaces.
-    fn users(&self, disk: &Disk, scene: &mut Scene) {
+    /// Finds the users of a disk: mounts in every namespace, and swap spaces.
+    fn users(&self, disk: &Disk, inspection: &mut Inspection) {
         let roots = &self.options.roots;
         let numbers = roots.numbers(disk);
         let is_part = |source: &str| {
@@ -309,15 +311,15 @@ impl Inner {
         };
         for (process, line) in mounts::everywhere(&roots.proc, wanted) {
             if ["/", "/boot", "/boot/efi", "/usr", "/var"].contains(&line.point.as_str()) {
-                scene.system.get_or_insert_with(|| line.point.clone());
+                inspection.system.get_or_insert_with(|| line.point.clone());
             }
-            scene.mounts.push(format!("{} (as process {process} sees it)", line.point));
+            inspection.mounts.push(format!("{} (as process {process} sees it)", line.point));
         }
         for swap in mounts::swaps(&roots.proc) {
             let name = swap.rsplit('/').next().unwrap_or_default();
             let number = sysfs::line(&roots.class(name).join("dev"));
             if swap == disk.path || numbers.contains(&number) {
-                scene.system.get_or_insert_with(|| format!("swap on {swap}"));
+                inspection.system.get_or_insert_with(|| format!("swap on {swap}"));
             }
         }
     }
@@ -328,7 +330,7 @@ impl Inner {
     }
 }
 
-/// Opens a disk for us alone.
+/// Opens a disk exclusively.
 fn exclusive(path: &str) -> std::io::Result<File> {
     let flags = OFlags::EXCL.bits().cast_signed();
     std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
@@ -339,7 +341,7 @@ fn is_device(file: &File) -> bool {
     file.metadata().is_ok_and(|found| found.file_type().is_block_device())
 }
 
-/// Locks a disk, if it is still the one that was looked at.
+/// Locks a disk.
 fn lock(disk: &Disk) -> Result<Lock, Trouble> {
     let path = &disk.path;
     let file = File::open(path).map_err(|error| Trouble::Gone(format!("{path}: {error}")))?;
@@ -401,24 +403,24 @@ impl Host for LinuxHost {
         self.bell.heard().boxed()
     }
 
-    fn inspect<'a>(&'a self, disk: &'a Disk, scene: Scene) -> BoxFuture<'a, Scene> {
+    fn inspect<'a>(&'a self, disk: &'a Disk, locked: bool) -> BoxFuture<'a, Inspection> {
         async move {
-            let last = scene.lock.is_some();
-            let (owned, given) = (disk.clone(), scene.clone());
-            let looked =
-                self.read("the state", &disk.name, move |inner| inner.inspect(&owned, given));
-            let mut scene = match looked.await {
-                Ok(scene) => scene,
+            let owned = disk.clone();
+            let read =
+                self.read("the state", &disk.name, move |inner| inner.inspect(&owned, locked));
+            let mut inspection = match read.await {
+                Ok(inspection) => inspection,
                 Err(trouble) => {
-                    return Scene { silent: Some(trouble.message().to_owned()), ..scene };
+                    let silent = Some(trouble.message().to_owned());
+                    return Inspection { silent, ..Inspection::default() };
                 }
             };
-            let mut contents = scene.contents.clone();
-            match self.thorough(disk, &mut contents, last).await {
-                Ok(()) => scene.contents = contents,
-                Err(trouble) => scene.silent = Some(trouble.message().to_owned()),
+            let mut contents = inspection.contents.clone();
+            match self.thorough(disk, &mut contents, locked).await {
+                Ok(()) => inspection.contents = contents,
+                Err(trouble) => inspection.silent = Some(trouble.message().to_owned()),
             }
-            scene
+            inspection
         }
         .boxed()
     }
@@ -478,7 +480,7 @@ impl Host for LinuxHost {
     }
 
     fn audit<'a>(&'a self, line: &'a str) -> BoxFuture<'a, Result<(), String>> {
-        tracing::warn!(target: "audit", "{line}");
+        tracing::warn!(target: "audit", line, "destructive disk operation");
         let (inner, text) = (self.inner.clone(), format!("{line}\n"));
         let written = tokio::task::spawn_blocking(move || {
             let mut log = inner.audit_log()?;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::sysfs::{line, names};
-use crate::host::MountLine;
+use crate::MountLine;
 
 /// Reads the lines of a mountinfo file.
 fn parse(text: &str) -> impl Iterator<Item = Entry<'_>> {
@@ -81,7 +81,7 @@ pub(super) struct Own {
     last: Mutex<Option<Read>>,
 }
 
-/// What was read last, and the file that knows whether it still holds.
+/// The mount table as it was last read, and the file that tells whether it changed.
 #[derive(Debug)]
 struct Read {
     file: File,
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_as_it_is_now_whoever_keeps_it() {
+    fn a_mount_table_is_read_again_when_it_changed() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("self")).unwrap();
         let file = folder.path().join("self/mountinfo");

@@ -10,14 +10,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::host::Disk;
-use crate::lease::Device;
+use crate::{Device, Disk};
 
 /// How long a disk is taken to be as it was, though nothing was counted: another machine that
 /// reaches the same disk is not counted here.
 const LASTS: Duration = Duration::from_secs(10);
 
-/// What was found blank.
+/// The disks that were found blank.
 #[derive(Debug, Default)]
 pub(super) struct Blanks {
     found: Mutex<BTreeMap<String, Found>>,
@@ -42,7 +41,7 @@ impl Blanks {
         all.insert(disk.name.clone(), found);
     }
 
-    /// Whether a disk is for certain as it was when nothing was found on it. Says so once.
+    /// Whether a disk is certainly unchanged since it was found blank. True at most once per note.
     pub(super) fn holds(&self, disk: &Disk, written: Option<u64>, now: Instant) -> bool {
         let mut all = self.found.lock();
         all.remove(&disk.name).is_some_and(|found| {
@@ -60,7 +59,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "any moment will do")]
-    fn what_was_blank_is_so_while_nothing_is_counted_and_nothing_else_took_its_place() {
+    fn a_blank_disk_stays_blank_until_a_write_is_counted_or_the_disk_is_replaced() {
         let disk = Disk { name: "sda".to_owned(), diskseq: 7, size: 9, ..Disk::default() };
         let other = Disk { diskseq: 8, ..disk.clone() };
         let grown = Disk { size: 10, ..disk.clone() };

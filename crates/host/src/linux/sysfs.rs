@@ -1,10 +1,10 @@
-//! What sysfs and udev say about disks. The roots of all trees can be moved, so that a tree of files
+//! Reads disks from sysfs and udev's database. The roots of all trees can be moved, so that a tree of files
 //! can stand in for hardware.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::host::{Disk, Drive, Partition};
+use crate::{Disk, Drive, Partition};
 
 /// Where the kernel's trees are.
 #[derive(Clone, Debug)]
@@ -167,7 +167,7 @@ impl Roots {
         })
     }
 
-    /// What a disk is bound by: its number, its sequence and its size; `None` if it is not there.
+    /// The number, sequence and size of a disk, which bind operations to it; `None` if it is gone.
     pub(super) fn bound(&self, name: &str) -> Option<(String, u64, u64)> {
         let folder = self.block(name);
         let device = line(&folder.join("dev"));
@@ -198,7 +198,7 @@ impl Roots {
         parent.display().to_string()
     }
 
-    /// What stands on a disk or on its partitions.
+    /// The devices that use a disk or its partitions.
     fn holders(&self, name: &str, parts: &[String]) -> Vec<String> {
         let folder = self.block(name);
         let mut all = names(&folder.join("holders"));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_udev_knows_wins_over_what_the_kernel_says() {
+    fn udev_properties_win_over_sysfs() {
         let tree = Tree::new();
         tree.disk("sda", "8:0");
         tree.put("sys/block/sda/device/vendor", "ATA     ");
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_and_their_members_are_told_apart() {
+    fn maps_and_their_members_are_distinguished() {
         let tree = Tree::new();
         for (name, number) in [("sda", "8:0"), ("sdb", "8:16"), ("sdc", "8:32"), ("dm-1", "253:1")]
         {
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_disk_is_never_listed() {
+    fn devices_that_are_no_disks_are_never_listed() {
         let tree = Tree::new();
         for name in ["loop0", "nbd0", "zram0", "ram1", "md0", "sda"] {
             tree.disk(name, "1:1");
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn partitions_and_what_stands_on_them_belong_to_the_disk() {
+    fn partitions_and_their_holders_belong_to_the_disk() {
         let tree = Tree::new();
         tree.disk("sda", "8:0");
         tree.put("sys/block/sda/sda1/partition", "1");
