@@ -61,6 +61,7 @@ pub struct Target {
 
 /// The subcommands of `graph`.
 #[derive(Debug, Clone, Subcommand)]
+#[expect(missing_docs, reason = "the flattened field shows the documentation of Target")]
 #[non_exhaustive]
 pub enum GraphCommand {
     /// Play a scenario file and compare the result with its expectations

@@ -6,6 +6,8 @@
 //! [`Descriptor`] is the trait to implement. Inside, `walk` decides what is done, `graph` holds
 //! what is known, `worker` carries transactions through, and `refresh` compares with the south.
 
+#![warn(missing_docs)]
+
 #[cfg(feature = "bench")]
 pub mod bench;
 #[cfg(feature = "cli")]
