@@ -15,7 +15,7 @@
 //! * An object that cannot be read as `T` keeps its last readable state. To take it for deleted
 //!   would be worse: somebody would clean up after it.
 //!
-//! Enter at [`Reflector::of`]. [`Mirror`] is the pure half.
+//! Enter at [`Reflector::of`]. The module `mirror` is the pure half.
 
 mod mirror;
 

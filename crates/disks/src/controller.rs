@@ -2,16 +2,16 @@
 //!
 //! | part | owns | does |
 //! |---|---|---|
-//! | [`scan`] | – | finds disks, matches them with objects, creates and deletes objects |
-//! | [`reconcile`] | – | decides about one object at a time by the phase table, and writes the decision |
-//! | [`worker`] | quarantined operations | runs the operation that a lock phase stands for |
-//! | [`machine`] | – | the options, and the interfaces to host, backend, memory and events |
-//! | [`devices`] | the copy of the objects | reads and writes BlockDevices |
-//! | [`inventory`] | the result of the last scan | which disk belongs to which object |
-//! | [`configuration`] | the valid configuration | applies the ConfigMap |
-//! | [`operations`] | tokens, leases, the job queue | which operations are queued or running |
-//! | [`observe`] | – | reads everything a decision depends on |
-//! | [`signals`] | – | how the parts wake each other |
+//! | `scan` | – | finds disks, matches them with objects, creates and deletes objects |
+//! | `reconcile` | – | decides about one object at a time by the phase table, and writes the decision |
+//! | `worker` | quarantined operations | runs the operation that a lock phase stands for |
+//! | `machine` | – | the options, and the interfaces to host, backend, memory and events |
+//! | `devices` | the copy of the objects | reads and writes BlockDevices |
+//! | `inventory` | the result of the last scan | which disk belongs to which object |
+//! | `configuration` | the valid configuration | applies the ConfigMap |
+//! | `operations` | tokens, leases, the job queue | which operations are queued or running |
+//! | `observe` | – | reads everything a decision depends on |
+//! | `signals` | – | how the parts wake each other |
 //!
 //! Always true: a lock phase is written before its operation is queued, and only the writer that won
 //! queues it; the result of an operation is written only while its token is in the object; a write that

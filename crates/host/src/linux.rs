@@ -2,7 +2,7 @@
 //! programs.
 //!
 //! Reading a disk may hang for ever (a frozen device, a dead path), so it is done on a thread of its
-//! own with a deadline, and never twice at once for one disk. Programs are run by [`cmd`].
+//! own with a deadline, and never twice at once for one disk. The module `cmd` runs programs.
 
 mod act;
 mod blank;

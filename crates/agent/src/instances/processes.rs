@@ -142,7 +142,7 @@ struct Order {
 /// A short hash of a name.
 fn short_hash(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
-    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&digest[..8])
 }
 
 /// Whether a name can be that of a folder.

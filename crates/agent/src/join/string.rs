@@ -115,7 +115,7 @@ impl JoinString {
         let all = CertificateDer::pem_slice_iter(bundle.as_bytes()).filter_map(Result::ok);
         all.into_iter().find(|certificate| {
             let hash = Sha256::digest(certificate);
-            let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+            let hash = hex::encode(hash);
             hash == self.fingerprint
         })
     }
@@ -190,7 +190,7 @@ mod tests {
     fn certificates_are_found_by_their_fingerprint_and_written_as_pem() {
         for length in 0..70_u8 {
             let der = CertificateDer::from((0..length).collect::<Vec<u8>>());
-            let hash: String = Sha256::digest(&der).iter().map(|b| format!("{b:02x}")).collect();
+            let hash = hex::encode(Sha256::digest(&der));
             let string =
                 JoinString { servers: Vec::new(), fingerprint: hash, token: String::new() };
             let bundle = format!("{}{}", pem(&CertificateDer::from(vec![9, 9])), pem(&der));

@@ -107,13 +107,9 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// A UUID as it is written.
 fn uuid(bytes: &[u8]) -> String {
-    let digits = hex(bytes);
+    let digits = hex::encode(bytes);
     if digits.len() != 32 {
         return String::new();
     }
@@ -292,7 +288,7 @@ fn tables(
             entries.clone().all(|entry| entry.first().is_some_and(|flag| flag & 0x7f == 0));
         let used = entries.into_iter().any(|entry| entry.get(4).is_some_and(|kind| *kind != 0));
         if plausible && used {
-            let id = hex(&at(head, 440, 4).iter().rev().copied().collect::<Vec<_>>());
+            let id = hex::encode(at(head, 440, 4).iter().rev().copied().collect::<Vec<_>>());
             put(found, Class::PartitionTable, "dos", 510, id, String::new());
         }
     }

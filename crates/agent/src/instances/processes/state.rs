@@ -65,7 +65,7 @@ struct SavedSession {
     clients: Vec<(String, i64)>,
     reason: String,
     message: String,
-    /// In hexadecimal: it is somebody else's and need not be text.
+    /// In hexadecimal: it comes from the server and need not be text.
     object: String,
 }
 
@@ -202,7 +202,7 @@ fn saved_endpoint(endpoint: &Endpoint) -> SavedEndpoint {
 
 fn saved_session(session: &Session) -> SavedSession {
     let state = &session.state;
-    let hexadecimal = state.object.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hexadecimal = hex::encode(&state.object);
     SavedSession {
         name: state.name.clone(),
         phase: state.phase,
@@ -217,8 +217,7 @@ fn saved_session(session: &Session) -> SavedSession {
 }
 
 fn bytes_of(hexadecimal: &str) -> Vec<u8> {
-    let pair = |at: usize| u8::from_str_radix(hexadecimal.get(at..at + 2)?, 16).ok();
-    (0..hexadecimal.len()).step_by(2).filter_map(pair).collect()
+    hex::decode(hexadecimal).unwrap_or_default()
 }
 
 /// Which run of the machine this is.
