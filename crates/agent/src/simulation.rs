@@ -57,7 +57,7 @@ async fn simulate(
     });
     let mut due = match entered {
         Ok(due) => due,
-        Err(error) => return tracing::error!(%error, "a simulated node was refused"),
+        Err(error) => return tracing::error!(%error, "a simulated node cannot join"),
     };
     let renewing = async {
         loop {
