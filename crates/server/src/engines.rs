@@ -153,8 +153,8 @@ impl Service {
         if let Some(VolumesOptions { extender }) = engines.volumes {
             service.volumes = Some(start_volumes(&service.server, extender, &ledger).await?);
         }
-        if let Some(((desk, inbox), given)) = sessions {
-            let started = sessions::start(&service.server, &given, &desk, inbox).await;
+        if let Some(((handle, inbox), given)) = sessions {
+            let started = sessions::start(&service.server, &given, &handle, inbox).await;
             service.sessions = Some(started?);
         }
         service.rules = rules.map(rules::Mounted::start);

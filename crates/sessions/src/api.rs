@@ -1,4 +1,33 @@
-//! The resources: what users write and see.
+//! The kinds Application, ApplicationSession and Instance, with their validation.
+
+/// Declares an enum of words: serialized as these words, and printed with `as_str`.
+macro_rules! words {
+    (
+        $(#[$about:meta])*
+        pub enum $name:ident {
+            $($(#[$meta:meta])* $variant:ident = $word:literal,)+
+        }
+    ) => {
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+            serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+        )]
+        $(#[$about])*
+        pub enum $name {
+            $($(#[$meta])* #[serde(rename = $word)] $variant,)+
+        }
+
+        impl $name {
+            /// The word that users read and write.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)+
+                }
+            }
+        }
+    };
+}
 
 pub mod application;
 pub mod instance;
@@ -17,9 +46,9 @@ pub use session::{
     SessionState, SessionStatus,
 };
 
-/// The API group.
+/// The API group of the kinds.
 pub const GROUP: &str = "apps.mainstay.dev";
-/// Its version.
+/// The version of the group.
 pub const VERSION: &str = "v1";
 
 /// The kinds of this crate.

@@ -1,21 +1,24 @@
-//! The shell around the engine: the world comes in, what the engine wants done goes out.
+//! Runs the engine: requests, messages and changes go in, its effects are carried out.
 //!
-//! A [`Desk`] takes what is asked for: it keeps sessions and instances for the API
-//! ([`mainstay_store::keeper::Keeper`]) and takes the streams of agents
-//! ([`crate::protocol::Agents`]). One task ([`actor`](self)) owns the engine and does as it says:
-//! speaks to nodes, moves ports of the gateway, and publishes sessions and instances in the store's
-//! memory. What must survive (statuses of applications, blocks of ports, attachments) is written by
-//! another ([`scribe`](self)), so that no request waits for a disk.
+//! A [`Handle`] accepts requests: it keeps sessions and instances for the API
+//! ([`mainstay_store::keeper::Keeper`]) and accepts the streams of agents
+//! ([`crate::protocol::Agents`]). One task ([`actor`](self)) owns the engine and carries out its
+//! effects: it sends messages to nodes, opens and closes ports of the gateway, and publishes
+//! sessions and instances in the store's memory. Whatever must survive a restart (statuses of
+//! applications, blocks of ports, attachments) is written by another task ([`writer`](self)), so
+//! that no request waits for a disk.
 //!
-//! What always holds: whoever was told that a session is open reads it as open; a node that does not
-//! read what it is told is hung up on and holds up nobody.
+//! Invariants: a session that was answered as open is readable as open; a node that does not
+//! read its stream is disconnected and delays no other node.
 
 mod actor;
-mod desk;
+mod handle;
+mod keeper;
 mod metrics;
 mod publish;
 mod rest;
-mod scribe;
+mod streams;
+mod writer;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,74 +32,76 @@ use mainstay_volumes::api::ReplicatedVolumeReplica;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-pub use desk::{Desk, Noted, STREAMS, SpeaksFor, router};
+pub use handle::Handle;
 pub use metrics::Metrics;
+pub use streams::{Noted, STREAMS, SpeaksFor, router};
 
 use crate::api::Application;
-use crate::engine::{Engine, Settings};
+use crate::engine::{Engine, Timeouts};
 use crate::gateway::Gateway;
-use actor::{Actor, Changes};
-use desk::Input;
-use scribe::Scribe;
+use actor::{Actor, Changes, reflect_replicas};
+use handle::Input;
+use writer::{PersistedPorts, Writer};
 
-/// How many requests, messages and events may wait for the engine.
-const WAITING: usize = 16_384;
+/// The largest number of inputs that may wait for the actor.
+const MAX_INPUTS: usize = 16_384;
 
-/// The name under which sessions act.
+/// The field manager and event source of everything written here.
 pub const COMPONENT: &str = "sessions";
 
-/// How sessions are run.
+/// How to run sessions.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How patient the engine is.
-    pub settings: Settings,
-    /// The gateway; without one, sessions are reached where their instances are.
+    /// Intervals and timeouts of the engine.
+    pub timeouts: Timeouts,
+    /// The gateway; without one, a session's endpoint is its instance's own address.
     pub gateway: Option<GatewayOptions>,
-    /// Where the names of instances come from.
+    /// The seed of the random part of instance names.
     pub seed: u64,
-    /// Which server this is, in time: commands of an older one are refused by agents.
+    /// The epoch of this server: agents refuse commands of an older one.
     pub epoch: u64,
-    /// Who is in command among several servers; without an election, this one.
+    /// The leadership among several servers; without an election, this server leads.
     pub leadership: Option<watch::Receiver<Leadership>>,
 }
 
-/// Where the gateway listens, and how it is told to the world.
+/// The gateway's addresses and ports.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
     /// The address it listens on.
     pub listen: IpAddr,
-    /// The address that sessions show.
+    /// The address in sessions' status.
     pub advertise: String,
     /// The first and the last port.
     pub ports: (u16, u16),
 }
 
-/// What the engine has not heard yet.
+/// The inputs that the actor has not processed yet.
 #[derive(Debug)]
 pub struct Inbox {
     receiver: mpsc::Receiver<Input>,
 }
 
-/// A desk, and what is put on it.
+/// A handle, and the inbox that it fills.
 #[must_use]
-pub fn desk(metrics: Metrics) -> (Desk, Inbox) {
-    let (sender, receiver) = mpsc::channel(WAITING);
-    (Desk::new(sender, metrics), Inbox { receiver })
+pub fn handle(metrics: Metrics) -> (Handle, Inbox) {
+    let (sender, receiver) = mpsc::channel(MAX_INPUTS);
+    (Handle::new(sender, metrics), Inbox { receiver })
 }
 
-/// Running sessions.
+/// The running tasks. They stop with [`Sessions::shutdown`].
 #[derive(Debug)]
 pub struct Sessions {
     stop: CancellationToken,
     actor: tokio::task::JoinHandle<()>,
-    scribe: tokio::task::JoinHandle<()>,
+    writer: tokio::task::JoinHandle<()>,
     gateway: Option<Gateway>,
     recorder: Recorder,
-    followed: Followed,
+    reflectors: Reflectors,
 }
 
-#[derive(Debug)]
-struct Followed {
+/// The collections that the actor follows.
+#[derive(Clone, Debug)]
+struct Reflectors {
     applications: Reflector<Application>,
     nodes: Reflector<Node>,
     replicas: Reflector<ReplicatedVolumeReplica>,
@@ -104,42 +109,38 @@ struct Followed {
 }
 
 impl Sessions {
-    /// Reads what there is, and begins to take what was put on the desk.
+    /// Reads the store, then starts to process the inbox.
     ///
     /// # Errors
     /// The store cannot be read.
     pub async fn start(
         resources: &Resources,
         options: Options,
-        desk: &Desk,
+        handle: &Handle,
         inbox: Inbox,
     ) -> Result<Self, Error> {
         let stop = CancellationToken::new();
         let changes = Arc::new(Changes::default());
         let applications = Reflector::<Application>::of(resources).start();
         let nodes = Reflector::<Node>::of(resources).start();
-        let replicas = Reflector::<ReplicatedVolumeReplica>::of(resources).start();
+        let replicas = reflect_replicas(resources);
         let secrets = Reflector::<Secret>::of(resources).start();
         let gone = |error: mainstay_controller::reflector::Error| Error::internal(error);
         applications.wait_until_synced().await.map_err(gone)?;
         nodes.wait_until_synced().await.map_err(gone)?;
         replicas.wait_until_synced().await.map_err(gone)?;
         secrets.wait_until_synced().await.map_err(gone)?;
-        let watching = (
-            changes.follow(&applications, |changes| &mut changes.applications),
-            changes.follow(&nodes, |changes| &mut changes.nodes),
-            changes.follow_replicas(&replicas),
-            changes.follow(&secrets, |changes| &mut changes.secrets),
-        );
+        let reflectors = Reflectors { applications, nodes, replicas, secrets };
+        let subscriptions = changes.follow_all(&reflectors);
         let ports = options.gateway.as_ref().map(|gateway| gateway.ports);
-        let recalled = match ports {
-            Some((first, _)) => scribe::recall(resources, first).await?,
-            None => scribe::Ports::default(),
+        let persisted = match ports {
+            Some((first, _)) => writer::read_ports(resources, first).await?,
+            None => PersistedPorts::default(),
         };
         let (gateway, clients) = match &options.gateway {
-            Some(wish) => {
+            Some(wanted) => {
                 let gateway = crate::gateway::Options {
-                    address: wish.listen,
+                    address: wanted.listen,
                     ..crate::gateway::Options::default()
                 };
                 let (gateway, clients) = Gateway::start(gateway, resources.clock().clone());
@@ -148,13 +149,12 @@ impl Sessions {
             None => (None, None),
         };
         let recorder = Recorder::run(events::Options::new(COMPONENT), resources);
-        let (scribe, orders) = Scribe::new(resources.clone(), desk.clone());
-        let engine = Engine::new(options.settings, options.seed, ports);
-        let followed = Followed { applications, nodes, replicas, secrets };
+        let (writer, writes) = Writer::new(resources.clone(), handle.clone());
+        let engine = Engine::new(options.timeouts, options.seed, ports);
         let actor = Actor::new(actor::Parts {
             engine,
             resources: resources.clone(),
-            desk: desk.clone(),
+            handle: handle.clone(),
             inbox: inbox.receiver,
             changes,
             clients,
@@ -162,40 +162,29 @@ impl Sessions {
             advertise: options.gateway.map(|gateway| gateway.advertise).unwrap_or_default(),
             epoch: options.epoch,
             leadership: options.leadership,
-            orders,
+            writes,
             recorder: recorder.clone(),
-            followed: followed.clone(),
+            reflectors: reflectors.clone(),
         });
-        let actor = tokio::spawn(actor.run(recalled, watching, stop.clone()));
-        let scribe = tokio::spawn(scribe.run(stop.clone()));
-        Ok(Self { stop, actor, scribe, gateway, recorder, followed })
+        let actor = tokio::spawn(actor.run(persisted, subscriptions, stop.clone()));
+        let writer = tokio::spawn(writer.run(stop.clone()));
+        Ok(Self { stop, actor, writer, gateway, recorder, reflectors })
     }
 
-    /// Ends in order: agents are hung up on, the gateway closes, what waits is written.
+    /// Stops in order: closes the streams of agents, writes what is queued, closes the gateway.
     pub async fn shutdown(self) {
         self.stop.cancel();
-        // A task that panicked has said so itself.
+        // The runtime has logged the panic of a task that panicked.
         let _ = self.actor.await;
-        let _ = self.scribe.await;
+        let _ = self.writer.await;
         if let Some(gateway) = self.gateway {
             gateway.shutdown().await;
         }
         self.recorder.shutdown().await;
-        self.followed.applications.shutdown().await;
-        self.followed.nodes.shutdown().await;
-        self.followed.replicas.shutdown().await;
-        self.followed.secrets.shutdown().await;
-    }
-}
-
-impl Clone for Followed {
-    fn clone(&self) -> Self {
-        Self {
-            applications: self.applications.clone(),
-            nodes: self.nodes.clone(),
-            replicas: self.replicas.clone(),
-            secrets: self.secrets.clone(),
-        }
+        self.reflectors.applications.shutdown().await;
+        self.reflectors.nodes.shutdown().await;
+        self.reflectors.replicas.shutdown().await;
+        self.reflectors.secrets.shutdown().await;
     }
 }
 

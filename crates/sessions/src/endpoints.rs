@@ -1,23 +1,23 @@
-//! The gateway's ports: a bit vector with one bit a port, and a pointer to the next free one.
+//! Allocates the gateway's ports: a bit vector with one bit per port, and a pointer to the next one.
 //!
-//! Ports are given out from blocks that were reserved durably beforehand, so that no write stands
-//! between a request and its answer. A block that an earlier run had reserved may hold ports whose
-//! sessions have not been heard of yet; it rests until [`Endpoints::settle`] says that everybody has
-//! had time to report.
+//! Ports are allocated from blocks that were reserved durably beforehand, so that no request waits
+//! for a write. A block that an earlier run had reserved may contain ports of sessions that their
+//! nodes have not reported yet; it rests until [`Endpoints::settle`], when all nodes have had time to
+//! report.
 //!
-//! What always holds: a port has at most one session, a session at most one port; a port is given
-//! out only from a block that was reserved by this run.
+//! Invariants: a port has at most one session, a session at most one port; a port is allocated only
+//! from a block that this run has reserved.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// How many ports are reserved at once.
+/// The number of ports that are reserved at once.
 pub const BLOCK: u16 = 64;
 
-/// How many ports are kept ready to be given out.
+/// The number of free reserved ports below which the next block is reserved.
 const AHEAD: usize = 256;
 
-/// Why there is no port.
+/// Why no port can be allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Every port of the range has a session. Try again when one is closed.
@@ -28,7 +28,7 @@ pub enum Error {
     Reserving,
 }
 
-/// The ports and who has them.
+/// The ports and their sessions.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
     first: u16,
@@ -63,10 +63,10 @@ impl Endpoints {
         }
     }
 
-    /// Gives a session a port; the same again if it has one.
+    /// Allocates a port for a session; returns its port if it has one already.
     ///
     /// # Errors
-    /// [`Error`]: none is left, or none may be given out yet.
+    /// [`Error`]: no port is left, or none is reserved yet.
     pub fn allocate(&mut self, session: &Arc<str>) -> Result<u16, Error> {
         if let Some(port) = self.mapping.get(session) {
             return Ok(*port);
@@ -80,7 +80,7 @@ impl Endpoints {
         Ok(self.port(place))
     }
 
-    /// Notes that a session has a port, as it was told elsewhere. `false` if another has it.
+    /// Restores the port that a session already has. `false` if another session has it.
     pub fn restore(&mut self, session: &Arc<str>, port: u16) -> bool {
         if let Some(known) = self.mapping.get(session) {
             return *known == port;
@@ -93,7 +93,7 @@ impl Endpoints {
         true
     }
 
-    /// Takes a session's port back. Does nothing if it has none.
+    /// Frees a session's port. Does nothing if it has none.
     pub fn free(&mut self, session: &str) -> Option<u16> {
         let port = self.mapping.remove(session)?;
         let place = usize::from(port - self.first);
@@ -102,12 +102,13 @@ impl Endpoints {
         Some(port)
     }
 
-    /// Takes a port out of use that somebody else on the machine has: its session gets another.
+    /// Allocates another port for a session whose port is used by another program. The old port is not
+    /// allocated again.
     ///
     /// # Errors
     /// As [`Endpoints::allocate`].
     pub fn replace(&mut self, session: &Arc<str>) -> Result<u16, Error> {
-        // The bit stays 0: the port is not ours to give.
+        // The bit stays 0: another program uses the port.
         self.mapping.remove(session);
         self.allocate(session)
     }
@@ -124,24 +125,24 @@ impl Endpoints {
         self.first
     }
 
-    /// How many sessions have a port.
+    /// The number of sessions with a port.
     #[must_use]
     pub fn allocated(&self) -> usize {
         self.mapping.len()
     }
 
-    /// Who has which port.
+    /// Every session and its port.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, u16)> {
         self.mapping.iter().map(|(session, port)| (session, *port))
     }
 
-    /// Blocks that an earlier run had reserved: they rest.
+    /// Adds blocks that an earlier run had reserved; they rest.
     pub fn rest(&mut self, blocks: impl IntoIterator<Item = usize>) {
         let known = blocks.into_iter().filter(|block| block * usize::from(BLOCK) < self.size);
         self.resting.extend(known.filter(|block| !self.reserved.contains(block)));
     }
 
-    /// Everybody has reported: what rested may be given out.
+    /// All nodes have reported: resting blocks can be used.
     pub fn settle(&mut self) {
         self.reserved.append(&mut self.resting);
     }
@@ -158,7 +159,7 @@ impl Endpoints {
         self.reserved.union(&self.resting).copied().collect()
     }
 
-    /// The block to reserve next, if few ports can be given out at once.
+    /// The block to reserve next, if few reserved ports are free.
     #[must_use]
     pub fn wanted(&self) -> Option<usize> {
         let mut left = 0;
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_somebody_else_has_is_not_given_again() {
+    fn a_port_used_by_another_program_is_not_allocated_again() {
         let mut endpoints = all_reserved(30000, 30002);
         let s1: Arc<str> = "s1".into();
         assert_eq!(endpoints.allocate(&s1), Ok(30000));
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_an_earlier_run_rest_until_everybody_has_reported() {
+    fn blocks_of_an_earlier_run_rest_until_all_nodes_have_reported() {
         let mut endpoints = Endpoints::new(30000, 30127);
         endpoints.rest([0]);
         assert_eq!(endpoints.wanted(), Some(1));
@@ -260,7 +261,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_port_is_given_twice_and_none_is_lost(
+        fn no_port_is_allocated_twice_and_none_is_lost(
             size in 1_u16..200,
             steps in proptest::collection::vec((0_u8..40, any::<bool>()), 1..300),
         ) {

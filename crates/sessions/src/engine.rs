@@ -1,20 +1,20 @@
-//! The engine: which instance takes which session, and what has to be said to whom.
+//! The engine decides which instance takes which session, and which commands each node gets.
 //!
-//! It is a pure state machine. What happens in the world comes in as calls ([`Engine::open`],
-//! [`Engine::hear`], [`Engine::tick`] …) with the moment it happened; what is to be done comes out
-//! as [`Effect`]s, in order. It reads no clock, keeps no file and knows no socket, so the same calls
-//! always give the same effects, and a test can play a whole cluster.
+//! It is a pure state machine. Events come in as calls ([`Engine::open`], [`Engine::receive`],
+//! [`Engine::tick`] …) with the moment they happened; actions come out as [`Effect`]s, in order. It
+//! reads no clock, writes no file and opens no socket, so the same calls always give the same
+//! effects, and a test can simulate a whole cluster.
 //!
-//! * [`nodes`](self) are heard through revisions: one more than the last is applied, the same or a
-//!   lower one is not, a gap asks for everything.
+//! * Reports of [`nodes`](self) carry revisions: one more than the last is applied, the same or a
+//!   lower one is ignored, a gap makes the engine request a full report.
 //! * Every instance is in exactly one pool of its application ([`pool`]).
 //! * A session has at most one instance and an instance at most one session ([`sessions`](self)).
-//! * Instances are made and ended by [`crate::scale`], and placed by
-//!   [`mainstay_placement::machines`] ([`instances`](self)).
+//! * [`crate::scale`] decides how many instances there are, [`mainstay_placement::machines`] where
+//!   they run ([`instances`](self)).
 //!
-//! What always holds: on each node, reserved is the sum of what the instances there asked for; a
-//! port is mapped exactly while its session is open; there are never more instances than the
-//! maximum, unless agents report more than were asked for.
+//! Invariants: the amount reserved on a node is the sum of the requests of its instances; a port is
+//! mapped exactly while its session is open; there are never more instances than the maximum, unless
+//! agents report instances that were not asked for.
 
 mod applications;
 mod instances;
@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use mainstay_clock::Backoff;
 use mainstay_controller::liveness::Monitor;
 use mainstay_placement::machines::{Amount, Machines};
 
@@ -38,7 +39,7 @@ use crate::endpoints::Endpoints;
 use crate::protocol::{Endpoint, InstancePhase, to_node};
 
 use pool::Pools;
-pub use view::{ApplicationView, Pool};
+pub use view::{ApplicationView, PoolSize};
 
 /// `namespace/name`, or the name of a node.
 pub type Key = Arc<str>;
@@ -55,34 +56,34 @@ pub fn parts(key: &str) -> (&str, &str) {
     key.split_once('/').unwrap_or(("", key))
 }
 
-/// How patient the engine is.
+/// Intervals and timeouts of the engine.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// How often an agent says that it is there.
+pub struct Timeouts {
+    /// The interval of agents' heartbeats.
     pub heartbeat: Duration,
-    /// A node that was not heard for so long is lost.
+    /// A node without a heartbeat for this long is lost.
     pub node_stale: Duration,
-    /// How often an agent says which instances and sessions are well.
+    /// The interval of agents' health reports about instances and sessions.
     pub health: Duration,
-    /// An instance or a session that was not heard of for so long is given up.
+    /// An instance or session without a health report for this long is terminated or closed.
     pub health_stale: Duration,
-    /// An instance that is on its way for so long is replaced.
+    /// An instance that is not ready after this long is replaced.
     pub pending: Duration,
-    /// An instance that is ending for so long is told again.
+    /// The command to terminate an instance is repeated after this long.
     pub deleting: Duration,
-    /// A session that is closing for so long beyond its grace is told again.
+    /// The command to close a session is repeated this long after its grace period.
     pub closing: Duration,
-    /// How long a closed session can be read.
+    /// How long a closed session stays readable.
     pub closed: Duration,
-    /// How long after a start every node has had time to report.
+    /// How long nodes may take to report after a start of the server.
     pub settle: Duration,
-    /// How soon a step that was cut to a burst is followed by the next.
+    /// The pause between two scaling steps of an application.
     pub step: Duration,
-    /// How long nothing is made after instances failed, at first and at most.
-    pub back_off: (Duration, Duration),
+    /// How long no instance of an application is created after instances failed to start.
+    pub start_backoff: Backoff,
 }
 
-impl Default for Settings {
+impl Default for Timeouts {
     fn default() -> Self {
         let seconds = Duration::from_secs;
         Self {
@@ -96,31 +97,31 @@ impl Default for Settings {
             closed: seconds(60),
             settle: seconds(30),
             step: Duration::from_millis(200),
-            back_off: (seconds(1), seconds(60)),
+            start_backoff: Backoff::new(seconds(1), seconds(60)),
         }
     }
 }
 
-/// A moment: by the monotonic clock, and by the calendar.
+/// A moment, by the monotonic clock and by the wall clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moment {
-    /// Since some fixed moment; never goes back.
+    /// Time since a fixed moment; never goes back.
     pub elapsed: Duration,
-    /// The time of day.
+    /// Date and time of day.
     pub wall: Timestamp,
 }
 
-/// Names a request that waits for its answer.
+/// The number of a request that waits for its answer.
 pub type Ticket = u64;
 
-/// Why a session was not opened. Nothing was kept.
+/// Why a session was not opened. The engine has forgotten the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// There is one of that name. Do not retry.
+    /// A session of that name exists. Do not retry.
     #[error("the session exists already")]
     AlreadyExists,
-    /// There is no such application. Do not retry.
-    #[error("there is no application \"{0}\" in this namespace")]
+    /// The application does not exist. Do not retry.
+    #[error("application \"{0}\" does not exist in this namespace")]
     NoApplication(String),
     /// The application is being deleted. Do not retry.
     #[error("the application \"{0}\" is being deleted")]
@@ -136,19 +137,19 @@ pub enum Refusal {
     Closed(String),
 }
 
-/// Something to be done.
+/// An action that the caller carries out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Say something to a node.
+    /// Send a message to a node.
     Send {
         /// The node.
         node: Key,
-        /// The number of the command; 0 for what is no command.
+        /// The number of the command; 0 if the message is not a command.
         request: u64,
-        /// What to say.
+        /// The message.
         body: to_node::Body,
     },
-    /// Hang up on a node.
+    /// Close the stream of a node.
     Disconnect {
         /// The node.
         node: Key,
@@ -157,78 +158,78 @@ pub enum Effect {
     Answer {
         /// The request.
         ticket: Ticket,
-        /// The session is open, or why not.
+        /// The name of the open session, or why it was not opened.
         answer: Result<Key, Refusal>,
     },
-    /// Something about a session changed.
+    /// The status of a session changed.
     Session(Key),
-    /// A session is over and forgotten; this is what it last was.
+    /// A session is closed and forgotten; with its last status.
     SessionGone(Key, Box<SessionStatus>),
-    /// Something about an instance changed.
+    /// The status of an instance changed.
     Instance(Key),
     /// An instance is gone.
     InstanceGone(Key),
-    /// Something about an application changed.
+    /// The status of an application changed.
     Application(Key),
-    /// Nothing is left of a deleted application.
+    /// The last instance of a deleted application is gone.
     ApplicationGone(Key),
-    /// Whether a node is well changed.
+    /// The readiness of a node changed.
     Node(Key),
-    /// Forward from a port of the gateway. Say how it went with [`Engine::mapped`].
+    /// Forward a port of the gateway. Report the result with [`Engine::mapped`].
     Map {
         /// The session.
         session: Key,
         /// The port.
         port: u16,
-        /// How it is spoken to.
+        /// TCP or UDP.
         protocol: Protocol,
-        /// Where to.
+        /// The address to forward to.
         address: String,
-        /// The port there.
+        /// The port at that address.
         to: u16,
     },
-    /// Forward no longer.
+    /// Stop forwarding a port of the gateway.
     Unmap {
         /// The session.
         session: Key,
         /// The port.
         port: u16,
-        /// How it is spoken to.
+        /// TCP or UDP.
         protocol: Protocol,
-        /// How long connections may go on.
+        /// How long open connections may continue.
         drain: Duration,
     },
-    /// Reserve a block of ports durably. Say when it is done with [`Engine::reserved`].
+    /// Reserve a block of ports durably. Report the end of it with [`Engine::reserved`].
     Reserve(usize),
-    /// A volume is wanted on a node, or no longer.
+    /// Attach a volume to a node, or detach it.
     Attach {
         /// The volume.
         volume: String,
         /// The node.
         node: Key,
-        /// Whether it is wanted.
-        wanted: bool,
+        /// Attach if true, else detach.
+        attached: bool,
     },
-    /// Something people should know.
-    Note(Note),
+    /// Record an event about an object.
+    Event(EngineEvent),
 }
 
-/// Something people should know.
+/// An event about an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
-    /// What it is about.
-    pub about: About,
-    /// Whether something went wrong.
+pub struct EngineEvent {
+    /// The object.
+    pub subject: Subject,
+    /// Whether it is a warning.
     pub warning: bool,
-    /// What happened, in a word.
+    /// The reason, as one CamelCase word.
     pub reason: &'static str,
-    /// What happened, for people.
+    /// The message for people.
     pub message: String,
 }
 
-/// What a note is about.
+/// The object of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum About {
+pub enum Subject {
     /// A session.
     Session(Key),
     /// An instance.
@@ -249,18 +250,18 @@ pub(crate) struct Application {
     pub(crate) amount: Amount,
     pub(crate) deleting: bool,
     pub(crate) pools: Pools,
-    /// Instances that found no node.
+    /// Instances without a node.
     pub(crate) unplaced: VecDeque<Key>,
-    /// Sessions without an instance, first come first.
+    /// Sessions without an instance, in the order they will get one.
     pub(crate) waiting: BTreeMap<i64, Key>,
-    /// Until when refused requests count as demand.
+    /// When each refused request stops to count as demand.
     pub(crate) refused: VecDeque<Duration>,
     pub(crate) sessions: HashSet<Key>,
-    /// How many of those pending are to be frozen.
+    /// The number of pending instances that will be frozen.
     pub(crate) freezing: i64,
-    /// How many instances in a row failed before they were ready.
+    /// The number of instances in a row that failed before they were ready.
     pub(crate) failures: u32,
-    /// Until when nothing is made.
+    /// No instance is created before this time.
     pub(crate) held: Duration,
     pub(crate) message: String,
     pub(crate) desired: i64,
@@ -273,18 +274,18 @@ pub(crate) struct Instance {
     pub(crate) application: Key,
     pub(crate) node: Option<Key>,
     pub(crate) pool: InstancePool,
-    /// Its place in its pool.
+    /// Its position in its pool.
     pub(crate) place: u64,
     pub(crate) template: Arc<str>,
     pub(crate) amount: Amount,
     pub(crate) phase: InstancePhase,
     pub(crate) session: Option<Key>,
-    /// The number of the command that made or thawed it.
+    /// The number of the command that creates or thaws it.
     pub(crate) command: u64,
     pub(crate) endpoints: Vec<Endpoint>,
-    /// Its node has spoken of it.
+    /// Its node has reported it.
     pub(crate) acknowledged: bool,
-    /// It is to be frozen when it is ready.
+    /// It will be frozen when it is ready.
     pub(crate) standby: bool,
     pub(crate) created: Timestamp,
     pub(crate) ready: Option<Timestamp>,
@@ -300,26 +301,26 @@ pub(crate) struct Session {
     pub(crate) state: SessionState,
     pub(crate) instance: Option<Key>,
     pub(crate) ticket: Option<Ticket>,
-    /// Its place among those that wait.
+    /// Its position among the waiting sessions.
     pub(crate) order: Option<i64>,
     /// The number of the command that opens it.
     pub(crate) command: u64,
-    /// How often its port was somebody else's.
+    /// How many ports were in use by another program.
     pub(crate) refused_ports: u32,
     pub(crate) deadline: Duration,
     /// When it got its instance.
     pub(crate) assigned: Option<Duration>,
     pub(crate) port: Option<(u16, Protocol)>,
     pub(crate) mapped: bool,
-    /// Who is connected, since when, and whether the instance said so (else the gateway did).
+    /// Connected clients: since when, and whether the instance reported them (else the gateway did).
     pub(crate) clients: BTreeMap<String, (Timestamp, bool)>,
     pub(crate) available: Option<Timestamp>,
     pub(crate) closed: Option<Timestamp>,
-    /// Somebody wants its object to go.
+    /// A user deleted its object.
     pub(crate) deleted: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
-    /// The object as it was told, for the node to keep.
+    /// The object as its user wrote it; its node stores a copy.
     pub(crate) object: Arc<[u8]>,
 }
 
@@ -331,35 +332,35 @@ pub(crate) struct Node {
     pub(crate) ready: bool,
     pub(crate) cordoned: bool,
     pub(crate) revision: u64,
-    /// Everything was asked for and has not come yet.
+    /// A full report was requested and has not arrived yet.
     pub(crate) syncing: bool,
     pub(crate) address: String,
-    /// The labels of its Node object, if there is one: they win over those it registered with.
+    /// The labels of its Node object, if it exists: they replace those it registered with.
     pub(crate) labels: Option<BTreeMap<String, String>>,
     pub(crate) registered_labels: BTreeMap<String, String>,
     pub(crate) instances: HashSet<Key>,
 }
 
-/// Something that has to be looked at when its time has come.
+/// A check at a given time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
-    /// A session that is not open yet.
+    /// The deadline to open a session.
     Open(Key),
-    /// A session that is closing.
+    /// The time to repeat the command to close a session.
     Close(Key),
-    /// A closed session.
+    /// The end of the time that a closed session is readable.
     Forget(Key),
-    /// An application.
+    /// The next scaling step of an application.
     Scale(Key),
-    /// Ports of an earlier run.
+    /// The end of the time for nodes to report; unclaimed ports of an earlier run become free.
     Settle,
 }
 
 /// The engine.
 #[derive(Debug)]
 pub struct Engine {
-    settings: Settings,
-    /// Whether it commands; one that does not only keeps track of what it hears.
+    timeouts: Timeouts,
+    /// Whether it sends commands; otherwise it only follows the reports.
     primary: bool,
     seed: u64,
     named: u64,
@@ -370,9 +371,9 @@ pub struct Engine {
     sessions: HashMap<Key, Session>,
     nodes: HashMap<Key, Node>,
     machines: Machines,
-    /// Nodes that have a replica of a volume.
+    /// The nodes with a replica of each volume.
     replicas: HashMap<String, HashSet<Key>>,
-    /// How many instances use a volume on a node.
+    /// The number of instances that use a volume on a node.
     volume_uses: HashMap<(String, Key), usize>,
     endpoints: Option<Endpoints>,
     reserving: bool,
@@ -381,23 +382,23 @@ pub struct Engine {
     session_monitor: Monitor<Key>,
     /// Instances that were sent to a node, oldest first.
     pending: VecDeque<(Duration, Key)>,
-    /// Instances that were told to end, oldest first.
+    /// Instances that are terminating, by the time of the last command, oldest first.
     deleting: VecDeque<(Duration, Key)>,
     due: BTreeSet<(Duration, Due)>,
-    /// Commands whose failure matters, by number.
+    /// Commands whose failure has consequences, by number.
     commands: HashMap<u64, (Command, Key)>,
-    /// Applications to look at before the call ends.
+    /// Applications to process before the call ends.
     touched: BTreeSet<Key>,
-    /// Applications with instances that found no node.
+    /// Applications with instances without a node.
     starved: BTreeSet<Key>,
-    /// What instances of applications need and is not there: none is started meanwhile.
-    lacking: HashMap<Key, String>,
-    /// Something became free.
+    /// Missing prerequisites of applications, such as a Secret: no instance starts meanwhile.
+    missing: HashMap<Key, String>,
+    /// Capacity became free.
     freed: bool,
     effects: Vec<Effect>,
 }
 
-/// What a command was about.
+/// The kind of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
     Create,
@@ -406,12 +407,12 @@ enum Command {
 }
 
 impl Engine {
-    /// An engine that knows nobody yet. `seed` makes the names of its instances; `ports` are the
-    /// first and the last port of the gateway, if there is one.
+    /// An empty engine. `seed` is for the names of instances; `ports` are the first and the last port
+    /// of the gateway, if there is one.
     #[must_use]
-    pub fn new(settings: Settings, seed: u64, ports: Option<(u16, u16)>) -> Self {
+    pub fn new(timeouts: Timeouts, seed: u64, ports: Option<(u16, u16)>) -> Self {
         Self {
-            settings,
+            timeouts,
             primary: true,
             seed,
             named: 0,
@@ -435,13 +436,14 @@ impl Engine {
             commands: HashMap::new(),
             touched: BTreeSet::new(),
             starved: BTreeSet::new(),
-            lacking: HashMap::new(),
+            missing: HashMap::new(),
             freed: false,
             effects: Vec::new(),
         }
     }
 
-    /// Takes command, or leaves it to another server: then nothing is made and nobody is spoken to.
+    /// Makes this engine primary or not. An engine that is not primary creates no instances and sends
+    /// no commands.
     pub fn set_primary(&mut self, primary: bool, now: Moment) {
         if primary != self.primary {
             self.primary = primary;
@@ -450,29 +452,29 @@ impl Engine {
         }
     }
 
-    /// What is to be done, in order.
+    /// Takes the effects since the last call, in order.
     pub fn effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Looks at everything whose time has come. Calling it again at the same moment does nothing.
+    /// Processes every deadline that has passed. Calling it again at the same moment does nothing.
     pub fn tick(&mut self, now: Moment) {
-        for node in self.node_monitor.stale(now.elapsed, self.settings.node_stale) {
+        for node in self.node_monitor.stale(now.elapsed, self.timeouts.node_stale) {
             self.lose_node(&node, now);
         }
-        for instance in self.instance_monitor.stale(now.elapsed, self.settings.health_stale) {
-            self.give_up_instance(&instance, now);
+        for instance in self.instance_monitor.stale(now.elapsed, self.timeouts.health_stale) {
+            self.expire_instance(&instance, now);
         }
-        for session in self.session_monitor.stale(now.elapsed, self.settings.health_stale) {
-            self.give_up_session(&session, now);
+        for session in self.session_monitor.stale(now.elapsed, self.timeouts.health_stale) {
+            self.expire_session(&session, now);
         }
         self.replace_stuck(now);
-        self.end_again(now);
+        self.repeat_terminate(now);
         while let Some((_, due)) = self.due.first().filter(|(at, _)| *at <= now.elapsed).cloned() {
             self.due.pop_first();
             match due {
                 Due::Open(session) => self.check_open(&session, now),
-                Due::Close(session) => self.close_again(&session, now),
+                Due::Close(session) => self.repeat_close(&session, now),
                 Due::Forget(session) => self.forget_session(&session),
                 Due::Scale(application) => {
                     self.touched.insert(application);
@@ -485,11 +487,11 @@ impl Engine {
         self.settle(now);
     }
 
-    /// When [`Engine::tick`] has something to do, if nothing happens before.
+    /// The next time at which [`Engine::tick`] has something to do.
     #[must_use]
     pub fn next_tick(&self) -> Option<Duration> {
-        let Settings { node_stale, health_stale, pending, deleting, .. } = self.settings;
-        // Staleness is strictly later than its time, so a tick at exactly that time is too early.
+        let Timeouts { node_stale, health_stale, pending, deleting, .. } = self.timeouts;
+        // An entry is stale strictly after its timeout, so a tick at exactly that time is too early.
         let after = |at: Duration| at + Duration::from_millis(1);
         [
             self.node_monitor.next_stale(node_stale).map(after),
@@ -504,9 +506,8 @@ impl Engine {
         .min()
     }
 
-    /// Follows up what changed for applications while a call was under way: what found no node is
-    /// tried again when something became free, waiting sessions take ready instances, policies make
-    /// and end instances.
+    /// Completes a call: places instances without a node if capacity became free, assigns ready
+    /// instances to waiting sessions, and scales the applications that the call touched.
     fn settle(&mut self, now: Moment) {
         if std::mem::take(&mut self.freed) {
             self.place_waiting(now);
@@ -516,7 +517,7 @@ impl Engine {
             self.scale(&application, now);
             self.effects.push(Effect::Application(application));
         }
-        // A step of scaling is one step: what it moved itself is looked at when its time comes.
+        // One scaling step per call: changes by the step itself are processed at the next tick.
         self.touched.clear();
         // A server without applications needs no ports.
         if !self.reserving
@@ -538,8 +539,8 @@ impl Engine {
         request
     }
 
-    fn note(&mut self, about: About, warning: bool, reason: &'static str, message: String) {
-        self.effects.push(Effect::Note(Note { about, warning, reason, message }));
+    fn event(&mut self, subject: Subject, warning: bool, reason: &'static str, message: String) {
+        self.effects.push(Effect::Event(EngineEvent { subject, warning, reason, message }));
     }
 }
 

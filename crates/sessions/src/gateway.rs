@@ -1,17 +1,17 @@
-//! The gateway: forwards from an external port to the instance of a session.
+//! The gateway forwards from an external port to the instance of a session.
 //!
-//! A port is opened for a session and aimed at an instance. Aimed elsewhere, it stays bound: the
-//! connections to the old instance end, new ones go to the new. Closed, it takes nobody new at once,
-//! and those who are there may finish within a drain time.
+//! A port is opened for a session and forwards to its instance. When the instance changes, the port
+//! stays bound: connections to the old instance end, new ones go to the new instance. A closed port
+//! accepts no connections; existing ones may finish within a drain time.
 //!
-//! TCP goes from socket to socket through a pipe inside the kernel (`splice`), and is copied
-//! where the kernel refuses that or all pipes are lent. A pipe is lent only while bytes are under
-//! way, so a connection that says nothing costs two sockets and one task. UDP has a flow for every
-//! client address, with a socket of its own to the instance.
+//! TCP data moves from socket to socket through a pipe inside the kernel (`splice`). It is copied if
+//! the kernel does not support that for a socket or all pipes are in use. A connection borrows a
+//! pipe only while it has data, so an idle connection costs two sockets and one task. UDP has a flow
+//! for every client address, with a socket of its own to the instance.
 //!
-//! What always holds: no call waits for the network; whoever reads slowly slows only their own
-//! connection; every `joined` event is followed by one `left` event of the same session and number,
-//! unless the gateway is shut down; connections, flows and pipes are bounded. Enter at
+//! Invariants: no call waits for the network; a slow reader slows only its own connection; every
+//! `joined` event is followed by one `left` event of the same session and number, unless the gateway
+//! is shut down; the numbers of connections, flows and pipes are bounded. Enter at
 //! [`Gateway::start`].
 
 mod metrics;
@@ -23,11 +23,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mainstay_store::clock::Clock;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -42,14 +43,14 @@ use splice::Pipes;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionKey(pub String);
 
-/// Somebody connected to a session, or is gone.
+/// A client connected to a session, or disconnected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientEvent {
     /// The session.
     pub session: SessionKey,
-    /// Which connection: a number that no other connection of this gateway has.
+    /// The number of the connection, unique in this gateway.
     pub id: u64,
-    /// Where from.
+    /// The client's address.
     pub peer: SocketAddr,
     /// Whether it joined; else it left.
     pub joined: bool,
@@ -58,51 +59,51 @@ pub struct ClientEvent {
 /// Why a port cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another program has it. Another port may do.
+    /// Another program uses the port. Try another port.
     #[error(
         "port {port}/{} is in use by another program on this machine; stop that program or leave \
          the port out of the gateway's range",
         protocol.as_str()
     )]
     PortInUse {
-        /// Which.
+        /// The port.
         port: u16,
         /// TCP or UDP.
         protocol: Protocol,
     },
-    /// The machine does not let this program have it. No use to try again.
+    /// The operating system denies the port. Do not retry.
     #[error(
         "port {port}/{} may not be opened by this user; give the gateway a range above 1023 or \
          the capability CAP_NET_BIND_SERVICE",
         protocol.as_str()
     )]
     Denied {
-        /// Which.
+        /// The port.
         port: u16,
         /// TCP or UDP.
         protocol: Protocol,
     },
-    /// It is open for another session. Close it first.
+    /// The port is open for another session. Close it first.
     #[error("port {port}/{} is open for session {}", protocol.as_str(), session.0)]
     Taken {
-        /// Which.
+        /// The port.
         port: u16,
         /// TCP or UDP.
         protocol: Protocol,
-        /// Who has it.
+        /// The session that has the port.
         session: SessionKey,
     },
     /// The gateway is shut down.
     #[error("the gateway is shut down")]
     Stopped,
-    /// Anything else, such as no file descriptors left. Worth another try.
+    /// Any other error, such as no file descriptors left. Retry later.
     #[error("port {port}/{} cannot be opened", protocol.as_str())]
     Bind {
-        /// Which.
+        /// The port.
         port: u16,
         /// TCP or UDP.
         protocol: Protocol,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -117,24 +118,24 @@ impl Error {
     }
 }
 
-/// How a gateway runs, and how much it takes.
+/// Address and limits of a gateway.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The address it listens on.
     pub address: IpAddr,
-    /// Connections and flows at once, altogether. More are turned away.
+    /// The largest number of connections and flows in total. More are refused.
     pub connections: usize,
-    /// Connections at once to one session. More are turned away.
+    /// The largest number of connections to one session. More are refused.
     pub connections_per_session: usize,
-    /// How long an instance has to take a connection.
+    /// How long connecting to an instance may take.
     pub connect_timeout: Duration,
-    /// Flows at once on one UDP port. For one more, the one that was silent longest is dropped.
+    /// The largest number of flows on one UDP port. One more replaces the flow idle for longest.
     pub flows_per_port: usize,
-    /// A UDP flow that is silent for so long ends.
+    /// A UDP flow without packets for this long ends.
     pub flow_idle: Duration,
-    /// Pipes at once. Bytes that find none free are copied; with 0 all are.
+    /// The largest number of pipes. Data is copied while none is free; with 0 always.
     pub pipes: usize,
-    /// Events that nobody has taken yet; a connection waits for room before it goes on.
+    /// The capacity of the event channel; a connection waits for room in it.
     pub events: usize,
 }
 
@@ -153,7 +154,7 @@ impl Default for Options {
     }
 }
 
-/// A running gateway: a handle that is cheap to clone.
+/// A running gateway. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Gateway {
     shared: Arc<Shared>,
@@ -161,7 +162,7 @@ pub struct Gateway {
 
 type Ports = HashMap<(u16, Protocol), Port>;
 
-/// What the handles and the tasks of a gateway share.
+/// The state shared by handles and tasks.
 #[derive(Debug)]
 struct Shared {
     options: Options,
@@ -179,78 +180,82 @@ struct Shared {
 
 impl Shared {
     fn ports(&self) -> MutexGuard<'_, Ports> {
-        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ports.lock()
     }
 
-    /// A place for one more connection to `aim`, or nothing if there are too many.
-    fn admit(self: &Arc<Self>, aim: &Arc<Aim>, limit: usize) -> Option<Admitted> {
+    /// A permit for one more connection to `destination`; `None` at a limit.
+    fn admit(
+        self: &Arc<Self>,
+        destination: &Arc<Destination>,
+        limit: usize,
+    ) -> Option<ConnectionPermit> {
         let all = take(&self.connections, self.options.connections);
-        if !all || !take(&aim.connections, limit) {
+        if !all || !take(&destination.connections, limit) {
             if all {
                 self.connections.fetch_sub(1, Ordering::AcqRel);
             }
             self.metrics.refused.inc();
             return None;
         }
-        Some(Admitted { shared: self.clone(), aim: aim.clone() })
+        Some(ConnectionPermit { shared: self.clone(), destination: destination.clone() })
     }
 
-    /// Says that a client joined, and gives its number.
-    async fn joined(&self, aim: &Aim, peer: SocketAddr) -> u64 {
+    /// Emits the event that a client joined, and returns its number.
+    async fn joined(&self, destination: &Destination, peer: SocketAddr) -> u64 {
         let id = self.clients.fetch_add(1, Ordering::Relaxed) + 1;
-        self.say(aim, id, peer, true).await;
+        self.say(destination, id, peer, true).await;
         id
     }
 
-    /// Says that a client left.
-    async fn left(&self, aim: &Aim, id: u64, peer: SocketAddr) {
-        self.say(aim, id, peer, false).await;
+    /// Emits the event that a client left.
+    async fn left(&self, destination: &Destination, id: u64, peer: SocketAddr) {
+        self.say(destination, id, peer, false).await;
     }
 
-    async fn say(&self, aim: &Aim, id: u64, peer: SocketAddr, joined: bool) {
-        let event = ClientEvent { session: aim.session.clone(), id, peer, joined };
+    async fn say(&self, destination: &Destination, id: u64, peer: SocketAddr, joined: bool) {
+        let event = ClientEvent { session: destination.session.clone(), id, peer, joined };
         tokio::select! {
-            // Nobody listens any more: then nobody misses it.
+            // The receiver is gone: the event is not needed.
             _ = self.events.send(event) => {}
             () = self.stop.cancelled() => {}
         }
     }
 }
 
-/// Adds one unless that is more than `limit`.
+/// Adds one, unless the count is at `limit`.
 fn take(count: &AtomicUsize, limit: usize) -> bool {
     let more = |now| (now < limit).then_some(now + 1);
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
 }
 
-/// A connection's place among the bounded number of them; dropped, it is free again.
+/// Counts one connection towards the limits until it is dropped.
 #[derive(Debug)]
-struct Admitted {
+struct ConnectionPermit {
     shared: Arc<Shared>,
-    aim: Arc<Aim>,
+    destination: Arc<Destination>,
 }
 
-impl Drop for Admitted {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.shared.connections.fetch_sub(1, Ordering::AcqRel);
-        self.aim.connections.fetch_sub(1, Ordering::AcqRel);
+        self.destination.connections.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// Where a port leads for a while: until it is aimed elsewhere or closed.
+/// The session and instance that a port forwards to, until they change or the port is closed.
 #[derive(Debug)]
-struct Aim {
+struct Destination {
     session: SessionKey,
     target: SocketAddr,
-    /// Nobody new is taken.
+    /// Cancelled when no new connection is accepted.
     closed: CancellationToken,
-    /// Whoever is there ends.
+    /// Cancelled when existing connections must end.
     cut: CancellationToken,
     tasks: TaskTracker,
     connections: AtomicUsize,
 }
 
-impl Aim {
+impl Destination {
     fn new(session: SessionKey, target: SocketAddr) -> Arc<Self> {
         Arc::new(Self {
             session,
@@ -262,13 +267,14 @@ impl Aim {
         })
     }
 
-    /// Takes nobody new, and ends whoever is there.
+    /// Accepts no new connection and ends the existing ones.
     fn end(&self) {
         self.closed.cancel();
         self.cut.cancel();
     }
 
-    /// Takes nobody new, gives those who are there `drain` to finish, and has none left after that.
+    /// Accepts no new connection, and ends the existing ones after `drain` at the latest. Returns when
+    /// none is left.
     async fn drain(&self, drain: Duration, clock: &dyn Clock) {
         self.closed.cancel();
         self.tasks.close();
@@ -284,50 +290,48 @@ impl Aim {
     }
 }
 
-/// The aim of an open port; the port's own task looks here for every connection.
+/// The destination of an open port; the port's task reads it for every connection.
 #[derive(Debug)]
-struct Aimed(Mutex<Arc<Aim>>);
+struct CurrentDestination(Mutex<Arc<Destination>>);
 
-impl Aimed {
-    fn new(aim: Arc<Aim>) -> Self {
-        Self(Mutex::new(aim))
+impl CurrentDestination {
+    fn new(destination: Arc<Destination>) -> Self {
+        Self(Mutex::new(destination))
     }
 
-    fn get(&self) -> Arc<Aim> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn get(&self) -> Arc<Destination> {
+        self.0.lock().clone()
     }
 
-    fn set(&self, aim: Arc<Aim>) {
-        let old =
-            std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), aim);
+    fn set(&self, destination: Arc<Destination>) {
+        let old = std::mem::replace(&mut *self.0.lock(), destination);
         old.end();
     }
 }
 
 #[derive(Debug)]
 enum Port {
-    Tcp(Arc<tcp::Listening>),
-    Udp(Arc<udp::Listening>),
+    Tcp(Arc<tcp::TcpPort>),
+    Udp(Arc<udp::UdpPort>),
 }
 
 impl Port {
-    fn aimed(&self) -> &Aimed {
+    fn current(&self) -> &CurrentDestination {
         match self {
-            Self::Tcp(port) => &port.aimed,
-            Self::Udp(port) => &port.aimed,
+            Self::Tcp(port) => &port.current,
+            Self::Udp(port) => &port.current,
         }
     }
 }
 
 impl Gateway {
-    /// Begins with no port open. The events are for whoever counts the clients of sessions; they
-    /// must be taken.
+    /// Starts with no port open. The caller must receive the events; otherwise connections wait.
     ///
     /// # Panics
     /// Outside a tokio runtime.
     #[must_use]
     pub fn start(options: Options, clock: Arc<dyn Clock>) -> (Self, mpsc::Receiver<ClientEvent>) {
-        let (events, heard) = mpsc::channel(options.events.max(1));
+        let (events, receiver) = mpsc::channel(options.events.max(1));
         let metrics = Metrics::default();
         let shared = Arc::new(Shared {
             pipes: Pipes::new(options.pipes),
@@ -342,15 +346,15 @@ impl Gateway {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
-        (Self { shared }, heard)
+        (Self { shared }, receiver)
     }
 
-    /// Forwards from `port` to `target` for `session`. Called again with the same, it changes
-    /// nothing; with another target, connections to the old one end and new ones go to the new,
+    /// Forwards `port` to `target` for `session`. Calling it again with the same arguments changes
+    /// nothing; with another target, connections to the old one end and new ones go to the new one,
     /// while the port stays bound. Never waits.
     ///
     /// # Errors
-    /// [`Error`]: another program or another session has the port, or it may not be had.
+    /// [`Error`]: the port is used by another program or session, or the system denies it.
     pub fn open(
         &self,
         port: u16,
@@ -361,31 +365,32 @@ impl Gateway {
         let shared = &self.shared;
         let _runtime = shared.runtime.enter();
         let mut ports = shared.ports();
-        // Asked under the lock, so that nothing is opened behind the back of a shutdown.
+        // Checked under the lock, so that no port is opened during a shutdown.
         if shared.stop.is_cancelled() {
             return Err(Error::Stopped);
         }
         let wrong = |source| Error::of(port, protocol, source);
         match ports.entry((port, protocol)) {
             Slot::Occupied(mut slot) => {
-                let now = slot.get().aimed().get();
+                let now = slot.get().current().get();
                 if let Port::Udp(old) = slot.get()
                     && now.closed.is_cancelled()
                 {
-                    let again = udp::take_over(shared, old, port, Aim::new(session, target));
+                    let again =
+                        udp::take_over(shared, old, port, Destination::new(session, target));
                     slot.insert(Port::Udp(again));
                 } else if now.session != session {
                     return Err(Error::Taken { port, protocol, session: now.session.clone() });
                 } else if now.target != target {
-                    slot.get().aimed().set(Aim::new(session, target));
+                    slot.get().current().set(Destination::new(session, target));
                     shared.metrics.retargeted.inc();
                 }
             }
             Slot::Vacant(slot) => {
-                let aim = Aim::new(session, target);
+                let destination = Destination::new(session, target);
                 let opened = match protocol {
-                    Protocol::Tcp => tcp::listen(shared, port, aim).map(Port::Tcp),
-                    Protocol::Udp => udp::listen(shared, port, aim).map(Port::Udp),
+                    Protocol::Tcp => tcp::listen(shared, port, destination).map(Port::Tcp),
+                    Protocol::Udp => udp::listen(shared, port, destination).map(Port::Udp),
                 };
                 slot.insert(opened.map_err(wrong)?);
             }
@@ -394,9 +399,9 @@ impl Gateway {
         Ok(())
     }
 
-    /// Takes nobody new on `port`, at once, and cuts those who are there when `drain` is over. The
-    /// port can be opened again at once; what still drains goes on beside it (UDP flows end then:
-    /// they need the port). Closing what is not open does nothing. Never waits.
+    /// Stops accepting connections on `port` at once, and ends the existing ones after `drain`. The
+    /// port can be opened again at once; draining TCP connections continue beside it, while UDP flows
+    /// end because they need the port. Closing a port that is not open does nothing. Never waits.
     pub fn close(&self, port: u16, protocol: Protocol, drain: Duration) {
         let shared = &self.shared;
         let _runtime = shared.runtime.enter();
@@ -407,7 +412,7 @@ impl Gateway {
                     tcp::close(shared, &open, drain);
                 }
             }
-            Some(Port::Udp(open)) if !open.aimed.get().closed.is_cancelled() => {
+            Some(Port::Udp(open)) if !open.current.get().closed.is_cancelled() => {
                 udp::close(shared, open, port, drain);
             }
             Some(Port::Udp(_)) | None => {}
@@ -415,14 +420,14 @@ impl Gateway {
         shared.metrics.ports.set(i64::try_from(ports.len()).unwrap_or(i64::MAX));
     }
 
-    /// What was counted.
+    /// The metrics of this gateway.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
     }
 
-    /// Closes all ports, cuts all connections, and waits until none is left. Nothing can be opened
-    /// afterwards. Doing it twice is fine.
+    /// Closes all ports, ends all connections, and waits until none is left. Afterwards no port can be
+    /// opened. Calling it twice is harmless.
     pub async fn shutdown(&self) {
         let shared = &self.shared;
         let ports = {
@@ -431,7 +436,7 @@ impl Gateway {
             std::mem::take(&mut *ports)
         };
         for port in ports.values() {
-            port.aimed().get().end();
+            port.current().get().end();
         }
         drop(ports);
         shared.tasks.close();

@@ -1,10 +1,11 @@
-//! Sessions: a warm instance for everyone who asks, on a node that is alive.
+//! Sessions: keeps pools of warm instances and assigns one to every session within milliseconds.
 //!
-//! * [`api`] has the resources: applications, their sessions, their instances.
-//! * Pure decisions: [`scale`] (how many instances), [`endpoints`] (which port), and [`engine`], which puts them together.
-//! * Shells: [`controller`] runs the engine beside the store.
-//! * [`protocol`] is what servers and agents say to each other.
-//! * [`gateway`] forwards from the outside to instances.
+//! * [`api`] has the kinds: applications, their sessions, their instances.
+//! * Pure decisions: [`scale`] (how many instances), [`endpoints`] (which port), [`secrets`] (which
+//!   environment), and [`engine`], which combines them.
+//! * [`controller`] runs the engine on a store.
+//! * [`protocol`] is the gRPC protocol between servers and agents.
+//! * [`gateway`] forwards external connections to instances.
 
 pub mod api;
 pub mod controller;

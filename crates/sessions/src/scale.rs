@@ -1,26 +1,26 @@
-//! How many instances an application should have. Pure: counts in, a step out.
+//! Decides how many instances to create or terminate. Pure: counts in, a step out.
 //!
-//! `unused` is what waits for sessions or is on its way there, `waiting` the sessions that wait for
-//! an instance; what is idle is the difference, and may be negative. The policy keeps it between
-//! low and high; minimum and maximum bound all instances; a step is at most a burst.
+//! `unused` instances are ready for a session or starting; `waiting` sessions have no instance. The
+//! number of idle instances is the difference, and may be negative. The policy keeps it between low
+//! and high; minimum and maximum bound all instances; a step is at most a burst.
 
 use crate::api::{ScalingPolicy, ScalingPolicyType, Threshold};
 
-/// How many instances there are, and how many sessions wait.
+/// The numbers of instances and of waiting sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// With a session.
+    /// Instances with a session.
     pub allocated: i64,
-    /// Pending or ready.
+    /// Instances that are pending or ready.
     pub unused: i64,
     /// Sessions without an instance.
     pub waiting: i64,
 }
 
-/// The size of a step if the policy does not say.
+/// The size of a step if the policy has no burst.
 const BURST: i64 = 2;
 
-/// How many unused instances are wanted, without regard to the size of a step.
+/// The wanted number of unused instances, without regard to the size of a step.
 #[must_use]
 pub fn wanted(policy: &ScalingPolicy, counts: Counts) -> i64 {
     let Counts { allocated, unused, waiting } = counts;
@@ -41,8 +41,8 @@ pub fn wanted(policy: &ScalingPolicy, counts: Counts) -> i64 {
     want.max(minimum).min(maximum).max(0)
 }
 
-/// How many idle instances make the idle share of all lie between `low` and `high` percent, where
-/// `busy` are not idle: the nearest number to what there is.
+/// The number of idle instances, nearest to `idle`, for which the idle share of all instances lies
+/// between `low` and `high` percent. `busy` instances are not idle.
 fn by_percent(idle: i64, busy: i64, low: i64, high: i64) -> i64 {
     // idle / (busy + idle) >= low% is idle * (100 - low) >= busy * low.
     let least = match 100 - low {
@@ -54,11 +54,11 @@ fn by_percent(idle: i64, busy: i64, low: i64, high: i64) -> i64 {
         0 => i64::MAX,
         rest => busy * high / rest,
     };
-    // Where no number of idle instances lies between, having enough comes first.
+    // If no number satisfies both bounds, the lower bound wins.
     idle.min(most).max(least).max(0)
 }
 
-/// How many instances to make (positive) or to end (negative) now.
+/// The number of instances to create (positive) or to terminate (negative) now.
 #[must_use]
 pub fn step(policy: &ScalingPolicy, counts: Counts) -> i64 {
     let burst = if policy.burst > 0 { i64::from(policy.burst) } else { BURST };

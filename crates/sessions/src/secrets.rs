@@ -1,8 +1,8 @@
-//! Environment variables that come from Secrets: a decision over plain data.
+//! Resolves environment variables that come from Secrets. Pure: spec and Secrets in, values out.
 //!
-//! The server looks the values up and sends them with the command that starts an instance, to the
-//! node that runs it and to no other. They are in no object, status or file, and printing them for
-//! people tells their names only.
+//! The server reads the values and sends them with the command that starts an instance, only to the
+//! node that runs it. They are written to no object, status or file, and debug output has only the
+//! names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -26,7 +26,7 @@ impl SecretValues {
         self.0.iter()
     }
 
-    /// As they are sent.
+    /// The form in which they are sent.
     #[must_use]
     pub fn to_map(&self) -> HashMap<String, Vec<u8>> {
         self.0.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
@@ -53,10 +53,10 @@ pub fn needed(spec: &ApplicationSpec) -> BTreeSet<&str> {
     references(spec).map(|(_, source)| source.name.as_str()).collect()
 }
 
-/// The values an application's instances start with; or what is missing.
+/// The values that an application's instances start with.
 ///
 /// # Errors
-/// Says which Secret or key is missing, or cannot be a variable's value.
+/// A message that names the Secret or key that is missing or cannot be a variable's value.
 pub fn resolve<S: std::ops::Deref<Target = Secret>>(
     spec: &ApplicationSpec,
     secret: impl Fn(&str) -> Option<S>,
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_found_or_what_is_missing_is_named() {
+    fn resolving_returns_values_or_names_what_is_missing() {
         let secret: Secret = serde_json::from_value(json!({
             "data": {"word": "aHVzaA==", "odd": "AA=="},
         }))

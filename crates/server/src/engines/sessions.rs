@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use mainstay_sessions::api::{ApplicationSession, Instance};
 use mainstay_sessions::controller::{
-    self, Desk, GatewayOptions, Inbox, Metrics, STREAMS, Sessions,
+    self, GatewayOptions, Handle, Inbox, Metrics, STREAMS, Sessions,
 };
-use mainstay_sessions::engine::Settings;
+use mainstay_sessions::engine::Timeouts;
 use mainstay_store::object::Resource;
 use mainstay_store::registry::Typed;
 use mainstay_store::resources::{Identities, RandomIdentities};
@@ -57,26 +57,26 @@ fn speaks_for(extensions: &http::Extensions, node: &str) -> bool {
 }
 
 /// Adds sessions to what a server will serve.
-pub(super) fn mount(options: &mut Options) -> (Desk, Inbox) {
+pub(super) fn mount(options: &mut Options) -> (Handle, Inbox) {
     let metrics = Metrics::default();
     metrics.register(&mut options.metrics);
-    let (desk, inbox) = controller::desk(metrics);
-    let (sessions, instances) = desk.keepers();
+    let (handle, inbox) = controller::handle(metrics);
+    let (sessions, instances) = handle.keepers();
     let collection = |group: &str, plural: &str| Resource::new(group, plural);
     options
         .keepers
         .insert(collection(ApplicationSession::GROUP, ApplicationSession::PLURAL), sessions);
     options.keepers.insert(collection(Instance::GROUP, Instance::PLURAL), instances);
-    merge(options, controller::router(desk.clone(), speaks_for, audit::stream));
+    merge(options, controller::router(handle.clone(), speaks_for, audit::stream));
     options.streams.push(STREAMS);
-    (desk, inbox)
+    (handle, inbox)
 }
 
-/// How patient the engine is: agents say often enough that they are there.
-fn settings(node_timeout: Option<Duration>) -> Settings {
-    let usual = Settings::default();
+/// The engine's timeouts: agents send at least four heartbeats within the node timeout.
+fn timeouts(node_timeout: Option<Duration>) -> Timeouts {
+    let usual = Timeouts::default();
     let node_stale = node_timeout.unwrap_or(usual.node_stale);
-    Settings { node_stale, heartbeat: usual.heartbeat.min(node_stale / 4), ..usual }
+    Timeouts { node_stale, heartbeat: usual.heartbeat.min(node_stale / 4), ..usual }
 }
 
 /// The address others reach this machine at, as far as it can tell.
@@ -94,10 +94,10 @@ fn own_address() -> IpAddr {
 pub(super) async fn start(
     running: &Running,
     given: &SessionsOptions,
-    desk: &Desk,
+    handle: &Handle,
     inbox: Inbox,
 ) -> Result<Sessions, Error> {
-    let (gate, settings) = (&given.gateway, settings(given.node_timeout));
+    let (gate, timeouts) = (&given.gateway, timeouts(given.node_timeout));
     let listen = gate.address.unwrap_or(running.local_addr().ip());
     let shown = if listen.is_unspecified() { own_address() } else { listen };
     let advertise = gate.advertise.clone().unwrap_or_else(|| shown.to_string());
@@ -107,13 +107,13 @@ pub(super) async fn start(
     let seed = RandomIdentities.uid();
     let seed = u64::from_str_radix(&seed.replace('-', "")[..15], 16).unwrap_or_default();
     let options = controller::Options {
-        settings,
+        timeouts,
         gateway,
         seed,
         // Each start of the store's memory has its own epoch, counted durably.
         epoch: resources.objects().revision(&instances).0 >> 40,
         leadership: running.election().map(|election| election.leadership()),
     };
-    let started = Sessions::start(resources, options, desk, inbox).await;
+    let started = Sessions::start(resources, options, handle, inbox).await;
     started.map_err(Error::engine)
 }

@@ -1,5 +1,5 @@
-//! Instance: one process of an application on a node. Users look at instances and may delete them;
-//! applications make them.
+//! Instance: one process of an application on a node. Applications create instances; users may read
+//! and delete them.
 
 use mainstay_store::meta::{ObjectMeta, Time};
 use mainstay_store::registry::{Column, Kind};
@@ -16,15 +16,15 @@ pub struct Instance {
     /// Standard object's metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What it is.
+    /// Its application, node and template.
     #[serde(default)]
     pub spec: InstanceSpec,
-    /// How it is.
+    /// Its pool and state.
     #[serde(default)]
     pub status: InstanceStatus,
 }
 
-/// What an instance is.
+/// The application, node and template of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct InstanceSpec {
@@ -33,76 +33,50 @@ pub struct InstanceSpec {
     /// Its node, once it has one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node_name: String,
-    /// Which version of the application's template it is made from.
+    /// The hash of the template it was created from.
     pub template: String,
 }
 
-/// In which pool an instance is.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-)]
-pub enum InstancePool {
-    /// On its way.
-    #[default]
-    Pending,
-    /// Waiting for a session.
-    Ready,
-    /// Frozen.
-    Standby,
-    /// With a session.
-    Active,
-    /// Ending.
-    Deleting,
-}
-
-impl InstancePool {
-    /// As users read it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "Pending",
-            Self::Ready => "Ready",
-            Self::Standby => "Standby",
-            Self::Active => "Active",
-            Self::Deleting => "Deleting",
-        }
+words! {
+    /// The pool of an instance.
+    pub enum InstancePool {
+        /// Starting.
+        #[default]
+        Pending = "Pending",
+        /// Ready for a session.
+        Ready = "Ready",
+        /// Frozen.
+        Standby = "Standby",
+        /// With a session.
+        Active = "Active",
+        /// Terminating.
+        Deleting = "Deleting",
     }
 }
 
-/// How an instance is.
+/// The pool and state of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct InstanceStatus {
     /// Pending, Ready, Standby, Active or Deleting.
     pub pool: InstancePool,
-    /// What its node says of it: Creating, Standby, Activating, Running, Evacuating, Terminating or
+    /// The state that its node reports: Creating, Standby, Activating, Running, Evacuating, Terminating or
     /// Terminated.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub state: String,
-    /// The session it has.
+    /// Its session.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub session_name: String,
-    /// Where it listens: address and port.
+    /// The address and port on which it listens.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub address: String,
-    /// Since when it is ready.
+    /// The time at which it became ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_time: Option<Time>,
-    /// Why it is as it is, in a word.
+    /// The reason of its state, as one word.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Why it is as it is, for people.
+    /// The reason of its state, for people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }

@@ -1,4 +1,4 @@
-//! ApplicationSession: somebody's use of one instance.
+//! ApplicationSession: the use of one instance by one user.
 
 use mainstay_store::meta::{MicroTime, ObjectMeta, Time};
 use mainstay_store::registry::{Column, Kind, Violation};
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::application::Protocol;
 use super::{GROUP, VERSION};
 
-/// What keeps a session until its instance has closed it.
+/// The finalizer that keeps a deleted session until its instance has closed it.
 pub const FINALIZER: &str = "apps.mainstay.dev/session";
 
 /// ApplicationSession takes an instance of an application, and has an endpoint while it lasts.
@@ -21,38 +21,38 @@ pub struct ApplicationSession {
     /// Standard object's metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Which application, and how. It cannot change.
+    /// The application and how to open the session. It cannot change.
     pub spec: SessionSpec,
-    /// How far it is, and where to reach it.
+    /// Its state and endpoint.
     #[serde(default)]
     pub status: SessionStatus,
 }
 
-/// Which application a session is of, and how it is opened and closed.
+/// The application of a session, and how it is opened and closed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionSpec {
     /// The application, in the session's namespace.
     #[schemars(length(min = 1))]
     pub application_name: String,
-    /// Handed to the instance as it is.
+    /// Passed to the instance unchanged.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub session_data: String,
-    /// Ends the instance with the session, also where the application would use it again.
+    /// Terminates the instance with the session, even if the application has reuseInstances.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kill_instance_when_session_closed: bool,
-    /// How long the instance has to close the session by itself.
+    /// Seconds that the instance may take to close the session.
     #[serde(default = "sixty")]
     #[schemars(range(min = 0, max = 3600))]
     pub close_grace_period_seconds: i32,
-    /// How long opening may take, from the moment of creation.
+    /// Seconds that opening may take, from creation.
     #[serde(default = "ten")]
     #[schemars(range(min = 1, max = 3600))]
     pub open_timeout_seconds: i32,
-    /// What happens when no instance is ready.
+    /// Whether a request is refused or waits if no instance is ready.
     #[serde(default)]
     pub open_mode: OpenMode,
-    /// What happens when the instance's node is lost.
+    /// Whether the session moves or is closed if the node of its instance is lost.
     #[serde(default)]
     pub on_node_loss: OnNodeLoss,
 }
@@ -65,7 +65,7 @@ fn ten() -> i32 {
     10
 }
 
-/// What happens when no instance is ready.
+/// Whether a request is refused or waits if no instance is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OpenMode {
     /// The request is refused at once with SystemBusy, and an instance is started.
@@ -75,7 +75,7 @@ pub enum OpenMode {
     Wait,
 }
 
-/// What happens when the instance's node is lost.
+/// Whether a session moves or is closed if the node of its instance is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnNodeLoss {
     /// The session gets another instance, and keeps its endpoint.
@@ -85,88 +85,62 @@ pub enum OnNodeLoss {
     Close,
 }
 
-/// How far a session is.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-)]
-pub enum SessionState {
-    /// It waits for an instance.
-    #[default]
-    Pending,
-    /// Its instance has been told.
-    Starting,
-    /// It can be used.
-    Available,
-    /// It is used: at least one client is connected.
-    InUse,
-    /// Its instance has been told to close it.
-    Closing,
-    /// It is over.
-    Closed,
-    /// No instance was there in time.
-    Timeout,
+words! {
+    /// The state of a session.
+    pub enum SessionState {
+        /// It waits for an instance.
+        #[default]
+        Pending = "Pending",
+        /// Its instance was asked to open it.
+        Starting = "Starting",
+        /// It is open.
+        Available = "Available",
+        /// It is open and at least one client is connected.
+        InUse = "InUse",
+        /// Its instance was asked to close it.
+        Closing = "Closing",
+        /// It is closed.
+        Closed = "Closed",
+        /// It was not open in time.
+        Timeout = "Timeout",
+    }
 }
 
 impl SessionState {
-    /// As users read it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "Pending",
-            Self::Starting => "Starting",
-            Self::Available => "Available",
-            Self::InUse => "InUse",
-            Self::Closing => "Closing",
-            Self::Closed => "Closed",
-            Self::Timeout => "Timeout",
-        }
-    }
-
     /// Whether it is open or on the way there.
     #[must_use]
     pub fn is_live(self) -> bool {
         matches!(self, Self::Pending | Self::Starting | Self::Available | Self::InUse)
     }
 
-    /// Whether nothing more happens to it.
+    /// Whether it is in a final state.
     #[must_use]
     pub fn is_over(self) -> bool {
         matches!(self, Self::Closed | Self::Timeout)
     }
 }
 
-/// How far a session is, and where to reach it.
+/// The state of a session, and its endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SessionStatus {
-    /// Where to reach it.
+    /// The address of the session.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub access_end_points: Vec<AccessEndPoint>,
     /// Pending, Starting, Available, InUse, Closing, Closed or Timeout.
     pub session_status: SessionState,
-    /// Who is connected.
+    /// The connected clients.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub client_sessions: Vec<ClientSession>,
-    /// Since when it can be used.
+    /// The time at which it was opened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_time: Option<Time>,
     /// The same, to the microsecond.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_time_micro: Option<MicroTime>,
-    /// When it was over.
+    /// The time at which it was closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub close_time: Option<Time>,
     /// Its instance.
@@ -175,15 +149,15 @@ pub struct SessionStatus {
     /// The node of its instance.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node_name: String,
-    /// Why it is as it is, in a word.
+    /// The reason of its state, as one word.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Why it is as it is, for people.
+    /// The reason of its state, for people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
-/// Where a session can be reached.
+/// An address of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AccessEndPoint {
@@ -191,17 +165,17 @@ pub struct AccessEndPoint {
     pub protocol: Protocol,
     /// The address of the gateway.
     pub ip_address: String,
-    /// The port there.
+    /// The port of the gateway.
     pub port: i32,
 }
 
-/// Somebody connected to a session.
+/// A client connected to a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClientSession {
-    /// Who, as the instance or the gateway names it.
+    /// The client's name, as the instance or the gateway reports it.
     pub id: String,
-    /// Since when.
+    /// The time at which it connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub join_time: Option<Time>,
 }
@@ -214,7 +188,7 @@ pub(super) fn kind() -> Kind {
         .category("all")
         .status()
         .memory()
-        .begin_with(hold)
+        .begin_with(add_finalizer)
         .column(Column::string("Application", ".spec.applicationName"))
         .column(Column::string("Status", ".status.sessionStatus"))
         .column(Column::string("Address", ".status.accessEndPoints[0].ipAddress"))
@@ -230,8 +204,8 @@ pub(super) fn kind() -> Kind {
         .build()
 }
 
-/// A session is held until it is closed.
-fn hold(object: &mut Map<String, Value>) {
+/// Adds the finalizer: a session stays until it is closed.
+fn add_finalizer(object: &mut Map<String, Value>) {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.insert("finalizers".to_owned(), json!([FINALIZER]));
     }
@@ -245,11 +219,11 @@ fn check(new: &ApplicationSession, old: Option<&ApplicationSession>) -> Vec<Viol
         let spec = serde_json::to_value(&new.spec).unwrap_or_default();
         found.push(Violation::immutable("spec", &spec));
     }
-    if new.spec.session_data.len() > LARGEST_DATA {
-        found.push(Violation::too_long("spec.sessionData", LARGEST_DATA));
+    if new.spec.session_data.len() > MAX_DATA {
+        found.push(Violation::too_long("spec.sessionData", MAX_DATA));
     }
     found
 }
 
-/// How much a session may hand to its instance, in bytes.
-const LARGEST_DATA: usize = 256 << 10;
+/// The largest sessionData, in bytes.
+const MAX_DATA: usize = 256 << 10;

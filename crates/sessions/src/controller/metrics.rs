@@ -1,4 +1,4 @@
-//! What is counted: sessions by outcome, how long opening takes by phase, what is said to nodes.
+//! Metrics of sessions: requests by outcome, time to open by phase, instances by pool, messages.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,17 +10,17 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct Outcome {
+pub(super) struct OutcomeLabel {
     outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct Phase {
+pub(super) struct PhaseLabel {
     phase: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct InPool {
+pub(super) struct PoolLabel {
     pool: &'static str,
 }
 
@@ -29,18 +29,18 @@ fn latencies() -> Histogram {
     Histogram::new(buckets)
 }
 
-/// What is counted. Clones count together.
+/// The metrics. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    opened: Family<Outcome, Counter>,
-    opening: Family<Phase, Histogram>,
-    instances: Family<InPool, Gauge>,
+    opened: Family<OutcomeLabel, Counter>,
+    opening: Family<PhaseLabel, Histogram>,
+    instances: Family<PoolLabel, Gauge>,
     pub(super) sessions: Gauge,
     pub(super) nodes: Gauge,
     pub(super) nodes_lost: Counter,
-    pub(super) said: Counter<u64, AtomicU64>,
-    pub(super) heard: Counter<u64, AtomicU64>,
-    pub(super) hung_up: Counter,
+    pub(super) sent: Counter<u64, AtomicU64>,
+    pub(super) received: Counter<u64, AtomicU64>,
+    pub(super) disconnected: Counter,
 }
 
 impl Default for Metrics {
@@ -52,41 +52,49 @@ impl Default for Metrics {
             sessions: Gauge::default(),
             nodes: Gauge::default(),
             nodes_lost: Counter::default(),
-            said: Counter::default(),
-            heard: Counter::default(),
-            hung_up: Counter::default(),
+            sent: Counter::default(),
+            received: Counter::default(),
+            disconnected: Counter::default(),
         }
     }
 }
 
 impl Metrics {
-    /// Shows everything in a registry.
+    /// Adds the metrics to a registry.
     pub fn register(&self, registry: &mut Registry) {
         let registry = registry.sub_registry_with_prefix("mainstay_sessions");
         registry.register("opened", "Requests to open a session, by outcome", self.opened.clone());
         registry.register(
             "opening_seconds",
-            "How long opening takes: waiting for an instance, its node, all of it",
+            "Time to open a session, by phase: waiting for an instance, its node, total",
             self.opening.clone(),
         );
         registry.register("instances", "Instances by pool", self.instances.clone());
         registry.register("open", "Sessions that are not over", self.sessions.clone());
-        registry.register("nodes", "Nodes with a stream", self.nodes.clone());
-        registry.register("nodes_lost", "Nodes that fell silent", self.nodes_lost.clone());
-        registry.register("messages_said", "Messages to nodes", self.said.clone());
-        registry.register("messages_heard", "Messages from nodes", self.heard.clone());
-        registry.register("hung_up", "Streams of nodes that did not read", self.hung_up.clone());
+        registry.register("nodes", "Nodes with an open stream", self.nodes.clone());
+        registry.register(
+            "nodes_lost",
+            "Nodes that were lost because their heartbeats stopped",
+            self.nodes_lost.clone(),
+        );
+        registry.register("messages_said", "Messages sent to nodes", self.sent.clone());
+        registry.register("messages_heard", "Messages received from nodes", self.received.clone());
+        registry.register(
+            "hung_up",
+            "Streams closed because the node did not read them",
+            self.disconnected.clone(),
+        );
     }
 
     pub(super) fn answered(&self, outcome: &'static str) {
-        self.opened.get_or_create(&Outcome { outcome }).inc();
+        self.opened.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     pub(super) fn took(&self, phase: &'static str, seconds: f64) {
-        self.opening.get_or_create(&Phase { phase }).observe(seconds);
+        self.opening.get_or_create(&PhaseLabel { phase }).observe(seconds);
     }
 
     pub(super) fn in_pool(&self, pool: &'static str, instances: i64) {
-        self.instances.get_or_create(&InPool { pool }).set(instances);
+        self.instances.get_or_create(&PoolLabel { pool }).set(instances);
     }
 }

@@ -1,8 +1,7 @@
-//! Sessions and instances as objects in the store's memory.
+//! Publishes sessions and instances as objects in the store's memory.
 //!
-//! The engine says what changed; objects are written a little later and together, so that what
-//! changes often is written seldom. Whoever is answered is answered after their own object was
-//! written.
+//! The engine names what changed; objects are written a little later and together, so that an object
+//! that changes often is written seldom. A request is answered only after its session was written.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,27 +18,27 @@ use serde_json::Value;
 use crate::api::{ApplicationSession, Instance, InstanceSpec, InstanceStatus, SessionStatus};
 use crate::engine::{Engine, Key, parts};
 
-/// A session's object: what its user wrote, and where it stands.
+/// A session's object and its version in the store.
 #[derive(Debug)]
-struct Shown {
-    /// All but the status, which comes last.
+struct PublishedSession {
+    /// The object without its status, which is added as its last field.
     object: Body,
     uid: String,
     created: Revision,
     revision: Option<Revision>,
 }
 
-/// An instance's object: what does not follow from the engine.
+/// The part of an instance's object that the engine does not know.
 #[derive(Debug)]
-struct ShownInstance {
+struct PublishedInstance {
     uid: String,
     revision: Option<Revision>,
 }
 
-/// An instance as it is written, with its fields in the order of the alphabet.
+/// An instance as it is serialized, with its fields in alphabetical order.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shape<'a> {
+struct InstanceObject<'a> {
     api_version: &'a str,
     kind: &'a str,
     metadata: Metadata<'a>,
@@ -67,20 +66,20 @@ struct Labels<'a> {
 
 const API_VERSION: &str = "apps.mainstay.dev/v1";
 
-/// What stands before the version of an object.
+/// The text before the version in a serialized object.
 const VERSION_FIELD: &[u8] = b"\"resourceVersion\":\"";
 
-/// What is shown, and what has to be shown anew.
+/// Published objects, and the names of those that changed since.
 #[derive(Debug)]
 pub(super) struct Publisher {
     objects: Arc<dyn Objects>,
     sessions: Resource,
     instances: Resource,
     gateway: String,
-    shown: HashMap<Key, Shown>,
-    shown_instances: HashMap<Key, ShownInstance>,
-    dirty: HashSet<Key>,
-    dirty_instances: HashSet<Key>,
+    published: HashMap<Key, PublishedSession>,
+    published_instances: HashMap<Key, PublishedInstance>,
+    changed: HashSet<Key>,
+    changed_instances: HashSet<Key>,
     gone_instances: HashSet<Key>,
 }
 
@@ -95,122 +94,122 @@ impl Publisher {
             sessions: collection::<ApplicationSession>(),
             instances: collection::<Instance>(),
             gateway,
-            shown: HashMap::new(),
-            shown_instances: HashMap::new(),
-            dirty: HashSet::new(),
-            dirty_instances: HashSet::new(),
+            published: HashMap::new(),
+            published_instances: HashMap::new(),
+            changed: HashSet::new(),
+            changed_instances: HashSet::new(),
             gone_instances: HashSet::new(),
         }
     }
 
-    /// What a session's user wrote, as it will be shown without its status. Told again, it replaces
-    /// what was written before.
-    pub(super) fn know(&mut self, session: &Key, mut object: Prepared) -> &[u8] {
+    /// Takes a session's object as its user wrote it, and returns it without its status. Called again,
+    /// it replaces the object.
+    pub(super) fn set_object(&mut self, session: &Key, mut object: Prepared) -> &[u8] {
         object.remove("status");
         let uid = object.get("metadata").and_then(|metadata| metadata["uid"].as_str());
         let uid = uid.unwrap_or_default().to_owned();
         let object = Body::new(&object);
-        let known = self.shown.remove(session);
+        let known = self.published.remove(session);
         let (created, revision) =
             known.map_or((Revision::ZERO, None), |known| (known.created, known.revision));
-        let shown = self.shown.entry(session.clone());
-        shown.or_insert(Shown { object, uid, created, revision }).object.json()
+        let published = self.published.entry(session.clone());
+        published.or_insert(PublishedSession { object, uid, created, revision }).object.json()
     }
 
-    /// The identity of a session's object, if it is known.
+    /// The uid of a session's object, if it is known.
     pub(super) fn session_uid(&self, session: &Key) -> Option<String> {
-        self.shown.get(session).map(|shown| shown.uid.clone())
+        self.published.get(session).map(|published| published.uid.clone())
     }
 
-    /// The identity of an instance's object, if it was shown.
+    /// The uid of an instance's object, if it was published.
     pub(super) fn instance_uid(&self, instance: &Key) -> Option<String> {
-        self.shown_instances.get(instance).map(|shown| shown.uid.clone())
+        self.published_instances.get(instance).map(|published| published.uid.clone())
     }
 
     pub(super) fn forget(&mut self, session: &Key) {
-        self.shown.remove(session);
+        self.published.remove(session);
     }
 
     pub(super) fn session_changed(&mut self, session: Key) {
-        self.dirty.insert(session);
+        self.changed.insert(session);
     }
 
     pub(super) fn instance_changed(&mut self, instance: Key) {
-        self.dirty_instances.insert(instance);
+        self.changed_instances.insert(instance);
     }
 
     pub(super) fn instance_gone(&mut self, instance: Key) {
-        self.dirty_instances.remove(&instance);
+        self.changed_instances.remove(&instance);
         self.gone_instances.insert(instance);
     }
 
     /// Whether sessions changed, and whether instances did.
-    pub(super) fn has_news(&self) -> (bool, bool) {
-        let instances = !self.dirty_instances.is_empty() || !self.gone_instances.is_empty();
-        (!self.dirty.is_empty(), instances)
+    pub(super) fn has_changes(&self) -> (bool, bool) {
+        let instances = !self.changed_instances.is_empty() || !self.gone_instances.is_empty();
+        (!self.changed.is_empty(), instances)
     }
 
-    /// Shows the sessions that changed.
+    /// Publishes the sessions that changed.
     pub(super) async fn publish_sessions(&mut self, engine: &Engine) {
-        for session in std::mem::take(&mut self.dirty) {
-            self.show(engine, &session).await;
+        for session in std::mem::take(&mut self.changed) {
+            self.publish(engine, &session).await;
         }
     }
 
-    /// Shows the instances that changed.
+    /// Publishes the instances that changed.
     pub(super) async fn publish_instances(&mut self, engine: &Engine) {
         for instance in std::mem::take(&mut self.gone_instances) {
-            self.hide_instance(&instance).await;
+            self.remove_instance(&instance).await;
         }
-        for instance in std::mem::take(&mut self.dirty_instances) {
-            self.show_instance(engine, &instance).await;
+        for instance in std::mem::take(&mut self.changed_instances) {
+            self.publish_instance(engine, &instance).await;
         }
     }
 
-    /// Shows a session as it is now.
-    pub(super) async fn show(&mut self, engine: &Engine, session: &Key) -> Option<Arc<Record>> {
-        self.dirty.remove(session);
+    /// Publishes a session as it is now.
+    pub(super) async fn publish(&mut self, engine: &Engine, session: &Key) -> Option<Arc<Record>> {
+        self.changed.remove(session);
         let status = engine.session_status(session, &self.gateway)?;
-        if !self.shown.contains_key(session) {
-            // A session that a node brought along: its object is what the node was told.
+        if !self.published.contains_key(session) {
+            // A session reported by a node: its object is the one that the node was given.
             let object: Value = serde_json::from_slice(engine.session_object(session)?).ok()?;
             let Value::Object(object) = object else { return None };
-            self.know(session, object);
+            self.set_object(session, object);
         }
-        let shown = self.shown.get_mut(session)?;
-        let body = shown.object.with_last("status", &status)?;
+        let published = self.published.get_mut(session)?;
+        let body = published.object.with_last("status", &status)?;
         let (namespace, name) = parts(session);
         let key = object::Key::new(&self.sessions, Some(namespace), name);
-        let written = write(&*self.objects, key, shown.revision, body).await?;
-        shown.revision = Some(written.revision());
-        shown.created = written.created();
+        let written = write(&*self.objects, key, published.revision, body).await?;
+        published.revision = Some(written.revision());
+        published.created = written.created();
         Some(written)
     }
 
-    /// Takes a session's object away; what it last was comes back.
-    pub(super) async fn hide(
+    /// Removes a session's object, and returns it as it last was.
+    pub(super) async fn remove(
         &mut self,
         session: &Key,
         last: &SessionStatus,
     ) -> Option<Arc<Record>> {
-        self.dirty.remove(session);
-        let shown = self.shown.remove(session)?;
+        self.changed.remove(session);
+        let published = self.published.remove(session)?;
         let (namespace, name) = parts(session);
         let key = object::Key::new(&self.sessions, Some(namespace), name);
-        let revision = shown.revision?;
+        let revision = published.revision?;
         remove(&*self.objects, key.clone(), revision).await;
-        let last = shown.object.with_last("status", last)?;
-        Some(Arc::new(last.at(key, shown.created, revision)))
+        let last = published.object.with_last("status", last)?;
+        Some(Arc::new(last.at(key, published.created, revision)))
     }
 
-    async fn show_instance(&mut self, engine: &Engine, instance: &Key) -> Option<()> {
+    async fn publish_instance(&mut self, engine: &Engine, instance: &Key) -> Option<()> {
         let (spec, status, created) = engine.instance_view(instance)?;
         let (namespace, name) = parts(instance);
-        let shown = self
-            .shown_instances
+        let published = self
+            .published_instances
             .entry(instance.clone())
-            .or_insert_with(|| ShownInstance { uid: RandomIdentities.uid(), revision: None });
-        let object = Shape {
+            .or_insert_with(|| PublishedInstance { uid: RandomIdentities.uid(), revision: None });
+        let object = InstanceObject {
             api_version: API_VERSION,
             kind: Instance::KIND,
             metadata: Metadata {
@@ -219,7 +218,7 @@ impl Publisher {
                 name,
                 namespace,
                 resource_version: "",
-                uid: &shown.uid,
+                uid: &published.uid,
             },
             spec: &spec,
             status: &status,
@@ -228,16 +227,16 @@ impl Publisher {
         let hole = memchr::memmem::find(&json, VERSION_FIELD)? + VERSION_FIELD.len();
         let body = Body::from_parts(json, hole)?;
         let key = object::Key::new(&self.instances, Some(namespace), name);
-        let written = write(&*self.objects, key, shown.revision, body).await?;
-        shown.revision = Some(written.revision());
+        let written = write(&*self.objects, key, published.revision, body).await?;
+        published.revision = Some(written.revision());
         Some(())
     }
 
-    async fn hide_instance(&mut self, instance: &Key) {
-        let Some(shown) = self.shown_instances.remove(instance) else { return };
+    async fn remove_instance(&mut self, instance: &Key) {
+        let Some(published) = self.published_instances.remove(instance) else { return };
         let (namespace, name) = parts(instance);
         let key = object::Key::new(&self.instances, Some(namespace), name);
-        if let Some(revision) = shown.revision {
+        if let Some(revision) = published.revision {
             remove(&*self.objects, key, revision).await;
         }
     }
@@ -257,7 +256,7 @@ async fn write(
         Ok(event) => Some(event.record.clone()),
         Err(objects::Error::Closed) => None,
         Err(error) => {
-            tracing::warn!(%error, "an object could not be shown");
+            tracing::warn!(%error, "session or instance could not be published");
             None
         }
     }
@@ -267,6 +266,8 @@ async fn remove(objects: &dyn Objects, key: object::Key, before: Revision) {
     let write = Write { key, change: Change::Delete(before), fence: None };
     match objects.write(write).await {
         Ok(_) | Err(objects::Error::Closed | objects::Error::NotFound { .. }) => {}
-        Err(error) => tracing::warn!(%error, "an object could not be taken away"),
+        Err(error) => {
+            tracing::warn!(%error, "session or instance could not be removed from the store")
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What people ask about sessions beyond their objects: pools, placement, output.
+//! REST endpoints beside the objects: instance pools, placement of an application, logs.
 
 use axum::Router;
 use axum::body::Body;
@@ -10,55 +10,60 @@ use http::{StatusCode, header};
 use mainstay_placement::machines::Considered;
 use serde::Deserialize;
 
-use super::desk::Desk;
+use super::handle::Handle;
 use crate::engine::{ApplicationView, key};
 
-/// Which part of an output is asked for.
+/// The query of a log request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Part {
+struct LogQuery {
     tail: u64,
     follow: bool,
 }
 
-pub(super) fn routes(desk: Desk) -> Router {
+pub(super) fn routes(handle: Handle) -> Router {
     Router::new()
         .route("/mainstay/v1/sessions/pools", get(pools))
         .route("/mainstay/v1/namespaces/{namespace}/applications/{name}/placement", get(placement))
         .route("/mainstay/v1/namespaces/{namespace}/instances/{name}/log", get(log))
-        .with_state(desk)
+        .with_state(handle)
 }
 
-async fn pools(State(desk): State<Desk>) -> axum::Json<Vec<ApplicationView>> {
-    axum::Json(desk.top().await)
+async fn pools(State(handle): State<Handle>) -> axum::Json<Vec<ApplicationView>> {
+    axum::Json(handle.top().await)
 }
 
 async fn placement(
-    State(desk): State<Desk>,
+    State(handle): State<Handle>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> axum::Json<Vec<Considered>> {
-    axum::Json(desk.explain(key(&namespace, &name)).await)
+    axum::Json(handle.explain(key(&namespace, &name)).await)
 }
 
 async fn log(
-    State(desk): State<Desk>,
+    State(handle): State<Handle>,
     Path((namespace, name)): Path<(String, String)>,
-    Query(part): Query<Part>,
+    Query(query): Query<LogQuery>,
 ) -> Response {
-    let mut pieces = desk.read_log(key(&namespace, &name), part.tail, part.follow).await;
-    let first = match pieces.recv().await {
+    let mut chunks = handle.read_log(key(&namespace, &name), query.tail, query.follow).await;
+    let first = match chunks.recv().await {
         Some(Ok(first)) => first,
         Some(Err(why)) => return refused(StatusCode::NOT_FOUND, &why),
-        None => return refused(StatusCode::BAD_GATEWAY, "the node went away"),
+        None => {
+            return refused(
+                StatusCode::BAD_GATEWAY,
+                "the node closed its stream before the log arrived; try again",
+            );
+        }
     };
     let over = first.last;
-    let rest = stream::unfold((pieces, over), |(mut pieces, over)| async move {
+    let rest = stream::unfold((chunks, over), |(mut chunks, over)| async move {
         if over {
             return None;
         }
-        match pieces.recv().await? {
-            Ok(piece) => Some((Ok(piece.data), (pieces, piece.last))),
-            Err(why) => Some((Err(std::io::Error::other(why)), (pieces, true))),
+        match chunks.recv().await? {
+            Ok(chunk) => Some((Ok(chunk.data), (chunks, chunk.last))),
+            Err(why) => Some((Err(std::io::Error::other(why)), (chunks, true))),
         }
     });
     let all = futures_util::StreamExt::chain(
@@ -69,6 +74,7 @@ async fn log(
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
 }
 
+/// An error as the API's `Status`.
 fn refused(code: StatusCode, why: &str) -> Response {
     let status = serde_json::json!({
         "kind": "Status",

@@ -1,4 +1,4 @@
-//! The shell on a store in memory, with nodes that are only channels.
+//! The controller on an in-memory store, with nodes that are only channels.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use mainstay_store::resources::{RandomIdentities, Reason, Resources, WriteOption
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::desk::Input;
+use super::actor::nodes_with_replica;
+use super::handle::Input;
 use super::*;
 use crate::api::{ApplicationSession, Instance};
 use crate::engine::{Key, key};
@@ -23,20 +24,20 @@ use crate::protocol::{
     from_node, to_node,
 };
 
-struct House {
+struct Harness {
     resources: Resources,
-    desk: Desk,
+    handle: Handle,
     sessions: Sessions,
 }
 
-impl House {
+impl Harness {
     async fn build() -> Self {
         let clock = SystemClock::new();
         let store = Arc::new(MemoryStore::new(0, Retention::default(), 1 << 20, clock.clone()));
         let kinds = builtin().into_iter().chain(mainstay_volumes::kinds()).chain(crate::kinds());
         let registry = Arc::new(Registry::new(kinds).unwrap());
-        let (desk, inbox) = super::desk(Metrics::default());
-        let (sessions, instances) = desk.keepers();
+        let (handle, inbox) = super::handle(Metrics::default());
+        let (sessions, instances) = handle.keepers();
         let resources = Resources::new(store, registry, clock, Arc::new(RandomIdentities)).kept(
             HashMap::from([
                 (Resource::new(ApplicationSession::GROUP, ApplicationSession::PLURAL), sessions),
@@ -49,14 +50,14 @@ impl House {
             resources.create_as(&space, &WriteOptions::default()).await.unwrap();
         }
         let options = Options {
-            settings: Settings::default(),
+            timeouts: Timeouts::default(),
             gateway: None,
             seed: 1,
             epoch: 1,
             leadership: None,
         };
-        let sessions = Sessions::start(&resources, options, &desk, inbox).await.unwrap();
-        Self { resources, desk, sessions }
+        let sessions = Sessions::start(&resources, options, &handle, inbox).await.unwrap();
+        Self { resources, handle, sessions }
     }
 
     async fn create<T: Typed>(&self, object: Value) -> Result<T, Error> {
@@ -81,18 +82,19 @@ impl House {
         assert_eq!(application.metadata.finalizers.len(), 1);
     }
 
-    /// A node joins whose stream holds so many messages.
-    async fn join(&self, name: &str, room: usize) -> (Line, u64) {
-        let (said, heard) = mpsc::channel(room);
-        let (answer, taken) = oneshot::channel();
+    /// Connects a node whose stream holds `room` messages.
+    async fn join(&self, name: &str, room: usize) -> (FakeNode, u64) {
+        let (outgoing, commands) = mpsc::channel(room);
+        let (answer, accepted) = oneshot::channel();
         let node: Key = name.into();
-        self.desk.put(Input::Connect { node: node.clone(), said, answer }).await;
-        let connection = taken.await.unwrap().expect("taken");
-        let line = Line { node, connection, desk: self.desk.clone(), heard, revision: 1 };
+        self.handle.put(Input::Connect { node: node.clone(), outgoing, answer }).await;
+        let connection = accepted.await.unwrap().expect("accepted");
+        let node_stream =
+            FakeNode { node, connection, handle: self.handle.clone(), commands, revision: 1 };
         let register = Register { node: name.to_owned(), cpu_milli: 1, ..Register::default() };
-        line.say(1, from_node::Body::Register(register)).await;
-        line.say(1, from_node::Body::Ready(Report::default())).await;
-        (line, connection)
+        node_stream.report(1, from_node::Body::Register(register)).await;
+        node_stream.report(1, from_node::Body::Ready(Report::default())).await;
+        (node_stream, connection)
     }
 
     async fn until<T>(&self, what: &str, look: impl AsyncFn(&Resources) -> Option<T>) -> T {
@@ -102,7 +104,7 @@ impl House {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("never happened: {what}");
+        panic!("timed out waiting for {what}");
     }
 
     async fn idle(&self, count: i32) {
@@ -115,26 +117,26 @@ impl House {
 }
 
 /// The node's end of a stream.
-struct Line {
+struct FakeNode {
     node: Key,
     connection: u64,
-    desk: Desk,
-    heard: mpsc::Receiver<ToNode>,
+    handle: Handle,
+    commands: mpsc::Receiver<ToNode>,
     revision: u64,
 }
 
-impl Line {
-    async fn say(&self, revision: u64, body: from_node::Body) {
+impl FakeNode {
+    async fn report(&self, revision: u64, body: from_node::Body) {
         let message = FromNode { revision, body: Some(body) };
         let (node, connection) = (self.node.clone(), self.connection);
-        self.desk.put(Input::Heard { node, connection, message }).await;
+        self.handle.put(Input::Received { node, connection, message }).await;
     }
 
-    /// Does as it is told for as long as it is spoken to.
+    /// Carries out commands until the stream ends.
     async fn obey(mut self) {
-        while let Some(told) = self.heard.recv().await {
+        while let Some(command) = self.commands.recv().await {
             self.revision += 1;
-            let body = match told.body {
+            let body = match command.body {
                 Some(to_node::Body::Create(create)) => from_node::Body::Instance(InstanceState {
                     namespace: create.namespace,
                     name: create.name,
@@ -155,48 +157,48 @@ impl Line {
                     continue;
                 }
             };
-            self.say(self.revision, body).await;
+            self.report(self.revision, body).await;
         }
     }
 }
 
 #[tokio::test]
-async fn a_node_that_does_not_read_is_hung_up_on_and_holds_up_nobody() {
-    let house = House::build().await;
-    let (mut deaf, _) = house.join("deaf", 8).await;
-    let (well, _) = house.join("well", 4_096).await;
-    tokio::spawn(well.obey());
-    house.application(50).await;
-    house.idle(50).await;
+async fn a_node_that_does_not_read_is_disconnected_and_delays_no_other() {
+    let harness = Harness::build().await;
+    let (mut stalled, _) = harness.join("stalled", 8).await;
+    let (healthy, _) = harness.join("healthy", 4_096).await;
+    tokio::spawn(healthy.obey());
+    harness.application(50).await;
+    harness.idle(50).await;
     let mut read = 0;
-    while deaf.heard.recv().await.is_some() {
+    while stalled.commands.recv().await.is_some() {
         read += 1;
     }
-    assert_eq!(read, 8, "what it could have read, then the end");
-    let instances = house.resources.list_as::<Instance>(Some("t")).await.unwrap();
-    assert!(instances.iter().all(|instance| instance.spec.node_name == "well"));
-    house.sessions.shutdown().await;
+    assert_eq!(read, 8, "the capacity of its stream, then the end");
+    let instances = harness.resources.list_as::<Instance>(Some("t")).await.unwrap();
+    assert!(instances.iter().all(|instance| instance.spec.node_name == "healthy"));
+    harness.sessions.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_session_is_answered_when_it_is_open_and_an_instance_is_nobodys_to_make() {
-    let house = House::build().await;
-    let (well, _) = house.join("well", 4_096).await;
-    tokio::spawn(well.obey());
-    house.application(1).await;
-    house.idle(1).await;
+async fn a_request_is_answered_when_its_session_is_open_and_users_cannot_create_instances() {
+    let harness = Harness::build().await;
+    let (healthy, _) = harness.join("healthy", 4_096).await;
+    tokio::spawn(healthy.obey());
+    harness.application(1).await;
+    harness.idle(1).await;
     let session = |name: &str| json!({"metadata": {"name": name, "namespace": "t"}, "spec": {"applicationName": "game"}});
-    let opened: ApplicationSession = house.create(session("s1")).await.unwrap();
+    let opened: ApplicationSession = harness.create(session("s1")).await.unwrap();
     assert_eq!(opened.status.session_status, crate::api::SessionState::Available);
-    assert_eq!(opened.status.node_name, "well");
-    let busy = house.create::<ApplicationSession>(session("s2")).await.unwrap_err();
+    assert_eq!(opened.status.node_name, "healthy");
+    let busy = harness.create::<ApplicationSession>(session("s2")).await.unwrap_err();
     assert_eq!((busy.reason, busy.retry_after), (Reason::SystemBusy, Some(1)));
-    let twice = house.create::<ApplicationSession>(session("s1")).await.unwrap_err();
+    let twice = harness.create::<ApplicationSession>(session("s1")).await.unwrap_err();
     assert_eq!(twice.reason, Reason::AlreadyExists);
-    // Whoever describes the application finds why by its identity.
-    let game = house.resources.get_as::<Application>(Some("t"), "game").await.unwrap().unwrap();
-    house
-        .until("an event that says so", async |resources: &Resources| {
+    // `kubectl describe` finds the event by the application's uid.
+    let game = harness.resources.get_as::<Application>(Some("t"), "game").await.unwrap().unwrap();
+    harness
+        .until("a SystemBusy event", async |resources: &Resources| {
             let events = resources.list_as::<Event>(Some("t")).await.unwrap();
             events.into_iter().find(|event| {
                 event.reason.as_deref() == Some("SystemBusy")
@@ -204,89 +206,89 @@ async fn a_session_is_answered_when_it_is_open_and_an_instance_is_nobodys_to_mak
             })
         })
         .await;
-    let made = house
+    let made = harness
         .create::<Instance>(json!({"metadata": {"name": "mine", "namespace": "t"}}))
         .await
         .unwrap_err();
     assert_eq!(made.reason, Reason::MethodNotAllowed);
-    let kind = house.resources.registry().of::<Instance>().unwrap();
+    let kind = harness.resources.registry().of::<Instance>().unwrap();
     let serde_json::Value::Object(mine) = json!({"metadata": {"name": "mine"}}) else {
         unreachable!()
     };
     let dry = mainstay_store::resources::WriteOptions { dry_run: true, ..Default::default() };
-    let tried = house.resources.create(kind, Some("t"), mine, &dry).await.unwrap_err();
+    let tried = harness.resources.create(kind, Some("t"), mine, &dry).await.unwrap_err();
     assert_eq!(tried.message, made.message, "a dry run answers as the real request");
-    let explained = house.desk.explain(key("t", "game")).await;
+    let explained = harness.handle.explain(key("t", "game")).await;
     assert_eq!(explained.len(), 1);
-    assert_eq!(house.desk.top().await.len(), 1);
-    house.sessions.shutdown().await;
+    assert_eq!(harness.handle.top().await.len(), 1);
+    harness.sessions.shutdown().await;
 }
 
 #[tokio::test]
-async fn two_who_change_a_session_at_once_are_told_of_each_other() {
-    let house = House::build().await;
-    let (well, _) = house.join("well", 4_096).await;
-    tokio::spawn(well.obey());
-    house.application(1).await;
-    house.idle(1).await;
+async fn a_change_based_on_an_older_session_conflicts_and_a_deletion_does_not() {
+    let harness = Harness::build().await;
+    let (healthy, _) = harness.join("healthy", 4_096).await;
+    tokio::spawn(healthy.obey());
+    harness.application(1).await;
+    harness.idle(1).await;
     let session =
         json!({"metadata": {"name": "s", "namespace": "t"}, "spec": {"applicationName": "game"}});
-    house.create::<ApplicationSession>(session).await.unwrap();
-    let kind = house.resources.kind_of::<ApplicationSession>().unwrap().clone();
+    harness.create::<ApplicationSession>(session).await.unwrap();
+    let kind = harness.resources.kind_of::<ApplicationSession>().unwrap().clone();
     let place = kind.key(Some("t"), "s");
-    let seen = house.resources.get(&kind, &place).await.unwrap();
+    let seen = harness.resources.get(&kind, &place).await.unwrap();
     let labelled = |label: &str| {
         let mut object = seen.object();
         object["metadata"]["labels"] = json!({ label: "1" });
         object
     };
-    let (keeper, _) = house.desk.keepers();
-    // Both saw the same session.
+    let (keeper, _) = harness.handle.keepers();
+    // Both changes are based on the same version.
     keeper.update(place.clone(), seen.clone(), labelled("first")).await.unwrap();
     let late = keeper.update(place.clone(), seen.clone(), labelled("second")).await.unwrap_err();
     assert_eq!(late.reason, Reason::Conflict, "{late}");
-    // Who does not insist on a version looks again, and both changes stand.
+    // A change that reads the session again keeps the other change.
     let add = |session: &mut ApplicationSession| {
         session.metadata.labels.insert("second".to_owned(), "1".to_owned());
     };
     let options = WriteOptions::default();
-    let (now, _) = house.resources.modify_as(Some("t"), "s", None, &options, add).await.unwrap();
+    let (now, _) = harness.resources.modify_as(Some("t"), "s", None, &options, add).await.unwrap();
     let labels: Vec<_> = now.metadata.labels.keys().cloned().collect();
     assert_eq!(labels, ["first", "second"]);
-    // Whoever ends it ends it, whatever was said meanwhile.
+    // A deletion applies to any version.
     let mut ended = seen.object();
     ended["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     keeper.update(place, seen, ended).await.unwrap();
-    house.sessions.shutdown().await;
+    harness.sessions.shutdown().await;
 }
 
 #[tokio::test]
-async fn ports_outlive_the_process() {
-    let house = House::build().await;
-    let (scribe, orders) = scribe::Scribe::new(house.resources.clone(), house.desk.clone());
+async fn ports_survive_a_restart() {
+    let harness = Harness::build().await;
+    let (writer, writes) = Writer::new(harness.resources.clone(), harness.handle.clone());
     let stop = CancellationToken::new();
-    let running = tokio::spawn(scribe.run(stop.clone()));
+    let running = tokio::spawn(writer.run(stop.clone()));
     let mapping = std::collections::BTreeMap::from([("t/s1".to_owned(), 30_001)]);
-    let ports = scribe::Ports { blocks: vec![0], mapping: mapping.clone() };
-    orders.leave(|wanted| {
-        wanted.ports = Some((30_000, ports));
-        wanted.reserve = Some(1);
+    let ports = PersistedPorts { blocks: vec![0], mapping: mapping.clone() };
+    writes.add(|pending| {
+        pending.ports = Some((30_000, ports));
+        pending.reserve = Some(1);
     });
     stop.cancel();
     running.await.unwrap();
-    let recalled = scribe::recall(&house.resources, 30_000).await.unwrap();
-    assert_eq!((recalled.blocks, recalled.mapping), (vec![0, 1], mapping));
-    let elsewhere = scribe::recall(&house.resources, 40_000).await.unwrap();
+    let stored = writer::read_ports(&harness.resources, 30_000).await.unwrap();
+    assert_eq!((stored.blocks, stored.mapping), (vec![0, 1], mapping));
+    let elsewhere = writer::read_ports(&harness.resources, 40_000).await.unwrap();
     assert!(elsewhere.blocks.is_empty(), "another range has other blocks");
-    house.sessions.shutdown().await;
+    harness.sessions.shutdown().await;
 }
 
-/// Waits until a node is told to start an instance, and gives the values it starts with.
-async fn started(line: &mut Line) -> std::collections::HashMap<String, Vec<u8>> {
+/// Waits for the command to start an instance, and returns the secret values in it.
+async fn started(node_stream: &mut FakeNode) -> std::collections::HashMap<String, Vec<u8>> {
     loop {
-        let told = tokio::time::timeout(Duration::from_secs(30), line.heard.recv());
-        let told = told.await.expect("something is told").expect("a line");
-        if let Some(to_node::Body::Create(create)) = told.body {
+        let command = tokio::time::timeout(Duration::from_secs(30), node_stream.commands.recv());
+        let command = command.await.expect("a command in time").expect("an open stream");
+        if let Some(to_node::Body::Create(create)) = command.body {
             assert!(!format!("{create:?}").contains("hush"), "values are not printed");
             return create.secrets;
         }
@@ -295,9 +297,9 @@ async fn started(line: &mut Line) -> std::collections::HashMap<String, Vec<u8>> 
 
 #[tokio::test]
 async fn instances_wait_for_their_secrets_and_start_with_their_values() {
-    let house = House::build().await;
-    let (mut line, _) = house.join("n1", 1_000).await;
-    let _: Application = house
+    let harness = Harness::build().await;
+    let (mut node_stream, _) = harness.join("n1", 1_000).await;
+    let _: Application = harness
         .create(json!({
             "metadata": {"name": "game", "namespace": "t"},
             "spec": {
@@ -311,8 +313,8 @@ async fn instances_wait_for_their_secrets_and_start_with_their_values() {
         }))
         .await
         .unwrap();
-    let instance = house
-        .until("the instance says what is missing", async |resources: &Resources| {
+    let instance = harness
+        .until("the message that names the missing Secret", async |resources: &Resources| {
             let found = resources.list_as::<Instance>(Some("t")).await.unwrap();
             let waits = |one: &Instance| one.status.message.contains("secret \"db\" not found");
             found.into_iter().find(waits)
@@ -320,13 +322,39 @@ async fn instances_wait_for_their_secrets_and_start_with_their_values() {
         .await;
     assert_eq!(instance.status.reason, "SecretMissing");
     assert!(instance.spec.node_name.is_empty());
-    let _: Secret = house
+    let _: Secret = harness
         .create(json!({
             "metadata": {"name": "db", "namespace": "t"}, "stringData": {"word": "hush"},
         }))
         .await
         .unwrap();
-    let values = started(&mut line).await;
+    let values = started(&mut node_stream).await;
     assert_eq!(values, [("WORD".to_owned(), b"hush".to_vec())].into());
-    house.sessions.shutdown().await;
+    harness.sessions.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_nodes_of_a_volume_are_found_by_index_and_follow_its_replicas() {
+    let harness = Harness::build().await;
+    let replicas = &harness.sessions.reflectors.replicas;
+    for (name, volume, node) in [("v1-0", "v1", "n1"), ("v1-1", "v1", "n2"), ("v2-0", "v2", "n3")] {
+        let _: ReplicatedVolumeReplica = harness
+            .create(json!({
+                "metadata": {"name": name},
+                "spec": {"replicatedVolumeName": volume, "nodeName": node, "type": "Diskful"},
+            }))
+            .await
+            .unwrap();
+    }
+    harness
+        .until("three replicas", async |_: &Resources| (replicas.len() == 3).then_some(()))
+        .await;
+    let nodes = |volume: &str| {
+        let nodes = nodes_with_replica(replicas, volume);
+        nodes.iter().map(ToString::to_string).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(nodes("v1"), ["n1", "n2"].map(String::from).into());
+    assert_eq!(nodes("v2"), ["n3"].map(String::from).into());
+    assert!(nodes("v3").is_empty());
+    harness.sessions.shutdown().await;
 }

@@ -1,4 +1,4 @@
-//! Applications: how many instances they keep, and how they come and go.
+//! Applications: creation, change and deletion, and the scaling of their instances.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use mainstay_placement::machines::Amount;
 
-use super::{About, Application, Due, Effect, Engine, Key, Moment};
+use super::{Application, Due, Effect, Engine, Key, Moment, Subject};
 use crate::api::application::DeploymentHistory;
 use crate::api::{ApplicationSpec, InstancePool, Standby};
 use crate::engine::pool::Pools;
 use crate::protocol::Template;
 use crate::scale::{self, Counts};
 
-/// How many steps an application remembers.
+/// The number of scaling steps in an application's history.
 const HISTORY: usize = 10;
 
 fn signed(number: u64) -> i64 {
@@ -21,7 +21,7 @@ fn signed(number: u64) -> i64 {
 }
 
 impl Engine {
-    /// An application is there, or changed. Telling it again changes nothing.
+    /// Adds an application, or changes its spec. Calling it again changes nothing.
     pub fn application(
         &mut self,
         key: &Key,
@@ -79,22 +79,22 @@ impl Engine {
         self.settle(now);
     }
 
-    /// Says whether something that an application's instances need is missing, such as a Secret.
-    /// Instances wait for it; those that run stay. Saying it again changes nothing.
-    pub fn lacks(&mut self, key: &Key, missing: Option<String>, now: Moment) {
-        if self.lacking.get(key) == missing.as_ref() {
+    /// Sets or clears a missing prerequisite of an application's instances, such as a Secret. New
+    /// instances wait for it; running ones stay. Calling it again changes nothing.
+    pub fn set_missing(&mut self, key: &Key, missing: Option<String>, now: Moment) {
+        if self.missing.get(key) == missing.as_ref() {
             return;
         }
         match missing {
-            Some(missing) => drop(self.lacking.insert(key.clone(), missing)),
-            None => drop(self.lacking.remove(key)),
+            Some(missing) => drop(self.missing.insert(key.clone(), missing)),
+            None => drop(self.missing.remove(key)),
         }
-        // Those that wait are told why, or placed.
+        // Waiting instances get the message, or are placed.
         self.freed = true;
         self.settle(now);
     }
 
-    /// A new template: what is not in use is ended and made again, what is in use stays.
+    /// Replaces the instances of an older template that have no session.
     fn roll_out(&mut self, key: &Key, now: Moment) {
         use InstancePool::{Pending, Ready, Standby};
         let Some(application) = self.applications.get(key) else { return };
@@ -113,12 +113,12 @@ impl Engine {
         }
         if count > 0 {
             let message = format!("the template changed: {count} instances are replaced");
-            self.note(About::Application(key.clone()), false, "TemplateChanged", message);
+            self.event(Subject::Application(key.clone()), false, "TemplateChanged", message);
         }
     }
 
-    /// An application shall go: its sessions are closed, then its instances ended, then
-    /// [`Effect::ApplicationGone`] says so. Telling it again changes nothing.
+    /// Deletes an application: closes its sessions, then terminates its instances, then emits
+    /// [`Effect::ApplicationGone`]. Calling it again changes nothing.
     pub fn delete_application(&mut self, key: &Key, now: Moment) {
         let Some(application) = self.applications.get_mut(key) else {
             self.effects.push(Effect::ApplicationGone(key.clone()));
@@ -135,8 +135,8 @@ impl Engine {
         self.settle(now);
     }
 
-    /// Whether a deleted application has open sessions left; if not, its instances end.
-    fn wind_up(&mut self, key: &Key, now: Moment) {
+    /// Terminates the instances of a deleted application once its last session is closed.
+    fn finish_deletion(&mut self, key: &Key, now: Moment) {
         let Some(application) = self.applications.get(key) else { return };
         let open = application.sessions.iter().any(|session| {
             self.sessions.get(session).is_some_and(|session| !session.state.is_over())
@@ -158,7 +158,7 @@ impl Engine {
         }
     }
 
-    /// How many instances there are, as the policy counts them.
+    /// The numbers of instances and waiting sessions, as the scaling policy counts them.
     fn counts(&mut self, key: &Key, now: Moment) -> Option<Counts> {
         let application = self.applications.get_mut(key)?;
         while application.refused.front().is_some_and(|until| *until <= now.elapsed) {
@@ -174,12 +174,12 @@ impl Engine {
         })
     }
 
-    /// Makes and ends instances as the policy says.
+    /// Creates and terminates instances by the scaling policy.
     pub(super) fn scale(&mut self, key: &Key, now: Moment) {
         let Some(counts) = self.counts(key, now) else { return };
         let Some(application) = self.applications.get(key) else { return };
         if application.deleting {
-            self.wind_up(key, now);
+            self.finish_deletion(key, now);
             return;
         }
         if !self.primary {
@@ -209,12 +209,12 @@ impl Engine {
             self.shrink(key, -step, policy.standby, now);
         }
         if step != wanted - counts.unused && !held {
-            self.due.insert((now.elapsed + self.settings.step, Due::Scale(key.clone())));
+            self.due.insert((now.elapsed + self.timeouts.step, Due::Scale(key.clone())));
         }
         self.keep_standby(key, policy.standby.unwrap_or_default(), held, now);
     }
 
-    /// Thaws what is frozen, and makes the rest.
+    /// Thaws frozen instances first, then creates the rest.
     fn grow(&mut self, key: &Key, step: i64, now: Moment) {
         let Some(application) = self.applications.get(key) else { return };
         let frozen = application.pools.of(InstancePool::Standby).values();
@@ -232,18 +232,18 @@ impl Engine {
         }
         let maximum = i64::from(application_maximum(self, key));
         let Some(application) = self.applications.get(key) else { return };
-        // Standby instances count towards the maximum; beyond it nothing is made.
+        // Standby instances count towards the maximum.
         let room = (maximum - application.pools.alive()).max(0);
         let count = (step - thawed).min(room);
         if count > 0 {
             self.make(key, count, false, now);
-            let why = format!("{count} made: fewer idle than the policy keeps");
+            let why = format!("{count} created: fewer idle than the policy keeps");
             self.remember(key, "CreateInstance", "ScaledUp", why, now);
         }
     }
 
-    /// Ends what is surplus: what has no node first, then what is on its way, then what is on nodes
-    /// that do not answer, then the longest idle. Never what has a session.
+    /// Terminates surplus instances in this order: without a node, not yet reported by their node,
+    /// pending on their node, longest idle. Never one with a session.
     fn shrink(&mut self, key: &Key, step: i64, standby: Option<Standby>, now: Moment) {
         let Some(application) = self.applications.get(key) else { return };
         let pending = application.pools.of(InstancePool::Pending).iter();
@@ -281,11 +281,11 @@ impl Engine {
         if count == 0 {
             return;
         }
-        let why = format!("{count} ended: more idle than the policy keeps");
+        let why = format!("{count} terminated: more idle than the policy keeps");
         self.remember(key, "DeleteInstance", "ScaledDown", why, now);
     }
 
-    /// Keeps as many instances frozen as the policy says.
+    /// Creates and terminates frozen instances by the scaling policy.
     fn keep_standby(&mut self, key: &Key, standby: Standby, held: bool, now: Moment) {
         let Some(application) = self.applications.get(key) else { return };
         let pools = &application.pools;
@@ -309,7 +309,7 @@ impl Engine {
         }
     }
 
-    /// Remembers a step.
+    /// Adds a step to the history.
     fn remember(&mut self, key: &Key, action: &str, reason: &str, message: String, now: Moment) {
         let Some(application) = self.applications.get_mut(key) else { return };
         let lacking = !application.unplaced.is_empty();
@@ -326,17 +326,16 @@ impl Engine {
         self.effects.push(Effect::Application(key.clone()));
     }
 
-    /// An instance of an application failed before it was ready: the next is made a little later,
-    /// and ever later while they fail.
-    pub(super) fn failed_once(&mut self, key: &Key, why: &str, now: Moment) {
-        let (least, most) = self.settings.back_off;
+    /// An instance failed before it was ready: the next one is created after a pause that doubles
+    /// with every failure.
+    pub(super) fn back_off(&mut self, key: &Key, why: &str, now: Moment) {
         let Some(application) = self.applications.get_mut(key) else { return };
         application.failures = application.failures.saturating_add(1);
-        let pause = least.saturating_mul(1 << (application.failures - 1).min(10)).min(most);
+        let pause = self.timeouts.start_backoff.after(application.failures);
         application.held = now.elapsed + pause;
         why.clone_into(&mut application.message);
-        let message = format!("an instance failed: {why}; the next is made in {pause:?}");
-        self.note(About::Application(key.clone()), true, "InstanceFailed", message);
+        let message = format!("an instance failed: {why}; the next is created in {pause:?}");
+        self.event(Subject::Application(key.clone()), true, "InstanceFailed", message);
         self.effects.push(Effect::Application(key.clone()));
         self.touched.insert(key.clone());
     }

@@ -1,17 +1,17 @@
-//! Instances: made, placed, given to sessions, ended.
+//! Instances: creation, placement, reports of their nodes, termination.
 
 use std::collections::{HashSet, VecDeque};
 
 use mainstay_placement::machines::{Amount, Considered, Needs};
 
-use super::{About, Command, Effect, Engine, Instance, Key, Moment, key, parts};
+use super::{Command, Effect, Engine, Instance, Key, Moment, Subject, key, parts};
 use crate::api::InstancePool;
 use crate::protocol::{CreateInstance, InstancePhase, InstanceState, Name, to_node};
 
-/// A name that no other instance has: a few letters made from a number.
+/// The unique part of an instance's name: a few letters derived from a number.
 fn suffix(seed: u64, number: u64) -> String {
     const LETTERS: &[u8; 32] = b"bcdfghjklmnpqrstvwxz0123456789ae";
-    // SplitMix64: consecutive numbers give unlike letters.
+    // SplitMix64: consecutive numbers give very different letters.
     let mut mixed = seed.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -25,7 +25,7 @@ pub(super) fn name_of(instance: &Key) -> Name {
 }
 
 impl Engine {
-    /// Makes instances, and places those that find a node.
+    /// Creates instances and places them; those without a suitable node wait.
     pub(super) fn make(&mut self, application: &Key, count: i64, standby: bool, now: Moment) {
         let Some(known) = self.applications.get(application) else { return };
         let (template, amount) = (known.template.clone(), known.amount);
@@ -98,7 +98,7 @@ impl Engine {
         self.effects.push(Effect::Instance(name.clone()));
     }
 
-    /// Forgets an instance: what was reserved for it is free, and its session has none.
+    /// Removes an instance and frees its reservation.
     pub(super) fn drop_instance(&mut self, name: &Key) -> Option<Instance> {
         let instance = self.instances.remove(name)?;
         if let Some(application) = self.applications.get_mut(&instance.application) {
@@ -115,7 +115,7 @@ impl Engine {
         Some(instance)
     }
 
-    /// Takes an instance from its node: what was reserved is free.
+    /// Removes an instance from its node and frees its reservation.
     fn unbind(&mut self, name: &Key, instance: &Instance) {
         let Some(node) = &instance.node else { return };
         self.machines.release(node, instance.amount);
@@ -126,7 +126,7 @@ impl Engine {
         self.use_volume(&instance.application, node, false);
     }
 
-    /// Gives an instance a node and reserves for it; `reserved` if that was done already.
+    /// Assigns an instance to a node and reserves its amount there, unless `reserved` already.
     pub(super) fn bind(&mut self, name: &Key, node: &Key, reserved: bool) {
         let Some(instance) = self.instances.get_mut(name) else { return };
         instance.node = Some(node.clone());
@@ -138,7 +138,7 @@ impl Engine {
         self.use_volume(&application, node, true);
     }
 
-    /// Counts who uses a volume on a node; the first and the last are told.
+    /// Counts the instances that use a volume on a node; the first attaches it, the last detaches it.
     fn use_volume(&mut self, application: &Key, node: &Key, more: bool) {
         let Some(application) = self.applications.get(application) else { return };
         let Some(volume) = &application.spec.volume else { return };
@@ -151,12 +151,12 @@ impl Engine {
             self.volume_uses.remove(&(volume.clone(), node.clone()));
         }
         if (before == 0) != (after == 0) {
-            let wanted = after > 0;
-            self.effects.push(Effect::Attach { volume, node: node.clone(), wanted });
+            let attached = after > 0;
+            self.effects.push(Effect::Attach { volume, node: node.clone(), attached });
         }
     }
 
-    /// Nodes that have a replica of a volume.
+    /// Sets the nodes with a replica of a volume.
     pub fn replicas(&mut self, volume: &str, nodes: HashSet<Key>) {
         if nodes.is_empty() {
             self.replicas.remove(volume);
@@ -165,9 +165,10 @@ impl Engine {
         }
     }
 
-    /// Places instances of one application, and tells their nodes. Those that find none wait.
+    /// Places instances of one application and sends them to their nodes; those without a suitable
+    /// node wait.
     fn place(&mut self, application: &Key, mut waiting: VecDeque<Key>, now: Moment) {
-        if let Some(missing) = self.lacking.get(application).cloned() {
+        if let Some(missing) = self.missing.get(application).cloned() {
             self.put_off(application, waiting, "SecretMissing", missing);
             return;
         }
@@ -200,7 +201,7 @@ impl Engine {
                 memory_bytes: u64::try_from(memory).unwrap_or(0),
                 process: process.to_vec(),
                 standby,
-                // Added when it is sent: values are not the engine's.
+                // The controller adds them when it sends the message; the engine does not know the values.
                 secrets: std::collections::HashMap::new(),
             };
             let request = self.send(&node, to_node::Body::Create(create));
@@ -221,8 +222,7 @@ impl Engine {
         }
     }
 
-    /// Why an application's instances find no node, in a sentence.
-    /// Lets instances wait until they can be placed, and says why.
+    /// Keeps instances unplaced, with a message in the application's status.
     fn put_off(
         &mut self,
         application: &Key,
@@ -243,12 +243,12 @@ impl Engine {
         known.unplaced.append(&mut waiting);
         self.starved.insert(application.clone());
         if news {
-            self.note(About::Application(application.clone()), true, reason, message);
+            self.event(Subject::Application(application.clone()), true, reason, message);
             self.effects.push(Effect::Application(application.clone()));
         }
     }
 
-    /// Why no node takes an instance.
+    /// A summary of why no node takes an instance.
     fn why_unplaced(&self, application: &Key) -> String {
         let considered = self.explain(application);
         if considered.is_empty() {
@@ -270,7 +270,7 @@ impl Engine {
         format!("0 of {} nodes can take an instance: {}", considered.len(), reasons.join(", "))
     }
 
-    /// Every node, and why an instance of an application could or could not go there.
+    /// Every node, with the reason if an instance of the application cannot be placed there.
     #[must_use]
     pub fn explain(&self, application: &Key) -> Vec<Considered> {
         let Some(known) = self.applications.get(application) else { return Vec::new() };
@@ -284,7 +284,7 @@ impl Engine {
         self.machines.explain(&needs)
     }
 
-    /// Tries again what found no node.
+    /// Tries to place the instances without a node.
     pub(super) fn place_waiting(&mut self, now: Moment) {
         for application in std::mem::take(&mut self.starved) {
             let Some(known) = self.applications.get_mut(&application) else { continue };
@@ -301,7 +301,7 @@ impl Engine {
         }
     }
 
-    /// Ends an instance: told to its node, or forgotten at once if it has none.
+    /// Terminates an instance: sends the command to its node, or removes it at once if it has none.
     pub(super) fn end(&mut self, name: &Key, reason: &'static str, message: &str, now: Moment) {
         let Some(instance) = self.instances.get_mut(name) else { return };
         if instance.pool == InstancePool::Deleting {
@@ -317,24 +317,24 @@ impl Engine {
         let usual =
             ["ScaledDown", "SessionClosed", "ApplicationDeleted", "TemplateChanged", "Deleted"];
         let warning = !usual.contains(&reason);
-        self.note(About::Instance(name.clone()), warning, reason, message.to_owned());
-        self.tell_to_end(name, &node, now);
+        self.event(Subject::Instance(name.clone()), warning, reason, message.to_owned());
+        self.send_terminate(name, &node, now);
     }
 
-    fn tell_to_end(&mut self, name: &Key, node: &Key, now: Moment) {
+    fn send_terminate(&mut self, name: &Key, node: &Key, now: Moment) {
         self.deleting.push_back((now.elapsed, name.clone()));
         if self.nodes.get(node).is_some_and(|node| node.connected) {
             self.send(node, to_node::Body::Terminate(name_of(name)));
         }
     }
 
-    /// Somebody deleted an instance. Its session is closed.
+    /// A user deleted an instance: close its session and terminate it.
     pub fn delete_instance(&mut self, name: &Key, now: Moment) {
         let session = self.instances.get(name).and_then(|instance| instance.session.clone());
         if let Some(session) = session {
             self.finish(&session, "InstanceDeleted", "its instance was deleted".to_owned(), now);
         }
-        self.end(name, "Deleted", "somebody deleted it", now);
+        self.end(name, "Deleted", "deleted by a user", now);
         self.settle(now);
     }
 
@@ -348,7 +348,7 @@ impl Engine {
         }
     }
 
-    /// Thaws a frozen instance; it is ready once its node says so.
+    /// Thaws a frozen instance; it is ready once its node reports it as running.
     pub(super) fn thaw(&mut self, name: &Key, now: Moment) {
         let node = self.instances.get(name).and_then(|instance| instance.node.clone());
         if let Some(node) = node {
@@ -360,7 +360,7 @@ impl Engine {
         }
     }
 
-    /// Notes which command an instance waits for.
+    /// Remembers the command that an instance waits for.
     fn commanded(&mut self, name: &Key, command: Command, request: u64) {
         if let Some(instance) = self.instances.get_mut(name) {
             self.commands.remove(&instance.command);
@@ -369,8 +369,8 @@ impl Engine {
         }
     }
 
-    /// Sends an instance elsewhere that its node may not have heard of. If it has after all, the
-    /// node is told to end it when it speaks of it.
+    /// Places an instance again that its node may not have received. If the node reports it later
+    /// nevertheless, it gets the command to terminate it.
     pub(super) fn place_again(&mut self, name: &Key, now: Moment) {
         let Some(mut instance) = self.instances.remove(name) else { return };
         self.unbind(name, &instance);
@@ -381,10 +381,10 @@ impl Engine {
         self.place(&application, VecDeque::from([name.clone()]), now);
     }
 
-    /// Instances that are on their way for too long are replaced.
+    /// Replaces instances that are pending for too long.
     pub(super) fn replace_stuck(&mut self, now: Moment) {
         while let Some((since, _)) = self.pending.front() {
-            if now.elapsed.saturating_sub(*since) <= self.settings.pending {
+            if now.elapsed.saturating_sub(*since) <= self.timeouts.pending {
                 return;
             }
             let Some((_, name)) = self.pending.pop_front() else { return };
@@ -392,41 +392,41 @@ impl Engine {
                 instance.pool == InstancePool::Pending && instance.node.is_some()
             });
             if stuck {
-                let message = format!("it was not ready within {:?}", self.settings.pending);
+                let message = format!("it was not ready within {:?}", self.timeouts.pending);
                 self.end(&name, "StuckPending", &message, now);
             }
         }
     }
 
-    /// Instances that are ending for too long are told again.
-    pub(super) fn end_again(&mut self, now: Moment) {
+    /// Repeats the command to terminate instances that are still terminating.
+    pub(super) fn repeat_terminate(&mut self, now: Moment) {
         while let Some((since, _)) = self.deleting.front() {
-            if now.elapsed.saturating_sub(*since) <= self.settings.deleting {
+            if now.elapsed.saturating_sub(*since) <= self.timeouts.deleting {
                 return;
             }
             let Some((_, name)) = self.deleting.pop_front() else { return };
             let node = self.instances.get(&name).and_then(|instance| instance.node.clone());
             if let Some(node) = node {
-                self.tell_to_end(&name, &node, now);
+                self.send_terminate(&name, &node, now);
             }
         }
     }
 
-    /// An instance was not heard of for too long.
-    pub(super) fn give_up_instance(&mut self, name: &Key, now: Moment) {
+    /// Terminates an instance without health reports.
+    pub(super) fn expire_instance(&mut self, name: &Key, now: Moment) {
         let Some(instance) = self.instances.get(name) else { return };
         if matches!(instance.pool, InstancePool::Standby | InstancePool::Deleting) {
             return;
         }
         if let Some(session) = instance.session.clone() {
-            let message = "its instance has not been heard of for too long".to_owned();
+            let message = "its instance had no health report within the timeout".to_owned();
             self.finish(&session, "InstanceStale", message, now);
         }
-        self.end(name, "Stale", "it has not been heard of for too long", now);
+        self.end(name, "Stale", "no health report within the timeout", now);
     }
 
-    /// What a node says about one of its instances.
-    pub(super) fn hear_instance(&mut self, node: &Key, state: InstanceState, now: Moment) {
+    /// Processes a node's report about one of its instances.
+    pub(super) fn receive_instance(&mut self, node: &Key, state: InstanceState, now: Moment) {
         let name = key(&state.namespace, &state.name);
         let phase = state.phase();
         match self.instances.get(&name) {
@@ -435,7 +435,7 @@ impl Engine {
                 self.send(node, to_node::Body::Terminate(name_of(&name)));
                 return;
             }
-            // It was given to another node while this one was away.
+            // It was placed on another node while this one was disconnected.
             Some(instance) if instance.node.as_ref() != Some(node) => {
                 if phase != InstancePhase::Terminated {
                     self.send(node, to_node::Body::Terminate(name_of(&name)));
@@ -494,29 +494,29 @@ impl Engine {
         }
     }
 
-    /// An instance is over.
+    /// Removes an instance whose process has ended.
     fn terminated(&mut self, name: &Key, reason: &str, message: &str, now: Moment) {
         let Some(instance) = self.drop_instance(name) else { return };
         let why = match (reason, message) {
-            ("", "") => "it ended".to_owned(),
+            ("", "") => "it terminated".to_owned(),
             (reason, "") => reason.to_owned(),
             (_, message) => message.to_owned(),
         };
         if let Some(session) = &instance.session {
-            let message = format!("its instance {} is over: {why}", parts(name).1);
+            let message = format!("its instance {} terminated: {why}", parts(name).1);
             self.finish(session, "InstanceTerminated", message, now);
         }
         if instance.pool == InstancePool::Deleting {
             return;
         }
         if instance.ready.is_none() {
-            self.failed_once(&instance.application, &why, now);
+            self.back_off(&instance.application, &why, now);
         }
-        self.note(About::Instance(name.clone()), true, "InstanceTerminated", why);
+        self.event(Subject::Instance(name.clone()), true, "InstanceTerminated", why);
     }
 
-    /// Takes in an instance that a node has and the engine does not know: it was made before the
-    /// engine began. Nothing is taken in that nobody wants.
+    /// Adopts an instance that a node reports and the engine does not know, because it was created
+    /// before the server started. Instances of unknown or deleted applications are not adopted.
     pub(super) fn adopt(&mut self, node: &Key, name: &Key, state: &InstanceState, now: Moment) {
         let application = key(&state.namespace, &state.application);
         let wanted = self.applications.get(&application).is_some_and(|known| !known.deleting);
@@ -547,8 +547,8 @@ impl Engine {
         self.pending.push_back((now.elapsed, name.clone()));
     }
 
-    /// A command could not be done.
-    pub(super) fn hear_failure(&mut self, node: &Key, request: u64, why: &str, now: Moment) {
+    /// Processes the failure of a command.
+    pub(super) fn receive_failure(&mut self, node: &Key, request: u64, why: &str, now: Moment) {
         let Some((command, name)) = self.commands.get(&request).cloned() else { return };
         let instance = match command {
             Command::Open => self.sessions.get(&name).and_then(|session| session.instance.as_ref()),
@@ -562,9 +562,9 @@ impl Engine {
         match command {
             Command::Create => {
                 if let Some(instance) = self.drop_instance(&name) {
-                    self.failed_once(&instance.application, why, now);
+                    self.back_off(&instance.application, why, now);
                     if let Some(session) = &instance.session {
-                        self.wait_again(session, "InstanceFailed", why, now);
+                        self.requeue(session, "InstanceFailed", why, now);
                     }
                 }
             }

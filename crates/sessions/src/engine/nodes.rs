@@ -1,18 +1,18 @@
-//! Nodes: how they are heard, and what happens when they are not.
+//! Nodes: their streams, their reports, and the consequences of losing one.
 
 use std::collections::{BTreeMap, HashSet};
 
 use mainstay_placement::machines::Amount;
 
 use super::instances::name_of;
-use super::{About, Due, Effect, Engine, Key, Moment, key};
+use super::{Due, Effect, Engine, Key, Moment, Subject, key};
 use crate::api::{InstancePool, OnNodeLoss};
 use crate::protocol::{
     Configuration, FromNode, FullSync, InstancePhase, Register, Report, from_node, to_node,
 };
 
 impl Engine {
-    /// A node opens its stream. `false` if it has one already: the second is not taken.
+    /// A node opens its stream. `false` if it has one already: the second is refused.
     pub fn connect(&mut self, node: &Key, now: Moment) -> bool {
         let known = self.nodes.entry(node.clone()).or_default();
         if known.connected {
@@ -25,8 +25,8 @@ impl Engine {
         true
     }
 
-    /// A node's stream ended. What it was sent and has not spoken of goes elsewhere; the rest waits
-    /// for the node to come back, until it is lost.
+    /// A node's stream ended. Instances that the node has not reported yet are placed elsewhere; the
+    /// others wait for the node to come back, until it is lost.
     pub fn disconnect(&mut self, node: &Key, now: Moment) {
         let Some(known) = self.nodes.get_mut(node) else { return };
         if !known.connected {
@@ -45,7 +45,7 @@ impl Engine {
                 }
                 InstancePool::Ready => {
                     instance.reason = "NodeAway";
-                    instance.message = format!("its node {node} does not answer");
+                    instance.message = format!("its node {node} is not connected");
                     self.move_to(&name, InstancePool::Pending);
                 }
                 _ => {}
@@ -55,7 +55,7 @@ impl Engine {
         self.settle(now);
     }
 
-    /// An administrator lets a node take new things, or not.
+    /// An administrator cordons a node (no new instances), or ends that.
     pub fn cordon(&mut self, node: &Key, cordoned: bool, now: Moment) {
         let known = self.nodes.entry(node.clone()).or_default();
         if known.cordoned != cordoned {
@@ -67,8 +67,8 @@ impl Engine {
         }
     }
 
-    /// Says the labels of a node's object; without an object those count that it registered with.
-    /// Does nothing twice.
+    /// Sets the labels of a node's object; without an object the node has the labels it registered
+    /// with. Calling it again with the same labels does nothing.
     pub fn label(&mut self, node: &Key, labels: Option<BTreeMap<String, String>>, now: Moment) {
         let known = self.nodes.entry(node.clone()).or_default();
         if known.labels == labels {
@@ -83,8 +83,8 @@ impl Engine {
         }
     }
 
-    /// A node says something.
-    pub fn hear(&mut self, node: &Key, message: FromNode, now: Moment) {
+    /// Processes a message of a node.
+    pub fn receive(&mut self, node: &Key, message: FromNode, now: Moment) {
         let Some(known) = self.nodes.get(node) else { return };
         if !known.connected {
             return;
@@ -98,20 +98,20 @@ impl Engine {
             Some(from_node::Body::Ready(report))
                 if self.nodes.get(node).is_some_and(|known| known.registered) =>
             {
-                self.replace_all(node, revision, report, now);
+                self.apply_report(node, revision, report, now);
                 self.make_ready(node);
             }
             Some(from_node::Body::State(report)) if ready => {
-                self.replace_all(node, revision, report, now);
+                self.apply_report(node, revision, report, now);
             }
             Some(from_node::Body::Heartbeat(_)) if ready && revision > newest => {
-                self.ask_for_all(node);
+                self.request_full_sync(node);
             }
             Some(from_node::Body::Instance(state)) if ready && self.is_next(node, revision) => {
-                self.hear_instance(node, state, now);
+                self.receive_instance(node, state, now);
             }
             Some(from_node::Body::Session(state)) if ready && self.is_next(node, revision) => {
-                self.hear_session(node, state, now);
+                self.receive_session(node, state, now);
             }
             Some(from_node::Body::Health(health)) if ready => {
                 for name in &health.instances {
@@ -129,15 +129,15 @@ impl Engine {
                 }
             }
             Some(from_node::Body::Failed(failed)) => {
-                self.hear_failure(node, failed.request, &failed.message, now);
+                self.receive_failure(node, failed.request, &failed.message, now);
             }
-            // Logs are the shell's affair; the rest comes before the node is ready.
+            // The controller handles logs; other messages are ignored until the node is ready.
             Some(_) => {}
         }
         self.settle(now);
     }
 
-    /// Whether a change is the next one. A gap asks for everything, once.
+    /// Whether a change is the next one. A gap requests a full report, once.
     fn is_next(&mut self, node: &Key, revision: u64) -> bool {
         let Some(known) = self.nodes.get_mut(node) else { return false };
         if revision == known.revision + 1 && !known.syncing {
@@ -145,12 +145,12 @@ impl Engine {
             return true;
         }
         if revision > known.revision {
-            self.ask_for_all(node);
+            self.request_full_sync(node);
         }
         false
     }
 
-    fn ask_for_all(&mut self, node: &Key) {
+    fn request_full_sync(&mut self, node: &Key) {
         let Some(known) = self.nodes.get_mut(node) else { return };
         if !known.syncing {
             known.syncing = true;
@@ -168,14 +168,14 @@ impl Engine {
         let has = Amount { cpu: signed(register.cpu_milli), memory: signed(register.memory_bytes) };
         known.registered_labels =
             register.labels.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-        // An agent cannot choose its zone: the labels of its Node are the operators' to change.
+        // An agent cannot choose its zone: only operators change the labels of its Node.
         let labels = known.labels.as_ref().unwrap_or(&known.registered_labels).clone();
         self.machines.set_schedulable(node, false);
         self.machines.join(node, has, labels);
         let configuration = Configuration {
             cluster_domain: "mainstay".to_owned(),
-            heartbeat_millis: millis(self.settings.heartbeat),
-            health_millis: millis(self.settings.health),
+            heartbeat_millis: millis(self.timeouts.heartbeat),
+            health_millis: millis(self.timeouts.health),
         };
         self.effects.push(Effect::Send {
             node: node.clone(),
@@ -193,9 +193,9 @@ impl Engine {
         self.effects.push(Effect::Node(node.clone()));
     }
 
-    /// Everything on a node. What is not in it is gone, except what it was sent and has not spoken
-    /// of yet.
-    fn replace_all(&mut self, node: &Key, revision: u64, report: Report, now: Moment) {
+    /// Applies a full report of a node. Instances missing from it are gone, except those that the
+    /// node was sent and has not reported yet.
+    fn apply_report(&mut self, node: &Key, revision: u64, report: Report, now: Moment) {
         let Some(known) = self.nodes.get_mut(node) else { return };
         known.revision = revision;
         known.syncing = false;
@@ -212,13 +212,18 @@ impl Engine {
                     continue;
                 }
                 if self.was_open(&session) {
-                    // It ended while nobody listened.
+                    // It ended while the node was disconnected.
                     let message = "its node no longer has it".to_owned();
                     self.finish(&session, "SessionLost", message, now);
-                    self.end(&name, "SessionLost", "its session ended unseen", now);
+                    self.end(
+                        &name,
+                        "SessionLost",
+                        "its session ended while the node was disconnected",
+                        now,
+                    );
                 } else {
-                    // The order to open it may have been lost with the stream.
-                    self.order_to_open(&session);
+                    // The command to open it may have been lost with the stream.
+                    self.command_open(&session);
                 }
             } else if instance.acknowledged || instance.pool == InstancePool::Deleting {
                 let gone = self.drop_instance(&name);
@@ -228,9 +233,9 @@ impl Engine {
                 }
             }
         }
-        // An instance nobody knows is taken in, unless the session on it is known to be over or
-        // elsewhere. Sessions must find their instances, so instances go first.
-        let told: HashSet<Key> = report
+        // An unknown instance is adopted, unless its session is known to be over or elsewhere.
+        // Sessions need their instances, so instances are adopted first.
+        let with_known_session: HashSet<Key> = report
             .sessions
             .iter()
             .filter(|state| self.sessions.contains_key(&key(&state.namespace, &state.name)))
@@ -238,23 +243,24 @@ impl Engine {
             .collect();
         for state in report.instances {
             let name = key(&state.namespace, &state.name);
-            if !self.instances.contains_key(&name) && !told.contains(&name) {
+            if !self.instances.contains_key(&name) && !with_known_session.contains(&name) {
                 self.adopt(node, &name, &state, now);
             }
             let runs = state.phase() == InstancePhase::Running;
-            self.hear_instance(node, state, now);
+            self.receive_instance(node, state, now);
             let frozen = self.instances.get(&name).map(|known| known.pool);
             if runs && frozen == Some(InstancePool::Standby) {
-                // So may the order to freeze.
+                // The command to freeze it may have been lost with the stream.
                 self.send(node, to_node::Body::Hibernate(name_of(&name)));
             }
         }
         for state in report.sessions {
-            self.hear_session(node, state, now);
+            self.receive_session(node, state, now);
         }
     }
 
-    /// A node was not heard for too long: its instances are gone, its sessions move or close.
+    /// A node is lost because its heartbeats stopped: its instances are dropped, its sessions move or
+    /// close.
     pub(super) fn lose_node(&mut self, node: &Key, now: Moment) {
         let Some(known) = self.nodes.get_mut(node) else { return };
         let connected = std::mem::take(&mut known.connected);
@@ -274,7 +280,7 @@ impl Engine {
             });
             if recreate {
                 moved += 1;
-                self.wait_again(&session, "NodeLost", &format!("its node {node} was lost"), now);
+                self.requeue(&session, "NodeLost", &format!("its node {node} was lost"), now);
             } else {
                 closed += 1;
                 let message = format!("its node {node} was lost");
@@ -284,15 +290,15 @@ impl Engine {
         self.machines.leave(node);
         self.nodes.remove(node);
         let message = format!(
-            "not heard for {:?}: {} instances dropped, {moved} sessions moved, {closed} closed",
-            self.settings.node_stale,
+            "no heartbeat for {:?}: {} instances dropped, {moved} sessions moved, {closed} closed",
+            self.timeouts.node_stale,
             instances.len(),
         );
-        self.note(About::Node(node.clone()), true, "NodeLost", message);
+        self.event(Subject::Node(node.clone()), true, "NodeLost", message);
         self.effects.push(Effect::Node(node.clone()));
     }
 
-    /// An earlier run had reserved these blocks of ports, and given these sessions these ports.
+    /// Restores the ports of an earlier run: reserved blocks, and the port of each session.
     pub fn recall_ports(&mut self, blocks: &[usize], mapping: &BTreeMap<String, u16>, now: Moment) {
         if let Some(endpoints) = &mut self.endpoints {
             endpoints.rest(blocks.iter().copied());
@@ -300,7 +306,7 @@ impl Engine {
                 endpoints.restore(&session.as_str().into(), *port);
             }
             if !blocks.is_empty() {
-                self.due.insert((now.elapsed + self.settings.settle, Due::Settle));
+                self.due.insert((now.elapsed + self.timeouts.settle, Due::Settle));
             }
         }
         self.settle(now);
@@ -324,7 +330,7 @@ impl Engine {
         self.nodes.get(node).is_some_and(|node| node.ready)
     }
 
-    /// What the node says of itself.
+    /// The newest revision that the node reported.
     #[must_use]
     pub fn revision(&self, node: &str) -> Option<u64> {
         self.nodes.get(node).map(|node| node.revision)

@@ -1,11 +1,12 @@
-//! The pools of an application: every instance is in exactly one, the longest there first.
+//! The instance pools of an application. Every instance is in exactly one; iteration starts with the
+//! instance that has been in the pool longest.
 
 use std::collections::BTreeMap;
 
 use super::Key;
 use crate::api::InstancePool;
 
-/// The instances of an application, by pool and by when they came there.
+/// The instances of an application, by pool and position.
 #[derive(Debug, Default)]
 pub(crate) struct Pools {
     pools: [BTreeMap<u64, Key>; 5],
@@ -28,7 +29,7 @@ impl Pools {
         self.pools[pool as usize].remove(&place);
     }
 
-    /// Everybody who is not ending.
+    /// The number of instances that are not terminating.
     pub(crate) fn alive(&self) -> i64 {
         self.total() - self.len(InstancePool::Deleting)
     }

@@ -1,17 +1,20 @@
-//! Sessions: opened on a ready instance, closed cleanly or not.
+//! Sessions: waiting for an instance, opening, mapping the gateway's port.
+
+mod closing;
+mod reports;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    About, Command, Due, Effect, Engine, Key, Moment, Refusal, Session, Ticket, key, parts,
+    Command, Due, Effect, Engine, Key, Moment, Refusal, Session, Subject, Ticket, key, parts,
 };
-use crate::api::{ApplicationSession, InstancePool, OpenMode, Protocol, SessionSpec, SessionState};
+use crate::api::{InstancePool, OpenMode, Protocol, SessionSpec, SessionState};
 use crate::endpoints;
-use crate::protocol::{self, CloseSession, InstancePhase, OpenSession, SessionPhase, to_node};
+use crate::protocol::{OpenSession, to_node};
 
-/// How many ports are tried when others on the machine have them.
+/// The number of ports that are tried when other programs use them.
 const PORT_TRIES: u32 = 16;
 
 fn seconds(number: i32) -> Duration {
@@ -46,7 +49,7 @@ impl Engine {
             return Err(Refusal::AlreadyExists);
         }
         if !self.primary {
-            return Err(Refusal::Busy("another server is in command".to_owned()));
+            return Err(Refusal::Busy("another server is the primary".to_owned()));
         }
         let application = key(parts(name).0, &spec.application_name);
         let known = self
@@ -89,7 +92,7 @@ impl Engine {
             }
             self.touched.insert(application.clone());
             let message = format!("a session was refused: {why}");
-            self.note(About::Application(application), true, "SystemBusy", message);
+            self.event(Subject::Application(application), true, "SystemBusy", message);
             return Err(Refusal::Busy(why.clone()));
         }
         known.sessions.insert(name.clone());
@@ -101,7 +104,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets a session wait for an instance, behind the others or before them.
+    /// Queues a session for an instance, as the last or the first.
     fn wait(&mut self, name: &Key, first: bool) {
         let Some(session) = self.sessions.get_mut(name) else { return };
         let Some(known) = self.applications.get_mut(&session.application) else { return };
@@ -114,7 +117,7 @@ impl Engine {
         self.touched.insert(session.application.clone());
     }
 
-    fn wait_no_more(&mut self, name: &Key) {
+    fn stop_waiting(&mut self, name: &Key) {
         let Some(session) = self.sessions.get_mut(name) else { return };
         if let Some(order) = session.order.take()
             && let Some(known) = self.applications.get_mut(&session.application)
@@ -123,7 +126,7 @@ impl Engine {
         }
     }
 
-    /// Gives waiting sessions instances, as long as there are both.
+    /// Assigns ready instances to waiting sessions.
     pub(super) fn assign_waiting(&mut self, application: &Key, now: Moment) {
         loop {
             let Some(known) = self.applications.get(application) else { return };
@@ -132,13 +135,13 @@ impl Engine {
             if self.assign(application, &name, now).is_err() {
                 return;
             }
-            self.wait_no_more(&name);
+            self.stop_waiting(&name);
         }
     }
 
-    /// Gives a session the longest idle instance and a port, or says why not.
+    /// Assigns the longest idle instance and a port to a session. The error is the reason why not.
     fn assign(&mut self, application: &Key, name: &Key, now: Moment) -> Result<(), String> {
-        let known = self.applications.get(application).ok_or("the application is gone")?;
+        let known = self.applications.get(application).ok_or("the application was deleted")?;
         let first_in_line = known.waiting.first_key_value().is_none_or(|(_, first)| first == name);
         let free = |pool| known.pools.of(pool).values().next().cloned();
         let frozen = || {
@@ -185,14 +188,14 @@ impl Engine {
         if let Some(known) = self.instances.get_mut(instance) {
             known.session = Some(name.clone());
         }
-        self.order_to_open(name);
+        self.command_open(name);
         self.instance_monitor.touch(instance, now.elapsed);
         self.effects.push(Effect::Session(name.clone()));
     }
 
-    /// Tells a session's instance to open it; if it cannot, that matters.
-    pub(super) fn order_to_open(&mut self, name: &Key) {
-        let Some(request) = self.tell_to_open(name) else { return };
+    /// Sends the command to open a session and remembers it, so that a failure is noticed.
+    pub(super) fn command_open(&mut self, name: &Key) {
+        let Some(request) = self.send_open(name) else { return };
         if let Some(session) = self.sessions.get_mut(name) {
             self.commands.remove(&session.command);
             session.command = request;
@@ -200,7 +203,7 @@ impl Engine {
         }
     }
 
-    fn tell_to_open(&mut self, name: &Key) -> Option<u64> {
+    fn send_open(&mut self, name: &Key) -> Option<u64> {
         let session = self.sessions.get(name)?;
         let instance = session.instance.as_ref()?;
         let node = self.instances.get(instance)?.node.clone()?;
@@ -216,24 +219,7 @@ impl Engine {
         Some(self.send(&node, to_node::Body::Open(open)))
     }
 
-    fn tell_to_close(&mut self, name: &Key, grace: u32) {
-        let Some(session) = self.sessions.get(name) else { return };
-        let Some(instance) = session.instance.as_ref() else { return };
-        let node = self.instances.get(instance).and_then(|instance| instance.node.clone());
-        let Some(node) = node else { return };
-        if self.nodes.get(&node).is_some_and(|node| node.connected) {
-            let (namespace, own) = parts(name);
-            let close = CloseSession {
-                namespace: namespace.to_owned(),
-                name: own.to_owned(),
-                instance: parts(instance).1.to_owned(),
-                grace_seconds: grace,
-            };
-            self.send(&node, to_node::Body::Close(close));
-        }
-    }
-
-    /// Its instance has the session: its port is mapped next, then it is available.
+    /// The instance has opened the session: map its port, then it is available.
     fn opened(&mut self, name: &Key, now: Moment) {
         let Some(session) = self.sessions.get_mut(name) else { return };
         self.commands.remove(&session.command);
@@ -257,7 +243,7 @@ impl Engine {
         });
     }
 
-    /// A port of the gateway forwards to a session's instance, or cannot.
+    /// The result of [`Effect::Map`].
     pub fn mapped(&mut self, name: &Key, result: Result<(), String>, now: Moment) {
         let Some(session) = self.sessions.get_mut(name) else { return };
         match result {
@@ -274,7 +260,7 @@ impl Engine {
                 match (next, tries) {
                     (Some(Ok(port)), ..PORT_TRIES) => {
                         session.port = session.port.map(|(_, protocol)| (port, protocol));
-                        self.tell_to_open(name);
+                        self.send_open(name);
                         self.opened(name, now);
                     }
                     _ => {
@@ -299,144 +285,15 @@ impl Engine {
         self.due.remove(&(session.deadline, Due::Open(name.clone())));
         let ticket = session.ticket.take();
         self.session_monitor.touch(name, now.elapsed);
-        // The answer shows the session, so it comes last.
+        // The answer contains the published session, so it comes after the change.
         self.effects.push(Effect::Session(name.clone()));
         if let Some(ticket) = ticket {
             self.effects.push(Effect::Answer { ticket, answer: Ok(name.clone()) });
         }
     }
 
-    /// Somebody wants a session closed, and its object gone.
-    pub fn close(&mut self, name: &Key, now: Moment) {
-        let Some(session) = self.sessions.get_mut(name) else { return };
-        session.deleted = true;
-        if session.state.is_over() {
-            self.forget_session(name);
-        } else {
-            self.close_for(name, "Deleted", "closed by its user", now);
-        }
-        self.settle(now);
-    }
-
-    /// Closes a session: its instance is told, unless it has none yet.
-    pub(super) fn close_for(&mut self, name: &Key, reason: &'static str, why: &str, now: Moment) {
-        let Some(session) = self.sessions.get_mut(name) else { return };
-        match session.state {
-            SessionState::Pending => self.finish(name, reason, why.to_owned(), now),
-            SessionState::Starting | SessionState::Available | SessionState::InUse => {
-                session.state = SessionState::Closing;
-                session.reason = reason;
-                why.clone_into(&mut session.message);
-                let grace = seconds(session.spec.close_grace_period_seconds);
-                self.unmap(name, grace);
-                self.tell_to_close(name, u32::try_from(grace.as_secs()).unwrap_or(u32::MAX));
-                let again = now.elapsed + grace + self.settings.closing;
-                self.due.insert((again, Due::Close(name.clone())));
-                self.session_monitor.remove(name);
-                self.effects.push(Effect::Session(name.clone()));
-            }
-            SessionState::Closing | SessionState::Closed | SessionState::Timeout => {}
-        }
-    }
-
-    /// A session that is closing for too long is told again.
-    pub(super) fn close_again(&mut self, name: &Key, now: Moment) {
-        let closing = self.sessions.get(name).is_some_and(|one| one.state == SessionState::Closing);
-        if closing {
-            self.tell_to_close(name, 0);
-            self.due.insert((now.elapsed + self.settings.closing, Due::Close(name.clone())));
-        }
-    }
-
-    fn unmap(&mut self, name: &Key, drain: Duration) {
-        let Some(session) = self.sessions.get_mut(name) else { return };
-        if let (Some((port, protocol)), true) = (session.port, session.mapped) {
-            session.mapped = false;
-            self.effects.push(Effect::Unmap { session: name.clone(), port, protocol, drain });
-        }
-    }
-
-    /// A session is over, whatever its instance thinks.
-    pub(super) fn finish(
-        &mut self,
-        name: &Key,
-        reason: &'static str,
-        message: String,
-        now: Moment,
-    ) {
-        self.finish_as(name, SessionState::Closed, reason, message, now);
-    }
-
-    fn finish_as(
-        &mut self,
-        name: &Key,
-        state: SessionState,
-        reason: &'static str,
-        message: String,
-        now: Moment,
-    ) {
-        self.unmap(name, Duration::ZERO);
-        self.wait_no_more(name);
-        let Some(session) = self.sessions.get_mut(name) else { return };
-        if session.state.is_over() {
-            return;
-        }
-        // What closed it says why; that its instance then said so too is no reason.
-        if session.state != SessionState::Closing || session.reason.is_empty() {
-            session.reason = reason;
-            session.message = message;
-        }
-        session.state = state;
-        session.closed = Some(now.wall);
-        session.clients.clear();
-        self.commands.remove(&session.command);
-        self.due.remove(&(session.deadline, Due::Open(name.clone())));
-        let (reason, message) = (session.reason, session.message.clone());
-        let (ticket, application) = (session.ticket.take(), session.application.clone());
-        let (deleted, instance) = (session.deleted, session.instance.clone());
-        if let Some(instance) = instance.and_then(|name| self.instances.get_mut(&name)) {
-            instance.session = None;
-        }
-        if let Some(endpoints) = &mut self.endpoints {
-            endpoints.free(name);
-        }
-        self.session_monitor.remove(name);
-        if let Some(ticket) = ticket {
-            let answer = Err(match state {
-                SessionState::Timeout => Refusal::Timeout(message.clone()),
-                _ => Refusal::Closed(message.clone()),
-            });
-            self.effects.push(Effect::Answer { ticket, answer });
-        }
-        if reason != "Deleted" {
-            self.note(About::Session(name.clone()), true, reason, message);
-        }
-        self.effects.push(Effect::Session(name.clone()));
-        self.touched.insert(application);
-        if deleted {
-            self.forget_session(name);
-        } else {
-            self.due.insert((now.elapsed + self.settings.closed, Due::Forget(name.clone())));
-        }
-    }
-
-    /// A session that is over is no longer shown.
-    pub(super) fn forget_session(&mut self, name: &Key) {
-        let Some(session) = self.sessions.get(name).filter(|session| session.state.is_over())
-        else {
-            return;
-        };
-        if let Some(known) = self.applications.get_mut(&session.application) {
-            known.sessions.remove(name);
-        }
-        // A session that is over has no endpoint, so the gateway's address does not matter.
-        let last = self.session_status(name, "").unwrap_or_default();
-        self.effects.push(Effect::SessionGone(name.clone(), Box::new(last)));
-        self.sessions.remove(name);
-    }
-
-    /// A session lost its instance and shall have another; it keeps its port.
-    pub(super) fn wait_again(&mut self, name: &Key, reason: &'static str, why: &str, now: Moment) {
+    /// Queues a session that lost its instance for another one; it keeps its port.
+    pub(super) fn requeue(&mut self, name: &Key, reason: &'static str, why: &str, now: Moment) {
         let Some(session) = self.sessions.get_mut(name) else { return };
         if !session.state.is_live() {
             return;
@@ -452,29 +309,29 @@ impl Engine {
             self.due.insert((session.deadline, Due::Open(name.clone())));
         }
         self.session_monitor.remove(name);
-        self.note(About::Session(name.clone()), true, reason, why.to_owned());
+        self.event(Subject::Session(name.clone()), true, reason, why.to_owned());
         self.effects.push(Effect::Session(name.clone()));
         self.wait(name, true);
     }
 
-    /// An instance would not take a session: the instance ends, the session gets another.
+    /// An instance failed to open a session: terminate the instance and queue the session again.
     pub(super) fn open_failed(&mut self, name: &Key, why: &str, now: Moment) {
         let instance = self.sessions.get(name).and_then(|session| session.instance.clone());
         if let Some(instance) = instance {
             if let Some(known) = self.instances.get_mut(&instance) {
                 known.session = None;
             }
-            self.end(&instance, "OpenFailed", &format!("it would not take a session: {why}"), now);
+            self.end(&instance, "OpenFailed", &format!("it failed to open a session: {why}"), now);
         }
         let closing = self.sessions.get(name).is_some_and(|one| one.state == SessionState::Closing);
         if closing {
             self.finish(name, "OpenFailed", why.to_owned(), now);
         } else {
-            self.wait_again(name, "OpenFailed", why, now);
+            self.requeue(name, "OpenFailed", why, now);
         }
     }
 
-    /// The time to open a session is over.
+    /// Closes a session that is not open at its deadline.
     pub(super) fn check_open(&mut self, name: &Key, now: Moment) {
         let Some(session) = self.sessions.get(name) else { return };
         let opening = matches!(session.state, SessionState::Pending | SessionState::Starting);
@@ -490,7 +347,7 @@ impl Engine {
             }
         };
         if instance.is_some() {
-            self.tell_to_close(name, 0);
+            self.send_close(name, 0);
         }
         self.finish_as(name, SessionState::Timeout, "OpenTimeout", message, now);
         if let Some(instance) = instance {
@@ -498,203 +355,7 @@ impl Engine {
         }
     }
 
-    /// A session was not heard of for too long.
-    pub(super) fn give_up_session(&mut self, name: &Key, now: Moment) {
-        let instance = self.sessions.get(name).and_then(|session| session.instance.clone());
-        let message = "it has not been heard of for too long".to_owned();
-        self.finish(name, "Stale", message, now);
-        if let Some(instance) = instance {
-            self.end(&instance, "SessionStale", "its session was not heard of for too long", now);
-        }
-    }
-
-    /// Whether a node has said that a session is open on it.
-    pub(super) fn was_open(&self, name: &Key) -> bool {
-        use SessionState::{Available, Closing, InUse};
-        let state = self.sessions.get(name).map(|session| session.state);
-        matches!(state, Some(Available | InUse | Closing))
-    }
-
-    /// What a node says about a session.
-    pub(super) fn hear_session(&mut self, node: &Key, state: protocol::SessionState, now: Moment) {
-        let name = key(&state.namespace, &state.name);
-        let instance = key(&state.namespace, &state.instance);
-        let phase = state.phase();
-        let over = matches!(phase, SessionPhase::Closed | SessionPhase::NoHeartbeat);
-        let here = self.instances.get(&instance).is_some_and(|one| one.node.as_ref() == Some(node));
-        if !here {
-            return;
-        }
-        self.instance_monitor.touch(&instance, now.elapsed);
-        if !self.sessions.contains_key(&name) && !over {
-            if !self.adopt_session(&name, &instance, &state, now) {
-                self.end(&instance, "UnknownSession", "nobody knows its session", now);
-            }
-            return;
-        }
-        let Some(session) = self.sessions.get_mut(&name) else { return };
-        if session.instance.as_ref() != Some(&instance) {
-            if !over {
-                self.end(&instance, "SessionMoved", "its session went to another instance", now);
-            }
-            return;
-        }
-        if session.state.is_live() && session.state != SessionState::Starting {
-            self.session_monitor.touch(&name, now.elapsed);
-        }
-        match (phase, session.state) {
-            (
-                SessionPhase::Open,
-                SessionState::Closing | SessionState::Closed | SessionState::Timeout,
-            ) => {
-                let grace = session.spec.close_grace_period_seconds;
-                self.tell_to_close(&name, u32::try_from(grace).unwrap_or(0));
-            }
-            (SessionPhase::Open, SessionState::Starting) => {
-                self.hear_clients(&name, &state.clients, now);
-                self.opened(&name, now);
-            }
-            (SessionPhase::Open, _) => self.hear_clients(&name, &state.clients, now),
-            (SessionPhase::Closed, _) => {
-                let clean = matches!(state.reason.as_str(), "" | protocol::CLEAN);
-                let message = match state.message.as_str() {
-                    "" => "its instance closed it".to_owned(),
-                    message => message.to_owned(),
-                };
-                let reason = if clean { "Closed" } else { "Unclean" };
-                let kill = session.spec.kill_instance_when_session_closed;
-                self.finish(&name, reason, message, now);
-                self.after_session(&instance, clean && !kill, now);
-            }
-            (SessionPhase::NoHeartbeat, _) => {
-                let message = "its instance no longer answers".to_owned();
-                self.finish(&name, "NoHeartbeat", message, now);
-                self.after_session(&instance, false, now);
-            }
-            (SessionPhase::Initializing | SessionPhase::Closing, _) => {}
-        }
-    }
-
-    /// An instance without a session: it waits for the next, or ends.
-    fn after_session(&mut self, name: &Key, may_reuse: bool, now: Moment) {
-        let Some(instance) = self.instances.get_mut(name) else { return };
-        instance.session = None;
-        if instance.pool != InstancePool::Active {
-            return;
-        }
-        let reuse = may_reuse
-            && instance.phase == InstancePhase::Running
-            && self.applications.get(&instance.application).is_some_and(|known| {
-                known.spec.reuse_instances && !known.deleting && known.template == instance.template
-            });
-        if reuse {
-            self.move_to(name, InstancePool::Ready);
-        } else {
-            self.end(name, "SessionClosed", "its session is over", now);
-        }
-    }
-
-    /// Takes in a session that a node has and the engine does not know: it was opened before the
-    /// engine began.
-    fn adopt_session(
-        &mut self,
-        name: &Key,
-        instance: &Key,
-        state: &protocol::SessionState,
-        now: Moment,
-    ) -> bool {
-        let Ok(object) = serde_json::from_slice::<ApplicationSession>(&state.object) else {
-            return false;
-        };
-        let application = key(parts(name).0, &object.spec.application_name);
-        let Some(known) = self.applications.get_mut(&application) else { return false };
-        if known.deleting {
-            return false;
-        }
-        known.sessions.insert(name.clone());
-        let ports = known.spec.process().ports.first().map(|port| port.protocol);
-        let port = match (u16::try_from(state.external_port), &mut self.endpoints, ports) {
-            (Ok(port @ 1..), Some(endpoints), Some(protocol)) => {
-                let port = match endpoints.restore(name, port) {
-                    true => Ok(port),
-                    false => endpoints.allocate(name),
-                };
-                port.ok().map(|port| (port, protocol))
-            }
-            _ => None,
-        };
-        let session = Session {
-            application,
-            spec: Arc::new(object.spec),
-            state: SessionState::Starting,
-            instance: Some(instance.clone()),
-            ticket: None,
-            order: None,
-            command: 0,
-            refused_ports: 0,
-            deadline: now.elapsed,
-            assigned: None,
-            port,
-            mapped: false,
-            clients: BTreeMap::new(),
-            available: None,
-            closed: None,
-            deleted: false,
-            reason: "",
-            message: String::new(),
-            object: state.object.as_slice().into(),
-        };
-        self.sessions.insert(name.clone(), session);
-        self.move_to(instance, InstancePool::Active);
-        if let Some(known) = self.instances.get_mut(instance) {
-            known.session = Some(name.clone());
-        }
-        self.effects.push(Effect::Session(name.clone()));
-        match state.phase() {
-            SessionPhase::Closing => self.close_for(name, "Closing", "it was closing", now),
-            _ => self.opened(name, now),
-        }
-        true
-    }
-
-    /// What an instance says about who is connected replaces what it said before.
-    fn hear_clients(&mut self, name: &Key, clients: &[protocol::Client], now: Moment) {
-        let Some(session) = self.sessions.get_mut(name) else { return };
-        let before = session.clients.clone();
-        session.clients.retain(|_, (_, told)| !*told);
-        for client in clients {
-            let joined =
-                jiff::Timestamp::from_microsecond(client.joined_micros).unwrap_or(now.wall);
-            session.clients.insert(client.id.clone(), (joined, true));
-        }
-        if session.clients != before {
-            self.in_use_or_not(name);
-        }
-    }
-
-    /// Somebody connected through the gateway, or left.
-    pub fn client(&mut self, name: &Key, id: String, joined: bool, now: Moment) {
-        let Some(session) = self.sessions.get_mut(name) else { return };
-        if joined {
-            session.clients.insert(id, (now.wall, false));
-        } else {
-            session.clients.remove(&id);
-        }
-        self.in_use_or_not(name);
-    }
-
-    fn in_use_or_not(&mut self, name: &Key) {
-        let Some(session) = self.sessions.get_mut(name) else { return };
-        if matches!(session.state, SessionState::Available | SessionState::InUse) {
-            session.state = match session.clients.is_empty() {
-                true => SessionState::Available,
-                false => SessionState::InUse,
-            };
-            self.effects.push(Effect::Session(name.clone()));
-        }
-    }
-
-    /// Everybody has had time to report: ports of sessions that nobody knows are free.
+    /// Frees ports of an earlier run whose sessions no node has reported.
     pub(super) fn settle_ports(&mut self) {
         let Some(endpoints) = &mut self.endpoints else { return };
         endpoints.settle();
@@ -708,16 +369,16 @@ impl Engine {
         }
     }
 
-    /// When a session got its instance.
+    /// The time at which a session got its instance.
     #[must_use]
     pub fn assigned(&self, name: &str) -> Option<Duration> {
         self.sessions.get(name)?.assigned
     }
 
-    /// How patient it is.
+    /// The timeouts.
     #[must_use]
-    pub fn settings(&self) -> &super::Settings {
-        &self.settings
+    pub fn timeouts(&self) -> &super::Timeouts {
+        &self.timeouts
     }
 
     /// The gateway's ports.

@@ -1,4 +1,4 @@
-//! The engine in a small world of its own: nodes that do as they are told, a clock that is moved.
+//! A simulated cluster around the engine: nodes that carry out commands, and a manual clock.
 
 mod cases;
 mod laws;
@@ -11,10 +11,10 @@ use crate::api::application::{Container, Port, ScalingPolicy, Threshold};
 use crate::api::{OnNodeLoss, OpenMode};
 use crate::protocol::{
     Client, CommandFailed, FromNode, Health, Heartbeat, InstanceState, Name, Register, Report,
-    SessionPhase, SessionState as Told, from_node,
+    SessionPhase, SessionState as SessionReport, from_node,
 };
 
-/// One node: what it really has, and what it has been told and not done yet.
+/// One node: its instances and sessions, and the commands it has not carried out yet.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) revision: u64,
@@ -22,11 +22,11 @@ pub(super) struct Host {
     pub(super) memory: u64,
     pub(super) connected: bool,
     pub(super) instances: BTreeMap<Key, InstanceState>,
-    pub(super) sessions: BTreeMap<Key, Told>,
+    pub(super) sessions: BTreeMap<Key, SessionReport>,
     pub(super) inbox: VecDeque<(u64, to_node::Body)>,
-    /// Everything it was ever told.
-    pub(super) told: Vec<to_node::Body>,
-    /// Does nothing by itself.
+    /// Every command it ever received.
+    pub(super) commands: Vec<to_node::Body>,
+    /// Carries out no command by itself.
     pub(super) lazy: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(ports: Option<(u16, u16)>) -> Self {
         let mut world = Self {
-            engine: Engine::new(Settings::default(), 7, ports),
+            engine: Engine::new(Timeouts::default(), 7, ports),
             now: Moment::default(),
             hosts: BTreeMap::new(),
             answers: BTreeMap::new(),
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// Everybody on a node is well.
+    /// A health report with everything on a node.
     fn health(&self, name: &Key) -> from_node::Body {
         let name_of = |key: &Key| {
             let (namespace, name) = parts(key);
@@ -115,18 +115,18 @@ impl World {
         })
     }
 
-    /// A node says something; `change` if it is a change.
+    /// Sends a message of a node; `change` raises its revision.
     pub(super) fn say(&mut self, name: &Key, body: from_node::Body, change: bool) {
         let Some(host) = self.hosts.get_mut(name) else { return };
         host.revision += u64::from(change);
         let message = FromNode { revision: host.revision, body: Some(body) };
         if host.connected {
-            self.engine.hear(name, message, self.now);
+            self.engine.receive(name, message, self.now);
             self.act();
         }
     }
 
-    /// Does what the engine wants done.
+    /// Carries out the engine's effects.
     pub(super) fn act(&mut self) {
         loop {
             let effects = self.engine.effects();
@@ -143,8 +143,8 @@ impl World {
         match effect {
             Effect::Send { node, request, body } => {
                 let host = self.hosts.get_mut(&node).expect("known");
-                assert!(host.connected, "{node} is spoken to though it is away: {body:?}");
-                host.told.push(body.clone());
+                assert!(host.connected, "message to {node}, which is not connected: {body:?}");
+                host.commands.push(body.clone());
                 host.inbox.push_back((request, body));
             }
             Effect::Disconnect { node } => {
@@ -167,30 +167,30 @@ impl World {
             Effect::SessionGone(name, _) => self.gone.push(format!("session {name}")),
             Effect::InstanceGone(name) => self.gone.push(format!("instance {name}")),
             Effect::ApplicationGone(name) => self.gone.push(format!("application {name}")),
-            Effect::Attach { volume, node, wanted } => {
-                self.attached.insert((volume, node), wanted);
+            Effect::Attach { volume, node, attached } => {
+                self.attached.insert((volume, node), attached);
             }
             Effect::Session(_)
             | Effect::Instance(_)
             | Effect::Application(_)
             | Effect::Node(_)
-            | Effect::Note(_) => {}
+            | Effect::Event(_) => {}
         }
     }
 
-    /// Lets nodes do what they were told until there is nothing left.
+    /// Lets nodes carry out their commands until none is left.
     pub(super) fn run(&mut self) {
         loop {
             let next =
                 self.hosts.iter_mut().filter(|(_, host)| host.connected && !host.lazy).find_map(
-                    |(name, host)| host.inbox.pop_front().map(|told| (name.clone(), told)),
+                    |(name, host)| host.inbox.pop_front().map(|command| (name.clone(), command)),
                 );
             let Some((name, (request, body))) = next else { return };
             self.obey(&name, request, body);
         }
     }
 
-    /// One node does one thing.
+    /// Lets one node carry out one command.
     pub(super) fn obey(&mut self, node: &Key, request: u64, body: to_node::Body) {
         let host = self.hosts.get_mut(node).expect("known");
         match body {
@@ -234,27 +234,27 @@ impl World {
                     self.say(node, from_node::Body::Failed(failed), false);
                     return;
                 }
-                let state = Told {
+                let state = SessionReport {
                     namespace: open.namespace.clone(),
                     name: open.name.clone(),
                     instance: open.instance,
                     phase: SessionPhase::Open as i32,
                     external_port: open.external_port,
                     object: open.object,
-                    ..Told::default()
+                    ..SessionReport::default()
                 };
                 host.sessions.insert(key(&open.namespace, &open.name), state.clone());
                 self.say(node, from_node::Body::Session(state), true);
             }
             to_node::Body::Close(close) => {
                 let name = key(&close.namespace, &close.name);
-                let state = host.sessions.remove(&name).unwrap_or(Told {
+                let state = host.sessions.remove(&name).unwrap_or(SessionReport {
                     namespace: close.namespace,
                     name: close.name,
                     instance: close.instance,
-                    ..Told::default()
+                    ..SessionReport::default()
                 });
-                let state = Told { phase: SessionPhase::Closed as i32, ..state };
+                let state = SessionReport { phase: SessionPhase::Closed as i32, ..state };
                 self.say(node, from_node::Body::Session(state), true);
             }
             to_node::Body::FullSync(_) => {
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// An instance is frozen or thawed, and its node says so.
+    /// Freezes or thaws an instance and reports it.
     fn turn(&mut self, node: &Key, name: &Name, phase: InstancePhase) {
         let host = self.hosts.get_mut(node).expect("known");
         if let Some(state) = host.instances.get_mut(&key(&name.namespace, &name.name)) {
@@ -275,7 +275,7 @@ impl World {
         }
     }
 
-    /// Time passes, in steps, with heartbeats of those who are there.
+    /// Lets time pass, in steps, with heartbeats of the connected nodes.
     pub(super) fn pass(&mut self, seconds: f64) {
         self.pass_without(seconds, &[]);
     }
@@ -332,7 +332,7 @@ impl World {
         self.engine.sessions.get(session).and_then(|session| session.instance.clone())
     }
 
-    /// Puts a change of an instance in a node's mouth.
+    /// Makes a node report a phase of an instance.
     pub(super) fn instance_is(&mut self, node: &str, instance: &Key, phase: InstancePhase) {
         let node: Key = node.into();
         let host = self.hosts.get_mut(&node).expect("known");
@@ -340,15 +340,16 @@ impl World {
         state.phase = phase as i32;
         if phase == InstancePhase::Terminated {
             host.instances.remove(instance);
-            let gone = |told: &Told| key(&told.namespace, &told.instance) == *instance;
-            host.sessions.retain(|_, told| !gone(told));
+            let gone =
+                |report: &SessionReport| key(&report.namespace, &report.instance) == *instance;
+            host.sessions.retain(|_, report| !gone(report));
         } else {
             host.instances.insert(instance.clone(), state.clone());
         }
         self.say(&node, from_node::Body::Instance(state), true);
     }
 
-    /// Puts a change of a session in a node's mouth.
+    /// Makes a node report a phase of a session.
     pub(super) fn session_is(
         &mut self,
         node: &str,
@@ -358,12 +359,12 @@ impl World {
     ) {
         let node: Key = node.into();
         let host = self.hosts.get_mut(&node).expect("known");
-        let told = host.sessions.get_mut(session).expect("there");
-        told.phase = phase as i32;
-        told.clients =
+        let report = host.sessions.get_mut(session).expect("there");
+        report.phase = phase as i32;
+        report.clients =
             clients.iter().map(|id| Client { id: (*id).to_owned(), joined_micros: 1 }).collect();
-        let told = told.clone();
-        self.say(&node, from_node::Body::Session(told), true);
+        let report = report.clone();
+        self.say(&node, from_node::Body::Session(report), true);
     }
 }
 
@@ -435,10 +436,10 @@ fn an_agent_cannot_choose_its_zone() {
     world.say(&node, from_node::Body::Ready(Report::default()), false);
     let why = |world: &World| world.engine.explain(&"default/game".into())[0].because.clone();
     assert!(why(&world).contains("labels"), "{}", why(&world));
-    // An operator can.
+    // An operator can change it.
     world.engine.label(&node, Some(labels("a").into()), world.now);
     assert!(!why(&world).contains("labels"), "{}", why(&world));
-    // Without a Node there is only what it says.
+    // Without a Node object the registered labels count.
     world.engine.label(&node, None, world.now);
     assert!(!why(&world).contains("labels"), "{}", why(&world));
 }

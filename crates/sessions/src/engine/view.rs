@@ -1,4 +1,4 @@
-//! How things are, as users see it.
+//! The statuses of sessions, instances and applications, as users see them.
 
 use mainstay_store::meta::{MicroTime, Time};
 use serde::Serialize;
@@ -11,30 +11,30 @@ use crate::api::{
 };
 use crate::protocol::InstancePhase;
 
-/// How many clients a session's status names.
+/// The largest number of clients in a session's status.
 const CLIENTS_SHOWN: usize = 100;
 
-/// The pools of an application, for people to look at.
+/// The pools of an application, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ApplicationView {
     /// `namespace/name`.
     pub application: Key,
-    /// How many instances are in which pool.
-    pub pools: Vec<Pool>,
-    /// How many sessions wait.
+    /// The number of instances in each pool.
+    pub pools: Vec<PoolSize>,
+    /// The number of sessions that wait for an instance.
     pub waiting: usize,
-    /// How many instances there may be.
+    /// The largest allowed number of instances.
     pub maximum: i32,
 }
 
-/// A pool and how many are in it.
+/// A pool and the number of instances in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Pool {
+pub struct PoolSize {
     /// The pool.
     pub pool: InstancePool,
-    /// How many.
+    /// The number of instances in it.
     pub instances: i64,
 }
 
@@ -59,7 +59,7 @@ fn phase(phase: InstancePhase) -> &'static str {
 }
 
 impl Engine {
-    /// How a session is. `gateway` is the address its port is on.
+    /// The status of a session. `gateway` is the address of its port.
     #[must_use]
     pub fn session_status(&self, name: &str, gateway: &str) -> Option<SessionStatus> {
         let session = self.sessions.get(name)?;
@@ -70,7 +70,7 @@ impl Engine {
             Some((port, protocol)) if open => {
                 vec![AccessEndPoint { protocol, ip_address: gateway.to_owned(), port: port.into() }]
             }
-            // Without a gateway an instance is reached where it is.
+            // Without a gateway the endpoint is the instance's own address.
             None if open => known
                 .iter()
                 .flat_map(|instance| &instance.endpoints)
@@ -109,13 +109,13 @@ impl Engine {
         })
     }
 
-    /// The object of a session as it was told.
+    /// The object of a session as its user wrote it, without its status.
     #[must_use]
     pub fn session_object(&self, name: &str) -> Option<&[u8]> {
         self.sessions.get(name).map(|session| &*session.object)
     }
 
-    /// What an instance is and how, and since when it is there.
+    /// The spec, status and creation time of an instance.
     #[must_use]
     pub fn instance_view(
         &self,
@@ -141,7 +141,7 @@ impl Engine {
         Some((spec, status, instance.created))
     }
 
-    /// How an application is.
+    /// The status of an application.
     #[must_use]
     pub fn application_status(&self, name: &str) -> Option<ApplicationStatus> {
         let application = self.applications.get(name)?;
@@ -163,7 +163,7 @@ impl Engine {
         })
     }
 
-    /// Every application and its pools, by name.
+    /// Every application with its pools, ordered by name.
     #[must_use]
     pub fn applications(&self) -> Vec<ApplicationView> {
         let mut all: Vec<_> = self
@@ -173,7 +173,7 @@ impl Engine {
                 application: name.clone(),
                 pools: POOLS
                     .iter()
-                    .map(|pool| Pool { pool: *pool, instances: application.pools.len(*pool) })
+                    .map(|pool| PoolSize { pool: *pool, instances: application.pools.len(*pool) })
                     .collect(),
                 waiting: application.waiting.len(),
                 maximum: application.spec.scaling_policy.maximum_instance,
@@ -183,7 +183,7 @@ impl Engine {
         all
     }
 
-    /// How many sessions, instances and nodes there are.
+    /// The numbers of sessions, instances and nodes.
     #[must_use]
     pub fn sizes(&self) -> (usize, usize, usize) {
         (self.sessions.len(), self.instances.len(), self.nodes.len())

@@ -1,13 +1,13 @@
-//! One direction of a connection: bytes from a socket to a socket, inside the kernel if it can.
+//! Forwards one direction of a connection from socket to socket, inside the kernel if possible.
 //!
-//! A pipe is taken from the pool when there are bytes and given back when it is empty again. One
-//! that still holds bytes when its connection ends is never given to another connection.
+//! A pipe is borrowed from the pool while there is data, and returned when it is empty again. A pipe
+//! that still holds data when its connection ends is closed, never reused.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustix::net::Shutdown;
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use tokio::io::Interest;
@@ -15,9 +15,9 @@ use tokio::net::TcpStream;
 
 use super::metrics::Metrics;
 
-/// The most that one call moves. A pipe holds what it holds: this only must not be the limit.
+/// The most bytes that one call moves; larger than any pipe, so that the pipe is the limit.
 const STEP: usize = 1 << 20;
-/// What is copied at once where bytes are copied.
+/// The size of the buffer if data is copied.
 const BUFFER: usize = 32 << 10;
 
 /// A pipe.
@@ -27,7 +27,7 @@ struct Pipe {
     write: OwnedFd,
 }
 
-/// A bounded number of pipes, made as needed and kept.
+/// A bounded pool of pipes, created on demand and reused.
 #[derive(Debug)]
 pub(super) struct Pipes {
     idle: Mutex<Vec<Pipe>>,
@@ -35,8 +35,8 @@ pub(super) struct Pipes {
     limit: usize,
 }
 
-/// A pipe that is lent; dropped empty, it goes back.
-struct Lent<'a> {
+/// A borrowed pipe; if it is empty when dropped, it returns to the pool.
+struct BorrowedPipe<'a> {
     pipes: &'a Pipes,
     pipe: Option<Pipe>,
     holds: usize,
@@ -47,48 +47,48 @@ impl Pipes {
         Self { idle: Mutex::default(), lent: AtomicUsize::new(0), limit }
     }
 
-    /// An empty pipe, or nothing if all are lent or the machine has none.
-    fn lend(&self) -> Option<Lent<'_>> {
+    /// An empty pipe; `None` if all are in use or the system has none.
+    fn lend(&self) -> Option<BorrowedPipe<'_>> {
         if !super::take(&self.lent, self.limit) {
             return None;
         }
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.idle.lock().pop();
         let pipe = idle.or_else(|| {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
             Some(Pipe { read, write })
         });
-        // Without a pipe this gives the place back at once.
-        let lent = Lent { pipes: self, pipe, holds: 0 };
+        // Without a pipe, dropping this frees its place in the pool at once.
+        let lent = BorrowedPipe { pipes: self, pipe, holds: 0 };
         lent.pipe.is_some().then_some(lent)
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for BorrowedPipe<'_> {
     fn drop(&mut self) {
         if let Some(pipe) = self.pipe.take()
             && self.holds == 0
         {
-            self.pipes.idle.lock().unwrap_or_else(PoisonError::into_inner).push(pipe);
+            self.pipes.idle.lock().push(pipe);
         }
         self.pipes.lent.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// How a stretch of forwarding ended.
+/// Why forwarding paused or ended.
 #[derive(Debug, PartialEq, Eq)]
-enum Stretch {
-    /// There is nothing to read for now.
-    Dry,
-    /// The sender has said all.
-    Over,
+enum ForwardEnd {
+    /// There is no data to read at the moment.
+    WouldBlock,
+    /// The sender has closed its side.
+    EndOfStream,
     /// The kernel does not splice these sockets.
-    Refused,
+    Unsupported,
 }
 
-/// Forwards from `from` to `to` until the sender has said all, and then says so to the receiver.
+/// Forwards from `from` to `to` until the sender closes its side, then closes the receiver's side.
 ///
 /// # Errors
-/// Either end is gone.
+/// One of the sockets failed or was closed.
 pub(super) async fn forward(
     from: &TcpStream,
     to: &TcpStream,
@@ -99,16 +99,16 @@ pub(super) async fn forward(
     loop {
         from.readable().await?;
         let lent = if splices { pipes.lend() } else { None };
-        let stretch = match lent {
+        let end = match lent {
             Some(lent) => spliced(from, to, lent, metrics).await?,
             None => copied(from, to, metrics).await?,
         };
-        match stretch {
-            Stretch::Dry => {}
-            Stretch::Refused => splices = false,
-            Stretch::Over => {
+        match end {
+            ForwardEnd::WouldBlock => {}
+            ForwardEnd::Unsupported => splices = false,
+            ForwardEnd::EndOfStream => {
                 return match rustix::net::shutdown(to, Shutdown::Write) {
-                    // It is gone already, and needs not be told.
+                    // The receiver is disconnected already.
                     Ok(()) | Err(rustix::io::Errno::NOTCONN) => Ok(()),
                     Err(error) => Err(error.into()),
                 };
@@ -117,7 +117,7 @@ pub(super) async fn forward(
     }
 }
 
-/// Whether the kernel says that it does not splice such sockets at all.
+/// Whether the error means that the kernel never splices such sockets.
 fn refuses(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let code = error.raw_os_error().map(Errno::from_raw_os_error);
@@ -127,20 +127,22 @@ fn refuses(error: &io::Error) -> bool {
 async fn spliced(
     from: &TcpStream,
     to: &TcpStream,
-    mut lent: Lent<'_>,
+    mut lent: BorrowedPipe<'_>,
     metrics: &Metrics,
-) -> io::Result<Stretch> {
+) -> io::Result<ForwardEnd> {
     let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
     loop {
-        let Some(pipe) = &lent.pipe else { return Ok(Stretch::Refused) };
+        let Some(pipe) = &lent.pipe else { return Ok(ForwardEnd::Unsupported) };
         // The pipe is empty here, so "would block" can only mean the socket.
         let taken = from
             .try_io(Interest::READABLE, || Ok(splice(from, None, &pipe.write, None, STEP, flags)?));
         match taken {
-            Ok(0) => return Ok(Stretch::Over),
+            Ok(0) => return Ok(ForwardEnd::EndOfStream),
             Ok(bytes) => lent.holds = bytes,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Stretch::Dry),
-            Err(error) if refuses(&error) => return Ok(Stretch::Refused),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(ForwardEnd::WouldBlock);
+            }
+            Err(error) if refuses(&error) => return Ok(ForwardEnd::Unsupported),
             Err(error) => return Err(error),
         }
         while lent.holds > 0 {
@@ -157,18 +159,20 @@ async fn spliced(
                 Err(error) => return Err(error),
             }
         }
-        // A stream that never runs dry must not keep others from their turn.
+        // A stream that always has data must not starve other tasks.
         tokio::task::coop::consume_budget().await;
     }
 }
 
-async fn copied(from: &TcpStream, to: &TcpStream, metrics: &Metrics) -> io::Result<Stretch> {
+async fn copied(from: &TcpStream, to: &TcpStream, metrics: &Metrics) -> io::Result<ForwardEnd> {
     let mut buffer = vec![0; BUFFER];
     loop {
         let bytes = match from.try_read(&mut buffer) {
-            Ok(0) => return Ok(Stretch::Over),
+            Ok(0) => return Ok(ForwardEnd::EndOfStream),
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Stretch::Dry),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(ForwardEnd::WouldBlock);
+            }
             Err(error) => return Err(error),
         };
         let mut rest = buffer.get(..bytes).unwrap_or_default();
@@ -192,21 +196,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_that_holds_bytes_is_never_lent_again() {
+    fn a_pipe_that_holds_data_is_never_reused() {
         let pipes = Pipes::new(2);
         let mut dirty = pipes.lend().unwrap();
         let clean = pipes.lend().unwrap();
         assert!(pipes.lend().is_none(), "no more than the limit");
         dirty.holds = 1;
         drop(dirty);
-        assert!(pipes.idle.lock().unwrap().is_empty());
+        assert!(pipes.idle.lock().is_empty());
         drop(clean);
-        assert_eq!(pipes.idle.lock().unwrap().len(), 1);
-        assert!(pipes.lend().is_some(), "the place of the dirty one is free");
+        assert_eq!(pipes.idle.lock().len(), 1);
+        assert!(pipes.lend().is_some(), "the place of the closed pipe is free");
     }
 
     #[test]
-    fn only_what_says_never_makes_a_stream_be_copied() {
+    fn only_unsupported_sockets_switch_to_copying() {
         use rustix::io::Errno;
         for (errno, expected) in [
             (Errno::INVAL, true),

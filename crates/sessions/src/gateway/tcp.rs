@@ -9,65 +9,70 @@ use rustix::net::{Shutdown, sockopt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use super::{Admitted, Aim, Aimed, Shared, splice};
+use super::{ConnectionPermit, CurrentDestination, Destination, Shared, splice};
 
-/// Connections that wait to be accepted, at most.
+/// The largest number of connections that wait to be accepted.
 const BACKLOG: u32 = 1_024;
-/// A peer that is silent for so long is asked whether it is still there …
-const SILENT: Duration = Duration::from_mins(1);
-/// … and again after so long, this often.
-const ASKED_AGAIN: (Duration, u32) = (Duration::from_secs(10), 6);
-/// The pause when the machine has no descriptors left.
+/// The idle time before the first TCP keep-alive probe.
+const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
+/// The interval and number of further keep-alive probes.
+const KEEPALIVE_PROBES: (Duration, u32) = (Duration::from_secs(10), 6);
+/// The pause after an accept failed because the system has no file descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// An open port.
+/// An open TCP port.
 #[derive(Debug)]
-pub(super) struct Listening {
-    pub(super) aimed: Aimed,
+pub(super) struct TcpPort {
+    pub(super) current: CurrentDestination,
     listener: TcpListener,
     stop: CancellationToken,
 }
 
-/// Binds the port and begins to accept.
-pub(super) fn listen(shared: &Arc<Shared>, port: u16, aim: Arc<Aim>) -> io::Result<Arc<Listening>> {
+/// Binds the port and starts to accept connections.
+pub(super) fn listen(
+    shared: &Arc<Shared>,
+    port: u16,
+    destination: Arc<Destination>,
+) -> io::Result<Arc<TcpPort>> {
     let address = SocketAddr::new(shared.options.address, port);
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     let listener = socket.listen(BACKLOG)?;
     let stop = shared.stop.child_token();
-    let listening = Arc::new(Listening { aimed: Aimed::new(aim), listener, stop });
+    let listening =
+        Arc::new(TcpPort { current: CurrentDestination::new(destination), listener, stop });
     shared.tasks.spawn_on(accept(shared.clone(), listening.clone()), &shared.runtime);
     Ok(listening)
 }
 
-/// Takes nobody new, and ends those who are there within the drain time.
-pub(super) fn close(shared: &Arc<Shared>, port: &Arc<Listening>, drain: Duration) {
-    // The task that accepts may still hold the socket for a moment; shut down, it does not hold the
-    // port any more.
+/// Stops accepting, and ends existing connections within the drain time.
+pub(super) fn close(shared: &Arc<Shared>, port: &Arc<TcpPort>, drain: Duration) {
+    // The accepting task may hold the socket for a moment longer; shutting it down frees the port
+    // at once.
     if let Err(error) = rustix::net::shutdown(&port.listener, Shutdown::Both) {
-        tracing::debug!(%error, "a listening socket was not shut down; closing it will do");
+        tracing::debug!(%error, "shutdown of a listening socket failed; it is closed instead");
     }
     port.stop.cancel();
-    let aim = port.aimed.get();
-    aim.closed.cancel();
+    let destination = port.current.get();
+    destination.closed.cancel();
     if drain.is_zero() {
-        aim.cut.cancel();
+        destination.cut.cancel();
         return;
     }
     let (clock, stop) = (shared.clock.clone(), shared.stop.clone());
     shared.tasks.spawn_on(
         async move {
             tokio::select! {
-                () = aim.drain(drain, &*clock) => {}
-                () = stop.cancelled() => aim.end(),
+                () = destination.drain(drain, &*clock) => {}
+                () = stop.cancelled() => destination.end(),
             }
         },
         &shared.runtime,
     );
 }
 
-async fn accept(shared: Arc<Shared>, port: Arc<Listening>) {
+async fn accept(shared: Arc<Shared>, port: Arc<TcpPort>) {
     loop {
         let accepted = tokio::select! {
             biased;
@@ -76,32 +81,32 @@ async fn accept(shared: Arc<Shared>, port: Arc<Listening>) {
         };
         match accepted {
             Ok((client, peer)) => {
-                let aim = port.aimed.get();
+                let destination = port.current.get();
                 let limit = shared.options.connections_per_session;
-                if aim.closed.is_cancelled() {
+                if destination.closed.is_cancelled() {
                     drop(client);
-                } else if let Some(admitted) = shared.admit(&aim, limit) {
-                    let serving = serve(admitted, client, peer);
-                    let serving = aim.tasks.track_future(serving);
+                } else if let Some(permit) = shared.admit(&destination, limit) {
+                    let serving = serve(permit, client, peer);
+                    let serving = destination.tasks.track_future(serving);
                     shared.tasks.spawn(serving);
                 }
             }
             Err(_) if port.stop.is_cancelled() => return,
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
-                tracing::warn!(%error, "a connection cannot be accepted; trying again");
+                tracing::warn!(%error, "gateway connection could not be accepted; retrying");
                 shared.clock.sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// One connection, from its admission to its end.
-async fn serve(admitted: Admitted, client: TcpStream, peer: SocketAddr) {
-    let (shared, aim) = (&admitted.shared, &admitted.aim);
+/// Serves one connection until it ends.
+async fn serve(permit: ConnectionPermit, client: TcpStream, peer: SocketAddr) {
+    let (shared, destination) = (&permit.shared, &permit.destination);
     let connecting = async {
         tokio::select! {
-            connected = TcpStream::connect(aim.target) => connected,
+            connected = TcpStream::connect(destination.target) => connected,
             () = shared.clock.sleep(shared.options.connect_timeout) => {
                 Err(io::ErrorKind::TimedOut.into())
             }
@@ -109,7 +114,7 @@ async fn serve(admitted: Admitted, client: TcpStream, peer: SocketAddr) {
     };
     let connected = tokio::select! {
         biased;
-        () = aim.cut.cancelled() => return,
+        () = destination.cut.cancelled() => return,
         () = shared.stop.cancelled() => return,
         connected = connecting => connected,
     };
@@ -117,17 +122,17 @@ async fn serve(admitted: Admitted, client: TcpStream, peer: SocketAddr) {
         Ok(instance) => instance,
         Err(error) => {
             shared.metrics.unreachable.inc();
-            tracing::debug!(session = aim.session.0, target = %aim.target, %error, "no instance");
+            tracing::debug!(session = destination.session.0, target = %destination.target, %error, "gateway could not connect to the instance");
             return;
         }
     };
     if let Err(error) = tuned(&client).and_then(|()| tuned(&instance)) {
-        tracing::debug!(session = aim.session.0, %error, "a connection ended before it began");
+        tracing::debug!(session = destination.session.0, %error, "gateway connection ended before it was set up");
         return;
     }
     shared.metrics.connections.inc();
     shared.metrics.clients.inc();
-    let id = shared.joined(aim, peer).await;
+    let id = shared.joined(destination, peer).await;
     let both = async {
         tokio::try_join!(
             splice::forward(&client, &instance, &shared.pipes, &shared.metrics),
@@ -136,24 +141,24 @@ async fn serve(admitted: Admitted, client: TcpStream, peer: SocketAddr) {
     };
     let ended = tokio::select! {
         biased;
-        () = aim.cut.cancelled() => Ok(()),
+        () = destination.cut.cancelled() => Ok(()),
         () = shared.stop.cancelled() => Ok(()),
         ended = both => ended.map(|_| ()),
     };
     if let Err(error) = ended {
-        tracing::debug!(session = aim.session.0, %peer, %error, "a connection broke");
+        tracing::debug!(session = destination.session.0, %peer, %error, "gateway connection failed");
     }
     drop((client, instance));
     shared.metrics.clients.dec();
-    shared.left(aim, id, peer).await;
+    shared.left(destination, id, peer).await;
 }
 
-/// Small pieces go out at once, and a peer that vanished is noticed.
+/// Disables Nagle's algorithm and enables keep-alive probes.
 fn tuned(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, SILENT)?;
-    sockopt::set_tcp_keepintvl(stream, ASKED_AGAIN.0)?;
-    sockopt::set_tcp_keepcnt(stream, ASKED_AGAIN.1)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_PROBES.0)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES.1)?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The gateway on loopback: real sockets, instances that echo, a clock that is moved by hand.
+//! The gateway on loopback: real sockets, instances that echo, a manual clock.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener as StdListener;
@@ -36,7 +36,7 @@ fn local(port: u16) -> SocketAddr {
 }
 
 impl Stand {
-    /// Opens some free port. Somebody else may be faster at a number: then it is another.
+    /// Opens some free port. If another program has just taken one, the next is tried.
     fn open(&self, protocol: Protocol, session: &str, target: SocketAddr) -> u16 {
         for _ in 0..50 {
             let port = StdListener::bind(local(0)).unwrap().local_addr().unwrap().port();
@@ -54,7 +54,7 @@ impl Stand {
         (event.session.0, event.id, event.joined)
     }
 
-    /// Moves the clock by `step` again and again until `done`: what sleeps may only be about to.
+    /// Advances the clock by `step` repeatedly until `done`, because a task may begin to sleep later.
     async fn pass_until(&self, step: Duration, done: impl Future) {
         let passing = async {
             loop {
@@ -78,7 +78,7 @@ async fn echo(greeting: &'static str) -> SocketAddr {
             tokio::spawn(async move {
                 stream.write_all(greeting.as_bytes()).await.unwrap();
                 let (mut read, mut write) = stream.split();
-                // The other end may go at any time.
+                // The peer may close at any time.
                 let _ = tokio::io::copy(&mut read, &mut write).await;
                 let _ = write.shutdown().await;
             });
@@ -101,7 +101,7 @@ async fn udp_echo(mark: u8) -> SocketAddr {
     address
 }
 
-/// Bytes without a pattern, the same for the same seed.
+/// Pseudo-random bytes, the same for the same seed.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -150,8 +150,8 @@ async fn bytes_go_through(pipes: usize) -> (u64, u64) {
         got
     };
     let (at_client, at_instance) = tokio::join!(client, instance);
-    assert!(at_client == down, "what the instance said is what the client heard");
-    assert!(at_instance == up, "what the client said is what the instance heard");
+    assert!(at_client == down, "the client received what the instance sent");
+    assert!(at_instance == up, "the instance received what the client sent");
     assert_eq!(stand.event().await, ("default/one".to_owned(), 1, true));
     assert_eq!(stand.event().await, ("default/one".to_owned(), 1, false));
     let metrics = stand.gateway.metrics();
@@ -176,7 +176,7 @@ async fn bytes_go_through_unchanged_when_there_is_no_pipe() {
 }
 
 #[tokio::test]
-async fn whoever_has_said_all_still_hears_the_answer() {
+async fn a_client_that_closed_its_side_still_receives_the_answer() {
     let stand = stand(options());
     let listener = TcpListener::bind(local(0)).await.unwrap();
     let port = stand.open(Protocol::Tcp, "one", listener.local_addr().unwrap());
@@ -194,7 +194,7 @@ async fn whoever_has_said_all_still_hears_the_answer() {
     assert_eq!(heard, "answer");
 }
 
-/// What a new connection is greeted with.
+/// Opens a connection and reads the instance's greeting.
 async fn greeting(port: u16) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(local(port)).await.unwrap();
     let mut word = [0; 3];
@@ -202,14 +202,14 @@ async fn greeting(port: u16) -> (TcpStream, String) {
     (stream, String::from_utf8(word.to_vec()).unwrap())
 }
 
-/// Reads on until the connection ends, by a word or by a reset.
+/// Reads until the connection ends, by a close or a reset.
 async fn ends(stream: &mut TcpStream) {
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest).await;
 }
 
 #[tokio::test]
-async fn an_aimed_port_stays_bound_and_leads_elsewhere() {
+async fn a_port_stays_bound_when_its_instance_changes() {
     let mut stand = stand(options());
     let (old, new) = (echo("old").await, echo("new").await);
     let port = stand.open(Protocol::Tcp, "one", old);
@@ -234,17 +234,17 @@ async fn an_aimed_port_stays_bound_and_leads_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_closed_port_takes_nobody_and_drains() {
+async fn a_closed_port_accepts_no_connection_and_drains() {
     let mut stand = stand(options());
     let port = stand.open(Protocol::Tcp, "one", echo("hey").await);
     let (mut staying, _) = greeting(port).await;
     let (mut leaving, _) = greeting(port).await;
     stand.gateway.close(port, Protocol::Tcp, Duration::from_secs(30));
     stand.gateway.close(port, Protocol::Tcp, Duration::ZERO);
-    TcpStream::connect(local(port)).await.expect_err("nobody new");
+    TcpStream::connect(local(port)).await.expect_err("no new connection");
     for stream in [&mut staying, &mut leaving] {
         stream.write_all(b"x").await.unwrap();
-        assert_eq!(stream.read_u8().await.unwrap(), b'x', "those who are there go on");
+        assert_eq!(stream.read_u8().await.unwrap(), b'x', "existing connections continue");
     }
     drop(leaving);
     stand.clock.advance(Duration::from_secs(29));
@@ -277,7 +277,7 @@ async fn a_port_is_free_as_soon_as_it_is_closed() {
     stand.gateway.shutdown().await;
 }
 
-/// Asks by UDP until an answer comes: packets may be lost, by right.
+/// Sends a UDP packet until an answer comes: packets may be lost.
 async fn asked(port: u16, question: &[u8], expected: &[u8]) -> UdpSocket {
     let client = UdpSocket::bind(local(0)).await.unwrap();
     client.connect(local(port)).await.unwrap();
@@ -288,7 +288,7 @@ async fn asked(port: u16, question: &[u8], expected: &[u8]) -> UdpSocket {
 async fn ask(client: &UdpSocket, question: &[u8], expected: &[u8]) {
     let mut buffer = vec![0; 65_536];
     loop {
-        // An error that an earlier packet left behind is not about this one.
+        // The error may be about an earlier packet.
         let _ = client.send(question).await;
         let answer = tokio::time::timeout(Duration::from_millis(100), client.recv(&mut buffer));
         if let Ok(Ok(bytes)) = answer.await
@@ -300,10 +300,10 @@ async fn ask(client: &UdpSocket, question: &[u8], expected: &[u8]) {
 }
 
 #[tokio::test]
-async fn packets_find_their_way_back() {
+async fn udp_answers_reach_their_client() {
     let mut stand = stand(Options { flows_per_port: 3, ..options() });
     let port = stand.open(Protocol::Udp, "one", udp_echo(b'a').await);
-    // The very first packet counts: on loopback none is lost on the way.
+    // The first packet must arrive: loopback loses none.
     let first = UdpSocket::bind(local(0)).await.unwrap();
     first.connect(local(port)).await.unwrap();
     first.send(b"hello").await.unwrap();
@@ -319,11 +319,11 @@ async fn packets_find_their_way_back() {
     assert!(metrics.packets_in.get() >= 2 && metrics.packets_out.get() >= 2);
     assert_eq!(metrics.flows.get(), 1, "one client, one flow");
 
-    // The port leads elsewhere: the client's next packets do too.
+    // After the port has another instance, the client's next packets go there.
     stand.gateway.open(port, Protocol::Udp, key("one"), udp_echo(b'b').await).unwrap();
     ask(&first, b"hello", b"bhello").await;
 
-    // More clients than flows: the longest silent makes room.
+    // More clients than flows: the flow idle for longest is replaced.
     let mut others = Vec::new();
     for _ in 0..3 {
         stand.clock.advance(Duration::from_secs(1));
@@ -331,7 +331,7 @@ async fn packets_find_their_way_back() {
     }
     assert_eq!(metrics.evicted.get(), 1);
 
-    // Silent flows end, and are said to have left.
+    // Idle flows end with a `left` event.
     let mut present = BTreeSet::new();
     let (gateway, clock) = (stand.gateway.clone(), stand.clock.clone());
     let mut all = 1;
@@ -363,7 +363,7 @@ async fn a_closed_udp_port_drains() {
     let stranger = UdpSocket::bind(local(0)).await.unwrap();
     stranger.send_to(b"z", local(port)).await.unwrap();
     ask(&staying, b"z", b"az").await;
-    assert_eq!(stand.gateway.metrics().flows.get(), 1, "no flow for a stranger");
+    assert_eq!(stand.gateway.metrics().flows.get(), 1, "no flow for a new client");
     let freed = async {
         while std::net::UdpSocket::bind(local(port)).is_err() {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -403,7 +403,7 @@ async fn many_connections_at_once() {
             assert!(present.insert(id));
         } else {
             leaves += 1;
-            assert!(present.remove(&id), "nobody leaves who has not joined");
+            assert!(present.remove(&id), "every left event follows its joined event");
         }
     }
     assert_eq!((joins, present.len()), (300, 0));
@@ -412,7 +412,7 @@ async fn many_connections_at_once() {
 }
 
 #[tokio::test]
-async fn an_instance_that_refuses_is_nobodys_client() {
+async fn a_refused_connection_emits_no_event() {
     let mut stand = stand(options());
     let nobody = StdListener::bind(local(0)).unwrap().local_addr().unwrap();
     let port = stand.open(Protocol::Tcp, "one", nobody);
@@ -424,14 +424,14 @@ async fn an_instance_that_refuses_is_nobodys_client() {
 }
 
 #[tokio::test]
-async fn an_instance_that_does_not_answer_is_given_up() {
+async fn connecting_to_an_unresponsive_instance_times_out() {
     let stand = stand(options());
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(local(0)).unwrap();
     let full = socket.listen(1).unwrap();
     let target = full.local_addr().unwrap();
     let mut waiting = Vec::new();
-    // Until its queue is full it takes connections without being asked.
+    // The kernel accepts connections until the backlog is full.
     while let Ok(stream) =
         tokio::time::timeout(Duration::from_millis(300), TcpStream::connect(target)).await
     {
@@ -445,7 +445,7 @@ async fn an_instance_that_does_not_answer_is_given_up() {
 }
 
 #[tokio::test]
-async fn no_more_than_the_limit() {
+async fn connections_beyond_the_limit_are_refused() {
     for (limits, allowed) in [((2, 100), 2), ((100, 3), 3)] {
         let options =
             Options { connections_per_session: limits.0, connections: limits.1, ..options() };
@@ -459,7 +459,7 @@ async fn no_more_than_the_limit() {
         assert_eq!(stand.gateway.metrics().refused.get(), 1);
         drop(there.pop());
         while stand.event().await.2 {}
-        // The place is free once the task is gone, which is after it has said so.
+        // The permit is returned when the task ends, after its event.
         while stand.gateway.shared.connections.load(Ordering::Acquire) == allowed {
             tokio::task::yield_now().await;
         }
@@ -469,13 +469,13 @@ async fn no_more_than_the_limit() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_read_slows_nobody_else() {
+async fn a_slow_reader_slows_no_other_connection() {
     let stand = stand(Options { pipes: 1, ..options() });
     let listener = TcpListener::bind(local(0)).await.unwrap();
     let port = stand.open(Protocol::Tcp, "slow", listener.local_addr().unwrap());
     let _deaf = TcpStream::connect(local(port)).await.unwrap();
     let (instance, _) = listener.accept().await.unwrap();
-    // Until nothing more fits: the pressure has come back to the instance.
+    // Until the buffers are full and the instance can send no more.
     let chunk = vec![7; 1 << 16];
     let mut pressed = 0_u64;
     while let Ok(ready) =
@@ -483,18 +483,18 @@ async fn whoever_does_not_read_slows_nobody_else() {
     {
         ready.unwrap();
         pressed += instance.try_write(&chunk).map_or(0, |bytes| bytes as u64);
-        assert!(pressed < 256 << 20, "what nobody reads is not swallowed without end");
+        assert!(pressed < 256 << 20, "unread data is not buffered without bound");
     }
     let other = stand.open(Protocol::Tcp, "fast", echo("hey").await);
     let (mut stream, _) = greeting(other).await;
     stream.write_all(b"x").await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), b'x');
-    assert!(stand.gateway.metrics().copied.get() > 0, "the only pipe is lent");
+    assert!(stand.gateway.metrics().copied.get() > 0, "the only pipe is in use");
     stand.gateway.shutdown().await;
 }
 
 #[tokio::test]
-async fn errors_say_what_is_wrong() {
+async fn errors_name_the_port_and_the_reason() {
     let stand = stand(options());
     for (protocol, port) in [
         (Protocol::Tcp, StdListener::bind(local(0)).map(|s| (s.local_addr(), Some(s), None))),
@@ -519,12 +519,12 @@ async fn errors_say_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn shutdown_waits_for_everything_even_if_nobody_hears() {
+async fn shutdown_completes_even_if_events_are_not_received() {
     let stand = stand(Options { events: 1, ..options() });
     let port = stand.open(Protocol::Tcp, "one", echo("hey").await);
     let mut streams = Vec::new();
     for _ in 0..3 {
-        // Whether the greeting comes depends on room for events; the connection does not.
+        // The greeting depends on room for events; the connection itself does not.
         streams.push(TcpStream::connect(local(port)).await.unwrap());
     }
     stand.gateway.close(port, Protocol::Tcp, Duration::from_hours(1));

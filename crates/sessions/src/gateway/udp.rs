@@ -1,80 +1,89 @@
 //! UDP ports: a flow for every client address, with a socket of its own to the instance, so that
-//! the instance's answers find their way back.
+//! the instance's answers reach the right client.
 //!
-//! A packet that cannot be passed on at once is dropped, as networks do; nothing is queued here.
+//! A packet that cannot be sent at once is dropped, as networks do; no packet is queued.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::net::SendFlags;
 use tokio::net::UdpSocket;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Admitted, Aim, Aimed, Port, Protocol, Shared};
+use super::{ConnectionPermit, CurrentDestination, Destination, Port, Protocol, Shared};
 
-/// The largest packet there is.
-const LARGEST: usize = 65_536;
+/// The largest UDP packet, in bytes.
+const MAX_PACKET: usize = 65_536;
 
 thread_local! {
-    /// One for a thread: it is only used between two waits.
-    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; LARGEST]);
+    /// One buffer per thread: it is never held across an await.
+    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_PACKET]);
 }
 
-/// An open port.
+/// An open UDP port.
 #[derive(Debug)]
-pub(super) struct Listening {
-    pub(super) aimed: Aimed,
+pub(super) struct UdpPort {
+    pub(super) current: CurrentDestination,
     socket: Arc<UdpSocket>,
     flows: Mutex<HashMap<SocketAddr, Arc<Flow>>>,
     stop: CancellationToken,
-    /// Whoever holds the socket.
+    /// The tasks that hold the socket.
     holders: TaskTracker,
 }
 
-impl Listening {
+impl UdpPort {
     fn flows(&self) -> MutexGuard<'_, HashMap<SocketAddr, Arc<Flow>>> {
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.flows.lock()
     }
 }
 
-/// One client.
+/// The packets of one client.
 #[derive(Debug)]
 struct Flow {
     socket: UdpSocket,
-    /// The last packet either way, by the clock's elapsed time in microseconds.
+    /// The time of the last packet in either direction, in microseconds of the monotonic clock.
     last: AtomicU64,
     evicted: CancellationToken,
-    aim: Arc<Aim>,
+    destination: Arc<Destination>,
 }
 
-/// Binds the port and begins to receive.
-pub(super) fn listen(shared: &Arc<Shared>, port: u16, aim: Arc<Aim>) -> io::Result<Arc<Listening>> {
+/// Binds the port and starts to receive packets.
+pub(super) fn listen(
+    shared: &Arc<Shared>,
+    port: u16,
+    destination: Arc<Destination>,
+) -> io::Result<Arc<UdpPort>> {
     let socket = bound(SocketAddr::new(shared.options.address, port))?;
-    Ok(receive_on(shared, Arc::new(socket), aim))
+    Ok(receive_on(shared, Arc::new(socket), destination))
 }
 
-/// Opens a port again that still drains: its flows end, its socket stays.
+/// Opens a port again while it drains: its flows end, its socket stays.
 pub(super) fn take_over(
     shared: &Arc<Shared>,
-    old: &Listening,
+    old: &UdpPort,
     port: u16,
-    aim: Arc<Aim>,
-) -> Arc<Listening> {
-    tracing::debug!(port, "a port is opened again before it has drained");
+    destination: Arc<Destination>,
+) -> Arc<UdpPort> {
+    tracing::debug!(port, "UDP port is opened again while it drains; its flows end");
     old.stop.cancel();
-    old.aimed.get().end();
-    receive_on(shared, old.socket.clone(), aim)
+    old.current.get().end();
+    receive_on(shared, old.socket.clone(), destination)
 }
 
-fn receive_on(shared: &Arc<Shared>, socket: Arc<UdpSocket>, aim: Arc<Aim>) -> Arc<Listening> {
-    let listening = Arc::new(Listening {
-        aimed: Aimed::new(aim),
+fn receive_on(
+    shared: &Arc<Shared>,
+    socket: Arc<UdpSocket>,
+    destination: Arc<Destination>,
+) -> Arc<UdpPort> {
+    let listening = Arc::new(UdpPort {
+        current: CurrentDestination::new(destination),
         socket,
         flows: Mutex::default(),
         stop: shared.stop.child_token(),
@@ -87,19 +96,19 @@ fn receive_on(shared: &Arc<Shared>, socket: Arc<UdpSocket>, aim: Arc<Aim>) -> Ar
     listening
 }
 
-/// Begins no new flow, and ends those that are there within the drain time. The port stays with
-/// the gateway until then; only here it is given up, when no task holds its socket any more, so
-/// that opening it again never meets a socket that is about to go.
-pub(super) fn close(shared: &Arc<Shared>, open: &Arc<Listening>, port: u16, drain: Duration) {
+/// Accepts no new flow, and ends the existing ones within the drain time. The port stays bound until
+/// no task holds its socket any more, so that opening it again never meets a socket that is about
+/// to be closed.
+pub(super) fn close(shared: &Arc<Shared>, open: &Arc<UdpPort>, port: u16, drain: Duration) {
     let (shared, open) = (shared.clone(), open.clone());
-    let aim = open.aimed.get();
-    aim.closed.cancel();
+    let destination = open.current.get();
+    destination.closed.cancel();
     let runtime = shared.runtime.clone();
     let tasks = shared.tasks.clone();
     let closing = async move {
         tokio::select! {
-            () = aim.drain(drain, &*shared.clock) => {}
-            () = shared.stop.cancelled() => aim.end(),
+            () = destination.drain(drain, &*shared.clock) => {}
+            () = shared.stop.cancelled() => destination.end(),
         }
         open.stop.cancel();
         open.holders.wait().await;
@@ -124,8 +133,8 @@ fn now(shared: &Shared) -> u64 {
     u64::try_from(shared.clock.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Takes packets from clients for as long as the port is open.
-async fn receive(shared: Arc<Shared>, port: Arc<Listening>) {
+/// Receives packets from clients while the port is open.
+async fn receive(shared: Arc<Shared>, port: Arc<UdpPort>) {
     loop {
         let readable = tokio::select! {
             biased;
@@ -133,7 +142,7 @@ async fn receive(shared: Arc<Shared>, port: Arc<Listening>) {
             readable = port.socket.readable() => readable,
         };
         if let Err(error) = readable {
-            tracing::warn!(%error, "a UDP port cannot be read");
+            tracing::warn!(%error, "UDP port of the gateway cannot be read");
             return;
         }
         BUFFER.with_borrow_mut(|buffer| {
@@ -147,32 +156,32 @@ async fn receive(shared: Arc<Shared>, port: Arc<Listening>) {
                         shared.metrics.packets_dropped.inc();
                     }
                 }
-                // Nothing there, or a client that is gone: neither is about the port.
-                Err(error) => tracing::trace!(%error, "no packet"),
+                // No packet, or an error about one client: the port itself is fine.
+                Err(error) => tracing::trace!(%error, "no packet from a client"),
             }
         });
         tokio::task::coop::consume_budget().await;
     }
 }
 
-/// Sends to an instance at once or not at all. Not by the runtime's `try_send`, which takes a new
-/// socket for one that cannot be written to until it has heard otherwise.
+/// Sends to an instance at once or not at all. Does not use tokio's `try_send`, which treats a new
+/// socket as not writable until its first readiness event.
 fn sent(socket: &UdpSocket, packet: &[u8]) -> bool {
     rustix::net::send(socket, packet, SendFlags::DONTWAIT).is_ok()
 }
 
-/// The flow of a client, begun if need be and possible.
-fn flow_of(shared: &Arc<Shared>, port: &Arc<Listening>, client: SocketAddr) -> Option<Arc<Flow>> {
-    let aim = port.aimed.get();
+/// The flow of a client; starts one if there is none and the limits allow it.
+fn flow_of(shared: &Arc<Shared>, port: &Arc<UdpPort>, client: SocketAddr) -> Option<Arc<Flow>> {
+    let destination = port.current.get();
     let mut flows = port.flows();
     if let Some(flow) = flows.get(&client)
-        && !flow.aim.cut.is_cancelled()
+        && !flow.destination.cut.is_cancelled()
         && !flow.evicted.is_cancelled()
     {
         flow.last.store(now(shared), Ordering::Relaxed);
         return Some(flow.clone());
     }
-    if aim.closed.is_cancelled() {
+    if destination.closed.is_cancelled() {
         return None;
     }
     let limit = shared.options.flows_per_port.max(1);
@@ -185,24 +194,24 @@ fn flow_of(shared: &Arc<Shared>, port: &Arc<Listening>, client: SocketAddr) -> O
             shared.metrics.evicted.inc();
         }
     }
-    // The flow that made room ends in its own time, so twice as many may be there for a moment.
-    let admitted = shared.admit(&aim, limit.saturating_mul(2))?;
-    let socket = match towards(aim.target) {
+    // The replaced flow ends a little later, so twice as many may exist for a moment.
+    let permit = shared.admit(&destination, limit.saturating_mul(2))?;
+    let socket = match towards(destination.target) {
         Ok(socket) => socket,
         Err(error) => {
-            tracing::warn!(session = aim.session.0, %error, "a UDP flow cannot begin");
+            tracing::warn!(session = destination.session.0, %error, "UDP flow of the gateway could not be started");
             return None;
         }
     };
     let last = AtomicU64::new(now(shared));
-    let flow = Arc::new(Flow { socket, last, evicted: CancellationToken::new(), aim });
+    let flow = Arc::new(Flow { socket, last, evicted: CancellationToken::new(), destination });
     flows.insert(client, flow.clone());
-    let serving = serve(admitted, port.clone(), flow.clone(), client);
-    shared.tasks.spawn(port.holders.track_future(flow.aim.tasks.track_future(serving)));
+    let serving = serve(permit, port.clone(), flow.clone(), client);
+    shared.tasks.spawn(port.holders.track_future(flow.destination.tasks.track_future(serving)));
     Some(flow)
 }
 
-/// A socket to an instance.
+/// A socket connected to an instance.
 fn towards(target: SocketAddr) -> io::Result<UdpSocket> {
     let any = if target.is_ipv4() {
         SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
@@ -215,18 +224,18 @@ fn towards(target: SocketAddr) -> io::Result<UdpSocket> {
     UdpSocket::from_std(socket)
 }
 
-/// Takes the instance's packets back to one client, until the flow is silent for too long.
-async fn serve(admitted: Admitted, port: Arc<Listening>, flow: Arc<Flow>, client: SocketAddr) {
-    let (shared, aim) = (&admitted.shared, &admitted.aim);
+/// Sends the instance's packets to one client, until the flow is idle for too long.
+async fn serve(permit: ConnectionPermit, port: Arc<UdpPort>, flow: Arc<Flow>, client: SocketAddr) {
+    let (shared, destination) = (&permit.shared, &permit.destination);
     shared.metrics.flows.inc();
     shared.metrics.clients.inc();
-    let id = shared.joined(aim, client).await;
+    let id = shared.joined(destination, client).await;
     tokio::select! {
         biased;
-        () = aim.cut.cancelled() => {}
+        () = destination.cut.cancelled() => {}
         () = flow.evicted.cancelled() => {}
         () = shared.stop.cancelled() => {}
-        () = silence(shared, &flow) => {}
+        () = idle(shared, &flow) => {}
         () = answer(shared, &port.socket, &flow, client) => {}
     }
     {
@@ -236,17 +245,17 @@ async fn serve(admitted: Admitted, port: Arc<Listening>, flow: Arc<Flow>, client
         }
     }
     shared.metrics.clients.dec();
-    shared.left(aim, id, client).await;
+    shared.left(destination, id, client).await;
 }
 
-/// Ends when nothing has come either way for the idle time.
-async fn silence(shared: &Shared, flow: &Flow) {
+/// Returns when there was no packet in either direction for the idle time.
+async fn idle(shared: &Shared, flow: &Flow) {
     let limit = shared.options.flow_idle;
     loop {
         let last = Duration::from_micros(flow.last.load(Ordering::Relaxed));
         let since = shared.clock.elapsed().saturating_sub(last);
         match limit.checked_sub(since) {
-            // The last packet is kept in whole microseconds: a hair less than one is none.
+            // Times are rounded to microseconds, so a remainder below one counts as zero.
             Some(rest) if rest > Duration::from_micros(1) => shared.clock.sleep(rest).await,
             _ => return,
         }
@@ -266,8 +275,8 @@ async fn answer(shared: &Shared, socket: &UdpSocket, flow: &Flow, client: Socket
                     Err(_) => shared.metrics.packets_dropped.inc(),
                 };
             }
-            // Nothing there, or nobody listens at the instance yet: the client may try again.
-            Err(error) => tracing::trace!(%error, "no packet"),
+            // No packet, or the instance does not listen yet: the client may retry.
+            Err(error) => tracing::trace!(%error, "no packet from an instance"),
         });
         tokio::task::coop::consume_budget().await;
     }

@@ -1,4 +1,4 @@
-//! Every case of `cases.jsonl` that one server can play, by its name.
+//! The recorded cases of `cases.jsonl` that need one server only, by their names.
 
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ fn small(case: &Value, name: &str) -> i32 {
 #[test]
 fn every_case_holds() {
     for (id, case) in cases() {
-        // Several servers are for later.
+        // Cases with several servers are tested elsewhere.
         if case["area"].as_str().expect("an area").starts_with("ha/") {
             continue;
         }
@@ -40,7 +40,7 @@ fn every_case_holds() {
             [b'E', ..] => sessions(&id),
             [b'F', ..] => ports(&id, &case),
             [b'J' | b'K', ..] => applications(&id),
-            _ => panic!("{id} is not played"),
+            _ => panic!("{id} is not implemented"),
         }
     }
 }
@@ -69,7 +69,7 @@ fn scaling(id: &str, case: &Value) {
     assert_eq!(scale::step(&policy, counts), delta, "{id}");
 }
 
-/// Where instances are, in the order they were made.
+/// The nodes of instances, in the order of their creation.
 fn places(world: &World) -> Vec<Option<Key>> {
     let mut all: Vec<_> = world.engine.instances.values().collect();
     all.sort_by_key(|instance| instance.place);
@@ -144,11 +144,11 @@ fn placing(id: &str) {
             assert!(world.hosts["a"].instances.is_empty());
             assert!(world.engine.instances.is_empty());
         }
-        _ => panic!("{id} is not played"),
+        _ => panic!("{id} is not implemented"),
     }
 }
 
-/// A node `n1` with `count` ready instances of `t/app`, and one more that is ready on nobody's word.
+/// A node `n1` with `count` ready instances of `t/app`.
 fn with_ready(count: i32, ports: Option<(u16, u16)>) -> World {
     let mut world = World::new(ports);
     world.join("n1", 64000, 1 << 40);
@@ -159,8 +159,8 @@ fn with_ready(count: i32, ports: Option<(u16, u16)>) -> World {
 }
 
 fn syncs(world: &World, node: &str) -> usize {
-    let told = &world.hosts[node].told;
-    told.iter().filter(|body| matches!(body, to_node::Body::FullSync(_))).count()
+    let commands = &world.hosts[node].commands;
+    commands.iter().filter(|body| matches!(body, to_node::Body::FullSync(_))).count()
 }
 
 fn nodes(id: &str) {
@@ -173,8 +173,8 @@ fn nodes(id: &str) {
                 .insert(n1.clone(), Host { revision: 5, connected: true, ..Host::default() });
             assert!(world.engine.connect(&n1, world.now));
             world.say(&n1, from_node::Body::Register(Register::default()), false);
-            let told = &world.hosts[&n1].told;
-            assert!(matches!(told[..], [to_node::Body::Configuration(_)]));
+            let commands = &world.hosts[&n1].commands;
+            assert!(matches!(commands[..], [to_node::Body::Configuration(_)]));
             world.apply("t/app", spec((1, 1), 0, 0, 1));
             assert_eq!(places(&world), [None], "not before it is ready");
             world.say(&n1, from_node::Body::Ready(Report::default()), true);
@@ -189,7 +189,7 @@ fn nodes(id: &str) {
             gone.phase = InstancePhase::Terminated as i32;
             let mut tell = |revision: u64| {
                 let body = Some(from_node::Body::Instance(gone.clone()));
-                world.engine.hear(&n1, FromNode { revision, body }, world.now);
+                world.engine.receive(&n1, FromNode { revision, body }, world.now);
                 world.act();
                 let known = world.engine.instances.contains_key(&instance);
                 (known, world.engine.revision("n1").unwrap(), syncs(&world, "n1"))
@@ -251,9 +251,9 @@ fn nodes(id: &str) {
             assert!(!world.engine.connect(&n1, world.now));
             assert!(world.engine.is_ready("n1"));
         }
-        // The queue is the shell's: see its tests.
+        // The controller has the queue: see its tests.
         "C10" => {}
-        _ => panic!("{id} is not played"),
+        _ => panic!("{id} is not implemented"),
     }
 }
 
@@ -274,7 +274,10 @@ fn monitors(id: &str) {
             world.pass_without(15.0, &["n1"]);
             world.instance_is("n1", &instance, InstancePhase::Running);
             world.pass_without(15.0, &["n1"]);
-            assert!(world.engine.is_ready("n1"), "a word about an instance is one about its node");
+            assert!(
+                world.engine.is_ready("n1"),
+                "a report about an instance counts as one of its node"
+            );
             world.pass_without(6.0, &["n1"]);
             assert!(!world.engine.is_ready("n1"));
         }
@@ -297,16 +300,16 @@ fn monitors(id: &str) {
             world.run();
             world.engine.set_primary(false, world.now);
             world.act();
-            let (named, told) = (world.engine.named, world.hosts["n1"].told.len());
+            let (named, commands) = (world.engine.named, world.hosts["n1"].commands.len());
             world.pass_without(21.0, &["n1"]);
             assert_eq!(world.state("t/s1"), Some(SessionState::Closed));
             assert!(world.engine.instances.is_empty());
-            assert_eq!((world.engine.named, world.hosts["n1"].told.len()), (named, told));
+            assert_eq!((world.engine.named, world.hosts["n1"].commands.len()), (named, commands));
             world.engine.set_primary(true, world.now);
             assert_eq!(
                 world.engine.instances.len(),
                 1,
-                "in command again, it makes what is lacking"
+                "primary again, it creates the missing instances"
             );
         }
         "D05" => {
@@ -350,7 +353,7 @@ fn monitors(id: &str) {
             world.pass(60.0);
             assert_eq!(world.pool("t/app", InstancePool::Pending), p1);
         }
-        _ => panic!("{id} is not played"),
+        _ => panic!("{id} is not implemented"),
     }
 }
 
@@ -386,13 +389,16 @@ fn sessions(id: &str) {
             assert!(matches!(world.answers[&ticket], Err(Refusal::Busy(_))));
             let made = world.engine.instances.len() - before;
             assert_eq!(made, usize::from(id == "E02"));
-            assert_eq!(world.state("t/s1"), None, "nothing is kept");
+            assert_eq!(world.state("t/s1"), None, "the session is forgotten");
             world.run();
             world.pass(5.0);
             assert_eq!(world.pool("t/app", InstancePool::Ready).len(), made, "and it stays");
             world.pass(6.0);
             world.run();
-            assert!(world.pool("t/app", InstancePool::Ready).is_empty(), "until nobody came");
+            assert!(
+                world.pool("t/app", InstancePool::Ready).is_empty(),
+                "until the demand has expired"
+            );
         }
         "E04" => {
             let mut world = World::new(ports);
@@ -430,7 +436,7 @@ fn sessions(id: &str) {
             world.open("t/s2", session("app"));
             world.run();
             assert_eq!(world.instance_of("t/s2"), p1);
-            assert_eq!(world.engine.named, count, "none was made");
+            assert_eq!(world.engine.named, count, "no instance was created");
         }
         "E07" => {
             let mut world = with_ready(1, ports);
@@ -463,7 +469,7 @@ fn sessions(id: &str) {
             let s1: Key = "t/s1".into();
             for (joined, state) in [(true, InUse), (false, Available)] {
                 world.engine.client(&s1, "10.1.1.1:5".to_owned(), joined, world.now);
-                assert_eq!(world.state("t/s1"), Some(state), "the gateway says so too");
+                assert_eq!(world.state("t/s1"), Some(state), "the gateway's event counts too");
             }
         }
         "E10" => {
@@ -478,8 +484,8 @@ fn sessions(id: &str) {
             world.hosts.get_mut(&n1).unwrap().inbox.clear();
             world.obey(&n1, request, open);
             assert_eq!(world.state("t/s1"), Some(Closing), "never available");
-            let told = world.hosts[&n1].told.last().unwrap();
-            assert!(matches!(told, to_node::Body::Close(_)), "{told:?}");
+            let commands = world.hosts[&n1].commands.last().unwrap();
+            assert!(matches!(commands, to_node::Body::Close(_)), "{commands:?}");
             world.run();
             assert_eq!(world.gone, ["session t/s1"]);
         }
@@ -502,7 +508,7 @@ fn sessions(id: &str) {
             assert_eq!(world.answers[&again], Err(Refusal::AlreadyExists));
             assert_eq!(world.pool("t/app", InstancePool::Active).len(), 1);
         }
-        _ => panic!("{id} is not played"),
+        _ => panic!("{id} is not implemented"),
     }
 }
 
@@ -543,7 +549,7 @@ fn ports(id: &str, case: &Value) {
         "F03" => {
             let mut world = World::new(Some((30000, 30200)));
             let known = BTreeMap::from([("t/s1".to_owned(), 30000), ("t/s2".to_owned(), 30002)]);
-            world.engine = Engine::new(Settings::default(), 8, Some((30000, 30200)));
+            world.engine = Engine::new(Timeouts::default(), 8, Some((30000, 30200)));
             world.engine.recall_ports(&[0], &known, world.now);
             world.act();
             world.join("n1", 64000, 1 << 40);
@@ -553,7 +559,7 @@ fn ports(id: &str, case: &Value) {
             world.run();
             assert_eq!(*world.mapped.first_key_value().unwrap().0, 30064, "from a new block");
         }
-        _ => panic!("{id} is not played"),
+        _ => panic!("{id} is not implemented"),
     }
 }
 
@@ -563,7 +569,7 @@ fn applications(id: &str) {
         "J01" => {
             let kinds = mainstay_store::registry::Registry::new(crate::api::kinds()).unwrap();
             assert!(kinds.iter().any(|kind| kind.plural == "applications"));
-            crate::api::application::tests::refusals();
+            crate::api::application::check::tests::refusals();
         }
         "J02" => {
             let mut world = with_ready(5, ports);
@@ -622,8 +628,8 @@ fn applications(id: &str) {
                 ..InstanceState::default()
             };
             world.say(&n1, from_node::Body::Instance(orphan), true);
-            let told = world.hosts[&n1].told.last().unwrap();
-            assert!(matches!(told, to_node::Body::Terminate(name) if name.name == "p9"));
+            let commands = world.hosts[&n1].commands.last().unwrap();
+            assert!(matches!(commands, to_node::Body::Terminate(name) if name.name == "p9"));
         }
         "J05" => {
             let mut world = World::new(ports);
@@ -655,8 +661,8 @@ fn applications(id: &str) {
             assert_eq!(world.engine.revision("n1"), Some(revision));
             assert_eq!(pools()(&world), before);
             assert_eq!(world.state("t/s1"), Some(SessionState::Available));
-            assert_eq!(world.engine.named, named, "none was made");
+            assert_eq!(world.engine.named, named, "no instance was created");
         }
-        _ => panic!("{id} is not played"),
+        _ => panic!("{id} is not implemented"),
     }
 }

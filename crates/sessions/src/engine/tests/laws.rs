@@ -14,12 +14,12 @@ enum Step {
         application: u8,
     },
     Close(u8),
-    /// A node does the next thing it was told, or all of them.
+    /// A node carries out its next command, or all of them.
     Obey(u8),
     ObeyAll,
     Disconnect(u8),
     Reconnect(u8),
-    /// A process dies by itself.
+    /// A process exits by itself.
     Kill(u8),
     /// The agent lost its store, and its instances with it.
     Forget(u8),
@@ -31,7 +31,7 @@ enum Step {
         low: u8,
     },
     Pass(u8),
-    /// Time passes and a node is silent.
+    /// Time passes and a node sends no heartbeats.
     Silence(u8),
     DeleteInstance(u8),
 }
@@ -160,7 +160,7 @@ impl Play {
 
     fn check(&self) -> Result<(), TestCaseError> {
         let (world, engine) = (&self.world, &self.world.engine);
-        // Every instance is in exactly one pool, the one it says.
+        // Every instance is in exactly one pool, the one in its field.
         let mut pooled = 0;
         for (name, application) in &engine.applications {
             for pool in [
@@ -188,7 +188,7 @@ impl Play {
             }
         }
         prop_assert_eq!(pooled, engine.instances.len());
-        // On each node, reserved is what its instances asked for.
+        // On each node, the reserved amount is the sum of its instances' requests.
         for (name, node) in &engine.nodes {
             let (mut cpu, mut memory) = (0, 0);
             for instance in &node.instances {
@@ -217,7 +217,7 @@ impl Play {
                 prop_assert!(engine.nodes[instance.node.as_ref().unwrap()].connected);
             }
         }
-        // A live session has at most one instance, which knows it; ports are mapped while open.
+        // A live session has at most one instance, which refers to it; ports are mapped while open.
         let mut mapped = BTreeMap::new();
         for (name, session) in &engine.sessions {
             if session.state.is_live()
@@ -239,7 +239,7 @@ impl Play {
         Ok(())
     }
 
-    /// Everybody comes back and does as told: then all is as it should be.
+    /// All nodes connect and carry out their commands, until the engine has nothing left to do.
     fn calm(&mut self) {
         for _ in 0..8 {
             for node in NODES {
@@ -256,7 +256,7 @@ impl Play {
 
 proptest! {
     #[test]
-    fn the_laws_hold_after_every_step_and_calm_returns(steps in steps()) {
+    fn invariants_hold_after_every_step_and_the_engine_settles(steps in steps()) {
         let mut play = Play::new();
         for step in &steps {
             play.step(step);
@@ -277,7 +277,7 @@ proptest! {
             prop_assert_eq!(application.pools.len(InstancePool::Deleting), 0);
             prop_assert!(application.waiting.is_empty());
         }
-        // What the nodes have is what the engine thinks they have.
+        // The nodes have the instances and sessions that the engine expects.
         for (name, host) in &play.world.hosts {
             let real: Vec<&Key> = host.instances.keys().collect();
             let mut known: Vec<&Key> = engine.nodes[name].instances.iter().collect();

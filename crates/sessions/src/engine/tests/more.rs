@@ -1,11 +1,11 @@
-//! What no recorded case tells: standby, volumes, failing instances, ports that others have, and a
-//! server that begins anew.
+//! Cases beyond the recorded ones: standby, volumes, failing instances, ports used by other programs,
+//! and a restart of the server.
 
 use super::*;
 use crate::api::{Standby, VolumeUse};
 
 #[test]
-fn standby_instances_are_frozen_thawed_when_needed_and_made_again() {
+fn standby_instances_are_frozen_thawed_on_demand_and_replaced() {
     let mut world = World::new(None);
     world.join("n1", 64000, 1 << 40);
     let mut spec = spec((1, 6), 1, 1, 6);
@@ -18,18 +18,18 @@ fn standby_instances_are_frozen_thawed_when_needed_and_made_again() {
     };
     assert_eq!(count(&world), [1, 2, 0]);
     world.pass(300.0);
-    assert_eq!(count(&world), [1, 2, 0], "nobody hears of frozen ones, and nobody minds");
-    // The ready one goes, a frozen one takes its place, and another is frozen.
+    assert_eq!(count(&world), [1, 2, 0], "frozen instances need no health reports");
+    // The ready instance is used, a frozen one replaces it, and another one is frozen.
     world.open("t/s1", session("app"));
     world.run();
     assert_eq!(count(&world), [1, 2, 1]);
-    let told = &world.hosts["n1"].told;
-    assert!(told.iter().any(|body| matches!(body, to_node::Body::Activate(_))));
-    // More than can be idle is frozen before it is ended.
+    let report = &world.hosts["n1"].commands;
+    assert!(report.iter().any(|body| matches!(body, to_node::Body::Activate(_))));
+    // Surplus idle instances are frozen first, and terminated only beyond the maximum.
     world.close("t/s1");
     world.run();
     assert_eq!(count(&world), [1, 3, 0]);
-    // With nothing ready, a frozen one is thawed for the session itself.
+    // Without a ready instance, a frozen one is thawed for the session.
     world.hosts.get_mut("n1").unwrap().lazy = true;
     world.open("t/s2", session("app"));
     world.open("t/s3", session("app"));
@@ -64,7 +64,7 @@ fn nodes_with_a_replica_are_preferred_and_the_volume_is_attached_there() {
 }
 
 #[test]
-fn instances_that_fail_are_made_ever_more_slowly() {
+fn failing_instances_are_recreated_with_growing_delays() {
     let mut world = World::new(None);
     world.join("n1", 64000, 1 << 40);
     world.hosts.get_mut("n1").unwrap().lazy = true;
@@ -86,11 +86,11 @@ fn instances_that_fail_are_made_ever_more_slowly() {
     assert_eq!(pauses, [1, 2, 4, 8, 16, 32], "{made:?}");
     let status = world.engine.application_status("t/app").unwrap();
     assert_eq!(status.message, "no such program");
-    assert_eq!(world.engine.machines.left("n1").unwrap().cpu, 64000, "nothing stays reserved");
+    assert_eq!(world.engine.machines.left("n1").unwrap().cpu, 64000, "no reservation is left");
 }
 
 #[test]
-fn a_port_that_somebody_else_has_is_passed_over() {
+fn a_port_used_by_another_program_is_skipped() {
     let mut world = World::new(Some((30000, 30010)));
     world.join("n1", 64000, 1 << 40);
     world.apply("t/app", spec((1, 1), 0, 1, 1));
@@ -98,7 +98,7 @@ fn a_port_that_somebody_else_has_is_passed_over() {
     let s1: Key = "t/s1".into();
     let spec = Arc::new(session("app"));
     world.engine.open(&s1, spec, Arc::from(&b"{}"[..]), 99, world.now);
-    // The engine's own wishes are answered by hand: the first port cannot be had.
+    // The effects are answered here: the first port is in use.
     let mut refused = 0;
     for _ in 0..10 {
         for effect in world.engine.effects() {
@@ -121,16 +121,16 @@ fn a_port_that_somebody_else_has_is_passed_over() {
         {
             let host = world.hosts.get_mut(&n1).unwrap();
             host.revision += 1;
-            let told = Told {
+            let report = SessionReport {
                 namespace: open.namespace,
                 name: open.name,
                 instance: open.instance,
                 phase: SessionPhase::Open as i32,
-                ..Told::default()
+                ..SessionReport::default()
             };
-            let body = Some(from_node::Body::Session(told));
+            let body = Some(from_node::Body::Session(report));
             let message = FromNode { revision: host.revision, body };
-            world.engine.hear(&n1, message, world.now);
+            world.engine.receive(&n1, message, world.now);
         }
     }
     assert_eq!(refused, 1);
@@ -140,7 +140,7 @@ fn a_port_that_somebody_else_has_is_passed_over() {
 }
 
 #[test]
-fn a_server_that_begins_anew_learns_everything_from_its_nodes() {
+fn a_restarted_server_learns_its_state_from_the_nodes() {
     let mut world = World::new(Some((30000, 30127)));
     for node in ["n1", "n2"] {
         world.join(node, 64000, 1 << 40);
@@ -154,10 +154,10 @@ fn a_server_that_begins_anew_learns_everything_from_its_nodes() {
     let before: Vec<Key> = world.hosts["n1"].instances.keys().cloned().collect();
     let known: BTreeMap<String, u16> =
         ports.iter().map(|(port, session)| (session.to_string(), *port)).collect();
-    world.engine = Engine::new(Settings::default(), 8, Some((30000, 30127)));
+    world.engine = Engine::new(Timeouts::default(), 8, Some((30000, 30127)));
     world.mapped.clear();
     world.apply("t/app", spec((4, 10), 0, 4, 4));
-    // A port of a session that nobody will bring back, too.
+    // Also a port of a session that no node will report.
     let lost = [("t/lost".to_owned(), 30010)];
     world.engine.recall_ports(&[0], &known.into_iter().chain(lost).collect(), world.now);
     world.act();
@@ -167,11 +167,15 @@ fn a_server_that_begins_anew_learns_everything_from_its_nodes() {
     }
     assert_eq!(world.state("t/s1"), Some(SessionState::Available));
     assert_eq!(world.instance_of("t/s1"), instance);
-    assert_eq!(world.mapped, ports, "with the ports they had");
+    assert_eq!(world.mapped, ports, "with their former ports");
     let after: Vec<Key> = world.hosts["n1"].instances.keys().cloned().collect();
-    assert!(before.iter().all(|name| after.contains(name)), "none was touched");
+    assert!(before.iter().all(|name| after.contains(name)), "no instance was replaced");
     assert_eq!(world.engine.endpoints().unwrap().of("t/lost"), Some(30010));
     world.pass(31.0);
-    assert_eq!(world.engine.endpoints().unwrap().of("t/lost"), None, "its time is over");
+    assert_eq!(
+        world.engine.endpoints().unwrap().of("t/lost"),
+        None,
+        "the time to report it is over"
+    );
     assert_eq!(world.engine.endpoints().unwrap().allocated(), 2);
 }
