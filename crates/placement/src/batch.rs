@@ -1,18 +1,18 @@
-//! Very many items over the same candidates, in time proportional to candidates plus items.
+//! Places very many items over the same candidates, in time proportional to candidates plus items.
 //!
-//! A [`Pipeline`](crate::pipeline::Pipeline) looks at every candidate for every item. When a
+//! A [`Pipeline`](crate::pipeline::Pipeline) examines every candidate for every item. When a
 //! thousand items are placed in a row, almost nothing changes between two of them: one candidate
 //! gets a little fuller. A [`Batch`] therefore keeps the candidates ranked: by score, and among
 //! equals by order. Taking the best and giving one candidate a new score both take a handful of
 //! steps, whatever the number of candidates.
 //!
-//! What always holds: [`Batch::best`] is what
+//! Invariant: [`Batch::best`] is the candidate that
 //! [`select_best`](crate::pipeline::Pipeline::select_best) would choose among the allowed
 //! candidates with the same scores.
 
 use std::collections::BTreeMap;
 
-/// Candidates ranked by score, then by their place.
+/// Candidates ranked by score, then by their index.
 #[derive(Clone, Debug)]
 pub struct Batch {
     scores: Vec<Option<i64>>,
@@ -20,7 +20,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Ranks candidates 0..n by these scores; one without a score is out.
+    /// Ranks candidates 0..n by these scores; one without a score is excluded.
     #[must_use]
     pub fn new(scores: impl IntoIterator<Item = Option<i64>>) -> Self {
         let scores: Vec<Option<i64>> = scores.into_iter().collect();
@@ -41,7 +41,7 @@ impl Batch {
         self.scores[place]
     }
 
-    /// Gives a candidate a new score, or takes it out.
+    /// Gives a candidate a new score, or excludes it.
     pub fn rescore(&mut self, place: usize, score: Option<i64>) {
         let before = std::mem::replace(&mut self.scores[place], score);
         if before == score {
@@ -61,7 +61,7 @@ impl Batch {
         }
     }
 
-    /// The best candidate that is allowed. Quick as long as few of the best are not.
+    /// The best allowed candidate. Fast as long as few of the best are not allowed.
     #[must_use]
     pub fn best(&self, mut allowed: impl FnMut(usize) -> bool) -> Option<usize> {
         for places in self.ranks.values().rev() {
@@ -77,8 +77,8 @@ impl Batch {
     }
 }
 
-/// A set of places that finds its first member after a given one in a few steps: bits, and bits
-/// over words of bits.
+/// A set of indexes that finds its first member after a given one in a few steps: a bit set, and a
+/// second one over its words.
 #[derive(Clone, Debug)]
 struct Places {
     levels: Vec<Vec<u64>>,
@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_best_is_the_first_of_the_highest(
+        fn the_best_is_the_first_candidate_with_the_highest_score(
             scores in proptest::collection::vec(proptest::option::of(-5_i64..5), 1..700),
             changes in proptest::collection::vec((any::<prop::sample::Index>(), proptest::option::of(-5_i64..5)), 0..30),
             banned in any::<prop::sample::Index>(),

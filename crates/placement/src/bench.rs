@@ -1,12 +1,12 @@
-//! How fast the pure engine is: one decision, its explanation, and whole volumes.
+//! Measures the speed of placement: one decision, its explanation, and whole volumes.
 //!
-//! Time is an argument here as everywhere: the caller brings the clock.
+//! Time is an argument: the caller provides the clock.
 
 use std::time::Duration;
 
 use crate::batch::Batch;
 use crate::eligible::{EligibleGroup, EligibleNode, EligibleNodes, Slot};
-use crate::pass::{Extender, Narrowing, Pass, Verdict};
+use crate::pass::{Extender, Narrowing, Pass, ReplicaDecision};
 use crate::pipeline::Candidate;
 use crate::topology::Topology;
 use crate::volume::{Replica, ReplicaType, Volume};
@@ -14,13 +14,13 @@ use crate::volume::{Replica, ReplicaType, Volume};
 /// One measurement.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What was measured.
+    /// The name of the case.
     pub case: &'static str,
-    /// How many candidates there were.
+    /// The number of candidates.
     pub size: usize,
-    /// How many a second.
+    /// The rate per second.
     pub rate: f64,
-    /// Of what.
+    /// The unit of the rate.
     pub unit: &'static str,
     /// The median of one, in milliseconds.
     pub p50_ms: f64,
@@ -64,7 +64,7 @@ fn volume(topology: Topology) -> Volume {
     }
 }
 
-/// Space by group number: a ledger with nothing around it.
+/// Free space by group number: a minimal ledger.
 struct Spaces(Vec<i64>);
 
 impl Spaces {
@@ -107,7 +107,7 @@ fn timed(elapsed: &dyn Fn() -> Duration, count: usize, mut work: impl FnMut()) -
         .collect()
 }
 
-/// Measures everything.
+/// Runs all measurements.
 pub fn run(elapsed: &dyn Fn() -> Duration) -> Vec<Row> {
     let mut rows = Vec::new();
     for (nodes, groups) in [(100, 5), (1000, 5), (5000, 5)] {
@@ -133,10 +133,11 @@ pub fn run(elapsed: &dyn Fn() -> Duration) -> Vec<Row> {
             let volume = volume(topology);
             let mut spaces = Spaces(vec![1000; nodes]);
             let times = timed(elapsed, 1000, || {
-                let verdicts = Pass::new(&eligible, &volume).run(&mut spaces);
-                let placed =
-                    |(_, verdict): &(usize, Verdict)| matches!(verdict, Verdict::Placed(_));
-                assert!(verdicts.iter().all(placed), "there is room for everyone");
+                let decisions = Pass::new(&eligible, &volume).run(&mut spaces);
+                let placed = |(_, decision): &(usize, ReplicaDecision)| {
+                    matches!(decision, ReplicaDecision::Placed(_))
+                };
+                assert!(decisions.iter().all(placed), "all replicas fit");
             });
             rows.push(row(case, nodes, "volumes/s", times));
         }

@@ -42,7 +42,7 @@ pub struct EligibleGroup {
     /// Closed for new replicas.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unschedulable: bool,
-    /// Ready to take volumes.
+    /// Whether it can take volumes.
     pub ready: bool,
 }
 
@@ -109,8 +109,7 @@ pub struct EligibleNodes {
 }
 
 impl EligibleNodes {
-    /// Sorts and numbers what a pool reports. Nodes are told apart by name: of several entries
-    /// with one name the first counts. Zones beyond 65,535 share the last number.
+    /// Sorts and numbers the nodes of a pool. Of several entries with the same name the first counts. Zones beyond 65,535 share the last number.
     #[must_use]
     pub fn new(nodes: impl IntoIterator<Item = EligibleNode>) -> Self {
         let mut nodes: Vec<EligibleNode> = nodes.into_iter().collect();
@@ -170,7 +169,7 @@ impl EligibleNodes {
         Source { unit, nodes: self.nodes.len(), zones: self.zones.len() }
     }
 
-    /// Every node × group, in order. A slot's group number is its place here.
+    /// Every node × group, in order. A slot's group number is its index here.
     #[must_use]
     pub fn lvgs(&self) -> &[Slot] {
         &self.lvgs
@@ -217,7 +216,7 @@ impl EligibleNodes {
     pub fn lvg(&self, slot: Slot) -> Option<&EligibleGroup> {
         let number = slot.group()?;
         let groups = &self.node(slot).lvm_volume_groups;
-        // Groups are numbered through, so the first of the node tells where it begins.
+        // Groups are numbered across nodes, so the first slot of the node has the first number.
         let first = self.lvgs[..=number].partition_point(|other| other.node() < slot.node());
         groups.get(number - first)
     }

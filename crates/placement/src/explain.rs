@@ -1,8 +1,9 @@
-//! Why here, and why not there: the pipeline of one replica, candidate by candidate.
+//! Explains the decision about one replica, candidate by candidate.
 //!
-//! Deciding records only numbers; words are made when they are read. So an explanation costs
-//! about as much as the decision, however many candidates there are.
+//! The decision records only numbers; text is produced when it is read. So an explanation costs about as
+//! much as the decision, for any number of candidates.
 
+use mainstay_clock::bytes;
 use serde::Serialize;
 
 use crate::eligible::Slot;
@@ -13,16 +14,16 @@ use crate::pass::{
 use crate::pipeline::{Candidate, Entry, Name, Pipeline, Record, Step};
 use crate::topology::Topology;
 
-/// What a group could offer when it was asked, in bytes.
+/// The needed and the available bytes of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Room {
-    /// What the replica needs, overhead included.
+    /// The bytes that the replica needs, overhead included.
     pub needed: u64,
-    /// What the group has left after everything promised.
+    /// The bytes that the group can still promise.
     pub available: u64,
 }
 
-/// How groups stood when they were asked, by group number; `None` when it is not known.
+/// The space of each group at the time of the decision, by group number; `None` if unknown.
 pub type Rooms<'r> = &'r dyn Fn(usize) -> Option<Room>;
 
 /// The recorded decision about one replica.
@@ -34,16 +35,16 @@ pub struct Explanation<'v> {
     chosen: Option<Entry<Slot>>,
 }
 
-/// Points a candidate got, and what for.
+/// The points that a step gave to a candidate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Points {
     /// The step that gave them.
     pub step: Name,
-    /// How many.
+    /// The number of points.
     pub points: i64,
 }
 
-/// What happened to one candidate.
+/// The result for one candidate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explained {
@@ -55,26 +56,26 @@ pub struct Explained {
     pub lvg: String,
     /// The thin pool.
     pub thin_pool: String,
-    /// This one was chosen.
+    /// Whether it was chosen.
     pub chosen: bool,
     /// The step that excluded it.
     pub excluded_by: Option<Name>,
     /// Its score, unless it was excluded.
     pub score: Option<i64>,
-    /// How the score came about.
+    /// The points that make up the score.
     pub points: Vec<Points>,
-    /// What its group could offer, if it was asked.
+    /// The space of its group, if the extender was asked.
     pub room: Option<Room>,
-    /// Why it was excluded, in words and numbers.
+    /// Why it was excluded.
     pub because: String,
-    /// What would have to change for it to be considered.
+    /// The change that would make it a candidate.
     pub change: String,
 }
 
 impl<'v> Pass<'v> {
-    /// Decides about one replica as the pass stands, and records everything. `scores` is not
-    /// asked about candidates that do not get that far, nor for TieBreakers. When all replicas are
-    /// placed or none, all are scored as this one.
+    /// Decides about one replica in the present state of the pass, and records every step. `scores` is not
+    /// called for candidates that were excluded before, nor for TieBreakers. With AllOrNothing all
+    /// replicas get the scores of this one.
     #[must_use]
     pub fn explain(&'v self, replica: usize, scores: Scores<'_>) -> Explanation<'v> {
         if let Some(joint) = self.joint().filter(|joint| joint.members.contains(&replica)) {
@@ -94,13 +95,13 @@ impl<'v> Pass<'v> {
 }
 
 impl Explanation<'_> {
-    /// The summary, as the condition has it when nothing fits.
+    /// The summary, as in the condition if no candidate fits.
     #[must_use]
     pub fn summary(&self) -> String {
         self.pipeline.summary()
     }
 
-    /// The steps, with what each excluded.
+    /// The steps, with the number of candidates that each excluded.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         self.pipeline.steps()
@@ -112,19 +113,19 @@ impl Explanation<'_> {
         self.chosen
     }
 
-    /// Who is left, with scores.
+    /// The remaining candidates with their scores.
     #[must_use]
     pub fn entries(&self) -> &[Entry<Slot>] {
         self.pipeline.entries()
     }
 
-    /// Who was excluded, and by which of [`Explanation::steps`].
+    /// The excluded candidates, each with the index of its step in [`Explanation::steps`].
     #[must_use]
     pub fn excluded(&self) -> &[(Slot, usize)] {
         &self.pipeline.recorder().excluded
     }
 
-    /// Every candidate: those left, best first, then those excluded, the latest step first.
+    /// Every candidate: the remaining ones, best first, then the excluded ones, the latest step first.
     #[must_use]
     pub fn candidates(&self, rooms: Rooms<'_>) -> Vec<Explained> {
         let record = self.pipeline.recorder();
@@ -185,7 +186,7 @@ impl Explanation<'_> {
         }
     }
 
-    /// Why a step excluded a slot, and what would have to change.
+    /// Why a step excluded a slot, and which change would help.
     fn reason(&self, slot: Slot, step: &str, rooms: Rooms<'_>) -> (String, String) {
         let eligible = self.pass.eligible();
         let node = eligible.node(slot);
@@ -229,14 +230,18 @@ impl Explanation<'_> {
             ZONE_ZONAL | ZONE_TRANS_ZONAL => self.zone_reason(slot),
             NO_CAPACITY => match slot.group().and_then(rooms) {
                 Some(Room { needed, available }) if available < needed => (
-                    format!("needs {}, {} are available", Bytes(needed), Bytes(available)),
-                    format!("{} more become available", Bytes(needed - available)),
+                    format!(
+                        "needs {}, {} are available",
+                        bytes::format(needed),
+                        bytes::format(available)
+                    ),
+                    format!("{} more become available", bytes::format(needed - available)),
                 ),
                 _ => ("the extender did not score it".to_owned(), String::new()),
             },
             _ if step.starts_with(ALL_OR_NOTHING) => (
-                "it would do, but not all replicas of the volume find a place".to_owned(),
-                "the others find places too, or placementStrategy: Greedy".to_owned(),
+                "it fits, but not all replicas of the volume can be placed".to_owned(),
+                "the other replicas can be placed too, or set placementStrategy: Greedy".to_owned(),
             ),
             _ => (String::new(), String::new()),
         }
@@ -251,7 +256,7 @@ impl Explanation<'_> {
             let home = most.map_or("", |home| zones[home].as_str());
             return (
                 format!(
-                    "the volume lives in {}, and {zone} holds {} of its Diskful replicas",
+                    "the volume is in {}, and {zone} holds {} of its Diskful replicas",
                     zone_name(home),
                     loads[slot.zone()].diskful
                 ),
@@ -262,12 +267,11 @@ impl Explanation<'_> {
         let least = (0..zones.len()).map(of).min().unwrap_or_default();
         (
             format!("{zone} holds {} replicas, the least loaded zone {least}", of(slot.zone())),
-            "the least loaded zones become usable and take theirs, or zoneFallback: WhenUnusable"
-                .to_owned(),
+            "the least loaded zones become usable, or set zoneFallback: WhenUnusable".to_owned(),
         )
     }
 
-    /// What stands in the way as a whole: zones whose turn it is and that can take nothing.
+    /// Obstacles that concern all candidates: zones that must take the next replica and cannot.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let zonal = self.steps().iter().any(|step| {
@@ -302,27 +306,9 @@ impl Explanation<'_> {
                     [] => "no volume group".to_owned(),
                     reasons => format!("no usable candidate ({})", reasons.join(", ")),
                 };
-                format!("it is the turn of {name}, which has {why}")
+                format!("{name} must take the next replica, but has {why}")
             })
             .collect()
-    }
-}
-
-/// Bytes as people write them: whole numbers stay whole, others have two decimals.
-struct Bytes(u64);
-
-impl std::fmt::Display for Bytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-        let Some((shift, unit)) = units.into_iter().find(|(shift, _)| self.0 >> shift > 0) else {
-            return write!(f, "{} bytes", self.0);
-        };
-        // Rounded down: what is shown as available is there.
-        let hundredths = (u128::from(self.0) * 100) >> shift;
-        match (hundredths / 100, hundredths % 100) {
-            (whole, 0) => write!(f, "{whole} {unit}"),
-            (whole, part) => write!(f, "{whole}.{part:02} {unit}"),
-        }
     }
 }
 

@@ -1,11 +1,11 @@
-//! All replicas of a volume at once, or none: the set with the best total score.
+//! Places all replicas of a volume together, or none: finds the set with the best total score.
 //!
-//! Replicas of a volume want the same space and never share a node, so within a zone the best
-//! nodes for `n` of them are simply its `n` best. What is left to search is how many go to each
-//! zone, and the topology leaves few ways: none when zones are ignored, one for each zone when
-//! all must share one, and for an even spread the choice of the zones that take one more than
-//! the others. That search is exact, and polynomial for the one TieBreaker a volume has; only
-//! with more of them is it cut off at [`BUDGET`] steps.
+//! Replicas of a volume need the same space and never share a node, so within a zone the best nodes for
+//! `n` of them are its `n` best. The search is only over the number of replicas in each zone, and the
+//! topology leaves few ways: one when zones are ignored, one for each zone when all must share one, and
+//! for an even spread the choice of the zones that take one more than the others. The search is exact,
+//! and polynomial for the one TieBreaker a volume has; only with more of them is it cut off at
+//! [`BUDGET`] steps.
 
 use std::cmp::Reverse;
 
@@ -13,29 +13,29 @@ use crate::eligible::Slot;
 use crate::pipeline::{Candidate, Entry};
 use crate::topology::{Load, Topology, zonal_majority};
 
-/// How many steps the search over TieBreaker zones may take.
+/// The largest number of steps of the search over TieBreaker zones.
 pub const BUDGET: usize = 200_000;
 
-/// What must be placed together.
+/// The replicas to place together, and their candidates.
 #[derive(Clone, Debug)]
 pub struct Problem {
     /// Where a disk may go, with its score. Several slots of a node are alternatives.
     pub disks: Vec<Entry<Slot>>,
     /// Where a TieBreaker may go: every usable free node, those of `disks` included.
     pub nodes: Vec<Slot>,
-    /// How many replicas with a disk.
+    /// The number of replicas with a disk.
     pub diskful: usize,
-    /// How many TieBreakers.
+    /// The number of TieBreakers.
     pub tie_breakers: usize,
     /// How they relate to zones.
     pub topology: Topology,
-    /// What each zone holds already.
+    /// The replicas that each zone holds already.
     pub loads: Vec<Load>,
     /// Zones without a usable candidate do not count in the balance.
     pub skip_unusable: bool,
 }
 
-/// A place for everyone.
+/// A place for every replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Solution {
     /// One slot for each disk, best first.
@@ -52,7 +52,7 @@ struct Zone {
     nodes: Vec<Slot>,
 }
 
-/// How many of each kind go to a zone.
+/// The numbers of replicas of each kind that go to a zone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Share {
     disks: usize,
@@ -97,7 +97,7 @@ pub fn solve(problem: &Problem) -> Option<Solution> {
     Some(fill(&zones, &shares))
 }
 
-/// How many of the replicas could be placed together: what to say when not all can.
+/// The largest number of replicas that could be placed together, for the message if not all can.
 #[must_use]
 pub fn most(problem: &Problem) -> usize {
     let mut smaller = problem.clone();
@@ -157,7 +157,7 @@ enum Extra {
     TakesNot,
 }
 
-/// Fills zones level by level; the last level may be partial, and who takes part is searched.
+/// Fills zones level by level; the last level may be partial, and its zones are searched.
 fn spread(problem: &Problem, zones: &[Zone]) -> Option<Vec<Share>> {
     let mut shares = vec![Share::default(); zones.len()];
     let mut left = problem.diskful;
@@ -201,7 +201,7 @@ struct Search<'p> {
 }
 
 impl Search<'_> {
-    /// Places the remaining TieBreakers zone by zone, each where the rule would have let it go.
+    /// Places the remaining TieBreakers zone by zone, each in a zone that the rule allows.
     fn tie_breakers(&mut self, shares: Vec<Share>, extras: Vec<Extra>, left: usize) {
         self.steps += 1;
         if self.steps > BUDGET {
@@ -241,8 +241,7 @@ impl Search<'_> {
         (disks + tie_breakers, tie_breakers)
     }
 
-    /// Decides about extras so far as `chosen` must be among the least loaded zones. False when
-    /// it cannot be.
+    /// Decides extras as far as `chosen` must be among the least loaded zones. `false` if it cannot be.
     fn narrow(&self, shares: &[Share], extras: &mut [Extra], chosen: usize) -> bool {
         let rank = self.rank(shares, chosen, extras[chosen]);
         for (zone, decision) in extras.iter_mut().enumerate() {

@@ -1,13 +1,12 @@
-//! Instances over machines: processors and memory, the most available machine first.
+//! Places instances on machines by processor and memory, the most available machine first.
 //!
-//! [`Machines`] knows what every machine has left. Machines that may take something stand in one
-//! ranking: more processor left goes first, among equals the one that was used longest ago, then by
+//! [`Machines`] tracks the free amounts of every machine. Schedulable machines are in one ranking: more processor left goes first, among equals the one that was used longest ago, then by
 //! name. So a batch costs a few steps an item however many machines there are, and machines that
 //! are alike take turns.
 //!
-//! What always holds: an exact fit fits; what asks for nothing reserves nothing; what a machine has
-//! left is what it has minus what was reserved and not released, and may be negative when more
-//! turns up on a machine than it has: then it takes nothing.
+//! Invariants: an exact fit fits; an instance without requests reserves nothing; the free amount of a
+//! machine is its capacity minus its reservations. It may be negative if a machine reports more
+//! instances than fit; such a machine takes no instances.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -24,14 +23,14 @@ pub struct Amount {
     pub memory: i64,
 }
 
-/// What one instance needs of its machine.
+/// The needs of one instance.
 #[derive(Clone, Debug, Default)]
 pub struct Needs<'n> {
     /// Processor and memory.
     pub amount: Amount,
     /// Labels the machine must have.
     pub selector: Option<&'n BTreeMap<String, String>>,
-    /// Machines to be taken before all others, if they can.
+    /// Machines that are preferred to all others.
     pub preferred: Option<&'n HashSet<Arc<str>>>,
 }
 
@@ -44,24 +43,24 @@ struct Machine {
     used: u64,
 }
 
-/// A machine's place in the ranking.
+/// A machine's position in the ranking.
 type Rank = (Reverse<i64>, u64, Arc<str>);
 
-/// Why a machine was not taken, or that it could be.
+/// A machine, and why it cannot take an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Considered {
     /// The machine.
     pub node: Arc<str>,
-    /// What it has left.
+    /// Its free amounts.
     pub left: Amount,
-    /// Whether it comes before others because of what it holds.
+    /// Whether it is preferred.
     pub preferred: bool,
-    /// Why it cannot be taken; empty if it can.
+    /// Why it cannot take the instance; empty if it can.
     pub because: String,
 }
 
-/// Machines and what they have left.
+/// Machines and their free amounts.
 #[derive(Clone, Debug, Default)]
 pub struct Machines {
     machines: HashMap<Arc<str>, Machine>,
@@ -74,8 +73,8 @@ fn rank(name: &Arc<str>, machine: &Machine) -> Rank {
 }
 
 impl Machines {
-    /// Adds a machine, or changes what it has and is called; what is reserved on it stays so. A new
-    /// one takes nothing until it is [`Machines::set_schedulable`].
+    /// Adds a machine, or changes its capacity and labels; its reservations stay. A new machine takes no
+    /// instances until [`Machines::set_schedulable`].
     pub fn join(&mut self, name: &Arc<str>, has: Amount, labels: BTreeMap<String, String>) {
         self.change(name, |machine| match machine {
             Some(machine) => {
@@ -90,7 +89,7 @@ impl Machines {
         });
     }
 
-    /// Gives a machine other labels. Does nothing twice.
+    /// Replaces a machine's labels. Calling it again does nothing.
     pub fn relabel(&mut self, name: &Arc<str>, labels: BTreeMap<String, String>) {
         self.change(name, |machine| {
             if let Some(machine) = machine {
@@ -99,7 +98,7 @@ impl Machines {
         });
     }
 
-    /// Lets a machine take things, or no more. Does nothing twice.
+    /// Sets whether a machine takes instances. Calling it again does nothing.
     pub fn set_schedulable(&mut self, name: &Arc<str>, schedulable: bool) {
         self.change(name, |machine| {
             if let Some(machine) = machine {
@@ -108,12 +107,12 @@ impl Machines {
         });
     }
 
-    /// Forgets a machine and what is reserved on it.
+    /// Removes a machine and its reservations.
     pub fn leave(&mut self, name: &Arc<str>) {
         self.change(name, |machine| *machine = None);
     }
 
-    /// Takes an amount from a machine, whether or not it has so much.
+    /// Reserves an amount on a machine, even if it has less.
     pub fn reserve(&mut self, name: &Arc<str>, amount: Amount) {
         self.change(name, |machine| {
             if let Some(machine) = machine {
@@ -123,24 +122,24 @@ impl Machines {
         });
     }
 
-    /// Gives an amount back to a machine.
+    /// Releases an amount on a machine.
     pub fn release(&mut self, name: &Arc<str>, amount: Amount) {
         self.reserve(name, Amount { cpu: -amount.cpu, memory: -amount.memory });
     }
 
-    /// What a machine has left.
+    /// The free amounts of a machine.
     #[must_use]
     pub fn left(&self, name: &str) -> Option<Amount> {
         self.machines.get(name).map(|machine| machine.left)
     }
 
-    /// What a machine has.
+    /// The capacity of a machine.
     #[must_use]
     pub fn has(&self, name: &str) -> Option<Amount> {
         self.machines.get(name).map(|machine| machine.has)
     }
 
-    /// How many machines may take something.
+    /// The number of schedulable machines.
     #[must_use]
     pub fn schedulable(&self) -> usize {
         self.ranking.len()
@@ -160,8 +159,8 @@ impl Machines {
         }
     }
 
-    /// Places `count` instances of the same needs, and reserves for each. As many names as could be
-    /// placed come back, in order.
+    /// Places up to `count` instances with the same needs, and reserves for each. Returns the machine of
+    /// each placed instance, in order.
     pub fn place(&mut self, needs: &Needs<'_>, count: usize) -> Vec<Arc<str>> {
         let mut placed = Vec::new();
         if let Some(preferred) = needs.preferred {
@@ -176,8 +175,8 @@ impl Machines {
                 placed.push(name);
             }
         }
-        // Machines that cannot take one of these cannot take the next either: they are put aside
-        // once, and come back at the end.
+        // A machine that cannot take one of these cannot take the next either: it is set aside once
+        // and returned at the end.
         let mut aside = Vec::new();
         while placed.len() < count {
             let Some((Reverse(left), _, name)) = self.ranking.first() else { break };
@@ -207,7 +206,7 @@ impl Machines {
         self.ranking.insert(rank(name, machine));
     }
 
-    /// Every machine, the best first, and why those that cannot be taken cannot.
+    /// Every machine, the best first, with the reason if it cannot take the instance.
     #[must_use]
     pub fn explain(&self, needs: &Needs<'_>) -> Vec<Considered> {
         let mut all: Vec<_> = self.machines.iter().collect();
@@ -222,7 +221,7 @@ impl Machines {
             left: machine.left,
             preferred: preferred(name),
             because: match machine.schedulable {
-                false => "the node is not ready or takes nothing new".to_owned(),
+                false => "the node is not ready or cordoned".to_owned(),
                 true => {
                     refusal(machine, needs).map(|why| why.words(machine, needs)).unwrap_or_default()
                 }

@@ -1,20 +1,19 @@
 //! One pass over the replicas of one volume.
 //!
-//! A [`Pass`] decides and performs nothing: [`Pass::advance`] says what to do next (ask the extender
+//! A [`Pass`] decides and performs no I/O: [`Pass::advance`] returns the next action (ask the extender
 //! for scores, narrow a reservation, write a placement), and the caller answers with
 //! [`Pass::scored`] and [`Pass::narrowed`]. The same decisions therefore run against a live
 //! server, in a plan, and in tests.
 //!
-//! What always holds:
+//! Invariants:
 //! * no two replicas of a volume share a node, deleting and partly placed ones included;
 //! * Diskful replicas come before ShadowDiskful, those before TieBreakers, each by ascending id;
 //! * a replica never counts itself when zones are compared;
 //! * a replica that is deleting is not placed, but its node stays occupied;
-//! * when the extender fails all replicas with disks are still tried, and TieBreakers are left
-//!   alone.
+//! * when the extender fails, all replicas with disks are still tried, and TieBreakers are not.
 //!
-//! Here is the course of a pass; [`steps`] has the pipeline of one replica, [`together`] what is
-//! different when all replicas of a volume are placed or none.
+//! This file has the course of a pass; [`steps`] has the pipeline of one replica, [`together`] the
+//! differences of AllOrNothing.
 
 mod steps;
 mod together;
@@ -41,68 +40,68 @@ pub enum Unavailable {
     Narrowing,
 }
 
-/// What became of a replica.
+/// The decision about a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ReplicaDecision {
     /// An Access replica: it carries no Scheduled condition.
     Access,
     /// It was placed before this pass.
     AlreadyScheduled,
     /// This pass placed it.
     Placed(Entry<Slot>),
-    /// Nothing fits; the pipeline's summary.
+    /// No candidate fits; with the pipeline's summary.
     Failed(String),
     /// The extender did not answer.
     ExtenderUnavailable(Unavailable),
 }
 
-/// A reservation to be narrowed.
+/// A reservation to narrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Narrowing {
-    /// The replica's place in [`Volume::replicas`].
+    /// The replica's index in [`Volume::replicas`].
     pub replica: usize,
-    /// Where it goes.
+    /// Its slot.
     pub slot: Slot,
 }
 
-/// What the caller does next.
+/// The next action of the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Ask the extender about these slots, then call [`Pass::scored`].
     Score {
-        /// The replica's place in [`Volume::replicas`].
+        /// The replica's index in [`Volume::replicas`].
         replica: usize,
         /// The candidates.
         slots: Vec<Slot>,
     },
     /// Narrow the reservation, then call [`Pass::narrowed`].
     Narrow(Narrowing),
-    /// Give a narrowed reservation back: the volume cannot be placed as a whole.
+    /// Release a narrowed reservation: the volume cannot be placed as a whole.
     Release(Narrowing),
-    /// Write the placement. A caller that cannot abandons the pass.
+    /// Write the placement. A caller that fails to do so abandons the pass.
     Place(Narrowing),
-    /// Write the verdict.
+    /// Write the decision.
     Report {
-        /// The replica's place in [`Volume::replicas`].
+        /// The replica's index in [`Volume::replicas`].
         replica: usize,
-        /// What became of it.
-        verdict: Verdict,
+        /// The decision about it.
+        decision: ReplicaDecision,
     },
-    /// Nothing is left to do.
+    /// The pass is complete.
     Done,
 }
 
-/// Whoever knows about capacity, when it answers at once. Slots tell groups apart.
+/// A source of free space that answers at once. Slots identify groups.
 pub trait Extender {
-    /// A score for each slot, in their order; 0 or less excludes. `None` is no answer.
+    /// A score for each slot, in their order; 0 or less excludes. `None` if it could not answer.
     fn filter_and_score(&mut self, replica: usize, slots: &[Slot]) -> Option<Vec<i64>>;
-    /// Keeps the reservation on this slot only. False when that failed.
+    /// Keeps the reservation on this slot only. `false` if that failed.
     fn narrow_reservation(&mut self, narrowing: Narrowing) -> bool;
-    /// Gives a narrowed reservation back.
+    /// Releases a narrowed reservation.
     fn release(&mut self, narrowing: Narrowing);
 }
 
-/// How candidates were scored: by group number. Missing and 0 mean excluded.
+/// The scores by group number. Missing and 0 mean excluded.
 pub type Scores<'s> = &'s dyn Fn(usize) -> Option<i64>;
 
 enum State {
@@ -132,7 +131,7 @@ impl std::fmt::Debug for Pass<'_> {
 }
 
 impl<'v> Pass<'v> {
-    /// Looks at the volume and the eligible nodes of its pool.
+    /// Starts a pass over a volume and the eligible nodes of its pool.
     #[must_use]
     pub fn new(eligible: &'v EligibleNodes, volume: &'v Volume) -> Self {
         let mut order: Vec<usize> = (0..volume.replicas.len()).collect();
@@ -160,14 +159,14 @@ impl<'v> Pass<'v> {
         }
         for index in &order {
             let replica = &volume.replicas[*index];
-            let verdict = if replica.kind == ReplicaType::Access {
-                Verdict::Access
+            let decision = if replica.kind == ReplicaType::Access {
+                ReplicaDecision::Access
             } else if pass.scheduled.contains(replica.id) {
-                Verdict::AlreadyScheduled
+                ReplicaDecision::AlreadyScheduled
             } else {
                 continue;
             };
-            pass.ready.push_back(Next::Report { replica: *index, verdict });
+            pass.ready.push_back(Next::Report { replica: *index, decision });
         }
         for kind in [ReplicaType::Diskful, ReplicaType::ShadowDiskful, ReplicaType::TieBreaker] {
             pass.queue.extend(order.iter().copied().filter(|index| {
@@ -182,7 +181,7 @@ impl<'v> Pass<'v> {
         pass
     }
 
-    /// The replicas this pass will try to place, by their place in [`Volume::replicas`].
+    /// The replicas that this pass will try to place, by their index in [`Volume::replicas`].
     #[must_use]
     pub fn pending(&self) -> Vec<usize> {
         match self.joint() {
@@ -211,7 +210,7 @@ impl<'v> Pass<'v> {
         self.failed
     }
 
-    /// Which slots the extender would be asked about for one replica as the pass stands.
+    /// The slots that the extender would be asked about for one replica in the present state.
     #[must_use]
     pub fn asks(&self, replica: usize) -> Vec<Slot> {
         if !self.volume.replicas[replica].kind.has_disk() {
@@ -223,7 +222,7 @@ impl<'v> Pass<'v> {
         }
     }
 
-    /// How far a joint placement is, if that is how this pass places.
+    /// The state of a joint placement, if the strategy is AllOrNothing.
     pub(crate) fn joint(&self) -> Option<&Joint> {
         match &self.state {
             State::Joint(joint) => Some(joint),
@@ -231,7 +230,7 @@ impl<'v> Pass<'v> {
         }
     }
 
-    /// The choice for one replica as the pass stands; nothing changes.
+    /// The choice for one replica in the present state; the pass does not change.
     #[must_use]
     pub fn decide(&self, replica: usize, scores: Scores<'_>) -> Option<Entry<Slot>> {
         if self.volume.replicas[replica].kind.has_disk() {
@@ -241,7 +240,7 @@ impl<'v> Pass<'v> {
         }
     }
 
-    /// The zones tied for the most Diskful replicas of a Zonal volume that was torn apart.
+    /// The zones that tie for the most Diskful replicas of a Zonal volume that is split between zones.
     #[must_use]
     pub fn torn_zones(&self) -> Vec<&'v str> {
         if self.volume.topology != Topology::Zonal {
@@ -251,7 +250,7 @@ impl<'v> Pass<'v> {
         zones.into_iter().map(|zone| self.eligible.zones()[zone].as_str()).collect()
     }
 
-    /// What to do next. After [`Next::Score`] and [`Next::Narrow`] the answer is due first.
+    /// The next action. After [`Next::Score`] and [`Next::Narrow`], answer before calling it again.
     pub fn advance(&mut self) -> Next {
         loop {
             if let Some(next) = self.ready.pop_front() {
@@ -263,7 +262,7 @@ impl<'v> Pass<'v> {
                         return next;
                     }
                 }
-                // Unanswered questions are asked again.
+                // A request without an answer is returned again.
                 State::Scoring { replica, pipeline } => {
                     let slots = slots(&pipeline);
                     self.state = State::Scoring { replica, pipeline };
@@ -281,10 +280,10 @@ impl<'v> Pass<'v> {
         }
     }
 
-    /// Runs the pass to its end against an extender that answers at once, and returns what
-    /// became of each replica that the pass touched.
-    pub fn run(mut self, extender: &mut impl Extender) -> Vec<(usize, Verdict)> {
-        let mut verdicts = Vec::new();
+    /// Runs the pass to its end with an extender that answers at once, and returns the decision about each
+    /// replica.
+    pub fn run(mut self, extender: &mut impl Extender) -> Vec<(usize, ReplicaDecision)> {
+        let mut decisions = Vec::new();
         loop {
             match self.advance() {
                 Next::Score { replica, slots } => {
@@ -306,8 +305,8 @@ impl<'v> Pass<'v> {
                 }
                 Next::Release(narrowing) => extender.release(narrowing),
                 Next::Place(_) => {}
-                Next::Report { replica, verdict } => verdicts.push((replica, verdict)),
-                Next::Done => return verdicts,
+                Next::Report { replica, decision } => decisions.push((replica, decision)),
+                Next::Done => return decisions,
             }
         }
     }
@@ -316,7 +315,7 @@ impl<'v> Pass<'v> {
         if self.volume.replicas[replica].kind.has_disk() {
             let pipeline = self.shortlist(replica, Silent);
             if pipeline.entries().is_empty() {
-                self.report(replica, Verdict::Failed(pipeline.summary()));
+                self.report(replica, ReplicaDecision::Failed(pipeline.summary()));
             } else {
                 self.state = State::Scoring { replica, pipeline };
             }
@@ -324,24 +323,24 @@ impl<'v> Pass<'v> {
             let pipeline = self.tie_breaker(replica, Silent);
             match pipeline.select_best() {
                 Some(entry) => self.placed(replica, entry),
-                None => self.report(replica, Verdict::Failed(pipeline.summary())),
+                None => self.report(replica, ReplicaDecision::Failed(pipeline.summary())),
             }
         }
     }
 
-    /// The extender's answer to [`Next::Score`]; `None` when it did not answer.
+    /// The extender's answer to [`Next::Score`]; `None` if it could not answer.
     pub fn scored(&mut self, scores: Option<Scores<'_>>) {
         match std::mem::replace(&mut self.state, State::Ready) {
             State::Scoring { replica, pipeline } => {
                 let Some(scores) = scores else {
                     self.failed = true;
-                    let verdict = Verdict::ExtenderUnavailable(Unavailable::Scoring);
-                    return self.report(replica, verdict);
+                    let decision = ReplicaDecision::ExtenderUnavailable(Unavailable::Scoring);
+                    return self.report(replica, decision);
                 };
                 let pipeline = self.finish(replica, pipeline, scores);
                 match pipeline.select_best() {
                     Some(entry) => self.state = State::Narrowing { replica, entry },
-                    None => self.report(replica, Verdict::Failed(pipeline.summary())),
+                    None => self.report(replica, ReplicaDecision::Failed(pipeline.summary())),
                 }
             }
             State::Joint(mut joint) => {
@@ -365,8 +364,8 @@ impl<'v> Pass<'v> {
                     self.placed(replica, entry);
                 } else {
                     self.failed = true;
-                    let verdict = Verdict::ExtenderUnavailable(Unavailable::Narrowing);
-                    self.report(replica, verdict);
+                    let decision = ReplicaDecision::ExtenderUnavailable(Unavailable::Narrowing);
+                    self.report(replica, decision);
                 }
             }
             State::Joint(mut joint) if held => {
@@ -380,15 +379,18 @@ impl<'v> Pass<'v> {
                 }
                 self.failed = true;
                 for replica in self.with_disks(&joint.members) {
-                    self.report(replica, Verdict::ExtenderUnavailable(Unavailable::Narrowing));
+                    self.report(
+                        replica,
+                        ReplicaDecision::ExtenderUnavailable(Unavailable::Narrowing),
+                    );
                 }
             }
             other => self.state = other,
         }
     }
 
-    fn report(&mut self, replica: usize, verdict: Verdict) {
-        self.ready.push_back(Next::Report { replica, verdict });
+    fn report(&mut self, replica: usize, decision: ReplicaDecision) {
+        self.ready.push_back(Next::Report { replica, decision });
     }
 
     fn placed(&mut self, replica: usize, entry: Entry<Slot>) {
@@ -397,7 +399,7 @@ impl<'v> Pass<'v> {
         self.node_of[replica] = Some(node);
         self.scheduled.insert(self.volume.replicas[replica].id);
         self.ready.push_back(Next::Place(Narrowing { replica, slot: entry.candidate }));
-        self.report(replica, Verdict::Placed(entry));
+        self.report(replica, ReplicaDecision::Placed(entry));
     }
 }
 

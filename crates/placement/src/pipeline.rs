@@ -1,7 +1,7 @@
 //! The pipeline: a source of candidates, steps that exclude or score them, and the best one.
 //!
-//! A chain reads like the algorithm it implements, and every step counts what it excluded, so
-//! that a failure explains itself:
+//! A chain reads like the algorithm it implements, and every step counts the candidates it excludes, so
+//! that the summary explains a failure:
 //!
 //! ```
 //! use mainstay_placement::pipeline::{Candidate, Pipeline, Source};
@@ -23,7 +23,7 @@
 //! );
 //! ```
 //!
-//! What always holds: candidates keep their order; a candidate that a step excluded is never
+//! Invariants: candidates keep their order; a candidate that a step excluded is never
 //! chosen; the counts of the summary and of the candidates left add up to the source; the choice
 //! is the highest score, then the smallest candidate.
 
@@ -31,7 +31,7 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-/// Something that may be chosen. Its order breaks ties: the smallest wins.
+/// A candidate. Its order breaks ties: the smallest wins.
 pub trait Candidate: Copy + Ord {
     /// The node it is on, counted from 0. [`Pipeline::with_node_score`] groups by it.
     fn node(&self) -> usize;
@@ -39,14 +39,14 @@ pub trait Candidate: Copy + Ord {
     fn zone(&self) -> usize;
 }
 
-/// Where the candidates came from, as the summary tells it.
+/// The source of the candidates, for the summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// What they are called: `candidates (node×LVG)`.
+    /// Their name in the summary: `candidates (node×LVG)`.
     pub unit: &'static str,
-    /// How many nodes were looked at, whether or not they yielded a candidate.
+    /// The number of nodes, with or without a candidate.
     pub nodes: usize,
-    /// How many zones there are.
+    /// The number of zones.
     pub zones: usize,
 }
 
@@ -59,19 +59,19 @@ pub struct Entry<C> {
     pub score: i64,
 }
 
-/// What a step is called: almost always something that is known beforehand.
+/// The name of a step, usually a constant.
 pub type Name = Cow<'static, str>;
 
-/// One step: its name, and how many candidates it excluded.
+/// One step: its name, and the number of candidates it excluded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// As it stands in the summary.
+    /// The name in the summary.
     pub name: Name,
-    /// How many it excluded.
+    /// The number of candidates it excluded.
     pub excluded: usize,
 }
 
-/// Follows what happens to each candidate. [`Silent`] costs nothing.
+/// Records exclusions and points of candidates. [`Silent`] has no cost.
 pub trait Recorder<C> {
     /// `step` excluded `candidate`.
     fn excluded(&mut self, candidate: C, step: usize);
@@ -79,7 +79,7 @@ pub trait Recorder<C> {
     fn scored(&mut self, candidate: C, step: usize, points: i64);
 }
 
-/// Records nothing.
+/// Does not record.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
@@ -91,9 +91,9 @@ impl<C> Recorder<C> for Silent {
 /// Records every exclusion and every point given.
 #[derive(Clone, Debug)]
 pub struct Record<C> {
-    /// Who was excluded, and by which step.
+    /// Excluded candidates, with the index of the step.
     pub excluded: Vec<(C, usize)>,
-    /// Who got how many points, and from which step.
+    /// Candidates with points, and the index of the step.
     pub points: Vec<(C, usize, i64)>,
 }
 
@@ -113,7 +113,7 @@ impl<C> Recorder<C> for Record<C> {
     }
 }
 
-/// Candidates on their way from the source to the choice.
+/// Candidates between the source and the choice.
 #[derive(Clone, Debug)]
 pub struct Pipeline<C, R = Silent> {
     source: Source,
@@ -124,7 +124,7 @@ pub struct Pipeline<C, R = Silent> {
 }
 
 impl<C: Candidate> Pipeline<C> {
-    /// Begins with these candidates, all at score 0.
+    /// Starts with these candidates, all at score 0.
     #[must_use]
     pub fn new(source: Source, candidates: impl IntoIterator<Item = C>) -> Self {
         Self::recorded(source, candidates, Silent)
@@ -132,7 +132,7 @@ impl<C: Candidate> Pipeline<C> {
 }
 
 impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
-    /// Begins with these candidates, and tells `recorder` what happens to each.
+    /// Starts with these candidates, and records with `recorder`.
     #[must_use]
     pub fn recorded(source: Source, candidates: impl IntoIterator<Item = C>, recorder: R) -> Self {
         let entries: Vec<_> =
@@ -161,8 +161,8 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
         self
     }
 
-    /// `FilteredAndScoredBySchedulerExtender`: the extender's answer becomes the score; whoever
-    /// it did not score, or scored 0 or less, is excluded.
+    /// `FilteredAndScoredBySchedulerExtender`: the extender's answer becomes the score; candidates without a
+    /// score, or with 0 or less, are excluded.
     #[must_use]
     pub fn filtered_and_scored_by_scheduler_extender(
         mut self,
@@ -203,7 +203,7 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
     }
 
     /// `WithNodeScore`: groups by node, and adds the same points to all candidates of a node.
-    /// `points` is told how many candidates of the node are left.
+    /// The argument of `points` is the number of remaining candidates of the node.
     #[must_use]
     pub fn with_node_score(self, name: impl Into<Name>, points: impl Fn(usize) -> i64) -> Self {
         let mut left = vec![0_usize; self.source.nodes];
@@ -214,7 +214,7 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
     }
 
     /// `WithZoneScore`: groups by zone, and adds the same points to all candidates of a zone.
-    /// `points` is told how many nodes of the zone still have a candidate.
+    /// The argument of `points` is the number of nodes of the zone with a remaining candidate.
     #[must_use]
     pub fn with_zone_score(self, name: impl Into<Name>, points: impl Fn(usize) -> i64) -> Self {
         let mut seen = vec![false; self.source.nodes];
@@ -234,7 +234,7 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
         self.entries.iter().max_by_key(|entry| (entry.score, Reverse(entry.candidate))).copied()
     }
 
-    /// Who is left, in the order of the source.
+    /// The remaining candidates, in the order of the source.
     #[must_use]
     pub fn entries(&self) -> &[Entry<C>] {
         &self.entries
@@ -246,13 +246,13 @@ impl<C: Candidate, R: Recorder<C>> Pipeline<C, R> {
         &self.steps
     }
 
-    /// How many candidates the source had.
+    /// The number of candidates of the source.
     #[must_use]
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// What the recorder has seen.
+    /// The recorder.
     #[must_use]
     pub fn recorder(&self) -> &R {
         &self.recorder

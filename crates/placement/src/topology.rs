@@ -1,4 +1,4 @@
-//! Which zones a replica may go to.
+//! Decides which zones a replica may go to.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub enum Topology {
     Ignored,
 }
 
-/// What a zone already holds of a volume.
+/// The replicas of a volume that a zone holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Diskful replicas.
@@ -32,8 +32,8 @@ impl Load {
     }
 }
 
-/// The zones with the most Diskful replicas: a volume sticks to its zone. All of them when they
-/// are equal. `true` means preferred.
+/// The zones with the most Diskful replicas: a volume stays in its zone. All of them if they are
+/// equal. `true` means preferred.
 #[must_use]
 pub fn zonal_majority(loads: &[Load]) -> Vec<bool> {
     let most = loads.iter().map(|load| load.diskful).max().unwrap_or_default();
@@ -62,8 +62,8 @@ fn least(
     (0..loads.len()).map(|zone| counts(zone) && Some(rank(&loads[zone])) == least).collect()
 }
 
-/// The names of zones that hold Diskful replicas and tie for the most of them: a Zonal volume
-/// that was torn apart. Empty for a volume in order, and for one that is new.
+/// The zones that tie for the most Diskful replicas: a Zonal volume that is split between zones. Empty
+/// for a volume in one zone, and for a new one.
 #[must_use]
 pub fn torn(loads: &[Load]) -> Vec<usize> {
     let most = loads.iter().map(|load| load.diskful).max().unwrap_or_default();

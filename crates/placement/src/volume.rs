@@ -1,4 +1,4 @@
-//! A volume and its replicas, as far as their places depend on them.
+//! A volume and its replicas, as input of placement.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::topology::Topology;
 
-/// What a replica is for.
+/// The type of a replica.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -18,7 +18,7 @@ pub enum ReplicaType {
     ShadowDiskful,
     /// Votes, holds no data.
     TieBreaker,
-    /// Only reaches the data of others; nobody schedules it.
+    /// Reaches the data of other replicas; it is not scheduled.
     Access,
 }
 
@@ -30,7 +30,7 @@ impl ReplicaType {
     }
 }
 
-/// What kind of volume groups a pool has.
+/// The type of a pool's volume groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PoolType {
     /// Thick volumes.
@@ -38,50 +38,50 @@ pub enum PoolType {
     LVM,
     /// Thin volumes, each in a thin pool.
     LVMThin,
-    /// Files; judged as LVM.
+    /// Files; treated as LVM.
     File,
 }
 
-/// Where a volume may be used.
+/// The nodes on which a volume may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum VolumeAccess {
-    /// Only where its data is.
+    /// Only on nodes with its data.
     Local,
-    /// Anywhere at once, and data follows.
+    /// On any node at once; a replica with data follows.
     EventuallyLocal,
-    /// Preferably where its data is.
+    /// Preferably on nodes with its data.
     #[default]
     PreferablyLocal,
-    /// Anywhere.
+    /// On any node.
     Any,
 }
 
 /// Whether replicas may be placed one by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Strategy {
-    /// One after the other, each as well as it can be.
+    /// One after another, each in its best place.
     #[default]
     Greedy,
     /// All replicas of the volume or none.
     AllOrNothing,
 }
 
-/// What to do about a zone whose turn it is and that can take nothing.
+/// How a zone is handled that must take the next replica and has no usable candidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ZoneFallback {
-    /// Wait for it.
+    /// Wait for the zone.
     #[default]
     Never,
     /// Leave zones without a usable candidate out of the balance.
     WhenUnusable,
 }
 
-/// A replica as the pass sees it.
+/// A replica, as input of a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
     /// 0..=31.
     pub id: u8,
-    /// What it is for.
+    /// Its type.
     pub kind: ReplicaType,
     /// The node; empty until placed.
     pub node_name: String,
@@ -109,22 +109,22 @@ impl Replica {
     }
 }
 
-/// A volume as the pass sees it.
+/// A volume, as input of a pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
     /// How replicas relate to zones.
     pub topology: Topology,
-    /// How many Diskful replicas there shall be.
+    /// The wanted number of Diskful replicas.
     pub required_diskful: usize,
-    /// Where it may be used.
+    /// The nodes on which it may be used.
     pub volume_access: VolumeAccess,
     /// The kind of pool.
     pub pool_type: PoolType,
-    /// Nodes that want to attach it.
+    /// Nodes of its attachments.
     pub attach_to: BTreeSet<String>,
-    /// One by one, or all at once.
+    /// Greedy or AllOrNothing.
     pub strategy: Strategy,
-    /// What to do about unusable zones.
+    /// How unusable zones are handled.
     pub zone_fallback: ZoneFallback,
     /// All its replicas.
     pub replicas: Vec<Replica>,

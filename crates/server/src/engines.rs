@@ -26,7 +26,7 @@ use axum::response::{IntoResponse, Response};
 use mainstay_sessions::controller::Sessions;
 use mainstay_store::registry::{self, Registry, builtin};
 use mainstay_volumes::controller::{self, Volumes};
-use mainstay_volumes::extender::{self, Client, Ledger};
+use mainstay_volumes::extender::{self, Client, LedgerService};
 
 pub use self::catalog::open as open_catalog;
 pub use self::part::CATALOG;
@@ -221,7 +221,7 @@ async fn start_volumes(
     let volumes = Volumes::start(resources, settings, server.election()).await;
     let volumes = volumes.map_err(Error::engine)?;
     // The slot is empty: this is the only place that fills it.
-    let _ = ledger.set(Ledger::new(volumes.reserve().clone(), resources.clone()));
+    let _ = ledger.set(LedgerService::new(volumes.reserve().clone(), resources.clone()));
     Ok(volumes)
 }
 

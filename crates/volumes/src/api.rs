@@ -1,7 +1,7 @@
-//! The resources of storage: classes, pools, volume groups, volumes, replicas, attachments.
+//! The kinds of storage: classes, pools, volume groups, volumes, replicas, attachments.
 //!
-//! The doc comments of fields are what `kubectl explain` prints. Each kind has a module with its
-//! type and the rules its objects obey; [`kinds`] is the list a server registers.
+//! `kubectl explain` prints the doc comments of fields. Each kind has a module with its type and
+//! validation; [`kinds`] is the list that a server registers.
 
 mod attachment;
 mod class;
@@ -40,18 +40,18 @@ pub use volume::{
 
 /// The API group of storage.
 pub const GROUP: &str = "storage.mainstay.dev";
-/// Its version.
+/// The version of the group.
 pub const VERSION: &str = "v1";
-/// Names the reservation that an external extender keeps for a volume.
+/// The annotation with the id under which an external extender reserves space for a volume.
 pub const RESERVATION_ANNOTATION: &str = "storage.mainstay.dev/scheduling-reservation-id";
-/// Closes a volume group for new replicas, whatever its value.
+/// The annotation that closes a volume group for new replicas, with any value.
 pub const UNSCHEDULABLE_ANNOTATION: &str = "storage.mainstay.dev/unschedulable";
-/// Asks for a volume group to be emptied, whatever its value: it takes no replicas, and those on it
-/// are in the wrong place.
+/// The annotation that asks for a volume group to be emptied, with any value: it takes no new replicas,
+/// and its replicas count as misplaced.
 pub const EVICT_ANNOTATION: &str = "storage.mainstay.dev/evict";
-/// Holds volumes and replicas back until they are deleted in order.
+/// The finalizer that keeps volumes and replicas until they are deleted in order.
 pub const FINALIZER: &str = "storage.mainstay.dev/volumes";
-/// The label that tells a node's zone.
+/// The label with a node's zone.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// The kinds of this crate, described for a registry.
@@ -67,7 +67,7 @@ pub fn kinds() -> Vec<Kind> {
     ]
 }
 
-/// Whether a flag is off, hence need not be written.
+/// Whether a flag is off and can be left out of the output.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 pub(crate) fn is_false(flag: &bool) -> bool {
     !flag

@@ -1,4 +1,4 @@
-//! Where a volume is wanted, and which Access replicas that needs.
+//! Decides which nodes may use a volume, and which Access replicas that needs.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,11 @@ use mainstay_placement::{ReplicaType, VolumeAccess};
 
 use crate::api::{AttachmentPhase, ReplicatedVolumeAttachment, ReplicatedVolumeReplica};
 
-/// How many nodes may use a volume at once.
+/// The largest number of nodes that may use a volume at once.
 pub const MOST: usize = 2;
 
-/// The nodes that shall use a volume: those that do already stay, the others come in the order
-/// their attachments were created, up to `most`. With Local access only nodes that hold its data
-/// count.
+/// The nodes that may use a volume: nodes that use it already stay, others follow in the order in which
+/// their attachments were created, up to `most`. With Local access only nodes with its data count.
 #[must_use]
 pub fn desired_attach_to<'a>(
     before: &[String],
@@ -38,7 +37,7 @@ pub fn desired_attach_to<'a>(
     nodes
 }
 
-/// The nodes that attachments of a volume name, deleting ones included: where its data is wanted.
+/// The nodes of all attachments of a volume, deleting ones included: data is preferred there.
 pub fn wanted_nodes<'a>(
     desired: &[String],
     attachments: impl IntoIterator<Item = &'a ReplicatedVolumeAttachment>,
@@ -47,17 +46,17 @@ pub fn wanted_nodes<'a>(
     desired.iter().cloned().chain(attached).collect()
 }
 
-/// Which Access replicas to create (by node) and which to delete (by name).
+/// Access replicas to create (by node) and to delete (by name).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessChanges {
-    /// Nodes that lack one.
+    /// Nodes that need one.
     pub create: Vec<String>,
-    /// Replicas nobody needs.
+    /// Replicas that no node needs.
     pub delete: Vec<String>,
 }
 
-/// Gives every node that shall use a volume and holds no replica of it an Access replica, unless
-/// the volume may be used only where its data is.
+/// Every node that may use a volume and has no replica of it gets an Access replica, unless the volume
+/// may be used only on nodes with its data.
 #[must_use]
 pub fn access_replicas(
     access: VolumeAccess,
@@ -68,7 +67,7 @@ pub fn access_replicas(
     let create = desired.iter().filter(|node| {
         access != VolumeAccess::Local
             && replicas().all(|replica| replica.spec.node_name != **node)
-            // Data may still come to that node by itself.
+            // A Diskful replica may still be placed on that node.
             && replicas().all(|replica| !replica.spec.node_name.is_empty() || replica.deleting())
     });
     let superfluous = replicas().filter(|replica| {
@@ -88,7 +87,7 @@ pub fn access_replicas(
     }
 }
 
-/// How far an attachment is, and what it waits for.
+/// The phase of an attachment, and what it waits for.
 #[must_use]
 pub fn phase(
     attachment: &ReplicatedVolumeAttachment,
@@ -107,8 +106,10 @@ pub fn phase(
         return (AttachmentPhase::Attached, String::new());
     }
     if !desired.contains(node) {
-        let message =
-            format!("{name} is used by as many nodes as it may be: {}", desired.join(", "));
+        let message = format!(
+            "{name} is in use by the largest allowed number of nodes: {}",
+            desired.join(", ")
+        );
         return (AttachmentPhase::Pending, message);
     }
     match replica {

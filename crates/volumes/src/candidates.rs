@@ -1,15 +1,15 @@
-//! The candidates of a pool: its eligible nodes, and what the ledger calls each group of them.
+//! The candidates of a pool: its eligible nodes, and the ledger's target of each of their groups.
 //!
-//! Built once for each revision of a pool and shared by every decision over it, so that deciding
-//! about a replica makes no text.
+//! Built once for each revision of a pool and shared by all decisions over it, so that a decision about
+//! a replica allocates no strings.
 
 use jiff::Timestamp;
 use mainstay_placement::{EligibleNode, EligibleNodes, Extender, Narrowing, Slot};
 
 use crate::extender::{BROAD, NARROW};
-use crate::ledger::{Claim, Ledger, Target};
+use crate::ledger::{CapacityLedger, Claim, Target};
 
-/// Eligible nodes, and the target behind each group number.
+/// Eligible nodes, and the target of each group number.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
     /// The nodes.
@@ -18,7 +18,7 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    /// The candidates of these nodes.
+    /// Builds the candidates of these nodes.
     #[must_use]
     pub fn new(nodes: impl IntoIterator<Item = EligibleNode>) -> Self {
         let eligible = EligibleNodes::new(nodes);
@@ -30,7 +30,7 @@ impl Candidates {
         Self { eligible, targets }
     }
 
-    /// What the ledger calls the group of a slot; `None` when only its node matters.
+    /// The ledger's target of a slot; `None` when only the node matters.
     #[must_use]
     pub fn target(&self, slot: Slot) -> Option<&Target> {
         slot.group().and_then(|group| self.targets.get(group))
@@ -42,24 +42,24 @@ impl Candidates {
         &self.targets
     }
 
-    /// What the ledger calls the groups of slots that all have one.
+    /// The targets of slots that all have a group.
     #[must_use]
     pub fn targets_of(&self, slots: &[Slot]) -> Vec<&Target> {
         slots.iter().filter_map(|slot| self.target(*slot)).collect()
     }
 }
 
-/// Answers a pass from the ledger, at one moment: nobody else takes space between a score and the
-/// reservation that follows from it.
+/// Answers a placement pass from the locked ledger: no other decision takes space between a score and
+/// its reservation.
 #[derive(Debug)]
 pub struct FromLedger<'a> {
-    /// The account.
-    pub ledger: &'a mut Ledger,
-    /// What the slots of the pass mean.
+    /// The ledger.
+    pub ledger: &'a mut CapacityLedger,
+    /// The candidates that the slots of the pass refer to.
     pub candidates: &'a Candidates,
-    /// What each replica claims.
+    /// The claim of each replica.
     pub claims: &'a [Claim],
-    /// The moment.
+    /// The current time.
     pub now: Timestamp,
 }
 

@@ -1,37 +1,39 @@
-//! What still fits: the largest volume of each class, how many of a size, and free space.
+//! Computes the space left: the largest volume of each class, the number of volumes of a size, and free
+//! space by zone and node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use mainstay_placement::{Pass, Verdict};
+use mainstay_clock::bytes;
+use mainstay_placement::{Pass, ReplicaDecision};
 use mainstay_store::meta::Quantity;
 use serde::Serialize;
 
 use crate::api::{ReplicatedStorageClass, ReplicatedVolume, ReplicatedVolumeReplica};
 use crate::candidates::{Candidates, FromLedger};
-use crate::ledger::{Claim, Ledger, Placed, Target};
+use crate::ledger::{CapacityLedger, Claim, PlacedReplica, Target};
 use crate::plan::formed;
-use crate::text::{self, Table};
+use crate::text::Table;
 use crate::world::World;
 use crate::{configure, schedule};
 
-/// Volumes are counted up to this number.
+/// The largest number of volumes that is counted.
 pub const MOST: usize = 10_000;
 
-/// What still fits.
+/// The space left.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capacity {
-    /// By class.
+    /// The space left in each class.
     pub classes: Vec<ClassCapacity>,
-    /// By zone.
+    /// The free space of each zone.
     pub zones: Vec<Free>,
-    /// By node.
+    /// The free space of each node.
     pub nodes: Vec<Free>,
 }
 
-/// What still fits into a class.
+/// The space left in a class.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassCapacity {
@@ -41,9 +43,9 @@ pub struct ClassCapacity {
     pub largest: u64,
     /// The size that was counted, in bytes.
     pub size: Option<u64>,
-    /// How many volumes of that size can be placed one after the other.
+    /// The number of volumes of that size that can be placed one after another.
     pub count: Option<usize>,
-    /// Counting stopped there; there may be room for more.
+    /// Counting stopped at the limit; there may be room for more.
     pub at_least: bool,
 }
 
@@ -52,13 +54,13 @@ pub struct ClassCapacity {
 pub struct Free {
     /// The zone or node.
     pub name: String,
-    /// How much there is.
+    /// The total size.
     pub total: u64,
-    /// How much can still be promised.
+    /// The bytes that can still be promised.
     pub available: u64,
 }
 
-/// Works out what still fits.
+/// Computes the space left.
 #[must_use]
 pub fn capacity(
     mut world: World,
@@ -80,7 +82,7 @@ pub fn capacity(
         let labels = world.nodes.get(node).map(|node| &node.metadata.labels);
         let zone = labels.and_then(|labels| labels.get(crate::api::ZONE_LABEL));
         let zone = zone.cloned().unwrap_or_default();
-        let Some(balance) = ledger.balance(&Target::new(name, ""), &nobody(), now) else {
+        let Some(balance) = ledger.balance(&Target::new(name, ""), &no_claim(), now) else {
             continue;
         };
         for (map, name) in [(&mut zones, &zone), (&mut nodes, node)] {
@@ -95,14 +97,14 @@ pub fn capacity(
     found
 }
 
-fn nobody() -> Claim {
+fn no_claim() -> Claim {
     Claim { holder: String::new(), volume: String::new(), size: 0, replicated: false }
 }
 
 fn class_capacity(
     world: &World,
     class: &ReplicatedStorageClass,
-    ledger: &Ledger,
+    ledger: &CapacityLedger,
     size: Option<u64>,
     now: Timestamp,
 ) -> ClassCapacity {
@@ -110,11 +112,11 @@ fn class_capacity(
     let fits = |size: u64| trial.place(&mut ledger.clone(), "capacity-trial", size, now);
     let most = ledger
         .targets()
-        .filter_map(|target| ledger.balance(target, &nobody(), now))
+        .filter_map(|target| ledger.balance(target, &no_claim(), now))
         .map(|balance| balance.available)
         .max()
         .unwrap_or_default();
-    // Whole extents are enough to tell volumes apart.
+    // Sizes are tried in steps of one extent.
     let extent = crate::ledger::DEFAULT_EXTENT;
     let (mut fitting, mut too_large) = (0, most / extent + 1);
     while too_large - fitting > 1 {
@@ -136,7 +138,7 @@ fn class_capacity(
     }
 }
 
-/// Volumes of a class, placed on trial.
+/// Trial placement of volumes of a class.
 struct Trial<'w> {
     world: &'w World,
     class: &'w ReplicatedStorageClass,
@@ -150,8 +152,8 @@ impl<'w> Trial<'w> {
         Self { world, class, candidates: nodes.map(Candidates::new) }
     }
 
-    /// Places one more volume in the ledger. False if not all replicas find a place.
-    fn place(&self, ledger: &mut Ledger, name: &str, size: u64, now: Timestamp) -> bool {
+    /// Places one more volume in the ledger. `false` if not all replicas can be placed.
+    fn place(&self, ledger: &mut CapacityLedger, name: &str, size: u64, now: Timestamp) -> bool {
         let configuration = configure::configuration(self.class);
         let pool = self.world.pools.get(&configuration.storage_pool_name);
         let (Some(candidates), Some(pool)) = (&self.candidates, pool) else { return false };
@@ -171,12 +173,12 @@ impl<'w> Trial<'w> {
             replicas.iter().map(|it| schedule::claim(&volume, &it.metadata.name)).collect();
         ledger.set_volume(name, Some(crate::reserve::size(&volume)));
         let mut answers = FromLedger { ledger, candidates, claims: &claims, now };
-        let verdicts = Pass::new(&candidates.eligible, &seen).run(&mut answers);
-        verdicts.into_iter().all(|(index, verdict)| {
-            let Verdict::Placed(entry) = verdict else { return false };
+        let decisions = Pass::new(&candidates.eligible, &seen).run(&mut answers);
+        decisions.into_iter().all(|(index, decision)| {
+            let ReplicaDecision::Placed(entry) = decision else { return false };
             if let Some(target) = candidates.target(entry.candidate) {
                 let (volume, target) = (name.to_owned(), target.clone());
-                let placed = Placed { volume, target, reported: false };
+                let placed = PlacedReplica { volume, target, reported: false };
                 ledger.set_replica(&replicas[index].metadata.name, Some(placed));
             }
             true
@@ -195,15 +197,15 @@ impl<'w> Trial<'w> {
 }
 
 impl Capacity {
-    /// What still fits, for people.
+    /// The space left as a table for people.
     #[must_use]
     pub fn table(&self) -> String {
         let mut classes = Table::new(&["CLASS", "LARGEST VOLUME", "SIZE", "FITS"]);
         for class in &self.classes {
-            let size = class.size.map(text::bytes).unwrap_or_default();
+            let size = class.size.map(bytes::format).unwrap_or_default();
             let more = if class.at_least { "+" } else { "" };
             let count = class.count.map(|count| format!("{count}{more}")).unwrap_or_default();
-            classes.row([class.class.as_str(), &text::bytes(class.largest), &size, &count]);
+            classes.row([class.class.as_str(), &bytes::format(class.largest), &size, &count]);
         }
         let mut out = classes.to_string();
         for (title, rows) in [("ZONE", &self.zones), ("NODE", &self.nodes)] {
@@ -211,8 +213,8 @@ impl Capacity {
             for row in rows {
                 table.row([
                     row.name.as_str(),
-                    &text::bytes(row.total),
-                    &text::bytes(row.available),
+                    &bytes::format(row.total),
+                    &bytes::format(row.available),
                 ]);
             }
             out += &format!("\n{table}");

@@ -1,24 +1,24 @@
-//! Conditions: set so that what is so already is not written again.
+//! Sets and removes conditions, and reports whether that changed the object.
 
 use jiff::Timestamp;
 use mainstay_controller::conditions::Report;
 use mainstay_store::meta::{Condition, ConditionStatus};
 
-/// What a condition says.
+/// The content of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
     /// The type.
     pub kind: &'static str,
     /// Whether it holds.
     pub status: ConditionStatus,
-    /// Why, as one word.
+    /// The reason, as one CamelCase word.
     pub reason: &'static str,
-    /// Why, in words.
+    /// The message for people.
     pub message: String,
 }
 
 impl Statement {
-    /// A condition that says so.
+    /// A statement with status True or False.
     #[must_use]
     pub fn new(
         kind: &'static str,
@@ -44,8 +44,8 @@ pub fn holds(conditions: &[Condition], kind: &str, generation: Option<i64>) -> b
     })
 }
 
-/// Sets a condition, and says whether that changed anything. The time of transition changes only
-/// with the status.
+/// Sets a condition. Returns whether that changed anything. lastTransitionTime changes only with the
+/// status.
 pub fn set(
     conditions: &mut Vec<Condition>,
     statement: &Statement,
@@ -57,7 +57,7 @@ pub fn set(
     mainstay_controller::conditions::set(conditions, &report, now)
 }
 
-/// Removes a condition, and says whether it was there.
+/// Removes a condition. Returns whether it existed.
 pub fn remove(conditions: &mut Vec<Condition>, kind: &str) -> bool {
     mainstay_controller::conditions::remove(conditions, kind)
 }

@@ -1,29 +1,29 @@
-//! What a class means: how many replicas, which pool, which volumes follow a change of it.
+//! Derives the configuration of volumes from their class: number of replicas, pool, guarantees.
 
 use crate::api::{
     Configuration, ReplicatedStorageClass, ReplicatedStoragePoolSpec, Replication, Storage,
 };
 use crate::fnv::fnv1a_128;
 
-/// How many replicas of each type there shall be.
+/// The wanted numbers of replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ReplicaNumbers {
     /// Replicas that hold the data.
     pub diskful: usize,
     /// Replicas that only vote.
     pub tie_breakers: usize,
 }
 
-/// The replicas that give these guarantees: failures to tolerate plus redundancy plus one with
-/// data, and a tie-breaker where an even number of them must survive losing half.
+/// The numbers of replicas for these guarantees: failures to tolerate plus redundancy plus one with
+/// data, and a tie-breaker if an even number of them must survive the loss of half.
 #[must_use]
-pub fn wanted((failures, redundancy): (u8, u8)) -> Wanted {
+pub fn wanted((failures, redundancy): (u8, u8)) -> ReplicaNumbers {
     let diskful = usize::from(failures) + usize::from(redundancy) + 1;
     let tie = diskful.is_multiple_of(2) && usize::from(failures) == diskful / 2;
-    Wanted { diskful, tie_breakers: usize::from(tie) }
+    ReplicaNumbers { diskful, tie_breakers: usize::from(tie) }
 }
 
-/// What volumes of a class are configured with.
+/// The configuration of volumes of a class.
 #[must_use]
 pub fn configuration(class: &ReplicatedStorageClass) -> Configuration {
     let spec = &class.spec;
@@ -40,21 +40,21 @@ pub fn configuration(class: &ReplicatedStorageClass) -> Configuration {
     }
 }
 
-/// The pool of a class: the one it names, or one made of its own groups. Classes with the same
-/// groups, zones and nodes share it.
+/// The pool of a class: the one it names, or one created from its own groups. Classes with the same
+/// groups, zones and nodes share a pool.
 #[must_use]
 pub fn pool_name(class: &ReplicatedStorageClass) -> String {
     match own_pool(class) {
         None => class.spec.storage_pool_name.clone(),
         Some(spec) => {
-            // Serialising plain data with string keys cannot fail.
+            // Serializing plain data with string keys cannot fail.
             let text = serde_json::to_vec(&spec).unwrap_or_default();
             format!("auto-rsp-{:032x}", fnv1a_128(&[&text]))
         }
     }
 }
 
-/// The pool a class needs made for it.
+/// The spec of the pool to create for a class; `None` if it names an existing one.
 #[must_use]
 pub fn own_pool(class: &ReplicatedStorageClass) -> Option<ReplicatedStoragePoolSpec> {
     let spec = &class.spec;
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guarantees_decide_the_replicas() {
+    fn guarantees_determine_the_numbers_of_replicas() {
         let table = [
             ((0, 0), (1, 0)),
             ((1, 0), (2, 1)),
@@ -89,7 +89,11 @@ mod tests {
             ((2, 2), (5, 0)),
         ];
         for (guarantees, (diskful, tie_breakers)) in table {
-            assert_eq!(wanted(guarantees), Wanted { diskful, tie_breakers }, "{guarantees:?}");
+            assert_eq!(
+                wanted(guarantees),
+                ReplicaNumbers { diskful, tie_breakers },
+                "{guarantees:?}"
+            );
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The shells: each reads what is, lets a pure decision decide, and writes what differs.
+//! The controllers of volumes: each reads objects, applies a pure decision, and writes the difference.
 //!
-//! One controller for each kind, and one that schedules. All of them read the same copies
-//! ([`Views`]) and write through [`Resources`], under the fence of the election if there is one.
-//! Nothing polls: a controller runs when something it depends on changed, or at the very moment
-//! something is known to run out (a grace period, a reservation). Enter at [`Volumes::start`].
+//! There is one controller for each kind, and one that schedules. All of them read the same reflectors
+//! ([`Views`]) and write through [`Resources`], under the fence of the election if there is one. They
+//! do not poll: a controller runs when an object it depends on changed, or when a known deadline (a
+//! grace period, a reservation) passes. Enter at [`Volumes::start`].
 
 mod attachment;
 mod class;
@@ -21,25 +21,21 @@ use mainstay_controller::events::{self, Recorder};
 use mainstay_controller::reflector::Reflector;
 use mainstay_controller::runtime::{self, Controller, Handle};
 use mainstay_store::builtin::Node;
-use mainstay_store::object::Revision;
-use mainstay_store::registry::Typed;
-use mainstay_store::resources::{
-    Error, Identities, RandomIdentities, Resources, Subresource, WriteOptions, encode,
-};
+use mainstay_store::resources::{Identities, RandomIdentities, Resources};
 
 use crate::api::{
     LVMVolumeGroup, ReplicatedStorageClass, ReplicatedStoragePool, ReplicatedVolume,
     ReplicatedVolumeAttachment, ReplicatedVolumeReplica,
 };
 use crate::extender::{Client, Extender};
-use crate::reserve::{self, Reserve};
+use crate::reserve::{self, ReservationStore};
 use crate::satisfy::is_misplaced;
 
-/// How many objects of a kind are worked on at once where no volume waits for it: when much is to
-/// be done, placing comes first.
-const BESIDES: usize = 2;
+/// The number of workers of the controllers other than volumes and scheduling, which go first under
+/// load.
+const FEW_WORKERS: usize = 2;
 
-/// How many events may wait to be written: each replica of a thousand volumes tells its place.
+/// The largest number of events that wait to be written: every placed replica records one.
 const EVENTS: usize = 10_000;
 
 const BY_VOLUME: &str = "volume";
@@ -50,7 +46,7 @@ const MISPLACED: &str = "misplaced";
 const CONFIGURED: &str = "configured";
 const DEGRADED: &str = "degraded";
 
-/// Copies of everything the controllers read.
+/// Reflectors of everything the controllers read.
 #[derive(Clone, Debug)]
 pub struct Views {
     /// Classes, by pool.
@@ -61,7 +57,7 @@ pub struct Views {
     pub groups: Reflector<LVMVolumeGroup>,
     /// Nodes.
     pub nodes: Reflector<Node>,
-    /// Volumes, by pool, by class, and by which configuration of it they have.
+    /// Volumes, by pool, by class, and by the generation of their configuration.
     pub volumes: Reflector<ReplicatedVolume>,
     /// Replicas, by volume.
     pub replicas: Reflector<ReplicatedVolumeReplica>,
@@ -152,29 +148,28 @@ impl Views {
     }
 }
 
-/// What every reconciler has besides its key.
+/// The state shared by all reconcilers.
 #[derive(Clone, Debug)]
 struct Shared {
     views: Views,
     extender: Extender,
     recorder: Recorder,
-    waiting: Arc<scheduling::Waiting>,
+    waiting: Arc<scheduling::WaitingVolumes>,
 }
 
-/// How the controllers run.
+/// Options of the controllers.
 #[derive(Debug)]
 pub struct Options {
-    /// Tells servers apart: their reservations are kept under it.
+    /// The identity of this server, under which it stores reservations.
     pub identity: String,
-    /// An extender elsewhere, in place of the ledger.
+    /// An external extender, in place of the ledger.
     pub extender: Option<Client>,
-    /// How many volumes are worked on at once.
+    /// The number of volumes that are processed at once.
     pub workers: usize,
 }
 
 impl Options {
-    /// The ledger of this process, and 32 volumes at once: they share what the store writes in one
-    /// go.
+    /// With the ledger of this process, and 32 volumes at once, which share commits of the store.
     #[must_use]
     pub fn new(identity: &str) -> Self {
         Self { identity: identity.to_owned(), extender: None, workers: 32 }
@@ -182,30 +177,29 @@ impl Options {
 }
 
 impl Options {
-    /// The same for this run of the server called `name`: no other run, of this server or another,
-    /// has the same identity.
+    /// The same with an identity that is unique to this run of the server `name`.
     #[must_use]
     pub fn of_run(name: &str) -> Self {
         Self::new(&format!("{name}-{}", RandomIdentities.uid()))
     }
 }
 
-/// The controllers of volumes, running.
+/// The running controllers of volumes.
 #[derive(Debug)]
 pub struct Volumes {
     views: Views,
-    reserve: Arc<Reserve>,
+    reserve: Arc<ReservationStore>,
     recorder: Recorder,
     handles: Vec<Handle<String>>,
 }
 
 impl Volumes {
     /// Starts every controller. Must be called within a tokio runtime. With an election they run
-    /// only while this process leads, and write under its fence. Boxed so that the controllers are
-    /// compiled in this crate.
+    /// only while this process leads, and write under its fence. The future is boxed so that the
+    /// controllers are compiled in this crate.
     ///
     /// # Errors
-    /// If the reservations of before cannot be read.
+    /// If the stored reservations cannot be read.
     pub fn start<'a>(
         resources: &'a Resources,
         options: Options,
@@ -220,7 +214,7 @@ impl Volumes {
         election: Option<&election::Handle>,
     ) -> Result<Self, reserve::Error> {
         let views = Views::start(resources);
-        let reserve = Reserve::new(resources, options.identity.clone());
+        let reserve = ReservationStore::new(resources, options.identity.clone());
         reserve.load().await?;
         reserve.follow(&views.groups, &views.volumes, &views.replicas);
         let told = events::Options { waiting: EVENTS, ..events::Options::new("mainstay-volumes") };
@@ -245,29 +239,29 @@ impl Volumes {
             }
         };
         let handles = vec![
-            class::start(prepare("storageclass", BESIDES), &shared),
-            pool::start(prepare("storagepool", BESIDES), &shared),
+            class::start(prepare("storageclass", FEW_WORKERS), &shared),
+            pool::start(prepare("storagepool", FEW_WORKERS), &shared),
             volume::start(prepare("volume", options.workers), &shared),
             scheduling::start(prepare("scheduling", options.workers), &shared),
-            replica::start(prepare("replica", BESIDES), &shared),
-            attachment::start(prepare("attachment", BESIDES), &shared),
+            replica::start(prepare("replica", FEW_WORKERS), &shared),
+            attachment::start(prepare("attachment", FEW_WORKERS), &shared),
         ];
         Ok(Self { views, reserve, recorder, handles })
     }
 
     /// The ledger.
     #[must_use]
-    pub fn reserve(&self) -> &Arc<Reserve> {
+    pub fn reserve(&self) -> &Arc<ReservationStore> {
         &self.reserve
     }
 
-    /// What the controllers see.
+    /// The reflectors.
     #[must_use]
     pub fn views(&self) -> &Views {
         &self.views
     }
 
-    /// Lets running reconcilers finish, and waits until everything has ended. Calling it again is
+    /// Waits until running reconcilers have finished and all tasks have ended. Calling it again is
     /// harmless.
     pub async fn shutdown(&self) {
         for handle in &self.handles {
@@ -275,39 +269,5 @@ impl Volumes {
         }
         self.recorder.shutdown().await;
         self.views.shutdown().await;
-    }
-}
-
-fn options(manager: &str) -> WriteOptions {
-    WriteOptions { manager: manager.to_owned(), ..WriteOptions::default() }
-}
-
-/// Changes the status of an object, reading it afresh as often as somebody else was faster. Says
-/// at which revision it is then; `None` when it is gone.
-async fn set_status<T: Typed>(
-    resources: &Resources,
-    name: &str,
-    manager: &str,
-    mut edit: impl FnMut(&mut T) + Send,
-) -> Result<Option<Revision>, Error> {
-    let kind = resources.kind_of::<T>()?;
-    let key = kind.key(None, name);
-    let status = Some(Subresource::Status);
-    let written = resources
-        .modify(kind, &key, status, &options(manager), |old| {
-            let mut typed = T::deserialize(old).map_err(Error::internal)?;
-            edit(&mut typed);
-            encode(kind, &typed)
-        })
-        .await;
-    Ok(or_gone(written)?.map(|written| written.record.revision()))
-}
-
-/// Nothing is left to do about an object that is gone.
-fn or_gone<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error),
     }
 }

@@ -1,27 +1,27 @@
-//! Which nodes of a pool may hold replicas, and with which groups.
+//! Decides which nodes of a pool may hold replicas, and with which groups.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use mainstay_clock::duration;
 use mainstay_controller::liveness::AGENT_READY;
 use mainstay_placement::{EligibleGroup, EligibleNode};
 use mainstay_store::builtin::Node;
 use mainstay_store::meta::ConditionStatus;
 
 use crate::api::{LVMVolumeGroup, ReplicatedStoragePoolSpec, ZONE_LABEL};
-use crate::duration;
 
-/// Why the eligible nodes of a pool cannot be worked out. The old list stays.
+/// Why the eligible nodes of a pool cannot be computed. The old list stays.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A group of the pool does not exist.
     #[error("LVMVolumeGroup not found: {}", .0.join(", "))]
     LVMVolumeGroupNotFound(Vec<String>),
-    /// A group of the pool cannot be used as it is described.
+    /// A group of the pool does not match its description.
     #[error("{0}")]
     InvalidLVMVolumeGroup(String),
-    /// The selector makes no sense.
+    /// The selector is invalid.
     #[error("nodeLabelSelector has an operator other than In, NotIn, Exists or DoesNotExist")]
     InvalidNodeLabelSelector,
 }
@@ -43,18 +43,18 @@ impl Error {
 pub struct Eligibility {
     /// Sorted by name.
     pub nodes: Vec<EligibleNode>,
-    /// When the first node's grace ends, if one is not ready now.
+    /// The time at which the first grace period ends, if a node is not ready now.
     pub look_again: Option<Timestamp>,
 }
 
-/// Works out the eligible nodes of a pool.
+/// Computes the eligible nodes of a pool.
 ///
-/// A node is eligible if it matches the pool's selector and zones and is ready, has never said
-/// whether it is, or has not been ready for no longer than the grace period. Nodes without groups
+/// A node is eligible if it matches the pool's selector and zones and is ready, has never reported
+/// its readiness, or has not been ready for at most the grace period. Nodes without groups
 /// are listed too: they may hold TieBreakers.
 ///
 /// # Errors
-/// If a group is missing or cannot be used, or the selector makes no sense.
+/// If a group is missing or cannot be used, or the selector is invalid.
 pub fn eligible_nodes<'a>(
     pool: &ReplicatedStoragePoolSpec,
     nodes: impl IntoIterator<Item = &'a Node>,
@@ -118,7 +118,7 @@ fn offered(
             let message = format!("LVMVolumeGroup {} has no thin pool {thin}", reference.name);
             return Err(Error::InvalidLVMVolumeGroup(message));
         }
-        // Whatever is on a group that is being emptied is in the wrong place.
+        // Replicas on a group that is being emptied count as misplaced.
         if group.is_evicted() {
             continue;
         }
@@ -138,7 +138,7 @@ fn offered(
 struct Readiness {
     node: bool,
     agent: bool,
-    /// When a node that is not ready stops being eligible.
+    /// The time at which a node that is not ready stops being eligible.
     grace_ends: Option<Timestamp>,
 }
 

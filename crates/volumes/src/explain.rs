@@ -1,4 +1,4 @@
-//! Why here, and why not there: the pipeline of each replica of a volume.
+//! Explains the placement of each replica of a volume: every candidate, and why it was chosen or excluded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,36 +10,36 @@ use mainstay_placement::{Pass, ReplicaType, Slot};
 use serde::Serialize;
 
 use crate::candidates::Candidates;
-use crate::ledger::{self, Ledger, Target};
+use crate::ledger::{self, CapacityLedger, Target};
 use crate::plan;
 use crate::schedule::{self, guard};
 use crate::text::Table;
 use crate::world::World;
 
-/// Why there is nothing to explain.
+/// Why a volume cannot be explained.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Look at the name.
-    #[error("there is no ReplicatedVolume {0:?}")]
+    /// Check the name.
+    #[error("ReplicatedVolume {0:?} not found")]
     NoVolume(String),
-    /// Look at the replica's number.
+    /// Check the replica's id.
     #[error("ReplicatedVolume {0:?} has no replica {1}")]
     NoReplica(String, u8),
 }
 
-/// The explanation of a volume's places.
+/// The explanation of a volume's placement.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeExplanation {
     /// The volume.
     pub volume: String,
-    /// What scheduling waits for before it begins.
+    /// The object that scheduling waits for, if one is missing.
     pub waiting: String,
     /// Its replicas, by id.
     pub replicas: Vec<ReplicaExplanation>,
 }
 
-/// The explanation of a replica's place.
+/// The explanation of a replica's placement.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicaExplanation {
@@ -48,11 +48,11 @@ pub struct ReplicaExplanation {
     /// Its type.
     #[serde(rename = "type")]
     pub kind: ReplicaType,
-    /// Where it is now.
+    /// Its node; empty if it has none.
     pub node: String,
     /// The pipeline in one line.
     pub summary: String,
-    /// What stands in the way as a whole.
+    /// Obstacles that concern all candidates.
     pub notes: Vec<String>,
     /// The steps.
     pub steps: Vec<Step>,
@@ -65,12 +65,12 @@ pub struct ReplicaExplanation {
 pub struct Step {
     /// Its name.
     pub name: Name,
-    /// How many candidates it excluded.
+    /// The number of candidates it excluded.
     pub excluded: usize,
 }
 
-/// Explains a volume, or one replica of it. A replica that has its place is explained as if it
-/// were to be placed now, with the others where they are.
+/// Explains a volume, or one replica of it. A placed replica is explained as if it were placed now, with
+/// the others in their places.
 ///
 /// # Errors
 /// If there is no such volume or replica.
@@ -138,11 +138,11 @@ pub fn explain(
     Ok(explanation)
 }
 
-/// What the ledger says about these slots, as if it were asked about them now.
+/// The scores of the ledger for these slots at this moment.
 fn scores(
     candidates: &Candidates,
     slots: &[Slot],
-    ledger: &mut Ledger,
+    ledger: &mut CapacityLedger,
     claim: &ledger::Claim,
     now: Timestamp,
 ) -> BTreeMap<usize, (i64, Option<Room>)> {
@@ -190,7 +190,7 @@ impl VolumeExplanation {
                         .points
                         .iter()
                         .map(|points| {
-                            // The step is named for whom it excludes; those it keeps have room.
+                            // The step is named after the candidates it excludes; the others have enough space.
                             let step = match &*points.step {
                                 "scoring (no capacity)" => "free space",
                                 step => step,

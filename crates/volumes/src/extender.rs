@@ -1,4 +1,4 @@
-//! Who is asked about capacity: the ledger of this process, or an extender elsewhere.
+//! The scheduler extender, which knows free space: the ledger of this process, or an external one.
 
 mod client;
 mod router;
@@ -7,46 +7,46 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::ledger::{Claim, Target};
-use crate::reserve::{self, Reserve};
+use crate::reserve::{self, ReservationStore};
 pub use client::{Client, Error as ClientError};
-pub use router::{Ledger, Reservations, router};
+pub use router::{LedgerService, ReservationList, router};
 
-/// How long a broad reservation lives: long enough to choose.
+/// The lifetime of a broad reservation: the time to choose a place.
 pub const BROAD: Duration = Duration::from_secs(2);
-/// How long a narrow reservation lives: long enough to write the replica.
+/// The lifetime of a narrow reservation: the time to write the replica.
 pub const NARROW: Duration = Duration::from_secs(60);
 
-/// Why the extender gave no answer.
+/// Why the extender could not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The ledger failed.
     #[error(transparent)]
     Ledger(reserve::Error),
-    /// The extender elsewhere failed.
+    /// The external extender failed.
     #[error(transparent)]
     Client(#[from] ClientError),
 }
 
-/// What is asked about a replica.
+/// A request about a replica.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What it claims.
+    /// Its claim.
     pub claim: Claim,
-    /// Under which id an extender elsewhere keeps it.
+    /// The id of the reservation at an external extender.
     pub reservation_id: String,
 }
 
-/// Who is asked about capacity.
+/// The source of free space.
 #[derive(Clone, Debug)]
 pub enum Extender {
     /// The ledger of this process.
-    Ledger(Arc<Reserve>),
-    /// An extender elsewhere.
+    Ledger(Arc<ReservationStore>),
+    /// An external extender.
     Client(Arc<Client>),
 }
 
 impl Extender {
-    /// How long until a reservation on one of these targets ends, as far as it is known.
+    /// The time until a reservation on one of these targets expires, if it is known.
     #[must_use]
     pub fn next_expiry(&self, targets: &[Target]) -> Option<Duration> {
         match self {

@@ -1,4 +1,4 @@
-//! FNV-1a with 128 bits: short names for long things, the same on every machine.
+//! The FNV-1a hash with 128 bits, for short names that are the same on every machine.
 
 const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
 const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

@@ -1,4 +1,4 @@
-//! Which replicas a volume should gain or lose, and how far it is.
+//! Decides which replicas of a volume to create and delete, and computes its phase.
 
 use std::collections::BTreeSet;
 
@@ -9,35 +9,35 @@ use crate::api::{
     ReplicaCounts, ReplicatedVolume, ReplicatedVolumeReplica, VolumePhase, replica_name,
 };
 use crate::conditions::{self, Statement};
-use crate::configure::Wanted;
+use crate::configure::ReplicaNumbers;
 use crate::satisfy::{is_misplaced, is_scheduled};
 use crate::schedule::SCHEDULED;
 
-/// A replica to be created, without a place.
+/// A replica to create, without a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewReplica {
     /// Its name.
     pub name: String,
-    /// What it is for.
+    /// Its type.
     pub kind: ReplicaType,
 }
 
-/// What to do about the replicas of a volume.
+/// The replicas of a volume to create and delete.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// To be created, in this order.
+    /// Replicas to create, in this order.
     pub create: Vec<NewReplica>,
-    /// To be deleted.
+    /// Replicas to delete.
     pub delete: Vec<String>,
 }
 
-/// Brings the replicas of a volume to the wanted number, Diskful before TieBreaker, with the
-/// lowest free ids. Replicas in the wrong place are replaced if `repair` says so: the new one
-/// first, and when that has its place the old one goes.
+/// Brings the replicas of a volume to the wanted number, Diskful before TieBreaker, with the lowest free
+/// ids. With `repair`, misplaced replicas are replaced: the new one is created first, and the old one
+/// is deleted when the new one is placed.
 #[must_use]
 pub fn changes(
     volume: &str,
-    wanted: Wanted,
+    wanted: ReplicaNumbers,
     replicas: &[impl AsRef<ReplicatedVolumeReplica>],
     repair: bool,
 ) -> Changes {
@@ -57,7 +57,7 @@ pub fn changes(
             used.insert(id);
             changes.create.push(NewReplica { name: replica_name(volume, id), kind });
         }
-        // Who has no place goes first, then the youngest.
+        // Unplaced replicas are deleted first, then the youngest.
         good.sort_by_key(|replica| (!is_scheduled(replica), replica.id()));
         let excess = good.split_off(good.len().min(wanted));
         let settled = good.len() == wanted && good.iter().all(|replica| is_scheduled(replica));
@@ -68,8 +68,8 @@ pub fn changes(
     changes
 }
 
-/// The replicas to delete next of a volume that is being deleted: those that only reach the data,
-/// then those that only vote, then the data.
+/// The replicas to delete next of a volume that is being deleted: Access first, then TieBreaker, then
+/// those with data.
 #[must_use]
 pub fn deletions(replicas: &[impl AsRef<ReplicatedVolumeReplica>]) -> Vec<String> {
     let rank = |kind: ReplicaType| match kind {
@@ -86,26 +86,26 @@ pub fn deletions(replicas: &[impl AsRef<ReplicatedVolumeReplica>]) -> Vec<String
         .collect()
 }
 
-/// How far a volume is.
+/// The progress of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The phase.
     pub phase: VolumePhase,
-    /// What it waits for.
+    /// The reason for which it waits; empty if it does not.
     pub message: String,
-    /// How many replicas have their place.
+    /// The numbers of placed and wanted replicas.
     pub replicas: Option<ReplicaCounts>,
     /// The Scheduled condition of the volume.
     pub statement: Statement,
-    /// Scheduling is about to say more: what is said above need not be written yet.
+    /// Scheduling is still running: the fields above need not be written yet.
     pub passing: bool,
 }
 
-/// How far a volume is, from its replicas.
+/// The progress of a volume, from its replicas.
 #[must_use]
 pub fn progress(
     volume: &ReplicatedVolume,
-    wanted: Option<Wanted>,
+    wanted: Option<ReplicaNumbers>,
     waiting_for: &str,
     replicas: &[impl AsRef<ReplicatedVolumeReplica>],
 ) -> Progress {
@@ -176,7 +176,7 @@ pub fn progress(
     Progress { phase, message, replicas: Some(replicas), statement, passing }
 }
 
-/// Whether scheduling has yet to speak about a replica, and has found no place for none so far.
+/// Whether scheduling is still running: a replica has no current condition, and none has failed.
 fn is_passing(replicas: &[&ReplicatedVolumeReplica]) -> bool {
     let scheduled = replicas
         .iter()

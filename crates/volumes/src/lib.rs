@@ -1,16 +1,16 @@
-//! Volumes: place every replica, and say why.
+//! Volumes: chooses a place for every replica, and explains the choice.
 //!
-//! * [`api`] has the resources: classes, pools, volume groups, volumes, replicas, attachments.
-//! * Pure decisions are named for what they decide: [`configure`] (what a class means),
+//! * [`api`] has the kinds: classes, pools, volume groups, volumes, replicas, attachments.
+//! * Pure decisions are named for what they decide: [`configure`] (the configuration of a class),
 //!   [`eligible`] (which nodes a pool offers), [`form`] (which replicas a volume should have),
-//!   [`schedule`] (guards and words of scheduling; the choice itself is
-//!   [`mainstay_placement::Pass`]), [`attach`] (where a volume is wanted), [`satisfy`] (whether a
-//!   replica may stay), [`ledger`] (what every group can still promise), [`candidates`] (a pool's
-//!   groups as both placement and the ledger know them).
-//! * Shells: [`controller`] reads, lets the decisions decide, and writes; [`reserve`] keeps
-//!   reservations in the store; [`extender`] speaks the wire contract.
-//! * Seeing it: [`plan`] (what would happen), [`explain`] (why), [`capacity`] (what still fits),
-//!   all over a [`world::World`] of plain objects.
+//!   [`schedule`] (guards and conditions of scheduling; the choice itself is
+//!   [`mainstay_placement::Pass`]), [`attach`] (the nodes that use a volume), [`satisfy`] (whether a
+//!   replica may stay), [`ledger`] (free space of every group), [`candidates`] (a pool's
+//!   groups for both placement and the ledger).
+//! * [`controller`] reads, applies the decisions, and writes; [`reserve`] stores reservations;
+//!   [`extender`] serves and calls the HTTP contract of the scheduler extender.
+//! * For people: [`plan`] (a dry run), [`explain`] (the reasons), [`capacity`] (the space left), all
+//!   over a [`world::World`] of plain objects.
 
 pub mod api;
 pub mod attach;

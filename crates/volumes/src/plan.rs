@@ -1,10 +1,10 @@
-//! What would happen: the decisions of scheduling over manifests, with nothing written.
+//! Dry run of scheduling over manifests: the same decisions, without writes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use mainstay_placement::{Extender, Narrowing, Pass, ReplicaType, Slot, Verdict};
+use mainstay_placement::{Extender, Narrowing, Pass, ReplicaDecision, ReplicaType, Slot};
 use mainstay_store::meta::ObjectMeta;
 use serde::Serialize;
 use serde_json::Value;
@@ -12,19 +12,19 @@ use serde_json::Value;
 use crate::api::{ReplicatedVolume, ReplicatedVolumeReplica, ReplicatedVolumeReplicaSpec};
 use crate::candidates::{Candidates, FromLedger};
 use crate::conditions::Statement;
-use crate::ledger::{Claim, Ledger, Placed, Target};
+use crate::ledger::{CapacityLedger, Claim, PlacedReplica, Target};
 use crate::schedule::{self, guard};
 use crate::text::Table;
 use crate::world::{Error, World};
 use crate::{configure, form};
 
-/// How groups are scored.
+/// The scores of groups.
 #[derive(Clone, Debug, Default)]
 pub enum Scores {
-    /// By what the groups report.
+    /// Computed from the groups' reports.
     #[default]
     Ledger,
-    /// By a table of `group` or `group/thinPool`.
+    /// From a table of `group` or `group/thinPool`.
     Table(BTreeMap<String, i64>),
     /// Scoring fails.
     ScoringFails,
@@ -33,7 +33,7 @@ pub enum Scores {
 }
 
 impl Scores {
-    /// Reads a scores file: YAML or JSON.
+    /// Parses a scores file: YAML or JSON.
     ///
     /// # Errors
     /// If it is neither a map of numbers, nor `error` or `narrowError`.
@@ -63,25 +63,25 @@ impl Scores {
     }
 }
 
-/// What would happen to all volumes.
+/// The plan of all volumes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Plan {
-    /// By name.
+    /// The volumes, by name.
     pub volumes: Vec<PlannedVolume>,
 }
 
-/// What would happen to a volume.
+/// The plan of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PlannedVolume {
     /// The volume.
     pub name: String,
-    /// What would go wrong with the extender.
+    /// The error of the extender; empty if there is none.
     pub error: String,
     /// Its replicas, by id.
     pub replicas: Vec<PlannedReplica>,
 }
 
-/// What would happen to a replica.
+/// The plan of a replica.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedReplica {
@@ -96,9 +96,9 @@ pub struct PlannedReplica {
     pub lvg: String,
     /// Its thin pool.
     pub thin_pool: String,
-    /// Its Scheduled condition; `None` when it has none or would not be touched.
+    /// Its Scheduled condition; `None` if it has none or would not change.
     pub scheduled: Option<Scheduled>,
-    /// It lacks a place it should have.
+    /// It should have a place and has none.
     #[serde(skip)]
     pub unplaced: bool,
 }
@@ -108,9 +108,9 @@ pub struct PlannedReplica {
 pub struct Scheduled {
     /// True, False or Unknown.
     pub status: &'static str,
-    /// Why, as one word.
+    /// The reason, as one word.
     pub reason: &'static str,
-    /// Why, in words.
+    /// The message for people.
     pub message: String,
 }
 
@@ -122,13 +122,13 @@ impl From<Statement> for Scheduled {
 }
 
 impl Plan {
-    /// Whether a replica would lack its place.
+    /// Whether a replica would stay unplaced.
     #[must_use]
     pub fn incomplete(&self) -> bool {
         self.volumes.iter().flat_map(|volume| &volume.replicas).any(|replica| replica.unplaced)
     }
 
-    /// The plan for people.
+    /// The plan as a table for people.
     #[must_use]
     pub fn table(&self) -> String {
         let header = ["REPLICA", "TYPE", "NODE", "GROUP", "THIN POOL", "SCHEDULED", "MESSAGE"];
@@ -146,7 +146,7 @@ impl Plan {
     }
 }
 
-/// Answers a pass as a scores file says.
+/// Answers a placement pass from a scores file.
 struct FromScores<'a> {
     scores: &'a Scores,
     ledger: FromLedger<'a>,
@@ -182,7 +182,7 @@ impl Extender for FromScores<'_> {
     }
 }
 
-/// What would happen to every volume, one after the other by name.
+/// Plans every volume, one after another by name.
 #[must_use]
 pub fn plan(mut world: World, scores: &Scores, now: Timestamp) -> Plan {
     world.complete(now);
@@ -194,7 +194,7 @@ pub fn plan(mut world: World, scores: &Scores, now: Timestamp) -> Plan {
     plan
 }
 
-/// The volume and its replicas as formation would have them.
+/// A volume with the replicas that its controller would create.
 pub(crate) fn formed(
     world: &World,
     name: &str,
@@ -233,7 +233,7 @@ fn plan_volume(
     world: &World,
     name: &str,
     scores: &Scores,
-    ledger: &mut Ledger,
+    ledger: &mut CapacityLedger,
     now: Timestamp,
 ) -> PlannedVolume {
     let (volume, replicas) = formed(world, name);
@@ -276,26 +276,26 @@ fn plan_volume(
     ledger.set_volume(name, Some(crate::reserve::size(volume)));
     let ledger = FromLedger { ledger, candidates: &candidates, claims: &claims, now };
     let mut answers = FromScores { scores, ledger };
-    for (index, verdict) in Pass::new(eligible, &seen).run(&mut answers) {
+    for (index, decision) in Pass::new(eligible, &seen).run(&mut answers) {
         let replica = &mut planned.replicas[index];
-        replica.scheduled = schedule::statement(&verdict).map(Scheduled::from);
-        match verdict {
-            Verdict::Placed(entry) => {
+        replica.scheduled = schedule::statement(&decision).map(Scheduled::from);
+        match decision {
+            ReplicaDecision::Placed(entry) => {
                 replica.unplaced = false;
                 replica.node.clone_from(&eligible.node(entry.candidate).node_name);
                 if let Some(target) = candidates.target(entry.candidate) {
                     replica.lvg.clone_from(&target.name);
                     replica.thin_pool.clone_from(&target.thin_pool_name);
                     let (volume, target) = (name.to_owned(), target.clone());
-                    let placed = Placed { volume, target, reported: false };
+                    let placed = PlacedReplica { volume, target, reported: false };
                     answers.ledger.ledger.set_replica(&replica.name, Some(placed));
                 }
             }
-            Verdict::AlreadyScheduled | Verdict::Access => replica.unplaced = false,
-            Verdict::ExtenderUnavailable(call) => {
+            ReplicaDecision::AlreadyScheduled | ReplicaDecision::Access => replica.unplaced = false,
+            ReplicaDecision::ExtenderUnavailable(call) => {
                 schedule::unavailable(call).clone_into(&mut planned.error);
             }
-            Verdict::Failed(_) => {}
+            ReplicaDecision::Failed(_) => {}
         }
     }
     planned

@@ -1,22 +1,22 @@
-//! The ledger at work: fed by what the store shows, with narrow reservations kept in the store.
+//! Reservations in the store: the ledger of this process, and what it shares with other servers.
 //!
-//! A place is decided and promised at one moment, under the ledger's lock ([`Reserve::decide`]),
-//! so that no two decisions of this process count on the same space. Before the replica is
-//! written the promise is confirmed ([`Reserve::confirm`]): one object for each volume group holds
-//! its narrow reservations and is written with compare-and-swap, so that two servers, one of them
-//! out of date, can never promise the same space either. Promises of a group that wait while its
-//! object is being written go together into the next write. The objects are in no registry, hence
-//! not served. Broad reservations live in this process only.
+//! Space is chosen and reserved under the ledger's lock ([`ReservationStore::decide`]), so that no two
+//! decisions of this process count on the same space. Before the replica is written, the reservation
+//! is confirmed ([`ReservationStore::confirm`]): one object for each volume group holds its narrow
+//! reservations and is written with compare-and-swap, so that two servers, one of them out of date,
+//! can never promise the same space either. Reservations of a group that wait while its object is
+//! written go together into the next write. The objects are in no registry, hence not served. Broad
+//! reservations exist in this process only.
 //!
-//! Whoever finds that somebody else wrote a group's object takes over its entries, then waits
-//! until it has seen all replicas there are, and only then decides which of its own promises still
-//! stand: entries leave the object as soon as their writer saw the replica placed, so the newest
-//! replicas and the newest entries together miss nothing. An entry belongs to the server that made
-//! it: another one that reserves for the same replica, here or elsewhere, leaves it alone until it
-//! sees the replica placed, or the entry has ended.
+//! A server that finds an object of a group written by another server takes over its entries, waits
+//! until its reflectors have seen all current replicas, and only then decides which of its own
+//! reservations still fit: an entry leaves the object as soon as its writer has seen the replica
+//! placed, so the newest replicas and the newest entries together are complete. An entry belongs to
+//! the server that wrote it: a server that reserves for the same replica leaves the other's entry
+//! alone until it sees the replica placed, or the entry has expired.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -26,36 +26,38 @@ use mainstay_store::object::{Body, Key, Record, Resource, Revision};
 use mainstay_store::objects::{self, At, Objects, Write};
 use mainstay_store::registry::Typed;
 use mainstay_store::resources::Resources;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::api::{GROUP, LVMVolumeGroup, ReplicatedVolume, ReplicatedVolumeReplica};
 use crate::ledger::{
-    self, Balance, Claim, Held, Ledger, Owner, Placed, Reservation, Reservations, Size, Target,
+    self, Balance, CapacityLedger, Claim, HeldReservation, PlacedReplica, Reservation,
+    ReservationOwner, Reservations, Target, VolumeSize,
 };
 use crate::schedule::is_replicated;
 
-/// How often a write is tried again when somebody else was faster.
+/// The number of retries of a write that conflicts with another server's.
 const TRIES: usize = 16;
 
-/// Why a reservation could not be narrowed or given back.
+/// Why a reservation could not be narrowed or released.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The ledger refused.
     #[error(transparent)]
     Ledger(#[from] ledger::Error),
-    /// The store failed. Retry once it is mended.
+    /// The store failed. Retry later.
     #[error("the reservation could not be stored")]
     Store(#[from] objects::Error),
-    /// Nobody follows the replicas any more. Do not retry: the process ends.
-    #[error("the replicas are not followed any more")]
+    /// The reflectors have stopped. Do not retry: the process is shutting down.
+    #[error("the reflector of replicas has stopped: the process is shutting down")]
     Stopped,
 }
 
 /// A group's reservations as they are stored.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Stored {
-    /// Who wrote this last.
+struct StoredReservations {
+    /// The server that wrote it last.
     writer: String,
     reservations: Vec<Entry>,
 }
@@ -63,12 +65,12 @@ struct Stored {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Entry {
     #[serde(flatten)]
-    owner: Owner,
+    owner: ReservationOwner,
     #[serde(flatten)]
     reservation: Reservation,
 }
 
-impl Stored {
+impl StoredReservations {
     fn of(writer: &str, reservations: &Reservations) -> Self {
         let entries = reservations.iter().map(|(owner, reservation)| Entry {
             owner: owner.clone(),
@@ -82,35 +84,35 @@ impl Stored {
     }
 }
 
-/// What the store has of a group, as far as this process knows.
+/// The stored reservations of a group, as this process last read or wrote them.
 #[derive(Debug, Default)]
-struct Known {
+struct StoredGroup {
     revision: Option<Revision>,
     entries: Reservations,
 }
 
-/// The copies that feed the ledger.
+/// The reflectors that feed the ledger.
 #[derive(Debug)]
-struct Followed {
+struct Reflectors {
     volumes: Reflector<ReplicatedVolume>,
     replicas: Reflector<ReplicatedVolumeReplica>,
 }
 
-/// The ledger and its store.
-pub struct Reserve {
+/// The ledger, and the stored reservations.
+pub struct ReservationStore {
     writer: String,
-    ledger: Mutex<Ledger>,
-    groups: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Known>>>>,
-    followed: OnceLock<Followed>,
+    ledger: Mutex<CapacityLedger>,
+    groups: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<StoredGroup>>>>,
+    reflectors: OnceLock<Reflectors>,
     objects: Arc<dyn Objects>,
     clock: Arc<dyn Clock>,
     swept: Mutex<Timestamp>,
     subscriptions: Mutex<Vec<Subscription>>,
 }
 
-impl std::fmt::Debug for Reserve {
+impl std::fmt::Debug for ReservationStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reserve").field("writer", &self.writer).finish_non_exhaustive()
+        f.debug_struct("ReservationStore").field("writer", &self.writer).finish_non_exhaustive()
     }
 }
 
@@ -118,11 +120,11 @@ fn resource() -> Resource {
     Resource::new(&format!("internal.{GROUP}"), "volumegroupreservations")
 }
 
-/// Where a replica is, if it is somewhere.
+/// The place of a replica, if it has one.
 #[must_use]
-pub fn placed(replica: &ReplicatedVolumeReplica) -> Option<Placed> {
+pub fn placed(replica: &ReplicatedVolumeReplica) -> Option<PlacedReplica> {
     let spec = &replica.spec;
-    (!spec.lvm_volume_group_name.is_empty()).then(|| Placed {
+    (!spec.lvm_volume_group_name.is_empty()).then(|| PlacedReplica {
         volume: spec.replicated_volume_name.clone(),
         target: Target::new(&spec.lvm_volume_group_name, &spec.lvm_volume_group_thin_pool_name),
         reported: replica.status.backing_volume.is_some(),
@@ -131,22 +133,23 @@ pub fn placed(replica: &ReplicatedVolumeReplica) -> Option<Placed> {
 
 /// The size of a volume.
 #[must_use]
-pub fn size(volume: &ReplicatedVolume) -> Size {
-    Size {
+pub fn size(volume: &ReplicatedVolume) -> VolumeSize {
+    VolumeSize {
         size: u64::try_from(volume.spec.size.value()).unwrap_or_default(),
         replicated: is_replicated(volume),
     }
 }
 
-impl Reserve {
-    /// A ledger for this store. `writer` tells servers apart; [`Reserve::load`] comes next.
+impl ReservationStore {
+    /// A ledger for this store. `writer` is the identity of this server. Call
+    /// [`ReservationStore::load`] next.
     #[must_use]
     pub fn new(resources: &Resources, writer: String) -> Arc<Self> {
         Arc::new(Self {
-            ledger: Mutex::new(Ledger::of(&writer)),
+            ledger: Mutex::new(CapacityLedger::of(&writer)),
             writer,
             groups: Mutex::default(),
-            followed: OnceLock::new(),
+            reflectors: OnceLock::new(),
             objects: resources.objects().clone(),
             clock: resources.clock().clone(),
             swept: Mutex::new(Timestamp::MIN),
@@ -154,7 +157,7 @@ impl Reserve {
         })
     }
 
-    /// Follows what groups, volumes and replicas say, until it is dropped.
+    /// Follows groups, volumes and replicas until it is dropped.
     pub fn follow(
         self: &Arc<Self>,
         groups: &Reflector<LVMVolumeGroup>,
@@ -185,13 +188,14 @@ impl Reserve {
                 }
             }),
         ];
-        // The first to follow wins; it is called once.
-        let _ =
-            self.followed.set(Followed { volumes: volumes.clone(), replicas: replicas.clone() });
-        *self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner) = subscriptions;
+        // It is called once; a second call has no effect.
+        let _ = self
+            .reflectors
+            .set(Reflectors { volumes: volumes.clone(), replicas: replicas.clone() });
+        *self.subscriptions.lock() = subscriptions;
     }
 
-    /// Takes over the reservations that were narrowed before this process began.
+    /// Loads the narrow reservations of earlier processes.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -204,8 +208,8 @@ impl Reserve {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, CapacityLedger> {
+        self.ledger.lock()
     }
 
     fn times(&self, ttl: Duration) -> (Timestamp, Timestamp) {
@@ -214,21 +218,21 @@ impl Reserve {
     }
 
     fn sweep(&self, now: Timestamp) {
-        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut swept = self.swept.lock();
         if now.duration_since(*swept) > jiff::SignedDuration::from_secs(1) {
             *swept = now;
             self.lock().sweep(now);
         }
     }
 
-    /// Decides at one moment: nobody else changes the account meanwhile.
-    pub fn decide<T>(&self, decide: impl FnOnce(&mut Ledger, Timestamp) -> T) -> T {
+    /// Runs a decision under the ledger's lock.
+    pub fn decide<T>(&self, decide: impl FnOnce(&mut CapacityLedger, Timestamp) -> T) -> T {
         let now = self.clock.now();
         self.sweep(now);
         decide(&mut self.lock(), now)
     }
 
-    /// FilterAndScore: see [`Ledger::filter_and_score`].
+    /// FilterAndScore: see [`CapacityLedger::filter_and_score`].
     pub fn filter_and_score(
         &self,
         claim: &Claim,
@@ -241,21 +245,21 @@ impl Reserve {
         self.lock().filter_and_score(claim, targets, times, hold)
     }
 
-    /// What a target could promise to a claim now.
+    /// The balance of a target for a claim.
     #[must_use]
     pub fn balance(&self, target: &Target, claim: &Claim) -> Option<Balance> {
         let now = self.clock.now();
         self.lock().balance(target, claim, now)
     }
 
-    /// Every reservation that counts now.
+    /// Every reservation that has not expired.
     #[must_use]
-    pub fn held(&self) -> Vec<Held> {
+    pub fn held(&self) -> Vec<HeldReservation> {
         let now = self.clock.now();
         self.lock().held(now)
     }
 
-    /// How long until the first reservation on any of these targets ends.
+    /// The time until the first reservation on any of these targets expires.
     #[must_use]
     pub fn next_expiry(&self, targets: &[Target]) -> Option<Duration> {
         let now = self.clock.now();
@@ -263,11 +267,11 @@ impl Reserve {
         Duration::try_from(until.duration_since(now)).ok()
     }
 
-    /// NarrowReservation: keeps the holder's reservation on one target, in the store, under the
-    /// fence of `resources`. Called twice, the second call prolongs it.
+    /// NarrowReservation: stores the holder's reservation on one target, under the fence of `resources`.
+    /// A second call extends it.
     ///
     /// # Errors
-    /// If there is no such reservation, the space is gone, or the store fails.
+    /// If the reservation does not exist, the space is taken, or the store fails.
     pub async fn narrow(
         &self,
         resources: &Resources,
@@ -284,11 +288,11 @@ impl Reserve {
         confirmed
     }
 
-    /// Writes a holder's narrow reservation in a group, and those of others that wait. Called
-    /// twice, the second call does nothing.
+    /// Writes a holder's narrow reservation in a group, together with others that wait. A second call
+    /// does nothing.
     ///
     /// # Errors
-    /// [`ledger::Error::Full`] if somebody else was faster, others if the store fails.
+    /// [`ledger::Error::Full`] if another server took the space, others if the store fails.
     pub async fn confirm(
         &self,
         resources: &Resources,
@@ -315,7 +319,7 @@ impl Reserve {
         }
     }
 
-    /// Gives a holder's reservations back. Called twice, the second call does nothing.
+    /// Releases a holder's reservations. A second call does nothing.
     ///
     /// # Errors
     /// If the store fails.
@@ -334,28 +338,28 @@ impl Reserve {
         Ok(())
     }
 
-    fn gate(&self, group: &str) -> Arc<tokio::sync::Mutex<Known>> {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+    fn gate(&self, group: &str) -> Arc<tokio::sync::Mutex<StoredGroup>> {
+        let mut groups = self.groups.lock();
         match groups.get(group) {
             Some(gate) => gate.clone(),
             None => groups.entry(group.to_owned()).or_default().clone(),
         }
     }
 
-    /// Writes a group's entries. If somebody else was faster, theirs are taken over instead, and
-    /// the caller looks again.
+    /// Writes a group's entries. If another server wrote them first, its entries are taken over instead,
+    /// and the caller tries again.
     async fn store(
         &self,
         resources: &Resources,
         group: &str,
-        known: &mut Known,
+        known: &mut StoredGroup,
         entries: Reservations,
         tries: usize,
     ) -> Result<(), Error> {
         let key = Key::new(&resource(), None, group);
         match self.write(resources, &key, known.revision, &entries).await {
             Ok(revision) => {
-                *known = Known { revision: Some(revision), entries };
+                *known = StoredGroup { revision: Some(revision), entries };
                 Ok(())
             }
             Err(error) if is_race(&error) && tries > 0 => {
@@ -364,26 +368,26 @@ impl Reserve {
                 self.catch_up().await?;
                 let now = self.clock.now();
                 self.lock().merge_reservations(group, &entries, now);
-                *known = Known { revision: record.map(|record| record.revision()), entries };
+                *known = StoredGroup { revision: record.map(|record| record.revision()), entries };
                 Ok(())
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Waits until the ledger has seen every volume and replica there is now. That some of them
-    /// have gone since is not waited for: it only means more room.
+    /// Waits until the ledger has seen every current volume and replica. Deletions are not waited for:
+    /// they only free space.
     async fn catch_up(&self) -> Result<(), Error> {
-        let Some(followed) = self.followed.get() else { return Ok(()) };
+        let Some(reflectors) = self.reflectors.get() else { return Ok(()) };
         let newest = async |plural: &str| {
             let all = self.objects.collection(&Resource::new(GROUP, plural), At::Latest).await?;
             let newest = all.range(None, None).map(|record| record.revision()).max();
             Ok::<_, Error>(newest.unwrap_or(Revision::ZERO))
         };
         let at = newest(ReplicatedVolume::PLURAL).await?;
-        followed.volumes.wait_until_at(at).await.map_err(|_| Error::Stopped)?;
+        reflectors.volumes.wait_until_at(at).await.map_err(|_| Error::Stopped)?;
         let at = newest(ReplicatedVolumeReplica::PLURAL).await?;
-        followed.replicas.wait_until_at(at).await.map_err(|_| Error::Stopped)
+        reflectors.replicas.wait_until_at(at).await.map_err(|_| Error::Stopped)
     }
 
     async fn write(
@@ -393,9 +397,9 @@ impl Reserve {
         revision: Option<Revision>,
         reservations: &Reservations,
     ) -> Result<Revision, objects::Error> {
-        let stored = Stored::of(&self.writer, reservations);
+        let stored = StoredReservations::of(&self.writer, reservations);
         let mut object = Map::new();
-        // Serialising plain data with string keys cannot fail.
+        // Serializing plain data with string keys cannot fail.
         object.insert("spec".to_owned(), serde_json::to_value(stored).unwrap_or(Value::Null));
         let body = Body::new(&object);
         let change = match revision {
@@ -407,7 +411,7 @@ impl Reserve {
     }
 }
 
-fn decode(record: &Record) -> Stored {
+fn decode(record: &Record) -> StoredReservations {
     let spec = record.object().remove("spec").unwrap_or(Value::Null);
     serde_json::from_value(spec).unwrap_or_default()
 }

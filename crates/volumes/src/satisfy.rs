@@ -1,4 +1,4 @@
-//! Whether a replica still stands where its pool allows: SatisfyEligibleNodes.
+//! Decides whether a replica is still on an eligible node: condition SatisfyEligibleNodes.
 
 use mainstay_placement::{EligibleNode, ReplicaType};
 use mainstay_store::meta::ConditionStatus;
@@ -10,7 +10,7 @@ use crate::schedule::SCHEDULED;
 /// The condition the replica controller sets.
 pub const SATISFY: &str = "SatisfyEligibleNodes";
 
-/// What the condition says about a replica; `None` while it has no node.
+/// The condition of a replica; `None` while it has no node.
 #[must_use]
 pub fn statement(
     replica: &ReplicatedVolumeReplica,
@@ -54,29 +54,29 @@ fn has_group(replica: &ReplicatedVolumeReplica) -> bool {
 
 fn node<'a>(pool: &'a ReplicatedStoragePool, name: &str) -> Option<&'a EligibleNode> {
     let nodes = &pool.status.eligible_nodes;
-    // Ours are sorted; a list applied by hand need not be.
+    // The controller sorts the list; a list applied by hand may be unsorted.
     match nodes.binary_search_by(|node| node.node_name.as_str().cmp(name)) {
         Ok(found) => nodes.get(found),
         Err(_) => nodes.iter().find(|node| node.node_name == name),
     }
 }
 
-/// The zone of a replica, as its pool tells it.
+/// The zone of a replica, from its pool.
 #[must_use]
 pub fn zone(replica: &ReplicatedVolumeReplica, pool: Option<&ReplicatedStoragePool>) -> String {
     let node = pool.and_then(|pool| node(pool, &replica.spec.node_name));
-    // A node that is no longer eligible has not moved.
+    // A node that is no longer eligible keeps its zone.
     node.map_or_else(|| replica.status.zone_name.clone(), |node| node.zone_name.clone())
 }
 
-/// Whether a replica stands where its pool no longer allows.
+/// Whether a replica is on a node that is no longer eligible.
 #[must_use]
 pub fn is_misplaced(replica: &ReplicatedVolumeReplica) -> bool {
     conditions::find(&replica.status.conditions, SATISFY)
         .is_some_and(|condition| condition.status == ConditionStatus::False)
 }
 
-/// Whether a replica has its place, as far as its conditions are up to date.
+/// Whether a replica is placed, by a condition of its current generation.
 #[must_use]
 pub fn is_scheduled(replica: &ReplicatedVolumeReplica) -> bool {
     let generation = replica.metadata.generation;
@@ -84,7 +84,7 @@ pub fn is_scheduled(replica: &ReplicatedVolumeReplica) -> bool {
         || (replica.spec.kind == ReplicaType::Access && !replica.spec.node_name.is_empty())
 }
 
-/// Whether scheduling has yet to speak about a replica as it is now.
+/// Whether scheduling has not yet set a condition for the replica's current generation.
 #[must_use]
 pub fn is_being_scheduled(replica: &ReplicatedVolumeReplica) -> bool {
     let scheduled = conditions::find(&replica.status.conditions, SCHEDULED);
@@ -93,7 +93,7 @@ pub fn is_being_scheduled(replica: &ReplicatedVolumeReplica) -> bool {
         && scheduled.is_none_or(|it| it.observed_generation != replica.metadata.generation)
 }
 
-/// How far a replica is, and what it waits for.
+/// The phase of a replica, and what it waits for.
 #[must_use]
 pub fn phase(replica: &ReplicatedVolumeReplica) -> (ReplicaPhase, String) {
     let message = |kind| {

@@ -1,9 +1,9 @@
-//! What the scheduling controller decides from: guards, the volume as placement sees it, and the
-//! words of the Scheduled condition.
+//! The pure part of the scheduling controller: guards, the input of placement, and the Scheduled
+//! condition.
 
 use std::collections::BTreeSet;
 
-use mainstay_placement::{Pass, Replica, Unavailable, Verdict, Volume};
+use mainstay_placement::{Pass, Replica, ReplicaDecision, Unavailable, Volume};
 use mainstay_store::meta::ConditionStatus;
 
 use crate::api::{
@@ -18,19 +18,19 @@ use crate::ledger::Claim;
 /// The condition this controller sets.
 pub const SCHEDULED: &str = "Scheduled";
 
-/// What scheduling waits for before it begins.
+/// A missing object that scheduling waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// The volume is not there.
+    /// The volume does not exist.
     NoVolume,
     /// The volume has no configuration.
     NoConfiguration,
-    /// The pool is not there.
+    /// The pool does not exist.
     NoPool,
 }
 
 impl Guard {
-    /// What every replica says meanwhile.
+    /// The condition of every replica meanwhile.
     #[must_use]
     pub fn statement(self) -> Statement {
         let message = match self {
@@ -45,7 +45,7 @@ impl Guard {
     }
 }
 
-/// What scheduling needs of a volume and its pool, or what it waits for.
+/// The configuration and pool of a volume, or the object that scheduling waits for.
 ///
 /// # Errors
 /// The first guard that holds.
@@ -59,7 +59,7 @@ pub fn guard<'a>(
     Ok((volume, configuration, pool))
 }
 
-/// The volume as placement sees it.
+/// The volume as input of placement.
 #[must_use]
 pub fn volume<'a>(
     configuration: &Configuration,
@@ -79,7 +79,7 @@ pub fn volume<'a>(
     }
 }
 
-/// The replica as placement sees it.
+/// The replica as input of placement.
 #[must_use]
 pub fn replica(replica: &ReplicatedVolumeReplica) -> Replica {
     Replica {
@@ -92,27 +92,27 @@ pub fn replica(replica: &ReplicatedVolumeReplica) -> Replica {
     }
 }
 
-/// What the condition says about a replica that has its place.
+/// The condition of a placed replica.
 #[must_use]
 pub fn scheduled() -> Statement {
     Statement::new(SCHEDULED, true, "Scheduled", "Replica scheduled successfully")
 }
 
-/// What the condition says about a verdict; `None` removes it.
+/// The condition for a decision; `None` removes it.
 #[must_use]
-pub fn statement(verdict: &Verdict) -> Option<Statement> {
-    let (status, reason, message) = match verdict {
-        Verdict::Access => return None,
-        Verdict::AlreadyScheduled | Verdict::Placed(_) => return Some(scheduled()),
-        Verdict::Failed(summary) => (false, "SchedulingFailed", summary.clone()),
-        Verdict::ExtenderUnavailable(call) => {
+pub fn statement(decision: &ReplicaDecision) -> Option<Statement> {
+    let (status, reason, message) = match decision {
+        ReplicaDecision::Access => return None,
+        ReplicaDecision::AlreadyScheduled | ReplicaDecision::Placed(_) => return Some(scheduled()),
+        ReplicaDecision::Failed(summary) => (false, "SchedulingFailed", summary.clone()),
+        ReplicaDecision::ExtenderUnavailable(call) => {
             (false, "ExtenderUnavailable", unavailable(*call).to_owned())
         }
     };
     Some(Statement::new(SCHEDULED, status, reason, message))
 }
 
-/// What a failed call to the extender is called.
+/// The message about a failed call to the extender.
 #[must_use]
 pub fn unavailable(call: Unavailable) -> &'static str {
     match call {
@@ -125,8 +125,8 @@ pub fn unavailable(call: Unavailable) -> &'static str {
     }
 }
 
-/// Under which id an external extender reserves for a replica: what the volume's annotation says,
-/// or one worked out of the replica.
+/// The id under which an external extender reserves for a replica: the volume's annotation, or one
+/// computed from the replica.
 #[must_use]
 pub fn reservation_id(volume: &ReplicatedVolume, replica: &ReplicatedVolumeReplica) -> String {
     let annotation = volume.metadata.annotations.get(RESERVATION_ANNOTATION);
@@ -138,7 +138,7 @@ pub fn reservation_id(volume: &ReplicatedVolume, replica: &ReplicatedVolumeRepli
     format!("{}-{:032x}", replica.metadata.name, fnv1a_128(&[lvg, thin_pool]))
 }
 
-/// What a replica claims of the ledger.
+/// The claim of a replica to the ledger.
 #[must_use]
 pub fn claim(volume: &ReplicatedVolume, replica: &str) -> Claim {
     Claim {
@@ -156,7 +156,7 @@ pub fn is_replicated(volume: &ReplicatedVolume) -> bool {
     configuration.is_some_and(|configuration| configuration.guarantees() != (0, 0))
 }
 
-/// What would be worth a warning about the volume as it stands.
+/// A warning about the present placement of the volume.
 #[must_use]
 pub fn warning(pass: &Pass<'_>) -> Option<String> {
     let zones = pass.torn_zones();
@@ -176,7 +176,7 @@ mod tests {
     use crate::api::{ReplicatedVolumeReplicaSpec, ReplicatedVolumeReplicaStatus};
 
     #[test]
-    fn reservation_ids_are_those_of_the_contract() {
+    fn reservation_ids_follow_the_contract() {
         let mut volume = ReplicatedVolume::default();
         let mut replica = ReplicatedVolumeReplica {
             metadata: Default::default(),

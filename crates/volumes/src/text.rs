@@ -1,8 +1,8 @@
-//! Tables and amounts for people.
+//! Tables for people.
 
 use std::fmt;
 
-/// A table whose columns are as wide as they must be.
+/// A table whose columns are as wide as their widest cell.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -36,23 +36,4 @@ impl fmt::Display for Table {
         }
         Ok(())
     }
-}
-
-/// A number of bytes with the unit that suits it.
-pub(crate) fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut scaled = bytes;
-    let mut unit = 0;
-    while scaled >= 1024 && unit + 1 < UNITS.len() {
-        scaled /= 1024;
-        unit += 1;
-    }
-    let exact = bytes == scaled << (10 * unit);
-    if exact || unit == 0 {
-        return format!("{scaled} {}", UNITS[unit]);
-    }
-    // One digit more, cut off: what is shown is never more than what is there.
-    let rest = u128::from(bytes - (scaled << (10 * unit)));
-    let tenths = (rest * 10) >> (10 * unit);
-    format!("{scaled}.{tenths} {}", UNITS[unit])
 }

@@ -1,4 +1,4 @@
-//! Everything that decides about places, as plain data: from manifests, or from a server.
+//! The objects that placement depends on, as plain data, from manifests or from a server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use crate::api::{
     ReplicatedVolumeAttachment, ReplicatedVolumeReplica,
 };
 use crate::eligible::eligible_nodes;
-use crate::ledger::{Held, Ledger};
+use crate::ledger::{CapacityLedger, HeldReservation};
 use crate::{configure, reserve};
 
 /// Why manifests cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Correct the file.
+    /// The file is not valid YAML or JSON.
     #[error("{0}")]
     Syntax(String),
-    /// Correct the object.
+    /// An object does not match its kind.
     #[error("{kind} {name:?}: {source}")]
     Object {
         /// The kind.
         kind: String,
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         source: serde_json::Error,
     },
 }
 
-/// The kinds that decide about places.
+/// The kinds that placement depends on.
 pub const KINDS: [&str; 7] = [
     ReplicatedStorageClass::KIND,
     ReplicatedStoragePool::KIND,
@@ -62,11 +62,11 @@ pub struct World {
     pub replicas: BTreeMap<String, Arc<ReplicatedVolumeReplica>>,
     /// Attachments.
     pub attachments: BTreeMap<String, ReplicatedVolumeAttachment>,
-    /// What the ledger of a server has promised and nobody has taken yet.
-    pub reservations: Vec<Held>,
+    /// Reservations of a server's ledger whose replicas are not placed yet.
+    pub reservations: Vec<HeldReservation>,
 }
 
-/// Reads YAML or JSON documents; lists are taken apart.
+/// Parses YAML or JSON documents; lists are flattened.
 ///
 /// # Errors
 /// [`Error::Syntax`].
@@ -85,7 +85,7 @@ pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
 }
 
 impl World {
-    /// Takes objects in; those of other kinds are left out, a later one replaces an earlier.
+    /// Reads objects; other kinds are ignored, a later object replaces an earlier one.
     ///
     /// # Errors
     /// [`Error::Object`].
@@ -125,8 +125,8 @@ impl World {
         Ok(())
     }
 
-    /// Fills in what controllers would: pools that classes need, and eligible nodes of pools
-    /// that never had any.
+    /// Adds the objects and fields that controllers would write: pools of classes, and eligible nodes of
+    /// pools that never had any.
     pub fn complete(&mut self, now: Timestamp) {
         for class in self.classes.values() {
             let name = configure::pool_name(class);
@@ -160,7 +160,7 @@ impl World {
         replicas
     }
 
-    /// Where a volume is wanted.
+    /// The nodes of a volume's attachments.
     #[must_use]
     pub fn wanted_nodes(&self, volume: &ReplicatedVolume) -> BTreeSet<String> {
         let of_volume = self
@@ -170,17 +170,17 @@ impl World {
         crate::attach::wanted_nodes(&volume.status.desired_attach_to, of_volume)
     }
 
-    /// The names of all volumes, those that only have replicas included.
+    /// The names of all volumes, including those of which only replicas exist.
     #[must_use]
     pub fn volume_names(&self) -> BTreeSet<String> {
         let orphans = self.replicas.values().map(|it| it.spec.replicated_volume_name.clone());
         self.volumes.keys().cloned().chain(orphans).collect()
     }
 
-    /// The account of all groups.
+    /// A ledger with all groups, volumes, replicas and reservations.
     #[must_use]
-    pub fn ledger(&self) -> Ledger {
-        let mut ledger = Ledger::default();
+    pub fn ledger(&self) -> CapacityLedger {
+        let mut ledger = CapacityLedger::default();
         for (name, group) in &self.groups {
             ledger.set_group(name, Some(group));
         }

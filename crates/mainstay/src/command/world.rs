@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use mainstay_volumes::extender::Reservations;
+use mainstay_volumes::extender::ReservationList;
 use mainstay_volumes::world::{World, documents};
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ pub(crate) struct Fetched {
     /// Its objects.
     pub(crate) objects: Vec<Value>,
     /// What its ledger has promised.
-    reservations: Reservations,
+    reservations: ReservationList,
 }
 
 /// The objects and reservations of a server.

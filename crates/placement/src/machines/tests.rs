@@ -23,7 +23,7 @@ fn names(placed: &[Arc<str>]) -> Vec<&str> {
 }
 
 #[test]
-fn a_batch_goes_to_the_most_available_and_equals_take_turns() {
+fn a_batch_goes_to_the_most_available_machines_in_turn() {
     let mut machines = machines(&[("a", 4000, MIB), ("b", 3000, MIB), ("c", 2000, MIB)]);
     let placed = machines.place(&needs(1000, 0), 10);
     assert_eq!(names(&placed), ["a", "b", "a", "c", "b", "a", "c", "b", "a"]);
@@ -33,7 +33,7 @@ fn a_batch_goes_to_the_most_available_and_equals_take_turns() {
 }
 
 #[test]
-fn memory_binds_and_nothing_asked_is_nothing_reserved() {
+fn memory_limits_placement_and_no_request_reserves_nothing() {
     let mut two = machines(&[("a", 8000, 256 * MIB), ("b", 1000, 4096 * MIB)]);
     assert_eq!(names(&two.place(&needs(500, 512 * MIB), 1)), ["b"]);
     let mut small = machines(&[("a", 500, 256 * MIB)]);
@@ -42,7 +42,7 @@ fn memory_binds_and_nothing_asked_is_nothing_reserved() {
 }
 
 #[test]
-fn selectors_and_preferences_are_heeded_and_explained() {
+fn selectors_and_preferences_are_respected_and_explained() {
     let mut machines =
         machines(&[("a", 4000, MIB), ("b", 3000, MIB), ("c", 2000, MIB), ("d", 9000, MIB)]);
     let labels = BTreeMap::from([("disk".to_owned(), "fast".to_owned())]);
@@ -60,7 +60,7 @@ fn selectors_and_preferences_are_heeded_and_explained() {
         [
             ("c", ""),
             ("b", ""),
-            ("d", "the node is not ready or takes nothing new"),
+            ("d", "the node is not ready or cordoned"),
             ("a", "lacks the labels disk=fast"),
         ]
     );
@@ -69,11 +69,11 @@ fn selectors_and_preferences_are_heeded_and_explained() {
     let after = machines.explain(&needs);
     let full: Vec<_> = after.iter().filter(|one| one.because.contains("0m of processor")).collect();
     assert_eq!(full.len(), 2, "{after:?}");
-    assert_eq!(machines.schedulable(), 3, "those put aside came back");
+    assert_eq!(machines.schedulable(), 3, "machines that were set aside are in the ranking again");
 }
 
 #[test]
-fn a_machine_with_too_much_on_it_takes_nothing_more() {
+fn an_overloaded_machine_takes_no_instances() {
     let mut machines = machines(&[("a", 1000, MIB)]);
     let a = Arc::from("a");
     machines.reserve(&a, Amount { cpu: 2000, memory: 0 });
@@ -84,9 +84,9 @@ fn a_machine_with_too_much_on_it_takes_nothing_more() {
 }
 
 proptest! {
-    /// Item by item, the ranking chooses what a look at every machine would.
+    /// For every item, the ranking chooses the machine that a full scan would choose.
     #[test]
-    fn the_ranking_chooses_what_a_full_scan_would(
+    fn the_ranking_chooses_the_machine_of_a_full_scan(
         has in proptest::collection::vec((0_i64..9, 0_i64..9, any::<bool>()), 1..12),
         asked in proptest::collection::vec((0_i64..4, 0_i64..4, 1_usize..5), 1..8),
     ) {

@@ -1,4 +1,4 @@
-//! The pipeline of one replica, step by step, in the order its summary tells them.
+//! The pipeline of one replica, step by step, in the order of its summary.
 
 use super::{Pass, Scores};
 use crate::eligible::Slot;
@@ -27,7 +27,7 @@ pub const MULTI_LVG_POINTS: i64 = 2;
 pub const ZONE_PENALTY_POINTS: i64 = -800;
 
 impl Pass<'_> {
-    /// What each zone holds, one replica left out.
+    /// The load of each zone, without one replica.
     pub(crate) fn loads(&self, except: Option<usize>) -> Vec<Load> {
         let mut loads = vec![Load::default(); self.eligible.zones().len()];
         for (index, replica) in self.volume.replicas.iter().enumerate() {
@@ -71,8 +71,8 @@ impl Pass<'_> {
         pipeline
     }
 
-    /// Steps 1 to 5, as far as the extender must be asked. With a zone fallback the zones are
-    /// compared afterwards, when it is known which of them have room.
+    /// Steps 1 to 5, before the extender is asked. With a zone fallback, zones are compared after scoring,
+    /// when it is known which of them have space.
     pub(crate) fn shortlist<R: Recorder<Slot>>(
         &self,
         replica: usize,
@@ -142,7 +142,7 @@ impl Pass<'_> {
         pipeline.with_predicate(name, |slot| preferred[slot.zone()])
     }
 
-    /// Steps 7 to 9: what makes one candidate better than another besides its capacity.
+    /// Steps 7 to 9: scores other than capacity.
     pub(super) fn bonuses<R: Recorder<Slot>>(
         &self,
         mut pipeline: Pipeline<Slot, R>,
@@ -162,7 +162,7 @@ impl Pass<'_> {
             });
         }
         let demand = self.remaining_demand();
-        // A joint choice looks at whole sets, so no zone needs a warning against it.
+        // A joint choice compares whole sets, so zones need no penalty.
         let greedy = self.volume.strategy == Strategy::Greedy;
         if greedy && self.volume.topology == Topology::Zonal && demand > 0 {
             pipeline = pipeline.with_zone_score(ZONE_PENALTY, |nodes| {
@@ -172,7 +172,7 @@ impl Pass<'_> {
         pipeline
     }
 
-    /// How many Diskful replicas still lack a place.
+    /// The number of Diskful replicas without a place.
     pub(crate) fn remaining_demand(&self) -> usize {
         let placed = self
             .volume

@@ -1,14 +1,14 @@
-//! All replicas of a volume or none: every replica is scored first, then a set is chosen, then all
-//! of it is reserved, and only then is anything placed.
+//! AllOrNothing: every replica is scored first, then a set is chosen, then all of it is reserved, and only
+//! then are replicas placed.
 
 use super::steps::{ALL_OR_NOTHING, NO_CAPACITY};
-use super::{Narrowing, Next, Pass, Scores, State, Unavailable, Verdict, slots};
+use super::{Narrowing, Next, Pass, ReplicaDecision, Scores, State, Unavailable, slots};
 use crate::eligible::Slot;
 use crate::joint;
 use crate::pipeline::{Candidate, Entry, Pipeline, Recorder, Silent};
 use crate::volume::ZoneFallback;
 
-/// How far a joint placement is.
+/// The state of a joint placement.
 #[derive(Default)]
 pub(crate) struct Joint {
     pub(crate) members: Vec<usize>,
@@ -27,7 +27,7 @@ impl Pass<'_> {
     pub(super) fn joint_unavailable(&mut self, joint: Joint) {
         self.failed = true;
         for replica in self.with_disks(&joint.members) {
-            self.report(replica, Verdict::ExtenderUnavailable(Unavailable::Scoring));
+            self.report(replica, ReplicaDecision::ExtenderUnavailable(Unavailable::Scoring));
         }
     }
 
@@ -65,7 +65,7 @@ impl Pass<'_> {
         None
     }
 
-    /// A place for every member, disks first; otherwise how many would fit.
+    /// A place for every member, disks first; the error is the number that would fit.
     fn choose(&self, joint: &Joint, disks: &[usize]) -> Result<Vec<(usize, Entry<Slot>)>, usize> {
         let mut chosen = Vec::new();
         let mut used = self.occupied.clone();
@@ -82,7 +82,7 @@ impl Pass<'_> {
             used[entry.candidate.node()] = true;
             chosen.push((*replica, entry));
         }
-        // Every replica must be welcome: the extender may have answered them differently.
+        // A slot must have a score for every replica: the extender may have scored them differently.
         let mut common: Vec<Entry<Slot>> =
             free.first().map(|first| joint.scores[*first].clone()).unwrap_or_default();
         for other in free.iter().skip(1) {
@@ -116,8 +116,8 @@ impl Pass<'_> {
         Ok(chosen)
     }
 
-    /// Fails every member: by its own pipeline if that alone excludes everything, else because
-    /// the volume as a whole does not fit.
+    /// Fails every member: by its own pipeline if that alone excludes all candidates, else because the
+    /// volume as a whole does not fit.
     fn refuse(&mut self, joint: &Joint, disks: &[usize], fit: usize) {
         for (index, replica) in joint.members.iter().enumerate() {
             let mut pipeline = self.filtered(*replica, Silent);
@@ -128,12 +128,12 @@ impl Pass<'_> {
                 });
             }
             let pipeline = without_the_others(pipeline, fit, joint.members.len());
-            self.report(*replica, Verdict::Failed(pipeline.summary()));
+            self.report(*replica, ReplicaDecision::Failed(pipeline.summary()));
         }
     }
 
-    /// What a joint decision does to the candidates of one replica, and what it chooses for it,
-    /// if every replica is scored like this.
+    /// The effect of a joint decision on the candidates of one replica, and its choice for it, if every
+    /// replica gets these scores.
     pub(crate) fn explain_together<R: Recorder<Slot>>(
         &self,
         joint: &Joint,
@@ -168,7 +168,7 @@ impl Pass<'_> {
     }
 }
 
-/// Excludes whoever is left, because not all replicas of the volume fit.
+/// Excludes the remaining candidates, because not all replicas of the volume fit.
 fn without_the_others<R: Recorder<Slot>>(
     pipeline: Pipeline<Slot, R>,
     fit: usize,

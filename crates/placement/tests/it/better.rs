@@ -51,7 +51,7 @@ fn x3_d3_a_zone_without_groups_is_named_or_left_out() {
     );
     let pass = Pass::new(&eligible, &strict);
     let explanation = pass.explain(1, &|_| Some(5));
-    assert_eq!(explanation.notes(), ["it is the turn of zone-b, which has no volume group"]);
+    assert_eq!(explanation.notes(), ["zone-b must take the next replica, but has no volume group"]);
 
     let mut lenient = volume(Topology::TransZonal, 2);
     lenient.zone_fallback = ZoneFallback::WhenUnusable;
@@ -80,7 +80,7 @@ fn x4_all_or_nothing_places_none_when_not_all_fit() {
 }
 
 #[test]
-fn all_or_nothing_gives_everything_back_when_a_reservation_fails() {
+fn all_or_nothing_releases_all_reservations_when_one_fails() {
     let eligible = nodes(&[("a", &["a1", "a2"])]);
     let mut volume = volume(Topology::Ignored, 2);
     volume.replicas.push(replica(2, ReplicaType::TieBreaker));
@@ -144,7 +144,7 @@ fn d12_a_shadow_replica_is_placed_after_the_diskful_ones() {
 }
 
 #[test]
-fn only_a_volume_torn_between_zones_is_worth_a_warning() {
+fn only_a_volume_split_between_zones_causes_a_warning() {
     let eligible = nodes(&[("a", &["a1"]), ("b", &["b1"])]);
     let mut volume = volume(Topology::Zonal, 2);
     assert!(Pass::new(&eligible, &volume).torn_zones().is_empty(), "new");
@@ -155,7 +155,7 @@ fn only_a_volume_torn_between_zones_is_worth_a_warning() {
 }
 
 #[test]
-fn an_explanation_says_what_would_have_to_change() {
+fn an_explanation_names_the_change_that_would_help() {
     let mut cordoned = node("a", "a1");
     cordoned.unschedulable = true;
     let eligible =
@@ -187,13 +187,13 @@ fn an_explanation_says_what_would_have_to_change() {
             row(
                 "a2",
                 "scoring (no capacity)",
-                "needs 10 bytes, 4 bytes are available",
-                "6 bytes more become available"
+                "needs 10 B, 4 B are available",
+                "6 B more become available"
             ),
             row(
                 "b1",
                 "zone (zonal majority)",
-                "the volume lives in a, and b holds 0 of its Diskful replicas",
+                "the volume is in a, and b holds 0 of its Diskful replicas",
                 ""
             ),
             row(
@@ -206,7 +206,7 @@ fn an_explanation_says_what_would_have_to_change() {
         ]
     );
     let mut answers = Answers(&table, &eligible);
-    let verdicts = Pass::new(&eligible, &volume).run(&mut answers);
-    let failed = mainstay_placement::Verdict::Failed(explanation.summary());
-    assert!(verdicts.contains(&(1, failed)));
+    let decisions = Pass::new(&eligible, &volume).run(&mut answers);
+    let failed = mainstay_placement::ReplicaDecision::Failed(explanation.summary());
+    assert!(decisions.contains(&(1, failed)));
 }

@@ -106,7 +106,7 @@ fn every_recorded_case_places_as_recorded() {
         }
         let failed = results.iter().any(|text| text.starts_with("EXT"));
         assert_eq!(case["outcome"] == "error", failed, "{}", case["id"]);
-        // What is placed stays, whatever the extender says.
+        // Placed replicas stay, with any answer of the extender.
         if !failed {
             let again = settle(&eligible, &mut volume, &table);
             assert_eq!(again, results, "{}: a second pass changes nothing", case["id"]);

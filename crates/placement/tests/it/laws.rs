@@ -99,8 +99,8 @@ fn usable(eligible: &EligibleNodes, table: &Table, slot: Slot) -> bool {
         })
 }
 
-/// Every way to place the remaining replicas, one after the other, each where the zone rule lets
-/// it go; for one zone, every zone is a way. Returns the best total.
+/// Tries every way to place the remaining replicas, one after another, each in a zone that the rule
+/// allows; with Zonal, every zone is tried. Returns the best total.
 fn brute_force(eligible: &EligibleNodes, world: &World) -> Option<i64> {
     if world.volume.replicas.is_empty() {
         return Some(0);
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn the_explanation_counts_what_the_message_counts(world in worlds()) {
+    fn explanation_and_message_have_the_same_counts(world in worlds()) {
         let eligible = EligibleNodes::new(world.nodes.clone());
         let mut volume = world.volume.clone();
         volume.required_diskful = 0;
@@ -219,7 +219,7 @@ proptest! {
     }
 
     #[test]
-    fn the_explanation_of_all_or_nothing_is_the_decision(world in worlds()) {
+    fn the_explanation_of_all_or_nothing_matches_the_decision(world in worlds()) {
         let eligible = EligibleNodes::new(world.nodes.clone());
         let volume = Volume { strategy: Together::AllOrNothing, ..world.volume.clone() };
         let mut settled = volume.clone();

@@ -1,15 +1,15 @@
-//! The steps by themselves.
+//! The steps of the pipeline, one by one.
 
 use mainstay_placement::pipeline::Silent;
 use mainstay_placement::{
-    EligibleNodes, Extender, Narrowing, Pass, ReplicaType, Slot, Topology, Verdict, Volume,
+    EligibleNodes, Extender, Narrowing, Pass, ReplicaDecision, ReplicaType, Slot, Topology, Volume,
 };
 
 use crate::world::{Table, diskful, group, node, nodes, replica, settle};
 
-/// C98: what is built from a pool's list neither reorders it nor holds on to it.
+/// C98: building candidates from a pool's list neither reorders nor keeps it.
 #[test]
-fn the_list_of_a_pool_stays_as_it_is() {
+fn the_list_of_a_pool_does_not_change() {
     let mut list = vec![node("b", "n2"), node("a", "n1")];
     list[0].lvm_volume_groups = vec![group("vg-z"), group("vg-a")];
     let before = list.clone();
@@ -34,9 +34,9 @@ fn sources_take_groups_or_nodes() {
     assert_eq!(pipeline.summary(), "0 candidates (node×LVG) from 0 eligible nodes");
 }
 
-/// C99: what is scored 0 or not at all is excluded; a score for nobody is ignored.
+/// C99: candidates with score 0 or none are excluded; scores of unknown candidates are ignored.
 #[test]
-fn only_who_has_a_score_stays() {
+fn only_candidates_with_a_score_stay() {
     let eligible = nodes(&[("a", &["a1", "a2", "a3"])]);
     let mut volume = Volume { required_diskful: 1, replicas: diskful(1), ..Volume::default() };
     let scores = |pairs: &[(&str, i64)]| Table {
@@ -58,7 +58,7 @@ fn only_who_has_a_score_stays() {
     assert_eq!(settle(&eligible, &mut volume, &two), ["a3/vg-a3"]);
 }
 
-/// C99: points by node and by zone go to every candidate left there, and nobody changes places.
+/// C99: points by node and by zone go to every remaining candidate there, and the order stays.
 #[test]
 fn points_for_groups_keep_the_order() {
     let mut wide = node("a", "a1");
@@ -76,22 +76,22 @@ fn points_for_groups_keep_the_order() {
     assert_eq!(rows, [("vg-1", -8), ("vg-2", -8), ("vg-b1", 0), ("vg-b2", 0)]);
 }
 
-/// Answers nothing and forbids to be asked.
+/// An extender that must not be called.
 struct Unasked;
 
 impl Extender for Unasked {
     fn filter_and_score(&mut self, _: usize, _: &[Slot]) -> Option<Vec<i64>> {
-        panic!("a vote needs no capacity")
+        panic!("a TieBreaker needs no capacity")
     }
 
     fn narrow_reservation(&mut self, _: Narrowing) -> bool {
-        panic!("a vote reserves nothing")
+        panic!("a TieBreaker reserves nothing")
     }
 
     fn release(&mut self, _: Narrowing) {}
 }
 
-/// C99: for nodes alone, and for nobody, the extender is not asked.
+/// C99: the extender is not asked about nodes alone, nor without candidates.
 #[test]
 fn the_extender_is_asked_only_about_groups() {
     let eligible = nodes(&[("a", &["a1"])]);
@@ -100,11 +100,11 @@ fn the_extender_is_asked_only_about_groups() {
         replicas: vec![replica(0, ReplicaType::TieBreaker)],
         ..Volume::default()
     };
-    let verdicts = Pass::new(&eligible, &volume).run(&mut Unasked);
-    assert!(matches!(verdicts[0].1, Verdict::Placed(_)));
+    let decisions = Pass::new(&eligible, &volume).run(&mut Unasked);
+    assert!(matches!(decisions[0].1, ReplicaDecision::Placed(_)));
     let none = EligibleNodes::new([]);
     let volume = Volume { required_diskful: 1, replicas: diskful(1), ..Volume::default() };
-    let verdicts = Pass::new(&none, &volume).run(&mut Unasked);
+    let decisions = Pass::new(&none, &volume).run(&mut Unasked);
     let message = "0 candidates (node×LVG) from 0 eligible nodes".to_owned();
-    assert_eq!(verdicts, [(0, Verdict::Failed(message))]);
+    assert_eq!(decisions, [(0, ReplicaDecision::Failed(message))]);
 }

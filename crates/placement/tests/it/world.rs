@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use mainstay_placement::{
-    EligibleGroup, EligibleNode, EligibleNodes, Extender, Narrowing, Pass, Replica, ReplicaType,
-    Slot, Verdict, Volume,
+    EligibleGroup, EligibleNode, EligibleNodes, Extender, Narrowing, Pass, Replica,
+    ReplicaDecision, ReplicaType, Slot, Volume,
 };
 
 /// An extender that answers from a table of group names.
@@ -27,7 +27,7 @@ pub(crate) struct Answers<'t>(pub(crate) &'t Table, pub(crate) &'t EligibleNodes
 
 impl Extender for Answers<'_> {
     fn filter_and_score(&mut self, _: usize, slots: &[Slot]) -> Option<Vec<i64>> {
-        assert!(!slots.is_empty(), "the extender is never asked about nothing");
+        assert!(!slots.is_empty(), "the extender is never asked about an empty list");
         let name = |slot: &Slot| self.1.lvg(*slot).map_or("", |group| group.name.as_str());
         let answers = slots.iter().map(|slot| self.0.score(name(slot)).unwrap_or_default());
         (!self.0.scoring_fails).then(|| answers.collect())
@@ -81,16 +81,16 @@ pub(crate) fn diskful(count: u8) -> Vec<Replica> {
     (0..count).map(|id| replica(id, ReplicaType::Diskful)).collect()
 }
 
-/// Applies a pass to the volume and says what became of each replica: `node/group`, or why not.
+/// Applies a pass to the volume and returns the result of each replica: `node/group`, or why not.
 pub(crate) fn settle(eligible: &EligibleNodes, volume: &mut Volume, table: &Table) -> Vec<String> {
-    let verdicts = Pass::new(eligible, volume).run(&mut Answers(table, eligible));
+    let decisions = Pass::new(eligible, volume).run(&mut Answers(table, eligible));
     let mut texts = vec!["-".to_owned(); volume.replicas.len()];
-    for (index, verdict) in verdicts {
+    for (index, decision) in decisions {
         let replica = &mut volume.replicas[index];
-        texts[index] = match verdict {
-            Verdict::Access => "-".to_owned(),
-            Verdict::AlreadyScheduled => place(replica),
-            Verdict::Placed(entry) => {
+        texts[index] = match decision {
+            ReplicaDecision::Access => "-".to_owned(),
+            ReplicaDecision::AlreadyScheduled => place(replica),
+            ReplicaDecision::Placed(entry) => {
                 replica.node_name = eligible.node(entry.candidate).node_name.clone();
                 if let Some(group) = eligible.lvg(entry.candidate) {
                     replica.lvg = group.name.clone();
@@ -98,8 +98,8 @@ pub(crate) fn settle(eligible: &EligibleNodes, volume: &mut Volume, table: &Tabl
                 }
                 place(replica)
             }
-            Verdict::Failed(summary) => format!("FAIL {summary}"),
-            Verdict::ExtenderUnavailable(call) => format!("EXT {call:?}"),
+            ReplicaDecision::Failed(summary) => format!("FAIL {summary}"),
+            ReplicaDecision::ExtenderUnavailable(call) => format!("EXT {call:?}"),
         };
     }
     texts

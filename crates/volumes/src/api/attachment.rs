@@ -1,4 +1,4 @@
-//! ReplicatedVolumeAttachment: the wish to use a volume on a node.
+//! ReplicatedVolumeAttachment: a request to use a volume on a node.
 
 use mainstay_store::meta::{Condition, ObjectMeta};
 use mainstay_store::registry::{Column, Kind, Violation};
@@ -9,21 +9,21 @@ use serde_json::Value;
 
 use super::{GROUP, VERSION};
 
-/// ReplicatedVolumeAttachment asks for a volume to be usable on a node.
+/// ReplicatedVolumeAttachment requests that a volume is usable on a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedVolumeAttachment {
     /// Standard object's metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Which volume, and where. It cannot change.
+    /// The volume and the node. It cannot change.
     pub spec: ReplicatedVolumeAttachmentSpec,
-    /// How far it is.
+    /// Its phase.
     #[serde(default)]
     pub status: ReplicatedVolumeAttachmentStatus,
 }
 
-/// Which volume is wanted, and where.
+/// The volume and the node of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedVolumeAttachmentSpec {
@@ -35,14 +35,14 @@ pub struct ReplicatedVolumeAttachmentSpec {
     pub node_name: String,
 }
 
-/// How far an attachment is.
+/// The phase of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedVolumeAttachmentStatus {
     /// Pending, Attaching, Attached, Detaching or Terminating.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<AttachmentPhase>,
-    /// What it waits for, for people to read.
+    /// The reason for which it waits, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// Attached.
@@ -51,16 +51,16 @@ pub struct ReplicatedVolumeAttachmentStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// How far an attachment is.
+/// The phase of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AttachmentPhase {
-    /// The volume is not there or not ready, or its places to attach are taken.
+    /// The volume is missing or not ready, or in use by the largest allowed number of nodes.
     Pending,
-    /// The node has been told.
+    /// The node is attaching the volume.
     Attaching,
     /// The node uses it.
     Attached,
-    /// The node still uses it.
+    /// The node is detaching the volume.
     Detaching,
     /// It is being deleted.
     Terminating,

@@ -1,4 +1,4 @@
-//! ReplicatedStorageClass: how many replicas a volume has, and where they may be.
+//! ReplicatedStorageClass: the number and places of the replicas of volumes.
 
 use mainstay_placement::{PoolType, Strategy, Topology, VolumeAccess, ZoneFallback};
 use mainstay_store::meta::{Condition, ObjectMeta};
@@ -12,44 +12,43 @@ use super::pool::{EligibleNodesPolicy, LabelSelector, VolumeGroupReference, chec
 use super::volume::Configuration;
 use super::{GROUP, VERSION};
 
-/// ReplicatedStorageClass says how volumes are kept: with how many replicas, in which zones, on
-/// which pool.
+/// ReplicatedStorageClass defines the replication of volumes: number of replicas, zones and pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedStorageClass {
     /// Standard object's metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What volumes of this class shall be like.
+    /// The replication of volumes of this class.
     pub spec: ReplicatedStorageClassSpec,
-    /// What became of it.
+    /// The resolved configuration, and counts of volumes.
     #[serde(default)]
     pub status: ReplicatedStorageClassStatus,
 }
 
-/// What volumes of a class shall be like.
+/// The replication of volumes of a class.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedStorageClassSpec {
-    /// The volume groups of this class. A pool is made of them. Either this or storagePoolName.
+    /// The volume groups of this class. A pool is created from them. Either this or storagePoolName.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<Storage>,
     /// An existing ReplicatedStoragePool. Either this or storage.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub storage_pool_name: String,
-    /// What happens to a volume whose claim is gone.
+    /// Whether a volume is deleted with its claim.
     #[serde(default)]
     pub reclaim_policy: ReclaimPolicy,
-    /// How much may fail. None keeps one replica, Availability two and a tie-breaker, Consistency
-    /// two, ConsistencyAndAvailability three. Defaults to ConsistencyAndAvailability unless
+    /// The failures that volumes survive. None has one replica, Availability two and a tie-breaker,
+    /// Consistency two, ConsistencyAndAvailability three. Defaults to ConsistencyAndAvailability unless
     /// failuresToTolerate or guaranteedMinimumDataRedundancy is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replication: Option<Replication>,
-    /// How many replicas may fail while the volume stays usable: 0 to 2.
+    /// The number of replicas that may fail while the volume stays usable: 0 to 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2))]
     pub failures_to_tolerate: Option<u8>,
-    /// How many copies beyond the first are certain at any time: 0 to 2, and at most one away from
+    /// The number of copies beyond the first that exist at any time: 0 to 2, and at most one away from
     /// failuresToTolerate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2))]
@@ -57,8 +56,8 @@ pub struct ReplicatedStorageClassSpec {
     /// Where volumes may be used: Local, EventuallyLocal, PreferablyLocal or Any.
     #[serde(default)]
     pub volume_access: VolumeAccess,
-    /// Zonal keeps all replicas in one zone, TransZonal spreads them evenly, Ignored does not look
-    /// at zones.
+    /// Zonal places all replicas in one zone, TransZonal spreads them evenly over zones, Ignored
+    /// disregards zones.
     #[serde(default)]
     pub topology: Topology,
     /// The zones that may be used; all if empty.
@@ -68,24 +67,24 @@ pub struct ReplicatedStorageClassSpec {
     /// Which nodes may be used; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_label_selector: Option<LabelSelector>,
-    /// The networks over which replicas talk.
+    /// The networks for traffic between replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub system_network_names: Vec<String>,
     /// How existing volumes follow changes of this class.
     #[serde(default)]
     pub configuration_rollout_strategy: ConfigurationRolloutStrategy,
-    /// What is done about replicas on nodes that are no longer eligible.
+    /// How replicas on nodes that are no longer eligible are handled.
     #[serde(default)]
     pub eligible_nodes_conflict_resolution_strategy: ConflictResolutionStrategy,
     /// When a node stops being eligible.
     #[serde(default)]
     pub eligible_nodes_policy: EligibleNodesPolicy,
-    /// Greedy places replicas one by one, each as well as it can be. AllOrNothing places all
-    /// replicas of a volume or none.
+    /// Greedy places replicas one by one, each in its best place. AllOrNothing places all replicas of a
+    /// volume or none.
     #[serde(default)]
     pub placement_strategy: Strategy,
-    /// What a TransZonal volume does about a zone that can take nothing: Never goes elsewhere, or
-    /// leaves it out of the balance WhenUnusable.
+    /// How a TransZonal volume handles a zone without any usable candidate: Never waits for it,
+    /// WhenUnusable leaves it out of the balance.
     #[serde(default)]
     pub zone_fallback: ZoneFallback,
 }
@@ -103,7 +102,7 @@ pub struct Storage {
     pub lvm_volume_groups: Vec<VolumeGroupReference>,
 }
 
-/// What happens to a volume whose claim is gone.
+/// Whether a volume is deleted with its claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ReclaimPolicy {
     /// It is deleted.
@@ -113,10 +112,10 @@ pub enum ReclaimPolicy {
     Retain,
 }
 
-/// How much may fail.
+/// The failures that a volume survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Replication {
-    /// Nothing.
+    /// No failure.
     None,
     /// One replica may fail, and the volume stays usable.
     Availability,
@@ -134,7 +133,7 @@ pub struct ConfigurationRolloutStrategy {
     /// RollingUpdate changes existing volumes, NewVolumesOnly leaves them alone.
     #[serde(default, rename = "type")]
     pub kind: Rollout,
-    /// How many volumes follow at once.
+    /// The number of volumes that change at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling_update: Option<MaxParallel>,
 }
@@ -142,18 +141,18 @@ pub struct ConfigurationRolloutStrategy {
 /// Whether existing volumes follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Rollout {
-    /// They do, a few at a time.
+    /// Existing volumes follow, a few at a time.
     #[default]
     RollingUpdate,
-    /// They do not.
+    /// Existing volumes do not follow.
     NewVolumesOnly,
 }
 
-/// How many volumes may change at once.
+/// The number of volumes that may change at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MaxParallel {
-    /// How many volumes may change at once.
+    /// The number of volumes that may change at once.
     #[serde(default = "five")]
     #[schemars(range(min = 1, max = 200))]
     pub max_parallel: u32,
@@ -169,48 +168,48 @@ impl Default for MaxParallel {
     }
 }
 
-/// What is done about replicas on nodes that are no longer eligible.
+/// How replicas on nodes that are no longer eligible are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ConflictResolutionStrategy {
     /// RollingRepair replaces them, Manual only reports them.
     #[serde(default, rename = "type")]
     pub kind: ConflictResolution,
-    /// How many volumes are repaired at once.
+    /// The number of volumes that are repaired at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling_repair: Option<MaxParallel>,
 }
 
-/// Whether replicas in the wrong place are replaced.
+/// Whether misplaced replicas are replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ConflictResolution {
-    /// They are, a few volumes at a time.
+    /// Misplaced replicas are replaced, a few volumes at a time.
     #[default]
     RollingRepair,
-    /// They are only reported.
+    /// Misplaced replicas are only reported.
     Manual,
 }
 
-/// What became of a class.
+/// The resolved configuration of a class, and counts of its volumes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedStorageClassStatus {
-    /// Ready, or why not.
+    /// Ready, or the reason why not.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub phase: String,
-    /// What volumes of this class are configured with.
+    /// The configuration of volumes of this class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
-    /// Counts changes of the configuration.
+    /// The number of changes of the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration_generation: Option<i64>,
     /// The pool of this class.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub storage_pool_name: String,
-    /// The revision of the pool's eligible nodes that was last seen.
+    /// The last observed revision of the pool's eligible nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_pool_eligible_nodes_revision: Option<i64>,
-    /// How the volumes of this class are doing.
+    /// Counts of the volumes of this class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<VolumeCounts>,
     /// Ready.
@@ -219,23 +218,23 @@ pub struct ReplicatedStorageClassStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// How the volumes of a class are doing.
+/// Counts of the volumes of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeCounts {
-    /// How many there are.
+    /// All volumes.
     #[serde(default)]
     pub total: u32,
-    /// How many have not been looked at yet.
+    /// Volumes that have not been processed yet.
     #[serde(default)]
     pub pending_observation: u32,
-    /// How many are as the class says.
+    /// Volumes with the configuration of the class.
     #[serde(default)]
     pub aligned: u32,
-    /// How many have an older configuration.
+    /// Volumes with an older configuration.
     #[serde(default)]
     pub stale_configuration: u32,
-    /// How many have replicas on nodes that are no longer eligible.
+    /// Volumes with replicas on nodes that are no longer eligible.
     #[serde(default)]
     pub in_conflict_with_eligible_nodes: u32,
 }
@@ -276,7 +275,7 @@ impl Replication {
     }
 }
 
-/// The fewest zones over which a volume with these guarantees can be spread.
+/// The smallest number of zones over which a volume with these guarantees can be spread.
 fn fewest_zones(guarantees: (u8, u8)) -> usize {
     match guarantees {
         (0, 0) => 1,

@@ -1,4 +1,4 @@
-//! LVMVolumeGroup: space on a node.
+//! LVMVolumeGroup: a volume group on a node, with its size and free space.
 
 use mainstay_store::meta::{Condition, ConditionStatus, ObjectMeta, Quantity};
 use mainstay_store::registry::{Column, Kind, Violation};
@@ -18,18 +18,18 @@ pub struct LVMVolumeGroup {
     /// group for new replicas.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Where it is.
+    /// Its node and thin pools.
     pub spec: LVMVolumeGroupSpec,
-    /// How it is.
+    /// Its size, free space and readiness.
     #[serde(default)]
     pub status: LVMVolumeGroupStatus,
 }
 
-/// Where a volume group is.
+/// The node and thin pools of a volume group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LVMVolumeGroupSpec {
-    /// The node that has it.
+    /// The node of the group.
     pub local: Local,
     /// The thin pools in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -37,7 +37,7 @@ pub struct LVMVolumeGroupSpec {
     pub thin_pools: Vec<ThinPool>,
 }
 
-/// A place on a node.
+/// The node of a volume group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Local {
@@ -45,7 +45,7 @@ pub struct Local {
     pub node_name: String,
 }
 
-/// A thin pool as it shall be.
+/// A wanted thin pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ThinPool {
@@ -54,25 +54,25 @@ pub struct ThinPool {
     /// Its size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Quantity>,
-    /// How much may be promised of it, as 150%: more than 100% over-commits.
+    /// The share of it that may be promised, as 150%: more than 100% over-commits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation_limit: Option<String>,
 }
 
-/// How a volume group is.
+/// The size, free space and readiness of a volume group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LVMVolumeGroupStatus {
-    /// Ready, or why not.
+    /// Ready, or the reason why not.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub phase: String,
-    /// How large it is.
+    /// Its size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vg_size: Option<Quantity>,
-    /// How much of it is free.
+    /// Its free space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vg_free: Option<Quantity>,
-    /// The size of an extent; 4Mi if it does not say.
+    /// The size of an extent; 4Mi if it is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extent_size: Option<Quantity>,
     /// The thin pools in it.
@@ -85,28 +85,28 @@ pub struct LVMVolumeGroupStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// A thin pool as it is.
+/// The state of a thin pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ThinPoolStatus {
     /// Its name.
     pub name: String,
-    /// How large it really is.
+    /// Its actual size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actual_size: Option<Quantity>,
-    /// How much data it holds.
+    /// The size of its data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_size: Option<Quantity>,
-    /// How much of it was promised to volumes.
+    /// The size promised to volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_size: Option<Quantity>,
-    /// How much can still be promised, over-commitment included.
+    /// The size that can still be promised, over-commitment included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_space: Option<Quantity>,
-    /// How much may be promised of it, as 150%.
+    /// The share of it that may be promised, as 150%.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation_limit: Option<String>,
-    /// Ready to take volumes.
+    /// Whether it can take volumes.
     #[serde(default, skip_serializing_if = "is_false")]
     pub ready: bool,
 }
@@ -125,7 +125,7 @@ impl LVMVolumeGroup {
         whole && (thin_pool.is_empty() || self.thin_pool(thin_pool).is_some_and(|pool| pool.ready))
     }
 
-    /// A thin pool as it is.
+    /// The state of a thin pool.
     #[must_use]
     pub fn thin_pool(&self, name: &str) -> Option<&ThinPoolStatus> {
         self.status.thin_pools.iter().find(|pool| pool.name == name)

@@ -1,4 +1,4 @@
-//! ReplicatedStoragePool: volume groups on nodes, and which of them may be used now.
+//! ReplicatedStoragePool: volume groups on nodes, and the nodes that are eligible now.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,14 +19,14 @@ pub struct ReplicatedStoragePool {
     /// Standard object's metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What belongs to it.
+    /// Its volume groups, zones and nodes.
     pub spec: ReplicatedStoragePoolSpec,
-    /// What may be used now.
+    /// The nodes that are eligible now.
     #[serde(default)]
     pub status: ReplicatedStoragePoolStatus,
 }
 
-/// What belongs to a pool.
+/// The volume groups, zones and nodes of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedStoragePoolSpec {
@@ -44,7 +44,7 @@ pub struct ReplicatedStoragePoolSpec {
     /// Which nodes may be used; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_label_selector: Option<LabelSelector>,
-    /// The networks over which replicas talk.
+    /// The networks for traffic between replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub system_network_names: Vec<String>,
     /// When a node stops being eligible.
@@ -111,7 +111,7 @@ pub struct LabelRequirement {
 }
 
 impl LabelRequirement {
-    /// Whether labels meet it; `None` if the operator is none.
+    /// Whether labels meet it; `None` if the operator is unknown.
     #[must_use]
     pub fn met(&self, labels: &BTreeMap<String, String>) -> Option<bool> {
         let value = labels.get(&self.key);
@@ -126,7 +126,7 @@ impl LabelRequirement {
 }
 
 impl LabelSelector {
-    /// Whether labels match; `None` if the selector makes no sense.
+    /// Whether labels match; `None` if the selector is invalid.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> Option<bool> {
         let mut all = self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value));
@@ -137,23 +137,23 @@ impl LabelSelector {
     }
 }
 
-/// What of a pool may be used now.
+/// The eligible nodes of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedStoragePoolStatus {
-    /// Ready, or why not.
+    /// Ready, or the reason why not.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub phase: String,
     /// Why it is not ready.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Counts changes of eligibleNodes.
+    /// The number of changes of eligibleNodes.
     #[serde(default)]
     pub eligible_nodes_revision: i64,
     /// The nodes that may hold replicas, sorted by name, with the groups they offer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub eligible_nodes: Vec<EligibleNode>,
-    /// Who uses the pool.
+    /// The users of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_by: Option<UsedBy>,
     /// Ready.
@@ -162,7 +162,7 @@ pub struct ReplicatedStoragePoolStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Who uses a pool.
+/// The users of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UsedBy {
@@ -208,7 +208,7 @@ fn check(new: &ReplicatedStoragePool, old: Option<&ReplicatedStoragePool>) -> Ve
     let spec = &new.spec;
     let mut found = check_groups("spec.lvmVolumeGroups", spec.kind, &spec.lvm_volume_groups);
     let period = &spec.eligible_nodes_policy.not_ready_grace_period;
-    if crate::duration::parse(period).is_none() {
+    if mainstay_clock::duration::parse(period).is_err() {
         found.push(Violation::invalid(
             "spec.eligibleNodesPolicy.notReadyGracePeriod",
             &Value::from(period.as_str()),
@@ -222,7 +222,7 @@ fn check(new: &ReplicatedStoragePool, old: Option<&ReplicatedStoragePool>) -> Ve
     found
 }
 
-/// Whether references to groups suit the type of the pool.
+/// Checks that references to groups match the type of the pool.
 pub(super) fn check_groups(
     path: &str,
     kind: PoolType,

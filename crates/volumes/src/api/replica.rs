@@ -18,14 +18,14 @@ pub struct ReplicatedVolumeReplica {
     /// Standard object's metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What it is, and where.
+    /// Its volume, type and place.
     pub spec: ReplicatedVolumeReplicaSpec,
-    /// How it is.
+    /// Its phase, zone and backing space.
     #[serde(default)]
     pub status: ReplicatedVolumeReplicaStatus,
 }
 
-/// What a replica is, and where.
+/// The volume, type and place of a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedVolumeReplicaSpec {
@@ -47,20 +47,20 @@ pub struct ReplicatedVolumeReplicaSpec {
     pub lvm_volume_group_thin_pool_name: String,
 }
 
-/// How a replica is.
+/// The phase, zone and backing space of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedVolumeReplicaStatus {
-    /// How far it is.
+    /// Its phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<ReplicaPhase>,
-    /// What it waits for, for people to read.
+    /// The reason for which it waits, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// The zone of its node.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub zone_name: String,
-    /// The space it really has. The node's agent reports it after the group's free space.
+    /// Its backing space. The node's agent reports it after the group's free space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_volume: Option<Backing>,
     /// Scheduled and SatisfyEligibleNodes.
@@ -69,14 +69,14 @@ pub struct ReplicatedVolumeReplicaStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The space a replica really has.
+/// The backing space of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Backing {
-    /// How much.
+    /// Its size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Quantity>,
-    /// UpToDate, or why not.
+    /// UpToDate, or the reason why not.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub state: String,
     /// The volume group.
@@ -87,7 +87,7 @@ pub struct Backing {
     pub lvm_volume_group_thin_pool_name: String,
 }
 
-/// How far a replica is.
+/// The phase of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ReplicaPhase {
     /// It has no place yet.
@@ -117,7 +117,7 @@ pub fn replica_name(volume: &str, id: u8) -> String {
 }
 
 impl ReplicatedVolumeReplica {
-    /// Its id; 0 for a name that never passed the rules.
+    /// Its id; 0 if the name is invalid.
     #[must_use]
     pub fn id(&self) -> u8 {
         replica_id(&self.spec.replicated_volume_name, &self.metadata.name).unwrap_or_default()

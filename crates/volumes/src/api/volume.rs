@@ -1,4 +1,4 @@
-//! ReplicatedVolume: space that is kept several times.
+//! ReplicatedVolume: a volume with replicas on several nodes.
 
 use mainstay_placement::{Strategy, Topology, VolumeAccess, ZoneFallback};
 use mainstay_store::meta::{Condition, ObjectMeta, Quantity};
@@ -11,30 +11,30 @@ use serde_json::{Map, Value};
 use super::class::Replication;
 use super::{FINALIZER, GROUP, VERSION};
 
-/// ReplicatedVolume is a volume that is kept on several nodes.
+/// ReplicatedVolume is a volume with replicas on several nodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedVolume {
     /// Standard object's metadata. The annotation storage.mainstay.dev/scheduling-reservation-id
-    /// names the reservation that an external extender keeps for it.
+    /// is the id under which an external extender reserves space for it.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What it shall be.
+    /// Its size and class.
     pub spec: ReplicatedVolumeSpec,
-    /// What it is.
+    /// Its phase and configuration.
     #[serde(default)]
     pub status: ReplicatedVolumeStatus,
 }
 
-/// What a volume shall be.
+/// The size and class of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedVolumeSpec {
-    /// How much it holds. It may grow, not shrink.
+    /// Its size. It may grow, not shrink.
     pub size: Quantity,
-    /// The ReplicatedStorageClass that says how it is kept.
+    /// The ReplicatedStorageClass that defines its replication.
     pub replicated_storage_class_name: String,
-    /// How many nodes may use it at once.
+    /// The number of nodes that may use it at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2))]
     pub max_attachments: Option<u8>,
@@ -47,7 +47,7 @@ impl Default for ReplicatedVolumeSpec {
     }
 }
 
-/// How a volume is kept, as worked out from its class.
+/// The replication of a volume, resolved from its class.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Configuration {
@@ -57,10 +57,10 @@ pub struct Configuration {
     /// The name of the guarantees below, if they have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replication: Option<Replication>,
-    /// How many replicas may fail while the volume stays usable.
+    /// The number of replicas that may fail while the volume stays usable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failures_to_tolerate: Option<u8>,
-    /// How many copies beyond the first are certain at any time.
+    /// The number of copies beyond the first that exist at any time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guaranteed_minimum_data_redundancy: Option<u8>,
     /// Where it may be used.
@@ -69,10 +69,10 @@ pub struct Configuration {
     /// The ReplicatedStoragePool that holds it.
     #[serde(default)]
     pub storage_pool_name: String,
-    /// One by one, or all at once.
+    /// Greedy or AllOrNothing.
     #[serde(default)]
     pub placement_strategy: Strategy,
-    /// What to do about zones that can take nothing.
+    /// How zones without any usable candidate are handled.
     #[serde(default)]
     pub zone_fallback: ZoneFallback,
 }
@@ -90,26 +90,26 @@ impl Configuration {
     }
 }
 
-/// What a volume is.
+/// The phase and configuration of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicatedVolumeStatus {
     /// Pending, Forming, Ready, Degraded, or Deleting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<VolumePhase>,
-    /// What it waits for, for people to read.
+    /// The reason for which it waits, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// How many replicas have a place, of how many.
+    /// The numbers of placed and wanted replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<ReplicaCounts>,
-    /// How it is kept.
+    /// Its replication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
     /// The generation of the class's configuration that it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration_generation: Option<i64>,
-    /// The generation of the class's configuration that it has seen.
+    /// The last observed generation of the class's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration_observed_generation: Option<i64>,
     /// The nodes that want to use it.
@@ -126,29 +126,29 @@ pub struct ReplicatedVolumeStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// How far a volume is.
+/// The phase of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum VolumePhase {
-    /// Its class says nothing yet.
+    /// Its class has no configuration yet.
     Pending,
-    /// Its replicas are looking for their places.
+    /// Its replicas are being placed.
     Forming,
-    /// All replicas have their places.
+    /// All replicas are placed.
     Ready,
-    /// It was ready, and a replica is missing or in the wrong place.
+    /// It was ready, and a replica is missing or misplaced.
     Degraded,
     /// It is being deleted.
     Deleting,
 }
 
-/// How many replicas have a place.
+/// The numbers of placed and wanted replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicaCounts {
-    /// How many have one.
+    /// Placed replicas.
     #[serde(default)]
     pub placed: u32,
-    /// How many there shall be.
+    /// Wanted replicas.
     #[serde(default)]
     pub wanted: u32,
     /// The same as text: placed/wanted.
@@ -158,8 +158,8 @@ pub struct ReplicaCounts {
 
 typed!(ReplicatedVolume, group: GROUP, version: VERSION, plural: "replicatedvolumes", namespaced: false);
 
-/// The longest name of a volume: its replicas need room for their ids.
-const LONGEST_NAME: usize = 120;
+/// The longest name of a volume; names of replicas are longer by their ids.
+const MAX_NAME: usize = 120;
 
 pub(super) fn kind() -> Kind {
     Kind::of::<ReplicatedVolume>()
@@ -178,13 +178,13 @@ pub(super) fn kind() -> Kind {
         .selectable("spec.replicatedStorageClassName")
         .selectable("status.configuration.storagePoolName")
         .selectable("status.phase")
-        .begin_with(hold_back)
+        .begin_with(add_finalizer)
         .validate(check)
         .build()
 }
 
-/// A new volume stays until its replicas are gone.
-fn hold_back(object: &mut Map<String, Value>) {
+/// Adds the finalizer: a volume stays until its replicas are gone.
+fn add_finalizer(object: &mut Map<String, Value>) {
     let metadata = object.entry("metadata").or_insert_with(|| Map::new().into());
     let Some(metadata) = metadata.as_object_mut() else { return };
     let finalizers = metadata.entry("finalizers").or_insert_with(|| Vec::<Value>::new().into());
@@ -198,8 +198,8 @@ fn hold_back(object: &mut Map<String, Value>) {
 fn check(new: &ReplicatedVolume, old: Option<&ReplicatedVolume>) -> Vec<Violation> {
     let mut found = Vec::new();
     let size = Value::from(new.spec.size.to_string());
-    if new.metadata.name.len() > LONGEST_NAME {
-        found.push(Violation::too_long("metadata.name", LONGEST_NAME));
+    if new.metadata.name.len() > MAX_NAME {
+        found.push(Violation::too_long("metadata.name", MAX_NAME));
     }
     if new.spec.size.value() <= 0 {
         found.push(Violation::invalid("spec.size", &size, "must be greater than 0"));

@@ -1,11 +1,12 @@
-//! Attachments: says how far each is. Where a volume shall be used is decided with the volume.
+//! Attachments: writes the phase of each. The volume controller decides which nodes may use a volume.
 
 use std::sync::Arc;
 
 use mainstay_controller::runtime::{Context, Controller, Handle, Outcome};
+use mainstay_controller::write;
 use mainstay_store::resources::{Error, Subresource};
 
-use super::{Shared, or_gone};
+use super::Shared;
 use crate::api::{ReplicatedVolume, ReplicatedVolumeAttachment, ReplicatedVolumeReplica};
 use crate::attach;
 use crate::satisfy::is_scheduled;
@@ -57,7 +58,7 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     if attachment.status.phase == Some(phase) && attachment.status.message == message {
         return Ok(Outcome::Done);
     }
-    let options = super::options("mainstay-attachment");
+    let options = write::options("mainstay-attachment");
     let status = Some(Subresource::Status);
     let written = context
         .resources
@@ -66,5 +67,5 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
             it.status.message.clone_from(&message);
         })
         .await;
-    or_gone(written).map(|_| Outcome::Done)
+    write::or_gone(written).map(|_| Outcome::Done)
 }

@@ -1,12 +1,13 @@
-//! Classes: resolves each to a configuration, makes its pool, and counts its volumes.
+//! Classes: resolves each to a configuration, creates its pool, and counts its volumes.
 
 use std::time::Duration;
 
 use mainstay_controller::runtime::{Context, Controller, Handle, Outcome};
+use mainstay_controller::write;
 use mainstay_store::meta::ObjectMeta;
 use mainstay_store::resources::{Error, Subresource};
 
-use super::{BY_CLASS, BY_POOL, Shared, or_gone};
+use super::{BY_CLASS, BY_POOL, Shared};
 use crate::api::{
     ReplicatedStorageClass, ReplicatedStoragePool, ReplicatedVolume, VolumeCounts, VolumePhase,
 };
@@ -14,7 +15,7 @@ use crate::conditions::{self, Statement};
 use crate::configure;
 use crate::satisfy::is_misplaced;
 
-/// How long changes of volumes are gathered before a class counts them again.
+/// The shortest time between two counts of a class's volumes.
 const GATHER: Duration = Duration::from_secs(1);
 
 pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<String> {
@@ -58,7 +59,7 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     if class.metadata.deletion_timestamp.is_some() {
         return Ok(Outcome::Done);
     }
-    let options = super::options("mainstay-storageclass");
+    let options = write::options("mainstay-storageclass");
     let pool = configure::pool_name(&class);
     if let Some(spec) = configure::own_pool(&class)
         && shared.views.pool(&pool).is_none()
@@ -76,7 +77,7 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     let mut next = (*class).clone();
     settle(&mut next, pool.as_deref(), now);
     let only_counts = next.status == class.status;
-    // Counting follows volumes at a distance: many change at once when many are created.
+    // Counts lag behind: many volumes change at once when many are created.
     if only_counts && context.failures == 0 && shared.waiting.counted_lately(&name, now, GATHER) {
         return Ok(Outcome::After(GATHER));
     }
@@ -92,10 +93,10 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
             class.status.volumes = Some(counted);
         })
         .await;
-    or_gone(written).map(|_| Outcome::Done)
+    write::or_gone(written).map(|_| Outcome::Done)
 }
 
-/// Everything a class's status says but the count of its volumes.
+/// Computes a class's status, except the counts of its volumes.
 fn settle(
     class: &mut ReplicatedStorageClass,
     pool: Option<&ReplicatedStoragePool>,

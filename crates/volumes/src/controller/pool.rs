@@ -1,4 +1,4 @@
-//! Pools: works out which nodes are eligible, and looks again when a grace period ends.
+//! Pools: computes the eligible nodes, and again when a grace period ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use mainstay_controller::runtime::{Context, Controller, Handle, Outcome};
+use mainstay_controller::write;
 use mainstay_store::builtin::Node;
 use mainstay_store::resources::{DeleteOptions, Error, Subresource};
 
-use super::{BY_GROUP, BY_POOL, Shared, or_gone};
+use super::{BY_GROUP, BY_POOL, Shared};
 use crate::api::{LVMVolumeGroup, ReplicatedStoragePool, UsedBy, ZONE_LABEL};
 use crate::conditions::{self, Statement};
 use crate::configure;
@@ -45,7 +46,7 @@ pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<S
         .run(move |context, name| reconcile(this.clone(), context, name))
 }
 
-/// What of a node matters to pools; its heartbeats do not.
+/// The part of a node that pools depend on; heartbeats do not matter.
 fn seen(node: &Node) -> impl PartialEq + use<> {
     let conditions = node.status.conditions.iter();
     let readiness: Vec<_> = conditions
@@ -56,7 +57,7 @@ fn seen(node: &Node) -> impl PartialEq + use<> {
     (labels, zone, node.spec.unschedulable, readiness, node.metadata.deletion_timestamp)
 }
 
-/// What of a group matters to pools; its free space does not.
+/// The part of a group that pools depend on; free space does not matter.
 fn offers(group: &LVMVolumeGroup) -> impl PartialEq + use<> {
     let thin: Vec<(String, bool)> =
         group.status.thin_pools.iter().map(|pool| (pool.name.clone(), pool.ready)).collect();
@@ -67,7 +68,7 @@ fn offers(group: &LVMVolumeGroup) -> impl PartialEq + use<> {
 
 async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Outcome, Error> {
     let Some(pool) = shared.views.pool(&name) else { return Ok(Outcome::Done) };
-    let options = super::options("mainstay-storagepool");
+    let options = write::options("mainstay-storagepool");
     let classes = shared.views.classes.by_index(BY_POOL, &name);
     let made_for_a_class = name.starts_with("auto-rsp-");
     let unused = || shared.views.volumes.by_index(BY_POOL, &name).is_empty();
@@ -102,14 +103,14 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
                 settle(pool, &found, used_by.clone(), now);
             })
             .await;
-        or_gone(written)?;
+        write::or_gone(written)?;
     }
     let again = found.ok().and_then(|found| found.look_again);
     let wait = again.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
     Ok(wait.map_or(Outcome::Done, |wait| Outcome::After(wait + Duration::from_millis(1))))
 }
 
-/// What a pool's status says. If the nodes cannot be worked out, the old list stays.
+/// Computes a pool's status. If the eligible nodes cannot be computed, the old list stays.
 fn settle(
     pool: &mut ReplicatedStoragePool,
     found: &Result<Eligibility, Ineligible>,

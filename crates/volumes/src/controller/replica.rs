@@ -1,9 +1,10 @@
-//! Replicas: says whether each still stands where its pool allows, in which zone, how far it is.
+//! Replicas: writes the zone, the phase and condition SatisfyEligibleNodes of each.
 
 use mainstay_controller::runtime::{Context, Controller, Handle, Outcome};
+use mainstay_controller::write;
 use mainstay_store::resources::Error;
 
-use super::{BY_POOL, Shared, set_status};
+use super::{BY_POOL, Shared};
 use crate::api::{ReplicatedStoragePool, ReplicatedVolume, ReplicatedVolumeReplica};
 use crate::{conditions, satisfy};
 
@@ -48,7 +49,7 @@ pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<S
 async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Outcome, Error> {
     let Some(replica) = shared.views.replicas.find(None, &name) else { return Ok(Outcome::Done) };
     if satisfy::is_being_scheduled(&replica) {
-        // What scheduling writes wakes us again.
+        // The write by scheduling triggers another run.
         return Ok(Outcome::Done);
     }
     let pool = shared.views.pool_of(&replica);
@@ -59,7 +60,7 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
         return Ok(Outcome::Done);
     }
     let settle = |replica: &mut _| settle(replica, pool.as_deref(), now);
-    set_status(&context.resources, &name, "mainstay-replica", settle).await?;
+    write::set_status(&context.resources, None, &name, "mainstay-replica", settle).await?;
     Ok(Outcome::Done)
 }
 

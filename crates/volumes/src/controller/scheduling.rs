@@ -1,14 +1,13 @@
 //! Scheduling: chooses node, volume group and thin pool for replicas that have none.
 //!
-//! It writes the three placement fields and the Scheduled condition, and nothing else. What it
-//! places it has reserved before. Replicas are read from the store, not from a copy that may lag,
-//! so that a run never repeats what the last one did. What wakes it is here; what it then does is
-//! in [`run`].
+//! It writes the three placement fields and the Scheduled condition, and nothing else. Space is reserved
+//! before a placement is written. Replicas are read from the store, not from a reflector that may lag,
+//! so that a run never repeats the work of the last one. The triggers are here; a run is in [`run`].
 
 mod run;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -16,6 +15,7 @@ use mainstay_controller::runtime::{BoxError, Context, Controller, Handle, Outcom
 use mainstay_placement::ReplicaType;
 use mainstay_store::objects::At;
 use mainstay_store::resources::{Error, decode};
+use parking_lot::Mutex;
 
 use super::{BY_GROUP, BY_POOL, Shared};
 use crate::api::{
@@ -27,37 +27,33 @@ use crate::schedule::{self, SCHEDULED};
 use crate::{attach, conditions, ledger};
 use run::{Interrupted, Run};
 
-/// Volumes that wait for a place, and what is remembered between runs.
+/// Volumes with unplaced replicas, and caches between runs.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
-    /// By volume: its pool, and the bytes a replica needs.
+pub(super) struct WaitingVolumes {
+    /// By volume: its pool, and the bytes that a replica needs.
     volumes: Mutex<BTreeMap<String, (String, u64)>>,
     /// By pool: the candidates of its newest revision.
     candidates: Mutex<BTreeMap<String, (i64, Arc<Candidates>)>>,
     counted: Mutex<BTreeMap<String, Timestamp>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Waiting {
+impl WaitingVolumes {
     fn waits(&self, volume: &str) -> bool {
-        lock(&self.volumes).contains_key(volume)
+        self.volumes.lock().contains_key(volume)
     }
 
-    /// Volumes of a pool that wait and need no more than this.
+    /// Waiting volumes of a pool whose replicas need no more than `available` bytes.
     fn of_pool(&self, pool: &str, available: u64) -> Vec<String> {
-        let volumes = lock(&self.volumes);
+        let volumes = self.volumes.lock();
         let fitting = volumes.iter().filter(|(_, (of, bytes))| of == pool && *bytes <= available);
         fitting.map(|(volume, _)| volume.clone()).collect()
     }
 
     fn candidates(&self, pool: &ReplicatedStoragePool) -> Arc<Candidates> {
         let (revision, nodes) = (pool.status.eligible_nodes_revision, &pool.status.eligible_nodes);
-        let mut candidates = lock(&self.candidates);
+        let mut candidates = self.candidates.lock();
         let known = candidates.get(&pool.metadata.name);
-        // A pool whose status was never worked out may change without a new revision.
+        // A pool whose eligible nodes were never computed may change without a new revision.
         if let Some((_, known)) = known.filter(|(known, candidates)| {
             *known == revision && candidates.eligible.nodes().len() == nodes.len() && revision != 0
         }) {
@@ -68,9 +64,9 @@ impl Waiting {
         new
     }
 
-    /// Whether a class's volumes were counted within `gather`; if not, they are counted now.
+    /// Whether a class's volumes were counted within `gather`; if not, records a count now.
     pub(super) fn counted_lately(&self, class: &str, now: Timestamp, gather: Duration) -> bool {
-        let mut counted = lock(&self.counted);
+        let mut counted = self.counted.lock();
         let lately = counted.get(class).is_some_and(|last| {
             Duration::try_from(now.duration_since(*last)).is_ok_and(|passed| passed < gather)
         });
@@ -105,7 +101,7 @@ pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<S
             [replica.spec.replicated_volume_name.clone()]
         })
         .watch_if(
-            // Whoever leaves a group makes room for those that wait.
+            // A replica that leaves a group frees space for waiting volumes.
             &views.replicas,
             |old, new| {
                 let group =
@@ -149,14 +145,14 @@ fn has_more_room(old: Option<&LVMVolumeGroup>, new: Option<&LVMVolumeGroup>) -> 
     })
 }
 
-/// Volumes that wait for room in a group.
+/// Volumes that wait for space in a group.
 fn waiting_for(shared: &Shared, group: &str, available: u64) -> Vec<String> {
     let pools = shared.views.pools.by_index(BY_GROUP, group);
     let pools = pools.iter().map(|pool| &pool.metadata.name);
     pools.flat_map(|pool| shared.waiting.of_pool(pool, available)).collect()
 }
 
-/// Whether a change of a replica is one that scheduling looks at.
+/// Whether a change of a replica concerns scheduling.
 fn replica_matters(
     old: Option<&ReplicatedVolumeReplica>,
     new: Option<&ReplicatedVolumeReplica>,
@@ -178,14 +174,14 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     if let Ok((_, _, pool)) = &guarded
         && is_settled(&shared.views.replicas_of(&name), pool)
     {
-        // Most runs are woken by what the last one wrote.
-        lock(&shared.waiting.volumes).remove(&name);
+        // Most runs are triggered by the writes of the last one.
+        shared.waiting.volumes.lock().remove(&name);
         return Ok(Outcome::Done);
     }
     let replicas = read_replicas(&context, &name).await?;
     let mut run = Run::new(&shared, &context, replicas);
     let result = match guarded {
-        Err(guard) => run.say_to_all(&guard.statement()).await,
+        Err(guard) => run.set_on_all(&guard.statement()).await,
         Ok((volume, configuration, pool)) => {
             let attachments = shared.views.attachments_of(&name);
             let attachments = attachments.iter().map(Arc::as_ref);
@@ -195,7 +191,7 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
         }
     };
     let (failed, unavailable) = run.finish();
-    let mut waiting = lock(&shared.waiting.volumes);
+    let mut waiting = shared.waiting.volumes.lock();
     match (&volume, &pool) {
         (Some(volume), Some(pool)) if failed => {
             let claim = schedule::claim(volume, "");
@@ -218,10 +214,10 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     }
 }
 
-/// Whether every replica has its place and says so. A copy that lags may show it too early, never
-/// too late: whatever it does not show yet wakes us when it does.
+/// Whether every replica is placed and has condition Scheduled. A reflector that lags is no problem: a
+/// change that it does not show yet triggers another run when it arrives.
 fn is_settled(replicas: &[Arc<ReplicatedVolumeReplica>], pool: &ReplicatedStoragePool) -> bool {
-    let said = schedule::scheduled();
+    let statement = schedule::scheduled();
     replicas.iter().all(|replica| {
         let condition = conditions::find(&replica.status.conditions, SCHEDULED);
         match replica.spec.kind {
@@ -230,23 +226,23 @@ fn is_settled(replicas: &[Arc<ReplicatedVolumeReplica>], pool: &ReplicatedStorag
                 schedule::replica(replica).scheduled(pool.spec.kind)
                     && condition.is_some_and(|condition| {
                         condition.observed_generation == replica.metadata.generation
-                            && condition.status == said.status
-                            && condition.reason == said.reason
-                            && condition.message == said.message
+                            && condition.status == statement.status
+                            && condition.reason == statement.reason
+                            && condition.message == statement.message
                     })
             }
         }
     })
 }
 
-/// Looks again when a reservation on one of the pool's groups ends.
+/// Runs again when a reservation on one of the pool's groups expires.
 fn until_room(shared: &Shared, pool: &ReplicatedStoragePool) -> Outcome {
     let candidates = shared.waiting.candidates(pool);
     let expiry = shared.extender.next_expiry(candidates.targets());
     expiry.map_or(Outcome::Done, |wait| Outcome::After(wait + Duration::from_millis(1)))
 }
 
-/// The replicas of a volume as the store has them, by id.
+/// The replicas of a volume, read from the store, by id.
 async fn read_replicas(
     context: &Context,
     volume: &str,

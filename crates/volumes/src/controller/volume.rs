@@ -1,5 +1,5 @@
-//! Volumes: takes over the class's configuration, forms the replicas, follows attachments, and
-//! deletes in order.
+//! Volumes: adopts the class's configuration, creates and deletes replicas, follows attachments, and
+//! deletes volumes in order.
 
 mod turns;
 
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 use jiff::Timestamp;
 use mainstay_controller::runtime::{Context, Controller, Handle, Outcome};
+use mainstay_controller::write;
 use mainstay_placement::ReplicaType;
 use mainstay_store::meta::{ObjectMeta, OwnerReference};
 use mainstay_store::object::Revision;
@@ -16,12 +17,12 @@ use mainstay_store::resources::{DeleteOptions, Error, encode};
 
 pub(super) use turns::{configured, degraded};
 
-use super::{BY_CLASS, BY_VOLUME, Shared, or_gone, set_status};
+use super::{BY_CLASS, BY_VOLUME, Shared};
 use crate::api::{
     Configuration, FINALIZER, GROUP, ReplicatedStorageClass, ReplicatedVolume,
     ReplicatedVolumeReplica, ReplicatedVolumeReplicaSpec, VERSION, replica_name,
 };
-use crate::configure::{self, Wanted};
+use crate::configure::{self, ReplicaNumbers};
 use crate::form::{self, NewReplica, Progress};
 use crate::satisfy::is_misplaced;
 use crate::schedule::SCHEDULED;
@@ -62,7 +63,7 @@ pub(super) fn start(controller: Controller<String>, shared: &Shared) -> Handle<S
         .run(move |context, name| reconcile(this.clone(), context, name))
 }
 
-/// Whether a change of a replica is one that its volume looks at.
+/// Whether a change of a replica concerns its volume.
 fn replica_matters(
     old: Option<&ReplicatedVolumeReplica>,
     new: Option<&ReplicatedVolumeReplica>,
@@ -95,13 +96,13 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     if wanted.is_none() && progress.message.is_empty() {
         progress.message.clone_from(&adopted.waiting_for);
     }
-    // Replicas are looked at with the configuration they were made for: it is there first.
+    // Replicas are created for a configuration, so the configuration is written first.
     let written = write_status(&context, &volume, &adopted, &progress, &desired).await?;
     if let (Some(configuration), Some(wanted), Some(class)) =
         (&configuration, wanted, class.as_deref())
     {
         if let Some(written) = written {
-            // A copy that has stopped is read by nobody.
+            // A stopped reflector means that the process is shutting down.
             let _ = shared.views.volumes.wait_until_at(written).await;
         }
         let repair = turns::repairs(&shared.views, class, &name);
@@ -113,23 +114,23 @@ async fn reconcile(shared: Shared, context: Context, name: String) -> Result<Out
     Ok(Outcome::Done)
 }
 
-/// What of the class a volume takes over.
-struct Adopted {
+/// The configuration that a volume takes from its class.
+struct AdoptedConfiguration {
     configuration: Option<Configuration>,
     generation: Option<i64>,
     observed: Option<i64>,
     waiting_for: String,
 }
 
-/// A new volume takes its class's configuration; an old one follows a change of it if the class
-/// says so, a few volumes at a time.
+/// A new volume takes its class's configuration; an existing one follows a change of it if the class
+/// has a rolling strategy, a few volumes at a time.
 fn adopt(
     shared: &Shared,
     volume: &ReplicatedVolume,
     class: Option<&ReplicatedStorageClass>,
-) -> Adopted {
+) -> AdoptedConfiguration {
     let status = &volume.status;
-    let keep = |waiting_for: String| Adopted {
+    let keep = |waiting_for: String| AdoptedConfiguration {
         configuration: status.configuration.clone(),
         generation: status.configuration_generation,
         observed: status.configuration_observed_generation,
@@ -145,20 +146,20 @@ fn adopt(
     let observed = class.status.configuration_generation;
     let current = status.configuration_generation == observed;
     if status.configuration.is_some() && !current && !turns::follows(&shared.views, volume, class) {
-        return Adopted { observed, ..keep(String::new()) };
+        return AdoptedConfiguration { observed, ..keep(String::new()) };
     }
     let waiting_for = String::new();
     let configuration = Some(configuration.clone());
-    Adopted { configuration, generation: observed, observed, waiting_for }
+    AdoptedConfiguration { configuration, generation: observed, observed, waiting_for }
 }
 
-/// Creates and deletes replicas. Says whether there was anything to do.
+/// Creates and deletes replicas. Returns whether there was anything to do.
 async fn shape(
     shared: &Shared,
     context: &Context,
     volume: &ReplicatedVolume,
     replicas: &[Arc<ReplicatedVolumeReplica>],
-    (wanted, repair): (Wanted, bool),
+    (wanted, repair): (ReplicaNumbers, bool),
 ) -> Result<bool, Error> {
     let name = &volume.metadata.name;
     let changes = form::changes(name, wanted, replicas, repair);
@@ -171,14 +172,14 @@ async fn shape(
         remove(context, replica).await?;
     }
     if let Some(newest) = newest {
-        // The next run must see these, or it would create further ones. A copy that has stopped
-        // is read by nobody.
+        // The next run must see these, or it would create more. A stopped reflector means that the
+        // process is shutting down.
         let _ = shared.views.replicas.wait_until_at(newest).await;
     }
     Ok(!changes.create.is_empty() || !changes.delete.is_empty())
 }
 
-/// Gives Access replicas to nodes that need one, and takes them from those that do not.
+/// Creates Access replicas on nodes that need one, and deletes those that are not needed.
 async fn access(
     context: &Context,
     volume: &ReplicatedVolume,
@@ -233,7 +234,7 @@ async fn create(
     let resources = &context.resources;
     let kind = resources.kind_of::<ReplicatedVolumeReplica>()?;
     let object = encode(kind, &replica)?;
-    match resources.create(kind, None, object, &super::options(MANAGER)).await {
+    match resources.create(kind, None, object, &write::options(MANAGER)).await {
         Ok(created) => Ok(Some(created.record.revision())),
         Err(error) if error.is_already_exists() => Ok(None),
         Err(error) => Err(error),
@@ -241,14 +242,14 @@ async fn create(
 }
 
 async fn remove(context: &Context, replica: &str) -> Result<(), Error> {
-    let options = super::options(MANAGER);
+    let options = write::options(MANAGER);
     let delete = DeleteOptions::default();
     let resources = &context.resources;
     resources.delete_as::<ReplicatedVolumeReplica>(None, replica, &delete, &options).await?;
     Ok(())
 }
 
-/// Deletes replicas in order; when none is left, lets the volume go.
+/// Deletes replicas in order; when none is left, removes the volume's finalizer.
 async fn delete(
     shared: &Shared,
     context: &Context,
@@ -257,7 +258,7 @@ async fn delete(
 ) -> Result<Outcome, Error> {
     let name = &volume.metadata.name;
     let progress = form::progress(volume, None, "", replicas);
-    let adopted = Adopted {
+    let adopted = AdoptedConfiguration {
         configuration: volume.status.configuration.clone(),
         generation: volume.status.configuration_generation,
         observed: volume.status.configuration_observed_generation,
@@ -274,14 +275,9 @@ async fn delete(
         remove(context, &replica).await?;
     }
     if replicas.is_empty() && !any_replica(context, name).await? {
-        let options = super::options(MANAGER);
-        let written = context
-            .resources
-            .modify_as(None, name, None, &options, |volume: &mut ReplicatedVolume| {
-                volume.metadata.finalizers.retain(|finalizer| finalizer != FINALIZER);
-            })
-            .await;
-        or_gone(written)?;
+        let resources = &context.resources;
+        write::remove_finalizer::<ReplicatedVolume>(resources, None, name, MANAGER, FINALIZER)
+            .await?;
         return Ok(Outcome::Done);
     }
     let left = shared.views.replicas.by_index(BY_VOLUME, name);
@@ -297,37 +293,39 @@ async fn any_replica(context: &Context, volume: &str) -> Result<bool, Error> {
     Ok((0..32).any(|id| all.get(&kind.key(None, &replica_name(volume, id))).is_some()))
 }
 
-/// Writes what is to be said of a volume, if that is new. Says at which revision.
+/// Writes the status of a volume, if it changed. Returns the revision of the write.
 async fn write_status(
     context: &Context,
     volume: &ReplicatedVolume,
-    adopted: &Adopted,
+    adopted: &AdoptedConfiguration,
     progress: &Progress,
     desired: &[String],
 ) -> Result<Option<Revision>, Error> {
     let now = context.resources.clock().now();
-    let said = Said { seen: volume, adopted, progress, desired, now };
+    let update = StatusUpdate { seen: volume, adopted, progress, desired, now };
     let mut next = volume.clone();
-    said.settle(&mut next);
+    update.settle(&mut next);
     if next.status == volume.status {
         return Ok(None);
     }
-    let settle = |volume: &mut ReplicatedVolume| said.settle(volume);
-    set_status(&context.resources, &volume.metadata.name, MANAGER, settle).await
+    let settle = |volume: &mut ReplicatedVolume| update.settle(volume);
+    let name = &volume.metadata.name;
+    let written = write::set_status(&context.resources, None, name, MANAGER, settle).await?;
+    Ok(written.as_ref().map(write::revision))
 }
 
-/// What is to be said of a volume, as it was seen.
-struct Said<'a> {
+/// A change of a volume's status, computed from the volume as it was read.
+struct StatusUpdate<'a> {
     seen: &'a ReplicatedVolume,
-    adopted: &'a Adopted,
+    adopted: &'a AdoptedConfiguration,
     progress: &'a Progress,
     desired: &'a [String],
     now: Timestamp,
 }
 
-impl Said<'_> {
-    /// Says it. What we have nothing new to say of stays as it is by now: somebody else may have
-    /// written it since the volume was seen.
+impl StatusUpdate<'_> {
+    /// Applies the change. Fields that this run did not change stay as they are now: another writer may
+    /// have changed them since the volume was read.
     fn settle(&self, volume: &mut ReplicatedVolume) {
         let Self { seen, adopted, progress, desired, now } = self;
         let generation = volume.metadata.generation;
@@ -360,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_wrote_meanwhile_stays() {
+    fn fields_written_by_others_meanwhile_are_kept() {
         let volume = |status: serde_json::Value| -> ReplicatedVolume {
             let spec = json!({"size": "1Gi", "replicatedStorageClassName": "none"});
             let object = json!({"metadata": {"name": "v"}, "spec": spec, "status": status});
@@ -374,7 +372,7 @@ mod tests {
             "configurationGeneration": 1,
             "desiredAttachTo": ["node-a"],
         });
-        let adopted = Adopted {
+        let adopted = AdoptedConfiguration {
             configuration: None,
             generation: None,
             observed: None,
@@ -383,10 +381,11 @@ mod tests {
         let none: &[Arc<ReplicatedVolumeReplica>] = &[];
         let progress = form::progress(&seen, None, &adopted.waiting_for, none);
         let now = Timestamp::UNIX_EPOCH;
-        let said = Said { seen: &seen, adopted: &adopted, progress: &progress, desired: &[], now };
+        let update =
+            StatusUpdate { seen: &seen, adopted: &adopted, progress: &progress, desired: &[], now };
         let mut volume = volume(by_now);
         let before = volume.status.clone();
-        said.settle(&mut volume);
+        update.settle(&mut volume);
         let after = &volume.status;
         assert_eq!(after.configuration, before.configuration);
         assert_eq!(after.configuration_generation, before.configuration_generation);

@@ -1,5 +1,4 @@
-//! The ledger over HTTP, with the wire contract of the scheduler extender, so that others can use
-//! it.
+//! Serves the ledger over HTTP with the contract of the scheduler extender.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,15 +8,15 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use mainstay_clock::duration;
 use mainstay_store::resources::Resources;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::duration;
-use crate::ledger::{self, Claim, Held, Target};
-use crate::reserve::{self, Reserve};
+use crate::ledger::{self, Claim, HeldReservation, Target};
+use crate::reserve::{self, ReservationStore};
 
-/// The largest request that is read.
+/// The size limit of a request, in bytes.
 const LARGEST: usize = 10 << 20;
 
 #[derive(Deserialize)]
@@ -53,11 +52,11 @@ struct NarrowRequest {
     lvg: Target,
 }
 
-/// What is promised, as `/v1/lvg/reservations` tells it.
+/// The answer of `/v1/lvg/reservations`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Reservations {
-    /// Those that count now.
-    pub reservations: Vec<Held>,
+pub struct ReservationList {
+    /// The reservations that have not expired.
+    pub reservations: Vec<HeldReservation>,
 }
 
 #[derive(Default, Serialize)]
@@ -66,26 +65,26 @@ struct Answer {
     error: String,
 }
 
-/// What the routes answer from.
+/// The ledger behind the routes.
 #[derive(Clone, Debug)]
-pub struct Ledger {
-    reserve: Arc<Reserve>,
+pub struct LedgerService {
+    reserve: Arc<ReservationStore>,
     resources: Resources,
 }
 
-impl Ledger {
-    /// This ledger; narrow reservations are written with `resources`.
+impl LedgerService {
+    /// Serves this ledger; narrow reservations are written with `resources`.
     #[must_use]
-    pub fn new(reserve: Arc<Reserve>, resources: Resources) -> Self {
+    pub fn new(reserve: Arc<ReservationStore>, resources: Resources) -> Self {
         Self { reserve, resources }
     }
 }
 
-type Slot = Arc<OnceLock<Ledger>>;
+type Slot = Arc<OnceLock<LedgerService>>;
 
 /// The routes of the extender: `/v1/lvg/filter-and-score` and `/v1/lvg/narrow-reservation`, and
-/// beyond the contract `/v1/lvg/reservations`, which shows what is promised. They answer 503 until
-/// the ledger is there: routes are laid before a server has a store.
+/// beyond the contract `/v1/lvg/reservations`, which lists reservations. They answer 503 until the
+/// ledger is set, because routes are built before the server has a store.
 pub fn router(ledger: Slot) -> Router {
     Router::new()
         .route("/v1/lvg/filter-and-score", post(filter_and_score))
@@ -96,7 +95,7 @@ pub fn router(ledger: Slot) -> Router {
 }
 
 fn absent() -> Response {
-    refuse(StatusCode::SERVICE_UNAVAILABLE, "the ledger is not there yet")
+    refuse(StatusCode::SERVICE_UNAVAILABLE, "the capacity ledger is not loaded yet; retry")
 }
 
 fn refuse(code: StatusCode, error: &str) -> Response {
@@ -105,7 +104,7 @@ fn refuse(code: StatusCode, error: &str) -> Response {
 
 fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Box<Response>> {
     serde_json::from_slice(body).map_err(|error| {
-        refuse(StatusCode::BAD_REQUEST, &format!("the body cannot be read: {error}")).into()
+        refuse(StatusCode::BAD_REQUEST, &format!("invalid request body: {error}")).into()
     })
 }
 
@@ -116,7 +115,7 @@ async fn filter_and_score(State(slot): State<Slot>, body: Bytes) -> Response {
         Err(refusal) => return *refusal,
     };
     let bad = |error: &str| refuse(StatusCode::BAD_REQUEST, error);
-    let Some(ttl) = duration::parse(&request.reservation_ttl) else {
+    let Ok(ttl) = duration::parse(&request.reservation_ttl) else {
         return bad("reservationTTL must be a duration, as 2s");
     };
     let size = u64::try_from(request.size).unwrap_or_default();
@@ -130,7 +129,7 @@ async fn filter_and_score(State(slot): State<Slot>, body: Bytes) -> Response {
         return bad("lvgs must not be empty");
     }
     if request.lvgs.iter().any(|target| target.name.is_empty()) {
-        return bad("every one of lvgs needs a name");
+        return bad("lvgs[].name is required");
     }
     let claim =
         Claim { holder: request.reservation_id, volume: String::new(), size, replicated: false };
@@ -148,19 +147,19 @@ async fn narrow_reservation(State(slot): State<Slot>, body: Bytes) -> Response {
         Err(refusal) => return *refusal,
     };
     let bad = |error: &str| refuse(StatusCode::BAD_REQUEST, error);
-    let Some(ttl) = duration::parse(&request.reservation_ttl) else {
+    let Ok(ttl) = duration::parse(&request.reservation_ttl) else {
         return bad("reservationTTL must be a duration, as 1m0s");
     };
     if request.reservation_id.is_empty() {
         return bad("reservationID is required");
     }
     if request.lvg.name.is_empty() {
-        return bad("lvg needs a name");
+        return bad("lvg.name is required");
     }
     let (reserve, resources) = (&ledger.reserve, &ledger.resources);
     match reserve.narrow(resources, &request.reservation_id, &request.lvg, ttl).await {
         Ok(()) => axum::Json(Answer::default()).into_response(),
-        // The contract answers 200 here; a pool that was not among the kept ones ends it all.
+        // The contract answers 200 here, with the error in the body.
         Err(reserve::Error::Ledger(error)) => {
             if error == ledger::Error::Unknown
                 && let Err(error) = reserve.release(resources, &request.reservation_id).await
@@ -175,5 +174,5 @@ async fn narrow_reservation(State(slot): State<Slot>, body: Bytes) -> Response {
 
 async fn reservations(State(slot): State<Slot>) -> Response {
     let Some(ledger) = slot.get() else { return absent() };
-    axum::Json(Reservations { reservations: ledger.reserve.held() }).into_response()
+    axum::Json(ReservationList { reservations: ledger.reserve.held() }).into_response()
 }

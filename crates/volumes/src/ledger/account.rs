@@ -1,4 +1,4 @@
-//! The account of one target: what is placed there, and what is reserved.
+//! The account of one target: replicas placed there, and reservations.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::space::Space;
 
-/// What is counted of one target.
+/// The space, replicas and reservations of one target.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Account {
     pub(super) space: Option<Space>,
@@ -14,17 +14,17 @@ pub(super) struct Account {
     pub(super) placed: BTreeMap<String, (u64, bool)>,
     pub(super) placed_bytes: u64,
     pub(super) unreported_bytes: u64,
-    /// Narrow reservations by holder, then by who made them; of holders that are not placed here.
+    /// Narrow reservations by holder, then by writer; only of holders that are not placed here.
     pub(super) narrow: BTreeMap<String, BTreeMap<String, (u64, Timestamp)>>,
-    /// What they hold: of each holder the largest, since it is placed only once.
+    /// Their bytes: of each holder the largest reservation, since it is placed only once.
     pub(super) narrow_bytes: u64,
-    /// None of them ends before this.
+    /// The earliest time at which one of them expires.
     pub(super) narrow_until: Timestamp,
     /// Bytes of broad reservations.
     pub(super) held_bytes: u64,
 }
 
-/// What the reservations of one holder take together.
+/// The bytes that the reservations of one holder count together.
 pub(super) fn largest(entries: &BTreeMap<String, (u64, Timestamp)>) -> u64 {
     entries.values().map(|(bytes, _)| *bytes).max().unwrap_or(0)
 }
@@ -50,7 +50,7 @@ impl Account {
         }
     }
 
-    /// Bytes that narrow reservations of others hold now.
+    /// Bytes of valid narrow reservations of other holders.
     pub(super) fn reserved(&self, holder: &str, now: Timestamp) -> u64 {
         if self.narrow.is_empty() {
             return 0;
@@ -66,7 +66,7 @@ impl Account {
         others.map(|(_, entries)| live(entries)).sum()
     }
 
-    /// The narrow reservations that have not ended.
+    /// The narrow reservations that have not expired.
     pub(super) fn live(
         &self,
         now: Timestamp,

@@ -1,25 +1,25 @@
-//! What a volume group has, and what a replica takes of it.
+//! The space of a volume group, and the space that a replica takes of it.
 
 use crate::api::LVMVolumeGroup;
 
-/// The size of an extent where a group does not say: 4 MiB.
+/// The size of an extent if a group does not report it: 4 MiB.
 pub const DEFAULT_EXTENT: u64 = 4 << 20;
 
-/// How much of a thin pool may be promised where nobody says.
+/// The allocation limit of a thin pool without one, in percent.
 const DEFAULT_LIMIT: u64 = 150;
 
-/// What a group or thin pool has to promise.
+/// The space of a group or thin pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// How much there is, over-commitment included.
+    /// The bytes that can be promised in total, over-commitment included.
     pub total: u64,
-    /// How much of it is reported free.
+    /// The bytes that are reported as free.
     pub free: u64,
     /// The size of an extent.
     pub extent: u64,
 }
 
-/// What a ready group or thin pool has; `None` if it is not ready, or there is no such thin pool.
+/// The space of a ready group or thin pool; `None` if it is not ready, or the thin pool is missing.
 #[must_use]
 pub fn space(group: &LVMVolumeGroup, thin_pool: &str) -> Option<Space> {
     let bytes = |quantity: Option<mainstay_store::meta::Quantity>| {
@@ -53,14 +53,14 @@ pub fn space(group: &LVMVolumeGroup, thin_pool: &str) -> Option<Space> {
     Some(Space { total, free: reported.unwrap_or(by_limit).min(by_limit), extent })
 }
 
-/// Reads a limit of at least 100 %.
+/// Parses a limit of at least 100 %.
 #[must_use]
 pub fn percent(text: &str) -> Option<u64> {
     let number: u64 = text.strip_suffix('%')?.trim().parse().ok()?;
     (number >= 100).then_some(number)
 }
 
-/// What a replica takes of a group: its volume's size, with replication the metadata of it
+/// The bytes that a replica takes of a group: its volume's size, with replication plus metadata
 /// (36 KiB and 0.0214 %), rounded up to whole extents.
 #[must_use]
 pub fn backing_size(size: u64, replicated: bool, extent: u64) -> u64 {

@@ -22,8 +22,8 @@ fn group(name: &str, gib: u64) -> LVMVolumeGroup {
     group
 }
 
-fn ledger(groups: &[(&str, u64)]) -> Ledger {
-    let mut ledger = Ledger::default();
+fn ledger(groups: &[(&str, u64)]) -> CapacityLedger {
+    let mut ledger = CapacityLedger::default();
     for (name, gib) in groups {
         ledger.set_group(name, Some(&group(name, *gib)));
     }
@@ -54,9 +54,9 @@ fn equal_pools_fill_evenly() {
             let best = (0..3).max_by_key(|place| (scores[*place], std::cmp::Reverse(*place)));
             let best = best.unwrap();
             ledger.narrow(&holder, &targets[best], (now(), later(60))).unwrap();
-            ledger.set_volume(&holder, Some(Size { size: size * GIB, replicated: false }));
+            ledger.set_volume(&holder, Some(VolumeSize { size: size * GIB, replicated: false }));
             let volume = holder.clone();
-            let placed = Placed { volume, target: targets[best].clone(), reported: false };
+            let placed = PlacedReplica { volume, target: targets[best].clone(), reported: false };
             ledger.set_replica(&holder, Some(placed));
             used[best] += size;
             let skew = used.iter().max().unwrap() - used.iter().min().unwrap();
@@ -67,7 +67,7 @@ fn equal_pools_fill_evenly() {
 }
 
 #[test]
-fn d7_a_reservation_never_counts_against_itself() {
+fn d7_a_reservation_never_counts_against_its_own_holder() {
     let mut ledger = ledger(&[("a", 10)]);
     let targets = [target("a")];
     for _ in 0..3 {
@@ -89,31 +89,32 @@ fn d7_a_reservation_never_counts_against_itself() {
 }
 
 #[test]
-fn reservations_end_by_time_by_placement_and_by_report() {
+fn reservations_end_by_expiry_placement_and_report() {
     let mut ledger = ledger(&[("a", 10)]);
     let a = target("a");
     let targets = [a.clone()];
-    let free =
-        |ledger: &Ledger, at| ledger.balance(&a, &claim("x", 1), at).unwrap().available / GIB;
+    let free = |ledger: &CapacityLedger, at| {
+        ledger.balance(&a, &claim("x", 1), at).unwrap().available / GIB
+    };
     ledger.filter_and_score(&claim("one", 4), &targets.each_ref(), (now(), later(2)), true);
     assert_eq!(free(&ledger, now()), 6);
-    assert_eq!(free(&ledger, later(3)), 10, "a broad one ends after two seconds");
+    assert_eq!(free(&ledger, later(3)), 10, "a broad one expires after two seconds");
     assert_eq!(ledger.narrow("one", &a, (later(3), later(63))), Err(Error::Unknown));
     ledger.filter_and_score(&claim("one", 4), &targets.each_ref(), (later(3), later(5)), true);
     ledger.narrow("one", &a, (later(3), later(63))).unwrap();
     assert_eq!((free(&ledger, later(4)), free(&ledger, later(64))), (6, 10));
     assert_eq!(ledger.next_expiry(&targets, later(4)), Some(later(63)));
-    ledger.set_volume("v", Some(Size { size: 4 * GIB, replicated: false }));
-    let placed = |reported| Placed { volume: "v".to_owned(), target: a.clone(), reported };
+    ledger.set_volume("v", Some(VolumeSize { size: 4 * GIB, replicated: false }));
+    let placed = |reported| PlacedReplica { volume: "v".to_owned(), target: a.clone(), reported };
     ledger.set_replica("one", Some(placed(false)));
-    assert_eq!(free(&ledger, later(64)), 6, "placed, it counts for good");
+    assert_eq!(free(&ledger, later(64)), 6, "placed, it counts permanently");
     ledger.set_replica("one", Some(placed(true)));
     let mut reported = group("a", 10);
     reported.status.vg_free = Some(mainstay_store::meta::Quantity::bytes(6 * GIB));
     ledger.set_group("a", Some(&reported));
     assert_eq!(free(&ledger, later(64)), 6, "reported, it counts once");
     ledger.set_replica("one", None);
-    assert_eq!(free(&ledger, later(64)), 6, "until the group says it is free");
+    assert_eq!(free(&ledger, later(64)), 6, "until the group reports it as free");
 }
 
 #[test]
@@ -127,7 +128,7 @@ fn thin_pools_follow_their_limit() {
         ready: true,
         ..Default::default()
     });
-    let mut ledger = Ledger::default();
+    let mut ledger = CapacityLedger::default();
     ledger.set_group("a", Some(&thin));
     let targets = [Target::new("a", "t")];
     let times = (now(), later(2));
@@ -175,7 +176,7 @@ fn ops() -> impl Strategy<Value = Op> {
 
 proptest! {
     #[test]
-    fn what_is_promised_never_exceeds_a_pool(ops in proptest::collection::vec(ops(), 1..60)) {
+    fn promised_bytes_never_exceed_a_pool(ops in proptest::collection::vec(ops(), 1..60)) {
         let pools = [target("a"), target("b")];
         let mut ledger = ledger(&[("a", 10), ("b", 7)]);
         let mut clock = 0;
@@ -204,16 +205,16 @@ proptest! {
                     }
                 }
                 Op::Place { holder, pool } => {
-                    // Only what is narrowed may be placed, as scheduling does.
+                    // Only narrowed claims may be placed, as scheduling does.
                     let held = narrowed.get(&holder).copied();
                     if let Some((at, gib, until)) = held
                         && at == pool && until > clock
                     {
                         let name = holder.to_string();
-                        let size = Size { size: gib * GIB, replicated: false };
+                        let size = VolumeSize { size: gib * GIB, replicated: false };
                         ledger.set_volume(&name, Some(size));
                         let target = pools[pool].clone();
-                        let place = Placed { volume: name.clone(), target, reported: false };
+                        let place = PlacedReplica { volume: name.clone(), target, reported: false };
                         ledger.set_replica(&name, Some(place));
                         narrowed.remove(&holder);
                         placed.insert(holder, (pool, gib));

@@ -21,7 +21,7 @@ async fn run(case: &Value) {
     let views = cluster.volumes.views().clone();
     let wanted = case["nodes"].as_array().unwrap().len();
     cluster
-        .until("the pool knows its nodes", || async {
+        .until("the pool has eligible nodes", || async {
             let pool = views.pools.find(None, "pool");
             pool.is_some_and(|pool| {
                 pool.status.eligible_nodes_revision > 0

@@ -1,4 +1,4 @@
-//! A small installation in one process.
+//! A small cluster in one process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(crate) fn resources(objects: Arc<dyn Objects>, clock: Arc<dyn Clock>) -> Res
     Resources::new(objects, registry, clock, Arc::new(RandomIdentities))
 }
 
-/// Objects, and the controllers that look after them.
+/// A store, and the controllers over it.
 pub(crate) struct Cluster {
     pub(crate) resources: Resources,
     pub(crate) volumes: Volumes,
@@ -47,7 +47,7 @@ impl Cluster {
         Self::start(resources, name, extender.map(Fake::url)).await
     }
 
-    /// With an extender at this address.
+    /// Starts with an external extender at this address.
     pub(crate) async fn asking(url: &str) -> Self {
         let clock: Arc<dyn Clock> = SystemClock::new();
         let resources = resources(store(clock.clone()), clock);
@@ -123,7 +123,7 @@ impl Cluster {
         self.resources.delete_as::<T>(None, name, &delete, &options).await.unwrap();
     }
 
-    /// Waits until a condition holds, looking again whenever something changed.
+    /// Waits until a condition holds, checking after every change.
     pub(crate) async fn until<F: Future<Output = bool>>(
         &self,
         what: &str,
@@ -140,7 +140,7 @@ impl Cluster {
                 }
             }
         });
-        assert!(waited.await.is_ok(), "never happened: {what}");
+        assert!(waited.await.is_ok(), "timed out waiting for: {what}");
     }
 }
 

@@ -1,9 +1,9 @@
-//! The explanation is the decision: the same numbers, the same choice, the same message.
+//! The explanation matches the decision: the same numbers, the same choice, the same message.
 
 use jiff::Timestamp;
 use mainstay_volumes::capacity::capacity;
 use mainstay_volumes::explain::{ReplicaExplanation, explain};
-use mainstay_volumes::ledger::{Held, Target};
+use mainstay_volumes::ledger::{HeldReservation, Target};
 use mainstay_volumes::plan::{Scores, plan};
 use mainstay_volumes::world::World;
 use proptest::prelude::*;
@@ -35,8 +35,8 @@ fn objects(sizes: &[u64], spec: &Value) -> Vec<Value> {
     objects
 }
 
-fn held(group: usize, gib: u64, holder: &str, seconds: i64) -> Held {
-    Held {
+fn held(group: usize, gib: u64, holder: &str, seconds: i64) -> HeldReservation {
+    HeldReservation {
         lvg: Target::new(&format!("vg-{group}"), ""),
         holder: holder.to_owned(),
         bytes: gib * GIB,
@@ -44,7 +44,7 @@ fn held(group: usize, gib: u64, holder: &str, seconds: i64) -> Held {
     }
 }
 
-fn world(objects: Vec<Value>, reservations: Vec<Held>) -> World {
+fn world(objects: Vec<Value>, reservations: Vec<HeldReservation>) -> World {
     World { reservations, ..World::read(objects).unwrap() }
 }
 
@@ -53,7 +53,7 @@ fn explained(world: World, id: u8) -> ReplicaExplanation {
 }
 
 #[test]
-fn reservations_of_others_count_and_its_own_do_not() {
+fn reservations_of_others_count_and_own_ones_do_not() {
     let mut objects = objects(&[10, 10, 10], &json!({"replication": "None"}));
     objects.push(volume("data", "class", "6Gi"));
     let reservations =
@@ -71,12 +71,12 @@ fn reservations_of_others_count_and_its_own_do_not() {
     );
     let room = replica.candidates[2].room.unwrap();
     assert_eq!((room.needed, room.available), (6 * GIB, 5 * GIB));
-    // What is decided is what is explained.
+    // The plan makes the explained decision.
     let planned = plan(world(objects.clone(), reservations.clone()), &Scores::Ledger, now());
     assert_eq!(planned.volumes[0].replicas[0].node, "n1");
     let chosen = replica.candidates.iter().find(|row| row.chosen).unwrap();
     assert_eq!(chosen.node, "n1");
-    // So does what still fits.
+    // The capacity agrees too.
     let found = capacity(world(objects, reservations), None, None, now());
     let available: Vec<u64> = found.nodes.iter().map(|node| node.available / GIB).collect();
     assert_eq!(available, [5, 5, 10]);
@@ -85,10 +85,10 @@ fn reservations_of_others_count_and_its_own_do_not() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// For each replica that would be decided about first, the explanation shows what the plan
-    /// does: the place it gets, or the message it carries.
+    /// For each replica that is decided about first, the explanation has the result of the plan: its place
+    /// or its message.
     #[test]
-    fn the_explanation_is_what_would_happen(
+    fn the_explanation_matches_the_plan(
         sizes in proptest::collection::vec(1_u64..8, 1..6),
         reserved in proptest::collection::vec((0_usize..6, 1_u64..4, 0_u8..3), 0..4),
         size in 1_u64..6,
@@ -100,7 +100,7 @@ proptest! {
             "zoneFallback": fallback});
         let mut objects = objects(&sizes, &spec);
         objects.push(volume("data", "class", &format!("{size}Gi")));
-        let reservations: Vec<Held> = reserved
+        let reservations: Vec<HeldReservation> = reserved
             .iter()
             .filter(|(group, _, _)| *group < sizes.len())
             .map(|(group, gib, holder)| held(*group, *gib, &format!("other-{holder}"), 30))

@@ -1,4 +1,4 @@
-//! The extender over HTTP: ours as others see it, and others as we see them.
+//! The extender over HTTP: as a server, and as a client of an external one.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use mainstay_store::builtin::Event;
 use mainstay_store::clock::{Clock, ManualClock, SystemClock};
 use mainstay_volumes::conditions;
-use mainstay_volumes::extender::{Client, ClientError, Ledger, Request, router};
+use mainstay_volumes::extender::{Client, ClientError, LedgerService, Request, router};
 use mainstay_volumes::ledger::{Claim, Target};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -34,7 +34,7 @@ async fn send(address: std::net::SocketAddr, method: &str, path: &str, body: &st
 }
 
 #[tokio::test]
-async fn our_extender_keeps_the_contract() {
+async fn the_served_extender_follows_the_contract() {
     let cluster = Cluster::new(None).await;
     cluster.group("small", "a", "2Gi").await;
     cluster.group("large", "b", "20Gi").await;
@@ -53,7 +53,8 @@ async fn our_extender_keeps_the_contract() {
         .await;
     let slot = Arc::new(OnceLock::new());
     let app = router(slot.clone());
-    slot.set(Ledger::new(cluster.volumes.reserve().clone(), cluster.resources.clone())).unwrap();
+    slot.set(LedgerService::new(cluster.volumes.reserve().clone(), cluster.resources.clone()))
+        .unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serve = async move { axum::serve(listener, app).await.unwrap() };
@@ -97,10 +98,14 @@ async fn our_extender_keeps_the_contract() {
     let scores = answer["lvgs"].as_array().unwrap();
     assert!(scores.iter().all(|it| (1..=100).contains(&it["score"].as_i64().unwrap())));
 
-    // A broad reservation counts against others wherever it was kept, and not against itself.
+    // A broad reservation counts against others on all its targets, and not against its own holder.
     let large = json!([{"name": "large"}]);
     let (_, again) = send(address, "POST", score, &ask("a", 16 * gib, large.clone())).await;
-    assert_eq!(again["lvgs"].as_array().unwrap().len(), 1, "the same id replaces");
+    assert_eq!(
+        again["lvgs"].as_array().unwrap().len(),
+        1,
+        "a request with the same id replaces the reservation"
+    );
     let (_, other) = send(address, "POST", score, &ask("b", 5 * gib, large.clone())).await;
     assert_eq!(other, json!({"lvgs": []}));
 
@@ -111,7 +116,7 @@ async fn our_extender_keeps_the_contract() {
     assert_eq!(send(address, "POST", narrow, &keep("a", "large")).await, (200, json!({})));
     let (_, other) = send(address, "POST", score, &ask("b", 5 * gib, large.clone())).await;
     assert_eq!(other, json!({"lvgs": []}), "narrowed, it still counts");
-    // Narrowed to a pool it does not hold, a reservation is gone.
+    // Narrowing to a target without the reservation removes it.
     assert_eq!(send(address, "POST", narrow, &keep("a", "small")).await.0, 200);
     let (_, other) = send(address, "POST", score, &ask("b", 5 * gib, large)).await;
     assert_eq!(other["lvgs"].as_array().unwrap().len(), 1);
@@ -123,7 +128,7 @@ fn targets() -> [Target; 2] {
 }
 
 #[tokio::test]
-async fn an_extender_that_is_down_wrong_or_slow_is_an_error() {
+async fn a_failing_invalid_or_slow_extender_is_an_error() {
     let clock = ManualClock::new(Timestamp::UNIX_EPOCH);
     let answers = Answers { default: Some(7), ..Answers::default() };
     let fake = Fake::start(answers).await;
@@ -187,14 +192,14 @@ async fn a_volume_is_placed_when_the_extender_is_back() {
         }
     };
     let waits = || async { reason("data-0").await.as_deref() == Some("ExtenderUnavailable") };
-    cluster.until("it says that the extender is away", waits).await;
+    cluster.until("the condition reports the extender as unreachable", waits).await;
     fake.set(|it| it.scoring = Mode::Right);
     let placed = || async {
         let both = [reason("data-0").await, reason("data-1").await];
         both.iter().all(|it| it.as_deref() == Some("Scheduled"))
     };
     cluster.until("both are placed", placed).await;
-    // C71: the annotation is the id; C72: without one it is worked out of each replica.
+    // C71: the annotation is the id; C72: without one it is computed from each replica.
     assert!(fake.requests().iter().all(|(_, body)| body["reservationID"] == "ns/pvc-123"));
     let so_far = fake.requests().len();
     cluster.apply(volume("rv-test", "pair", "1Gi")).await;
@@ -205,9 +210,9 @@ async fn a_volume_is_placed_when_the_extender_is_back() {
     cluster.volumes.shutdown().await;
 }
 
-/// Whatever is wrong with the extender, the condition says that it is away and an Event says why.
+/// For every failure of the extender, the condition reports it as unreachable and an Event has the cause.
 #[tokio::test]
-async fn what_is_wrong_with_the_extender_is_told() {
+async fn failures_of_the_extender_are_reported_with_their_cause() {
     let nobody = "http://127.0.0.1:1";
     let modes = [Some(Mode::Down), Some(Mode::Garbage), None];
     let why =
@@ -230,7 +235,7 @@ async fn what_is_wrong_with_the_extender_is_told() {
             conditions::find(&conditions, "Scheduled")
                 .is_some_and(|it| it.reason == "ExtenderUnavailable" && it.message == text)
         };
-        cluster.until("the condition says so", said).await;
+        cluster.until("the condition is set", said).await;
         let told = || async {
             let events: Vec<Event> = cluster.resources.list_as(Some("default")).await.unwrap();
             events.iter().any(|it| {
@@ -240,13 +245,13 @@ async fn what_is_wrong_with_the_extender_is_told() {
                     && message.contains(why)
             })
         };
-        cluster.until(&format!("an Event says: {why}"), told).await;
+        cluster.until(&format!("an Event contains: {why}"), told).await;
         cluster.volumes.shutdown().await;
     }
 }
 
 #[tokio::test]
-async fn an_extender_with_https_is_trusted_by_the_authority_that_is_given() {
+async fn an_extender_with_https_is_verified_against_the_given_authority() {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
     let certificate = made.cert.der().clone();

@@ -1,4 +1,4 @@
-//! A real HTTP server that plays the scheduler extender: right, slow, wrong or down.
+//! An HTTP server that acts as scheduler extender: correct, slow, invalid or down.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub(crate) enum Mode {
 
 type Shared = Arc<Mutex<(Answers, Vec<(String, Value)>)>>;
 
-/// Connections with TLS; those that fail at it are passed over.
+/// Accepts TLS connections; connections with a failed handshake are skipped.
 struct Secured(TcpListener, TlsAcceptor);
 
 impl Listener for Secured {
@@ -55,7 +55,7 @@ impl Listener for Secured {
     }
 }
 
-/// A real HTTP server that plays the extender.
+/// An HTTP server that acts as extender.
 pub(crate) struct Fake {
     address: SocketAddr,
     shared: Shared,

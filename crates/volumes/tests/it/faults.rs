@@ -1,4 +1,4 @@
-//! Writes that fail: somebody else was faster, or the replica is gone.
+//! Writes that fail: another writer was first, or the replica is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,13 +39,13 @@ async fn both_scheduled(cluster: &Cluster) -> bool {
         })
 }
 
-/// C89: a conflict on the placement is no error; the volume is looked at again.
+/// C89: a conflict on the placement is no error; the volume is scheduled again.
 #[tokio::test]
-async fn a_conflict_on_a_placement_means_again() {
+async fn a_conflict_on_a_placement_is_retried() {
     let clock: Arc<dyn Clock> = SystemClock::new();
     let faulty = Faulty::new(store(clock.clone()));
     let cluster = pair(&faulty, clock).await;
-    // Whatever reads and writes afresh finds the same conflict a hundred times.
+    // The first hundred writes conflict.
     let left = AtomicUsize::new(100);
     faulty.set(move |write| {
         let spec = updated(write)?;
@@ -61,16 +61,16 @@ async fn a_conflict_on_a_placement_means_again() {
         })
     });
     cluster.apply(volume("data", "pair", "6Gi")).await;
-    cluster.until("both are placed after all", || both_scheduled(&cluster)).await;
-    assert!(faulty.hits() > 64, "more often than one write is tried: {}", faulty.hits());
-    // What the failed tries had reserved does not stand in the way.
+    cluster.until("both are placed", || both_scheduled(&cluster)).await;
+    assert!(faulty.hits() > 64, "more often than the retries of one write: {}", faulty.hits());
+    // Reservations of the failed attempts do not block the others.
     let nodes: std::collections::BTreeSet<String> =
         cluster.replicas("data").await.into_iter().map(|it| it.spec.node_name).collect();
     assert_eq!(nodes.len(), 2);
     cluster.volumes.shutdown().await;
 }
 
-/// C88: a replica that is gone when its condition is written is nobody's error.
+/// C88: it is no error if a replica is gone when its condition is written.
 #[tokio::test]
 async fn a_replica_that_is_gone_is_no_error() {
     let clock: Arc<dyn Clock> = SystemClock::new();
@@ -89,7 +89,7 @@ async fn a_replica_that_is_gone_is_no_error() {
     };
     cluster.until("the other is placed", other).await;
     cluster.until("it was tried", || async { faulty.hits() > 0 }).await;
-    // What else had to be said about the volume may have it looked at once more.
+    // Other status changes of the volume may trigger one more run.
     let settled = async || {
         for _ in 0..2000 {
             tokio::task::yield_now().await;
@@ -97,16 +97,16 @@ async fn a_replica_that_is_gone_is_no_error() {
         faulty.hits()
     };
     let tried = settled().await;
-    assert_eq!(settled().await, tried, "it is not tried again and again");
+    assert_eq!(settled().await, tried, "the write is not repeated");
     faulty.heal();
     cluster.delete::<ReplicatedVolumeReplica>("data-0").await;
-    cluster.until("it is made anew and placed", || both_scheduled(&cluster)).await;
+    cluster.until("it is created again and placed", || both_scheduled(&cluster)).await;
     cluster.volumes.shutdown().await;
 }
 
-/// A reservation that cannot be stored is said to be unconfirmed, and nothing is placed.
+/// If a reservation cannot be stored, the condition reports it, and no replica is placed.
 #[tokio::test]
-async fn nothing_is_placed_without_a_reservation_that_is_stored() {
+async fn no_replica_is_placed_without_a_stored_reservation() {
     let clock: Arc<dyn Clock> = SystemClock::new();
     let faulty = Faulty::new(store(clock.clone()));
     let cluster = pair(&faulty, clock).await;
@@ -128,7 +128,7 @@ async fn nothing_is_placed_without_a_reservation_that_is_stored() {
                 })
             })
     };
-    cluster.until("both say so", said).await;
+    cluster.until("both have the condition", said).await;
     assert!(cluster.replicas("data").await.iter().all(|it| it.spec.node_name.is_empty()));
     faulty.heal();
     cluster.until("both are placed", || both_scheduled(&cluster)).await;

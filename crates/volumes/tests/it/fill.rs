@@ -1,15 +1,15 @@
-//! Equal groups fill evenly, whichever way places are chosen.
+//! Equal groups fill evenly, with every strategy.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use mainstay_placement::{
-    EligibleGroup, EligibleNode, Pass, Replica, ReplicaType, Strategy, Topology, Verdict, Volume,
-    ZoneFallback,
+    EligibleGroup, EligibleNode, Pass, Replica, ReplicaDecision, ReplicaType, Strategy, Topology,
+    Volume, ZoneFallback,
 };
 use mainstay_volumes::api::LVMVolumeGroup;
 use mainstay_volumes::candidates::{Candidates, FromLedger};
-use mainstay_volumes::ledger::{Claim, Ledger, Placed, Size};
+use mainstay_volumes::ledger::{CapacityLedger, Claim, PlacedReplica, VolumeSize};
 use serde_json::json;
 
 use crate::cluster::{Cluster, class, pool, volume};
@@ -32,8 +32,8 @@ fn candidates() -> Candidates {
     }))
 }
 
-fn ledger(gib: u64) -> Ledger {
-    let mut ledger = Ledger::default();
+fn ledger(gib: u64) -> CapacityLedger {
+    let mut ledger = CapacityLedger::default();
     for name in NAMES {
         let size = mainstay_store::meta::Quantity::bytes(gib * GIB);
         let mut group = LVMVolumeGroup::default();
@@ -75,7 +75,7 @@ fn d8_equal_pools_never_differ_by_more_than_one_volume() {
             let whole = 3 * 1000 / size;
             for index in 0..whole {
                 let (name, holder) = (format!("v{index}"), format!("v{index}-0"));
-                let size_of = Size { size: size * GIB, replicated: false };
+                let size_of = VolumeSize { size: size * GIB, replicated: false };
                 let claim = Claim {
                     holder: holder.clone(),
                     volume: name.clone(),
@@ -90,8 +90,8 @@ fn d8_equal_pools_never_differ_by_more_than_one_volume() {
                     claims: &claims,
                     now,
                 };
-                let verdicts = Pass::new(&candidates.eligible, &volume).run(&mut answers);
-                let Verdict::Placed(entry) = &verdicts[0].1 else {
+                let decisions = Pass::new(&candidates.eligible, &volume).run(&mut answers);
+                let ReplicaDecision::Placed(entry) = &decisions[0].1 else {
                     panic!(
                         "{strategy:?} {fallback:?} {topology:?}: {index} of {whole} found a place"
                     );
@@ -99,7 +99,10 @@ fn d8_equal_pools_never_differ_by_more_than_one_volume() {
                 let target = candidates.target(entry.candidate).unwrap().clone();
                 *used.entry(target.name.clone()).or_default() += 1;
                 ledger.set_volume(&name, Some(size_of));
-                ledger.set_replica(&holder, Some(Placed { volume: name, target, reported: false }));
+                ledger.set_replica(
+                    &holder,
+                    Some(PlacedReplica { volume: name, target, reported: false }),
+                );
                 let most = used.values().max().unwrap();
                 let least = if used.len() < 3 { 0 } else { *used.values().min().unwrap() };
                 assert!(
@@ -111,9 +114,9 @@ fn d8_equal_pools_never_differ_by_more_than_one_volume() {
     }
 }
 
-/// The same by the controllers, many volumes at once.
+/// The same with the controllers and many volumes at once.
 #[tokio::test]
-async fn d8_controllers_fill_groups_evenly_however_many_volumes_come_at_once() {
+async fn d8_controllers_fill_groups_evenly_with_many_volumes_at_once() {
     for strategy in ["Greedy", "AllOrNothing"] {
         let cluster = Cluster::new(None).await;
         for name in NAMES {

@@ -1,4 +1,4 @@
-//! Nodes whose agents fall silent, on a clock that moves when it is told to.
+//! Nodes whose heartbeats stop, on a manual clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl Nodes {
         Some(ready.status)
     }
 
-    /// What the pool says of node a: whether the node and its agent are ready.
+    /// Whether node a and its agent are ready, in the pool's status.
     fn eligible(&self) -> Option<(bool, bool)> {
         let pool = self.cluster.volumes.views().pools.find(None, "pool")?;
         let node = pool.status.eligible_nodes.iter().find(|node| node.node_name == "a")?;
@@ -83,7 +83,7 @@ impl Nodes {
 }
 
 #[tokio::test]
-async fn a_silent_node_is_not_eligible_until_its_next_heartbeat() {
+async fn a_node_without_heartbeats_is_not_eligible_until_the_next_one() {
     use ConditionStatus::{True, Unknown};
     let nodes = Nodes::start().await;
     nodes.beat().await;
@@ -92,23 +92,23 @@ async fn a_silent_node_is_not_eligible_until_its_next_heartbeat() {
         nodes.clock.advance(Duration::from_secs(30));
         nodes.beat().await;
         nodes.settle().await;
-        assert_eq!(nodes.ready("a"), Some(True), "heard in time");
+        assert_eq!(nodes.ready("a"), Some(True), "the heartbeat was in time");
     }
     nodes.clock.advance(Duration::from_secs(39));
     nodes.settle().await;
-    assert_eq!(nodes.ready("a"), Some(True), "the last beat is still good");
+    assert_eq!(nodes.ready("a"), Some(True), "the last heartbeat is still valid");
     nodes.clock.advance(Duration::from_secs(2));
     nodes.until("it is unknown", Unknown, (false, false)).await;
     nodes.clock.advance(Duration::from_secs(3_600));
     nodes.settle().await;
     assert_eq!(nodes.ready("by-hand"), Some(True), "a node without an agent is not judged");
     nodes.beat().await;
-    nodes.until("it is heard again", True, (true, true)).await;
+    nodes.until("its heartbeats are back", True, (true, true)).await;
     nodes.cluster.volumes.shutdown().await;
 }
 
 #[tokio::test]
-async fn a_clock_that_is_wrong_does_not_matter() {
+async fn the_clock_of_a_node_does_not_matter() {
     let nodes = Nodes::start().await;
     let mut lease = Lease::default();
     lease.metadata.name = "a".to_owned();
@@ -116,7 +116,7 @@ async fn a_clock_that_is_wrong_does_not_matter() {
     lease.spec.renew_time = Some(MicroTime::new(Timestamp::UNIX_EPOCH));
     nodes.cluster.resources.create_as(&lease, &WriteOptions::default()).await.unwrap();
     nodes.settle().await;
-    assert_eq!(nodes.ready("a"), Some(ConditionStatus::True), "it was heard just now");
+    assert_eq!(nodes.ready("a"), Some(ConditionStatus::True), "its heartbeat arrived just now");
     nodes.clock.advance(Duration::from_secs(41));
     nodes.until("40 s is the default", ConditionStatus::Unknown, (false, false)).await;
     nodes.cluster.volumes.shutdown().await;

@@ -48,7 +48,7 @@ async fn a_volume_is_formed_placed_and_deleted_in_order() {
     assert_eq!(volume.status.replicas.unwrap().summary, "3/3");
     assert_eq!(volume.status.message, "");
     cluster
-        .until("placements are told as Events", || async {
+        .until("placements are recorded as Events", || async {
             let events: Vec<Event> = cluster.resources.list_as(Some("default")).await.unwrap();
             events.iter().filter(|it| it.reason.as_deref() == Some("Scheduled")).count() == 3
         })
@@ -76,7 +76,7 @@ async fn a_settled_volume_is_not_written_again() {
         (versions, zones && phases)
     };
     cluster.until("replicas have settled", || async { versions().await.1 }).await;
-    // A node that joins wakes every volume of the pool, and changes none.
+    // A node that joins triggers every volume of the pool, and changes none.
     let before = loop {
         let (first, _) = versions().await;
         for _ in 0..500 {
@@ -102,7 +102,7 @@ async fn a_settled_volume_is_not_written_again() {
 }
 
 #[tokio::test]
-async fn a_volume_that_found_no_place_wakes_up_when_there_is_room() {
+async fn an_unplaced_volume_is_placed_when_space_is_free() {
     let cluster = Cluster::new(None).await;
     three_zones(&cluster, "Consistency", "1Gi").await;
     cluster.apply(volume("large", "class", "5Gi")).await;
@@ -113,12 +113,12 @@ async fn a_volume_that_found_no_place_wakes_up_when_there_is_room() {
     };
     let full = "3 candidates (node×LVG) from 3 eligible nodes; 3 excluded: scoring (no capacity)";
     let waits = || async { message().await.as_deref() == Some(full) };
-    cluster.until("it says why it waits", waits).await;
+    cluster.until("the condition has the reason", waits).await;
     let told = || async {
         let volume = cluster.volume("large").await.unwrap();
         volume.status.message == format!("2 of 2 replicas wait for a place: {full}")
     };
-    cluster.until("the volume says it too", told).await;
+    cluster.until("the volume has the message", told).await;
     for group in ["vg-a", "vg-b"] {
         let options = WriteOptions::default();
         cluster
@@ -141,7 +141,7 @@ async fn a_volume_that_found_no_place_wakes_up_when_there_is_room() {
 }
 
 #[tokio::test]
-async fn space_that_a_deleted_volume_leaves_wakes_those_that_wait() {
+async fn space_of_a_deleted_volume_is_given_to_waiting_volumes() {
     let cluster = Cluster::new(None).await;
     three_zones(&cluster, "ConsistencyAndAvailability", "10Gi").await;
     cluster.apply(volume("first", "class", "6Gi")).await;
@@ -161,7 +161,7 @@ async fn space_that_a_deleted_volume_leaves_wakes_those_that_wait() {
 }
 
 #[tokio::test]
-async fn guards_speak_to_every_replica_and_access_replicas_carry_no_condition() {
+async fn guards_set_conditions_on_all_replicas_except_access_replicas() {
     let cluster = Cluster::new(None).await;
     cluster.apply(replica(0, "Diskful", "")).await;
     cluster.apply(replica(1, "Access", "a")).await;
@@ -198,7 +198,7 @@ async fn guards_speak_to_every_replica_and_access_replicas_carry_no_condition() 
     let placed = || async {
         message(0).await.is_some_and(|it| it.0 == "Scheduled") && message(1).await.is_none()
     };
-    cluster.until("placed, and the Access replica says nothing", placed).await;
+    cluster.until("placed, and the Access replica has no condition", placed).await;
     assert_eq!(cluster.replica("rv-1").await.unwrap().spec.node_name, "a");
     cluster.volumes.shutdown().await;
 }
@@ -211,9 +211,9 @@ fn replica(id: u8, kind: &str, node: &str) -> serde_json::Value {
     })
 }
 
-/// C04: a volume whose configuration names no pool waits for one, placed in part or not.
+/// C04: a volume whose configuration has no pool waits for one, partly placed or not.
 #[tokio::test]
-async fn a_pool_without_a_name_is_waited_for() {
+async fn a_configuration_without_a_pool_waits() {
     let cluster = Cluster::new(None).await;
     cluster.node("a", "z", true).await;
     cluster.apply(replica(0, "Diskful", "a")).await;
@@ -235,7 +235,7 @@ async fn a_pool_without_a_name_is_waited_for() {
     cluster.volumes.shutdown().await;
 }
 
-/// C06, C10, C12: Access replicas lose a condition of before, and are otherwise left alone.
+/// C06, C10, C12: a Scheduled condition is removed from Access replicas; they do not change otherwise.
 #[tokio::test]
 async fn access_replicas_are_not_scheduled() {
     let cluster = Cluster::new(None).await;
@@ -268,7 +268,7 @@ async fn access_replicas_are_not_scheduled() {
 }
 
 #[tokio::test]
-async fn an_attachment_draws_an_access_replica_and_leaves_with_it() {
+async fn an_attachment_creates_an_access_replica_and_deletes_it_again() {
     let cluster = Cluster::new(None).await;
     three_zones(&cluster, "None", "10Gi").await;
     cluster.apply(volume("data", "class", "1Gi")).await;
@@ -287,7 +287,7 @@ async fn an_attachment_draws_an_access_replica_and_leaves_with_it() {
         let desired = cluster.volume("data").await.unwrap().status.desired_attach_to;
         replica.is_some_and(|it| it.spec.node_name == other) && desired == [other]
     };
-    cluster.until("an Access replica is there", reached).await;
+    cluster.until("an Access replica exists", reached).await;
     cluster.delete::<ReplicatedVolumeAttachment>("use").await;
     let left = || async { cluster.replica("data-1").await.is_none() };
     cluster.until("it left", left).await;
@@ -295,7 +295,7 @@ async fn an_attachment_draws_an_access_replica_and_leaves_with_it() {
 }
 
 #[tokio::test]
-async fn a_replica_on_a_lost_node_is_replaced_before_it_goes() {
+async fn a_replica_on_a_lost_node_is_deleted_after_its_replacement_is_placed() {
     let cluster = Cluster::new(None).await;
     three_zones(&cluster, "Consistency", "10Gi").await;
     cluster.apply(volume("data", "class", "1Gi")).await;

@@ -1,11 +1,11 @@
-//! Volumes seen from outside: real controllers on a real store, a real extender over HTTP, and
-//! the plan over manifests.
+//! Black-box tests of volumes: real controllers on a real store, a real extender over HTTP, and the plan
+//! over manifests.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cases;
 mod cluster;
-#[expect(dead_code, reason = "the store's tests hurt it in more ways")]
+#[expect(dead_code, reason = "the store's tests use more of it")]
 #[path = "../../../store/tests/it/cluster.rs"]
 mod etcd;
 mod explain;

@@ -1,4 +1,4 @@
-//! Several servers over one store: they race for the last space, and take over from each other.
+//! Several servers on one store: they compete for the last space, and take over from each other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ async fn three_groups(cluster: &Cluster) {
     cluster.apply(class("single", "None", "pool")).await;
 }
 
-/// Waits until every volume `v0..` has been decided about, and `expected` have their place. Each
-/// look is at one moment, and at none does a group hold more than fits.
+/// Waits until every volume `v0..` has a decision, and `expected` are placed. Checks every time that no
+/// group holds more than fits.
 async fn decided(cluster: &Cluster, volumes: usize, expected: usize) {
     let decided = || async {
         let all: Vec<ReplicatedVolumeReplica> = cluster.resources.list_as(None).await.unwrap();
@@ -48,10 +48,10 @@ async fn decided(cluster: &Cluster, volumes: usize, expected: usize) {
     cluster.until(&format!("{expected} of {volumes} are placed"), decided).await;
 }
 
-/// Two servers schedule at once, none of which knows of the other: as bad as it can get.
+/// Two servers schedule at once without an election: the worst case.
 async fn race(first: Resources, second: Resources) {
     let first = Cluster::over(first, "server-a", None).await;
-    // The second has controllers of its own, with a ledger that sees the same store.
+    // The second server has its own controllers and ledger on the same store.
     let rival = Volumes::start(&second, Options::new("server-b"), None).await.unwrap();
     three_groups(&first).await;
     for index in 0..20 {
@@ -86,7 +86,7 @@ async fn two_servers_on_one_etcd_never_promise_the_same_space() {
     two.close().await;
 }
 
-/// Who wrote the reservations that are in the store.
+/// The writers of the stored reservations.
 async fn writers(resources: &Resources) -> BTreeSet<String> {
     let kept = Resource::new("internal.storage.mainstay.dev", "volumegroupreservations");
     let kept = resources.objects().collection(&kept, At::Latest).await.unwrap();
@@ -97,7 +97,7 @@ async fn writers(resources: &Resources) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn only_the_leader_schedules_and_the_next_takes_over_where_it_ended() {
+async fn only_the_leader_schedules_and_the_next_leader_continues() {
     let etcd = Etcd::start(1);
     let address = etcd.address();
     let clock: Arc<dyn Clock> = SystemClock::new();
@@ -142,7 +142,7 @@ fn claim(holder: &str) -> Claim {
     Claim { holder, volume: String::new(), size: 6 << 30, replicated: false }
 }
 
-/// Waits until a server knows of the group.
+/// Waits until a server has seen the group.
 async fn knows_the_group(cluster: &Cluster) {
     let views = cluster.volumes.views().clone();
     cluster
@@ -153,7 +153,7 @@ async fn knows_the_group(cluster: &Cluster) {
 }
 
 #[tokio::test]
-async fn a_server_gives_nothing_back_that_another_counts_on() {
+async fn a_server_does_not_release_the_reservation_of_another() {
     let clock: Arc<dyn Clock> = SystemClock::new();
     let objects = store(clock.clone());
     let server = |name| Cluster::over(resources(objects.clone(), clock.clone()), name, None);
@@ -163,7 +163,7 @@ async fn a_server_gives_nothing_back_that_another_counts_on() {
     knows_the_group(&second).await;
     let target = Target::new("vg-a", "");
     let minute = std::time::Duration::from_secs(60);
-    // Both want the same replica there; the first has it confirmed and is about to place it.
+    // Both reserve for the same replica; the first has confirmed it and is about to place it.
     for server in [&first, &second] {
         let ledger = server.volumes.reserve();
         assert!(ledger.filter_and_score(&claim("one"), &[&target], minute, false)[0] > 0);
@@ -174,7 +174,7 @@ async fn a_server_gives_nothing_back_that_another_counts_on() {
         async move { ledger.narrow(&resources, holder, &target, minute).await }
     };
     narrowed(&first, "one").await.unwrap();
-    // Whether or not the second gets it too: when it gives up, the first one's stays.
+    // When the second releases its reservation, that of the first stays.
     drop(narrowed(&second, "one").await);
     second.volumes.reserve().release(&second.resources, "one").await.unwrap();
     let ledger = second.volumes.reserve();
@@ -186,7 +186,7 @@ async fn a_server_gives_nothing_back_that_another_counts_on() {
 }
 
 #[tokio::test]
-async fn a_narrow_reservation_outlives_its_server() {
+async fn a_narrow_reservation_survives_its_server() {
     let clock: Arc<dyn Clock> = SystemClock::new();
     let objects = store(clock.clone());
     let first = Cluster::over(resources(objects.clone(), clock.clone()), "server-a", None).await;

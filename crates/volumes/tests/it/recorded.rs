@@ -1,4 +1,4 @@
-//! The recorded cases: what each says is there, and where it says each replica must come to be.
+//! The recorded cases: the objects of each, and the expected place of each replica.
 
 use mainstay_store::clock::{Clock as _, SystemClock};
 use mainstay_store::meta::Time;
@@ -41,7 +41,7 @@ pub(crate) fn node(name: &str, zone: &str, ready: bool, agent: bool, cordoned: b
     })
 }
 
-/// Now, as it is written into objects.
+/// The current time in the format of objects.
 fn now() -> String {
     Time::new(SystemClock::new().now()).to_string()
 }
@@ -146,8 +146,8 @@ pub(crate) fn leaving(case: &Value) -> impl Iterator<Item = String> {
     replicas.filter(|replica| replica["deleting"] == true).map(name)
 }
 
-/// What the object of a replica has still to become, if it is not as the case expects. A wrong
-/// message can come right no more: that is a failure at once.
+/// The difference between a replica and the case's expectation, if there is one. A wrong message fails at
+/// once, because it cannot become right later.
 pub(crate) fn missing(case: &Value, replica: &Value, object: &Value) -> Option<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let spec = &object["spec"];
@@ -165,7 +165,7 @@ pub(crate) fn missing(case: &Value, replica: &Value, object: &Value) -> Option<S
     let right = match expected {
         "FAIL" => reason == "SchedulingFailed",
         "EXT" => reason == "ExtenderUnavailable",
-        // Before the volume was there, a guard spoke to all; nobody has touched it since.
+        // A guard set it before the volume existed, and it was not changed since.
         "-" => reason.is_empty() || reason == "WaitingForReplicatedVolume",
         _ => place == expected && reason == "Scheduled",
     };

@@ -1,4 +1,4 @@
-//! Changes that come a few volumes at a time, and changes that wait for a while.
+//! Changes of a few volumes at a time, and changes after a grace period.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::fake::{Answers, Fake};
 
 const VOLUMES: usize = 7;
 
-/// Nodes a to d with room, and volumes of one replica each that all settled.
+/// Nodes a to d with free space, and ready volumes of one replica each.
 async fn settled(cluster: &Cluster, spec: Value) {
     let mut groups = Vec::new();
     for name in ["a", "b", "c", "d"] {
@@ -54,7 +54,7 @@ async fn grow(cluster: &Cluster) {
     cluster.resources.modify_as(None, "class", None, &options, grow).await.unwrap();
 }
 
-/// How many volumes changed at once at most, as their history in the store tells it.
+/// The largest number of volumes that changed at once, from their history in the store.
 fn watch_volumes(
     cluster: &Cluster,
     counts: impl Fn(&ReplicatedVolume) -> bool + Send + Sync + 'static,
@@ -102,7 +102,7 @@ async fn volumes_follow_their_class_a_few_at_a_time() {
 }
 
 #[tokio::test]
-async fn only_new_volumes_follow_where_the_class_says_so() {
+async fn existing_volumes_do_not_follow_with_new_volumes_only() {
     let cluster = Cluster::new(None).await;
     settled(&cluster, json!({"configurationRolloutStrategy": {"type": "NewVolumesOnly"}})).await;
     grow(&cluster).await;
@@ -127,7 +127,7 @@ async fn only_new_volumes_follow_where_the_class_says_so() {
         assert_eq!(volume.status.replicas.as_ref().unwrap().summary, expected);
     }
     cluster
-        .until("the class counts those behind", || async {
+        .until("the class counts stale volumes", || async {
             let class = views.classes.find(None, "class").unwrap();
             class.status.volumes.is_some_and(|it| {
                 it.total as usize == VOLUMES + 1 && it.stale_configuration as usize == VOLUMES
@@ -138,7 +138,7 @@ async fn only_new_volumes_follow_where_the_class_says_so() {
 }
 
 #[tokio::test]
-async fn replicas_in_the_wrong_place_are_replaced_a_few_volumes_at_a_time() {
+async fn misplaced_replicas_are_replaced_a_few_volumes_at_a_time() {
     let cluster = Cluster::new(None).await;
     let strategy = json!({"eligibleNodesConflictResolutionStrategy":
         {"type": "RollingRepair", "rollingRepair": {"maxParallel": 1}}});
@@ -176,7 +176,7 @@ async fn replicas_in_the_wrong_place_are_replaced_a_few_volumes_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_group_that_is_being_emptied_loses_its_replicas_to_others() {
+async fn replicas_of_a_group_that_is_being_emptied_move_to_others() {
     let cluster = Cluster::new(None).await;
     let strategy = json!({"eligibleNodesConflictResolutionStrategy":
         {"type": "RollingRepair", "rollingRepair": {"maxParallel": 2}}});
@@ -201,7 +201,7 @@ async fn a_group_that_is_being_emptied_loses_its_replicas_to_others() {
 }
 
 #[tokio::test]
-async fn replicas_in_the_wrong_place_stay_where_the_class_says_so() {
+async fn misplaced_replicas_stay_with_manual_resolution() {
     let cluster = Cluster::new(None).await;
     let strategy = json!({"eligibleNodesConflictResolutionStrategy": {"type": "Manual"}});
     settled(&cluster, strategy).await;
@@ -215,8 +215,8 @@ async fn replicas_in_the_wrong_place_stay_where_the_class_says_so() {
         });
         misplaced > 0 && degraded.count() == misplaced
     };
-    cluster.until("it is told", told).await;
-    assert_eq!(views.replicas.len(), VOLUMES, "and nothing is done about it");
+    cluster.until("it is reported", told).await;
+    assert_eq!(views.replicas.len(), VOLUMES, "no replica is replaced");
     cluster.volumes.shutdown().await;
 }
 
@@ -261,7 +261,7 @@ async fn a_node_that_is_not_ready_stays_eligible_for_the_grace_period() {
     say(ConditionStatus::False).await;
     cluster.until("a is not ready", || async { pool().0 == both(false) }).await;
     assert_eq!(pool().1, revision + 1);
-    cluster.until("the grace is waited for", || async { clock.sleepers() > 0 }).await;
+    cluster.until("the grace period has started", || async { clock.sleepers() > 0 }).await;
     clock.advance(Duration::from_secs(299));
     for _ in 0..2000 {
         tokio::task::yield_now().await;

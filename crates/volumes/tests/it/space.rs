@@ -1,4 +1,4 @@
-//! Space as the controllers count it: promised once, used once, and given back.
+//! Space as the controllers count it: promised once, used once, and released.
 
 use std::sync::Arc;
 
@@ -29,13 +29,13 @@ async fn refused(cluster: &Cluster, replica: &str) {
             condition.is_some_and(|it| it.message.ends_with("excluded: scoring (no capacity)"))
         })
     };
-    cluster.until(&format!("{replica} finds no room"), refused).await;
+    cluster.until(&format!("{replica} has no place"), refused).await;
 }
 
-/// D5, D6: with a reservation id shared by all replicas each still has a reservation of its own,
-/// and it ends with the placement, not a minute later.
+/// D5, D6: even if all replicas share a reservation id, each has its own reservation, which ends with the
+/// placement, not a minute later.
 #[tokio::test]
-async fn d5_d6_every_replica_reserves_for_itself_until_it_is_placed() {
+async fn d5_d6_every_replica_has_its_own_reservation_until_it_is_placed() {
     let clock: Arc<dyn Clock> = SystemClock::new();
     let faulty = Faulty::new(store(clock.clone()));
     let cluster = Cluster::over(resources(faulty.clone(), clock), "server-a", None).await;
@@ -45,7 +45,7 @@ async fn d5_d6_every_replica_reserves_for_itself_until_it_is_placed() {
     }
     cluster.apply(pool("pool", &["vg-a", "vg-b"])).await;
     cluster.apply(class("pair", "Consistency", "pool")).await;
-    // Placements cannot be written for now.
+    // Writes of placements fail for now.
     faulty.set(|write| {
         let Change::Update(_, body) = &write.change else { return None };
         let object: Value = serde_json::from_slice(body.json()).unwrap();
@@ -68,12 +68,12 @@ async fn d5_d6_every_replica_reserves_for_itself_until_it_is_placed() {
         holders == [("data-0", "vg-a"), ("data-1", "vg-b")].map(|(a, b)| (a.into(), b.into()))
     };
     cluster.until("both have reserved", both).await;
-    // Nobody else gets that space meanwhile.
+    // No other volume gets that space meanwhile.
     cluster.apply(volume("other", "pair", "6Gi")).await;
     refused(&cluster, "other-0").await;
     faulty.heal();
     ready(&cluster, "data").await;
-    cluster.until("nothing is reserved any more", || async { holders().is_empty() }).await;
+    cluster.until("no reservation is left", || async { holders().is_empty() }).await;
     cluster.volumes.shutdown().await;
 }
 
@@ -122,7 +122,7 @@ async fn a_thin_pool_is_over_committed_up_to_its_limit() {
         }))
         .await;
     cluster.apply(class("single", "None", "pool")).await;
-    // 150 % of 10 GiB unless somebody says otherwise.
+    // The default limit is 150 % of 10 GiB.
     for name in ["one", "two"] {
         cluster.apply(volume(name, "single", "7Gi")).await;
         ready(&cluster, name).await;
@@ -141,9 +141,9 @@ async fn a_thin_pool_is_over_committed_up_to_its_limit() {
     cluster.volumes.shutdown().await;
 }
 
-/// D9: what exactly fits without metadata and whole extents does not fit with them.
+/// D9: a size that exactly fits without metadata and whole extents does not fit with them.
 #[tokio::test]
-async fn d9_metadata_and_extents_are_part_of_what_a_replica_needs() {
+async fn d9_a_replica_needs_space_for_metadata_and_whole_extents() {
     let cluster = Cluster::new(None).await;
     for name in ["a", "b"] {
         cluster.node(name, "z", true).await;

@@ -1,5 +1,5 @@
-//! A volume that found no place is looked at again when something changed that may help it, and
-//! only then: on a clock that stands still every question to the extender has a cause.
+//! A volume without a place is scheduled again when a relevant object changes, and only then: on a stopped
+//! clock every request to the extender has a cause.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::cluster::{Cluster, class, pool, resources, store, volume};
 use crate::fake::{Answers, Fake};
 use crate::recorded::GROUP;
 
-/// A volume that waits in a pool where nothing has room, and an extender that counts questions.
-struct Waiting {
+/// A volume that waits in a full pool, and an extender that counts requests.
+struct WaitingVolume {
     cluster: Cluster,
     fake: Fake,
 }
 
-impl Waiting {
+impl WaitingVolume {
     async fn start() -> Self {
         let clock: Arc<dyn Clock> = ManualClock::new(Timestamp::UNIX_EPOCH);
         let fake = Fake::start(Answers::default()).await;
@@ -37,7 +37,7 @@ impl Waiting {
         cluster.apply(pool("pool", &["vg-a", "vg-b"])).await;
         cluster.apply(class("single", "None", "pool")).await;
         cluster
-            .until("the pool knows its nodes", || async {
+            .until("the pool has eligible nodes", || async {
                 let views = cluster.volumes.views();
                 views.pools.find(None, "pool").is_some_and(|pool| {
                     let nodes = &pool.status.eligible_nodes;
@@ -63,7 +63,7 @@ impl Waiting {
         self.fake.requests().iter().filter(|(what, _)| what == "score").count()
     }
 
-    /// Lets everything settle; says how often the extender was asked so far.
+    /// Waits until the controllers are idle; returns the number of requests to the extender so far.
     async fn settled(&self) -> usize {
         let mut before = self.asked();
         loop {
@@ -94,23 +94,23 @@ impl Waiting {
 }
 
 #[tokio::test]
-async fn nothing_happens_while_nothing_changes() {
-    let waiting = Waiting::start().await;
+async fn irrelevant_changes_do_not_trigger_scheduling() {
+    let waiting = WaitingVolume::start().await;
     let before = waiting.settled().await;
-    // What does not matter to a place wakes nobody.
+    // Changes that do not concern placement trigger no run.
     waiting.node(|node| drop(node.metadata.annotations.insert("a".into(), "b".into())), None).await;
     assert_eq!(waiting.settled().await, before);
     waiting.cluster.volumes.shutdown().await;
 }
 
 #[tokio::test]
-async fn more_free_space_wakes_it() {
-    let waiting = Waiting::start().await;
+async fn more_free_space_triggers_scheduling() {
+    let waiting = WaitingVolume::start().await;
     let before = waiting.settled().await;
     let more = |it: &mut LVMVolumeGroup| it.status.vg_free = Some("11Gi".parse().unwrap());
     waiting.group(more, Some(Subresource::Status)).await;
     waiting.wakes("more space", before).await;
-    // Less than it needs would not help.
+    // Less space than a replica needs triggers no run.
     let before = waiting.settled().await;
     let less = |it: &mut LVMVolumeGroup| it.status.vg_free = Some("1Mi".parse().unwrap());
     waiting.group(less, Some(Subresource::Status)).await;
@@ -119,11 +119,11 @@ async fn more_free_space_wakes_it() {
 }
 
 #[tokio::test]
-async fn readiness_wakes_it() {
-    let waiting = Waiting::start().await;
+async fn readiness_triggers_scheduling() {
+    let waiting = WaitingVolume::start().await;
     let before = waiting.settled().await;
     waiting.node(|node| node.spec.unschedulable = Some(true), None).await;
-    waiting.wakes("a cordon leaves fewer candidates to tell of", before).await;
+    waiting.wakes("a node is cordoned", before).await;
     let before = waiting.settled().await;
     waiting.node(|node| node.spec.unschedulable = Some(false), None).await;
     waiting.wakes("the cordon is lifted", before).await;
@@ -140,8 +140,8 @@ async fn readiness_wakes_it() {
 }
 
 #[tokio::test]
-async fn zones_nodes_and_groups_wake_it() {
-    let waiting = Waiting::start().await;
+async fn zones_nodes_and_groups_trigger_scheduling() {
+    let waiting = WaitingVolume::start().await;
     let cluster = &waiting.cluster;
     let before = waiting.settled().await;
     let zone = "topology.kubernetes.io/zone";
@@ -169,8 +169,8 @@ async fn zones_nodes_and_groups_wake_it() {
 }
 
 #[tokio::test]
-async fn attachments_wake_it() {
-    let waiting = Waiting::start().await;
+async fn attachments_trigger_scheduling() {
+    let waiting = WaitingVolume::start().await;
     let cluster = &waiting.cluster;
     let before = waiting.settled().await;
     cluster
@@ -179,32 +179,32 @@ async fn attachments_wake_it() {
             "spec": {"replicatedVolumeName": "data", "nodeName": "b"},
         }))
         .await;
-    waiting.wakes("it is wanted somewhere", before).await;
+    waiting.wakes("an attachment is created", before).await;
     let before = waiting.settled().await;
     cluster.delete::<ReplicatedVolumeAttachment>("use").await;
-    waiting.wakes("it is wanted there no more", before).await;
+    waiting.wakes("the attachment is deleted", before).await;
     waiting.cluster.volumes.shutdown().await;
 }
 
 #[tokio::test]
-async fn its_size_its_class_and_its_replicas_wake_it() {
-    let waiting = Waiting::start().await;
+async fn size_class_and_replicas_trigger_scheduling() {
+    let waiting = WaitingVolume::start().await;
     let cluster = &waiting.cluster;
     let options = WriteOptions::default();
     let before = waiting.settled().await;
     let grow = |it: &mut ReplicatedVolume| it.spec.size = "2Gi".parse().unwrap();
     cluster.resources.modify_as(None, "data", None, &options, grow).await.unwrap();
-    waiting.wakes("it is to be larger", before).await;
+    waiting.wakes("the volume grows", before).await;
 
     let before = waiting.settled().await;
     let spread = |it: &mut ReplicatedStorageClass| {
         it.spec.replication = Some(mainstay_volumes::api::Replication::Consistency);
     };
     cluster.resources.modify_as(None, "single", None, &options, spread).await.unwrap();
-    waiting.wakes("its class wants more of it", before).await;
+    waiting.wakes("the class wants more replicas", before).await;
 
     let before = waiting.settled().await;
     cluster.delete::<ReplicatedVolumeReplica>("data-1").await;
-    waiting.wakes("a replica left", before).await;
+    waiting.wakes("a replica is gone", before).await;
     waiting.cluster.volumes.shutdown().await;
 }

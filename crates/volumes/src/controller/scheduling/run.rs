@@ -1,36 +1,35 @@
-//! One run of scheduling over one volume: decide everything, confirm what was promised, then
-//! write.
+//! One run of scheduling over one volume: decide for all replicas, confirm reservations, then write.
 //!
-//! The ledger of this process decides about all replicas of a volume at one moment. What follows
-//! from it is written replica by replica, but for all replicas at once, so that a volume costs the
-//! store a few rounds however many replicas it has: reservations, then placements, then
-//! conditions.
+//! The ledger of this process decides about all replicas of a volume under one lock. The writes for all
+//! replicas go out together, so that a volume costs the store a few rounds for any number of replicas:
+//! reservations, then placements, then conditions.
 
 use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
 use mainstay_controller::events::{Severity, reference};
 use mainstay_controller::runtime::Context;
-use mainstay_placement::{Narrowing, Next, Pass, Slot, Unavailable, Verdict, Volume};
+use mainstay_controller::write::{options, or_gone, set_status};
+use mainstay_placement::{Narrowing, Next, Pass, ReplicaDecision, Slot, Unavailable, Volume};
 use mainstay_store::object::Record;
 use mainstay_store::resources::{Error, encode};
 use serde::Deserialize;
 
-use super::super::{Shared, options, or_gone, set_status};
+use super::super::Shared;
 use crate::api::{ReplicatedVolume, ReplicatedVolumeReplica};
 use crate::candidates::{Candidates, FromLedger};
 use crate::conditions::{self, Statement};
 use crate::extender::{self, Client, Extender, Request};
 use crate::ledger;
-use crate::reserve::{self, Reserve};
+use crate::reserve::{self, ReservationStore};
 use crate::schedule::{self, SCHEDULED};
 
 const MANAGER: &str = "mainstay-scheduling";
 
-/// What became of each replica, by its place in [`Volume::replicas`].
-type Verdicts = Vec<(usize, Verdict)>;
+/// The decision about each replica, by its index in [`Volume::replicas`].
+type Decisions = Vec<(usize, ReplicaDecision)>;
 
-/// Why a run ended early, though nothing went wrong: what it saw is no longer so.
+/// Why a run ended early without a failure: the objects it read have changed.
 #[derive(Debug)]
 pub(super) enum Interrupted {
     Outdated,
@@ -43,7 +42,7 @@ impl From<Error> for Interrupted {
     }
 }
 
-/// One run: the replicas as they were read, and what came of it.
+/// One run: the replicas as they were read, and its results.
 pub(super) struct Run<'r> {
     shared: &'r Shared,
     context: &'r Context,
@@ -65,12 +64,12 @@ impl<'r> Run<'r> {
         &self.replicas
     }
 
-    /// Whether a replica was left without a place, and why the extender gave no answer.
+    /// Whether a replica was left without a place, and the error of the extender.
     pub(super) fn finish(self) -> (bool, Option<extender::Error>) {
         (self.failed, self.unavailable)
     }
 
-    /// Decides about all replicas and writes what follows.
+    /// Decides about all replicas and writes the results.
     pub(super) async fn pass(
         &mut self,
         volume: &ReplicatedVolume,
@@ -83,39 +82,39 @@ impl<'r> Run<'r> {
             let recorder = &self.shared.recorder;
             recorder.event(&about, Severity::Warning, "SpreadAcrossZones", &warning);
         }
-        let verdicts = match &self.shared.extender {
+        let decisions = match &self.shared.extender {
             Extender::Ledger(ledger) => self.promise(ledger, volume, candidates, pass).await?,
             Extender::Client(client) => self.ask(client, volume, candidates, pass).await,
         };
-        let unplaced = |verdict: &Verdict| {
-            matches!(verdict, Verdict::Failed(_) | Verdict::ExtenderUnavailable(_))
+        let unplaced = |decision: &ReplicaDecision| {
+            matches!(decision, ReplicaDecision::Failed(_) | ReplicaDecision::ExtenderUnavailable(_))
         };
-        self.failed = verdicts.iter().any(|(_, verdict)| unplaced(verdict));
-        let written = verdicts
+        self.failed = decisions.iter().any(|(_, decision)| unplaced(decision));
+        let written = decisions
             .iter()
-            .map(|(replica, verdict)| self.settle(&self.replicas[*replica], verdict, candidates));
+            .map(|(replica, decision)| self.settle(&self.replicas[*replica], decision, candidates));
         join_all(written).await.into_iter().collect()
     }
 
-    /// Lets the ledger decide, and confirms what it promised.
+    /// Decides with the ledger, and confirms its reservations.
     async fn promise(
         &mut self,
-        ledger: &Reserve,
+        ledger: &ReservationStore,
         volume: &ReplicatedVolume,
         candidates: &Candidates,
         pass: Pass<'_>,
-    ) -> Result<Verdicts, Interrupted> {
+    ) -> Result<Decisions, Interrupted> {
         let replicas = self.replicas.iter();
         let claims: Vec<_> =
             replicas.map(|replica| schedule::claim(volume, &replica.metadata.name)).collect();
         let claims = &claims;
-        let mut verdicts = ledger
+        let mut decisions = ledger
             .decide(|ledger, now| pass.run(&mut FromLedger { ledger, candidates, claims, now }));
         let resources = &self.context.resources;
-        let promised: Vec<(&str, &str)> = verdicts
+        let promised: Vec<(&str, &str)> = decisions
             .iter()
-            .filter_map(|(replica, verdict)| match verdict {
-                Verdict::Placed(entry) => {
+            .filter_map(|(replica, decision)| match decision {
+                ReplicaDecision::Placed(entry) => {
                     let target = candidates.target(entry.candidate)?;
                     Some((claims[*replica].holder.as_str(), target.name.as_str()))
                 }
@@ -125,9 +124,9 @@ impl<'r> Run<'r> {
         let confirmed =
             promised.iter().map(|(holder, group)| ledger.confirm(resources, holder, group));
         let failed = join_all(confirmed).await.into_iter().find_map(Result::err);
-        let Some(error) = failed else { return Ok(verdicts) };
-        // All or none: what was confirmed beside it is given back. Should that fail too, it
-        // expires.
+        let Some(error) = failed else { return Ok(decisions) };
+        // All or none: the other reservations are released. If that fails too, they
+        // expire.
         for (holder, _) in promised {
             let _ = ledger.release(resources, holder).await;
         }
@@ -136,26 +135,26 @@ impl<'r> Run<'r> {
         }
         self.unavailable = Some(extender::Error::Ledger(error));
         let has_disk = |replica: usize| self.replicas[replica].spec.kind.has_disk();
-        verdicts.retain(|(replica, verdict)| {
-            !matches!(verdict, Verdict::Placed(_)) || has_disk(*replica)
+        decisions.retain(|(replica, decision)| {
+            !matches!(decision, ReplicaDecision::Placed(_)) || has_disk(*replica)
         });
-        for (_, verdict) in &mut verdicts {
-            if matches!(verdict, Verdict::Placed(_)) {
-                *verdict = Verdict::ExtenderUnavailable(Unavailable::Narrowing);
+        for (_, decision) in &mut decisions {
+            if matches!(decision, ReplicaDecision::Placed(_)) {
+                *decision = ReplicaDecision::ExtenderUnavailable(Unavailable::Narrowing);
             }
         }
-        Ok(verdicts)
+        Ok(decisions)
     }
 
-    /// Asks an extender elsewhere, question by question.
+    /// Asks an external extender, request by request.
     async fn ask(
         &mut self,
         client: &Client,
         volume: &ReplicatedVolume,
         candidates: &Candidates,
         mut pass: Pass<'_>,
-    ) -> Verdicts {
-        let mut verdicts = Verdicts::new();
+    ) -> Decisions {
+        let mut decisions = Decisions::new();
         loop {
             match pass.advance() {
                 Next::Score { replica, slots } => {
@@ -184,10 +183,10 @@ impl<'r> Run<'r> {
                         self.unavailable = Some(error.into());
                     }
                 }
-                // An extender elsewhere lets what is not used expire.
+                // Unused reservations of an external extender expire by themselves.
                 Next::Release(_) | Next::Place(_) => {}
-                Next::Report { replica, verdict } => verdicts.push((replica, verdict)),
-                Next::Done => return verdicts,
+                Next::Report { replica, decision } => decisions.push((replica, decision)),
+                Next::Done => return decisions,
             }
         }
     }
@@ -200,16 +199,16 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// Writes what became of one replica: its place, then its condition.
+    /// Writes the result for one replica: its place, then its condition.
     async fn settle(
         &self,
         replica: &ReplicatedVolumeReplica,
-        verdict: &Verdict,
+        decision: &ReplicaDecision,
         candidates: &Candidates,
     ) -> Result<(), Interrupted> {
         let placed;
-        let replica = match verdict {
-            Verdict::Placed(entry) => {
+        let replica = match decision {
+            ReplicaDecision::Placed(entry) => {
                 match self.place(replica, candidates, entry.candidate).await? {
                     Some(written) => placed = written,
                     None => return Ok(()),
@@ -218,11 +217,11 @@ impl<'r> Run<'r> {
             }
             _ => replica,
         };
-        let statement = schedule::statement(verdict);
-        let changed = self.say(replica, statement.as_ref()).await?;
+        let statement = schedule::statement(decision);
+        let changed = self.set_condition(replica, statement.as_ref()).await?;
         let recorder = &self.shared.recorder;
-        match (verdict, statement) {
-            (Verdict::Placed(_), _) => {
+        match (decision, statement) {
+            (ReplicaDecision::Placed(_), _) => {
                 let spec = &replica.spec;
                 let mut place = format!("placed on {}", spec.node_name);
                 if !spec.lvm_volume_group_name.is_empty() {
@@ -230,21 +229,25 @@ impl<'r> Run<'r> {
                 }
                 recorder.event(&reference(replica), Severity::Normal, "Scheduled", &place);
             }
-            (Verdict::Failed(_) | Verdict::ExtenderUnavailable(_), Some(said)) if changed => {
-                let mut message = said.message;
-                if let (Verdict::ExtenderUnavailable(_), Some(error)) = (verdict, &self.unavailable)
+            (
+                ReplicaDecision::Failed(_) | ReplicaDecision::ExtenderUnavailable(_),
+                Some(statement),
+            ) if changed => {
+                let mut message = statement.message;
+                if let (ReplicaDecision::ExtenderUnavailable(_), Some(error)) =
+                    (decision, &self.unavailable)
                 {
                     message += &format!(" ({})", chain(error));
                 }
-                recorder.event(&reference(replica), Severity::Warning, said.reason, &message);
+                recorder.event(&reference(replica), Severity::Warning, statement.reason, &message);
             }
             _ => {}
         }
         Ok(())
     }
 
-    /// Writes a placement, unless the replica's spec has changed since it was read. `None` when
-    /// the replica is gone.
+    /// Writes a placement, unless the replica's spec has changed since it was read. `None` if the replica
+    /// is gone.
     async fn place(
         &self,
         seen: &ReplicatedVolumeReplica,
@@ -280,14 +283,15 @@ impl<'r> Run<'r> {
         Ok(Some(placed))
     }
 
-    /// Says the same to every replica.
-    pub(super) async fn say_to_all(&self, statement: &Statement) -> Result<(), Interrupted> {
-        let said = self.replicas.iter().map(|replica| self.say(replica, Some(statement)));
-        join_all(said).await.into_iter().try_for_each(|said| said.map(drop))
+    /// Sets the same condition on every replica.
+    pub(super) async fn set_on_all(&self, statement: &Statement) -> Result<(), Interrupted> {
+        let statement =
+            self.replicas.iter().map(|replica| self.set_condition(replica, Some(statement)));
+        join_all(statement).await.into_iter().try_for_each(|statement| statement.map(drop))
     }
 
-    /// Sets or removes the condition. Says whether that changed anything.
-    async fn say(
+    /// Sets or removes the condition. Returns whether that changed anything.
+    async fn set_condition(
         &self,
         replica: &ReplicatedVolumeReplica,
         statement: Option<&Statement>,
@@ -307,12 +311,12 @@ impl<'r> Run<'r> {
         let edit = |it: &mut _| {
             settle(it);
         };
-        set_status(resources, name, MANAGER, edit).await?;
+        set_status(resources, None, name, MANAGER, edit).await?;
         Ok(true)
     }
 }
 
-/// The generation of an object that was just written; nothing else of it is read.
+/// The generation of a written object; no other field is decoded.
 fn generation(record: &Record) -> Result<Option<i64>, Error> {
     #[derive(Deserialize)]
     struct Metadata {

@@ -1,8 +1,8 @@
-//! Whose turn it is: volumes follow a change of their class, and have replicas in the wrong place
-//! replaced, a few at a time.
+//! Rolling changes: a few volumes at a time follow a change of their class, or have misplaced replicas
+//! replaced.
 //!
-//! Volumes take their turn by name. A volume's turn lasts until it is in order again; whoever has
-//! to wait is woken when a turn ends.
+//! Volumes take turns in the order of their names. A turn lasts until the volume is Ready again; then
+//! the next waiting volumes are reconciled.
 
 use std::collections::BTreeSet;
 
@@ -17,14 +17,14 @@ fn count(most: u32) -> usize {
     usize::try_from(most).unwrap_or(usize::MAX)
 }
 
-/// The class and which configuration of it a volume has: what volumes are found by.
+/// The index value of a volume: its class and the generation of its configuration.
 pub(in super::super) fn configured(volume: &ReplicatedVolume) -> Option<String> {
     volume.status.configuration.as_ref()?;
     let generation = volume.status.configuration_generation?;
     Some(key(&volume.spec.replicated_storage_class_name, generation))
 }
 
-/// The same, of a volume that is not in order.
+/// The same, for a volume that is not Ready.
 pub(in super::super) fn degraded(volume: &ReplicatedVolume) -> Option<String> {
     configured(volume).filter(|_| is_degraded(volume))
 }
@@ -37,7 +37,7 @@ fn is_degraded(volume: &ReplicatedVolume) -> bool {
     volume.status.phase == Some(VolumePhase::Degraded)
 }
 
-/// The first volumes of a class, by name, that have an older configuration than it has now.
+/// The first volumes of a class, by name, with an older configuration than the class.
 fn behind(views: &Views, class: &ReplicatedStorageClass, most: usize) -> BTreeSet<String> {
     let name = &class.metadata.name;
     let newest = class.status.configuration_generation.unwrap_or_default();
@@ -71,7 +71,7 @@ pub(super) fn follows(
     behind(views, class, most - changing.len()).contains(&volume.metadata.name)
 }
 
-/// The volumes whose turn may come when `volume` has had its own.
+/// The volumes whose turn may come after that of `volume`.
 pub(super) fn next_to_follow(views: &Views, volume: &ReplicatedVolume) -> BTreeSet<String> {
     let class = views.class(&volume.spec.replicated_storage_class_name);
     class.map(|class| behind(views, &class, at_once(&class))).unwrap_or_default()
@@ -86,7 +86,7 @@ pub(super) fn has_followed(old: Option<&ReplicatedVolume>, new: Option<&Replicat
     })
 }
 
-/// The first volumes of a class, by name, with replicas in the wrong place.
+/// The first volumes of a class, by name, with misplaced replicas.
 fn misplaced(views: &Views, class: &ReplicatedStorageClass) -> Vec<String> {
     let repair = class.spec.eligible_nodes_conflict_resolution_strategy.rolling_repair;
     let most = count(repair.unwrap_or_default().max_parallel);
@@ -100,7 +100,7 @@ fn misplaced(views: &Views, class: &ReplicatedStorageClass) -> Vec<String> {
     names.into_iter().take(most).collect()
 }
 
-/// Whether it is a volume's turn to have replicas in the wrong place replaced.
+/// Whether it is a volume's turn to have misplaced replicas replaced.
 pub(super) fn repairs(views: &Views, class: &ReplicatedStorageClass, volume: &str) -> bool {
     let strategy = class.spec.eligible_nodes_conflict_resolution_strategy;
     strategy.kind != ConflictResolution::Manual
@@ -108,7 +108,7 @@ pub(super) fn repairs(views: &Views, class: &ReplicatedStorageClass, volume: &st
         && misplaced(views, class).iter().any(|name| name == volume)
 }
 
-/// The volumes whose turn may come when `replica` has left, or is in its place again.
+/// The volumes whose turn may come when `replica` is gone, or no longer misplaced.
 pub(super) fn next_to_repair(views: &Views, replica: &ReplicatedVolumeReplica) -> Vec<String> {
     let volume = views.volume(&replica.spec.replicated_volume_name);
     let class = volume.and_then(|it| views.class(&it.spec.replicated_storage_class_name));
