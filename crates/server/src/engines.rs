@@ -213,7 +213,7 @@ fn merge(options: &mut Options, routes: axum::Router) {
 async fn start_volumes(
     server: &Running,
     extender: Option<Client>,
-    ledger: &OnceLock<Ledger>,
+    ledger: &OnceLock<LedgerService>,
 ) -> Result<Volumes, Error> {
     let resources = server.resources();
     let address = server.local_addr().to_string();

@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use handle::Handle;
 pub use metrics::Metrics;
-pub use streams::{Noted, STREAMS, SpeaksFor, router};
+pub use streams::{RecordNode, STREAMS, SpeaksFor, router};
 
 use crate::api::Application;
 use crate::engine::{Engine, Timeouts};
@@ -171,7 +171,7 @@ impl Sessions {
         Ok(Self { stop, actor, writer, gateway, recorder, reflectors })
     }
 
-    /// Stops in order: closes the streams of agents, writes what is queued, closes the gateway.
+    /// Stops in order: closes the streams of agents, finishes queued writes, closes the gateway.
     pub async fn shutdown(self) {
         self.stop.cancel();
         // The runtime has logged the panic of a task that panicked.

@@ -87,7 +87,7 @@ pub fn access_replicas(
     }
 }
 
-/// The phase of an attachment, and what it waits for.
+/// The phase of an attachment, and the reason for which it waits.
 #[must_use]
 pub fn phase(
     attachment: &ReplicatedVolumeAttachment,

@@ -217,8 +217,9 @@ impl Volumes {
         let reserve = ReservationStore::new(resources, options.identity.clone());
         reserve.load().await?;
         reserve.follow(&views.groups, &views.volumes, &views.replicas);
-        let told = events::Options { waiting: EVENTS, ..events::Options::new("mainstay-volumes") };
-        let recorder = Recorder::run(told, resources);
+        let event_options =
+            events::Options { waiting: EVENTS, ..events::Options::new("mainstay-volumes") };
+        let recorder = Recorder::run(event_options, resources);
         let extender = match options.extender {
             None => Extender::Ledger(reserve.clone()),
             Some(client) => Extender::Client(Arc::new(client)),

@@ -93,7 +93,7 @@ pub fn is_being_scheduled(replica: &ReplicatedVolumeReplica) -> bool {
         && scheduled.is_none_or(|it| it.observed_generation != replica.metadata.generation)
 }
 
-/// The phase of a replica, and what it waits for.
+/// The phase of a replica, and the reason for which it waits.
 #[must_use]
 pub fn phase(replica: &ReplicatedVolumeReplica) -> (ReplicaPhase, String) {
     let message = |kind| {

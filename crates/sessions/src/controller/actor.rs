@@ -112,7 +112,7 @@ impl Actor {
         Moment { elapsed: clock.elapsed(), wall: clock.now() }
     }
 
-    /// Runs until `stop` is cancelled, then publishes what has changed.
+    /// Runs until `stop` is cancelled, then publishes the last changes.
     pub(super) async fn run(
         mut self,
         persisted: PersistedPorts,

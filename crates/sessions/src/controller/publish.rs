@@ -1,6 +1,6 @@
 //! Publishes sessions and instances as objects in the store's memory.
 //!
-//! The engine names what changed; objects are written a little later and together, so that an object
+//! The engine names changed sessions and instances; objects are written a little later and together, so that an object
 //! that changes often is written seldom. A request is answered only after its session was written.
 
 use std::collections::{HashMap, HashSet};

@@ -23,14 +23,14 @@ pub type SpeaksFor = fn(&http::Extensions, &str) -> bool;
 
 /// Receives the name of the node that a stream is opened for, whether it is accepted or not (for the
 /// audit log).
-pub type Noted = fn(&http::Extensions, &str);
+pub type RecordNode = fn(&http::Extensions, &str);
 
 /// The path prefix of agents' streams, which stay open for long.
 pub const STREAMS: &str = "/mainstay.agents.v1.Agents/";
 
 /// The routes of this crate: agents' streams, and the REST endpoints of [`super::rest`].
-pub fn router(handle: Handle, speaks_for: SpeaksFor, noted: Noted) -> axum::Router {
-    let service = AgentsServer::new(Streams { handle: handle.clone(), speaks_for, noted })
+pub fn router(handle: Handle, speaks_for: SpeaksFor, record: RecordNode) -> axum::Router {
+    let service = AgentsServer::new(Streams { handle: handle.clone(), speaks_for, record })
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     axum::Router::new()
@@ -43,7 +43,7 @@ pub fn router(handle: Handle, speaks_for: SpeaksFor, noted: Noted) -> axum::Rout
 struct Streams {
     handle: Handle,
     speaks_for: SpeaksFor,
-    noted: Noted,
+    record: RecordNode,
 }
 
 #[tonic::async_trait]
@@ -65,7 +65,7 @@ impl Agents for Streams {
         let Some(from_node::Body::Register(register)) = &first.body else {
             return Err(Status::failed_precondition("the first message must be a Register"));
         };
-        (self.noted)(&caller, &register.node);
+        (self.record)(&caller, &register.node);
         let node: Key = register.node.as_str().into();
         if node.is_empty() || !(self.speaks_for)(&caller, &node) {
             let why = format!("these credentials do not speak for the node {node:?}");

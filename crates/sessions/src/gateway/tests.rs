@@ -184,14 +184,14 @@ async fn a_client_that_closed_its_side_still_receives_the_answer() {
     client.write_all(b"question").await.unwrap();
     client.shutdown().await.unwrap();
     let (mut instance, _) = listener.accept().await.unwrap();
-    let mut heard = String::new();
-    instance.read_to_string(&mut heard).await.unwrap();
-    assert_eq!(heard, "question");
+    let mut received = String::new();
+    instance.read_to_string(&mut received).await.unwrap();
+    assert_eq!(received, "question");
     instance.write_all(b"answer").await.unwrap();
     drop(instance);
-    let mut heard = String::new();
-    client.read_to_string(&mut heard).await.unwrap();
-    assert_eq!(heard, "answer");
+    let mut received = String::new();
+    client.read_to_string(&mut received).await.unwrap();
+    assert_eq!(received, "answer");
 }
 
 /// Opens a connection and reads the instance's greeting.

@@ -18,12 +18,12 @@ use super::{BROAD, NARROW, Request};
 use crate::duration;
 use crate::ledger::{self, Target};
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The largest answer that is read.
-const LARGEST: usize = 10 << 20;
+/// The deadline of a request.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// The size limit of an answer, in bytes.
+const MAX_ANSWER: usize = 10 << 20;
 
-/// Why there is no answer.
+/// Why the extender gave no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Correct the URL.
@@ -32,24 +32,24 @@ pub enum Error {
     /// Retry later.
     #[error("the extender cannot be reached at {address}")]
     Connect {
-        /// Where it was looked for.
+        /// Its address.
         address: String,
-        /// What went wrong.
+        /// The cause.
         source: std::io::Error,
     },
     /// Retry later, or give the authority that signed its certificate.
     #[error("the extender at {address} cannot be trusted")]
     Tls {
-        /// Where it is.
+        /// Its address.
         address: String,
-        /// What went wrong.
+        /// The cause.
         source: std::io::Error,
     },
     /// Retry later.
     #[error("the connection to the extender failed")]
     Http(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Retry later.
-    #[error("the extender did not answer within {} seconds", PATIENCE.as_secs())]
+    #[error("the extender did not answer within {} seconds", DEADLINE.as_secs())]
     Timeout,
     /// Retry later.
     #[error("the extender answered {0}")]
@@ -117,9 +117,9 @@ impl Client {
         let access = Access { tls: trust, token: None };
         // Every request has a connection of its own, so that none is lost with an idle one.
         let options = Options {
-            connect_timeout: PATIENCE,
-            timeout: PATIENCE,
-            largest: LARGEST,
+            connect_timeout: DEADLINE,
+            timeout: DEADLINE,
+            largest: MAX_ANSWER,
             idle: 0,
             ..Options::default()
         };
@@ -167,7 +167,7 @@ impl Client {
     async fn post(&self, path: &str, body: &impl Serialize) -> Result<Bytes, Error> {
         tokio::select! {
             answer = self.exchange(path, body) => answer,
-            () = self.clock.sleep(PATIENCE) => Err(Error::Timeout),
+            () = self.clock.sleep(DEADLINE) => Err(Error::Timeout),
         }
     }
 

@@ -229,14 +229,14 @@ async fn failures_of_the_extender_are_reported_with_their_cause() {
         cluster.apply(class("single", "None", "pool")).await;
         cluster.apply(volume("data", "single", "1Gi")).await;
         let text = "Scheduling is temporarily unavailable: capacity scoring service is unreachable";
-        let said = || async {
+        let has_condition = || async {
             let replica = cluster.replica("data-0").await;
             let conditions = replica.map(|it| it.status.conditions).unwrap_or_default();
             conditions::find(&conditions, "Scheduled")
                 .is_some_and(|it| it.reason == "ExtenderUnavailable" && it.message == text)
         };
-        cluster.until("the condition is set", said).await;
-        let told = || async {
+        cluster.until("the condition is set", has_condition).await;
+        let reported = || async {
             let events: Vec<Event> = cluster.resources.list_as(Some("default")).await.unwrap();
             events.iter().any(|it| {
                 let message = it.message.as_deref().unwrap_or_default();
@@ -245,7 +245,7 @@ async fn failures_of_the_extender_are_reported_with_their_cause() {
                     && message.contains(why)
             })
         };
-        cluster.until(&format!("an Event contains: {why}"), told).await;
+        cluster.until(&format!("an Event contains: {why}"), reported).await;
         cluster.volumes.shutdown().await;
     }
 }

@@ -115,7 +115,7 @@ async fn no_replica_is_placed_without_a_stored_reservation() {
         reservation.then(|| Error::Unavailable { reason: "the disk is full".to_owned() })
     });
     cluster.apply(volume("data", "pair", "1Gi")).await;
-    let said = || async {
+    let reported = || async {
         let replicas = cluster.replicas("data").await;
         replicas.len() == 2
             && replicas.iter().all(|it| {
@@ -128,7 +128,7 @@ async fn no_replica_is_placed_without_a_stored_reservation() {
                 })
             })
     };
-    cluster.until("both have the condition", said).await;
+    cluster.until("both have the condition", reported).await;
     assert!(cluster.replicas("data").await.iter().all(|it| it.spec.node_name.is_empty()));
     faulty.heal();
     cluster.until("both are placed", || both_scheduled(&cluster)).await;

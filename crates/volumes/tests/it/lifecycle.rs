@@ -114,11 +114,11 @@ async fn an_unplaced_volume_is_placed_when_space_is_free() {
     let full = "3 candidates (node×LVG) from 3 eligible nodes; 3 excluded: scoring (no capacity)";
     let waits = || async { message().await.as_deref() == Some(full) };
     cluster.until("the condition has the reason", waits).await;
-    let told = || async {
+    let reported = || async {
         let volume = cluster.volume("large").await.unwrap();
         volume.status.message == format!("2 of 2 replicas wait for a place: {full}")
     };
-    cluster.until("the volume has the message", told).await;
+    cluster.until("the volume has the message", reported).await;
     for group in ["vg-a", "vg-b"] {
         let options = WriteOptions::default();
         cluster

@@ -207,7 +207,7 @@ async fn misplaced_replicas_stay_with_manual_resolution() {
     settled(&cluster, strategy).await;
     cluster.delete::<Node>("a").await;
     let views = cluster.volumes.views().clone();
-    let told = || async {
+    let reported = || async {
         let misplaced = views.replicas.list().iter().filter(|it| is_misplaced(it)).count();
         let degraded = views.volumes.list().into_iter().filter(|it| {
             it.status.phase == Some(VolumePhase::Degraded)
@@ -215,7 +215,7 @@ async fn misplaced_replicas_stay_with_manual_resolution() {
         });
         misplaced > 0 && degraded.count() == misplaced
     };
-    cluster.until("it is reported", told).await;
+    cluster.until("it is reported", reported).await;
     assert_eq!(views.replicas.len(), VOLUMES, "no replica is replaced");
     cluster.volumes.shutdown().await;
 }
