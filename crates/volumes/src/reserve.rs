@@ -20,8 +20,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use mainstay_clock::Clock;
 use mainstay_controller::reflector::{Change, Reflector, Subscription};
-use mainstay_store::clock::Clock;
 use mainstay_store::object::{Body, Key, Record, Resource, Revision};
 use mainstay_store::objects::{self, At, Objects, Write};
 use mainstay_store::registry::Typed;

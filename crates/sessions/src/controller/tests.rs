@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_clock::SystemClock;
 use mainstay_store::builtin::{Event, Namespace};
 use mainstay_store::cache::Retention;
-use mainstay_store::clock::SystemClock;
 use mainstay_store::memory::MemoryStore;
 use mainstay_store::object::Resource;
 use mainstay_store::registry::{Registry, Typed, builtin};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::TcpListener as StdListener;
 
 use jiff::Timestamp;
-use mainstay_store::clock::ManualClock;
+use mainstay_clock::ManualClock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 

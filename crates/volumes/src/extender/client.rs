@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use mainstay_client::{Access, Address, Options};
-use mainstay_store::clock::Clock;
+use mainstay_clock::Clock;
 use serde::{Deserialize, Serialize};
 use tokio_rustls::rustls::ClientConfig;
 

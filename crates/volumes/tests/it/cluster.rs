@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_clock::{Clock, SystemClock};
 use mainstay_store::builtin;
 use mainstay_store::cache::Retention;
-use mainstay_store::clock::{Clock, SystemClock};
 use mainstay_store::memory::MemoryStore;
 use mainstay_store::objects::Objects;
 use mainstay_store::registry::Registry;

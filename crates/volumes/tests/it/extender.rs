@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use mainstay_clock::{Clock, ManualClock, SystemClock};
 use mainstay_store::builtin::Event;
-use mainstay_store::clock::{Clock, ManualClock, SystemClock};
 use mainstay_volumes::conditions;
 use mainstay_volumes::extender::{Client, ClientError, LedgerService, Request, router};
 use mainstay_volumes::ledger::{Claim, Target};

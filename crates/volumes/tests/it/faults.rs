@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mainstay_store::clock::{Clock, SystemClock};
+use mainstay_clock::{Clock, SystemClock};
 use mainstay_store::object::Revision;
 use mainstay_store::objects::{Change, Error, Write};
 use mainstay_volumes::api::ReplicatedVolumeReplica;

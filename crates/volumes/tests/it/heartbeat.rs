@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use mainstay_clock::{Clock, ManualClock};
 use mainstay_controller::liveness;
 use mainstay_store::builtin::{Lease, Node};
-use mainstay_store::clock::{Clock, ManualClock};
 use mainstay_store::meta::{ConditionStatus, MicroTime};
 use mainstay_store::resources::WriteOptions;
 use serde_json::json;

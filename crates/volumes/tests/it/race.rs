@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use mainstay_clock::{Clock, SystemClock};
 use mainstay_controller::election::{self, Election};
-use mainstay_store::clock::{Clock, SystemClock};
 use mainstay_store::location::Settings;
 use mainstay_store::object::Resource;
 use mainstay_store::objects::{At, Objects};

@@ -1,6 +1,6 @@
 //! The recorded cases: the objects of each, and the expected place of each replica.
 
-use mainstay_store::clock::{Clock as _, SystemClock};
+use mainstay_clock::{Clock as _, SystemClock};
 use mainstay_store::meta::Time;
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mainstay_store::clock::{Clock, SystemClock};
+use mainstay_clock::{Clock, SystemClock};
 use mainstay_store::objects::{Change, Error};
 use mainstay_store::resources::{Subresource, WriteOptions};
 use mainstay_volumes::api::{Backing, LVMVolumeGroup, ReplicatedVolumeReplica, VolumePhase};

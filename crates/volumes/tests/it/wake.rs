@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use mainstay_clock::{Clock, ManualClock};
 use mainstay_store::builtin::Node;
-use mainstay_store::clock::{Clock, ManualClock};
 use mainstay_store::resources::{Subresource, WriteOptions};
 use mainstay_volumes::api::{
     LVMVolumeGroup, ReplicatedStorageClass, ReplicatedStoragePool, ReplicatedVolume,
