@@ -125,7 +125,8 @@ impl Catalog {
         // A thread of its own: a dump lasts as long as its reader takes.
         let spawned =
             std::thread::Builder::new().name("catalog-dump".to_owned()).spawn(move || {
-                if let Err(error) = catalog.dump(&mut teller, &pieces) {
+                let dumped = catalog.dump(&mut teller, &pieces);
+                if let Err(error) = catalog.inner.health.note(false, dumped) {
                     match teller.begun.take() {
                         Some(begun) => drop(begun.send(Err(error))),
                         None => drop(pieces.blocking_send(Err(error.to_string()))),

@@ -36,6 +36,64 @@ pub enum Error {
     /// The database refused a statement.
     #[error("the catalog's database answered: {0}")]
     Database(String),
+    /// A page of the catalog is not as it was written. Do not retry: restore a backup.
+    #[error(
+        "the rule catalog {place} is damaged: {what}; stop the server and restore a backup with \
+         `mainstay restore`"
+    )]
+    Damaged {
+        /// The file, or the kind of database.
+        place: String,
+        /// What was found.
+        what: String,
+    },
+    /// There is no space for the change. Retry when there is.
+    #[error(
+        "the disk of the rule catalog {place} is full: free disk space, then try again; reads go on"
+    )]
+    Full {
+        /// The file, or the kind of database.
+        place: String,
+    },
+    /// The disk failed. Retry when it works again.
+    #[error("the disk of the rule catalog {place} failed: {what}; see the kernel's log")]
+    Disk {
+        /// The file.
+        place: String,
+        /// What SQLite said.
+        what: String,
+    },
+    /// The catalog is gone. Do not retry.
+    #[error(
+        "the rule catalog {place} is missing or empty, but commit {acknowledged} was acknowledged: \
+         put it back, restore a backup with `mainstay restore`, or begin anew with `mainstay serve \
+         --new-cluster`"
+    )]
+    Lost {
+        /// The file.
+        place: String,
+        /// The last commit it had at least.
+        acknowledged: u64,
+    },
+    /// The catalog lost commits. Do not retry.
+    #[error(
+        "the rule catalog {place} ends at commit {found}, but commit {acknowledged} was \
+         acknowledged: {} commits are missing, because its write-ahead log is damaged or the file \
+         is an older copy; restore a backup with `mainstay restore`, or see `mainstay store repair` \
+         to go on without them",
+        .acknowledged - .found
+    )]
+    EndsEarly {
+        /// The file.
+        place: String,
+        /// The last commit acknowledged.
+        acknowledged: u64,
+        /// The last commit there is.
+        found: u64,
+    },
+    /// The file is another program's.
+    #[error("{0} is a SQLite database, but not a rule catalog; check where the catalog is kept")]
+    NotACatalog(String),
     /// The catalog was written by a newer Mainstay.
     #[error("the catalog has schema {found}, this version knows up to {known}; start a newer one")]
     NewerSchema {

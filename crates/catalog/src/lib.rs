@@ -13,11 +13,14 @@
 
 mod address;
 mod bell;
+mod counter;
 pub mod dump;
 mod engine;
 pub mod error;
+mod health;
 pub mod ledger;
 pub mod load;
+pub mod opening;
 pub mod order;
 mod pipeline;
 mod pool;
@@ -39,6 +42,7 @@ use address::Address;
 pub use engine::{Column, Value};
 use engine::{Engine, Mode};
 pub use error::{Error, Result, TxError};
+use health::Health;
 pub use pipeline::{Answers, Pending, Pipeline};
 use pool::{Pool, open_lock};
 use postgres::{Fate, Postgres};
@@ -109,6 +113,7 @@ struct Inner {
     retries: AtomicU64,
     deadlocks: AtomicU64,
     statements: AtomicU64,
+    health: Health,
 }
 
 enum Backend {
@@ -276,13 +281,26 @@ impl Tx<'_> {
 
 impl Catalog {
     /// Opens a catalog: the path of a SQLite file, or `postgres://…`. Migrates it if need be.
+    ///
+    /// # Errors
+    /// Among others if a file lost commits, or is missing and was there; it is as it was then.
     pub async fn open(address: &str) -> Result<Self> {
         let address = address.to_owned();
         blocking(move || Self::open_blocking(&address)).await
     }
 
-    /// The same, for callers without a runtime.
+    /// The same, where a new file may take the place of one that is known to have been there.
+    pub async fn open_fresh(address: &str) -> Result<Self> {
+        let address = address.to_owned();
+        blocking(move || Self::open_as(&address, true)).await
+    }
+
+    /// [`Catalog::open`] for callers without a runtime.
     pub fn open_blocking(address: &str) -> Result<Self> {
+        Self::open_as(address, false)
+    }
+
+    fn open_as(address: &str, fresh: bool) -> Result<Self> {
         let backend = if Address::is_meant(address) {
             let address = Box::new(Address::parse(address)?);
             let engine = patiently(|| {
@@ -300,14 +318,17 @@ impl Catalog {
                 return Err(Error::Address(address.to_owned()));
             }
             let path = PathBuf::from(path);
-            let mut engine = Sqlite::open(&path)?;
-            schema::migrate(&mut engine)?;
-            schema::prepare(&mut engine)?;
-            let writer = Box::new(Writer::new(engine));
+            let (engine, counter) = opening::open_file(&path, fresh)?;
+            let writer = Box::new(Writer::new(engine, Some(counter)));
             Backend::Sqlite { writer, readers: Pool::new(READERS), path }
+        };
+        let place = match &backend {
+            Backend::Sqlite { path, .. } => path.display().to_string(),
+            Backend::Postgres { .. } => "in PostgreSQL".to_owned(),
         };
         let inner = Inner {
             backend,
+            health: Health::new(place),
             rses: Mutex::new(None),
             wakes: Default::default(),
             origin: format!("{:016x}", rand::random::<u64>()),
@@ -327,24 +348,6 @@ impl Catalog {
         let path = address.strip_prefix("sqlite://").unwrap_or(address);
         let is_file = !Address::is_meant(address) && !path.is_empty() && !path.contains("://");
         is_file.then(|| path.into())
-    }
-
-    /// Which catalog this is, if it was ever given an identity.
-    pub async fn identity(&self) -> Result<Option<String>> {
-        self.read(|tx| {
-            let rows = tx.query("SELECT value FROM versions WHERE name = 'identity'", &[])?;
-            let number = rows.first().map(|row| row.int(0)).transpose()?;
-            Ok(number.map(|number| format!("{:016x}", number.cast_unsigned())))
-        })
-        .await
-    }
-
-    /// Gives the catalog an identity, unless it has one, and returns it.
-    pub async fn give_identity(&self, fresh: u64) -> Result<String> {
-        let give =
-            "INSERT INTO versions (name, value) VALUES ('identity', ?1) ON CONFLICT DO NOTHING";
-        self.write(move |tx| tx.execute(give, values![fresh.cast_signed()]).map(drop)).await?;
-        Ok(self.identity().await?.unwrap_or_default())
     }
 
     /// `sqlite` or `postgres`.
@@ -402,32 +405,21 @@ impl Catalog {
         blocking(move || catalog.read_blocking(work)).await
     }
 
-    /// Asks the database for one row, once: the error is that of this attempt.
-    pub async fn ping(&self) -> Result<()> {
-        let catalog = self.clone();
-        blocking(move || match &catalog.inner.backend {
-            Backend::Sqlite { .. } => catalog.read_blocking(|tx| tx.number("SELECT 1", &[])),
-            Backend::Postgres { pool, .. } => {
-                catalog.once_on_postgres(pool, Mode::Read, &|tx| tx.number("SELECT 1", &[]))
-            }
-        })
-        .await
-        .map(drop)
-    }
-
     /// [`Catalog::write`] for callers that may block.
     pub fn write_blocking<T, E: TxError>(
         &self,
         work: impl Fn(&mut Tx<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.retried(|| match &self.inner.backend {
+        self.inner.health.undamaged()?;
+        let done = self.retried(|| match &self.inner.backend {
             Backend::Sqlite { writer, .. } => {
                 let (value, after) = writer.run(|engine| self.run(engine, &work))?;
                 self.committed(after);
                 Ok(value)
             }
             Backend::Postgres { pool, .. } => self.once_on_postgres(pool, Mode::Write, &work),
-        })
+        });
+        self.inner.health.note(true, done)
     }
 
     /// [`Catalog::read`] for callers that may block.
@@ -435,7 +427,7 @@ impl Catalog {
         &self,
         work: impl Fn(&mut Tx<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.retried(|| match &self.inner.backend {
+        let done = self.retried(|| match &self.inner.backend {
             Backend::Sqlite { readers, path, .. } => {
                 let mut lent = readers.lend(|| {
                     let mut engine = Sqlite::open_reader(path)?;
@@ -451,7 +443,8 @@ impl Catalog {
                 Ok(value)
             }
             Backend::Postgres { pool, .. } => self.once_on_postgres(pool, Mode::Read, &work),
-        })
+        });
+        self.inner.health.note(false, done)
     }
 
     fn retried<T, E: TxError>(&self, run: impl Fn() -> Result<T, E>) -> Result<T, E> {

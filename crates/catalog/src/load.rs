@@ -7,16 +7,18 @@
 //! off when the catalog was done and the rest was not.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value as Json;
 
 use super::address::Address;
+use super::counter;
 use super::engine::{Column, Engine, Mode};
 use super::postgres::Postgres;
 use super::schema::{self, NEWEST, UNFINISHED};
 use super::sqlite::Sqlite;
+use super::{Catalog, opening};
 use crate::error::{Error, Result};
 use crate::values;
 
@@ -260,7 +262,7 @@ fn restored_by(engine: &mut dyn Engine) -> Result<Option<String>> {
     Ok(name)
 }
 
-fn exists(engine: &mut dyn Engine, table: &str) -> Result<bool> {
+pub(super) fn exists(engine: &mut dyn Engine, table: &str) -> Result<bool> {
     let sql = if engine.is_postgres() {
         "SELECT COUNT(*) FROM pg_tables WHERE schemaname = current_schema() AND tablename = ?1"
     } else {
@@ -277,6 +279,8 @@ fn exists(engine: &mut dyn Engine, table: &str) -> Result<bool> {
 /// A restore into the catalog at one address.
 #[derive(Debug)]
 pub struct Loader {
+    /// The catalog, if it is a file.
+    file: Option<PathBuf>,
     engine: Box<dyn Engine>,
     lines: Option<Lines>,
     columns: Vec<Column>,
@@ -298,7 +302,19 @@ impl Loader {
             engine.rollback();
             return Err(error);
         }
-        Ok(Self { engine, lines: None, columns: Vec::new(), uncommitted: 0, last: Vec::new() })
+        let file = Catalog::file(address);
+        if let Some(file) = &file {
+            // It counted the commits of the catalog that was here before.
+            counter::remove(file).map_err(super::engine::database)?;
+        }
+        Ok(Self {
+            file,
+            engine,
+            lines: None,
+            columns: Vec::new(),
+            uncommitted: 0,
+            last: Vec::new(),
+        })
     }
 
     /// Makes the tables for a dump of which this is said.
@@ -403,7 +419,11 @@ impl Loader {
                 continue_numbers(engine, table, *last)?;
             }
         }
-        engine.commit()
+        engine.commit()?;
+        match &self.file {
+            Some(file) => opening::count_anew(file),
+            None => Ok(()),
+        }
     }
 }
 

@@ -96,6 +96,10 @@ fn failed(error: &tokio_postgres::Error) -> Error {
     ];
     if again.contains(code) || code.code().starts_with("08") {
         Error::Unavailable(text)
+    } else if *code == SqlState::DISK_FULL {
+        Error::Full { place: String::new() }
+    } else if [SqlState::DATA_CORRUPTED, SqlState::INDEX_CORRUPTED].contains(code) {
+        Error::Damaged { place: String::new(), what: text }
     } else if *code == SqlState::NUMERIC_VALUE_OUT_OF_RANGE {
         Error::Overflow
     } else {

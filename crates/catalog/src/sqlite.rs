@@ -18,7 +18,16 @@ use crate::error::{Error, Result};
 pub(crate) struct Sqlite {
     connection: Connection,
     /// Statements as written, each with its form for SQLite.
-    rewritten: HashMap<Arc<str>, String>,
+    rewritten: HashMap<Arc<str>, Rewritten>,
+    /// Whether the transaction has changed anything that is kept.
+    changed: bool,
+}
+
+/// A statement as SQLite takes it.
+struct Rewritten {
+    sql: String,
+    /// Whether it changes tables that are kept, rather than the connection's own work tables.
+    keeps: bool,
 }
 
 impl ToSql for Value {
@@ -40,8 +49,14 @@ impl ToSql for Value {
     }
 }
 
-fn failed(error: rusqlite::Error) -> Error {
+pub(super) fn failed(error: rusqlite::Error) -> Error {
+    let place = String::new;
     match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            Error::Damaged { place: place(), what: error.to_string() }
+        }
+        Some(ErrorCode::DiskFull) => Error::Full { place: place() },
+        Some(ErrorCode::SystemIoFailure) => Error::Disk { place: place(), what: error.to_string() },
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             Error::Unavailable(error.to_string())
         }
@@ -93,7 +108,7 @@ impl Sqlite {
             )
             .map_err(failed)?;
         connection.set_prepared_statement_cache_capacity(400);
-        Ok(Self { connection, rewritten: HashMap::new() })
+        Ok(Self { connection, rewritten: HashMap::new(), changed: false })
     }
 
     /// One of several that only read: each keeps little in memory, the rest is in the machine's.
@@ -104,13 +119,51 @@ impl Sqlite {
     }
 }
 
+impl Sqlite {
+    /// Moves the write-ahead log into the file and empties it, as far as readers let it.
+    pub(super) fn checkpoint(&self) -> Result<()> {
+        let moved = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        moved.map_err(failed)
+    }
+
+    /// Whether the transaction has changed anything that is kept, as far as its statements tell.
+    pub(super) fn has_changed(&self) -> bool {
+        self.changed
+    }
+
+    /// Gives the transaction, which is about to be committed, the next number.
+    pub(super) fn number(&mut self) -> Result<u64> {
+        let sql = "INSERT INTO versions (name, value) VALUES (?1, 1) \
+                   ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value";
+        let mut statement = self.connection.prepare_cached(sql).map_err(failed)?;
+        let number = statement.query_row([super::opening::COMMITS], |row| row.get::<_, i64>(0));
+        number.map(i64::cast_unsigned).map_err(failed)
+    }
+}
+
+/// Whether a statement changes nothing but a work table.
+fn is_work(sql: &str) -> bool {
+    let mut words = sql.split_whitespace();
+    let table = match words.next() {
+        Some("INSERT" | "DELETE") => words.nth(1),
+        Some("UPDATE") => words.next(),
+        _ => None,
+    };
+    table.is_some_and(|table| table.starts_with("w_"))
+}
+
 /// A statement as written, and its form for SQLite, which is kept.
-fn known<'a>(rewritten: &'a mut HashMap<Arc<str>, String>, sql: &str) -> (Arc<str>, &'a str) {
+fn known<'a>(
+    rewritten: &'a mut HashMap<Arc<str>, Rewritten>,
+    sql: &str,
+) -> (Arc<str>, &'a Rewritten) {
     let written: Arc<str> = match rewritten.get_key_value(sql) {
         Some((written, _)) => Arc::clone(written),
         None => sql.into(),
     };
-    let form = rewritten.entry(Arc::clone(&written)).or_insert_with(|| rewrite(sql));
+    let form = rewritten
+        .entry(Arc::clone(&written))
+        .or_insert_with(|| Rewritten { keeps: !is_work(sql), sql: rewrite(sql) });
     (written, form)
 }
 
@@ -137,6 +190,7 @@ fn value(value: ValueRef<'_>) -> Value {
 impl Engine for Sqlite {
     fn begin(&mut self, mode: Mode) -> Result<()> {
         let sql = if mode == Mode::Write { "BEGIN IMMEDIATE" } else { "BEGIN" };
+        self.changed = false;
         self.connection.execute_batch(sql).map_err(failed)
     }
 
@@ -156,7 +210,8 @@ impl Engine for Sqlite {
         each: &mut dyn FnMut(Row) -> Result<()>,
     ) -> Result<()> {
         let (written, rewritten) = known(&mut self.rewritten, sql);
-        let mut statement = self.connection.prepare_cached(rewritten).map_err(failed)?;
+        let mut statement = self.connection.prepare_cached(&rewritten.sql).map_err(failed)?;
+        self.changed |= rewritten.keeps && !statement.readonly();
         let width = statement.column_count();
         let mut rows = statement.query(rusqlite::params_from_iter(params)).map_err(failed)?;
         while let Some(row) = rows.next().map_err(failed)? {
@@ -171,8 +226,9 @@ impl Engine for Sqlite {
 
     fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
         let (_, rewritten) = known(&mut self.rewritten, sql);
-        let mut statement = self.connection.prepare_cached(rewritten).map_err(failed)?;
+        let mut statement = self.connection.prepare_cached(&rewritten.sql).map_err(failed)?;
         let changed = statement.execute(rusqlite::params_from_iter(params)).map_err(failed)?;
+        self.changed |= changed > 0 && rewritten.keeps;
         Ok(changed as u64)
     }
 
@@ -185,6 +241,7 @@ impl Engine for Sqlite {
     }
 
     fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
+        self.changed |= !table.starts_with("w_");
         let rows = columns.first().map_or(0, |(_, column)| column.len());
         let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
         let marks: Vec<String> = (1..=names.len()).map(|at| format!("?{at}")).collect();

@@ -3,11 +3,14 @@
 //! A commit waits for the disk, whatever it holds. Sessions take the writer in the order of
 //! asking; one that sees another wait leaves its changes uncommitted and passes the writer on,
 //! and the last in line commits for all of them. Nobody is answered before that commit: either
-//! the whole batch has taken place, or each of its transactions is told to run again.
+//! the whole batch has taken place, or each of its transactions is told to run again. A commit that
+//! changes something has a number, which is noted outside the catalog before anybody is answered
+//! (see [`super::counter`]): one small write for the whole batch.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use super::counter::Counter;
 use super::engine::{Engine, Mode};
 use super::pool::open_lock;
 use super::sqlite::Sqlite;
@@ -31,6 +34,7 @@ struct Line {
 
 struct Held {
     engine: Sqlite,
+    counter: Option<Counter>,
     /// The transactions since the last commit.
     batch: Option<(Arc<Batch>, usize)>,
 }
@@ -42,19 +46,38 @@ struct Batch {
     told: Condvar,
 }
 
+/// An error that is told to several.
 #[derive(Clone, Debug)]
-struct Failure {
-    passing: bool,
-    text: String,
+enum Failure {
+    Passing(String),
+    Full,
+    Disk(String),
+    Damaged(String),
+    Other(String),
 }
 
 impl Failure {
     fn of(error: &Error) -> Self {
-        let text = match error {
-            Error::Unavailable(text) | Error::Database(text) => text.clone(),
-            other => other.to_string(),
-        };
-        Self { passing: error.is_retryable(), text }
+        match error {
+            Error::Unavailable(text) => Self::Passing(text.clone()),
+            Error::Database(text) => Self::Other(text.clone()),
+            Error::Full { .. } => Self::Full,
+            Error::Disk { what, .. } => Self::Disk(what.clone()),
+            Error::Damaged { what, .. } => Self::Damaged(what.clone()),
+            other if other.is_retryable() => Self::Passing(other.to_string()),
+            other => Self::Other(other.to_string()),
+        }
+    }
+
+    fn error(&self) -> Error {
+        let place = String::new();
+        match self.clone() {
+            Self::Passing(text) => Error::Unavailable(text),
+            Self::Full => Error::Full { place },
+            Self::Disk(what) => Error::Disk { place, what },
+            Self::Damaged(what) => Error::Damaged { place, what },
+            Self::Other(text) => Error::Database(text),
+        }
     }
 }
 
@@ -69,12 +92,7 @@ impl Batch {
         loop {
             match &*outcome {
                 Some(Ok(())) => return Ok(()),
-                Some(Err(Failure { passing: true, text })) => {
-                    return Err(Error::Unavailable(text.clone()));
-                }
-                Some(Err(Failure { passing: false, text })) => {
-                    return Err(Error::Database(text.clone()));
-                }
+                Some(Err(failure)) => return Err(failure.error()),
                 None => {}
             }
             outcome = self.told.wait(outcome).unwrap_or_else(PoisonError::into_inner);
@@ -102,8 +120,8 @@ impl Drop for Turn<'_> {
 }
 
 impl Writer {
-    pub(super) fn new(engine: Sqlite) -> Self {
-        let held = Mutex::new(Held { engine, batch: None });
+    pub(super) fn new(engine: Sqlite, counter: Option<Counter>) -> Self {
+        let held = Mutex::new(Held { engine, counter, batch: None });
         Self { line: Mutex::new(Line::default()), moved: Condvar::new(), held }
     }
 
@@ -179,18 +197,27 @@ impl Held {
 
     fn commit(&mut self) {
         let Some((batch, _)) = self.batch.take() else { return };
-        let committed = self.engine.commit();
-        if committed.is_err() {
-            self.engine.rollback();
+        let numbered = match self.engine.has_changed() {
+            true => self.engine.number().map(Some),
+            false => Ok(None),
+        };
+        let committed = numbered.and_then(|number| self.engine.commit().map(|()| number));
+        match (&committed, &mut self.counter) {
+            (Ok(Some(number)), Some(counter)) => counter.note(*number),
+            (Ok(_), _) => {}
+            (Err(_), _) => self.engine.rollback(),
         }
-        batch.tell(committed.map_err(|error| Failure::of(&error)));
+        batch.tell(committed.map(drop).map_err(|error| Failure::of(&error)));
     }
 
     /// Undoes everything since the last commit.
     fn abandon(&mut self, why: &Error) {
         self.engine.rollback();
         if let Some((batch, _)) = self.batch.take() {
-            batch.tell(Err(Failure { passing: true, ..Failure::of(why) }));
+            batch.tell(Err(match Failure::of(why) {
+                Failure::Other(text) => Failure::Passing(text),
+                failure => failure,
+            }));
         }
     }
 }
@@ -202,8 +229,10 @@ mod tests {
 
     fn writer(folder: &tempfile::TempDir) -> Writer {
         let mut engine = Sqlite::open(&folder.path().join("test.db")).unwrap();
-        engine.batch("CREATE TABLE seen (at INTEGER PRIMARY KEY)").unwrap();
-        Writer::new(engine)
+        let tables = "CREATE TABLE seen (at INTEGER PRIMARY KEY);
+            CREATE TABLE versions (name TEXT PRIMARY KEY, value BIGINT NOT NULL)";
+        engine.batch(tables).unwrap();
+        Writer::new(engine, None)
     }
 
     fn insert(engine: &mut Sqlite, at: i64) -> Result<()> {

@@ -126,11 +126,21 @@ impl Unseal {
     /// The backup at `path`, whether it is encrypted or not.
     pub(crate) fn source(&self, path: &Path) -> Source {
         let (path, keys) = (path.to_owned(), self.clone());
-        Source::new(move || keys.open(&path))
+        Source::new(move || keys.open(&path, File::open(&path)?))
     }
 
-    fn open(&self, path: &Path) -> Result<Box<dyn BufRead + Send>, backup::Error> {
-        let mut file = BufReader::with_capacity(256 << 10, File::open(path)?);
+    /// The backup that comes in by the standard input, which can be read once.
+    pub(crate) fn input(&self) -> Source {
+        let keys = self.clone();
+        Source::new(move || keys.open(Path::new("the standard input"), std::io::stdin()))
+    }
+
+    fn open(
+        &self,
+        path: &Path,
+        file: impl Read + Send + 'static,
+    ) -> Result<Box<dyn BufRead + Send>, backup::Error> {
+        let mut file = BufReader::with_capacity(256 << 10, file);
         if !file.fill_buf()?.starts_with(MARK) {
             return Ok(Box::new(file));
         }

@@ -24,6 +24,7 @@ mod show;
 mod sites;
 mod storage;
 mod stream;
+mod turns;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -108,6 +109,8 @@ struct Call {
     path: Vec<String>,
     query: Vec<(String, String)>,
     body: Value,
+    /// The turn of a large body.
+    turn: Option<turns::Turn>,
     /// Whether the answer is to be a metalink document.
     metalink: bool,
     caller: Caller,
@@ -176,7 +179,7 @@ async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted
     match call(service, request).await {
         Ok((call, service)) => {
             noted.account.clone_from(&call.caller.account);
-            match dispatch(call).await {
+            match turns::answered(call).await {
                 Ok(reply) => render(service, reply, part).await,
                 Err(error) => refused(&error),
             }
@@ -210,6 +213,10 @@ impl Part {
 /// not know would be helped.
 fn without_token(headers: &HeaderMap) -> Response {
     if headers.contains_key(header::AUTHORIZATION) {
+        if headers.get("x-rucio-account").is_some_and(HeaderValue::is_empty) {
+            let message = "The header X-Rucio-Account is empty: leave it out, or name an account";
+            return told(StatusCode::BAD_REQUEST, Class::InvalidObject.to_string(), message);
+        }
         let message = "The token in Authorization is not valid";
         return told(StatusCode::UNAUTHORIZED, Class::CannotAuthenticate.to_string(), message);
     }
@@ -234,30 +241,14 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
     let bytes = to_bytes(body, LARGEST_BODY)
         .await
         .map_err(|_| refuse(Class::InvalidObject, "The body is too large or was cut short"))?;
-    let body = if bytes.is_empty() {
-        Value::Null
-    } else {
-        serde_json::from_slice(&python::json(&bytes)).map_err(|error| {
-            refuse(Class::InvalidObject, format!("The body is not JSON: {error}"))
-        })?
-    };
+    let (body, turn) = turns::read(&caller.account, bytes).await?;
     let words = path.iter().chain(query.iter().flat_map(|(key, value)| [key, value]));
-    if words.into_iter().any(|text| text.contains('\0')) || has_zero(&body) {
-        return Err(refuse(Class::InvalidObject, "A text may not hold the character 0"));
+    if words.into_iter().any(|text| text.contains('\0')) {
+        return Err(turns::zero());
     }
     let method = parts.method;
-    let call = Call { service: service.clone(), method, path, query, body, metalink, caller };
+    let call = Call { service: service.clone(), method, path, query, body, turn, metalink, caller };
     Ok((call, service))
-}
-
-/// Whether a text anywhere in a body holds the character 0, which not every database takes.
-fn has_zero(body: &Value) -> bool {
-    match body {
-        Value::String(text) => text.contains('\0'),
-        Value::Array(list) => list.iter().any(has_zero),
-        Value::Object(map) => map.iter().any(|(key, value)| key.contains('\0') || has_zero(value)),
-        _ => false,
-    }
 }
 
 /// The decoded parts of a path.
@@ -527,9 +518,15 @@ fn failure(error: &Error, part: Part, allowed: Option<String>) -> Response {
             (if allowed.is_some() { 405 } else { 404 }, Class::UnsupportedOperation.to_string())
         }
         Error::Busy(_)
+        | Error::Crowded(_)
         | Error::Catalog(
-            catalog::Error::Unavailable(_) | catalog::Error::Moved | catalog::Error::Unknown,
+            catalog::Error::Unavailable(_)
+            | catalog::Error::Moved
+            | catalog::Error::Unknown
+            | catalog::Error::Damaged { .. }
+            | catalog::Error::Disk { .. },
         ) => (503, "DatabaseException".to_owned()),
+        Error::Catalog(catalog::Error::Full { .. }) => (507, "DatabaseException".to_owned()),
         _ => (500, "RucioException".to_owned()),
     };
     if status >= 500 {

@@ -15,10 +15,11 @@
 //! What the evaluator has not seen yet is not judged by I3 and I4.
 
 use mainstay_catalog::ledger::OWN_COUNT;
-use mainstay_catalog::{Row, Tx, values};
+use mainstay_catalog::opening::CATALOG;
+use mainstay_catalog::{self as catalog, Catalog, Row, Tx, values};
 
 use crate::api::Micros;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// One violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,6 +172,28 @@ pub fn check(tx: &mut Tx<'_>, most: i64) -> Result<Vec<Violation>> {
         }
     }
     Ok(found)
+}
+
+/// How many violations of one law are listed.
+const MOST: i64 = 100;
+
+/// Looks for damage in a catalog: in its pages, and what breaks an invariant. One line for each
+/// finding.
+///
+/// # Errors
+/// If the database cannot be read for another reason than damage.
+pub async fn verify(catalog: &Catalog) -> Result<Vec<String>> {
+    let mut wrong = catalog.verify().await?;
+    match catalog.read(|tx| check(tx, MOST)).await {
+        Ok(found) => wrong.extend(
+            found.into_iter().map(|found| format!("{CATALOG}{} {}", found.invariant, found.what)),
+        ),
+        Err(Error::Catalog(error @ catalog::Error::Damaged { .. })) => {
+            wrong.push(error.to_string())
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(wrong)
 }
 
 /// Mends counters (I1, I2, I7) from what they count. Everything is held meanwhile.

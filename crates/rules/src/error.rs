@@ -116,6 +116,9 @@ pub enum Error {
     /// Too many passwords are being judged.
     #[error("a password cannot be hashed now: {0}")]
     Busy(#[from] crate::logins::Refused),
+    /// Too many large requests are being worked on. Retry later.
+    #[error("{0}")]
+    Crowded(String),
     /// A part of this program failed, not the request.
     #[error("internal error: {0}")]
     Internal(String),

@@ -9,6 +9,7 @@
 
 mod audit;
 mod catalog;
+mod folder;
 mod login;
 mod part;
 mod readiness;
@@ -138,14 +139,26 @@ impl Service {
             let extender = extender::router(ledger.clone());
             merge(&mut options, extender.layer(axum::middleware::from_fn(may_reserve)));
         }
+        folder::must_be_writable(&options.data_dir)?;
+        if let Some(rules) = &engines.rules {
+            rules::inspect(&options, rules).await?;
+        }
+        let prepared = Server::prepare(&options).await;
+        let prepared = prepared.map_err(|error| folder::explained(&options.data_dir, error))?;
         let rules = match engines.rules {
             None => None,
-            Some(rules) => rules::mount(&mut options, rules).await?,
+            Some(rules) => match rules::mount(&mut options, rules).await {
+                Ok(mounted) => mounted,
+                Err(error) => {
+                    prepared.close().await;
+                    return Err(error);
+                }
+            },
         };
         let sessions = engines.sessions.map(|given| (sessions::mount(&mut options), given));
         let (data_dir, plain_http) = (options.data_dir.clone(), options.plain_http);
         options.engines_follow = true;
-        let server = Server::start(options).await?;
+        let server = Server::start_prepared(options, prepared).await?;
         if let Some(rules) = &rules {
             rules.write_login(&data_dir, server.url(), plain_http).await?;
         }

@@ -70,7 +70,7 @@ pub use identity::{Claims, Role, SERVERS, User};
 pub use mainstay_store::{Location, clock, registry};
 pub use options::{Limits, Options};
 pub use readiness::Check;
-pub use server::{Error, Handle, Running, Server};
+pub use server::{Error, Handle, Prepared, Running, Server};
 pub use tokens::{Created, Description, Unlimited, Use, Uses, Wish};
 
 #[cfg(test)]

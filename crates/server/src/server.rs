@@ -17,6 +17,7 @@ use mainstay_store::clock::Clock;
 use mainstay_store::objects::{self, Objects};
 use mainstay_store::resources::{Identities, RandomIdentities, Resources};
 use mainstay_store::{identity, location, status};
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -87,6 +88,20 @@ pub enum Error {
 /// Starts servers.
 #[derive(Debug)]
 pub struct Server;
+
+/// The open store and the bound address of a server about to be.
+#[derive(Debug)]
+pub struct Prepared {
+    objects: Arc<dyn Objects>,
+    tcp: TcpListener,
+}
+
+impl Prepared {
+    /// Gives both up.
+    pub async fn close(self) {
+        self.objects.close().await;
+    }
+}
 
 /// A running server.
 #[derive(Debug)]
@@ -183,27 +198,61 @@ impl Server {
     /// # Errors
     /// [`Error`]; nothing is left running.
     pub fn start(options: Options) -> BoxFuture<'static, Result<Running, Error>> {
-        Self::start_and_clean_up(options).boxed()
+        async {
+            let prepared = Self::prepare(&options).await?;
+            Self::start_prepared(options, prepared).await
+        }
+        .boxed()
     }
 
-    async fn start_and_clean_up(options: Options) -> Result<Running, Error> {
-        let address = options.listen;
-        if options.plain_http && !address.ip().is_loopback() {
-            return Err(Error::PlainHttp(address));
-        }
-        let dir = options.data_dir.clone();
-        files::make_dir(&dir).map_err(|source| Error::File { path: dir, source })?;
-        let objects = open::open(&options).await?;
-        match Self::start_on(options, objects.clone()).await {
-            Err(error) => {
-                objects.close().await;
-                Err(error)
+    /// Opens the store and binds the address, and serves nothing yet. Most starts that fail do so
+    /// here, before anything else is opened or made.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left running.
+    pub fn prepare(options: &Options) -> BoxFuture<'_, Result<Prepared, Error>> {
+        async {
+            let address = options.listen;
+            if options.plain_http && !address.ip().is_loopback() {
+                return Err(Error::PlainHttp(address));
             }
-            running => running,
+            let dir = options.data_dir.clone();
+            files::make_dir(&dir).map_err(|source| Error::File { path: dir, source })?;
+            let objects = open::open(options).await?;
+            match listen::bind(address) {
+                Ok(tcp) => Ok(Prepared { objects, tcp }),
+                Err(source) => {
+                    objects.close().await;
+                    Err(Error::Listen { address, source })
+                }
+            }
         }
+        .boxed()
     }
 
-    async fn start_on(options: Options, objects: Arc<dyn Objects>) -> Result<Running, Error> {
+    /// Starts a server on what was prepared for it. When this returns it is ready.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is left running.
+    pub fn start_prepared(
+        options: Options,
+        prepared: Prepared,
+    ) -> BoxFuture<'static, Result<Running, Error>> {
+        async {
+            let objects = prepared.objects.clone();
+            match Self::start_on(options, prepared).await {
+                Err(error) => {
+                    objects.close().await;
+                    Err(error)
+                }
+                running => running,
+            }
+        }
+        .boxed()
+    }
+
+    async fn start_on(options: Options, prepared: Prepared) -> Result<Running, Error> {
+        let Prepared { objects, tcp } = prepared;
         let Options {
             data_dir,
             registry,
@@ -220,7 +269,6 @@ impl Server {
         let authority = Authorities::load(objects.clone(), clock.clone()).await?;
         let certificates = Certificates::load(objects.clone(), clock.clone()).await?;
         let unbound = |source| Error::Listen { address: options.listen, source };
-        let tcp = listen::bind(options.listen).map_err(unbound)?;
         let address = tcp.local_addr().map_err(unbound)?;
         let url = files::url(address, plain_http);
         let tls = match plain_http {

@@ -2,6 +2,7 @@
 //! `GET stats`, `GET check`, `POST compact` and `POST rekey`. For admins only; the caller has
 //! checked that.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -86,7 +87,15 @@ pub(crate) async fn answer(
             aside(move || Stats::of(&snapshot, &medium)).await
         }
         (&Method::GET, Errand::Check) => {
-            let medium = app.resources.objects().verify().await.map_err(failed)?;
+            // A large catalog takes minutes.
+            asked.lasting = true;
+            asked.patient.store(true, Relaxed);
+            let mut medium = app.resources.objects().verify().await.map_err(failed)?;
+            for part in &app.parts {
+                let found = part.verify().await;
+                medium
+                    .extend(found.map_err(|error| Error::new(Reason::ServiceUnavailable, error))?);
+            }
             let registry = app.resources.registry().clone();
             // Objects whose value is damaged are left out; the findings of the medium name them.
             let snapshot = app.resources.objects().readable().await.map_err(failed)?;

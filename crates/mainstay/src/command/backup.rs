@@ -22,12 +22,13 @@ use crate::error::Error;
   mainstay backup mainstay.backup --recipient age1…     only its holder can restore it
   mainstay backup mainstay.backup --passphrase-file F
   mainstay backup --check mainstay.backup     whole, undamaged, and of a version this one restores?
+  ssh vault cat mainstay.backup | mainstay backup --check -
 
 The file holds all objects and the rule catalog. Secrets are among them (the certificate
 authority's key, password hashes): it is readable by its owner alone. It restores into any store:
 see `mainstay restore --help`.")]
 pub(crate) struct Backup {
-    /// Where to write it; - is the standard output
+    /// Where to write it, or what to check; - is the standard output or input
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Read FILE to its end instead, say what is in it, and write nothing; exit code 2 if it would
@@ -48,7 +49,11 @@ impl Backup {
         if self.check {
             let keys = Unseal::new(self.seal.passphrase_file.clone(), self.identity.clone());
             let said = checked(self.file.clone(), keys).await?;
-            crate::output::print(&format!("{}: {said}\n", self.file.display()))?;
+            let name = match self.file.as_os_str() == "-" {
+                true => "the standard input".into(),
+                false => self.file.display().to_string(),
+            };
+            crate::output::print(&format!("{name}: {said}\n"))?;
             return Ok(0);
         }
         let client = self.connect.client()?;
@@ -123,7 +128,11 @@ impl Backup {
 async fn checked(path: PathBuf, keys: Unseal) -> Result<String, Error> {
     let checking = tokio::task::spawn_blocking(move || {
         let mut parts = Checking::default();
-        let summary = check(&keys.source(&path), &mut parts)?;
+        let source = match path.as_os_str() == "-" {
+            true => keys.input(),
+            false => keys.source(&path),
+        };
+        let summary = check(&source, &mut parts)?;
         Ok::<_, backup::Error>(said(&summary, &parts))
     });
     Ok(checking.await.map_err(|error| Error::negative(error.to_string()))??)

@@ -1,13 +1,15 @@
 //! `mainstay store`: look after what a server keeps its objects in.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
+use mainstay_catalog::{Catalog, opening};
 use mainstay_server::Location;
 use mainstay_store::check::{Report, check};
 use mainstay_store::clock::SystemClock;
 use mainstay_store::registry::Registry;
+use mainstay_store::sqlite::lock::Lock;
 use mainstay_store::sqlite::repair as sqlite_repair;
 use mainstay_store::value::Codec;
 use mainstay_store::{Settings, backup, location};
@@ -51,6 +53,10 @@ enum Action {
         /// Check this store, as `mainstay serve` takes it, instead of a server's
         #[arg(long, value_name = "URL")]
         store: Option<String>,
+        /// The file of the rule catalog, for a database no server runs on [default: catalog.db in
+        /// the data folder, if it is there]
+        #[arg(long, value_name = "FILE")]
+        catalog: Option<PathBuf>,
         #[command(flatten)]
         store_key: StoreKey,
         #[command(flatten)]
@@ -86,6 +92,9 @@ copied before they are changed.")]
         /// The database, as `mainstay serve --store` takes it
         #[arg(long, value_name = "URL")]
         store: Option<String>,
+        /// The file of the rule catalog [default: catalog.db in the data folder, if it is there]
+        #[arg(long, value_name = "FILE")]
+        catalog: Option<PathBuf>,
         /// The word for the loss that was shown
         #[arg(long, value_name = "WORD")]
         accept: Option<String>,
@@ -167,14 +176,28 @@ impl Store {
             Action::Key(KeyAction::New { name }) => {
                 output::print(&format!("{}\n", store_key::new_line(name)?))?;
             }
-            Action::Repair { data_dir, store, accept, store_key } => {
+            Action::Repair { data_dir, store, catalog, accept, store_key } => {
+                let catalog = catalog_file(catalog.as_deref(), data_dir.as_deref());
+                if let Some(catalog) = &catalog
+                    && let Some(code) = repair_catalog(catalog, accept.as_deref()).await?
+                {
+                    return Ok(code);
+                }
+                if let (Some(catalog), None, None) = (&catalog, data_dir, store) {
+                    anstream::eprintln!("{}: nothing to repair", catalog.display());
+                    return Ok(0);
+                }
                 let location = restore::located(data_dir.as_deref(), store.as_deref())?;
                 return repair(&location, accept.as_deref(), store_key.codec(None)?).await;
             }
-            Action::Check { output, data_dir, store, store_key, connect } => {
+            Action::Check { output, data_dir, store, catalog, store_key, connect } => {
                 let report = if data_dir.is_some() || store.is_some() {
                     let location = restore::located(data_dir.as_deref(), store.as_deref())?;
-                    json!(offline(location, store_key.codec(None)?).await?)
+                    let mut report = offline(location, store_key.codec(None)?).await?;
+                    if let Some(file) = catalog_file(catalog.as_deref(), data_dir.as_deref()) {
+                        report.medium.extend(verified(file).await?);
+                    }
+                    json!(report)
                 } else {
                     connect.client()?.json(Call::get("/mainstay/v1/store/check")).await?
                 };
@@ -193,6 +216,74 @@ impl Store {
         }
         Ok(0)
     }
+}
+
+/// The file of the rule catalog that is meant.
+fn catalog_file(given: Option<&Path>, data_dir: Option<&Path>) -> Option<PathBuf> {
+    let own = || Some(data_dir?.join("catalog.db"));
+    given.map(Path::to_owned).or_else(own)
+}
+
+/// Does what waits for a disk where that holds up nobody.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> mainstay_catalog::Result<T> + Send + 'static,
+) -> Result<T, Error> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done.map_err(|error| Error::negative(error.to_string()))?;
+    done.map_err(|error| Error::negative(error.to_string()))
+}
+
+/// What is wrong with the rule catalog: its pages and, if they are right, its invariants.
+async fn verified(file: PathBuf) -> Result<Vec<String>, Error> {
+    let address = file.display().to_string();
+    let wrong = aside(move || opening::verify_file(&file)).await?;
+    if !wrong.is_empty() {
+        return Ok(wrong);
+    }
+    let failed = |error: mainstay_rules::Error| Error::negative(error.to_string());
+    let peeked = Catalog::peek(&address).await.map_err(|error| failed(error.into()))?;
+    // Tables of an older version stay as they are; their invariants are checked once it is served.
+    if !peeked.current {
+        return Ok(wrong);
+    }
+    let catalog = Catalog::open(&address).await.map_err(|error| failed(error.into()))?;
+    mainstay_rules::check::verify(&catalog).await.map_err(failed)
+}
+
+/// Shows which commits the rule catalog has lost, or goes on without them; with none that are
+/// lost, or another word, the objects are next.
+async fn repair_catalog(catalog: &Path, accept: Option<&str>) -> Result<Option<u8>, Error> {
+    if !catalog.is_file() {
+        return Ok(None);
+    }
+    let lock = Lock::on_file(catalog).map_err(|error| Error::negative(error.to_string()))?;
+    let file = catalog.to_owned();
+    let losses = match aside(move || opening::inspect(&file)).await {
+        Ok(losses) => losses,
+        // It is beyond repair; the objects may not be.
+        Err(error) => {
+            error.tell();
+            return Ok(None);
+        }
+    };
+    if losses.lines.is_empty() || accept.is_some_and(|word| word != losses.word) {
+        return Ok(None);
+    }
+    if accept.is_none() {
+        output::print(&format!("{}\n", losses.lines.join("\n")))?;
+        anstream::eprintln!(
+            "to go on without this, run the same command with --accept {}",
+            losses.word
+        );
+        return Ok(Some(1));
+    }
+    let file = catalog.to_owned();
+    for copy in aside(move || opening::accept(&file, &losses.word)).await? {
+        anstream::eprintln!("kept as it was: {}", copy.display());
+    }
+    drop(lock);
+    anstream::eprintln!("{} is repaired", catalog.display());
+    Ok(Some(0))
 }
 
 /// Shows what is wrong with a database, or goes on without it.

@@ -11,6 +11,7 @@ mod apply_defaults;
 mod audit;
 mod backups;
 mod bench;
+mod catalog;
 mod cli;
 mod confined;
 mod crash;

@@ -23,6 +23,14 @@ impl PartSource for CatalogPart {
         }
         .boxed()
     }
+
+    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, String>> {
+        async {
+            let wrong = mainstay_rules::check::verify(&self.0).await;
+            wrong.map_err(|error| format!("the rule catalog cannot be checked: {error}"))
+        }
+        .boxed()
+    }
 }
 
 impl HeldPart for Fixed {

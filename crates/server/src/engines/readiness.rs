@@ -2,7 +2,7 @@
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use mainstay_catalog::Catalog;
+use mainstay_catalog::{Catalog, Error};
 
 use crate::readiness::Check;
 
@@ -11,9 +11,17 @@ use crate::readiness::Check;
 pub(super) struct Database(pub(super) Catalog);
 
 impl Check for Database {
-    /// Asks for one row.
+    /// Asks for one row, or tries a commit where the last one failed.
     fn check(&self) -> BoxFuture<'_, Result<(), String>> {
-        async { self.0.ping().await.map_err(|error| format!("{}: {error}", self.asks())) }.boxed()
+        async {
+            self.0.ready().await.map_err(|error| match error {
+                Error::Damaged { .. } | Error::Full { .. } | Error::Disk { .. } => {
+                    error.to_string()
+                }
+                error => format!("{}: {error}", self.asks()),
+            })
+        }
+        .boxed()
     }
 
     fn asks(&self) -> &'static str {

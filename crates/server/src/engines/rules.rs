@@ -1,6 +1,5 @@
 //! The rule engine beside a server: its catalog, its REST dialect, its judge and its transfers.
 
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -32,6 +31,23 @@ pub struct RulesOptions {
     pub transfer_workers: u32,
     /// The way into storage.
     pub access: Arc<Access>,
+}
+
+impl RulesOptions {
+    fn address(&self, data_dir: &Path) -> String {
+        let own = || data_dir.join("catalog.db").display().to_string();
+        self.catalog.clone().unwrap_or_else(own)
+    }
+}
+
+/// Refuses a catalog that is not the one of this data folder, before anything is opened or made.
+pub(super) async fn inspect(options: &Options, rules: &RulesOptions) -> Result<(), Error> {
+    let (data_dir, address) = (&options.data_dir, rules.address(&options.data_dir));
+    match catalog::inspect(data_dir, &address, options.new_cluster).await {
+        // Whether it can be opened is seen later.
+        Err(_) if catalog::is_full(data_dir) => Ok(()),
+        inspected => inspected,
+    }
 }
 
 /// The rule engine before its server runs.
@@ -78,12 +94,7 @@ async fn open(
     options: &Options,
     rules: RulesOptions,
 ) -> Result<(rest::Service, Option<Lock>), Error> {
-    let data_dir = &options.data_dir;
-    let mut folder = std::fs::DirBuilder::new();
-    let folder = folder.recursive(true).mode(0o700);
-    folder.create(data_dir).map_err(Error::file(format!("cannot make {}", data_dir.display())))?;
-    let address =
-        rules.catalog.unwrap_or_else(|| data_dir.join("catalog.db").display().to_string());
+    let (data_dir, address) = (&options.data_dir, rules.address(&options.data_dir));
     let (catalog, lock) = catalog::open_own(data_dir, &address, options.new_cluster).await?;
     let (settings, access, logins) = (Settings::default(), rules.access, Logins::default());
     Ok((rest::Service { catalog, settings, around: Arc::new(Machine), access, logins }, lock))

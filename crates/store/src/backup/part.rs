@@ -32,6 +32,12 @@ pub trait PartSource: Send + Sync + std::fmt::Debug {
     /// Fixes the moment to be shown and holds writes back, for a second at most, until the objects'
     /// moment is fixed too.
     fn hold(&self) -> BoxFuture<'_, Result<Box<dyn HeldPart>, String>>;
+
+    /// Looks for damage. One sentence for each finding.
+    ///
+    /// # Errors
+    /// Why it could not be looked at.
+    fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, String>>;
 }
 
 /// A part whose moment is fixed. Dropping it lets writes go on and gives the part up.

@@ -25,6 +25,7 @@ impl Lock {
     pub(super) fn take(path: &Path) -> Result<Self, OpenError> {
         let files =
             vec![held(path, beside(path, ".lock"), 0o600)?, held(path, path.into(), 0o600)?];
+        name_holder(&files[0]);
         Ok(Self { files })
     }
 
@@ -45,6 +46,22 @@ impl Lock {
             }
         }
     }
+}
+
+/// Writes the process id of the holder, for messages; without it they name no process.
+fn name_holder(mut file: &File) {
+    use std::io::Write;
+    let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    if let Err(error) = written {
+        tracing::debug!(%error, "the process id was not written into the lock file");
+    }
+}
+
+/// The process that holds the lock of a database, as far as its lock file tells. Meaningful only
+/// while the database is locked.
+#[must_use]
+pub fn holder(path: &Path) -> Option<u32> {
+    std::fs::read_to_string(beside(path, ".lock")).ok()?.trim().parse().ok()
 }
 
 fn held(database: &Path, path: PathBuf, mode: u32) -> Result<File, OpenError> {

@@ -1,0 +1,136 @@
+//! Whether the database of a catalog works, for `/readyz` and for the next who writes.
+//!
+//! Damage is never forgotten while the process runs: from the first page that is not as it was
+//! written on, nothing is written any more, as that could spread it. A full disk or one that fails
+//! is forgotten as soon as a commit works again.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::engine::Mode;
+use super::{Backend, Catalog, blocking};
+use crate::error::{Error, Result, TxError};
+use crate::values;
+
+/// What is known to be wrong with the database of a catalog.
+#[derive(Debug)]
+pub(super) struct Health {
+    /// What people know the database by, without users and hosts.
+    place: String,
+    trouble: Mutex<Trouble>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Trouble {
+    #[default]
+    None,
+    /// The last commit found no space, or the disk failed.
+    Failing,
+    Damaged(String),
+}
+
+impl Health {
+    pub(super) fn new(place: String) -> Self {
+        Self { place, trouble: Mutex::default() }
+    }
+
+    fn trouble(&self) -> Trouble {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Fails if the database is known to be damaged.
+    pub(super) fn undamaged(&self) -> Result<()> {
+        match self.trouble() {
+            Trouble::Damaged(what) => Err(Error::Damaged { place: self.place.clone(), what }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes what a transaction came to, and says where it was that it failed.
+    pub(super) fn note<T, E: TxError>(&self, writes: bool, done: Result<T, E>) -> Result<T, E> {
+        let place = || self.place.clone();
+        let failed = match &done {
+            Ok(_) if writes => {
+                self.recovered();
+                None
+            }
+            Ok(_) => None,
+            Err(error) => error.catalog(),
+        };
+        let (error, trouble) = match failed {
+            Some(Error::Damaged { what, .. }) => {
+                let error = Error::Damaged { place: place(), what: what.clone() };
+                (error, Trouble::Damaged(what.clone()))
+            }
+            Some(Error::Full { .. }) => (Error::Full { place: place() }, Trouble::Failing),
+            Some(Error::Disk { what, .. }) => {
+                (Error::Disk { place: place(), what: what.clone() }, Trouble::Failing)
+            }
+            _ => return done,
+        };
+        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != trouble && !matches!(*known, Trouble::Damaged(_)) {
+            tracing::error!(%error, "the rule catalog failed");
+            *known = trouble;
+        }
+        Err(error.into())
+    }
+
+    fn recovered(&self) {
+        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known == Trouble::Failing {
+            *known = Trouble::None;
+            tracing::info!(catalog = self.place, "commits to the rule catalog work again");
+        }
+    }
+}
+
+impl Catalog {
+    /// Whether the database answers and, as far as is known, takes writes. After a commit that
+    /// failed, this tries one that changes nothing.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub async fn ready(&self) -> Result<()> {
+        self.inner.health.undamaged()?;
+        if self.inner.health.trouble() == Trouble::Failing {
+            let same = "UPDATE versions SET value = value WHERE name = ?1";
+            return self.write(|tx| tx.execute(same, values!["rses"]).map(drop)).await;
+        }
+        self.ping().await
+    }
+
+    /// Asks the database for one row, once: the error is that of this attempt.
+    async fn ping(&self) -> Result<()> {
+        let catalog = self.clone();
+        blocking(move || match &catalog.inner.backend {
+            Backend::Sqlite { .. } => catalog.read_blocking(|tx| tx.number("SELECT 1", &[])),
+            Backend::Postgres { pool, .. } => {
+                catalog.once_on_postgres(pool, Mode::Read, &|tx| tx.number("SELECT 1", &[]))
+            }
+        })
+        .await
+        .map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_forgotten_by_the_next_commit_and_damage_is_not() {
+        let health = Health::new("c.db".to_owned());
+        let full = health.note::<(), Error>(true, Err(Error::Full { place: String::new() }));
+        assert!(full.unwrap_err().to_string().contains("c.db"));
+        assert_eq!(health.trouble(), Trouble::Failing);
+        health.note::<(), Error>(false, Ok(())).unwrap();
+        assert_eq!(health.trouble(), Trouble::Failing, "a read says nothing about writes");
+        health.note::<(), Error>(true, Ok(())).unwrap();
+        assert_eq!(health.trouble(), Trouble::None);
+        let damaged = || Err(Error::Damaged { place: String::new(), what: "page 7".to_owned() });
+        let said = health.note::<(), Error>(false, damaged()).unwrap_err().to_string();
+        assert!(said.contains("c.db") && said.contains("page 7"), "{said}");
+        health.note::<(), Error>(true, Ok(())).unwrap();
+        assert!(health.undamaged().is_err());
+    }
+}

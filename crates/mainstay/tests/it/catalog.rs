@@ -1,0 +1,254 @@
+//! The rule catalog of a server when it is lost, exchanged, damaged or full: it is never served by
+//! mistake, and a start that is refused leaves nothing behind.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use mainstay_catalog::Catalog;
+use mainstay_catalog::private_postgres::PrivatePostgres;
+
+use crate::process::{MAINSTAY, TestServer, cannot_test, folder, text_of};
+use crate::services::SmallDisk;
+
+/// A server that must not start; what it said.
+fn refused(data_dir: &Path, arguments: &[&str]) -> String {
+    match TestServer::try_start_in(data_dir, arguments) {
+        (_, Err(said)) => said,
+        (mut child, Ok(_)) => {
+            drop(child.kill());
+            drop(child.wait());
+            panic!("a server started in {}", data_dir.display());
+        }
+    }
+}
+
+fn offline(arguments: &[&str]) -> Output {
+    Command::new(MAINSTAY).args(arguments).env_remove("MAINSTAY_DATA_DIR").output().unwrap()
+}
+
+/// Asks as an administrator; the status and the answer.
+fn ask(server: &TestServer, arguments: &[&str], path: &str) -> (u16, String) {
+    let kubeconfig = std::fs::read_to_string(server.kubeconfig()).unwrap();
+    let token = kubeconfig.lines().find_map(|line| line.trim().strip_prefix("token:")).unwrap();
+    let bearer = format!("Authorization: Bearer {}", token.trim().trim_matches('"'));
+    let authority = server.kubeconfig().with_file_name("ca.crt");
+    let output = Command::new("curl")
+        .args(["-sS", "-w", "\n%{http_code}", "-H", &bearer, "--cacert"])
+        .arg(authority)
+        .args(arguments)
+        .arg(format!("{}{path}", server.address()))
+        .output()
+        .expect("curl is needed");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (body, status) = text.rsplit_once('\n').unwrap_or(("", "0"));
+    (status.parse().unwrap_or(0), body.to_owned())
+}
+
+fn add_account(server: &TestServer, name: &str) -> (u16, String) {
+    let body = r#"{"type": "USER", "email": "a@b.c"}"#;
+    ask(server, &["-X", "POST", "-d", body], &format!("/rucio/accounts/{name}"))
+}
+
+/// Waits until `/readyz` fails, or passes, and gives its answer.
+fn readyz(server: &TestServer, ready: bool) -> String {
+    loop {
+        let (status, text) = ask(server, &[], "/readyz?verbose");
+        if (status == 200) == ready {
+            return text;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_catalog_that_lost_acknowledged_commits_is_refused_checked_and_repaired_as_shown() {
+    let there = folder();
+    let dir = there.path();
+    let data = dir.to_str().unwrap();
+    let server = TestServer::start_in(dir, &[]);
+    for at in 0..10 {
+        assert_eq!(add_account(&server, &format!("a{at}")).0, 201);
+    }
+    server.kill();
+    let wal = dir.join("catalog.db-wal");
+    let mut bytes = std::fs::read(&wal).unwrap();
+    // In the last commit but a few.
+    let late = bytes.len() - 9 * 4096;
+    bytes[late] ^= 1;
+    std::fs::write(&wal, &bytes).unwrap();
+    let said = refused(dir, &[]);
+    assert!(said.contains("commits are missing") && said.contains("mainstay restore"), "{said}");
+    assert!(std::fs::read(&wal).unwrap() == bytes, "the log stays as it is");
+    let checked = text_of(&offline(&["store", "check", "--data-dir", data]));
+    assert!(checked.contains("commits are missing") && checked.contains("[exit code 1]"));
+    let shown = text_of(&offline(&["store", "repair", "--data-dir", data]));
+    assert!(shown.contains("were acknowledged and are missing"), "{shown}");
+    let word = shown.split("--accept ").nth(1).unwrap().split_whitespace().next().unwrap();
+    let repaired = offline(&["store", "repair", "--data-dir", data, "--accept", word]);
+    assert!(repaired.status.success(), "{}", text_of(&repaired));
+    let server = TestServer::start_in(dir, &[]);
+    assert_eq!(add_account(&server, "later").0, 201);
+    assert!(server.terminate().success());
+    let checked = offline(&["store", "check", "--data-dir", data]);
+    assert!(checked.status.success(), "{}", text_of(&checked));
+}
+
+#[test]
+fn damage_in_a_running_catalog_turns_the_server_not_ready_and_is_named() {
+    let there = folder();
+    let dir = there.path();
+    let server = TestServer::start_in(dir, &[]);
+    assert_eq!(add_account(&server, "a").0, 201);
+    assert!(server.mainstay(&["store", "check"]).status.success());
+    assert!(server.terminate().success());
+    // The first page of the index that new names are looked up in.
+    let table = Command::new("sqlite3")
+        .arg(dir.join("catalog.db"))
+        .arg("SELECT rootpage FROM sqlite_schema WHERE name = 'rules_account'")
+        .output();
+    let Ok(table) = table else { return cannot_test("damage: there is no sqlite3") };
+    let page: u64 = String::from_utf8_lossy(&table.stdout).trim().parse().unwrap();
+    let file = std::fs::File::options().write(true).open(dir.join("catalog.db")).unwrap();
+    file.write_all_at(&[0; 4096], (page - 1) * 4096).unwrap();
+    let server = TestServer::start_in(dir, &[]);
+    let checked = text_of(&server.mainstay(&["store", "check"]));
+    assert!(checked.contains("rule catalog: ") && checked.contains("[exit code 1]"), "{checked}");
+    let (status, said) = ask(&server, &[], "/rucio/accounts/a/rules");
+    assert_eq!(status, 503, "{said}");
+    assert!(said.contains("catalog.db is damaged") && said.contains("mainstay restore"), "{said}");
+    let said = readyz(&server, false);
+    assert!(said.contains("catalog"), "{said}");
+    let (status, said) = add_account(&server, "b");
+    assert!(status == 503 && said.contains("is damaged"), "writes are refused: {said}");
+    assert_eq!(ask(&server, &[], "/rucio/accounts/a").0, 200, "what is whole is read");
+}
+
+#[test]
+fn a_start_that_is_refused_makes_no_catalog() {
+    let there = folder();
+    let dir = there.path();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let said = refused(dir, &["--listen", &address]);
+    assert!(said.contains("cannot listen"), "{said}");
+    assert!(!dir.join("catalog.db").exists());
+
+    let postgres = match PrivatePostgres::start(&["fsync=off"]) {
+        Ok(postgres) => postgres,
+        Err(why) => return cannot_test(&format!("a catalog in PostgreSQL: {why}")),
+    };
+    for schema in ["own", "empty", "others"] {
+        postgres.make_schema(schema).unwrap();
+    }
+    let at = |schema: &str| postgres.url(schema);
+    let said = refused(dir, &["--listen", &address, "--catalog", &at("own")]);
+    assert!(said.contains("cannot listen"), "{said}");
+    assert_eq!(tables(&at("own")), 0);
+    assert!(TestServer::start_in(dir, &["--catalog", &at("own")]).terminate().success());
+    let other = folder();
+    assert!(
+        TestServer::start_in(other.path(), &["--catalog", &at("others")]).terminate().success()
+    );
+    let said = refused(dir, &["--catalog", &at("empty")]);
+    assert!(said.contains("missing or empty") && said.contains("--new-cluster"), "{said}");
+    assert_eq!(tables(&at("empty")), 0, "no table is left in it");
+    let said = refused(dir, &["--catalog", &at("others")]);
+    assert!(said.contains("should belong to catalog"), "{said}");
+    assert!(TestServer::start_in(dir, &["--catalog", &at("own")]).terminate().success());
+}
+
+fn tables(address: &str) -> i64 {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let peeked = runtime.block_on(Catalog::peek(address)).unwrap();
+    i64::from(peeked.there)
+}
+
+#[test]
+fn a_second_server_and_a_read_only_folder_are_told_by_the_folder() {
+    let there = folder();
+    let dir = there.path();
+    let server = TestServer::start_in(dir, &[]);
+    let said = refused(dir, &[]);
+    let running = format!("{} (process id {})", server.address(), server.pid());
+    let named = format!("data folder {} is in use", dir.display());
+    assert!(said.contains(&named) && said.contains(&running), "{said}");
+    drop(server);
+
+    let mount = folder();
+    let Some(disk) = SmallDisk::mount(mount.path(), 64 << 20) else {
+        return cannot_test("a read-only folder: a file system cannot be mounted here");
+    };
+    assert!(TestServer::start_in(&disk.path, &[]).terminate().success());
+    let status = Command::new("mount").args(["-o", "remount,ro"]).arg(&disk.path).status();
+    assert!(status.unwrap().success());
+    let said = refused(&disk.path, &[]);
+    let named = format!("the data folder {} cannot be written to", disk.path.display());
+    assert!(said.contains(&named) && said.contains("--data-dir"), "{said}");
+}
+
+#[test]
+fn a_catalog_on_a_full_disk_refuses_changes_and_goes_on_when_there_is_space() {
+    let mount = folder();
+    let Some(disk) = SmallDisk::mount(mount.path(), 8 << 20) else {
+        return cannot_test("a full disk: a file system cannot be mounted here");
+    };
+    let there = folder();
+    let catalog = disk.path.join("catalog.db");
+    let server = TestServer::start_in(there.path(), &["--catalog", catalog.to_str().unwrap()]);
+    assert_eq!(add_account(&server, "before").0, 201);
+    let ballast = disk.path.join("ballast");
+    // As much as there is space for.
+    drop(std::fs::write(&ballast, vec![0; 8 << 20]));
+    let mut added = 0;
+    let (status, said) = loop {
+        match add_account(&server, &format!("a{added}")) {
+            (201, _) => added += 1,
+            refused => break refused,
+        }
+    };
+    assert_eq!(status, 507, "{said}");
+    assert!(said.contains("catalog.db is full"), "{said}");
+    assert!(readyz(&server, false).contains("catalog"));
+    assert_eq!(ask(&server, &[], "/rucio/accounts/before").0, 200, "reads go on");
+    std::fs::remove_file(&ballast).unwrap();
+    readyz(&server, true);
+    assert_eq!(add_account(&server, "after").0, 201);
+    for name in ["before", "after"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain((0..added).map(|at| format!("a{at}")))
+    {
+        assert_eq!(ask(&server, &[], &format!("/rucio/accounts/{name}")).0, 200, "{name}");
+    }
+}
+
+#[test]
+fn an_empty_account_header_is_named_as_what_is_wrong() {
+    let server = TestServer::start();
+    let (status, said) = ask(&server, &["-H", "X-Rucio-Account;"], "/rucio/accounts/root");
+    assert!(status == 400 && said.contains("X-Rucio-Account is empty"), "{status} {said}");
+    assert_eq!(ask(&server, &[], "/rucio/accounts/root").0, 200);
+}
+
+#[test]
+fn a_backup_is_checked_as_it_comes_in_by_the_standard_input() {
+    let server = TestServer::start();
+    let backup = server.mainstay(&["backup", "-"]);
+    assert!(backup.status.success());
+    let check = |bytes: &[u8]| {
+        use std::io::Write;
+        let mut command = Command::new(MAINSTAY);
+        let command = command.args(["backup", "--check", "-"]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // A check that has seen enough does not read on.
+        drop(child.stdin.take().unwrap().write_all(bytes));
+        child.wait_with_output().unwrap()
+    };
+    let whole = check(&backup.stdout);
+    let said = text_of(&whole);
+    assert!(whole.status.success() && said.starts_with("the standard input: "), "{said}");
+    let cut = check(&backup.stdout[..backup.stdout.len() / 2]);
+    assert_eq!(cut.status.code(), Some(2), "{}", text_of(&cut));
+}

@@ -1,0 +1,179 @@
+//! Large bodies are read beside the threads that serve everybody, a few at a time.
+//!
+//! Taking a large body apart and turning it into rows costs a processor a good part of a second.
+//! A body of more than [`LARGE`] bytes waits for a turn, which lasts until its request is answered.
+//! [`AT_ONCE`] turns are given at a time; an account has one of them at most and waits for it in
+//! one place of the line, so that many large bodies of one account do not hold up those of another.
+//! Small bodies never wait.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use mainstay_rules::error::{Class, Error, Result, refuse};
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+
+use super::{Call, Reply, dispatch, python};
+
+/// Smaller bodies do not wait.
+const LARGE: usize = 256 << 10;
+
+/// How many large bodies are worked on at a time.
+const AT_ONCE: usize = 4;
+
+/// How long a large body waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The turns of this process.
+static TURNS: Turns = Turns::new();
+
+/// The turns of large bodies.
+#[derive(Debug)]
+struct Turns {
+    all: Semaphore,
+    accounts: Mutex<BTreeMap<String, Arc<Semaphore>>>,
+}
+
+/// One turn; ends when dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    turns: &'static Turns,
+    account: String,
+    own: Option<OwnedSemaphorePermit>,
+    _one: SemaphorePermit<'static>,
+}
+
+impl Turns {
+    const fn new() -> Self {
+        Self { all: Semaphore::const_new(AT_ONCE), accounts: Mutex::new(BTreeMap::new()) }
+    }
+
+    async fn take(&'static self, account: &str) -> Result<Turn> {
+        let own = {
+            let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+            let own = accounts.entry(account.to_owned());
+            Arc::clone(own.or_insert_with(|| Arc::new(Semaphore::new(1))))
+        };
+        let ended = || Error::Internal("the turns of large bodies have ended".to_owned());
+        let own = own.acquire_owned().await.map_err(|_| ended())?;
+        let one = self.all.acquire().await.map_err(|_| ended())?;
+        Ok(Turn { turns: self, account: account.to_owned(), own: Some(own), _one: one })
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut accounts = self.turns.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.own.take());
+        // Those who wait hold it as well.
+        if accounts.get(&self.account).is_some_and(|own| Arc::strong_count(own) == 1) {
+            accounts.remove(&self.account);
+        }
+    }
+}
+
+/// A body taken apart, and its turn if it is large.
+pub(super) async fn read(account: &str, bytes: Bytes) -> Result<(Value, Option<Turn>)> {
+    if bytes.len() <= LARGE {
+        return Ok((parse(&bytes)?, None));
+    }
+    let late = || {
+        let waited = PATIENCE.as_secs();
+        Error::Crowded(format!(
+            "Too many large requests: this one has waited {waited} s for its turn; try again later"
+        ))
+    };
+    let turn = tokio::time::timeout(PATIENCE, TURNS.take(account)).await.map_err(|_| late())??;
+    // The turn goes along, so that it lasts also if nobody waits for the answer any more.
+    aside(move || Ok((parse(&bytes)?, Some(turn)))).await
+}
+
+/// Answers a call: one with a large body beside the threads that serve everybody.
+pub(super) async fn answered(mut call: Call) -> Result<Reply> {
+    let Some(turn) = call.turn.take() else { return dispatch(call).await };
+    let runtime = tokio::runtime::Handle::current();
+    aside(move || {
+        let reply = runtime.block_on(dispatch(call));
+        drop(turn);
+        reply
+    })
+    .await
+}
+
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(error) => Err(Error::Internal(error.to_string())),
+    })
+}
+
+fn parse(bytes: &[u8]) -> Result<Value> {
+    let body = if bytes.is_empty() {
+        Value::Null
+    } else {
+        serde_json::from_slice(&python::json(bytes)).map_err(|error| {
+            refuse(Class::InvalidObject, format!("The body is not JSON: {error}"))
+        })?
+    };
+    match has_zero(&body) {
+        true => Err(zero()),
+        false => Ok(body),
+    }
+}
+
+/// The refusal of the character 0, which not every database takes.
+pub(super) fn zero() -> Error {
+    refuse(Class::InvalidObject, "A text may not hold the character 0")
+}
+
+/// Whether a text anywhere in a body holds the character 0.
+fn has_zero(body: &Value) -> bool {
+    match body {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(list) => list.iter().any(has_zero),
+        Value::Object(map) => map.iter().any(|(key, value)| key.contains('\0') || has_zero(value)),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_account_with_many_large_bodies_holds_up_its_own_alone() {
+        static TURNS: Turns = Turns::new();
+        let first = TURNS.take("eve").await.unwrap();
+        let mut second = pin!(TURNS.take("eve"));
+        assert!(poll!(second.as_mut()).is_pending(), "one of each account at a time");
+        let mut others = Vec::new();
+        for account in ["a", "b", "c"] {
+            others.push(TURNS.take(account).await.unwrap());
+        }
+        let mut late = pin!(TURNS.take("late"));
+        assert!(poll!(late.as_mut()).is_pending(), "all turns are taken");
+        drop(first);
+        // The place is free; it was asked for by another account before eve's second could.
+        assert!(poll!(second.as_mut()).is_pending());
+        let late = late.await.unwrap();
+        drop(others.pop());
+        let second = second.await.unwrap();
+        drop((second, late, others));
+        assert!(TURNS.accounts.lock().unwrap().is_empty(), "nothing is kept of those who are done");
+    }
+
+    #[tokio::test]
+    async fn small_bodies_take_no_turn_and_large_ones_do() {
+        let body = |length: usize| Bytes::from(format!("\"{}\"", "x".repeat(length)));
+        assert!(read("me", body(10)).await.unwrap().1.is_none());
+        assert!(read("me", body(LARGE)).await.unwrap().1.is_some());
+        assert!(read("me", Bytes::from_static(b"{\"a\": \"\\u0000\"}")).await.is_err());
+    }
+}
