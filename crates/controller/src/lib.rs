@@ -6,7 +6,7 @@
 //! * [`reflector`]: a typed copy of a collection, with declared indexes, kept up to date;
 //! * [`queue`]: which key is worked on next, never by two workers, failing ones ever more rarely;
 //! * [`runtime`]: the two put together, and why reconcilers take no hint of what changed;
-//! * [`write`]: writes that every reconciler makes; [`liveness`]: which nodes are alive;
+//! * [`mod@write`]: writes that every reconciler makes; [`liveness`]: which nodes are alive;
 //! * [`election`]: of several servers one runs the controllers, and only its writes count;
 //! * [`jobs`]: long, heavy work, a bounded number at once;
 //! * [`conditions`] and [`events`]: reports for people; [`meter`]: metrics;

@@ -1,7 +1,7 @@
 //! What the engine does in a second, measured end to end against a real database.
 //!
 //! Twenty RSEs, seventeen of which the expression takes; an account without privileges and with
-//! quotas. Every case works on data of its own. [`run`] measures one catalog; [`server`] provides
+//! quotas. Every case works on data of its own. [`run`] measures one catalog; [`mainstay_catalog::private_postgres`] provides
 //! a PostgreSQL for it.
 
 pub mod stage;

@@ -38,7 +38,7 @@ pub fn copy(before: Option<ReplicaState>, source: bool, writable: bool) -> Copy 
     }
 }
 
-/// Which field of a [`Copy`] an SQL expression yields.
+/// Which field of a [`struct@Copy`] an SQL expression yields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     /// [`Copy::lock`] as a letter.

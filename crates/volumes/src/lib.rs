@@ -9,7 +9,7 @@
 //!   groups for both placement and the ledger).
 //! * [`controller`] reads, applies the decisions, and writes; [`reserve`] stores reservations;
 //!   [`extender`] serves and calls the HTTP contract of the scheduler extender.
-//! * For people: [`plan`] (a dry run), [`explain`] (the reasons), [`capacity`] (the space left), all
+//! * For people: [`mod@plan`] (a dry run), [`explain`] (the reasons), [`capacity`] (the space left), all
 //!   over a [`world::World`] of plain objects.
 
 pub mod api;

@@ -206,7 +206,7 @@ impl<T: Typed> KindBuilder<T> {
         self
     }
 
-    /// The finished kind. [`Registry::new`] returns its problem, if it has one.
+    /// The finished kind. [`Registry::new`](super::Registry::new) returns its problem, if it has one.
     #[must_use]
     pub fn build(self) -> Kind {
         let mut problem = None;

@@ -12,10 +12,10 @@ use super::{Deleted, Resources, TRIES, WriteOptions, is_race};
 
 impl Resources {
     /// Deletes an object, or marks it as being deleted if finalizers hold it back. Called twice,
-    /// the second call finds it marked, or [`Reason::NotFound`].
+    /// the second call finds it marked, or `Reason::NotFound`.
     ///
     /// # Errors
-    /// [`Reason::NotFound`]; [`Reason::Conflict`] if a precondition does not hold.
+    /// `Reason::NotFound`; `Reason::Conflict` if a precondition does not hold.
     pub async fn delete(
         &self,
         kind: &Kind,

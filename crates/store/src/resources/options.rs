@@ -24,7 +24,7 @@ pub struct WriteOptions {
     pub force: bool,
     /// Paths of fields that occurred twice in the body.
     pub duplicates: Vec<String>,
-    /// The lease under which it is written; wins over that of [`Resources::fenced`].
+    /// The lease under which it is written; wins over that of [`Resources::fenced`](super::Resources::fenced).
     pub fence: Option<Fence>,
     /// Judges the write on the object as it would be stored; without one, everything is admitted.
     pub admission: Option<Arc<dyn Admission>>,
