@@ -193,7 +193,9 @@ impl EtcdStore {
         };
         let (readers, waiting) = mpsc::channel(READERS);
         let progress = progress(client.clone(), layout.clone(), waiting, stop.clone());
-        let roster = Roster::new(client.clone(), layout.clone(), cache.clone(), stop.clone());
+        let seals = layout.sealer().has_keys() && !settings.inspect;
+        let roster =
+            Roster::new((client.clone(), layout.clone(), cache.clone()), stop.clone(), seals);
         let writer = Writer {
             client: client.clone(),
             layout: layout.clone(),
@@ -210,7 +212,6 @@ impl EtcdStore {
             settings.decrypt,
         );
         let (writes, queue) = mpsc::channel(WRITERS);
-        let seals = layout.sealer().has_keys() && !settings.inspect;
         let mut tasks = vec![
             tokio::spawn(feed.run()),
             tokio::spawn(progress),
@@ -500,6 +501,7 @@ impl Objects for EtcdStore {
         async move {
             let asked = async {
                 self.roster.admission().await?;
+                self.layout.writable()?;
                 self.latest().await
             };
             let late = |_| Error::Unavailable {

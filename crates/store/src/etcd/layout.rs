@@ -11,7 +11,8 @@
 //! rewriting a value changes neither the version of its object nor what watches see.
 
 use crate::object::{Body, Key, Record, Resource, Revision};
-use crate::seal::Sealer;
+use crate::objects::Error;
+use crate::seal::{KeyState, Sealer};
 use crate::value::Codec;
 
 use super::proto::KeyValue;
@@ -71,6 +72,20 @@ impl Layout {
         value.extend_from_slice(body.json());
         value.extend_from_slice(line.to_string().as_bytes());
         self.codec.encode(key, &value)
+    }
+
+    /// Whether values may be written.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if the store is encrypted with a data key that this server cannot
+    /// open: it would write in the clear.
+    pub(super) fn writable(&self) -> Result<(), Error> {
+        match self.sealer().locked(&[KeyState::Active, KeyState::Complete]) {
+            None => Ok(()),
+            Some(error) => Err(Error::Unavailable {
+                reason: format!("{error}; restart this server with the key file"),
+            }),
+        }
     }
 
     /// Whether a value is not encrypted as new values are.

@@ -73,6 +73,8 @@ pub(super) struct Roster {
     layout: Layout,
     cache: Arc<Cache>,
     stop: CancellationToken,
+    /// Whether this server rewrites values that are not encrypted as new ones are.
+    rewrites: bool,
     start: Instant,
     /// Until when reads are answered from the cache: microseconds since `start`.
     until: AtomicU64,
@@ -96,10 +98,9 @@ enum Renewal {
 impl Roster {
     #[expect(clippy::disallowed_methods, reason = "this is where a server gets its identity")]
     pub(super) fn new(
-        client: Arc<Client>,
-        layout: Layout,
-        cache: Arc<Cache>,
+        (client, layout, cache): (Arc<Client>, Layout, Arc<Cache>),
         stop: CancellationToken,
+        rewrites: bool,
     ) -> Arc<Self> {
         let name = uuid::Uuid::new_v4().to_string();
         Arc::new(Self {
@@ -108,6 +109,7 @@ impl Roster {
             layout,
             cache,
             stop,
+            rewrites,
             start: Instant::now(),
             until: AtomicU64::new(0),
             wanted: Notify::new(),
@@ -369,7 +371,7 @@ impl Roster {
     fn record(&self) -> Vec<u8> {
         let mut object = Map::new();
         object.insert("seen".to_owned(), Value::from(number(self.cache.revision())));
-        object.insert(KEY_FILE.to_owned(), Value::from(self.layout.sealer().has_keys()));
+        object.insert(REWRITES.to_owned(), Value::from(self.rewrites));
         object.insert(DATA_KEYS.to_owned(), Value::from(self.layout.sealer().usable()));
         self.layout.write(&self.key, &Body::new(&object), 0)
     }
@@ -380,12 +382,12 @@ const TXN: &str = "/etcdserverpb.KV/Txn";
 /// The field of a record that names the data keys its server can open.
 const DATA_KEYS: &str = "dataKeys";
 
-/// The field of a record that says whether its server has a key file.
-const KEY_FILE: &str = "keyFile";
+/// The field of a record that says whether its server rewrites values.
+const REWRITES: &str = "rewrites";
 
-/// Whether the server of a record has a key file.
-pub(super) fn has_key_file(record: &Record) -> bool {
-    record.object().get(KEY_FILE).and_then(Value::as_bool).unwrap_or(false)
+/// Whether the server of a record rewrites values: it serves, and has a key file.
+pub(super) fn rewrites(record: &Record) -> bool {
+    record.object().get(REWRITES).and_then(Value::as_bool).unwrap_or(false)
 }
 
 /// Whether the server of a record can open a data key.

@@ -21,7 +21,6 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::{Cache, State};
 use crate::object::{Action, Body, Event, Key, Revision};
 use crate::objects::{Change, Error, Fence, Write};
-use crate::seal::KeyState;
 
 use super::client::{self, Client};
 use super::layout::Layout;
@@ -129,12 +128,7 @@ impl Writer {
     /// Waits until this server may write; returns the revision at which its record was made.
     async fn admission(&self) -> Result<Revision, Error> {
         let made = self.roster.admission().await?;
-        match self.layout.sealer().locked(&[KeyState::Active, KeyState::Complete]) {
-            None => Ok(made),
-            Some(error) => Err(Error::Unavailable {
-                reason: format!("{error}; restart this server with its key file"),
-            }),
-        }
+        self.layout.writable().map(|()| made)
     }
 
     async fn alone(&self, write: &Write) -> Outcome {

@@ -181,6 +181,31 @@ fn encryption_is_turned_on_once_every_server_has_the_key_and_no_watch_sees_it() 
 }
 
 #[test]
+fn a_server_without_the_key_refuses_writes_once_the_store_is_encrypted() {
+    block_on(async {
+        let (cluster, right) = (shared_cluster(), line("right"));
+        let (address, elsewhere) = (cluster.address(), cluster.address());
+        let other = open(&elsewhere, &[&right]).await;
+        other.close().await;
+        let without = open(&address, &[]).await;
+        without.write(create(&name(0), 1)).await.unwrap();
+        without.ready().await.unwrap();
+        // An active data key appears, as it does for a server that is just starting.
+        let keys = cluster.dump(&format!("{}/objects/datakeys", elsewhere.prefix));
+        for (key, value) in keys {
+            cluster.put(&key.replacen(&elsewhere.prefix, &address.prefix, 1), &value);
+        }
+        without.snapshot().await.unwrap();
+        for refused in [without.ready().await, without.write(create(&name(1), 1)).await.map(drop)] {
+            let Err(Error::Unavailable { reason }) = refused else { panic!("{refused:?}") };
+            assert!(reason.contains("\"right\"") && reason.contains("--store-key"), "{reason}");
+        }
+        assert!(without.get(&name(0)).await.unwrap().is_some(), "reads go on");
+        without.close().await;
+    });
+}
+
+#[test]
 fn the_data_key_changes_while_two_servers_write() {
     block_on(async {
         let (cluster, right) = (shared_cluster(), line("right"));

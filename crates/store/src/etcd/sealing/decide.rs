@@ -50,7 +50,7 @@ pub(super) fn next_step(
     let newest = keys.iter().rfind(|key| key.state.seals());
     let unfinished = newest.is_some_and(|key| key.state == KeyState::Active);
     if !keys.is_empty() && (stale || unfinished) {
-        let able = servers.iter().filter(|server| roster::has_key_file(server));
+        let able = servers.iter().filter(|server| roster::rewrites(server));
         let first = able.map(|server| server.key().name()).min();
         return if first == Some(own) { Step::Rewrite } else { Step::Leave };
     }

@@ -18,7 +18,7 @@ fn keys(sealer: &Sealer, states: &[KeyState]) -> Vec<DataKey> {
 /// The record of a server that has a key file or not, and can open these data keys.
 fn server(name: &str, key_file: bool, opens: &[&DataKey]) -> Arc<Record> {
     let opens: Vec<String> = opens.iter().map(|key| key.id()).collect();
-    let object = json!({"seen": 1, "keyFile": key_file, "dataKeys": opens});
+    let object = json!({"seen": 1, "rewrites": key_file, "dataKeys": opens});
     let key = Key::new(&roster::records(), None, name);
     Arc::new(Body::new(object.as_object().unwrap()).at(key, Revision(1), Revision(1)))
 }
