@@ -72,7 +72,7 @@ fn every_dialect_leaves_a_line_for_changes_and_denials() {
             &eve,
             &empty,
             rucio(
-                json!({"user": "eve", "role": "viewer", "account": "eve", "verb": "update", "outcome": "denied"}),
+                json!({"user": "eve", "role": "viewer", "verb": "update", "outcome": "denied", "code": 403}),
             ),
         ),
         (

@@ -240,11 +240,14 @@ fn a_database_that_stops_makes_the_server_not_ready_and_is_named() {
     };
     probe("[+]catalog ok\n");
     signal("STOP");
-    let text = probe("[-]catalog failed: ");
+    let text = probe("[-]catalog failed: PostgreSQL: ");
     assert!(text.contains("[+]store ok\n"), "{text}");
     assert!(text.ends_with("readyz check failed\n"), "{text}");
     signal("CONT");
     probe("readyz check passed\n");
+    // A database that is gone is named with the error of the connection.
+    signal("KILL");
+    probe("[-]catalog failed: PostgreSQL: the catalog's database cannot be reached: ");
 }
 
 #[test]

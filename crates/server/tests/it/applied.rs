@@ -99,7 +99,15 @@ async fn self_reviews_name_the_user_and_its_rights() {
     let rules = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
     let rules = viewer.post(rules, &json!({"spec": {"namespace": "default"}})).await.ok();
     assert_eq!(rules["status"]["resourceRules"][0]["verbs"], json!(["get", "list", "watch"]));
+    let paths = rules["status"]["nonResourceRules"].as_array().unwrap();
+    let rucio: Vec<_> =
+        paths.iter().filter(|it| it["nonResourceURLs"] == json!(["/rucio/*"])).collect();
+    assert_eq!(rucio, [&json!({"verbs": ["get", "post"], "nonResourceURLs": ["/rucio/*"]})]);
     viewer.get(path).await.refused(405, "MethodNotAllowed");
+    // The table has a list of pods and no watch.
+    assert_eq!(viewer.get("/api/v1/pods").await.code, 200);
+    assert_eq!(viewer.get("/api/v1/pods?watch=true").await.code, 403);
+    assert_eq!(host.client().await.get("/api/v1/pods?watch=true").await.code, 405);
 }
 
 #[tokio::test]

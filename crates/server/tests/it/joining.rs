@@ -376,6 +376,28 @@ async fn an_authority_is_exchanged_while_everybody_goes_on() {
 }
 
 #[tokio::test]
+async fn a_forced_finish_lists_the_nodes_that_must_join_again_and_no_others() {
+    let host = Host::start().await;
+    let mut admin = host.client().await;
+    host.join("n1").await;
+    // The heartbeat of a node that was removed, and of one whose agent has no record.
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+    for name in ["removed", "old"] {
+        let lease = json!({"metadata": {"name": name}, "spec": {"holderIdentity": name}});
+        admin.post(leases, &lease).await.ok();
+    }
+    admin.post(NODES, &json!({"metadata": {"name": "old"}})).await.ok();
+    let path = "/mainstay/v1/authority";
+    let rotated = admin.post(&format!("{path}/rotate"), &json!({})).await.ok();
+    assert_eq!(rotated["nodesOfPrevious"], json!(["n1", "old"]));
+    let finished = admin.post(&format!("{path}/finish?force=true"), &json!({})).await.ok();
+    assert_eq!(finished["previous"], Value::Null);
+    assert_eq!(finished["nodesOfPrevious"], json!(["n1", "old"]));
+    assert_eq!(admin.get(path).await.ok()["nodesOfPrevious"], json!([]));
+    host.stop().await;
+}
+
+#[tokio::test]
 async fn certificates_are_made_out_to_the_names_that_were_given() {
     let host = Host::start_with(SystemClock::new(), |options| {
         options.tls_names = vec!["api.example.com".to_owned(), "192.0.2.9".to_owned()];

@@ -1,6 +1,7 @@
 //! Lists and their pages.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_store::cache::Retention;
@@ -220,5 +221,44 @@ async fn a_large_list_comes_whole_whatever_its_form() {
     assert_eq!(table["rows"].as_array().unwrap().len(), 2500);
     let page = client.get(&format!("{MAPS}?limit=2000")).await.ok();
     assert_eq!(page["metadata"]["remainingItemCount"], 500);
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_finds_its_own_among_many_while_they_change() {
+    let host = Host::start_with(SystemClock::new(), |options| {
+        options.registry = Arc::new(mainstay_server::engines::registry().unwrap());
+    })
+    .await;
+    let mut admin = host.client().await;
+    const DEVICES: &str = "/apis/storage.mainstay.dev/v1/blockdevices";
+    let device = |name: &str, node: &str| json!({"metadata": {"name": name}, "spec": {"nodeName": node, "devPath": "/dev/x"}});
+    // More than are looked at without an index.
+    for number in 0..600 {
+        let node = if number % 200 == 0 { "n1" } else { "n2" };
+        admin.post(DEVICES, &device(&format!("d-{number:03}"), node)).await.ok();
+    }
+    let mut n1 = host.joined("n1").await;
+    let own = format!("{DEVICES}?fieldSelector=spec.nodeName%3Dn1");
+    assert_eq!(names(&n1.get(&own).await.ok()), ["d-000", "d-200", "d-400"]);
+    n1.get(DEVICES).await.refused(403, "Forbidden");
+    n1.get(&format!("{DEVICES}?fieldSelector=spec.nodeName%3Dn2")).await.refused(403, "Forbidden");
+    admin.delete(&format!("{DEVICES}/d-200")).await;
+    admin.post(DEVICES, &device("d-600", "n1")).await.ok();
+    admin.post(DEVICES, &device("d-601", "n2")).await.ok();
+    assert_eq!(names(&n1.get(&own).await.ok()), ["d-000", "d-400", "d-600"]);
+    // Pages, of which the second is of the state of the first.
+    let first = n1.get(&format!("{own}&limit=2")).await.ok();
+    assert_eq!(names(&first), ["d-000", "d-400"]);
+    admin.delete(&format!("{DEVICES}/d-600")).await;
+    let token = first["metadata"]["continue"].as_str().unwrap();
+    let second = n1.get(&format!("{own}&limit=2&continue={token}")).await.ok();
+    assert_eq!(names(&second), ["d-600"]);
+    let mut watch = n1.watch(&format!("{own}&watch=true")).await;
+    assert_eq!(watch.brief().await, "ADDED d-000");
+    assert_eq!(watch.brief().await, "ADDED d-400");
+    admin.post(DEVICES, &device("d-602", "n2")).await.ok();
+    admin.post(DEVICES, &device("d-603", "n1")).await.ok();
+    assert_eq!(watch.brief().await, "ADDED d-603");
     host.stop().await;
 }

@@ -454,6 +454,26 @@ async fn ambiguous_hosts_and_credentials_are_refused_over_http2() {
 }
 
 #[tokio::test]
+async fn refused_calls_of_grpc_get_a_grpc_status() {
+    let host = Host::start().await;
+    let viewer = host.token(json!({"role": "viewer"})).await;
+    let (mut sender, _socket) = multiplexed(&host).await;
+    for (token, status) in [("mst_wrong", "16"), (viewer.as_str(), "7")] {
+        let path = "/mainstay.agents.v1.Agents/Connect";
+        let mut asked = request("POST", path, Some(token), whole(""));
+        asked.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
+        let answer = sender.send_request(asked).await.unwrap();
+        assert_eq!(
+            (answer.status().as_u16(), &answer.headers()["grpc-status"]),
+            (200, &status.parse().unwrap())
+        );
+        assert!(!answer.headers()["grpc-message"].is_empty());
+        assert_eq!(answer.headers()["content-type"], "application/grpc");
+    }
+    host.stop().await;
+}
+
+#[tokio::test]
 async fn early_refusals_over_http2_arrive_whole() {
     let host = Host::start().await;
     let viewer = host.token(json!({"role": "viewer"})).await;
