@@ -13,6 +13,7 @@ mod dial;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -160,7 +161,9 @@ impl Link {
     }
 
     async fn connect(&mut self, server: &str, epoch: &mut u64, retries: &mut Retries) -> Ended {
-        match self.converse(server, epoch, retries).await {
+        let revoked = Arc::new(AtomicBool::new(false));
+        match self.converse(server, epoch, retries, &revoked).await {
+            _ if revoked.load(Relaxed) => Ended::Revoked,
             Ok(()) => Ended::HungUp,
             Err(ended) => ended,
         }
@@ -172,9 +175,10 @@ impl Link {
         server: &str,
         epoch: &mut u64,
         retries: &mut Retries,
+        revoked: &Arc<AtomicBool>,
     ) -> Result<(), Ended> {
         let access = (self.credentials)();
-        let channel = dial::dial(server, access).await?;
+        let channel = dial::dial(server, access, revoked).await?;
         let (outgoing, sent) = mpsc::channel(UNREAD);
         let own = &self.registration;
         let register = Register {

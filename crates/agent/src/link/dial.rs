@@ -1,6 +1,10 @@
 //! Opens a connection to a server: TCP, TLS with the client certificate, HTTP/2.
 
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{HeaderValue, Uri};
@@ -8,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use mainstay_store::kubernetes::Access;
 use rustls::AlertDescription;
 use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::service::Interceptor;
@@ -41,13 +46,15 @@ impl Interceptor for Bearer {
     }
 }
 
-/// Opens a connection to a server.
+/// Opens a connection to a server. `revoked` is set when the server refuses the certificate: with TLS
+/// 1.3 it does so after the handshake, and the HTTP library then reports a closed connection only.
 ///
 /// # Errors
 /// [`Ended::Unreachable`]; [`Ended::Revoked`] if the server refuses the certificate for that.
 pub(super) async fn dial(
     server: &str,
     access: Access,
+    revoked: &Arc<AtomicBool>,
 ) -> Result<InterceptedService<Channel, Bearer>, Ended> {
     let unreachable = |why: String| Ended::Unreachable(why);
     let uri: Uri = server.parse().map_err(|error| unreachable(format!("{server:?}: {error}")))?;
@@ -66,7 +73,9 @@ pub(super) async fn dial(
         tls.alpn_protocols = vec![b"h2".to_vec()];
         Arc::new(tls)
     });
-    let connector = tower::service_fn(move |_: Uri| connect(uri.clone(), tls.clone()));
+    let revoked = revoked.clone();
+    let connector =
+        tower::service_fn(move |_: Uri| connect(uri.clone(), tls.clone(), revoked.clone()));
     let channel = tokio::time::timeout(PATIENCE, endpoint.connect_with_connector(connector)).await;
     let channel = channel.map_err(|_| unreachable(format!("no connection within {PATIENCE:?}")))?;
     let channel = channel.map_err(|error| match is_revoked(&error) {
@@ -98,6 +107,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 async fn connect(
     uri: Uri,
     tls: Option<Arc<rustls::ClientConfig>>,
+    revoked: Arc<AtomicBool>,
 ) -> std::io::Result<TokioIo<Box<dyn Line>>> {
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let secure = uri.scheme_str() == Some("https");
@@ -109,13 +119,53 @@ async fn connect(
     };
     let name = ServerName::try_from(host.to_owned()).map_err(std::io::Error::other)?;
     let stream = TlsConnector::from(tls).connect(name, stream).await?;
-    Ok(TokioIo::new(Box::new(stream)))
+    Ok(TokioIo::new(Box::new(Watched { stream, revoked })))
+}
+
+/// A TLS stream that notes whether the server refused the certificate.
+struct Watched<S> {
+    stream: S,
+    revoked: Arc<AtomicBool>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if let Poll::Ready(Err(error)) = &read
+            && is_revoked(error)
+        {
+            self.revoked.store(true, Relaxed);
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 /// A TCP or TLS stream.
-trait Line: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Line for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
 
 #[cfg(test)]
 mod tests {
@@ -131,5 +181,32 @@ mod tests {
         assert!(matches!(Ended::from(wrapped), Ended::Revoked));
         assert!(matches!(Ended::from(Status::unauthenticated("x")), Ended::Revoked));
         assert!(matches!(Ended::from(Status::unavailable("x")), Ended::Server(_)));
+    }
+
+    /// A stream of which every read fails with an alert.
+    struct Alerting(AlertDescription);
+
+    impl AsyncRead for Alerting {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(io::Error::other(rustls::Error::AlertReceived(self.0))))
+        }
+    }
+
+    #[tokio::test]
+    async fn an_alert_after_the_handshake_is_noted() {
+        for (alert, expected) in [
+            (AlertDescription::CertificateRevoked, true),
+            (AlertDescription::InternalError, false),
+        ] {
+            let revoked = Arc::new(AtomicBool::new(false));
+            let mut stream = Watched { stream: Alerting(alert), revoked: revoked.clone() };
+            let read = tokio::io::AsyncReadExt::read_u8(&mut stream).await;
+            assert!(read.is_err());
+            assert_eq!(revoked.load(Relaxed), expected, "{alert:?}");
+        }
     }
 }
