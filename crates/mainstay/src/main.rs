@@ -20,7 +20,6 @@ mod manifest;
 mod output;
 mod ownership;
 mod paths;
-mod rules_login;
 mod select;
 mod store_key;
 

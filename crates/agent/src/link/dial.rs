@@ -198,10 +198,9 @@ mod tests {
 
     #[tokio::test]
     async fn an_alert_after_the_handshake_is_noted() {
-        for (alert, expected) in [
-            (AlertDescription::CertificateRevoked, true),
-            (AlertDescription::InternalError, false),
-        ] {
+        for (alert, expected) in
+            [(AlertDescription::CertificateRevoked, true), (AlertDescription::InternalError, false)]
+        {
             let revoked = Arc::new(AtomicBool::new(false));
             let mut stream = Watched { stream: Alerting(alert), revoked: revoked.clone() };
             let read = tokio::io::AsyncReadExt::read_u8(&mut stream).await;

@@ -22,8 +22,8 @@ use super::server::ServerProcess;
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client, JSON};
 use crate::error::Error as CommandError;
-use crate::rules_login::SURFACE;
 use mainstay_client::Dialer;
+use mainstay_server::engines::SURFACE;
 
 /// How large it all is.
 #[derive(Debug, Clone, Copy)]

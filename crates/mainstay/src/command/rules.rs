@@ -19,7 +19,7 @@ use crate::client::{Call, Client, JSON};
 use crate::connect::Connect;
 use crate::credentials::{Bounds, FileBounds, Keys, local_file};
 use crate::error::Error;
-use crate::rules_login::{SURFACE, open_catalog};
+use mainstay_server::engines::{SURFACE, open_catalog};
 
 /// Replication rules: which copies of which files must exist, where, and why
 #[derive(Debug, Args)]

@@ -18,7 +18,7 @@ use crate::connect::Connect;
 use crate::credentials::{Bounds, FileBounds, Keys, local_file};
 use crate::duration;
 use crate::error::Error;
-use crate::rules_login::open_catalog;
+use mainstay_server::engines::open_catalog;
 
 /// Move files for a server, in a process of its own
 #[derive(Debug, Args)]
