@@ -1,9 +1,9 @@
-//! The bell: what one server leaves to be done wakes the daemons and workers of all that share a
-//! PostgreSQL.
+//! Notifications between servers that share a PostgreSQL: work that one of them commits wakes the
+//! daemons and workers of all.
 //!
-//! A notification inside a transaction would make all commits of the database wait for each
-//! other, so work is gathered as it is committed and rung for shortly after, on a connection of its
-//! own. A bell that is not heard delays work until the next timer, and loses nothing.
+//! A NOTIFY inside a transaction would make all commits of the database wait for each other. So new
+//! work is gathered as it is committed and announced shortly after, on a connection of its own. A lost
+//! notification delays work until the next timer; no work is lost.
 
 use std::future::poll_fn;
 use std::sync::atomic::Ordering;
@@ -41,7 +41,7 @@ impl Catalog {
         let payload = format!("{}:{rung}", self.inner.origin);
         let told = self.write(move |tx| tx.execute(sql, values![CHANNEL, &payload])).await;
         if let Err(error) = told {
-            tracing::warn!(%error, "servers on the same catalog hear of this only by their timers");
+            tracing::warn!(%error, "notification of other servers failed; they find new work by their timers");
         }
     }
 
@@ -54,7 +54,7 @@ impl Catalog {
                 ended = self.attend_once(address) => ended,
             };
             if let Err(error) = ended {
-                tracing::debug!(%error, "the bell is silent");
+                tracing::debug!(%error, "notification connection to PostgreSQL lost; reconnecting");
             }
             tokio::select! {
                 () = stop.cancelled() => {}

@@ -164,7 +164,10 @@ impl Catalog {
                 let held = match holder.batch(&hold) {
                     Ok(()) => true,
                     Err(Error::Database(error)) => {
-                        tracing::warn!(error, "a long transaction runs; backing up beside it");
+                        tracing::warn!(
+                            error,
+                            "backup did not wait for a long transaction; objects and catalog may show different moments"
+                        );
                         false
                     }
                     Err(error) => return Err(error),

@@ -1,9 +1,9 @@
-//! What the catalog asks of a database: plain values in, plain rows out.
+//! The trait that both databases implement, and the dialect in which statements are written.
 //!
 //! Statements are written once. Parameters are `?1`, `?2`, …; the words `LOCK ROWS` at the end of
 //! a `SELECT` ask for row locks where the database has them. Every number is a 64-bit integer and
 //! every moment one in microseconds, so that both databases hold the same values. A list of
-//! numbers is one parameter, asked for as `IN ARRAY(?1)`. `LOOKUP JOIN table name ON (…)` and `LEFT
+//! numbers is one parameter, written as `IN ARRAY(?1)`. `LOOKUP JOIN table name ON (…)` and `LEFT
 //! LOOKUP JOIN table name ON (…)` look rows up for each row of what stands before, whatever a planner
 //! believes about the sizes of the tables.
 

@@ -4,7 +4,7 @@
 //! written on, nothing is written any more, as that could spread it. A full disk or one that fails
 //! is forgotten as soon as a commit works again.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use super::engine::Mode;
 use super::{Backend, Catalog, blocking};
@@ -34,7 +34,7 @@ impl Health {
     }
 
     fn trouble(&self) -> Trouble {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.trouble.lock().clone()
     }
 
     /// Fails if the database is known to be damaged.
@@ -67,7 +67,7 @@ impl Health {
             }
             _ => return done,
         };
-        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.trouble.lock();
         if *known != trouble && !matches!(*known, Trouble::Damaged(_)) {
             tracing::error!(%error, "the rule catalog failed");
             *known = trouble;
@@ -76,7 +76,7 @@ impl Health {
     }
 
     fn recovered(&self) {
-        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.trouble.lock();
         if *known == Trouble::Failing {
             *known = Trouble::None;
             tracing::info!(catalog = self.place, "commits to the rule catalog work again");

@@ -1,13 +1,13 @@
-//! Counters: what accounts use of RSEs and what RSEs hold, exact in every transaction.
+//! Counters of usage: bytes and files of accounts on RSEs, and of RSEs, exact in every transaction.
 //!
-//! Counters are what everybody changes, so they are touched last and held shortest: a transaction
-//! reads what its account has left without holding it, chooses, writes everything else, and only
-//! then takes the counters, in order. If an account used more meanwhile, and the choice no longer
+//! Every transaction changes counters, so they are locked last and for the shortest time: a
+//! transaction reads the usage of its account without a lock, chooses, writes everything else, and
+//! only then locks the counters, in order. If the account used more meanwhile, and the choice no longer
 //! fits its quota, the transaction starts over ([`Error::Moved`]): no quota is ever exceeded.
 //!
-//! An RSE has its counter from its first moment. Rows of accounts that do not exist yet come first,
-//! before any row that does is held: so nobody who holds a counter waits for one that is only being
-//! made, and the order stays one.
+//! An RSE has its counter from its creation. Counters of accounts that do not exist yet are inserted
+//! first, before any existing one is locked: so no transaction that holds a counter waits for one that
+//! is being inserted, and the lock order holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,15 +1,16 @@
-//! The catalog: where every file, replica, rule and lock is written down.
+//! The catalog: the SQL database of files, replicas, rules and locks.
 //!
-//! [`Catalog::write`] runs a function in one transaction and, when the database asks for it or
-//! goes away, runs it again from the start: such functions keep nothing between runs. On SQLite
-//! there is one writer at a time; on PostgreSQL transactions take row locks in one global order
+//! [`Catalog::write`] runs a function in one transaction. When the database asks for a retry or the
+//! connection is lost, it runs the function again from the start: such functions keep no state between
+//! runs. On SQLite there is one writer at a time; on PostgreSQL transactions take row locks in one
+//! global order
 //!
 //! 1. data identifiers that are collections, by number,
 //! 2. rules, by number,
 //! 3. files, by number: the row of a file stands for all its replicas, locks and requests,
 //! 4. counters (usage of accounts, then of RSEs), by number,
 //!
-//! so that no two can wait for each other. The functions in [`order`] take them.
+//! so that no two transactions deadlock. The functions in [`order`] take these locks.
 
 mod address;
 mod bell;
@@ -30,12 +31,13 @@ mod row;
 mod schema;
 mod sqlite;
 pub mod state;
+mod tx;
 mod writer;
 
 use std::any::Any;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use address::Address;
@@ -43,12 +45,14 @@ pub use engine::{Column, Value};
 use engine::{Engine, Mode};
 pub use error::{Error, Result, TxError};
 use health::Health;
+use parking_lot::Mutex;
 pub use pipeline::{Answers, Pending, Pipeline};
-use pool::{Pool, open_lock};
+use pool::Pool;
 use postgres::{Fate, Postgres};
 pub use row::{Row, Stored};
 use sqlite::Sqlite;
 use tokio::sync::Notify;
+pub use tx::Tx;
 use writer::Writer;
 
 /// Moments are microseconds since 1970, UTC.
@@ -126,157 +130,12 @@ type Known = (i64, Arc<dyn Any + Send + Sync>);
 
 const RSES_VERSION: &str = "SELECT value FROM versions WHERE name = 'rses'";
 
-/// One transaction.
-#[derive(Debug)]
-pub struct Tx<'a> {
-    engine: &'a mut dyn Engine,
-    rses: Option<Known>,
-    /// The version of the storage elements, where a pipeline has asked for it.
-    rses_version: Option<i64>,
-    shared: &'a Mutex<Option<Known>>,
-    wakes: Vec<Daemon>,
-    moves: bool,
-    statements: u64,
-    unlocked_dids: bool,
-}
-
 /// What follows once a transaction is committed.
 struct After {
     rses: Option<Known>,
     wakes: Vec<Daemon>,
     moves: bool,
     statements: u64,
-}
-
-impl Tx<'_> {
-    /// All rows of an answer.
-    pub fn query(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>> {
-        let mut rows = Vec::new();
-        self.statements += 1;
-        self.engine.query(sql, params, &mut |row| {
-            rows.push(row);
-            Ok(())
-        })?;
-        Ok(rows)
-    }
-
-    /// Hands over each row of an answer, keeping none.
-    pub fn for_each<E: TxError>(
-        &mut self,
-        sql: &str,
-        params: &[Value],
-        each: &mut dyn FnMut(Row) -> Result<(), E>,
-    ) -> Result<(), E> {
-        self.statements += 1;
-        let mut failed = None;
-        let done = self.engine.query(sql, params, &mut |row| {
-            each(row).map_err(|error| {
-                failed = Some(error);
-                Error::Stopped
-            })
-        });
-        match failed {
-            Some(error) => Err(error),
-            None => done.map_err(E::from),
-        }
-    }
-
-    /// The first row of an answer.
-    pub fn first(&mut self, sql: &str, params: &[Value]) -> Result<Option<Row>> {
-        Ok(self.query(sql, params)?.into_iter().next())
-    }
-
-    /// The number in the first row of an answer, 0 without one.
-    pub fn number(&mut self, sql: &str, params: &[Value]) -> Result<i64> {
-        self.first(sql, params)?.map_or(Ok(0), |row| row.int(0))
-    }
-
-    /// Runs a statement and counts the rows it changed.
-    pub fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
-        self.statements += 1;
-        self.engine.execute(sql, params)
-    }
-
-    /// Runs a statement whose outcome is not asked for; it takes no round trip of its own.
-    pub fn later(&mut self, sql: &str, params: &[Value]) -> Result<()> {
-        self.statements += 1;
-        self.engine.later(sql, params)
-    }
-
-    /// Runs the queries of a pipeline, in order and in one round trip.
-    pub fn run(&mut self, pipeline: Pipeline) -> Result<Answers> {
-        self.statements += pipeline.queries.len() as u64;
-        let mut answers = Answers(self.engine.pipeline(&pipeline.queries)?);
-        if let Some(version) = pipeline.rses {
-            self.rses_version = Some(answers.number(version)?);
-        }
-        Ok(answers)
-    }
-
-    pub fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
-        if columns.first().is_some_and(|(_, column)| column.len() > 0) {
-            self.statements += 1;
-            self.engine.load(table, columns)?;
-        }
-        Ok(())
-    }
-
-    pub fn clear(&mut self, tables: &[&str]) -> Result<()> {
-        self.engine.clear(tables)
-    }
-
-    /// The storage elements as this transaction sees them. `load` reads them, and its answer is
-    /// shared by all transactions until [`Tx::rses_changed`].
-    pub fn rses<T: Send + Sync + 'static, E: TxError>(
-        &mut self,
-        load: impl FnOnce(&mut Self) -> Result<T, E>,
-    ) -> Result<Arc<T>, E> {
-        let own = self.rses.as_ref().map(|(_, rses)| Arc::clone(rses));
-        if let Some(Ok(rses)) = own.map(Arc::downcast) {
-            return Ok(rses);
-        }
-        let version = match self.rses_version {
-            Some(version) => version,
-            None => self.number(RSES_VERSION, &[])?,
-        };
-        let shared = open_lock(self.shared).clone().filter(|(known, _)| *known == version);
-        let rses = match shared.map(|(_, rses)| rses.downcast()) {
-            Some(Ok(rses)) => rses,
-            _ => Arc::new(load(self)?),
-        };
-        self.rses = Some((version, Arc::clone(&rses) as Arc<dyn Any + Send + Sync>));
-        Ok(rses)
-    }
-
-    /// RSEs changed: everybody reads them anew.
-    pub fn rses_changed(&mut self) -> Result<()> {
-        (self.rses, self.rses_version) = (None, None);
-        self.execute("UPDATE versions SET value = value + 1 WHERE name = 'rses'", &[]).map(drop)
-    }
-
-    /// Wakes a daemon once this transaction is committed.
-    pub fn wake(&mut self, daemon: Daemon) {
-        if !self.wakes.contains(&daemon) {
-            self.wakes.push(daemon);
-        }
-    }
-
-    /// Wakes workers once this transaction is committed.
-    pub fn wake_workers(&mut self) {
-        self.moves = true;
-    }
-
-    /// Whether rows are locked one by one here.
-    #[must_use]
-    pub fn is_postgres(&self) -> bool {
-        self.engine.is_postgres()
-    }
-
-    /// Leaves out the row locks of data identifiers, to show in a test that they are needed.
-    #[doc(hidden)]
-    pub fn leave_dids_unlocked(&mut self) {
-        self.unlocked_dids = true;
-    }
 }
 
 impl Catalog {
@@ -460,7 +319,7 @@ impl Catalog {
                     tries += 1;
                     self.inner.retries.fetch_add(1, Ordering::Relaxed);
                     if let Error::Unavailable(text) = error {
-                        tracing::debug!(tries, text, "running the transaction again");
+                        tracing::debug!(tries, text, "retrying catalog transaction");
                         if text.contains("(40P01)") {
                             self.inner.deadlocks.fetch_add(1, Ordering::Relaxed);
                         }
@@ -497,7 +356,7 @@ impl Catalog {
     /// What a committed transaction has read is known to all, and daemons see to what it left.
     fn committed(&self, after: After) {
         if let Some((version, rses)) = after.rses {
-            let mut known = open_lock(&self.inner.rses);
+            let mut known = self.inner.rses.lock();
             if known.as_ref().is_none_or(|known| known.0 < version) {
                 *known = Some((version, rses));
             }

@@ -1,10 +1,10 @@
-//! Reading a dump of the catalog: to check it, and to restore it into an empty catalog.
+//! Reads a dump of the catalog: to check it, and to restore it into an empty catalog.
 //!
-//! A catalog that is being restored has a version that no program opens. It is given before the
-//! first row and taken away after the last, in the transaction that also brings the catalog to the
-//! newest schema: a restore that broke off is told from a finished one, and the next one begins
-//! anew. The catalog also keeps the name of the restore that filled it, for a restore that broke
-//! off when the catalog was done and the rest was not.
+//! A catalog that is being restored has a schema version that no program opens. The version is set
+//! before the first row and removed after the last, in the transaction that also migrates the catalog
+//! to the newest schema: so an interrupted restore is told from a finished one, and the next restore
+//! starts again. The catalog also keeps the name of the restore that filled it, for a restore that was
+//! interrupted after the catalog was done and before the rest was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
-//! Taking row locks in the one order that cannot deadlock, and the trees they protect.
+//! Row locks, taken in the one order that cannot deadlock, and the trees of collections they protect.
 //!
-//! Whoever changes a data identifier or applies a rule to it holds its row, and the rows of the
-//! collections above or below that matter. Trees are read, locked, and read again: when they
+//! A transaction that changes a data identifier, or applies a rule to it, locks its row, and the rows
+//! of the collections above or below that matter. Trees are read, locked, and read again: if they
 //! changed in between, the transaction starts over ([`Error::Moved`]).
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,13 +1,8 @@
 //! A bounded set of connections, lent one at a time.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::Result;
-
-/// Takes a lock whatever became of the last who held it.
-pub(super) fn open_lock<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Connections that are idle, and how many there are in all.
 pub(super) struct Pool<T> {
@@ -25,7 +20,7 @@ pub(super) struct Lent<'a, T> {
 
 impl<T> Drop for Lent<'_, T> {
     fn drop(&mut self) {
-        let mut state = open_lock(&self.pool.state);
+        let mut state = self.pool.state.lock();
         match self.value.take() {
             Some(value) => state.0.push(value),
             None => state.1 -= 1,
@@ -41,7 +36,7 @@ impl<T> Pool<T> {
 
     /// An idle connection, a new one, or the next that is given back.
     pub(super) fn lend(&self, make: impl FnOnce() -> Result<T>) -> Result<Lent<'_, T>> {
-        let mut state = open_lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if let Some(value) = state.0.pop() {
                 return Ok(Lent { pool: self, value: Some(value) });
@@ -50,7 +45,7 @@ impl<T> Pool<T> {
                 state.1 += 1;
                 break;
             }
-            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.freed.wait(&mut state);
         }
         drop(state);
         let mut lent = Lent { pool: self, value: None };

@@ -1,9 +1,9 @@
 //! The catalog in PostgreSQL, shared by several servers.
 //!
 //! A connection is driven by the thread that uses it: each has a small runtime of its own, so that
-//! an answer wakes nobody else. Transactions are `READ COMMITTED` with explicit row locks. What
-//! needs no answer at once (the beginning of a transaction, statements whose outcome nobody asks
-//! for) is sent along with the next statement, so that it takes no round trip of its own.
+//! an answer wakes no other thread. Transactions are `READ COMMITTED` with explicit row locks.
+//! Statements whose answer is not needed at once (the begin of a transaction, deferred statements) are
+//! sent together with the next one, so that they take no round trip of their own.
 
 use std::collections::HashMap;
 use std::sync::Arc;

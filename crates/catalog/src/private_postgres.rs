@@ -1,5 +1,5 @@
-//! A PostgreSQL of one's own: in a temporary folder, reached through a socket there, gone with the
-//! process that asked for it. Benchmarks and tests use it.
+//! A private PostgreSQL server for benchmarks and tests: in a temporary folder, reached through a socket
+//! there, and stopped with the process that started it.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,18 +1,19 @@
-//! The one writer of a SQLite catalog, and how sessions share its commits.
+//! The single writer of a SQLite catalog, and group commit.
 //!
-//! A commit waits for the disk, whatever it holds. Sessions take the writer in the order of
-//! asking; one that sees another wait leaves its changes uncommitted and passes the writer on,
-//! and the last in line commits for all of them. Nobody is answered before that commit: either
-//! the whole batch has taken place, or each of its transactions is told to run again. A commit that
-//! changes something has a number, which is noted outside the catalog before anybody is answered
-//! (see [`super::counter`]): one small write for the whole batch.
+//! A commit waits for the disk, whatever its size. Sessions use the writer in the order of asking; one
+//! that sees another wait leaves its changes uncommitted and passes the writer on, and the last in line
+//! commits for all of them. No session is answered before that commit: either the whole batch is
+//! committed, or each of its transactions is run again. A commit that changes something has a
+//! number, which is written outside the catalog before any session is answered (see
+//! [`super::counter`]): one small write for the whole batch.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::counter::Counter;
 use super::engine::{Engine, Mode};
-use super::pool::open_lock;
 use super::sqlite::Sqlite;
 use crate::error::{Error, Result, TxError};
 
@@ -83,19 +84,19 @@ impl Failure {
 
 impl Batch {
     fn tell(&self, outcome: std::result::Result<(), Failure>) {
-        *open_lock(&self.outcome) = Some(outcome);
+        *self.outcome.lock() = Some(outcome);
         self.told.notify_all();
     }
 
     fn wait(&self) -> Result<()> {
-        let mut outcome = open_lock(&self.outcome);
+        let mut outcome = self.outcome.lock();
         loop {
             match &*outcome {
                 Some(Ok(())) => return Ok(()),
                 Some(Err(failure)) => return Err(failure.error()),
                 None => {}
             }
-            outcome = self.told.wait(outcome).unwrap_or_else(PoisonError::into_inner);
+            self.told.wait(&mut outcome);
         }
     }
 }
@@ -108,13 +109,13 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     fn is_last(&self) -> bool {
-        open_lock(&self.writer.line).asked == self.mine + 1
+        self.writer.line.lock().asked == self.mine + 1
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        open_lock(&self.writer.line).served += 1;
+        self.writer.line.lock().served += 1;
         self.writer.moved.notify_all();
     }
 }
@@ -126,11 +127,11 @@ impl Writer {
     }
 
     fn turn(&self) -> Turn<'_> {
-        let mut line = open_lock(&self.line);
+        let mut line = self.line.lock();
         let mine = line.asked;
         line.asked += 1;
         while line.served != mine {
-            line = self.moved.wait(line).unwrap_or_else(PoisonError::into_inner);
+            self.moved.wait(&mut line);
         }
         Turn { writer: self, mine }
     }
@@ -142,7 +143,7 @@ impl Writer {
         work: impl FnOnce(&mut Sqlite) -> Result<R, E>,
     ) -> Result<R, E> {
         let turn = self.turn();
-        let mut held = open_lock(&self.held);
+        let mut held = self.held.lock();
         let done = held.take_part(work);
         let Some((batch, number)) = held.batch.clone() else { return done };
         if number >= MOST || turn.is_last() {
@@ -254,7 +255,7 @@ mod tests {
 
     /// Waits until so many stand in line.
     fn asked(writer: &Writer, number: u64) {
-        while open_lock(&writer.line).asked < number {
+        while writer.line.lock().asked < number {
             std::thread::yield_now();
         }
     }

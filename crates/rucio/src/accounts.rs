@@ -1,6 +1,5 @@
 //! `/accounts` and `/scopes`: who there is, what is theirs, and what they may use.
 
-use axum::http::Method;
 use mainstay_catalog::values;
 use mainstay_rules::error::{Class, Result, refuse};
 use mainstay_rules::expression::Expression;
@@ -11,9 +10,7 @@ use mainstay_rules::{account, rse};
 use serde_json::{Value, json};
 
 use super::rules::{stream, whole};
-use super::{
-    Call, Reply, attribute, created, flag, no_such_path, python, search, show, text, wrong,
-};
+use super::{Call, Reply, attribute, created, flag, python, search, show, text, wrong};
 
 /// The scopes there are, or those of an account.
 pub(super) async fn scopes(call: &Call, account: Option<String>) -> Result<Reply> {
@@ -42,30 +39,23 @@ pub(super) async fn scopes(call: &Call, account: Option<String>) -> Result<Reply
     Ok(Reply::Json(json!(found)))
 }
 
-/// `/scopes`.
-pub(super) async fn scopes_at(call: &Call, parts: &[&str]) -> Result<Reply> {
-    match (&call.method, parts) {
-        (&Method::GET, []) => scopes(call, None).await,
-        (&Method::GET, ["owner"]) => {
-            let owners = call
-                .read(|tx| {
-                    let rows = tx.query("SELECT scope, account FROM scopes ORDER BY scope", &[])?;
-                    let shown = rows
-                        .iter()
-                        .map(|row| Ok(json!({"scope": row.text(0)?, "account": row.text(1)?})));
-                    shown.collect::<Result<Vec<_>>>()
-                })
-                .await?;
-            Ok(Reply::Json(json!(owners)))
-        }
-        (&Method::PUT, [account, scope]) => {
-            call.privileged("give a scope away")?;
-            let (account, scope) = ((*account).to_owned(), (*scope).to_owned());
-            call.write(move |tx| account::give_scope(tx, &scope, &account)).await?;
-            Ok(created())
-        }
-        _ => Err(no_such_path()),
-    }
+/// Every scope with its owner.
+pub(super) async fn scope_owners(call: &Call) -> Result<Reply> {
+    let owners = call
+        .read(|tx| {
+            let rows = tx.query("SELECT scope, account FROM scopes ORDER BY scope", &[])?;
+            let shown =
+                rows.iter().map(|row| Ok(json!({"scope": row.text(0)?, "account": row.text(1)?})));
+            shown.collect::<Result<Vec<_>>>()
+        })
+        .await?;
+    Ok(Reply::Json(json!(owners)))
+}
+
+/// Gives a scope to another account.
+pub(super) async fn give_scope(call: &Call, account: String, scope: String) -> Result<Reply> {
+    call.write(move |tx| account::give_scope(tx, &scope, &account)).await?;
+    Ok(created())
 }
 
 fn iso(at: Option<i64>) -> Value {
@@ -73,102 +63,92 @@ fn iso(at: Option<i64>) -> Value {
         .map_or(Value::Null, |at| Value::String(at.strftime("%Y-%m-%dT%H:%M:%S").to_string()))
 }
 
-pub(super) async fn accounts_at(call: &Call, parts: &[&str]) -> Result<Reply> {
+/// The caller's own account, as a redirection.
+pub(super) fn whoami(call: &Call) -> Reply {
+    Reply::Elsewhere(call.caller.account.clone())
+}
+
+/// Changes what is said of an account.
+pub(super) async fn update_account(call: &Call, name: String) -> Result<Reply> {
     let now = call.now();
-    let owned: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
-    if call.method != Method::GET {
-        call.privileged("change accounts")?;
+    let mut changes = Vec::new();
+    for key in call.object()?.keys() {
+        changes.push((key.clone(), text(&call.body, key)?.map(str::to_owned)));
     }
-    match (&call.method, parts) {
-        (&Method::GET, []) => list_accounts(call).await,
-        (&Method::GET, ["whoami"]) => Ok(Reply::Elsewhere(call.caller.account.clone())),
-        (&Method::GET, [_]) => get_account(call, owned).await,
-        (&Method::PUT, [_]) => {
-            let mut changes = Vec::new();
-            for key in call.object()?.keys() {
-                changes.push((key.clone(), text(&call.body, key)?.map(str::to_owned)));
-            }
-            call.write(move |tx| {
-                changes.iter().try_for_each(|(key, value)| {
-                    account::update(tx, &owned[0], key, value.as_deref(), now)
-                })
-            })
-            .await?;
-            Ok(Reply::Done)
-        }
-        (&Method::DELETE, [_]) => {
-            call.write(move |tx| account::delete(tx, &owned[0], now)).await?;
-            Ok(Reply::Done)
-        }
-        (_, [_, "identities"]) => identities_at(call, owned).await,
-        (&Method::DELETE, [_, "attr", _]) => {
-            call.write(move |tx| account::delete_attribute(tx, &owned[0], &owned[2])).await?;
-            Ok(Reply::Done)
-        }
-        // Nobody has kept any.
-        (&Method::GET, [_, "usage", "history", _]) => {
-            call.read(move |tx| account::check_exists(tx, &owned[0])).await?;
-            Ok(Reply::Json(json!([])))
-        }
-        (&Method::POST, [_]) => {
-            let kind = call.text("type")?;
-            let email = text(&call.body, "email")?.map(str::to_owned);
-            call.write(move |tx| account::add(tx, &owned[0], &kind, email.as_deref(), now)).await?;
-            Ok(created())
-        }
-        (&Method::GET, [_, "rules"]) => {
-            let filter = Filter::of_account(&owned[0]);
-            call.read(move |tx| account::check_exists(tx, &owned[0])).await?;
-            Ok(stream(filter))
-        }
-        (&Method::GET, [_, "scopes"]) => scopes(call, Some(owned[0].clone())).await,
-        (&Method::POST, [_, "scopes", _]) => {
-            call.write(move |tx| account::add_scope(tx, &owned[2], &owned[0], now)).await?;
-            Ok(created())
-        }
-        (&Method::GET, [_, "attr"]) => {
-            let found = call
-                .read(move |tx| {
-                    account::check_exists(tx, &owned[0])?;
-                    let rows = tx.query(
-                        "SELECT key, value FROM account_attr_map WHERE account = ?1 ORDER BY key",
-                        values![&owned[0]],
-                    )?;
-                    rows.iter()
-                        .map(|row| Ok(json!({"key": row.text(0)?, "value": row.text(1)?})))
-                        .collect::<Result<Vec<_>>>()
-                })
-                .await?;
-            Ok(Reply::Json(json!(found)))
-        }
-        (&Method::POST, [_, "attr", _]) => {
-            let value = attribute(&call.body)?;
-            if text(&call.body, "key")?.is_some_and(|key| key != owned[2]) {
-                return Err(wrong("key is another one than that of the path"));
-            }
-            call.write(move |tx| account::set_attribute(tx, &owned[0], &owned[2], &value, now))
-                .await?;
-            Ok(created())
-        }
-        (method, [_, what @ ("limits" | "usage"), which @ ("local" | "global"), rest @ ..])
-            if rest.len() < 2 =>
-        {
-            limits_at(
-                call,
-                method,
-                &owned[0],
-                what,
-                *which == "global",
-                rest.first().map(|part| (*part).to_owned()),
-            )
-            .await
-        }
-        _ => Err(no_such_path()),
+    call.write(move |tx| {
+        changes
+            .iter()
+            .try_for_each(|(key, value)| account::update(tx, &name, key, value.as_deref(), now))
+    })
+    .await?;
+    Ok(Reply::Done)
+}
+
+pub(super) async fn delete_account(call: &Call, name: String) -> Result<Reply> {
+    let now = call.now();
+    call.write(move |tx| account::delete(tx, &name, now)).await?;
+    Ok(Reply::Done)
+}
+
+pub(super) async fn add_account(call: &Call, name: String) -> Result<Reply> {
+    let (kind, now) = (call.text("type")?, call.now());
+    let email = text(&call.body, "email")?.map(str::to_owned);
+    call.write(move |tx| account::add(tx, &name, &kind, email.as_deref(), now)).await?;
+    Ok(created())
+}
+
+/// The history of an account's usage, of which none is kept.
+pub(super) async fn usage_history(call: &Call, name: String) -> Result<Reply> {
+    call.read(move |tx| account::check_exists(tx, &name)).await?;
+    Ok(Reply::Json(json!([])))
+}
+
+/// The rules of an account.
+pub(super) async fn rules(call: &Call, name: String) -> Result<Reply> {
+    let filter = Filter::of_account(&name);
+    call.read(move |tx| account::check_exists(tx, &name)).await?;
+    Ok(stream(filter))
+}
+
+pub(super) async fn add_scope(call: &Call, name: String, scope: String) -> Result<Reply> {
+    let now = call.now();
+    call.write(move |tx| account::add_scope(tx, &scope, &name, now)).await?;
+    Ok(created())
+}
+
+/// The attributes of an account.
+pub(super) async fn attributes(call: &Call, name: String) -> Result<Reply> {
+    let found = call
+        .read(move |tx| {
+            account::check_exists(tx, &name)?;
+            let rows = tx.query(
+                "SELECT key, value FROM account_attr_map WHERE account = ?1 ORDER BY key",
+                values![&name],
+            )?;
+            rows.iter()
+                .map(|row| Ok(json!({"key": row.text(0)?, "value": row.text(1)?})))
+                .collect::<Result<Vec<_>>>()
+        })
+        .await?;
+    Ok(Reply::Json(json!(found)))
+}
+
+pub(super) async fn set_attribute(call: &Call, name: String, key: String) -> Result<Reply> {
+    let (value, now) = (attribute(&call.body)?, call.now());
+    if text(&call.body, "key")?.is_some_and(|said| said != key) {
+        return Err(wrong("key is another one than that of the path"));
     }
+    call.write(move |tx| account::set_attribute(tx, &name, &key, &value, now)).await?;
+    Ok(created())
+}
+
+pub(super) async fn delete_attribute(call: &Call, name: String, key: String) -> Result<Reply> {
+    call.write(move |tx| account::delete_attribute(tx, &name, &key)).await?;
+    Ok(Reply::Done)
 }
 
 /// The accounts that fit all that is asked for: what an account has, and its attributes.
-async fn list_accounts(call: &Call) -> Result<Reply> {
+pub(super) async fn list_accounts(call: &Call) -> Result<Reply> {
     let wanted = call.query.clone();
     for (key, value) in &wanted {
         let known: &[&str] = match key.as_str() {
@@ -223,47 +203,43 @@ async fn list_accounts(call: &Call) -> Result<Reply> {
     Ok(whole(lines))
 }
 
-async fn identities_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
+/// The identities that may act as an account.
+pub(super) async fn list_identities(call: &Call, name: String) -> Result<Reply> {
+    call.owner_or_privileged("see the identities of another account", &name)?;
+    let lines = call
+        .read(move |tx| {
+            let found = identity::list(tx, &name)?;
+            let shown = found.iter().map(|one| {
+                json!({"identity": one.identity, "type": one.kind, "email": one.email}).to_string()
+            });
+            Ok(shown.collect())
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+pub(super) async fn add_identity(call: &Call, name: String) -> Result<Reply> {
     let now = call.now();
-    match call.method {
-        Method::GET => {
-            call.owner_or_privileged("see the identities of another account", &owned[0])?;
-            let lines = call
-                .read(move |tx| {
-                    let found = identity::list(tx, &owned[0])?;
-                    let shown = found.iter().map(|one| {
-                        json!({"identity": one.identity, "type": one.kind, "email": one.email})
-                            .to_string()
-                    });
-                    Ok(shown.collect())
-                })
-                .await?;
-            Ok(whole(lines))
-        }
-        Method::POST => {
-            let new = Identity {
-                identity: call.text("identity")?,
-                kind: call.text("authtype")?.to_ascii_uppercase(),
-                email: text(&call.body, "email")?.map(str::to_owned),
-            };
-            let default = flag(&call.body, "default")?.unwrap_or(false);
-            let password = text(&call.body, "password")?.map(str::to_owned);
-            let hash = match password {
-                Some(password) => Some(hash_password(call, password).await?),
-                None => None,
-            };
-            call.write(move |tx| identity::add(tx, &owned[0], &new, hash.as_deref(), default, now))
-                .await?;
-            Ok(created())
-        }
-        Method::DELETE => {
-            let (identity, kind) = (call.text("identity")?, call.text("authtype")?);
-            let kind = kind.to_ascii_uppercase();
-            call.write(move |tx| identity::remove(tx, &owned[0], &identity, &kind)).await?;
-            Ok(Reply::Done)
-        }
-        _ => Err(no_such_path()),
-    }
+    let new = Identity {
+        identity: call.text("identity")?,
+        kind: call.text("authtype")?.to_ascii_uppercase(),
+        email: text(&call.body, "email")?.map(str::to_owned),
+    };
+    let default = flag(&call.body, "default")?.unwrap_or(false);
+    let password = text(&call.body, "password")?.map(str::to_owned);
+    let hash = match password {
+        Some(password) => Some(hash_password(call, password).await?),
+        None => None,
+    };
+    call.write(move |tx| identity::add(tx, &name, &new, hash.as_deref(), default, now)).await?;
+    Ok(created())
+}
+
+pub(super) async fn remove_identity(call: &Call, name: String) -> Result<Reply> {
+    let (identity, kind) = (call.text("identity")?, call.text("authtype")?);
+    let kind = kind.to_ascii_uppercase();
+    call.write(move |tx| identity::remove(tx, &name, &identity, &kind)).await?;
+    Ok(Reply::Done)
 }
 
 /// New passwords stand in the same line as those that are judged.
@@ -273,12 +249,12 @@ async fn hash_password(call: &Call, password: String) -> Result<String> {
     turn?.hash(password).await
 }
 
-async fn get_account(call: &Call, owned: Vec<String>) -> Result<Reply> {
+pub(super) async fn get_account(call: &Call, name: String) -> Result<Reply> {
     let value = call
         .read(move |tx| {
-            account::check_exists(tx, &owned[0])?;
+            account::check_exists(tx, &name)?;
             let sql = "SELECT account, account_type, status, email, created_at, updated_at, suspended_at FROM accounts WHERE account = ?1";
-            let row = tx.first(sql, values![&owned[0]])?;
+            let row = tx.first(sql, values![&name])?;
             row.map_or(Ok(Value::Null), |row| {
                 Ok(json!({
                     "account": row.text(0)?, "account_type": row.text(1)?, "status": row.text(2)?, "email": row.opt_text(3)?,
@@ -291,48 +267,49 @@ async fn get_account(call: &Call, owned: Vec<String>) -> Result<Reply> {
     Ok(Reply::Json(value))
 }
 
-async fn limits_at(
+/// Limits what an account may use of an RSE, or of the RSEs of an expression.
+pub(super) async fn set_limit(
     call: &Call,
-    method: &Method,
-    owner: &str,
-    what: &str,
+    owner: String,
     global: bool,
-    on: Option<String>,
+    on: String,
 ) -> Result<Reply> {
-    let owner = owner.to_owned();
-    match (method, what, on) {
-        (&Method::POST, "limits", Some(on)) => {
-            let bytes = match call.field("bytes")?.as_str() {
-                Some(python::INFINITY) => -1,
-                _ => call.number("bytes")?,
-            };
-            if bytes < -1 {
-                return Err(wrong("bytes is a limit, or -1 for none"));
-            }
-            call.write(move |tx| match global {
-                true => account::set_global_limit(tx, &owner, &on, Some(bytes)),
-                false => account::set_local_limit(tx, &owner, &on, Some(bytes)),
-            })
-            .await?;
-            Ok(created())
-        }
-        (&Method::DELETE, "limits", Some(on)) => {
-            call.write(move |tx| match global {
-                true => account::set_global_limit(tx, &owner, &on, None),
-                false => account::set_local_limit(tx, &owner, &on, None),
-            })
-            .await?;
-            Ok(Reply::Done)
-        }
-        (&Method::GET, what, on) => {
-            let usage = what == "usage";
-            show_limits(call, owner, usage, global, on).await
-        }
-        _ => Err(no_such_path()),
+    let bytes = match call.field("bytes")?.as_str() {
+        Some(python::INFINITY) => -1,
+        _ => call.number("bytes")?,
+    };
+    if bytes < -1 {
+        return Err(wrong("bytes is a limit, or -1 for none"));
     }
+    change_limit(call, owner, global, on, Some(bytes)).await?;
+    Ok(created())
 }
 
-async fn show_limits(
+pub(super) async fn delete_limit(
+    call: &Call,
+    owner: String,
+    global: bool,
+    on: String,
+) -> Result<Reply> {
+    change_limit(call, owner, global, on, None).await?;
+    Ok(Reply::Done)
+}
+
+async fn change_limit(
+    call: &Call,
+    owner: String,
+    global: bool,
+    on: String,
+    bytes: Option<i64>,
+) -> Result<()> {
+    call.write(move |tx| match global {
+        true => account::set_global_limit(tx, &owner, &on, bytes),
+        false => account::set_local_limit(tx, &owner, &on, bytes),
+    })
+    .await
+}
+
+pub(super) async fn show_limits(
     call: &Call,
     owner: String,
     usage: bool,

@@ -1,9 +1,8 @@
 //! `/auth`: tokens for users with a password, and who a token's bearer is.
 
-use std::net::IpAddr;
-
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::Response;
 use mainstay_rules::api::show_time;
 use mainstay_rules::error::{Class, Error, Result, refuse};
 use mainstay_rules::identity;
@@ -13,7 +12,8 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::json;
 
-use super::{Caller, Service, no_such_path, told, with_type};
+use super::route::OpenCall;
+use super::{Caller, Service, told, with_type};
 
 /// What an unknown user's password is compared with, so that it takes as long as a known one's.
 const NOBODY: &str =
@@ -21,13 +21,6 @@ const NOBODY: &str =
 
 /// Where a token is shown.
 pub(super) const TOKEN: &str = "x-rucio-auth-token";
-
-/// What is told apart of a request to log in.
-pub(super) struct Asked<'a> {
-    pub(super) headers: &'a HeaderMap,
-    /// Where it comes from, if the server says so.
-    pub(super) from: Option<IpAddr>,
-}
 
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok()).filter(|text| !text.is_empty())
@@ -49,29 +42,30 @@ async fn valid(service: &Service, token: &str) -> Result<identity::Token> {
     service.catalog.read(move |tx| identity::token(tx, &hash, now)).await?.ok_or_else(unknown)
 }
 
-pub(super) async fn dispatch(
-    service: &Service,
-    method: &Method,
-    path: &[&str],
-    asked: &Asked<'_>,
-) -> Result<Response<Body>> {
-    match (method, path) {
-        (&Method::GET, ["userpass"]) => user_and_password(service, asked).await,
-        (&Method::GET, ["validate"]) => {
-            let token = header(asked.headers, TOKEN).ok_or_else(unknown)?;
-            let token = valid(service, token).await?;
-            let value = json!({
-                "account": token.account, "identity": token.identity, "vo": "def",
-                "lifetime": show_time(token.expires), "audience": null, "authz_scope": null,
-            });
-            Ok(with_type(StatusCode::OK, "application/json", value.to_string().into()))
-        }
-        _ => Err(no_such_path()),
-    }
+/// Answers whose token a request carries.
+pub(super) async fn validate(call: &OpenCall<'_>) -> Result<Response> {
+    let token = header(call.headers, TOKEN).ok_or_else(unknown)?;
+    let token = valid(call.service, token).await?;
+    let value = json!({
+        "account": token.account, "identity": token.identity, "vo": "def",
+        "lifetime": show_time(token.expires), "audience": null, "authz_scope": null,
+    });
+    Ok(with_type(StatusCode::OK, "application/json", value.to_string().into()))
+}
+
+/// Answers the version of the dialect.
+pub(super) async fn ping(_: &OpenCall<'_>) -> Result<Response> {
+    let value = json!({"version": "41.5.1"});
+    Ok(with_type(StatusCode::OK, "application/json", value.to_string().into()))
+}
+
+/// Takes what clients tell about their downloads, and does not keep it.
+pub(super) async fn trace(_: &OpenCall<'_>) -> Result<Response> {
+    Ok(with_type(StatusCode::CREATED, super::TEXT, "Created".into()))
 }
 
 /// The answer to a login that is not judged now.
-fn later(refused: Refused) -> Response<Body> {
+fn later(refused: Refused) -> Response {
     let status = match refused {
         Refused::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
         Refused::LockedOut(_) | Refused::Crowded(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -82,12 +76,13 @@ fn later(refused: Refused) -> Response<Body> {
     answer
 }
 
-async fn user_and_password(service: &Service, asked: &Asked<'_>) -> Result<Response<Body>> {
-    let headers = asked.headers;
+/// Logs in with a user and a password, and answers a token.
+pub(super) async fn user_and_password(call: &OpenCall<'_>) -> Result<Response> {
+    let OpenCall { service, headers, from: address } = *call;
     let user = header(headers, "x-rucio-username").ok_or_else(unknown)?.to_owned();
     let password = header(headers, "x-rucio-password").ok_or_else(unknown)?.to_owned();
     let account = header(headers, "x-rucio-account").map(str::to_owned);
-    let (who, from) = (Account::named(&user), asked.from.map(Network::from).unwrap_or_default());
+    let (who, from) = (Account::named(&user), address.map(Network::from).unwrap_or_default());
     let now = || service.around.now();
     let turn = match service.logins.turn(&who, from, &now).await {
         Ok(turn) => turn,
@@ -100,7 +95,7 @@ async fn user_and_password(service: &Service, asked: &Asked<'_>) -> Result<Respo
     let right = turn.is_password(password, hash).await && !account.is_empty();
     service.logins.ended(&who, from, right, now());
     if !right {
-        tracing::warn!(user = %format_args!("{user:.100}"), from = ?asked.from, "login refused");
+        tracing::warn!(user = %format_args!("{user:.100}"), from = ?address, "login refused");
         let wanted = header(headers, "x-rucio-account").unwrap_or("(default)");
         let message = format!("Cannot authenticate to account {wanted:.30} with given credentials");
         return Err(refuse(Class::CannotAuthenticate, message));

@@ -1,6 +1,5 @@
 //! `/dids`: data identifiers, what is in them, and who may change them.
 
-use axum::http::Method;
 use mainstay_catalog::{Tx, values};
 use mainstay_rules::api::{Did, DidRecord, DidType, NewRule};
 use mainstay_rules::did::{self, Child, NewDid};
@@ -14,52 +13,10 @@ use serde_json::{Value, json};
 
 use super::replicas::NewFiles;
 use super::rules::{dids, may_add, new_rule, stream, whole};
-use super::{
-    Call, Reply, created, field, flag, list, meta, no_such_path, number, said, search, show, text,
-    wrong,
-};
-
-const DID_VERBS: &[&str] =
-    &["dids", "files", "status", "rules", "associated_rules", "parents", "meta", "coverage"];
-
-/// Splits `scope/name…[/verb]`. A name that is all there is may look like a verb.
-fn split<'a>(parts: &[&'a str]) -> Option<(Did, Option<&'a str>)> {
-    let (scope, rest) = parts.split_first()?;
-    let (last, name) = rest.split_last()?;
-    if !name.is_empty() && DID_VERBS.contains(last) {
-        return Some((Did::new(*scope, name.join("/")), Some(last)));
-    }
-    Some((Did::new(*scope, rest.join("/")), None))
-}
-
-/// What is asked of many at once, or of a whole scope.
-async fn many_at(call: &Call, parts: &[&str]) -> Option<Result<Reply>> {
-    Some(match (&call.method, parts) {
-        (&Method::POST, ["attachments"]) => attachments(call).await,
-        (&Method::POST, []) => add_many(call).await,
-        (&Method::POST, ["bulkmeta"]) => meta::bulk(call).await,
-        (&Method::POST, ["bulkdidsmeta"]) => meta::set_bulk(call).await,
-        (&Method::POST, ["bulkfiles"]) => bulk_files(call),
-        (&Method::GET, [scope]) => scope_list(call, scope),
-        (&Method::GET, [scope, "dids", "search"]) => search::search(call, scope),
-        (&Method::GET, [scope, name @ .., "dids", "history"]) if !name.is_empty() => {
-            history(Did::new(*scope, name.join("/")))
-        }
-        (&Method::POST, [scope, name @ .., "meta", key]) if !name.is_empty() => {
-            meta::at(call, Did::new(*scope, name.join("/")), Some(key)).await
-        }
-        // Clients write keys as they are. Only metadata has a value.
-        (&Method::POST, [scope, rest @ ..]) if call.body.get("value").is_some() => {
-            let at = rest.iter().skip(1).position(|part| *part == "meta")? + 1;
-            let (name, key) = (rest[..at].join("/"), rest[at + 1..].join("/"));
-            meta::at(call, Did::new(*scope, name), Some(&key)).await
-        }
-        _ => return None,
-    })
-}
+use super::{Call, Reply, created, field, flag, list, meta, number, said, show, text, wrong};
 
 /// The files below many data identifiers, each with where it was found.
-fn bulk_files(call: &Call) -> Result<Reply> {
+pub(super) fn bulk_files(call: &Call) -> Result<Reply> {
     let names = dids(call.body.get("dids"))?;
     Ok(Reply::Lines(Box::new(move |tx, line| {
         // What is not there is said before anything is sent.
@@ -77,7 +34,7 @@ fn bulk_files(call: &Call) -> Result<Reply> {
 }
 
 /// What is at the top of a scope, or below one of its names.
-fn scope_list(call: &Call, scope: &str) -> Result<Reply> {
+pub(super) fn scope_list(call: &Call, scope: &str) -> Result<Reply> {
     let (scope, name) = (scope.to_owned(), call.arg("name").map(str::to_owned));
     let recursive = said(call, "recursive")?;
     Ok(Reply::Lines(Box::new(move |tx, line| {
@@ -108,7 +65,7 @@ fn scope_list(call: &Call, scope: &str) -> Result<Reply> {
 }
 
 /// What was in a collection and is no longer.
-fn history(name: Did) -> Result<Reply> {
+pub(super) fn history(name: Did) -> Result<Reply> {
     Ok(Reply::Lines(Box::new(move |tx, line| {
         let id = did::get(tx, &name)?.id;
         let sql = "SELECT d.scope, d.name, d.did_type, h.bytes, h.created_at, h.deleted_at FROM contents_history h
@@ -125,68 +82,81 @@ fn history(name: Did) -> Result<Reply> {
     })))
 }
 
-pub(super) async fn dids_at(call: &Call, parts: &[&str]) -> Result<Reply> {
-    if let Some(answer) = many_at(call, parts).await {
-        return answer;
+/// The data identifier and the key, where a path is `NAME/meta/KEY`: clients write keys as they are,
+/// with slashes too, and only metadata has a value.
+fn metadata_key(call: &Call, name: &Did, end: &str) -> Option<(Did, String)> {
+    call.body.get("value")?;
+    let (below, key) = name.name.split_once("/meta/")?;
+    Some((Did::new(name.scope.as_str(), below), format!("{key}{end}")))
+}
+
+/// Adds a data identifier.
+pub(super) async fn add(call: &Call, name: Did) -> Result<Reply> {
+    if let Some((below, key)) = metadata_key(call, &name, "") {
+        return meta::set_key(call, below, key).await;
     }
-    let Some((name, verb)) = split(parts) else { return Err(no_such_path()) };
-    match (&call.method, verb) {
-        (&Method::POST, None) => {
-            call.object()?;
-            add_all(call, vec![addition(call, name, &call.body).await?]).await
-        }
-        (&Method::GET, None) => get_did(call, name).await,
-        (&Method::PUT, Some("status")) => status(call, name).await,
-        (&Method::POST, Some("dids")) => attach(call, name).await,
-        (&Method::DELETE, Some("dids")) => detach(call, name).await,
-        (&Method::GET, Some("dids")) => Ok(Reply::Lines(Box::new(move |tx, line| {
-            did::list_content(tx, &name, &mut |child| line(show::content(&child)))
-        }))),
-        (&Method::GET, Some("files")) => {
-            let long = said(call, "long")?;
-            Ok(Reply::Lines(Box::new(move |tx, line| {
-                did::list_files(tx, &name, &mut |child| line(show::file(&child, long).to_string()))
-            })))
-        }
-        (&Method::GET, Some("parents")) => {
-            let lines = call
-                .read(move |tx| {
-                    let parents = did::list_parents(tx, &name)?;
-                    let shown = parents
-                        .iter()
-                        .map(|one| json!({"scope": one.did.scope, "name": one.did.name, "type": one.did_type}).to_string());
-                    Ok(shown.collect())
-                })
-                .await?;
-            Ok(whole(lines))
-        }
-        (&Method::GET, Some("rules")) => {
-            let id = call.read(move |tx| Ok(did::get(tx, &name)?.id)).await?;
-            Ok(stream(Filter::of_did(id)))
-        }
-        (&Method::GET, Some("associated_rules")) => {
-            let lines = call
-                .read(move |tx| {
-                    let id = did::get(tx, &name)?.id;
-                    let mut lines = Vec::new();
-                    for rule in read::associated(tx, id)? {
-                        let child = show::uuid_of(tx, rule.child_rule_id)?;
-                        let mut shown = show::rule(&rule, child);
-                        shown.insert("bytes".to_owned(), Value::Null);
-                        lines.push(Value::Object(shown).to_string());
-                    }
-                    Ok(lines)
-                })
-                .await?;
-            Ok(whole(lines))
-        }
-        (_, Some("meta")) => meta::at(call, name, None).await,
-        (&Method::GET, Some("coverage")) => {
-            let found = call.read(move |tx| replica::coverage(tx, &name)).await?;
-            Ok(Reply::Json(json!(found)))
-        }
-        _ => Err(no_such_path()),
-    }
+    call.object()?;
+    add_all(call, vec![addition(call, name, &call.body).await?]).await
+}
+
+/// The direct contents of a collection.
+pub(super) fn content(name: Did) -> Reply {
+    Reply::Lines(Box::new(move |tx, line| {
+        did::list_content(tx, &name, &mut |child| line(show::content(&child)))
+    }))
+}
+
+/// All files below a data identifier.
+pub(super) fn files(call: &Call, name: Did) -> Result<Reply> {
+    let long = said(call, "long")?;
+    Ok(Reply::Lines(Box::new(move |tx, line| {
+        did::list_files(tx, &name, &mut |child| line(show::file(&child, long).to_string()))
+    })))
+}
+
+/// The collections that hold a data identifier.
+pub(super) async fn parents(call: &Call, name: Did) -> Result<Reply> {
+    let lines = call
+        .read(move |tx| {
+            let parents = did::list_parents(tx, &name)?;
+            let shown = parents.iter().map(|one| {
+                json!({"scope": one.did.scope, "name": one.did.name, "type": one.did_type})
+                    .to_string()
+            });
+            Ok(shown.collect())
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+/// The rules on a data identifier itself.
+pub(super) async fn rules_of(call: &Call, name: Did) -> Result<Reply> {
+    let id = call.read(move |tx| Ok(did::get(tx, &name)?.id)).await?;
+    Ok(stream(Filter::of_did(id)))
+}
+
+/// The rules on a data identifier and on all that hold it.
+pub(super) async fn associated_rules(call: &Call, name: Did) -> Result<Reply> {
+    let lines = call
+        .read(move |tx| {
+            let id = did::get(tx, &name)?.id;
+            let mut lines = Vec::new();
+            for rule in read::associated(tx, id)? {
+                let child = show::uuid_of(tx, rule.child_rule_id)?;
+                let mut shown = show::rule(&rule, child);
+                shown.insert("bytes".to_owned(), Value::Null);
+                lines.push(Value::Object(shown).to_string());
+            }
+            Ok(lines)
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+/// How much of a data identifier each RSE has.
+pub(super) async fn coverage(call: &Call, name: Did) -> Result<Reply> {
+    let found = call.read(move |tx| replica::coverage(tx, &name)).await?;
+    Ok(Reply::Json(json!(found)))
 }
 
 /// Fails unless the caller owns the scope or may do everything.
@@ -362,7 +332,7 @@ fn named(list: &[Value]) -> Result<Vec<(Did, &Value)>> {
     list.iter().map(one).collect()
 }
 
-async fn add_many(call: &Call) -> Result<Reply> {
+pub(super) async fn add_many(call: &Call) -> Result<Reply> {
     let list = match &call.body {
         Value::Array(list) => list,
         body => body
@@ -377,12 +347,15 @@ async fn add_many(call: &Call) -> Result<Reply> {
     add_all(call, all).await
 }
 
-async fn attach(call: &Call, parent: Did) -> Result<Reply> {
+pub(super) async fn attach(call: &Call, parent: Did) -> Result<Reply> {
+    if let Some((below, key)) = metadata_key(call, &parent, "/dids") {
+        return meta::set_key(call, below, key).await;
+    }
     let what = attachment(call, parent, &call.body).await?;
     attach_all(call, vec![what], false).await
 }
 
-async fn attachments(call: &Call) -> Result<Reply> {
+pub(super) async fn attachments(call: &Call) -> Result<Reply> {
     let (list, again) = match &call.body {
         Value::Array(list) => (list, false),
         body => (
@@ -406,7 +379,7 @@ async fn attach_all(call: &Call, what: Vec<Attachment>, again: bool) -> Result<R
     Ok(created())
 }
 
-async fn detach(call: &Call, parent: Did) -> Result<Reply> {
+pub(super) async fn detach(call: &Call, parent: Did) -> Result<Reply> {
     own_scope(call, &parent.scope, "detach data identifiers in this scope").await?;
     let (children, now) = (dids(call.body.get("dids"))?, call.now());
     call.write(move |tx| did::detach_identifier(tx, &parent, &children, now)).await?;
@@ -420,7 +393,7 @@ enum Change {
     Lifetime(Option<i64>),
 }
 
-async fn status(call: &Call, name: Did) -> Result<Reply> {
+pub(super) async fn status(call: &Call, name: Did) -> Result<Reply> {
     own_scope(call, &name.scope, "change data identifiers in this scope").await?;
     let mut changes = Vec::new();
     for (key, value) in call.object()? {
@@ -466,7 +439,7 @@ fn show_did(found: &DidRecord, size: Option<(i64, i64)>) -> Value {
     })
 }
 
-async fn get_did(call: &Call, name: Did) -> Result<Reply> {
+pub(super) async fn get_did(call: &Call, name: Did) -> Result<Reply> {
     let deep = match call.arg("dynamic_depth") {
         None => said(call, "dynamic")?,
         Some(text) => DidType::read(text)

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::http::Method;
 use mainstay_catalog::Daemon;
 use mainstay_rules::api::{Did, RequestState, SECOND};
 use mainstay_rules::error::{Class, Result, refuse};
@@ -16,7 +15,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Value, json};
 
-use super::{Call, Reply, no_such_path, number, text};
+use super::{Call, Reply, number, text};
 
 /// The daemon of this name.
 pub(super) fn daemon(name: &str) -> Option<Daemon> {
@@ -31,26 +30,7 @@ pub(super) fn daemon(name: &str) -> Option<Daemon> {
     })
 }
 
-pub(super) async fn dispatch(call: &Call, path: &[String]) -> Result<Reply> {
-    let parts: Vec<&str> = path.iter().map(String::as_str).collect();
-    match (&call.method, parts.as_slice()) {
-        (&Method::GET, ["expression"]) => expression(call).await,
-        (&Method::GET, ["rules", id, "explain"]) => explain(call, id).await,
-        (&Method::POST, ["rules", id, "repair"]) => repair_now(call, id).await,
-        (&Method::POST, ["judge", name]) => judge(call, name).await,
-        (&Method::GET, ["check"]) => check(call).await,
-        (&Method::GET, ["check", "storage"]) => super::storage::check(call).await,
-        (&Method::POST, ["check", "repair"]) => mend(call).await,
-        (&Method::POST, ["transfers"]) => report(call).await,
-        (&Method::GET, ["transfers"]) => moving(call).await,
-        (&Method::POST, ["transfers", "take"]) => take(call).await,
-        (&Method::POST, ["transfers", "renew"]) => renew(call).await,
-        (&Method::POST, ["transfers", "finish"]) => finish(call).await,
-        _ => Err(no_such_path()),
-    }
-}
-
-async fn expression(call: &Call) -> Result<Reply> {
+pub(super) async fn expression(call: &Call) -> Result<Reply> {
     let text = call.arg("expression").unwrap_or("").to_owned();
     let value = call
         .read(move |tx| {
@@ -76,7 +56,7 @@ async fn expression(call: &Call) -> Result<Reply> {
     Ok(Reply::Json(value))
 }
 
-async fn explain(call: &Call, id: &str) -> Result<Reply> {
+pub(super) async fn explain(call: &Call, id: &str) -> Result<Reply> {
     let (id, file) = (id.to_owned(), call.arg("file").map(str::to_owned));
     let value = call
         .read(move |tx| {
@@ -91,7 +71,7 @@ async fn explain(call: &Call, id: &str) -> Result<Reply> {
     Ok(Reply::Json(value))
 }
 
-async fn repair_now(call: &Call, id: &str) -> Result<Reply> {
+pub(super) async fn repair_now(call: &Call, id: &str) -> Result<Reply> {
     let (id, now, seed) = (id.to_owned(), call.now(), call.service.around.seed());
     let found = id.clone();
     let rule = call.read(move |tx| read::rule(tx, &found)).await?;
@@ -107,7 +87,7 @@ async fn repair_now(call: &Call, id: &str) -> Result<Reply> {
     Ok(Reply::Json(json!({"id": id, "state": state})))
 }
 
-async fn judge(call: &Call, name: &str) -> Result<Reply> {
+pub(super) async fn judge(call: &Call, name: &str) -> Result<Reply> {
     call.privileged("run the judge")?;
     let daemon = daemon(name).ok_or_else(|| {
         refuse(
@@ -135,14 +115,14 @@ async fn judge(call: &Call, name: &str) -> Result<Reply> {
     Ok(Reply::Json(json!({"done": done.done, "failed": done.failed, "more": done.more})))
 }
 
-async fn check(call: &Call) -> Result<Reply> {
+pub(super) async fn check(call: &Call) -> Result<Reply> {
     call.privileged("check the catalog")?;
     let found = call.read(|tx| mainstay_rules::check::check(tx, 100)).await?;
     let shown = found.iter().map(|found| json!({"invariant": found.invariant, "what": found.what}));
     Ok(Reply::Json(json!({"violations": shown.collect::<Vec<_>>()})))
 }
 
-async fn mend(call: &Call) -> Result<Reply> {
+pub(super) async fn mend(call: &Call) -> Result<Reply> {
     call.privileged("repair the catalog")?;
     let now = call.now();
     let mended = call.write(move |tx| mainstay_rules::check::repair(tx, now)).await?;
@@ -150,7 +130,7 @@ async fn mend(call: &Call) -> Result<Reply> {
 }
 
 /// A transfer tool reports on a request; the finisher does the rest.
-async fn report(call: &Call) -> Result<Reply> {
+pub(super) async fn report(call: &Call) -> Result<Reply> {
     call.privileged("report transfers")?;
     let did = Did::new(call.text("scope")?, call.text("name")?);
     let (rse, state) = (call.text("rse")?, call.text("state")?);
@@ -197,7 +177,7 @@ fn speaks(call: &Call) -> Result<Speaks> {
 }
 
 /// A transfer tool takes requests, for as long as its lease.
-async fn take(call: &Call) -> Result<Reply> {
+pub(super) async fn take(call: &Call) -> Result<Reply> {
     let (worker, lease) = worker(call)?;
     let most = number(&call.body, "most")?.unwrap_or(1).min(1_000);
     let most = usize::try_from(most)
@@ -214,7 +194,7 @@ async fn take(call: &Call) -> Result<Reply> {
     Ok(Reply::Json(json!({"jobs": shown.collect::<Vec<_>>()})))
 }
 
-async fn renew(call: &Call) -> Result<Reply> {
+pub(super) async fn renew(call: &Call) -> Result<Reply> {
     let (worker, lease) = worker(call)?;
     let held: Vec<Held> = list(call, "held")?;
     let now = call.now();
@@ -222,7 +202,7 @@ async fn renew(call: &Call) -> Result<Reply> {
     Ok(Reply::Json(json!({"lost": lost})))
 }
 
-async fn finish(call: &Call) -> Result<Reply> {
+pub(super) async fn finish(call: &Call) -> Result<Reply> {
     let (worker, _) = worker(call)?;
     let outcomes: Vec<Outcome> = list(call, "outcomes")?;
     let (catalog, now) = (call.service.catalog.clone(), call.now());
@@ -234,7 +214,7 @@ async fn finish(call: &Call) -> Result<Reply> {
 }
 
 /// What is moving, at which rate, and why something waits.
-async fn moving(call: &Call) -> Result<Reply> {
+pub(super) async fn moving(call: &Call) -> Result<Reply> {
     let most = match call.arg("most") {
         None => 100,
         Some(text) => {

@@ -3,7 +3,8 @@
 //! [`router`] serves it below wherever it is mounted. Whom the server knows already it puts as a
 //! [`Caller`] into the request's extensions; all others show a token they were given for their
 //! password ([`auth`]). The address they come from is an [`IpAddr`] among the extensions.
-//! Names may hold encoded slashes and look like verbs, so paths are read here and not by patterns.
+//! Names may hold encoded slashes and look like verbs, so paths are matched by `route` with the
+//! table of `routes`, and not by axum.
 //! Lists are streamed row by row as the database yields them.
 
 mod accounts;
@@ -14,10 +15,11 @@ mod listing;
 mod local;
 mod meta;
 mod noted;
-mod paths;
 mod python;
 mod replicas;
 mod requests;
+mod route;
+mod routes;
 mod rules;
 mod search;
 mod show;
@@ -43,7 +45,10 @@ use mainstay_rules::logins::Logins;
 use mainstay_rules::rule::Settings;
 use mainstay_transfers::store::Access;
 pub use noted::Noted;
+use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
+
+use self::route::{Found, Handler, Needs, OpenCall, Route};
 
 /// Who calls, as the server has found out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,8 +110,6 @@ pub fn mounted(
 struct Call {
     service: Service,
     method: Method,
-    /// The decoded parts of the path.
-    path: Vec<String>,
     query: Vec<(String, String)>,
     body: Value,
     /// The turn of a large body.
@@ -151,41 +154,69 @@ async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted
     if request.method() == Method::HEAD {
         *request.method_mut() = Method::GET;
     }
-    let asked: Vec<String> = parts(request.uri().path());
-    let part = Part::of(request.method(), &asked);
-    let refused = |error: &Error| {
-        let nowhere = matches!(error, Error::Nowhere);
-        failure(error, part, nowhere.then(|| paths::allowed(&asked)).flatten())
-    };
-    let path: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
-    match path.as_slice() {
-        ["auth", rest @ ..] => {
-            let from = request.extensions().get::<IpAddr>().copied();
-            let asked = auth::Asked { headers: request.headers(), from };
-            let answered = auth::dispatch(&service, request.method(), rest, &asked);
-            return answered.await.unwrap_or_else(|error| refused(&error));
-        }
-        // What clients tell about their downloads is taken and not kept.
-        ["traces"] if request.method() == Method::POST => {
-            return with_type(StatusCode::CREATED, TEXT, "Created".into());
-        }
-        _ => {}
+    let path = parts(request.uri().path());
+    let found = route::find(request.method(), &path);
+    let part = Part::of(request.method(), &path);
+    if let Found::Route(Route { handler: Handler::Open(handle), .. }, _) = &found {
+        let from = request.extensions().get::<IpAddr>().copied();
+        let call = OpenCall { service: &service, headers: request.headers(), from };
+        return handle(&call).await.unwrap_or_else(|error| failure(&error, part));
     }
-    let open = path.as_slice() == ["ping"] || request.extensions().get::<Caller>().is_some();
-    if !open && !request.headers().contains_key(auth::TOKEN) {
+    // Where no token is needed, none is needed to learn that there is nothing either.
+    if matches!(path.first().map(String::as_str), Some("auth" | "ping")) {
+        return nowhere(&found);
+    }
+    let known = request.extensions().get::<Caller>().is_some();
+    if !known && !request.headers().contains_key(auth::TOKEN) {
         noted.denied = true;
         return without_token(request.headers());
     }
-    match call(service, request).await {
-        Ok((call, service)) => {
-            noted.account.clone_from(&call.caller.account);
-            match turns::answered(call).await {
-                Ok(reply) => render(service, reply, part).await,
-                Err(error) => refused(&error),
-            }
-        }
-        Err(error) => refused(&error),
+    let (call, service) = match call(service, request).await {
+        Ok(taken) => taken,
+        Err(error) => return failure(&error, part),
+    };
+    noted.account.clone_from(&call.caller.account);
+    if let Err(error) = admit(&call, &found) {
+        return failure(&error, part);
     }
+    let Found::Route(Route { handler: Handler::Known(handle), .. }, parts) = found else {
+        return nowhere(&found);
+    };
+    match turns::answered(call, *handle, parts).await {
+        Ok(reply) => render(service, reply, part).await,
+        Err(error) => failure(&error, part),
+    }
+}
+
+/// Fails unless the caller may use the route.
+fn admit(call: &Call, found: &Found) -> Result<()> {
+    let needs = match found {
+        Found::Route(route, _) => route.needs,
+        _ if call.method == Method::GET => Needs::Token,
+        _ => Needs::Change,
+    };
+    if call.caller.read_only && needs.changes() {
+        let message = format!("Account {} may only look", call.caller.account);
+        return Err(refuse(Class::AccessDenied, message));
+    }
+    match needs {
+        Needs::Administrator(what) => call.privileged(what),
+        _ => Ok(()),
+    }
+}
+
+/// The answer to a request that leads nowhere: 405 where the path has other methods, 404 elsewhere.
+fn nowhere(found: &Found) -> Response {
+    let (status, methods) = match found {
+        Found::OtherMethods(methods) => (StatusCode::METHOD_NOT_ALLOWED, Some(methods)),
+        _ => (StatusCode::NOT_FOUND, None),
+    };
+    let message = "There is nothing at this path for this method";
+    let mut response = told(status, Class::UnsupportedOperation.to_string(), message);
+    if let Some(methods) = methods.and_then(|methods| HeaderValue::from_str(methods).ok()) {
+        response.headers_mut().insert(header::ALLOW, methods);
+    }
+    response
 }
 
 /// Where something is asked for, as far as the status of a refusal depends on it.
@@ -228,10 +259,8 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
     let (parts, body) = request.into_parts();
     let path = self::parts(parts.uri.path());
     let query = parts.uri.query().map(pairs).unwrap_or_default();
-    let open = path.len() == 1 && path[0] == "ping";
     let caller = match parts.extensions.get::<Caller>() {
         Some(caller) => caller.clone(),
-        None if open => Caller { account: String::new(), privileged: false, read_only: true },
         None => auth::bearer(&service, &parts.headers).await?,
     };
     let accepts = parts.headers.get_all(header::ACCEPT);
@@ -247,7 +276,7 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
         return Err(turns::zero());
     }
     let method = parts.method;
-    let call = Call { service: service.clone(), method, path, query, body, turn, metalink, caller };
+    let call = Call { service: service.clone(), method, query, body, turn, metalink, caller };
     Ok((call, service))
 }
 
@@ -256,24 +285,10 @@ fn parts(path: &str) -> Vec<String> {
     path.split('/').filter(|part| !part.is_empty()).map(decode).collect()
 }
 
-/// Decodes one part of a path or query: `%2F`, and `+` for a space. What is no such thing stays.
+/// Decodes one part of a path or query: `%2F`, and `+` for a space. Anything else stays.
 fn decode(part: &str) -> String {
-    let part = part.as_bytes();
-    let digit = |at: usize| part.get(at).and_then(|byte| (*byte as char).to_digit(16));
-    let mut bytes = Vec::with_capacity(part.len());
-    let mut at = 0;
-    while let Some(byte) = part.get(at) {
-        at += 1;
-        match (byte, digit(at), digit(at + 1)) {
-            (b'+', ..) => bytes.push(b' '),
-            (b'%', Some(high), Some(low)) => {
-                bytes.push((high * 16 + low) as u8);
-                at += 2;
-            }
-            _ => bytes.push(*byte),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    let part = part.replace('+', " ");
+    percent_decode_str(&part).decode_utf8_lossy().into_owned()
 }
 
 fn pairs(query: &str) -> Vec<(String, String)> {
@@ -351,44 +366,6 @@ impl Call {
     }
 }
 
-async fn dispatch(call: Call) -> Result<Reply> {
-    let path: Vec<String> = call.path.clone();
-    let Some(first) = path.first() else { return Err(no_such_path()) };
-    if path == ["ping"] && call.method == Method::GET {
-        return Ok(Reply::Json(serde_json::json!({"version": "41.5.1"})));
-    }
-    if call.caller.read_only && first != "ping" && !reads(&call.method, &path) {
-        let message = format!("Account {} may only look", call.caller.account);
-        return Err(refuse(Class::AccessDenied, message));
-    }
-    let parts: Vec<&str> = path.iter().map(String::as_str).collect();
-    match first.as_str() {
-        "rules" => rules::dispatch(&call, &path[1..]).await,
-        "locks" => rules::locks(&call, &path[1..]).await,
-        "dids" => dids::dids_at(&call, &parts[1..]).await,
-        "replicas" => replicas::replicas_at(&call, &parts[1..]).await,
-        "requests" => requests::requests_at(&call, &parts[1..]).await,
-        "rses" => sites::rses_at(&call, &parts[1..]).await,
-        "accounts" => accounts::accounts_at(&call, &parts[1..]).await,
-        "scopes" => accounts::scopes_at(&call, &parts[1..]).await,
-        "subscriptions" if call.method == Method::GET => Ok(Reply::Lines(Box::new(|_, _| Ok(())))),
-        "mainstay" => extensions::dispatch(&call, &path[1..]).await,
-        _ => Err(no_such_path()),
-    }
-}
-
-/// Whether a request changes nothing; some questions are too long for a path.
-fn reads(method: &Method, path: &[String]) -> bool {
-    let path: Vec<&str> = path.iter().map(String::as_str).collect();
-    *method == Method::GET
-        || matches!(
-            path.as_slice(),
-            ["replicas", "list" | "dids" | "datasets_bulk"]
-                | ["locks", "bulk_locks_for_dids"]
-                | ["dids", "bulkmeta" | "bulkfiles"]
-        )
-}
-
 /// A field of a body that may be left out; what it must be otherwise is said.
 fn field<'a, T>(
     body: &'a Value,
@@ -459,10 +436,6 @@ fn created() -> Reply {
 const TEXT: &str = "text/html; charset=utf-8";
 const LINES: &str = "application/x-json-stream";
 
-fn no_such_path() -> Error {
-    Error::Nowhere
-}
-
 fn with_type(status: StatusCode, kind: &'static str, body: Body) -> Response {
     let mut response = Response::new(body);
     *response.status_mut() = status;
@@ -498,13 +471,12 @@ async fn render(service: Service, reply: Reply, part: Part) -> Response {
 async fn streamed(service: Service, lines: Lines, kind: &'static str, part: Part) -> Response {
     match stream::body(service.catalog, lines).await {
         Ok(body) => with_type(StatusCode::OK, kind, body),
-        Err(error) => failure(&error, part, None),
+        Err(error) => failure(&error, part),
     }
 }
 
-/// An error as clients read it: the class decides what they raise. Where there is nothing to be had,
-/// something else may be by one of the `allowed` methods.
-fn failure(error: &Error, part: Part, allowed: Option<String>) -> Response {
+/// An error as clients read it: the class decides what they raise.
+fn failure(error: &Error, part: Part) -> Response {
     let (status, class) = match error {
         Error::Refused(refusal) => {
             let status = match (part, refusal.class) {
@@ -513,9 +485,6 @@ fn failure(error: &Error, part: Part, allowed: Option<String>) -> Response {
                 (_, class) => class.status(),
             };
             (status, refusal.class.to_string())
-        }
-        Error::Nowhere => {
-            (if allowed.is_some() { 405 } else { 404 }, Class::UnsupportedOperation.to_string())
         }
         Error::Busy(_)
         | Error::Crowded(_)
@@ -530,14 +499,10 @@ fn failure(error: &Error, part: Part, allowed: Option<String>) -> Response {
         _ => (500, "RucioException".to_owned()),
     };
     if status >= 500 {
-        tracing::error!(%error, "a request failed");
+        tracing::error!(%error, "Rucio request failed");
     }
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = told(status, class, &error.to_string());
-    if let Some(methods) = allowed.and_then(|methods| HeaderValue::from_str(&methods).ok()) {
-        response.headers_mut().insert(header::ALLOW, methods);
-    }
-    response
+    told(status, class, &error.to_string())
 }
 
 fn told(status: StatusCode, class: String, message: &str) -> Response {

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 
-use axum::http::Method;
 use mainstay_catalog::Tx;
 use mainstay_catalog::order::ancestors;
 use mainstay_rules::api::Did;
@@ -15,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::dids::own_scope;
 use super::rules::whole;
-use super::{Call, Reply, created, flag, no_such_path, show, text, wrong};
+use super::{Call, Reply, created, flag, show, text, wrong};
 
 /// Which half of the metadata is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,38 +54,40 @@ fn read(tx: &mut Tx<'_>, name: &Did, half: Half) -> Result<Map<String, Value>> {
     Ok(columns)
 }
 
-pub(super) async fn at(call: &Call, name: Did, key: Option<&str>) -> Result<Reply> {
-    match (&call.method, key) {
-        (&Method::GET, None) => {
-            let half = half(call.arg("plugin"))?;
-            let value = call.read(move |tx| read(tx, &name, half)).await?;
-            Ok(Reply::Json(Value::Object(value)))
-        }
-        (&Method::POST, Some(key)) => {
-            let meta = Map::from_iter([(key.to_owned(), call.field("value")?.clone())]);
-            set(call, vec![(name, meta)]).await
-        }
-        (&Method::POST, None) => {
-            let meta = call.field("meta")?.as_object().cloned();
-            let meta = meta.ok_or_else(|| wrong("meta is an object"))?;
-            set(call, vec![(name, meta)]).await
-        }
-        (&Method::DELETE, None) => {
-            own_scope(call, &name.scope, "change metadata in this scope").await?;
-            let key = call.arg("key").ok_or_else(|| wrong("say which key"))?.to_owned();
-            let now = call.now();
-            call.write(move |tx| did::delete_metadata(tx, &name, &key, now)).await?;
-            Ok(Reply::Done)
-        }
-        _ => Err(no_such_path()),
-    }
+/// The metadata of a data identifier.
+pub(super) async fn get(call: &Call, name: Did) -> Result<Reply> {
+    let half = half(call.arg("plugin"))?;
+    let value = call.read(move |tx| read(tx, &name, half)).await?;
+    Ok(Reply::Json(Value::Object(value)))
 }
 
-/// What is said of a data identifier.
-type Said = (Did, Map<String, Value>);
+/// Sets one key.
+pub(super) async fn set_key(call: &Call, name: Did, key: String) -> Result<Reply> {
+    let meta = Map::from_iter([(key, call.field("value")?.clone())]);
+    set(call, vec![(name, meta)]).await
+}
+
+/// Sets several keys.
+pub(super) async fn set_all(call: &Call, name: Did) -> Result<Reply> {
+    let meta = call.field("meta")?.as_object().cloned();
+    let meta = meta.ok_or_else(|| wrong("meta is an object"))?;
+    set(call, vec![(name, meta)]).await
+}
+
+/// Removes one key.
+pub(super) async fn delete(call: &Call, name: Did) -> Result<Reply> {
+    own_scope(call, &name.scope, "change metadata in this scope").await?;
+    let key = call.arg("key").ok_or_else(|| wrong("say which key"))?.to_owned();
+    let now = call.now();
+    call.write(move |tx| did::delete_metadata(tx, &name, &key, now)).await?;
+    Ok(Reply::Done)
+}
+
+/// A data identifier, and the keys to set.
+type NewMetadata = (Did, Map<String, Value>);
 
 /// Sets metadata, all or none, and of everything below too where that is asked for.
-async fn set(call: &Call, mut all: Vec<Said>) -> Result<Reply> {
+async fn set(call: &Call, mut all: Vec<NewMetadata>) -> Result<Reply> {
     if flag(&call.body, "recursive")?.unwrap_or(false) {
         all = call.read(move |tx| with_those_below(tx, &all)).await?;
     }
@@ -102,7 +103,7 @@ async fn set(call: &Call, mut all: Vec<Said>) -> Result<Reply> {
     Ok(created())
 }
 
-fn with_those_below(tx: &mut Tx<'_>, all: &[Said]) -> Result<Vec<Said>> {
+fn with_those_below(tx: &mut Tx<'_>, all: &[NewMetadata]) -> Result<Vec<NewMetadata>> {
     let mut found = Vec::new();
     for (name, meta) in all {
         found.push((name.clone(), meta.clone()));

@@ -3,7 +3,8 @@
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::Response;
 
-use super::{parts, reads};
+use super::parts;
+use super::route::{self, Found};
 
 /// What the surface has found out about a request: among the extensions of its answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,50 +54,15 @@ impl Noted {
 
 /// Whether a request asks for a change.
 fn changes(method: &Method, path: &[String]) -> bool {
-    let method = if *method == Method::HEAD { &Method::GET } else { method };
-    match path.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        ["auth", "userpass"] => true,
-        // Taken and not kept.
-        ["traces"] => false,
-        _ => !reads(method, path),
+    match route::find(method, path) {
+        Found::Route(route, _) => route.needs.changes(),
+        _ => !matches!(*method, Method::GET | Method::HEAD),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::paths::PATHS;
     use super::*;
-
-    /// Every path and method there is either asks for a change or is named here. A new path that is
-    /// not a GET counts as a change until it is added to the list of questions.
-    #[test]
-    fn every_request_but_questions_asks_for_a_change() {
-        let mut questions = Vec::new();
-        for (shape, methods) in PATHS {
-            let path = parts(&shape.replace("**", "x").replace('*', "x"));
-            for method in methods.split(' ') {
-                let method: Method = method.parse().unwrap();
-                let asks = !changes(&method, &path);
-                if method == Method::GET {
-                    assert_eq!(asks, *shape != "auth/userpass", "GET {shape}");
-                } else if asks {
-                    questions.push(format!("{method} {shape}"));
-                }
-            }
-        }
-        assert_eq!(
-            questions,
-            [
-                "POST dids/bulkfiles",
-                "POST dids/bulkmeta",
-                "POST locks/bulk_locks_for_dids",
-                "POST replicas/datasets_bulk",
-                "POST replicas/dids",
-                "POST replicas/list",
-                "POST traces",
-            ]
-        );
-    }
 
     #[test]
     fn a_request_is_named_by_its_path() {

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use axum::http::Method;
 use mainstay_catalog::{Tx, values};
 use mainstay_rules::api::{Did, Micros, NewFile, ReplicaState};
 use mainstay_rules::error::{Class, Error, Result, refuse};
@@ -14,45 +13,27 @@ use serde_json::{Map, Value, json};
 
 use super::dids::own_scope;
 use super::rules::{dids, whole};
-use super::{
-    Call, Reply, created, field, flag, listing, no_such_path, show, sites, text, texts, wrong,
-};
+use super::{Call, Reply, created, field, flag, show, sites, text, texts, wrong};
 
-pub(super) async fn replicas_at(call: &Call, parts: &[&str]) -> Result<Reply> {
-    match (&call.method, parts) {
-        (&Method::POST, []) => add_replicas(call).await,
-        (&Method::PUT, []) => update_replicas(call).await,
-        (&Method::DELETE, []) => delete_replicas(call).await,
-        (&Method::POST, ["list"]) => listing::list(call),
-        (&Method::POST, ["tombstone"]) => tombstones(call).await,
-        (&Method::POST, ["bad"]) => bad(call).await,
-        (&Method::POST, ["bad", "dids"]) => bad_dids(call).await,
-        (&Method::POST, ["bad", "pfns"]) => bad_names(call).await,
-        (&Method::GET, ["bad", "states"]) => Ok(bad_states()),
-        (&Method::POST, ["dids"]) => dids_of(call).await,
-        (&Method::GET, ["suspicious"]) => suspicious(call).await,
-        (&Method::POST, ["suspicious"]) => {
-            let names = names(call)?;
-            let unknown = declare_suspicious(call, names).await?;
-            Ok(Reply::CreatedJson(json!(unknown)))
-        }
-        (&Method::POST, ["quarantine"]) => {
-            let why = "Files that no replica is registered for are left alone: remove them from the storage, or register them";
-            Err(refuse(Class::UnsupportedOperation, why))
-        }
-        (&Method::POST, ["datasets_bulk"]) => {
-            let names = dids(call.body.get("dids"))?;
-            sites::dataset_replicas(call, names).await
-        }
-        (&Method::GET, ["rse", rse]) => datasets_on(call, rse).await,
-        (&Method::GET, [scope, name @ .., "datasets" | "datasets_vp"]) => {
-            sites::dataset_replicas(call, vec![Did::new(*scope, name.join("/"))]).await
-        }
-        _ => Err(no_such_path()),
-    }
+/// Puts replicas under suspicion; answers which names are not known.
+pub(super) async fn report_suspicious(call: &Call) -> Result<Reply> {
+    let names = names(call)?;
+    let unknown = declare_suspicious(call, names).await?;
+    Ok(Reply::CreatedJson(json!(unknown)))
 }
 
-async fn add_replicas(call: &Call) -> Result<Reply> {
+pub(super) fn quarantine() -> Result<Reply> {
+    let why = "Files that no replica is registered for are left alone: remove them from the storage, or register them";
+    Err(refuse(Class::UnsupportedOperation, why))
+}
+
+/// Where several datasets are.
+pub(super) async fn datasets_bulk(call: &Call) -> Result<Reply> {
+    let names = dids(call.body.get("dids"))?;
+    sites::dataset_replicas(call, names).await
+}
+
+pub(super) async fn add_replicas(call: &Call) -> Result<Reply> {
     let rse = call.text("rse")?;
     let list = call.field("files")?.as_array().cloned().ok_or_else(|| wrong("files is a list"))?;
     let only_open = flag(&call.body, "ignore_availability")? == Some(false);
@@ -154,7 +135,7 @@ fn said_path(rse: &Rse, did: &Did, name: &str) -> Result<Option<String>> {
 }
 
 /// What is not locked is deleted: the reaper removes the files, and then the catalog forgets them.
-async fn delete_replicas(call: &Call) -> Result<Reply> {
+pub(super) async fn delete_replicas(call: &Call) -> Result<Reply> {
     call.privileged("delete replicas")?;
     let (rse, names, now) = (call.text("rse")?, dids(call.body.get("files"))?, call.now());
     flag(&call.body, "ignore_availability")?;
@@ -166,7 +147,7 @@ async fn delete_replicas(call: &Call) -> Result<Reply> {
 /// `A`: the copies are there; `U`: they could not be made.
 /// Says what became of copies. Whoever may register files in a scope may say that an upload of its own
 /// has arrived.
-async fn update_replicas(call: &Call) -> Result<Reply> {
+pub(super) async fn update_replicas(call: &Call) -> Result<Reply> {
     let rse = call.text("rse")?;
     let names = dids(call.body.get("files"))?;
     let own = call.privileged("update replicas");
@@ -218,7 +199,7 @@ async fn update_replicas(call: &Call) -> Result<Reply> {
     Ok(Reply::Done)
 }
 
-async fn tombstones(call: &Call) -> Result<Reply> {
+pub(super) async fn tombstones(call: &Call) -> Result<Reply> {
     call.privileged("set tombstones")?;
     let list = call.field("replicas")?.as_array().ok_or_else(|| wrong("replicas is a list"))?;
     let part = |entry, key| {
@@ -249,7 +230,7 @@ fn meant(rses: &[Rse], entry: &Value) -> Result<Option<(Did, String)>> {
     Ok(rse.map(|rse| (Did::new(scope, name), rse.to_owned())))
 }
 
-async fn bad(call: &Call) -> Result<Reply> {
+pub(super) async fn bad(call: &Call) -> Result<Reply> {
     let list = call
         .field("replicas")
         .or_else(|_| call.field("pfns"))?
@@ -264,7 +245,7 @@ fn names(call: &Call) -> Result<Vec<Value>> {
 }
 
 /// Physical names that somebody found to be bad or suspects; those that nobody knows are passed over.
-async fn bad_names(call: &Call) -> Result<Reply> {
+pub(super) async fn bad_names(call: &Call) -> Result<Reply> {
     let names = names(call)?;
     text(&call.body, "expires_at")?;
     match call.text("state")?.to_ascii_uppercase().as_str() {
@@ -332,7 +313,7 @@ async fn declare(
 }
 
 /// Replicas under suspicion, the oldest first.
-async fn suspicious(call: &Call) -> Result<Reply> {
+pub(super) async fn suspicious(call: &Call) -> Result<Reply> {
     let since = match call.arg("younger_than") {
         None => 0,
         Some(text) => read_time(text).ok_or_else(|| wrong("younger_than is a date"))?,
@@ -367,7 +348,7 @@ fn is_unknown(error: &Error) -> bool {
     matches!(error.class(), Some(Class::ReplicaNotFound | Class::DataIdentifierNotFound))
 }
 
-async fn bad_dids(call: &Call) -> Result<Reply> {
+pub(super) async fn bad_dids(call: &Call) -> Result<Reply> {
     call.privileged("declare replicas bad")?;
     let (rse, names) = (call.text("rse")?, dids(call.body.get("dids"))?);
     let reason = text(&call.body, "reason")?.unwrap_or_default().to_owned();
@@ -381,7 +362,7 @@ async fn bad_dids(call: &Call) -> Result<Reply> {
     Ok(Reply::CreatedJson(json!({})))
 }
 
-fn bad_states() -> Reply {
+pub(super) fn bad_states() -> Reply {
     Reply::Lines(Box::new(|tx, line| {
         let sql = "SELECT d.scope, d.name, r.rse, r.uuid, b.reason, b.account, b.created_at FROM bad_replicas b
             JOIN dids d ON d.id = b.did_id JOIN rses r ON r.id = b.rse_id ORDER BY b.id";
@@ -408,7 +389,7 @@ fn named(tx: &mut Tx<'_>, rses: &[Rse], name: &str) -> Result<Option<(Did, Strin
 }
 
 /// Which files some physical names belong to.
-async fn dids_of(call: &Call) -> Result<Reply> {
+pub(super) async fn dids_of(call: &Call) -> Result<Reply> {
     let names = texts(&call.body, "pfns")?.ok_or_else(|| wrong("pfns is a list of texts"))?;
     let on = text(&call.body, "rse")?.map(str::to_owned);
     let lines = call
@@ -430,7 +411,7 @@ async fn dids_of(call: &Call) -> Result<Reply> {
 }
 
 /// The datasets of which something is on an RSE.
-async fn datasets_on(call: &Call, rse: &str) -> Result<Reply> {
+pub(super) async fn datasets_on(call: &Call, rse: &str) -> Result<Reply> {
     let rse = rse.to_owned();
     let found = call.read(move |tx| mainstay_rules::rse::by_name(tx, &rse)).await?;
     Ok(Reply::Lines(Box::new(move |tx, line| {

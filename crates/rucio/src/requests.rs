@@ -1,6 +1,5 @@
 //! `/requests`: which transfers are asked for, and what became of them.
 
-use axum::http::Method;
 use mainstay_catalog::{Row, Tx, values};
 use mainstay_rules::api::{Did, RequestState};
 use mainstay_rules::error::{Class, Result, refuse};
@@ -8,22 +7,7 @@ use mainstay_rules::replica;
 use serde_json::{Value, json};
 
 use super::rules::whole;
-use super::{Call, Reply, created, no_such_path, number, show, text, wrong};
-
-pub(super) async fn requests_at(call: &Call, parts: &[&str]) -> Result<Reply> {
-    match (&call.method, parts) {
-        (&Method::GET, ["list"]) => list(call, false).await,
-        (&Method::GET, ["history", "list"]) => list(call, true).await,
-        (_, ["transfer_limits"]) => limits_at(call).await,
-        (&Method::GET, ["history", scope, name @ .., rse]) if !name.is_empty() => {
-            one(call, Did::new(*scope, name.join("/")), rse, true).await
-        }
-        (&Method::GET, [scope, name @ .., rse]) => {
-            one(call, Did::new(*scope, name.join("/")), rse, false).await
-        }
-        _ => Err(no_such_path()),
-    }
-}
+use super::{Call, Reply, created, number, show, text, wrong};
 
 /// The columns of a request that is open, or of one that is over.
 fn question(over: bool) -> &'static str {
@@ -51,7 +35,7 @@ fn shown(row: &Row) -> Result<Value> {
     }))
 }
 
-async fn one(call: &Call, name: Did, rse: &str, over: bool) -> Result<Reply> {
+pub(super) async fn one(call: &Call, name: Did, rse: &str, over: bool) -> Result<Reply> {
     let rse = rse.to_owned();
     let value = call
         .read(move |tx| {
@@ -80,7 +64,7 @@ fn state(text: &str) -> Option<&'static str> {
     }
 }
 
-async fn list(call: &Call, over: bool) -> Result<Reply> {
+pub(super) async fn list(call: &Call, over: bool) -> Result<Reply> {
     let rse = |tx: &mut Tx<'_>, name: &Option<String>| match name {
         Some(name) => mainstay_rules::rse::by_name(tx, name).map(|rse| rse.id),
         None => Ok(0),
@@ -120,70 +104,65 @@ async fn list(call: &Call, over: bool) -> Result<Reply> {
     })))
 }
 
-/// How many transfers may run to or from the RSEs of an expression.
-async fn limits_at(call: &Call) -> Result<Reply> {
-    match call.method {
-        Method::GET => {
-            let lines = call
-                .read(|tx| {
-                    let sql = "SELECT rse_expression, activity, direction, max_transfers FROM transfer_limits
-                        ORDER BY rse_expression, activity, direction";
-                    let rows = tx.query(sql, &[])?;
-                    let shown = rows.iter().map(|row| {
-                        let activity = Some(row.text(1)?).filter(|text| !text.is_empty());
-                        let value = json!({
-                            "rse_expression": row.text(0)?, "activity": activity, "direction": row.text(2)?,
-                            "max_transfers": row.int(3)?, "volume": null, "deadline": null, "strategy": "fifo",
-                            "transfers": null, "waitings": null,
-                        });
-                        Ok(value.to_string())
-                    });
-                    shown.collect()
-                })
-                .await?;
-            Ok(whole(lines))
-        }
-        Method::PUT | Method::POST => {
-            call.privileged("limit transfers")?;
-            let (expression, activity, direction) = limit_key(call)?;
-            mainstay_rules::expression::Expression::parse(&expression)?;
-            let most = call.number("max_transfers")?;
-            if most < 0 {
-                return Err(wrong("max_transfers is not negative"));
-            }
-            // Each transfer is let go by itself, and those that run are counted and not said.
-            for key in ["volume", "deadline", "transfers", "waitings"] {
-                number(&call.body, key)?;
-            }
-            if text(&call.body, "strategy")?.is_some_and(|strategy| strategy != "fifo") {
-                return Err(wrong("strategy is fifo"));
-            }
-            call.write(move |tx| {
-                tx.execute(
-                    "INSERT INTO transfer_limits (rse_expression, activity, direction, max_transfers) VALUES (?1, ?2, ?3, ?4)
-                     ON CONFLICT (rse_expression, activity, direction) DO UPDATE SET max_transfers = excluded.max_transfers",
-                    values![&expression, &activity, &direction, most],
-                )?;
-                Ok(())
-            })
-            .await?;
-            Ok(created())
-        }
-        Method::DELETE => {
-            call.privileged("limit transfers")?;
-            let (expression, activity, direction) = limit_key(call)?;
-            call.write(move |tx| {
-                tx.execute(
-                    "DELETE FROM transfer_limits WHERE rse_expression = ?1 AND activity = ?2 AND direction = ?3",
-                    values![&expression, &activity, &direction],
-                )?;
-                Ok(())
-            })
-            .await?;
-            Ok(Reply::Done)
-        }
-        _ => Err(no_such_path()),
+/// How many transfers may run to or from the RSEs of expressions.
+pub(super) async fn limits(call: &Call) -> Result<Reply> {
+    let lines = call
+        .read(|tx| {
+            let sql = "SELECT rse_expression, activity, direction, max_transfers FROM transfer_limits
+                ORDER BY rse_expression, activity, direction";
+            let rows = tx.query(sql, &[])?;
+            let shown = rows.iter().map(|row| {
+                let activity = Some(row.text(1)?).filter(|text| !text.is_empty());
+                let value = json!({
+                    "rse_expression": row.text(0)?, "activity": activity, "direction": row.text(2)?,
+                    "max_transfers": row.int(3)?, "volume": null, "deadline": null, "strategy": "fifo",
+                    "transfers": null, "waitings": null,
+                });
+                Ok(value.to_string())
+            });
+            shown.collect()
+        })
+        .await?;
+    Ok(whole(lines))
+}
+
+pub(super) async fn set_limit(call: &Call) -> Result<Reply> {
+    let (expression, activity, direction) = limit_key(call)?;
+    mainstay_rules::expression::Expression::parse(&expression)?;
+    let most = call.number("max_transfers")?;
+    if most < 0 {
+        return Err(wrong("max_transfers is not negative"));
     }
+    // Each transfer is let go by itself, and those that run are counted and not said.
+    for key in ["volume", "deadline", "transfers", "waitings"] {
+        number(&call.body, key)?;
+    }
+    if text(&call.body, "strategy")?.is_some_and(|strategy| strategy != "fifo") {
+        return Err(wrong("strategy is fifo"));
+    }
+    call.write(move |tx| {
+        tx.execute(
+            "INSERT INTO transfer_limits (rse_expression, activity, direction, max_transfers) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT (rse_expression, activity, direction) DO UPDATE SET max_transfers = excluded.max_transfers",
+            values![&expression, &activity, &direction, most],
+        )?;
+        Ok(())
+    })
+    .await?;
+    Ok(created())
+}
+
+pub(super) async fn delete_limit(call: &Call) -> Result<Reply> {
+    let (expression, activity, direction) = limit_key(call)?;
+    call.write(move |tx| {
+        tx.execute(
+            "DELETE FROM transfer_limits WHERE rse_expression = ?1 AND activity = ?2 AND direction = ?3",
+            values![&expression, &activity, &direction],
+        )?;
+        Ok(())
+    })
+    .await?;
+    Ok(Reply::Done)
 }
 
 fn limit_key(call: &Call) -> Result<(String, String, String)> {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use axum::http::Method;
 use mainstay_catalog::{Tx, values};
 use mainstay_rules::api::{
     DEFAULT_ACTIVITY, Did, Grouping, LockState, NewRule, Notification, Rule, RuleState,
@@ -16,7 +15,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Map, Value, json};
 
-use super::{Call, Reply, no_such_path, show};
+use super::{Call, Reply, show};
 
 fn wrong(key: &str, should: &str) -> mainstay_rules::error::Error {
     refuse(Class::InvalidObject, format!("Problem validating rule: {key} should be {should}"))
@@ -96,26 +95,6 @@ pub(super) fn new_rule(body: &Map<String, Value>, caller: &str) -> Result<NewRul
     })
 }
 
-pub(super) async fn dispatch(call: &Call, path: &[String]) -> Result<Reply> {
-    let parts: Vec<&str> = path.iter().map(String::as_str).collect();
-    match (&call.method, parts.as_slice()) {
-        (&Method::POST, []) => add_rule(call).await,
-        (&Method::GET, []) => list(call),
-        (&Method::GET, [id]) => get(call, id).await,
-        (&Method::PUT, [id]) => put(call, id).await,
-        (&Method::DELETE, [id]) => remove(call, id).await,
-        (&Method::POST, [id, "move"]) => move_rule(call, id).await,
-        (&Method::POST, [id, "reduce"]) => reduce(call, id).await,
-        (&Method::GET, [id, "locks"]) => Ok(locks_of(id)),
-        (&Method::GET, [id, "history"]) => history(call, id).await,
-        (&Method::GET, [id, "analysis"]) => analysis(call, id).await,
-        (&Method::GET, [scope, name @ .., "history"]) => {
-            did_history(call, Did::new(*scope, name.join("/"))).await
-        }
-        _ => Err(no_such_path()),
-    }
-}
-
 /// Fails unless the caller may add this rule, wherever it is asked for.
 pub(super) fn may_add(call: &Call, new: &NewRule) -> Result<()> {
     call.owner_or_privileged("add a rule for another account", &new.account)?;
@@ -125,7 +104,7 @@ pub(super) fn may_add(call: &Call, new: &NewRule) -> Result<()> {
     Ok(())
 }
 
-async fn add_rule(call: &Call) -> Result<Reply> {
+pub(super) async fn add_rule(call: &Call) -> Result<Reply> {
     let new = new_rule(call.object()?, &call.caller.account)?;
     may_add(call, &new)?;
     let (now, seed, settings) =
@@ -138,7 +117,7 @@ async fn add_rule(call: &Call) -> Result<Reply> {
     Ok(Reply::Created(json!(made).to_string()))
 }
 
-fn list(call: &Call) -> Result<Reply> {
+pub(super) fn list(call: &Call) -> Result<Reply> {
     let filter = call
         .query
         .iter()
@@ -167,7 +146,7 @@ pub(super) fn stream(filter: Filter) -> Reply {
     }))
 }
 
-async fn get(call: &Call, id: &str) -> Result<Reply> {
+pub(super) async fn get(call: &Call, id: &str) -> Result<Reply> {
     let id = id.to_owned();
     let shown = call
         .read(move |tx| {
@@ -187,7 +166,7 @@ async fn owned(call: &Call, id: &str, what: &str) -> Result<Rule> {
     Ok(rule)
 }
 
-async fn put(call: &Call, id: &str) -> Result<Reply> {
+pub(super) async fn put(call: &Call, id: &str) -> Result<Reply> {
     let options =
         call.field("options")?.as_object().cloned().ok_or_else(|| wrong("options", "an object"))?;
     let (id, now) = (id.to_owned(), call.now());
@@ -218,7 +197,7 @@ async fn put(call: &Call, id: &str) -> Result<Reply> {
     Ok(Reply::Done)
 }
 
-async fn remove(call: &Call, id: &str) -> Result<Reply> {
+pub(super) async fn remove(call: &Call, id: &str) -> Result<Reply> {
     owned(call, id, "delete a rule").await?;
     let purge = super::flag(&call.body, "purge_replicas")?;
     let at_once = super::flag(&call.body, "immediately")?.unwrap_or(false);
@@ -239,7 +218,7 @@ async fn remove(call: &Call, id: &str) -> Result<Reply> {
     }
 }
 
-async fn move_rule(call: &Call, id: &str) -> Result<Reply> {
+pub(super) async fn move_rule(call: &Call, id: &str) -> Result<Reply> {
     owned(call, id, "move a rule").await?;
     let expression = call.text("rse_expression")?;
     let overrides = match call.body.get("override") {
@@ -267,7 +246,7 @@ async fn move_rule(call: &Call, id: &str) -> Result<Reply> {
     Ok(Reply::Created(json!(made).to_string()))
 }
 
-async fn reduce(call: &Call, id: &str) -> Result<Reply> {
+pub(super) async fn reduce(call: &Call, id: &str) -> Result<Reply> {
     owned(call, id, "reduce a rule").await?;
     let copies = call.number("copies")?;
     let exclude = text(call.object()?, "exclude_expression")?;
@@ -287,7 +266,7 @@ fn rse_uuids(tx: &mut Tx<'_>) -> Result<BTreeMap<i64, String>> {
     Ok(mainstay_rules::rse::all(tx)?.iter().map(|rse| (rse.id, rse.uuid.clone())).collect())
 }
 
-fn locks_of(id: &str) -> Reply {
+pub(super) fn locks_of(id: &str) -> Reply {
     let id = id.to_owned();
     Reply::Lines(Box::new(move |tx, line| {
         let rule = read::rule(tx, &id)?;
@@ -297,7 +276,7 @@ fn locks_of(id: &str) -> Reply {
     }))
 }
 
-async fn history(call: &Call, id: &str) -> Result<Reply> {
+pub(super) async fn history(call: &Call, id: &str) -> Result<Reply> {
     let uuid = read::plain(id);
     let lines = call.read(move |tx| history_where(tx, "rule_uuid = ?1", values![&uuid])).await?;
     if lines.is_empty() {
@@ -306,7 +285,7 @@ async fn history(call: &Call, id: &str) -> Result<Reply> {
     Ok(whole(lines))
 }
 
-async fn did_history(call: &Call, did: Did) -> Result<Reply> {
+pub(super) async fn did_history(call: &Call, did: Did) -> Result<Reply> {
     let lines = call
         .read(move |tx| {
             let id = mainstay_rules::did::get(tx, &did)?.id;
@@ -343,7 +322,7 @@ pub(super) fn whole(lines: Vec<String>) -> Reply {
     Reply::Lines(Box::new(move |_, line| lines.iter().try_for_each(|text| line(text.clone()))))
 }
 
-async fn analysis(call: &Call, id: &str) -> Result<Reply> {
+pub(super) async fn analysis(call: &Call, id: &str) -> Result<Reply> {
     let id = id.to_owned();
     let value = call
         .read(move |tx| {
@@ -372,27 +351,32 @@ async fn analysis(call: &Call, id: &str) -> Result<Reply> {
     Ok(Reply::Json(value))
 }
 
-pub(super) async fn locks(call: &Call, path: &[String]) -> Result<Reply> {
-    let parts: Vec<&str> = path.iter().map(String::as_str).collect();
+/// Fails where other locks than those of datasets are asked for.
+fn check_lock_type(call: &Call) -> Result<()> {
     if call.arg("did_type").is_some_and(|kind| !kind.eq_ignore_ascii_case("dataset")) {
         return Err(super::wrong("did_type is dataset: those are the locks that are listed here"));
     }
-    let of = match (&call.method, parts.as_slice()) {
-        (&Method::POST, ["bulk_locks_for_dids"]) => return bulk_locks(call).await,
-        (&Method::GET, [rse]) => {
-            let rse = (*rse).to_owned();
-            call.read(move |tx| Ok(DatasetLocksOf::Rse(mainstay_rules::rse::by_name(tx, &rse)?.id)))
-                .await?
-        }
-        (&Method::GET, [scope, name @ ..]) => {
-            let did = Did::new(*scope, name.join("/"));
-            call.read(move |tx| Ok(DatasetLocksOf::Dataset(mainstay_rules::did::get(tx, &did)?.id)))
-                .await?
-        }
-        _ => return Err(no_such_path()),
-    };
-    let lines = call.read(move |tx| dataset_lock_lines(tx, of)).await?;
-    Ok(whole(lines))
+    Ok(())
+}
+
+/// The dataset locks on an RSE.
+pub(super) async fn locks_on(call: &Call, rse: String) -> Result<Reply> {
+    check_lock_type(call)?;
+    let lines = call.read(move |tx| {
+        let of = DatasetLocksOf::Rse(mainstay_rules::rse::by_name(tx, &rse)?.id);
+        dataset_lock_lines(tx, of)
+    });
+    Ok(whole(lines.await?))
+}
+
+/// The locks of a dataset.
+pub(super) async fn locks_of_did(call: &Call, did: Did) -> Result<Reply> {
+    check_lock_type(call)?;
+    let lines = call.read(move |tx| {
+        let of = DatasetLocksOf::Dataset(mainstay_rules::did::get(tx, &did)?.id);
+        dataset_lock_lines(tx, of)
+    });
+    Ok(whole(lines.await?))
 }
 
 fn dataset_lock_lines(tx: &mut Tx<'_>, of: DatasetLocksOf) -> Result<Vec<String>> {
@@ -404,7 +388,8 @@ fn dataset_lock_lines(tx: &mut Tx<'_>, of: DatasetLocksOf) -> Result<Vec<String>
         .collect())
 }
 
-async fn bulk_locks(call: &Call) -> Result<Reply> {
+pub(super) async fn bulk_locks(call: &Call) -> Result<Reply> {
+    check_lock_type(call)?;
     let dids = dids(call.body.get("dids"))?;
     for entry in super::list(&call.body, "dids")? {
         super::text(entry, "type")?;

@@ -91,7 +91,7 @@ pub(super) fn content(child: &Listed) -> String {
 
 /// What is said of a file and shown wherever files are listed.
 #[derive(Default, Deserialize)]
-struct Said {
+struct FileMetadata {
     #[serde(default)]
     guid: Value,
     #[serde(default)]
@@ -101,7 +101,8 @@ struct Said {
 }
 
 pub(super) fn file(child: &Listed, long: bool) -> Value {
-    let said = child.meta.as_deref().and_then(|text| serde_json::from_str::<Said>(text).ok());
+    let said =
+        child.meta.as_deref().and_then(|text| serde_json::from_str::<FileMetadata>(text).ok());
     let said = said.unwrap_or_default();
     let mut value = json!({
         "scope": child.did.scope, "name": child.did.name, "bytes": child.bytes, "adler32": child.adler32,

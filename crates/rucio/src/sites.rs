@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::http::Method;
 use mainstay_catalog::Tx;
 use mainstay_catalog::ledger::OWN_COUNT;
 use mainstay_rules::api::{Did, ReplicaState, show_time};
@@ -18,7 +17,7 @@ use rand::rngs::SmallRng;
 use serde_json::{Map, Value, json};
 
 use super::rules::whole;
-use super::{Call, Reply, attribute, created, flag, no_such_path, number, said, show, wrong};
+use super::{Call, Reply, attribute, created, flag, number, said, show, wrong};
 
 /// What clients may say of an RSE and nobody here asks for.
 const NOT_KEPT: &[&str] = &[
@@ -76,112 +75,111 @@ fn settings(
     Ok(settings)
 }
 
-pub(super) async fn rses_at(call: &Call, parts: &[&str]) -> Result<Reply> {
-    if call.method != Method::GET {
-        call.privileged("change RSEs")?;
-    }
+pub(super) async fn get_rse(call: &Call, name: String) -> Result<Reply> {
+    let found = call.read(move |tx| rse::by_name(tx, &name)).await?;
+    Ok(Reply::Json(show::rse_whole(&found)))
+}
+
+pub(super) async fn add_rse(call: &Call, name: String) -> Result<Reply> {
     let now = call.now();
-    let owned: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
-    match (&call.method, parts) {
-        (&Method::GET, []) => list_rses(call).await,
-        (&Method::GET, [_]) => {
-            let found = call.read(move |tx| rse::by_name(tx, &owned[0])).await?;
-            Ok(Reply::Json(show::rse_whole(&found)))
-        }
-        (&Method::POST, [_]) => {
-            let body = match &call.body {
-                Value::Null => Map::new(),
-                _ => call.object()?.clone(),
-            };
-            let settings = settings(&owned[0], &body, RseSettings::default())?;
-            let seed = call.service.around.seed();
-            call.write(move |tx| {
-                let random = rand::RngExt::random(&mut SmallRng::seed_from_u64(seed));
-                let uuid =
-                    uuid::Builder::from_random_bytes(random).into_uuid().simple().to_string();
-                rse::add(tx, &owned[0], &settings, &uuid, now)
-            })
-            .await?;
-            Ok(created())
-        }
-        (&Method::PUT, [_]) => {
-            let body = call.object()?.clone();
-            call.write(move |tx| {
-                let old = rse::by_name(tx, &owned[0])?;
-                let old = RseSettings {
-                    rse_type: old.rse_type,
-                    deterministic: old.deterministic,
-                    volatile: old.volatile,
-                    staging_area: old.staging_area,
-                    read: old.read,
-                    write: old.write,
-                    delete: old.delete,
-                };
-                rse::update(tx, &owned[0], &settings(&owned[0], &body, old)?, now)
-            })
-            .await?;
-            Ok(created())
-        }
-        (&Method::DELETE, [_]) => {
-            call.write(move |tx| rse::delete(tx, &owned[0], now)).await?;
-            Ok(Reply::Done)
-        }
-        (&Method::GET, [_, "attr"]) => {
-            let found = call.read(move |tx| rse::by_name(tx, &owned[0])).await?;
-            let shown = |value: &String| match value.as_str() {
-                "true" => json!(true),
-                "false" => json!(false),
-                text => json!(text),
-            };
-            let all: Map<String, Value> =
-                found.attributes.iter().map(|(key, value)| (key.clone(), shown(value))).collect();
-            Ok(Reply::Json(Value::Object(all)))
-        }
-        (&Method::POST, [_, "attr", _]) => {
-            let value = attribute(&call.body)?;
-            call.write(move |tx| rse::set_attribute(tx, &owned[0], &owned[2], &value)).await?;
-            Ok(created())
-        }
-        (&Method::DELETE, [_, "attr", _]) => {
-            call.write(move |tx| rse::delete_attribute(tx, &owned[0], &owned[2])).await?;
-            Ok(Reply::Done)
-        }
-        (&Method::GET, [_, "usage"]) => rse_usage(call, owned).await,
-        (&Method::PUT, [_, "usage"]) => {
-            let (source, used, free) =
-                (call.text("source")?, call.number("used")?, call.number("free")?);
-            let files = number(&call.body, "files")?;
-            if used < 0 || free < 0 || files.is_some_and(|files| files < 0) {
-                return Err(wrong("used, free and files are not negative"));
-            }
-            let measured = Measured { used, free, files };
-            call.write(move |tx| rse::set_usage(tx, &owned[0], &source, &measured, now)).await?;
-            Ok(Reply::Done)
-        }
-        (&Method::GET, [_, "limits"]) => {
-            let found = call.read(move |tx| rse::by_name(tx, &owned[0])).await?;
-            Ok(Reply::Json(json!(found.limits)))
-        }
-        (&Method::PUT, [_, "limits"]) => {
-            let (name, value) = (call.text("name")?, call.number("value")?);
-            call.write(move |tx| rse::set_limit(tx, &owned[0], &name, value)).await?;
-            Ok(Reply::Done)
-        }
-        (&Method::DELETE, [_, "limits"]) => {
-            let name = call.text("name")?;
-            call.write(move |tx| rse::delete_limit(tx, &owned[0], &name)).await?;
-            Ok(Reply::Done)
-        }
-        // Nobody has kept any.
-        (&Method::GET, [_, "usage", "history"]) => {
-            call.read(move |tx| rse::by_name(tx, &owned[0])).await?;
-            Ok(whole(Vec::new()))
-        }
-        (_, [_, "protocols", rest @ ..]) => protocols_at(call, &owned[0], rest).await,
-        (&Method::GET, [_, "lfns2pfns"]) => physical_names(call, owned).await,
-        (_, [_, "distances", _]) => distances_at(call, owned).await,
-        _ => Err(no_such_path()),
+    let body = match &call.body {
+        Value::Null => Map::new(),
+        _ => call.object()?.clone(),
+    };
+    let settings = settings(&name, &body, RseSettings::default())?;
+    let seed = call.service.around.seed();
+    call.write(move |tx| {
+        let random = rand::RngExt::random(&mut SmallRng::seed_from_u64(seed));
+        let uuid = uuid::Builder::from_random_bytes(random).into_uuid().simple().to_string();
+        rse::add(tx, &name, &settings, &uuid, now)
+    })
+    .await?;
+    Ok(created())
+}
+
+pub(super) async fn update_rse(call: &Call, name: String) -> Result<Reply> {
+    let (body, now) = (call.object()?.clone(), call.now());
+    call.write(move |tx| {
+        let old = rse::by_name(tx, &name)?;
+        let old = RseSettings {
+            rse_type: old.rse_type,
+            deterministic: old.deterministic,
+            volatile: old.volatile,
+            staging_area: old.staging_area,
+            read: old.read,
+            write: old.write,
+            delete: old.delete,
+        };
+        rse::update(tx, &name, &settings(&name, &body, old)?, now)
+    })
+    .await?;
+    Ok(created())
+}
+
+pub(super) async fn delete_rse(call: &Call, name: String) -> Result<Reply> {
+    let now = call.now();
+    call.write(move |tx| rse::delete(tx, &name, now)).await?;
+    Ok(Reply::Done)
+}
+
+/// The attributes of an RSE.
+pub(super) async fn attributes(call: &Call, name: String) -> Result<Reply> {
+    let found = call.read(move |tx| rse::by_name(tx, &name)).await?;
+    let shown = |value: &String| match value.as_str() {
+        "true" => json!(true),
+        "false" => json!(false),
+        text => json!(text),
+    };
+    let all: Map<String, Value> =
+        found.attributes.iter().map(|(key, value)| (key.clone(), shown(value))).collect();
+    Ok(Reply::Json(Value::Object(all)))
+}
+
+pub(super) async fn set_attribute(call: &Call, name: String, key: String) -> Result<Reply> {
+    let value = attribute(&call.body)?;
+    call.write(move |tx| rse::set_attribute(tx, &name, &key, &value)).await?;
+    Ok(created())
+}
+
+pub(super) async fn delete_attribute(call: &Call, name: String, key: String) -> Result<Reply> {
+    call.write(move |tx| rse::delete_attribute(tx, &name, &key)).await?;
+    Ok(Reply::Done)
+}
+
+/// Records what the storage itself reports.
+pub(super) async fn set_usage(call: &Call, name: String) -> Result<Reply> {
+    let (source, used, free) = (call.text("source")?, call.number("used")?, call.number("free")?);
+    let (files, now) = (number(&call.body, "files")?, call.now());
+    if used < 0 || free < 0 || files.is_some_and(|files| files < 0) {
+        return Err(wrong("used, free and files are not negative"));
     }
+    let measured = Measured { used, free, files };
+    call.write(move |tx| rse::set_usage(tx, &name, &source, &measured, now)).await?;
+    Ok(Reply::Done)
+}
+
+/// The limits of an RSE.
+pub(super) async fn limits(call: &Call, name: String) -> Result<Reply> {
+    let found = call.read(move |tx| rse::by_name(tx, &name)).await?;
+    Ok(Reply::Json(json!(found.limits)))
+}
+
+pub(super) async fn set_limit(call: &Call, rse: String) -> Result<Reply> {
+    let (name, value) = (call.text("name")?, call.number("value")?);
+    call.write(move |tx| rse::set_limit(tx, &rse, &name, value)).await?;
+    Ok(Reply::Done)
+}
+
+pub(super) async fn delete_limit(call: &Call, rse: String) -> Result<Reply> {
+    let name = call.text("name")?;
+    call.write(move |tx| rse::delete_limit(tx, &rse, &name)).await?;
+    Ok(Reply::Done)
+}
+
+/// The history of an RSE's usage, of which none is kept.
+pub(super) async fn usage_history(call: &Call, name: String) -> Result<Reply> {
+    call.read(move |tx| rse::by_name(tx, &name)).await?;
+    Ok(whole(Vec::new()))
 }
 
 fn which(rest: &[&str]) -> Result<Which> {
@@ -241,41 +239,39 @@ impl WantedProtocols {
     }
 }
 
-async fn protocols_at(call: &Call, name: &str, rest: &[&str]) -> Result<Reply> {
-    let name = name.to_owned();
-    match (&call.method, rest) {
-        (&Method::GET, [] | [_]) => {
-            let wanted = WantedProtocols::read(call)?;
-            let mut found = call.read(move |tx| rse::by_name(tx, &name)).await?;
-            if let [scheme] = rest {
-                found.protocols.retain(|protocol| protocol.scheme == *scheme);
-                if found.protocols.is_empty() {
-                    let message = format!("RSE '{}' has no protocol '{scheme:.40}'", found.name);
-                    return Err(refuse(Class::RSEProtocolNotSupported, message));
-                }
-            }
-            found.protocols.retain(|protocol| wanted.take(protocol));
-            Ok(Reply::Json(show::rse_whole(&found)))
+/// An RSE with its protocols, or with those of one scheme.
+pub(super) async fn protocols(call: &Call, name: String, scheme: Option<String>) -> Result<Reply> {
+    let wanted = WantedProtocols::read(call)?;
+    let mut found = call.read(move |tx| rse::by_name(tx, &name)).await?;
+    if let Some(scheme) = scheme {
+        found.protocols.retain(|protocol| protocol.scheme == scheme);
+        if found.protocols.is_empty() {
+            let message = format!("RSE '{}' has no protocol '{scheme:.40}'", found.name);
+            return Err(refuse(Class::RSEProtocolNotSupported, message));
         }
-        (&Method::POST, [scheme]) => {
-            let new = Protocol::read(scheme, call.object()?)?;
-            let folder = new.clone();
-            call.write(move |tx| protocol::add(tx, &name, &new)).await?;
-            make_folder(Arc::clone(&call.service.access), folder).await;
-            Ok(created())
-        }
-        (&Method::PUT, [_] | [_, _] | [_, _, _]) => {
-            let (which, body) = (which(rest)?, call.object()?.clone());
-            call.write(move |tx| protocol::update(tx, &name, &which, &body)).await?;
-            Ok(Reply::Done)
-        }
-        (&Method::DELETE, [_] | [_, _] | [_, _, _]) => {
-            let which = which(rest)?;
-            call.write(move |tx| protocol::delete(tx, &name, &which)).await?;
-            Ok(Reply::Done)
-        }
-        _ => Err(no_such_path()),
     }
+    found.protocols.retain(|protocol| wanted.take(protocol));
+    Ok(Reply::Json(show::rse_whole(&found)))
+}
+
+pub(super) async fn add_protocol(call: &Call, name: String, scheme: &str) -> Result<Reply> {
+    let new = Protocol::read(scheme, call.object()?)?;
+    let folder = new.clone();
+    call.write(move |tx| protocol::add(tx, &name, &new)).await?;
+    make_folder(Arc::clone(&call.service.access), folder).await;
+    Ok(created())
+}
+
+pub(super) async fn update_protocols(call: &Call, name: String, address: &[&str]) -> Result<Reply> {
+    let (which, body) = (which(address)?, call.object()?.clone());
+    call.write(move |tx| protocol::update(tx, &name, &which, &body)).await?;
+    Ok(Reply::Done)
+}
+
+pub(super) async fn delete_protocols(call: &Call, name: String, address: &[&str]) -> Result<Reply> {
+    let which = which(address)?;
+    call.write(move |tx| protocol::delete(tx, &name, &which)).await?;
+    Ok(Reply::Done)
 }
 
 /// A folder that is to hold an RSE's files is made now or never: one that is missing later may be on
@@ -291,7 +287,7 @@ async fn make_folder(access: Arc<Access>, protocol: Protocol) {
 }
 
 /// The physical names that logical ones have, or would have, on an RSE.
-async fn physical_names(call: &Call, owned: Vec<String>) -> Result<Reply> {
+pub(super) async fn physical_names(call: &Call, name: String) -> Result<Reply> {
     let lfns = call.query.iter().filter(|(key, _)| key == "lfn").map(|(_, value)| value.clone());
     let lfns: Vec<String> = lfns.collect();
     let scheme = call.arg("scheme").map(str::to_owned);
@@ -299,7 +295,7 @@ async fn physical_names(call: &Call, owned: Vec<String>) -> Result<Reply> {
     let operation = call.arg("operation").unwrap_or("write").to_owned();
     let named = call
         .read(move |tx| {
-            let found = rse::by_name(tx, &owned[0])?;
+            let found = rse::by_name(tx, &name)?;
             let protocol = match &scheme {
                 None => protocol::best(&found, &domain, &operation),
                 Some(scheme) => {
@@ -323,68 +319,75 @@ async fn physical_names(call: &Call, owned: Vec<String>) -> Result<Reply> {
     Ok(Reply::Json(Value::Object(named)))
 }
 
-async fn distances_at(call: &Call, owned: Vec<String>) -> Result<Reply> {
-    let (from, to) = (owned[0].clone(), owned[2].clone());
-    let both = said(call, "bidirectional")? || flag(&call.body, "bidirectional")?.unwrap_or(false);
-    let far = |unsaid: Option<i64>| {
-        let found = number(&call.body, "distance")?.or(unsaid);
-        found.ok_or_else(|| wrong("distance is a whole number"))
-    };
-    let set = move |tx: &mut Tx<'_>, distance: i64| {
-        rse::set_distance(tx, &from, &to, distance)?;
-        if both { rse::set_distance(tx, &to, &from, distance) } else { Ok(()) }
-    };
-    match call.method {
-        Method::GET => {
-            let lines = call
-                .read(move |tx| {
-                    let found = rse::distance(tx, &owned[0], &owned[2])?;
-                    let (from, to) = (rse::by_name(tx, &owned[0])?, rse::by_name(tx, &owned[2])?);
-                    Ok(found.map(|distance| json!([{
-                        "src_rse_id": from.uuid, "dest_rse_id": to.uuid, "distance": distance, "ranking": distance,
-                    }])))
-                })
-                .await?;
-            Ok(Reply::Json(lines.unwrap_or_else(|| json!([]))))
-        }
-        Method::POST => {
-            let distance = far(Some(1))?;
-            call.write(move |tx| match rse::distance(tx, &owned[0], &owned[2])? {
-                None => set(tx, distance),
-                Some(_) => {
-                    let message =
-                        format!("Distance from {} to {} already exists!", owned[0], owned[2]);
-                    Err(refuse(Class::Duplicate, message))
-                }
-            })
-            .await?;
-            Ok(created())
-        }
-        Method::PUT => {
-            let distance = far(None)?;
-            call.write(move |tx| match rse::distance(tx, &owned[0], &owned[2])? {
-                Some(_) => set(tx, distance),
-                None => {
-                    let message = format!("Nobody said how far {} is from {}", owned[2], owned[0]);
-                    Err(refuse(Class::NoDistance, message))
-                }
-            })
-            .await?;
-            Ok(Reply::Done)
-        }
-        Method::DELETE => {
-            call.write(move |tx| {
-                rse::delete_distance(tx, &owned[0], &owned[2])?;
-                if both { rse::delete_distance(tx, &owned[2], &owned[0]) } else { Ok(()) }
-            })
-            .await?;
-            Ok(Reply::Done)
-        }
-        _ => Err(no_such_path()),
-    }
+/// Whether a distance is meant in both directions.
+fn is_mutual(call: &Call) -> Result<bool> {
+    Ok(said(call, "bidirectional")? || flag(&call.body, "bidirectional")?.unwrap_or(false))
 }
 
-async fn list_rses(call: &Call) -> Result<Reply> {
+fn set_distances(
+    tx: &mut Tx<'_>,
+    (from, to): (&str, &str),
+    mutual: bool,
+    distance: i64,
+) -> Result<()> {
+    rse::set_distance(tx, from, to, distance)?;
+    if mutual { rse::set_distance(tx, to, from, distance) } else { Ok(()) }
+}
+
+/// The distance from one RSE to another.
+pub(super) async fn distance(call: &Call, from: String, to: String) -> Result<Reply> {
+    let found = call
+        .read(move |tx| {
+            let found = rse::distance(tx, &from, &to)?;
+            let (from, to) = (rse::by_name(tx, &from)?, rse::by_name(tx, &to)?);
+            Ok(found.map(|distance| json!([{
+                "src_rse_id": from.uuid, "dest_rse_id": to.uuid, "distance": distance, "ranking": distance,
+            }])))
+        })
+        .await?;
+    Ok(Reply::Json(found.unwrap_or_else(|| json!([]))))
+}
+
+pub(super) async fn add_distance(call: &Call, from: String, to: String) -> Result<Reply> {
+    let mutual = is_mutual(call)?;
+    let distance = number(&call.body, "distance")?.unwrap_or(1);
+    call.write(move |tx| match rse::distance(tx, &from, &to)? {
+        None => set_distances(tx, (&from, &to), mutual, distance),
+        Some(_) => {
+            let message = format!("Distance from {from} to {to} already exists!");
+            Err(refuse(Class::Duplicate, message))
+        }
+    })
+    .await?;
+    Ok(created())
+}
+
+pub(super) async fn update_distance(call: &Call, from: String, to: String) -> Result<Reply> {
+    let mutual = is_mutual(call)?;
+    let distance = number(&call.body, "distance")?;
+    let distance = distance.ok_or_else(|| wrong("distance is a whole number"))?;
+    call.write(move |tx| match rse::distance(tx, &from, &to)? {
+        Some(_) => set_distances(tx, (&from, &to), mutual, distance),
+        None => {
+            let message = format!("Nobody said how far {to} is from {from}");
+            Err(refuse(Class::NoDistance, message))
+        }
+    })
+    .await?;
+    Ok(Reply::Done)
+}
+
+pub(super) async fn delete_distance(call: &Call, from: String, to: String) -> Result<Reply> {
+    let mutual = is_mutual(call)?;
+    call.write(move |tx| {
+        rse::delete_distance(tx, &from, &to)?;
+        if mutual { rse::delete_distance(tx, &to, &from) } else { Ok(()) }
+    })
+    .await?;
+    Ok(Reply::Done)
+}
+
+pub(super) async fn list_rses(call: &Call) -> Result<Reply> {
     let expression = call.arg("expression").map(str::to_owned);
     let lines = call
         .read(move |tx| {
@@ -445,12 +448,12 @@ pub(super) fn dataset_replica(
     .to_string()
 }
 
-async fn rse_usage(call: &Call, owned: Vec<String>) -> Result<Reply> {
+pub(super) async fn rse_usage(call: &Call, name: String) -> Result<Reply> {
     let source = call.arg("source").map(str::to_owned);
     let lines = call
         .read(move |tx| {
-            let found = rse::by_name(tx, &owned[0])?;
-            let usage = rse::usage(tx, &owned[0])?;
+            let found = rse::by_name(tx, &name)?;
+            let usage = rse::usage(tx, &name)?;
             let named = usage.iter().map(|usage| match usage.source.as_str() {
                 OWN_COUNT => (rse::OWN_NAME, usage),
                 other => (other, usage),

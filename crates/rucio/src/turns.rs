@@ -1,4 +1,4 @@
-//! Large bodies are read beside the threads that serve everybody, a few at a time.
+//! Parses and answers requests with large bodies on a bounded number of separate threads.
 //!
 //! Taking a large body apart and turning it into rows costs a processor a good part of a second.
 //! A body of more than [`LARGE`] bytes waits for a turn, which lasts until its request is answered.
@@ -7,15 +7,17 @@
 //! Small bodies never wait.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use mainstay_rules::error::{Class, Error, Result, refuse};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-use super::{Call, Reply, dispatch, python};
+use super::route::KnownHandler;
+use super::{Call, Reply, python};
 
 /// Smaller bodies do not wait.
 const LARGE: usize = 256 << 10;
@@ -52,7 +54,7 @@ impl Turns {
 
     async fn take(&'static self, account: &str) -> Result<Turn> {
         let own = {
-            let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut accounts = self.accounts.lock();
             let own = accounts.entry(account.to_owned());
             Arc::clone(own.or_insert_with(|| Arc::new(Semaphore::new(1))))
         };
@@ -65,7 +67,7 @@ impl Turns {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut accounts = self.turns.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = self.turns.accounts.lock();
         drop(self.own.take());
         // Those who wait hold it as well.
         if accounts.get(&self.account).is_some_and(|own| Arc::strong_count(own) == 1) {
@@ -91,11 +93,15 @@ pub(super) async fn read(account: &str, bytes: Bytes) -> Result<(Value, Option<T
 }
 
 /// Answers a call: one with a large body beside the threads that serve everybody.
-pub(super) async fn answered(mut call: Call) -> Result<Reply> {
-    let Some(turn) = call.turn.take() else { return dispatch(call).await };
+pub(super) async fn answered(
+    mut call: Call,
+    handle: KnownHandler,
+    parts: Vec<String>,
+) -> Result<Reply> {
+    let Some(turn) = call.turn.take() else { return handle(&call, parts).await };
     let runtime = tokio::runtime::Handle::current();
     aside(move || {
-        let reply = runtime.block_on(dispatch(call));
+        let reply = runtime.block_on(handle(&call, parts));
         drop(turn);
         reply
     })
@@ -166,7 +172,7 @@ mod tests {
         drop(others.pop());
         let second = second.await.unwrap();
         drop((second, late, others));
-        assert!(TURNS.accounts.lock().unwrap().is_empty(), "nothing is kept of those who are done");
+        assert!(TURNS.accounts.lock().is_empty(), "nothing is kept of those who are done");
     }
 
     #[tokio::test]

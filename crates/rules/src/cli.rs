@@ -27,6 +27,7 @@ use futures_util::future::{BoxFuture, LocalBoxFuture};
 use futures_util::stream::{self, BoxStream};
 use futures_util::{FutureExt, StreamExt};
 use mainstay_transfers::store::Access;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 
 /// Why a command failed.
@@ -117,16 +118,12 @@ pub enum Format {
     Name,
 }
 
+/// The bytes that are encoded in a part of a path: all but letters, digits and `-._`.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_');
+
 /// Encodes one part of a path.
 fn part(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' => out.push(byte as char),
-            byte => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
+    utf8_percent_encode(text, ENCODED).to_string()
 }
 
 fn did(text: &str) -> Result<(String, String), Error> {

@@ -110,9 +110,6 @@ pub enum Error {
     /// The request cannot be done. Retrying it unchanged gives the same answer.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// There is nothing where something was asked for, or not by this method.
-    #[error("There is nothing at this path for this method")]
-    Nowhere,
     /// Too many passwords are being judged.
     #[error("a password cannot be hashed now: {0}")]
     Busy(#[from] crate::logins::Refused),

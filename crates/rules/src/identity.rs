@@ -44,7 +44,7 @@ pub fn is_password(password: &str, hash: &str) -> bool {
 /// What is kept of a token.
 #[must_use]
 pub fn hash_token(token: &str) -> String {
-    Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(token.as_bytes()))
 }
 
 /// Lets an identity act as an account. `hash` is that of its password; an identity that is known

@@ -193,7 +193,7 @@ fn work(catalog: &Catalog, found: Vec<i64>, mut each: impl FnMut(i64) -> Result<
         match each(id) {
             Ok(changed) => done.done += usize::from(changed),
             Err(error) => {
-                tracing::warn!(id, %error, backend = catalog.backend(), "put off");
+                tracing::warn!(id, %error, backend = catalog.backend(), "judge work failed; retrying later");
                 done.failed += 1;
             }
         }
@@ -329,7 +329,7 @@ fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done>
     let mut count = |result: Result<()>, number: usize| match result {
         Ok(()) => done.done += number,
         Err(error) => {
-            tracing::warn!(%error, "transfers put off");
+            tracing::warn!(%error, "finishing transfers failed; retrying later");
             done.failed += number;
         }
     };
@@ -380,7 +380,7 @@ fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<bool> {
             Err(error) => unseen.add(&one.doomed, error),
         }
     }
-    unseen.warn(rse, "not looked at");
+    unseen.warn(rse, "inspect");
     let more = needed.len() >= BATCH && unseen.number == 0;
     for (files, is_there) in [(there, true), (fetched, false)] {
         if !files.is_empty() {
@@ -413,7 +413,7 @@ fn look_for(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<()> {
             }
         }
     }
-    unseen.warn(rse, "not looked for");
+    unseen.warn(rse, "look for");
     catalog.write_blocking(|tx| suspect::looked_for(tx, rse.id, (&back, &still), now))
 }
 
@@ -430,9 +430,10 @@ impl Unreached {
         self.first.get_or_insert_with(|| (doomed.did.clone(), error));
     }
 
-    fn warn(&self, rse: &Rse, what: &str) {
+    fn warn(&self, rse: &Rse, operation: &str) {
         if let Some((file, error)) = &self.first {
-            tracing::warn!(error, %file, files = self.number, rse = rse.name, "{what}");
+            let files = self.number;
+            tracing::warn!(error, %file, files, rse = rse.name, operation, "storage operation failed");
         }
     }
 }
@@ -488,7 +489,7 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
                 catalog.write_blocking(|tx| reap::unclaim(tx, rse.id, &kept))?;
             }
         }
-        unremoved.warn(rse, "not deleted");
+        unremoved.warn(rse, "delete");
         done.more |= revive(catalog, rse, pass)?;
         look_for(catalog, rse, pass)?;
         for batch in removed.chunks(BATCH) {

@@ -10,10 +10,11 @@
 pub mod line;
 pub mod lockout;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use argon2::{Algorithm, Argon2, Block, Params, PasswordHash, Version};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use self::line::Line;
@@ -92,7 +93,7 @@ pub struct Turn {
 
 impl Logins {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Waits until a password of this account may be judged.

@@ -1,7 +1,7 @@
-//! Moving one file: read, write, read back, compare, and only then name.
+//! Copies one file: reads it, writes it, reads it back, compares checksums, and only then names it.
 //!
-//! What was named is on disk for good once the storage was synced, which is up to who calls: many
-//! files together take hardly longer than one.
+//! The named file survives a power failure once the storage was synced, which is left to the caller:
+//! syncing many files together takes hardly longer than one.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -97,11 +97,10 @@ impl Adding {
     /// What it all adds up to.
     #[must_use]
     pub fn sums(self) -> Sums {
-        let hex = |digest: &[u8]| digest.iter().map(|byte| format!("{byte:02x}")).collect();
         Sums {
             bytes: self.bytes,
             adler32: format!("{:08x}", self.adler32.finish()),
-            md5: self.md5.map(|md5| hex(&md5.finalize())),
+            md5: self.md5.map(|md5| hex::encode(md5.finalize())),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What storage elsewhere wants to see before it answers: keys, passwords and tokens, by RSE.
+//! Credentials of storage services: keys, passwords and tokens, by RSE.
 //!
 //! They come from a file of the machine that moves files. They never enter the catalog, no listing
-//! shows them, and printing one for people says only what is set.
+//! shows them, and `Debug` prints only which ones are set.
 //!
 //! A credential is bound to one server: scheme, host and port. Accounts of the catalog may point an
 //! RSE at another server, and must not receive its password there.

@@ -1,4 +1,4 @@
-//! The names of files, and moments.
+//! Names of files ([`Did`]), and moments in microseconds.
 
 use serde::{Deserialize, Serialize};
 

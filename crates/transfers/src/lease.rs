@@ -1,13 +1,14 @@
-//! What a worker holds: files under way, each for as long as its lease. Leases are renewed while the
-//! worker lives; a copy whose lease is lost or over is given up.
+//! The files a worker has under way, each for as long as its lease. Leases are renewed while the worker
+//! runs; a copy whose lease was lost or has expired is cancelled.
 
 #![expect(clippy::disallowed_methods, reason = "leases run on the monotonic clock")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -41,7 +42,7 @@ impl Moving {
     /// Whether nothing may be written for it any more: it was given up, or its lease is over. A
     /// worker can be stopped at any moment, and go on when others are at its files.
     pub(super) fn is_over(&self) -> bool {
-        self.stop.load(Ordering::Acquire) || Instant::now() >= *open(&self.until)
+        self.stop.load(Ordering::Acquire) || Instant::now() >= *self.until.lock()
     }
 
     /// Whether people want to see how far it is.
@@ -52,14 +53,6 @@ impl Moving {
 
 /// What is under way, by request.
 pub(super) type Under = Arc<Mutex<BTreeMap<i64, Moving>>>;
-
-pub(super) fn locked(under: &Under) -> MutexGuard<'_, BTreeMap<i64, Moving>> {
-    open(under)
-}
-
-fn open<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Renews leases; a copy whose lease is gone, or could not be renewed in time, is given up. How far
 /// large files are is told in between.
@@ -73,7 +66,8 @@ pub(super) async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: Cance
             () = tokio::time::sleep(tick) => {}
         }
         let all = at % ticks == 0;
-        let held: Vec<Held> = locked(&under)
+        let held: Vec<Held> = under
+            .lock()
             .iter()
             .filter(|(_, moving)| all || moving.is_watched())
             .map(|(request, moving)| Held {
@@ -97,14 +91,14 @@ async fn renew(queue: &dyn Queue, under: &Under, held: Vec<Held>) {
     let answer = tokio::time::timeout(lease / 4, queue.renew(held.clone())).await;
     let lost: BTreeSet<i64> = match answer.unwrap_or_else(|_| Err("nobody answers".to_owned())) {
         Ok(lost) => lost.into_iter().collect(),
-        Err(error) => return tracing::warn!(error, "leases could not be renewed"),
+        Err(error) => return tracing::warn!(error, "renewing transfer leases failed; retrying"),
     };
-    let under = locked(under);
+    let under = under.lock();
     for one in held {
         let Some(moving) = under.get(&one.request) else { continue };
         match lost.contains(&one.request) {
             true => moving.stop.store(true, Ordering::Release),
-            false => *open(&moving.until) = asked + lease,
+            false => *moving.until.lock() = asked + lease,
         }
     }
 }
@@ -128,7 +122,7 @@ mod tests {
         }
 
         fn renew(&self, _: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
-            let mut answers = self.0.lock().unwrap();
+            let mut answers = self.0.lock();
             let next =
                 if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
             async move {
@@ -179,7 +173,7 @@ mod tests {
             let under: Under = Arc::new(Mutex::new(BTreeMap::from([(1, moving.clone())])));
             let over = CancellationToken::new();
             let is_so = || match fate {
-                Fate::Kept => *open(&moving.until) > first,
+                Fate::Kept => *moving.until.lock() > first,
                 Fate::Lost => moving.stop.load(Ordering::Acquire),
                 Fate::RunsOut => moving.is_over(),
             };

@@ -1,7 +1,7 @@
 //! Transfers: moves files between storage elements and verifies that they arrived.
 //!
 //! A [`worker`] takes jobs with a lease from a [`worker::Queue`]: a catalog in the same process, or
-//! a server over HTTP ([`afar`]). Which requests go first is decided by shares of activities,
+//! a server over HTTP ([`remote_queue`]). Which requests go first is decided by shares of activities,
 //! priorities and limits, and the source by distance and load ([`choose`], pure). It moves each
 //! file ([`copy`]) through the protocols of the two storage elements ([`store`]) to a temporary
 //! name, reads back what arrived, compares checksums and only then gives the file its name. A worker
@@ -9,7 +9,6 @@
 //!
 //! This crate knows no SQL, so that a process without a catalog can move files.
 
-pub mod afar;
 pub mod allowed;
 pub mod choose;
 pub mod copy;
@@ -20,6 +19,7 @@ mod lease;
 mod listed;
 pub mod protocol;
 mod remote;
+pub mod remote_queue;
 mod send;
 pub mod store;
 mod walk;

@@ -1,8 +1,8 @@
-//! What storage elsewhere holds: many objects looked at together, and all of them listed.
+//! Listing S3 buckets and WebDAV folders, and looking at many objects together.
 //!
-//! S3 hands its objects over page by page. WebDAV is asked folder by folder (`PROPFIND` of depth 1:
-//! most services refuse more), and not all services answer that at all; the names of the folders
-//! that are still to be looked into are what is held meanwhile.
+//! S3 lists objects page by page. WebDAV is listed folder by folder (`PROPFIND` of depth 1: most
+//! services refuse more), and some services do not support it. Only the names of the folders that
+//! are still to be listed are held in memory.
 
 use std::ops::ControlFlow;
 

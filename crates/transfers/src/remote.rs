@@ -1,12 +1,12 @@
-//! Storage elsewhere: buckets of S3 and folders of WebDAV.
+//! Remote storage: buckets of S3 and folders of WebDAV.
 //!
-//! Reading and removing go through `object_store`; how files are sent is in [`super::send`], how they
-//! are listed in [`super::listed`].
+//! Reading and removing go through `object_store`; sending files is in [`super::send`], listing them
+//! in [`super::listed`].
 
 use std::collections::HashSet;
 use std::io::Read;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base64::Engine;
@@ -19,6 +19,7 @@ use object_store::client::{HttpClient, HttpConnector};
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
+use parking_lot::Mutex;
 use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Method, StatusCode, Url};
 use tokio::runtime::Runtime;
@@ -325,8 +326,7 @@ impl Inner {
     /// Makes the folder a file goes to on WebDAV, and those that hold it.
     pub(super) fn make_folder(&self, path: &str) -> Result<(), Error> {
         let Way::Dav { url, made } = &self.way else { return Ok(()) };
-        let known =
-            |folder: &str| made.lock().unwrap_or_else(PoisonError::into_inner).contains(folder);
+        let known = |folder: &str| made.lock().contains(folder);
         let Some((folder, _)) = path.rsplit_once('/') else { return Ok(()) };
         let mut missing = vec![folder];
         while let Some(folder) = missing.last().copied().filter(|folder| !known(folder)) {
@@ -346,7 +346,7 @@ impl Inner {
                 }
                 (status, _) => return Err(refused(&what, status, url.as_str())),
             }
-            made.lock().unwrap_or_else(PoisonError::into_inner).insert(folder.to_owned());
+            made.lock().insert(folder.to_owned());
             missing.pop();
         }
         Ok(())
@@ -355,7 +355,7 @@ impl Inner {
     /// A folder that was there is gone: it is looked for again.
     pub(super) fn forget_folders(&self) {
         if let Way::Dav { made, .. } = &self.way {
-            made.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            made.lock().clear();
         }
     }
 }

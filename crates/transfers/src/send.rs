@@ -1,10 +1,10 @@
-//! How a file is sent to storage elsewhere.
+//! Sends a file to S3 or WebDAV.
 //!
 //! `object_store` would hold a whole file in memory to put it on WebDAV, so files are streamed here:
-//! on WebDAV to a temporary name that is the same for every attempt (a new one writes over what a
-//! killed one has left), on S3 to the object itself through a signed address, in one piece up to
-//! what the service takes at once, and in parts beyond. The last piece is held back until the file
-//! is sealed: what is given up half-way, or turns out wrong at its source, never becomes a file.
+//! on WebDAV to a temporary name that is the same for every attempt (a new attempt overwrites what a
+//! killed one has left), on S3 to the object itself through a signed address, in one piece up to the
+//! limit of the service, and in parts beyond. The last piece is held back until the file is sealed: a
+//! copy that is cancelled, or whose source turns out wrong, never becomes a file.
 
 use std::io::Read;
 use std::sync::Arc;

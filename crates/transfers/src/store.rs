@@ -12,7 +12,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::End;
 use super::allowed::{Allowed, Refused};
@@ -281,7 +283,7 @@ impl Access {
             return Ok(Arc::new(Folder::open(protocol, &self.allowed)?));
         }
         let key = format!("{rse} {}", protocol.base());
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = self.opened.lock();
         if let Some(remote) = opened.get(&key) {
             return Ok(Arc::clone(remote) as Arc<dyn Store>);
         }

@@ -1,7 +1,7 @@
-//! A worker: takes files, moves several at once, keeps its leases, tells what became of them.
+//! The transfer worker: takes jobs, copies several files at once, renews its leases, reports outcomes.
 //!
-//! It knows the queue only through [`Queue`]: the catalog of its own process, or a server somewhere
-//! else. Told to stop, it gives up what is under way, which then waits for others again.
+//! It knows the queue only through [`Queue`]: the catalog of its own process, or a server over HTTP. When
+//! it is stopped, it gives back the jobs under way, which then wait for other workers.
 
 #![expect(clippy::disallowed_methods, reason = "leases run on the monotonic clock")]
 
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::copy::copy;
-use super::lease::{Moving, Under, keep_leases, locked};
+use super::lease::{Moving, Under, keep_leases};
 use super::store::{Access, Opened};
 use super::{End, Held, Job, Outcome};
 
@@ -82,7 +82,7 @@ impl Worker {
     pub async fn stop(self) {
         self.stop.cancel();
         if let Err(error) = self.running.await {
-            tracing::error!(%error, "the transfer worker panicked");
+            tracing::error!(%error, "transfer worker panicked");
         }
     }
 }
@@ -135,11 +135,11 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
         // Asked for only when half of them have arrived: not for one at a time. As many may have
         // arrived and not be told of yet.
         let until = Instant::now() + queue.lease();
-        let untold = wanted.saturating_mul(2).saturating_sub(locked(&under).len());
+        let untold = wanted.saturating_mul(2).saturating_sub(under.lock().len());
         let jobs = match wanted.saturating_sub(coming.load(Ordering::Acquire)).min(untold) {
             room if room * 2 < wanted => None,
             room => Some(within(&stop, queue.take(room)).await.unwrap_or_else(|error| {
-                tracing::warn!(error, "no files to move could be had");
+                tracing::warn!(error, "taking transfers from the queue failed; retrying");
                 Vec::new()
             })),
         };
@@ -151,8 +151,8 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
             while jobs.peek().is_some() {
                 let some: Vec<_> = jobs.by_ref().take(together).collect();
                 let new = some.iter().map(|(moving, job)| (job.request, moving.clone()));
-                locked(&under).extend(new);
-                let moving = Several {
+                under.lock().extend(new);
+                let moving = Batch {
                     some,
                     access: Arc::clone(&access),
                     coming: Arc::clone(&coming),
@@ -170,14 +170,14 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
             () = tokio::time::sleep(PATIENCE) => {}
         }
     }
-    for moving in locked(&under).values() {
+    for moving in under.lock().values() {
         moving.stop.store(true, Ordering::Release);
     }
     while copies.join_next().await.is_some() {}
     drop(tell);
     for task in [settling, telling, renewing] {
         if let Err(error) = task.await {
-            tracing::error!(%error, "a part of the transfer worker panicked");
+            tracing::error!(%error, "task of the transfer worker panicked");
         }
     }
 }
@@ -196,14 +196,14 @@ async fn within<T>(
 }
 
 /// Files that one thread moves.
-struct Several {
+struct Batch {
     some: Vec<(Moving, Job)>,
     access: Arc<Access>,
     coming: Arc<AtomicUsize>,
     tell: mpsc::Sender<(Job, Outcome)>,
 }
 
-impl Several {
+impl Batch {
     /// Moves them one after the other when it is their turn, and hands over what became of each.
     async fn run(self, turns: Arc<Semaphore>) {
         let turn = turns.acquire().await;
@@ -217,7 +217,7 @@ impl Several {
             }
         });
         if let Err(error) = moved.await {
-            tracing::error!(%error, "a transfer panicked");
+            tracing::error!(%error, "transfer task panicked");
         }
         drop(turn);
     }
@@ -232,7 +232,7 @@ fn one(opened: &mut Opened<'_>, moving: &Moving, job: &Job) -> Outcome {
         Err(_) => Outcome::of(job, Some("the worker failed".to_owned())),
     };
     if let Some(error) = &outcome.error {
-        tracing::info!(file = %job.did, to = job.destination.rse, error, "a transfer failed");
+        tracing::info!(file = %job.did, to = job.destination.rse, error, "transfer failed");
     }
     outcome
 }
@@ -326,13 +326,16 @@ impl Telling {
             Ok(unwanted) => unwanted.into_iter().collect(),
             Err(error) => {
                 // Their leases run out, and whoever takes them next finds the files there.
-                tracing::warn!(error, "what became of transfers could not be told");
+                tracing::warn!(
+                    error,
+                    "reporting transfer outcomes failed; their leases will expire"
+                );
                 BTreeSet::new()
             }
         };
         for job in &jobs {
             // Until it is told its lease is kept.
-            locked(&self.under).remove(&job.request);
+            self.under.lock().remove(&job.request);
         }
         self.room.notify_one();
         // All else that counts for nothing is the reaper's: here it might be another's by now.
@@ -343,7 +346,7 @@ impl Telling {
                 access.open(rse, protocol).and_then(|store| store.remove(path))
             });
             if let Ok(Err(error)) = removed.await {
-                tracing::warn!(%error, "what was written of a file that is gone could not be removed");
+                tracing::warn!(%error, "removing the copy of a deleted file failed");
             }
         }
     }

@@ -126,7 +126,7 @@ impl Remote for Server {
     }
 }
 
-impl mainstay_transfers::afar::Server for Server {
+impl mainstay_transfers::remote_queue::Server for Server {
     fn post<'a>(
         &'a self,
         path: &'a str,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use mainstay_rules::Settings;
 use mainstay_rules::judge::{Machine, Surroundings};
-use mainstay_rules::queue::Own;
-use mainstay_transfers::afar::Afar;
+use mainstay_rules::queue::CatalogQueue;
+use mainstay_transfers::remote_queue::RemoteQueue;
 use mainstay_transfers::worker::{Queue, Worker};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -64,14 +64,14 @@ impl TransferWorker {
         let allowed = self.bounds.allowed(&FileBounds::default(), &private)?;
         let access = self.keys.access(None, allowed)?;
         let over = CancellationToken::new();
-        let (mut bell, mut afar) = (None, None);
+        let (mut bell, mut remote_queue) = (None, None);
         let queue: Arc<dyn Queue> = match &self.catalog {
             Some(address) => {
                 let catalog = open_catalog(address).await?;
                 // Servers on the same catalog hear of what failed here, and call when there is more.
                 let (attended, until) = (catalog.clone(), over.clone());
                 bell = Some(tokio::spawn(async move { attended.attend(&until).await }));
-                Arc::new(Own {
+                Arc::new(CatalogQueue {
                     catalog,
                     settings: Settings::default(),
                     around: Arc::new(Machine),
@@ -81,8 +81,8 @@ impl TransferWorker {
             }
             None => {
                 let remote = Arc::new(Server(self.connect.client()?));
-                let queue = Arc::new(Afar::new(remote, name.clone(), self.lease));
-                afar = Some(Arc::clone(&queue));
+                let queue = Arc::new(RemoteQueue::new(remote, name.clone(), self.lease));
+                remote_queue = Some(Arc::clone(&queue));
                 queue
             }
         };
@@ -92,8 +92,8 @@ impl TransferWorker {
         let worker = Worker::start(queue, access, self.files);
         anstream::eprintln!("{name} moves files");
         let refused = async {
-            match &afar {
-                Some(afar) => afar.refused().await,
+            match &remote_queue {
+                Some(queue) => queue.refused().await,
                 None => std::future::pending().await,
             }
         };

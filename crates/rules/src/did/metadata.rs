@@ -77,9 +77,9 @@ fn settable(key: &str, value: &Value) -> Result<Value> {
     read.map_or_else(|| wrong(format!("{key} should be {should}")), Ok)
 }
 
-/// What is said of a data identifier.
+/// Metadata as clients send it, checked.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct NewMetadata {
     /// In how many seconds it expires, or never; nothing where that is not said.
     pub lifetime: Option<Option<i64>>,
     /// What is kept as metadata.
@@ -87,7 +87,7 @@ pub struct Said {
 }
 
 /// Reads what is said of a data identifier.
-pub fn read_metadata(meta: &Map<String, Value>) -> Result<Said> {
+pub fn read_metadata(meta: &Map<String, Value>) -> Result<NewMetadata> {
     let lifetime = match meta.get("lifetime") {
         None => None,
         Some(Value::Null) => Some(None),
@@ -97,7 +97,7 @@ pub fn read_metadata(meta: &Map<String, Value>) -> Result<Said> {
     };
     let kept = meta.iter().filter(|(key, _)| *key != "lifetime");
     let kept = kept.map(|(key, value)| Ok((key.clone(), settable(key, value)?)));
-    Ok(Said { lifetime, kept: kept.collect::<Result<_>>()? })
+    Ok(NewMetadata { lifetime, kept: kept.collect::<Result<_>>()? })
 }
 
 /// The metadata of a data identifier.
@@ -120,7 +120,7 @@ pub fn set_metadata(
     meta: &Map<String, Value>,
     now: Micros,
 ) -> Result<()> {
-    let Said { lifetime, kept } = read_metadata(meta)?;
+    let NewMetadata { lifetime, kept } = read_metadata(meta)?;
     if let Some(seconds) = lifetime {
         super::set_lifetime(tx, did, seconds, now)?;
     }

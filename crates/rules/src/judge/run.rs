@@ -91,7 +91,7 @@ impl Judge {
             .catalog
             .write(move |tx| tx.execute("DELETE FROM judges WHERE server = ?1", values![&server]));
         if let Err(error) = gone.await {
-            tracing::debug!(%error, "the others will notice by themselves");
+            tracing::debug!(%error, "removing this server from the list of judges failed; it expires");
         }
     }
 }
@@ -114,8 +114,8 @@ async fn live(
                     catalog.wake(&Daemon::ALL);
                 }
             }
-            Ok(Err(error)) => tracing::warn!(%error, "cannot tell that this server lives"),
-            Err(error) => tracing::error!(%error, "a heartbeat panicked"),
+            Ok(Err(error)) => tracing::warn!(%error, "judge heartbeat failed"),
+            Err(error) => tracing::error!(%error, "judge heartbeat panicked"),
         }
         tokio::select! {
             () = stop.cancelled() => {}
@@ -143,8 +143,12 @@ impl Runner {
             match done {
                 Ok(Ok(done)) if done.more => continue,
                 Ok(Ok(_)) => {}
-                Ok(Err(error)) => tracing::warn!(daemon = ?runner.daemon, %error, "a pass failed"),
-                Err(error) => tracing::error!(daemon = ?runner.daemon, %error, "a pass panicked"),
+                Ok(Err(error)) => {
+                    tracing::warn!(daemon = ?runner.daemon, %error, "judge pass failed")
+                }
+                Err(error) => {
+                    tracing::error!(daemon = ?runner.daemon, %error, "judge pass panicked")
+                }
             }
             tokio::select! {
                 () = stop.cancelled() => {}

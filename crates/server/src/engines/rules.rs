@@ -8,7 +8,7 @@ use mainstay_rucio as rest;
 use mainstay_rules::Settings;
 use mainstay_rules::judge::{Judge, Machine, Managed};
 use mainstay_rules::logins::Logins;
-use mainstay_rules::queue::Own;
+use mainstay_rules::queue::CatalogQueue;
 use mainstay_store::sqlite::lock::Lock;
 use mainstay_transfers::store::Access;
 use mainstay_transfers::worker::{LEASE, Worker};
@@ -131,7 +131,7 @@ impl Mounted {
     /// Starts moving files and judging rules.
     pub(super) fn start(self) -> Running {
         let Self { service, transfer_workers, lock } = self;
-        let own = Own {
+        let own = CatalogQueue {
             catalog: service.catalog.clone(),
             settings: service.settings.clone(),
             around: Arc::clone(&service.around),

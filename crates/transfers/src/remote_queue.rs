@@ -1,4 +1,4 @@
-//! The queue of a server somewhere else, for workers in processes of their own.
+//! The transfer queue of a server, over HTTP, for workers in processes of their own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub trait Server: Send + Sync {
 }
 
 /// A server's queue.
-pub struct Afar {
+pub struct RemoteQueue {
     server: Arc<dyn Server>,
     worker: String,
     lease: Duration,
@@ -31,13 +31,13 @@ pub struct Afar {
     refused: watch::Sender<Option<String>>,
 }
 
-impl std::fmt::Debug for Afar {
+impl std::fmt::Debug for RemoteQueue {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Afar").field("worker", &self.worker).finish_non_exhaustive()
+        formatter.debug_struct("RemoteQueue").field("worker", &self.worker).finish_non_exhaustive()
     }
 }
 
-impl Afar {
+impl RemoteQueue {
     /// The queue of the server that `server` leads to, for a worker that calls itself `worker`; its
     /// leases last whole seconds.
     #[must_use]
@@ -81,7 +81,7 @@ impl Afar {
     }
 }
 
-impl Queue for Afar {
+impl Queue for RemoteQueue {
     fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
         async move { self.ask("take", json!({"most": most}), "jobs").await }.boxed()
     }
@@ -143,10 +143,10 @@ mod tests {
             (0, "", None),
         ] {
             let server = Arc::new(Says(status, body));
-            let afar = Afar::new(server, "w".to_owned(), Duration::from_secs(1));
-            let taken = afar.take(1).now_or_never().unwrap();
+            let queue = RemoteQueue::new(server, "w".to_owned(), Duration::from_secs(1));
+            let taken = queue.take(1).now_or_never().unwrap();
             assert_eq!(taken.is_ok(), status == 200, "{status}: {taken:?}");
-            assert_eq!(afar.refused().now_or_never().as_deref(), vain, "{status}");
+            assert_eq!(queue.refused().now_or_never().as_deref(), vain, "{status}");
         }
     }
 }

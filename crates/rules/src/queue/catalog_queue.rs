@@ -17,7 +17,7 @@ use crate::rule::Settings;
 
 /// The queue of a catalog in this process.
 #[derive(Clone, Debug)]
-pub struct Own {
+pub struct CatalogQueue {
     /// The catalog.
     pub catalog: Catalog,
     /// Numbers that steer transfers.
@@ -30,13 +30,13 @@ pub struct Own {
     pub lease: Duration,
 }
 
-impl Own {
+impl CatalogQueue {
     fn micros(&self) -> Micros {
         Micros::try_from(self.lease.as_micros()).unwrap_or(Micros::MAX)
     }
 }
 
-impl Queue for Own {
+impl Queue for CatalogQueue {
     fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
         async move {
             let (worker, lease, speaks) = (self.worker.clone(), self.micros(), Speaks::Ours);
