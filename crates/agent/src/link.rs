@@ -357,8 +357,20 @@ impl Link {
                 revision,
                 body: Some(from_node::Body::Log(LogChunk { request, data, last })),
             };
-            while let Some(Ok(data)) = pieces.next().await {
-                if outgoing.send(piece(data, false)).await.is_err() {
+            while let Some(read) = pieces.next().await {
+                let message = match read {
+                    Ok(data) => piece(data, false),
+                    Err(error) => {
+                        let message = error.to_string();
+                        let failure = Failure::Failed.into();
+                        let failed = CommandFailed { request, failure, message };
+                        let failed = from_node::Body::Failed(failed);
+                        // A stream that has ended needs no error.
+                        let _ = outgoing.send(FromNode { revision, body: Some(failed) }).await;
+                        return;
+                    }
+                };
+                if outgoing.send(message).await.is_err() {
                     return;
                 }
             }

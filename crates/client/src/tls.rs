@@ -35,11 +35,11 @@ pub enum Error {
 /// Which server certificates are accepted.
 #[derive(Clone, Debug)]
 pub enum Trust {
-    /// Those that one of these authorities signed.
+    /// Certificates that one of these authorities signed.
     Authorities(Vec<CertificateDer<'static>>),
-    /// Those that an authority of the machine's list signed.
+    /// Certificates that an authority of the machine's list signed.
     System,
-    /// All. The caller must compare a fingerprint, or a person must have asked for it.
+    /// Every certificate. The caller must compare a fingerprint, or a person must have asked for it.
     Nothing,
 }
 

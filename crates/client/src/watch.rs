@@ -33,7 +33,7 @@ pub enum EventType {
     Modified,
     /// The object is gone.
     Deleted,
-    /// Nothing changed; the object holds a version to resume from.
+    /// No change; the object holds a version to resume from.
     Bookmark,
     /// The watch failed; the object is a `Status`.
     Error,
@@ -56,14 +56,14 @@ impl EventType {
 /// One change.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Event {
-    /// What happened.
+    /// The kind of change.
     #[serde(rename = "type")]
     pub kind: EventType,
     /// The object after it, or as it last was.
     pub object: Value,
 }
 
-/// What [`Follow::next`] returns.
+/// The result of [`Follow::next`].
 #[derive(Debug)]
 pub enum Change {
     /// The whole list: first, and again when the server no longer had the changes since.

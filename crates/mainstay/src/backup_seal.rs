@@ -11,10 +11,10 @@ use mainstay_store::backup::{self, Source};
 
 use crate::error::Error;
 
-/// How an encrypted file begins.
+/// The first bytes of an encrypted file.
 const MARK: &[u8] = b"age-encryption.org/";
 
-/// How a backup is encrypted.
+/// Flags for encrypting a backup.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Seal {
     /// Encrypt with the passphrase in the first line of this file
@@ -25,7 +25,7 @@ pub(crate) struct Seal {
     recipient: Vec<String>,
 }
 
-/// How an encrypted backup is opened.
+/// Flags for decrypting a backup.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Unseal {
     /// Decrypt with the passphrase in the first line of this file
@@ -36,14 +36,14 @@ pub(crate) struct Unseal {
     identity: Option<PathBuf>,
 }
 
-/// A writer that encrypts, or does not.
+/// A writer that may encrypt.
 pub(crate) enum Sealing<W: Write> {
     Plain(W),
     Sealed(Box<age::stream::StreamWriter<W>>),
 }
 
 impl<W: Write> Sealing<W> {
-    /// Writes what is left.
+    /// Writes the remaining bytes.
     pub(crate) fn finish(self) -> io::Result<()> {
         match self {
             Self::Plain(mut out) => out.flush(),
@@ -85,7 +85,7 @@ impl Seal {
         self.passphrase_file.is_some() || !self.recipient.is_empty()
     }
 
-    /// Whether whoever encrypts can also decrypt, and how.
+    /// The way to decrypt with the same flags, if there is one.
     pub(crate) fn opened_with(&self) -> Option<Unseal> {
         self.recipient
             .is_empty()

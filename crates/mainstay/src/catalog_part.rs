@@ -18,14 +18,14 @@ fn unknown(name: &str) -> PartError {
     PartError::Newer(format!("this version knows no part {name:?}"))
 }
 
-/// Looks at every line of a catalog and keeps none.
+/// Checks every line of a catalog without storing it.
 #[derive(Debug, Default)]
 pub(crate) struct Checking {
     lines: Option<Lines>,
 }
 
 impl Checking {
-    /// How many rows there are, and in how many tables; nothing without a catalog.
+    /// The number of rows and of tables; `None` without a catalog.
     pub(crate) fn counted(&self) -> Option<(u64, usize)> {
         self.lines.as_ref().map(|lines| (lines.rows.values().sum(), lines.rows.len()))
     }
@@ -57,7 +57,7 @@ pub(crate) struct Restoring {
     stop: Stop,
 }
 
-/// After which step a test has a restore break off.
+/// The step after which a test interrupts a restore.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stop(pub(crate) Option<Step>);
 

@@ -1,4 +1,4 @@
-//! The command line as a whole: every command, in the order people meet them.
+//! The command line: all commands, in the order of the help.
 
 use clap::{Args, Parser, Subcommand};
 
@@ -29,7 +29,7 @@ use crate::command::version::Version;
 use crate::command::wait::Wait;
 use crate::command::watch::Watch;
 
-/// Mainstay places stateful things on machines and keeps them there.
+/// Mainstay places volumes, files and sessions on machines and keeps them running.
 #[derive(Debug, Parser)]
 #[command(
     name = "mainstay",
@@ -74,7 +74,7 @@ pub(crate) enum Command {
     Restore(Box<Restore>),
     Store(Box<Store>),
     Bench(Box<Bench>),
-    /// Run a graph scenario, or look into the graph of a node
+    /// Run a graph scenario, or inspect the graph of a node
     #[command(subcommand)]
     Graph(mainstay_graph::cli::GraphCommand),
     Version(Box<Version>),

@@ -1,4 +1,4 @@
-//! Which server a command speaks to, from flags, environment and kubeconfig files.
+//! Chooses the server of a command from flags, environment and kubeconfig files.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::duration;
 use crate::error::Error;
 use crate::paths;
 
-/// Flags of every command that speaks to a server.
+/// Flags of every command that connects to a server.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct Connect {
-    /// Kubeconfig file(s), separated by `:`; by default the one in Mainstay's own data folder
+    /// Kubeconfig file(s), separated by `:`; by default the one in the data folder of Mainstay
     #[arg(long, value_name = "FILE", env = "KUBECONFIG", hide_env_values = true)]
     pub(crate) kubeconfig: Option<String>,
     /// Context of the kubeconfig to use
@@ -27,7 +27,7 @@ pub(crate) struct Connect {
     /// Bearer token to log in with, instead of the kubeconfig's user
     #[arg(long, env = "MAINSTAY_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
-    /// Take any server certificate (insecure)
+    /// Accept any server certificate (insecure)
     #[arg(long)]
     pub(crate) insecure_skip_tls_verify: bool,
     /// How long one request may take
@@ -36,7 +36,7 @@ pub(crate) struct Connect {
 }
 
 impl Connect {
-    /// A client for the chosen server. Nothing is sent yet.
+    /// A client for the chosen server. It sends no request yet.
     pub(crate) fn client(&self) -> Result<Client, Error> {
         Ok(Client::new(self.target()?, self.request_timeout)?)
     }

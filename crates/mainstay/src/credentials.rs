@@ -1,5 +1,5 @@
-//! Storage that a command may touch: the keys to it (a TOML file with a table for each RSE), and the
-//! roots and endpoints its operator allows.
+//! Access to storage: the credentials (a TOML file with a table for each RSE), and the folders and
+//! endpoints that the operator allows.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use mainstay_transfers::store::Access;
 
 use crate::error::Error;
 
-/// Where the keys to storage are.
+/// The flag that names the file of storage credentials.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Keys {
-    /// Read the keys to S3 and WebDAV from this TOML file: a table for each RSE, with endpoint, the
+    /// Read the credentials for S3 and WebDAV from this TOML file: a table for each RSE, with endpoint, the
     /// only server they are sent to, and access-key and secret-key, or user and password, or token
     #[arg(long, value_name = "FILE", env = "MAINSTAY_CREDENTIALS")]
     credentials: Option<PathBuf>,
 }
 
 impl Keys {
-    /// The way into allowed storage with these keys, or with those of another file where none is
-    /// named.
+    /// Access to the allowed storage with these credentials, or with those of `other` if the flag is
+    /// not given.
     pub(crate) fn access(
         &self,
         otherwise: Option<&Path>,
@@ -33,27 +33,27 @@ impl Keys {
         Ok(Arc::new(Access::new(credentials, allowed)))
     }
 
-    /// The file of keys.
+    /// The file of credentials.
     pub(crate) fn file<'a>(&'a self, otherwise: Option<&'a Path>) -> Option<&'a Path> {
         self.credentials.as_deref().or(otherwise)
     }
 }
 
-/// Which storage may be touched.
+/// The storage that may be used.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Bounds {
     /// Use folders of `file` storage elements below DIR only; may be given several times. Without it
     /// no folder is read, written or deleted
     #[arg(long, value_name = "DIR")]
     storage_root: Vec<PathBuf>,
-    /// Speak to this S3 or WebDAV endpoint only; may be given several times. Without it all are
-    /// allowed but loopback, link-local, metadata and multicast addresses
+    /// Connect to this S3 or WebDAV endpoint only; may be given several times. Without it all are
+    /// allowed except loopback, link-local, metadata and multicast addresses
     #[arg(long, value_name = "HOST[:PORT]")]
     storage_endpoint: Vec<String>,
 }
 
 impl Bounds {
-    /// What is allowed by the flags, or else by the configuration file. Roots neither lie inside nor
+    /// The storage that the flags allow, or else the configuration file. Roots neither lie inside nor
     /// contain one of the `private` places.
     pub(crate) fn allowed(
         &self,
@@ -71,7 +71,7 @@ impl Bounds {
     }
 }
 
-/// The same in the configuration file.
+/// [`Bounds`] in the configuration file.
 #[derive(Debug, Default)]
 pub(crate) struct FileBounds {
     pub(crate) storage_root: Vec<PathBuf>,
@@ -105,7 +105,7 @@ fn read(file: &Path) -> Result<Credentials, Error> {
 }
 
 fn parse(text: &str) -> Result<Credentials, String> {
-    // What toml says of an error quotes the line, which may hold a secret.
+    // The message of the toml crate quotes the line, which may hold a secret.
     let credentials: Credentials =
         toml::from_str(text).map_err(|error| error.message().to_owned())?;
     for (rse, credential) in &credentials {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_read_by_rse_and_errors_quote_none() {
+    fn credentials_are_read_by_rse_and_errors_do_not_quote_them() {
         let found = parse(
             "[SITE-A]\nendpoint = \"s3://a\"\naccess-key = \"a\"\nsecret-key = \"hush\"\n\
              [SITE-B]\nendpoint = \"davs://b:1\"\nuser = \"u\"\npassword = \"hush\"\n",

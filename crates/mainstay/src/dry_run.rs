@@ -1,4 +1,4 @@
-//! `--dry-run`: everything is checked, nothing is written.
+//! `--dry-run`: the server checks a request without storing its result.
 
 use clap::{Args, ValueEnum};
 
@@ -10,7 +10,7 @@ enum Where {
     Server,
 }
 
-/// Whether to write at all.
+/// Whether changes are stored.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DryRun {
     /// Let the server check everything, but change nothing
@@ -31,12 +31,12 @@ impl DryRun {
         self.dry_run == Where::Server
     }
 
-    /// What a request says about it.
+    /// The query parameter of a request.
     pub(crate) fn query(&self) -> &'static str {
         if self.is_on() { "dryRun=All" } else { "" }
     }
 
-    /// What the person is told after what happened.
+    /// The text that is added to the output.
     pub(crate) fn note(&self) -> &'static str {
         if self.is_on() { " (dry run)" } else { "" }
     }

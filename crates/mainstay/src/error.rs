@@ -1,4 +1,4 @@
-//! The errors of the command line, and the exit code each means.
+//! The errors of the command line, with their exit codes.
 //!
 //! 0 is success, 1 a negative finding (nothing found, refused, timed out, no connection), 2 bad
 //! usage or input.
@@ -12,10 +12,10 @@ use crate::{bench, client, jsonpath, manifest};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The person asked for something that cannot be.
+    /// The command line is wrong.
     #[error("{0}")]
     Usage(String),
-    /// The question was fine; the answer is no.
+    /// The command is valid, but its result is negative.
     #[error("{0}")]
     Negative(String),
     #[error(transparent)]
@@ -42,7 +42,7 @@ pub(crate) enum Error {
     Open(#[from] location::Error),
     #[error(transparent)]
     Store(#[from] objects::Error),
-    /// What was wrong with one of several documents.
+    /// An error in one of several documents.
     #[error("{place}: {source}")]
     Document { place: String, source: Box<Self> },
     #[error("{what}")]
@@ -60,7 +60,7 @@ impl Error {
         Self::Negative(text.into())
     }
 
-    /// Says which document an error is about.
+    /// Adds the document in which the error occurred.
     pub(crate) fn within(self, place: String) -> Self {
         let source = Box::new(self);
         Self::Document { place, source }
@@ -85,13 +85,13 @@ impl Error {
         }
     }
 
-    /// The reader of our output has gone away, which is its right.
+    /// The reader of the output closed the pipe, which is not a failure.
     pub(crate) fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(source) | Self::Rules(mainstay_rules::cli::Error::Output(source))
             if source.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// Tells the person, with every cause.
+    /// Prints the error with all its causes to stderr.
     pub(crate) fn tell(&self) {
         let text = with_causes(self);
         anstream::eprintln!("\x1b[1;31merror:\x1b[0m {text}");
@@ -116,14 +116,14 @@ pub(crate) fn with_causes(error: &Error) -> String {
     text
 }
 
-/// Several things were tried; each failure has been told, the worst decides the exit code.
+/// The failures of several steps: each is printed at once, the worst decides the exit code.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     worst: u8,
 }
 
 impl Failures {
-    /// Tells a failure and goes on; a reader that has gone away ends everything.
+    /// Prints a failure and goes on. A closed pipe is returned as an error.
     pub(crate) fn note<T>(&mut self, result: Result<T, Error>) -> Result<Option<T>, Error> {
         match result {
             Ok(value) => Ok(Some(value)),

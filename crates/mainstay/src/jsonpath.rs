@@ -39,7 +39,7 @@ impl JsonPath {
             .map_err(|why| Error::Parse { expression: expression.to_owned(), why })
     }
 
-    /// Everything in `value` that the expression names, in order.
+    /// All parts of `value` that the expression selects, in order.
     pub(crate) fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         find(&self.steps, value)
     }
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions_find_what_they_name() {
+    fn expressions_select_values() {
         let value = json!({
             "metadata": {"name": "a", "labels": {"x.y/z": "1"}},
             "status": {"phase": "Ready", "count": 3, "conditions": [
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_read_is_refused() {
+    fn unsupported_expressions_are_errors() {
         for expression in ["{.a", "{.a[}", "{..a}", "{.a[?(@.b)]}", "{.a[?(b=='c')]}", "{.a[b]}"] {
             assert!(JsonPath::parse(expression).is_err(), "{expression}");
         }

@@ -1,4 +1,4 @@
-//! Reading manifests: files, folders, stdin; YAML or JSON; any number of documents in each.
+//! Reads manifests from files, folders and stdin: YAML or JSON, any number of documents each.
 
 use std::fs;
 use std::io::Read;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-/// What is wrong with a manifest. All of them are the person's to mend.
+/// Why a manifest cannot be used. Correct the manifest.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("cannot read {place}")]
@@ -25,7 +25,7 @@ pub(crate) enum Error {
     EmptyFolder { place: String },
 }
 
-/// One object as it was written down.
+/// One object of a manifest.
 #[derive(Debug, Clone)]
 pub(crate) struct Document {
     /// Where it was read: `file.yaml` or `stdin`.
@@ -54,7 +54,7 @@ impl Document {
     }
 }
 
-/// Reads everything the paths name; `-` is stdin, folders are read to their depths, in order.
+/// Reads everything the paths name; `-` is stdin, folders are read recursively, in order of names.
 pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<Document>, Error> {
     let mut documents = Vec::new();
     for path in paths {
@@ -107,7 +107,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// The documents of one text. Lists are taken apart; empty documents are passed over.
+/// The documents of one text. Lists are split into their items; empty documents are skipped.
 pub(crate) fn parse(place: &str, text: &str) -> Result<Vec<Document>, Error> {
     let mut documents = Vec::new();
     for (index, value) in values(place, text)?.into_iter().enumerate() {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn many_documents_in_many_forms() {
+    fn documents_are_read_from_yaml_json_and_lists() {
         let one = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n";
         let json = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"b"}}"#;
         let list = format!(r#"{{"apiVersion":"v1","kind":"List","items":[{json},{json}]}}"#);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn errors_name_the_missing_field() {
         for (text, expected) in [
             ("kind: ConfigMap", "no apiVersion"),
             ("apiVersion: v1", "no kind"),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_read_to_their_depths() {
+    fn folders_are_read_recursively() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("deep")).unwrap();
         for name in ["b.yaml", "deep/a.json", "note.txt"] {

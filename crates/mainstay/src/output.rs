@@ -1,4 +1,4 @@
-//! What goes to stdout: tables for people, JSON and YAML for programs.
+//! Writes to stdout: tables for people, JSON and YAML for programs.
 //!
 //! Text that came from a server is cleaned of control characters before a terminal sees it.
 
@@ -23,7 +23,7 @@ pub(crate) enum Format {
     Name,
 }
 
-/// Writes text to stdout, colours removed where they are not wanted, and flushes.
+/// Writes text to stdout, without colours if stdout is not a terminal, and flushes.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -34,7 +34,7 @@ pub(crate) fn print_line(text: &str) -> io::Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// JSON as people like to read it, with a line end.
+/// Indented JSON that ends with a line break.
 pub(crate) fn json(value: &Value) -> String {
     format!("{value:#}\n")
 }
@@ -75,7 +75,7 @@ fn yaml_block(value: &Value, indent: usize, text: &mut String) {
     }
 }
 
-/// What follows a `key:` or a `-`.
+/// The value after a `key:` or a `-`.
 fn yaml_under(value: &Value, indent: usize, item: bool, text: &mut String) {
     match value {
         Value::Object(map) if !map.is_empty() && item => {
@@ -228,7 +228,7 @@ impl Table {
     }
 }
 
-/// A cell's value as one line of text, without anything a terminal would obey.
+/// A cell's value as one line of text, without terminal control sequences.
 pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "<none>".to_owned(),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_looks_as_people_write_it() {
+    fn yaml_has_the_usual_layout() {
         let value = json!({"kind": "ConfigMap", "data": {"a": "1", "b": "x\ny\n"}, "list": [{"a": 1, "b": [2]}, "c"], "none": {}});
         assert_eq!(
             yaml(&value),

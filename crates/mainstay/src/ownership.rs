@@ -1,16 +1,15 @@
-//! Who holds which fields of an object, as far as a client must know: taking over what was applied
-//! from the client's side before.
+//! Migrates field ownership from client-side apply to server-side apply.
 //!
 //! Client-side apply (ours of earlier versions, and plain `kubectl apply`) is an update for the
-//! server, which therefore knows its fields as held by a party that *updates*. Were that left so,
-//! our own earlier fields would stand in our way as conflicts, and would stay for ever once the
-//! manifest no longer has them. [`taken_over`] makes them fields of a party that *applies*. Pure.
+//! server, which therefore records its fields as owned by a manager that *updates*. Without migration
+//! these fields would conflict with our own server-side apply, and would stay for ever after they are
+//! removed from the manifest. [`taken_over`] makes a manager that *applies* their owner. Pure.
 
 use serde_json::{Map, Value, json};
 
-/// Where client-side apply keeps what was applied last.
+/// The annotation in which client-side apply stores the last applied configuration.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// How `kubectl apply` without `--server-side` calls itself.
+/// The manager name of `kubectl apply` without `--server-side`.
 const CLIENT_SIDE: &str = "kubectl-client-side-apply";
 
 /// Which part of an object a party writes.
@@ -29,15 +28,15 @@ impl Part {
     }
 }
 
-/// The parties whose fields `manager` should take over, by their names.
+/// The names of the managers whose fields `manager` should take over.
 pub(crate) fn predecessors(object: &Value, manager: &str, part: Part) -> Vec<String> {
     let entries = entries(object).iter();
     let earlier = entries.filter(|entry| is_predecessor(entry, manager, part));
     earlier.map(|entry| text(entry, "manager").to_owned()).collect()
 }
 
-/// The object's `managedFields` after `manager` took over what its predecessors hold; `None` if
-/// there is nothing to take over.
+/// The object's `managedFields` after `manager` took over the fields of its predecessors; `None` if
+/// they own none.
 pub(crate) fn taken_over(object: &Value, manager: &str, part: Part) -> Option<Value> {
     let (mut theirs, mut rest) = (Vec::new(), Vec::new());
     for entry in entries(object) {
@@ -82,8 +81,8 @@ fn is_predecessor(entry: &Value, manager: &str, part: Part) -> bool {
     }
 }
 
-/// The fields of both, as `FieldsV1` writes them: an empty map is a field itself, `.` says so
-/// where there are fields below it too.
+/// The fields of both, as `FieldsV1` writes them: an empty map is a field itself, marked
+/// with `.` if it has fields below it too.
 fn union(one: &Value, other: &Value) -> Value {
     let (Some(one), Some(other)) = (one.as_object(), other.as_object()) else {
         return if one.is_object() { one.clone() } else { other.clone() };
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_applied_from_the_clients_side_is_taken_over() {
+    fn fields_of_client_side_apply_are_taken_over() {
         let earlier = entry(
             "mainstay",
             "Update",
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_applied_already_stays_ours() {
+    fn fields_that_were_applied_already_stay_owned() {
         let ours = entry("mainstay", "Apply", "", json!({"f:data": {"f:a": {}, "f:m": {}}}));
         let theirs = entry(
             "kubectl-client-side-apply",

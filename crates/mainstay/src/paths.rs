@@ -1,4 +1,4 @@
-//! Where Mainstay keeps its data when nobody says otherwise.
+//! The default data folder.
 
 use std::env;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_word_wins() {
+    fn the_most_similar_name_is_suggested_first() {
         let cases = [
             ("MAINSTAY_DATA_DIR=/a HOME=/h", Some("/a")),
             ("XDG_DATA_HOME=/x HOME=/h", Some("/x/mainstay")),

@@ -1,4 +1,4 @@
-//! What a command is about: `TYPE[,TYPE] [NAME…]`, `TYPE/NAME…`, namespaces and selectors.
+//! The objects that a command is for: `TYPE[,TYPE] [NAME…]`, `TYPE/NAME…`, namespaces and selectors.
 
 use clap::Args;
 
@@ -10,7 +10,7 @@ use crate::error::Error;
 /// `-n`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Scope {
-    /// Namespace to look in (the kubeconfig's own when not given)
+    /// Namespace of the objects [default: that of the kubeconfig's context]
     #[arg(short, long, value_name = "NAME", env = "MAINSTAY_NAMESPACE")]
     pub(crate) namespace: Option<String>,
 }
@@ -24,10 +24,10 @@ impl Scope {
 /// `-l` and `--field-selector`.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Selectors {
-    /// Only objects with these labels (`app=web,tier!=db`, `env in (a,b)`, `!old`)
+    /// Select objects by labels (`app=web,tier!=db`, `env in (a,b)`, `!old`)
     #[arg(short = 'l', long = "selector", value_name = "SELECTOR")]
     pub(crate) labels: Option<String>,
-    /// Only objects with these field values (`metadata.name=x,status.phase!=Active`)
+    /// Select objects by field values (`metadata.name=x,status.phase!=Active`)
     #[arg(long = "field-selector", value_name = "SELECTOR")]
     pub(crate) fields: Option<String>,
 }
@@ -68,7 +68,7 @@ pub(crate) fn wanted(discovery: &Discovery, arguments: &[String]) -> Result<Vec<
         return pairs(discovery, arguments);
     }
     let Some((types, names)) = arguments.split_first() else {
-        return Err(Error::usage("say which type: `mainstay get TYPE [NAME…]`"));
+        return Err(Error::usage("name a type: `mainstay get TYPE [NAME…]`"));
     };
     let mut wanted: Vec<Wanted> = Vec::new();
     for name in types.split(',').filter(|name| !name.is_empty()) {
@@ -79,7 +79,7 @@ pub(crate) fn wanted(discovery: &Discovery, arguments: &[String]) -> Result<Vec<
         }
     }
     if wanted.is_empty() {
-        return Err(Error::usage(format!("{types:?} names no type")));
+        return Err(Error::usage(format!("{types:?} does not name a type")));
     }
     Ok(wanted)
 }

@@ -3,6 +3,7 @@
 use http::StatusCode;
 use serde_json::json;
 
+use crate::build_info::BuildInfo;
 use crate::gate::Pool;
 use crate::metrics::Levels;
 use crate::readiness::{Outcome, Readiness};
@@ -49,14 +50,14 @@ fn checks(name: &str, outcomes: &[Outcome], verbose: bool) -> Reply {
 
 /// `/version`.
 pub(crate) fn version() -> Reply {
-    let version = env!("CARGO_PKG_VERSION");
+    let (version, build) = (env!("CARGO_PKG_VERSION"), BuildInfo::get());
     let body = json!({
         "major": "1",
         "minor": MINOR,
         "gitVersion": format!("v1.{MINOR}.0+mainstay-{version}"),
-        "gitCommit": "",
+        "gitCommit": build.commit,
         "gitTreeState": "",
-        "buildDate": "1970-01-01T00:00:00Z",
+        "buildDate": build.date_text(),
         "goVersion": "",
         "compiler": "rustc",
         "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),

@@ -13,6 +13,7 @@ pub mod audit;
 mod authority_api;
 pub mod authorize;
 mod body;
+pub mod build_info;
 mod certificates;
 mod connection;
 mod cursor;

@@ -5,7 +5,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::watch::{Change, EventType, Follow};
 
-/// What a scripted server does after an answer.
+/// The next step of a scripted server after an answer.
 #[derive(Clone, Copy)]
 enum Then {
     Keep,

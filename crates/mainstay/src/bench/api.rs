@@ -26,7 +26,7 @@ const EVENT_PERIOD: Duration = Duration::from_millis(10);
 /// How many writes of the watch case may be under way at once.
 const WRITERS: usize = 16;
 
-/// Create, get, list, update, apply and watch ConfigMaps, and say how fast it was
+/// Create, get, list, update, apply and watch ConfigMaps, and report the speed
 ///
 /// Starts servers of its own, one for each backend, unless one is named with --kubeconfig or
 /// --server.
@@ -39,7 +39,7 @@ pub(crate) struct Api {
     /// Backends to measure: sqlite, memory, or any --store URL
     #[arg(long, value_delimiter = ',', default_value = "sqlite,memory", value_name = "LIST")]
     store: Vec<String>,
-    /// Connections that ask at once
+    /// Concurrent connections
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
     connections: u16,
     /// Objects to create
@@ -54,7 +54,7 @@ pub(crate) struct Api {
     /// How long each timed case lasts
     #[arg(long, default_value = "5s", value_name = "TIME", value_parser = duration::parse)]
     time: Duration,
-    /// Measure these alone; objects are created in any case
+    /// Measure only these cases; objects are always created
     #[arg(long, value_enum, value_delimiter = ',', value_name = "CASES")]
     only: Vec<Case>,
     /// Output format
@@ -148,7 +148,7 @@ impl Api {
     }
 }
 
-/// What is measured, in this order.
+/// The cases, in the order in which they are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Case {
     /// New objects
@@ -196,7 +196,7 @@ impl Case {
     }
 }
 
-/// What one connection brought home.
+/// The result of one connection.
 type Work = Result<(usize, Vec<u32>), Error>;
 
 struct Load<'a> {
@@ -225,7 +225,7 @@ fn configmap(name: &str, mark: &str, size: usize) -> String {
     body(&"x".repeat(filler))
 }
 
-/// A cheap, repeatable choice.
+/// A cheap, repeatable pseudo-random choice.
 fn next_random(state: &mut u64) -> usize {
     *state ^= *state << 13;
     *state ^= *state >> 7;

@@ -1,4 +1,5 @@
-//! `mainstay bench disks`: what the agent adds to bare mkfs and mount, and what many disks cost.
+//! `mainstay bench disks`: the overhead of the agent over bare mkfs and mount, and the cost of many
+//! disks.
 //!
 //! The first part makes real loop devices (as root), formats and mounts them with nothing but the
 //! programs, then gives as many blank ones to a server and an agent, each a process of its own, and
@@ -46,7 +47,7 @@ pub(crate) struct Disks {
     /// Simulated disks
     #[arg(long, default_value_t = 1000, value_name = "N")]
     simulated: usize,
-    /// Look after simulated disks in this process, with the server of this kubeconfig
+    /// Manage simulated disks in this process, with the server of this kubeconfig
     #[arg(long, value_name = "FILE", hide = true)]
     alone: Option<PathBuf>,
     /// Output format
@@ -95,8 +96,7 @@ impl Disks {
     }
 
     async fn real(&self) -> Result<Vec<Row>, CommandError> {
-        // Everything that is made here goes at the end: inodes that were freed a moment ago make new
-        // files slow.
+        // Delete everything at the end only: recently freed inodes make creating files slow.
         let folder = tempfile::tempdir().map_err(Error::Start)?;
         let yard = |name| Yard::new(folder.path(), name, self.disks, self.size);
         let before = yard("before").await?.bare().await?;
@@ -133,7 +133,7 @@ fn read(row: &Value) -> Row {
     read
 }
 
-/// Loop devices that go with this.
+/// Loop devices. Dropping this removes them.
 struct Yard {
     folder: PathBuf,
     devices: Vec<String>,
@@ -144,7 +144,7 @@ impl Drop for Yard {
         let run = |program: &str, argument: &str| {
             let mut command = std::process::Command::new(program);
             command.args(if program == "losetup" { &["--detach"][..] } else { &[] }).arg(argument);
-            // What is gone already need not be taken away.
+            // An error means that it is gone already.
             let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
         };
         for device in &self.devices {
@@ -169,7 +169,7 @@ impl Yard {
             let device = run("losetup", &["--find", "--show", &image]).await?;
             yard.devices.push(device);
         }
-        // What was written before is not written back while something is measured.
+        // Flush earlier writes, so that they are not written back during the measurement.
         run("sync", &[]).await?;
         Ok(yard)
     }
@@ -195,7 +195,7 @@ impl Yard {
         Ok(start.elapsed())
     }
 
-    /// A server and an agent; from the moment the disks are asked for until all are Provisioned.
+    /// A server and an agent; from the request for the disks until all are Provisioned.
     async fn with_agent(&self) -> Result<Duration, CommandError> {
         let server = ServerProcess::start("").await?;
         let target = Kubeconfig::load(&[server.kubeconfig()])
@@ -224,7 +224,7 @@ impl Yard {
         let start = Instant::now();
         let path = "/api/v1/namespaces/mainstay-system/configmaps";
         client.json(Call::send(http::Method::POST, path, JSON, &map)).await?;
-        // What this look costs is not the agent's: only disks that are there are told of.
+        // The server sends only disks that exist, so that this check adds little to the measured cost.
         let there = "fieldSelector=status.provisionPhase%3DProvisioned";
         self.until(&client, there, |disk| disk["status"]["provisionPhase"] == "Provisioned")
             .await?;

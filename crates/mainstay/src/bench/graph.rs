@@ -1,4 +1,4 @@
-//! `mainstay bench graph`: the transaction engine by itself, on descriptors that do nothing.
+//! `mainstay bench graph`: the transaction engine alone, with descriptors that do no work.
 
 use clap::Args;
 use mainstay_graph::bench;

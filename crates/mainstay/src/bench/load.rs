@@ -1,4 +1,4 @@
-//! The load generator: as little work as can be between a request and the next.
+//! The load generator: does as little work as possible between two requests.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(super) struct Connection {
     decoded: Vec<u8>,
 }
 
-/// Where a request begins, so that only paths and bodies are made for each.
+/// The constant part of requests, so that only paths and bodies are made for each.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
     prefix: String,
@@ -37,8 +37,8 @@ impl Template {
         }
     }
 
-    /// A request with its body: an object, or for PATCH a configuration to be applied. It says who
-    /// asks, as every client does: who writes is noted field by field.
+    /// A request with its body: an object, or for PATCH a configuration to be applied. It has a
+    /// user agent like every client, because the server records the writer of each field.
     pub(super) fn request(&self, method: &str, path: &str, body: &str) -> Vec<u8> {
         let Self { prefix, host, authorization } = self;
         let content = match body {
@@ -231,7 +231,7 @@ fn refused(code: u16, request: &[u8], body: &[u8]) -> Error {
     Error::Refused { code, request: text(line), body: text(body) }
 }
 
-/// What marks the time of sending inside an object.
+/// The prefix of the time of sending inside an object.
 pub(super) const STAMP: &str = "\"sent\":\"";
 const STAMP_DIGITS: usize = 16;
 
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_are_read() {
+    fn response_heads_are_parsed() {
         let known = b"HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\n{}";
         let expected = Head { code: 201, end: known.len() - 2, length: Length::Known(2) };
         assert_eq!(head(known).unwrap(), Some(expected));

@@ -1,7 +1,7 @@
-//! `mainstay bench`: measures what the house promises, on this machine, in a closed loop.
+//! `mainstay bench`: measures speed and memory on this machine, in a closed loop.
 //!
 //! The load generator shares the machine with the server, so it must be cheap: requests are built
-//! ahead, answers are looked at only as far as needed ([`load`]). Enter at [`Bench::run`].
+//! ahead, answers are parsed only as far as needed ([`load`]). Enter at [`Bench::run`].
 
 #![expect(clippy::disallowed_methods, reason = "benchmarks measure real time")]
 

@@ -1,4 +1,4 @@
-//! What was measured: rows for programs, a table for people.
+//! The results: rows for programs, a table for people.
 
 use std::borrow::Cow;
 
@@ -60,7 +60,7 @@ fn rounded(value: f64) -> f64 {
     (value * scale).round() / scale
 }
 
-/// How the rows are shown.
+/// The output formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub(crate) enum Format {
     /// A table

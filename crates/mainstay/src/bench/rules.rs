@@ -15,7 +15,7 @@ use crate::command::plan::Shape;
 use crate::error::Error;
 use crate::output;
 
-/// Add, evaluate, transfer, delete and register on a catalog, and say how fast it was
+/// Add, evaluate, transfer, delete and register on a catalog, and report the speed
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay bench rules                                   both databases, empty catalogs
@@ -26,10 +26,10 @@ use crate::output;
 PostgreSQL is started for the measurement, with fsync on and 1 GB of shared buffers; its programs
 must be on this machine. --catalog measures one that is there.")]
 pub(crate) struct Rules {
-    /// Which database
+    /// The database to measure
     #[arg(long, value_enum, default_value_t)]
     backend: Backend,
-    /// Measure this catalog instead of a new one; it is filled with what is measured
+    /// Measure this catalog instead of a new one; the benchmark fills it with data
     #[arg(long, value_name = "URL")]
     catalog: Option<String>,
     /// Replicas in the catalog before anything is measured
@@ -38,20 +38,20 @@ pub(crate) struct Rules {
     /// Files of the one very large rule; 0 leaves it out
     #[arg(long, default_value_t = 0, value_name = "N")]
     huge: u64,
-    /// Sessions that ask for single operations at once
+    /// Concurrent sessions for single operations
     #[arg(long, default_value_t = 4, value_name = "N")]
     sessions: usize,
-    /// Measure a server over HTTP and with real files instead: Rucio's own client, small questions,
-    /// a large list, and files that move
+    /// Measure a server over HTTP and with real files instead: Rucio's own client, small requests,
+    /// a large list, and file transfers
     #[arg(long)]
     rest: bool,
     /// With --rest: replicas in the list
     #[arg(long, default_value_t = 1_000_000, value_name = "N")]
     replicas: u64,
-    /// With --rest: files of 100 kB that move
+    /// With --rest: files of 100 kB to transfer
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     files: u64,
-    /// Only cases whose name holds this
+    /// Measure only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Output format
@@ -116,7 +116,7 @@ impl Rules {
     }
 }
 
-/// A PostgreSQL of its own, as one would be run.
+/// A separate PostgreSQL with production settings.
 fn postgres() -> Result<PrivatePostgres, Error> {
     let server = PrivatePostgres::start(&["shared_buffers=1GB", "max_wal_size=4GB"])
         .map_err(Error::negative)?;

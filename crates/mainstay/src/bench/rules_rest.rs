@@ -1,6 +1,6 @@
 //! `mainstay bench rules --rest`: a server on a catalog, over HTTP and with real files.
 //!
-//! Rucio's own client adds rules; this program asks for a ping and for a rule, lists all replicas of
+//! Rucio's own client adds rules; this program requests a ping and a rule, lists all replicas of
 //! a large dataset, and lets the server move small files from one folder to another, which is
 //! compared with `cp -r` of the same files before and after.
 
@@ -25,24 +25,24 @@ use crate::error::Error as CommandError;
 use mainstay_client::Dialer;
 use mainstay_server::engines::SURFACE;
 
-/// How large it all is.
+/// The sizes of the cases.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) replicas: u64,
     pub(super) files: u64,
 }
 
-/// How large each file is that is moved.
+/// The size of each transferred file.
 const FILE: usize = 100_000;
 
-/// How often a small question is asked.
+/// How many small requests are sent.
 const ASKED: usize = 2_000;
 
 /// How long a server may take to stream a list.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
-/// What Rucio's own client does: rules for two copies of a thousand new files each. Tells how long
-/// each took, in seconds.
+/// The script for Rucio's own client: rules for two copies of a thousand new files each. It prints
+/// the seconds that each took.
 const STOCK: &str = r#"
 import json, time
 from rucio.client.client import Client
@@ -81,7 +81,7 @@ async fn python() -> Option<PathBuf> {
     None
 }
 
-/// One server, and the ways to it.
+/// One server, and the clients for it.
 struct Measuring {
     server: ServerProcess,
     backend: &'static str,
@@ -90,7 +90,7 @@ struct Measuring {
     template: Template,
 }
 
-/// Measures a server on a catalog that nobody else uses.
+/// Measures a server on a catalog of its own.
 pub(super) async fn measure(
     address: &str,
     backend: &'static str,
@@ -164,7 +164,7 @@ impl Measuring {
         row
     }
 
-    /// Asks the same again and again on one connection.
+    /// Repeats one request on one connection.
     async fn ask(&self, case: &'static str, path: &str) -> Result<Row, Error> {
         let mut connection = Connection::open(&self.dialer).await?;
         let request = self.template.request("GET", &format!("{SURFACE}{path}"), "");
@@ -180,7 +180,7 @@ impl Measuring {
         Ok(self.told(row.latencies(each)))
     }
 
-    /// Lists all replicas of a dataset, and sees how large the server becomes meanwhile.
+    /// Lists all replicas of a dataset, and measures the peak memory of the server meanwhile.
     async fn list(&self, dataset: &Did, number: u64) -> Result<Row, CommandError> {
         let body = json!({"dids": [{"scope": dataset.scope, "name": dataset.name}]});
         let call = Call::send(Method::POST, format!("{SURFACE}/replicas/list"), JSON, &body);
@@ -233,8 +233,8 @@ impl Measuring {
         made.map(str::to_owned).ok_or_else(|| CommandError::negative("no rule was made"))
     }
 
-    /// Waits until every file is where a rule wants it. The longer it takes, the rarer it is asked:
-    /// asking takes time from those who move files.
+    /// Waits until every file is where a rule wants it. The interval between checks
+    /// grows, because checks slow the transfers down.
     async fn applied(&self, rule: &str) -> Result<(), CommandError> {
         let start = Instant::now();
         loop {
@@ -275,8 +275,8 @@ impl Measuring {
     }
 }
 
-/// Copies all files as people do; says how long it took. What was copied stays until all is over:
-/// where many files were removed a moment ago, new ones take several times as long.
+/// Copies all files with `cp -r`; returns the seconds it took. The copies are deleted at the very end:
+/// shortly after many files were deleted, creating files takes several times as long.
 async fn copied(disk: &Path, name: &str) -> Result<f64, CommandError> {
     written(disk).await?;
     let (from, to) = (disk.join("from"), disk.join(name));
@@ -289,7 +289,7 @@ async fn copied(disk: &Path, name: &str) -> Result<f64, CommandError> {
     }
 }
 
-/// Waits until the disk has all that was written before: whoever comes next does not pay for it.
+/// Waits until all earlier writes are on disk, so that they do not slow the next case down.
 async fn written(disk: &Path) -> Result<(), CommandError> {
     let synced = Command::new("sync").arg("-f").arg(disk).status().await;
     synced.map(drop).map_err(CommandError::io("sync cannot be started"))

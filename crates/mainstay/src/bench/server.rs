@@ -1,4 +1,4 @@
-//! The server under test: this same program in a process of its own, with a folder of its own.
+//! The server under test: this program in a separate process with its own data folder.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Error;
 
-/// A running server that ends, and whose data goes, when this is dropped.
+/// A running server. Dropping it ends the server and deletes its data.
 #[derive(Debug)]
 pub(super) struct ServerProcess {
     child: Child,
@@ -21,7 +21,7 @@ pub(super) struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts a server on a free port and waits until it says that it is ready.
+    /// Starts a server on a free port and waits until it is ready.
     pub(super) async fn start(store: &str) -> Result<Self, Error> {
         match store {
             "" => Self::start_with(&[]).await,
@@ -29,7 +29,7 @@ impl ServerProcess {
         }
     }
 
-    /// The same, with arguments of its own.
+    /// Starts a server with these arguments.
     pub(super) async fn start_with(arguments: &[&str]) -> Result<Self, Error> {
         let folder = tempfile::tempdir().map_err(Error::Start)?;
         let arguments: Vec<String> = arguments.iter().map(|one| (*one).to_owned()).collect();
@@ -37,8 +37,8 @@ impl ServerProcess {
         Ok(Self { child, folder, arguments, drained })
     }
 
-    /// Kills the server and starts it again on the same data, on another port; says how long it
-    /// took from the start of the process until it was ready.
+    /// Kills the server and starts it again on the same data, on another port; returns the time
+    /// it took from the start of the process until it was ready.
     pub(super) async fn restart(&mut self) -> Result<Duration, Error> {
         self.child.kill().await?;
         let start = Instant::now();
@@ -50,20 +50,20 @@ impl ServerProcess {
         self.folder.path().join("kubeconfig")
     }
 
-    /// Resident memory in megabytes (10⁶ bytes), where the machine tells.
+    /// Resident memory in megabytes (10⁶ bytes), if the system reports it.
     pub(super) fn rss_mb(&self) -> Option<f64> {
         self.megabytes("VmRSS:")
     }
 
-    /// Resident memory at its highest since it was forgotten.
+    /// Peak resident memory since the last reset.
     pub(super) fn peak_mb(&self) -> Option<f64> {
         self.megabytes("VmHWM:")
     }
 
-    /// Forgets how high resident memory was.
+    /// Resets the peak of resident memory.
     pub(super) fn forget_peak(&self) {
         if let Some(id) = self.child.id() {
-            // Where it cannot be forgotten the numbers are merely higher.
+            // Without a reset the numbers are merely higher.
             drop(std::fs::write(format!("/proc/{id}/clear_refs"), "5"));
         }
     }
@@ -75,7 +75,7 @@ impl ServerProcess {
         Some((kilobytes * 1.024 / 100.0).round() / 10.0)
     }
 
-    /// Processor time used so far, in seconds, where the machine tells.
+    /// Processor time used so far, in seconds, if the system reports it.
     pub(super) fn cpu_seconds(&self) -> Option<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()?)).ok()?;
         let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
@@ -93,7 +93,7 @@ impl ServerProcess {
     }
 }
 
-/// Starts a server on a free port and waits until it says that it is ready.
+/// Starts a server on a free port and waits until it is ready.
 async fn spawn(folder: &TempDir, arguments: &[String]) -> Result<(Child, JoinHandle<()>), Error> {
     let program = std::env::current_exe().map_err(Error::Start)?;
     let mut command = Command::new(program);
@@ -116,7 +116,7 @@ async fn spawn(folder: &TempDir, arguments: &[String]) -> Result<(Child, JoinHan
             None => return Err(Error::NotReady { said }),
         }
     }
-    // What it says later is read too, or it would stand still once the pipe is full.
+    // Keep reading its output: a full pipe would block the server.
     let drained = tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     Ok((child, drained))
 }

@@ -1,9 +1,9 @@
 //! `mainstay bench sessions`: opening and closing sessions under load.
 //!
-//! Three processes on the same cores: a server, an agent that pretends to be many nodes, and this
+//! Three processes on the same cores: a server, an agent that simulates many nodes, and this
 //! one with the clients; HTTPS everywhere, the gateway on. Clients work in a closed loop. Idle
 //! instances are spread over all nodes and taken longest idle first, so that consecutive sessions
-//! go to different nodes; how evenly, and how many messages went to nodes, is said on stderr.
+//! go to different nodes; how evenly, and how many messages went to nodes, is printed to stderr.
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::Stdio;
@@ -31,14 +31,14 @@ use mainstay_client::Dialer;
 const APPLICATION: &str = "bench";
 const SESSIONS: &str = "/apis/apps.mainstay.dev/v1/namespaces/default/applicationsessions";
 
-/// Open and close sessions on simulated nodes, and say how fast it was
+/// Open and close sessions on simulated nodes, and report the speed
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay bench sessions
   mainstay bench sessions --only warm-delay,cold --time 10s
   mainstay bench sessions -o json > sessions.json")]
 pub(crate) struct Sessions {
-    /// Measure these alone
+    /// Measure only these cases
     #[arg(long, value_enum, value_delimiter = ',', value_name = "CASES")]
     only: Vec<Case>,
     /// How long each timed case lasts
@@ -63,7 +63,7 @@ pub(crate) struct Sessions {
     connect: Connect,
 }
 
-/// What is measured, in this order.
+/// The cases, in the order in which they are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Case {
     /// Instances placed in batches on 5,000 nodes, the engine alone
@@ -153,7 +153,7 @@ impl Sessions {
         let under = Under::start(&self.connect, &nodes).await?;
         under.apply(instances, true).await?;
         under.until("idleInstances", i64::from(instances)).await?;
-        // What was made in a hurry is written down before looking.
+        // Let the server write its pending changes before measuring.
         tokio::time::sleep(Duration::from_secs(5)).await;
         let (before, start) = (under.server.cpu_seconds(), Instant::now());
         tokio::time::sleep(self.time.max(Duration::from_secs(20))).await;
@@ -193,14 +193,14 @@ fn placement() -> Row {
     )
 }
 
-/// The nodes that are pretended.
+/// The names of the simulated nodes.
 struct Nodes {
     count: u32,
     start: &'static str,
     session: &'static str,
 }
 
-/// What clients saw.
+/// The measurements of the clients.
 #[derive(Debug, Default)]
 struct Seen {
     /// How long opening took, in microseconds.
@@ -218,7 +218,7 @@ impl Seen {
         }
     }
 
-    /// Says how evenly sessions were spread, and what was said to nodes.
+    /// Prints how evenly sessions were spread, and how many messages were sent to nodes.
     fn tell(&self, nodes: u32, before: &HashMap<String, f64>, after: &HashMap<String, f64>) {
         let most = self.nodes.values().max().copied().unwrap_or(0) as f64;
         let mean = self.micros.len() as f64 / f64::from(nodes);
@@ -376,7 +376,7 @@ impl Under {
         Ok(())
     }
 
-    /// Waits until a number in the application's status is what it should be.
+    /// Waits until a number in the application's status has this value.
     async fn until(&self, field: &str, wanted: i64) -> Result<(), CommandError> {
         let path =
             format!("/apis/apps.mainstay.dev/v1/namespaces/default/applications/{APPLICATION}");

@@ -1,4 +1,4 @@
-//! What the server serves, asked of the server itself.
+//! Discovery: the resource types that the server has.
 //!
 //! Aggregated discovery takes two requests; a server without it is asked group by group. Names
 //! are resolved as kubectl does: plural, singular, short name or kind, `NAME.GROUP` and
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_has_many_names() {
+    fn types_are_found_by_plural_singular_short_name_and_kind() {
         let discovery = sample();
         let cases = [
             ("cm", vec!["configmaps"]),

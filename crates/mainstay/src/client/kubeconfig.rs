@@ -1,8 +1,8 @@
-//! Where the server is and who we are to it, read from kubeconfig files.
+//! Reads the address of the server and the credentials from kubeconfig files.
 //!
 //! Files are merged as kubectl merges them: the first to name a thing wins. Paths inside a file
-//! are relative to that file. Nothing here opens a connection: [`Kubeconfig::target`] turns a
-//! context into a [`Target`] with all files read.
+//! are relative to that file. [`Kubeconfig::target`] turns a context into a [`Target`] with all files
+//! read; this module opens no connection.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Deserialize;
 
-/// Why a kubeconfig cannot be used. Nothing here is worth a retry.
+/// Why a kubeconfig cannot be used. Do not retry.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("cannot read {}", path.display())]
@@ -39,7 +39,7 @@ pub(crate) enum Error {
     #[error("user {user:?} has a client certificate but no key, or a key but no certificate")]
     HalfIdentity { user: String },
     #[error(
-        "user {user:?} logs in with {method}, which mainstay does not speak; \
+        "user {user:?} logs in with {method}, which mainstay does not support; \
          use a token or a client certificate"
     )]
     Login { user: String, method: &'static str },
@@ -105,7 +105,7 @@ struct User {
     username: Option<String>,
 }
 
-/// A thing from a file, and the folder its relative paths start from.
+/// An entry of a file, and the folder its relative paths start from.
 #[derive(Debug, Clone)]
 struct Located<T> {
     folder: PathBuf,
@@ -121,7 +121,7 @@ pub(crate) struct Kubeconfig {
     users: Vec<(String, Located<User>)>,
 }
 
-/// Everything needed to speak to one server as one user.
+/// One server, with the credentials of one user.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) server: Address,
@@ -131,7 +131,7 @@ pub(crate) struct Target {
     pub(crate) namespace: Option<String>,
 }
 
-/// What the command line says against the files.
+/// Flags that take precedence over the files.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Overrides {
     pub(crate) context: Option<String>,
@@ -410,7 +410,7 @@ users:
     }
 
     #[test]
-    fn what_cannot_be_used_is_said() {
+    fn errors_name_the_entry_that_cannot_be_used() {
         let cases = [
             (Some("nowhere"), None, "no context named \"nowhere\"; it has: here, there"),
             (Some("there"), None, "a command (exec)"),

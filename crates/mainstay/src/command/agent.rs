@@ -1,4 +1,4 @@
-//! `mainstay agent`: look after the disks and instances of this node until told to end.
+//! `mainstay agent`: runs the agent, which manages the disks and instances of this node.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -21,7 +21,7 @@ use super::serve::Log;
 use crate::duration;
 use crate::error::Error;
 
-/// What the agent says on stderr once it looks after its disks.
+/// Printed to stderr once the agent manages its disks.
 const READY: &str = "mainstay agent is ready";
 
 /// Run the agent of this node
@@ -40,24 +40,24 @@ given with --token shows in the list of processes: prefer --token-file or MAINST
 join` needs no other flags. Once a node has joined, --state-dir alone is enough.
 Disks are never erased unasked: see `mainstay disks format --help`.")]
 pub(crate) struct Agent {
-    /// The servers, the preferred one first [default: those the node joined]
+    /// The addresses of the servers, the preferred one first [default: those the node joined]
     #[arg(long, value_name = "URL[,URL]", value_delimiter = ',', env = "MAINSTAY_SERVER")]
     server: Vec<String>,
-    /// A token of role node, to join with; others see it in the list of processes
+    /// A token of role node to join with; visible in the process list, so prefer --token-file
     #[arg(long, value_name = "TOKEN", env = "MAINSTAY_TOKEN", hide_env_values = true)]
     token: Option<String>,
     /// Read the token from this file, or from standard input if it is -
     #[arg(long, value_name = "FILE", conflicts_with = "token")]
     token_file: Option<PathBuf>,
-    /// The certificate authority of the servers, as their data folder has it in ca.crt [default:
-    /// the one that was learned when the node joined]
+    /// The certificate authority of the servers: ca.crt in their data folder [default: the one
+    /// stored when the node joined]
     #[arg(long, value_name = "FILE")]
     ca_cert: Option<PathBuf>,
     #[command(flatten)]
     node: NodeFlags,
 }
 
-/// Where the servers are, and how they are spoken to.
+/// The servers, and the credentials for them.
 pub(crate) struct Place {
     pub(crate) servers: Vec<String>,
     pub(crate) token: Option<String>,
@@ -65,28 +65,28 @@ pub(crate) struct Place {
     pub(crate) node: String,
 }
 
-/// What an agent does on its node.
+/// The work of an agent on its node.
 #[derive(Debug, Args)]
 pub(crate) struct NodeFlags {
     /// The name of this node
     #[arg(long, value_name = "NAME")]
     pub(crate) node_name: Option<String>,
-    /// The zone this node is in; counts when it joins first, unless the token says one
+    /// The zone of this node; used at its first join, unless the token has one
     #[arg(long, value_name = "ZONE")]
     zone: Option<String>,
-    /// Where what must survive is kept; made if it is not there
+    /// The state folder; created if it does not exist
     #[arg(long, value_name = "DIR", default_value = "/var/lib/mainstay-agent")]
     pub(crate) state_dir: PathBuf,
-    /// Where filesystems are mounted [default: mounts in the state folder]
+    /// The folder below which filesystems are mounted [default: mounts in the state folder]
     #[arg(long, value_name = "DIR")]
     mount_root: Option<PathBuf>,
-    /// Look after these disks only, as /dev/sd*; may be given several times
+    /// Manage only disks that match this pattern, such as /dev/sd*; may be given several times
     #[arg(long, value_name = "GLOB")]
     devices: Vec<String>,
-    /// Take loop devices that --devices matches for disks
+    /// Manage loop devices that --devices matches as disks
     #[arg(long)]
     allow_loop: bool,
-    /// How many operations on disks run at once
+    /// How many disk operations run at once
     #[arg(
         long,
         value_name = "N",
@@ -94,11 +94,11 @@ pub(crate) struct NodeFlags {
         env = "MAINSTAY_MAX_CONCURRENT_DISK_OPERATIONS"
     )]
     max_concurrent_disk_operations: NonZeroUsize,
-    /// How many operations on disks may start, as 10/min [default: no limit]
+    /// The rate at which disk operations start, such as 10/min [default: no limit]
     #[arg(long, value_name = "N/min", value_parser = rate)]
     disk_operation_rate: Option<Rate>,
-    /// Pretend to be so many nodes, NAME.0 and so on, each with its own connection and with
-    /// instances that only pretend to run; for tests of scale
+    /// Simulate this many nodes, NAME.0 and so on, each with its own connection and simulated
+    /// instances; for scale tests
     #[arg(long, value_name = "N")]
     simulate: Option<u32>,
     /// How long a simulated instance takes to start
@@ -107,8 +107,8 @@ pub(crate) struct NodeFlags {
     /// How long a simulated instance takes to open or close a session
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration::parse, requires = "simulate")]
     session_delay: Duration,
-    /// The address at which the gateway reaches instances of this node [default: the one by which
-    /// this machine speaks to its server]
+    /// The address at which the gateway reaches instances of this node [default: the local
+    /// address of the connection to the server]
     #[arg(long, value_name = "ADDR")]
     address: Option<std::net::IpAddr>,
     /// The processors that instances may have, as 12 or 500m [default: all; simulated: 12]
@@ -120,19 +120,19 @@ pub(crate) struct NodeFlags {
     /// Serve metrics here, as http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<SocketAddr>,
-    /// How often the heart beats; the node is silent after four beats that were not heard
+    /// The heartbeat interval; a node is not ready after four missed heartbeats
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::parse, hide = true)]
     heartbeat: Duration,
-    /// Where sysfs is
+    /// The mount point of sysfs
     #[arg(long, value_name = "DIR", default_value = "/sys", hide = true)]
     sysfs_root: PathBuf,
-    /// Where procfs is
+    /// The mount point of procfs
     #[arg(long, value_name = "DIR", default_value = "/proc", hide = true)]
     proc_root: PathBuf,
-    /// Where device nodes are
+    /// The folder of device nodes
     #[arg(long, value_name = "DIR", default_value = "/dev", hide = true)]
     dev_root: PathBuf,
-    /// Where udev's database is
+    /// The folder of udev's database
     #[arg(long, value_name = "DIR", default_value = "/run/udev", hide = true)]
     udev_root: PathBuf,
     #[command(flatten)]
@@ -162,7 +162,7 @@ fn rate(text: &str) -> Result<Rate, String> {
     Ok(Rate { starts, within: Duration::from_secs(seconds) })
 }
 
-/// What the environment says where the cluster's configuration is silent.
+/// Defaults from the environment, for settings that the cluster's configuration leaves open.
 fn defaults() -> Config {
     let variables = [
         ("filters.yaml", "MAINSTAY_DISK_FILTERS"),
@@ -173,7 +173,7 @@ fn defaults() -> Config {
         .filter_map(|(key, name)| Some((key.to_owned(), std::env::var(name).ok()?)));
     let (config, errors) = Config::read(&set.collect(), &Config::default());
     for error in errors {
-        anstream::eprintln!("warning: the environment: {error}");
+        anstream::eprintln!("warning: invalid environment variable: {error}");
     }
     config
 }
@@ -195,10 +195,10 @@ impl Agent {
             _ => self.server.clone(),
         };
         if servers.is_empty() {
-            return Err(Error::usage("say where the server is: --server https://HOST:7443"));
+            return Err(Error::usage("no server given; name one with --server https://HOST:7443"));
         }
         let Some(node) = node else {
-            return Err(Error::usage("say what this node is called: --node-name NAME"));
+            return Err(Error::usage("no node name given; name the node with --node-name NAME"));
         };
         let ca = self.ca()?.or_else(|| known.and_then(|known| known.authorities));
         self.node.run(Place { servers, token: self.token()?, ca, node }).await
@@ -213,7 +213,7 @@ impl Agent {
         let text = text
             .map_err(|error| Error::usage(format!("--token-file {}: {error}", file.display())))?;
         match text.trim() {
-            "" => Err(Error::usage(format!("--token-file {}: it is empty", file.display()))),
+            "" => Err(Error::usage(format!("--token-file {}: the file is empty", file.display()))),
             token => Ok(Some(token.to_owned())),
         }
     }
@@ -228,7 +228,7 @@ impl Agent {
 }
 
 impl NodeFlags {
-    /// Runs an agent until it is told to end.
+    /// Runs an agent until a signal ends it.
     pub(crate) async fn run(&self, place: Place) -> Result<u8, Error> {
         let failed = || Error::io("cannot listen for signals");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
@@ -279,7 +279,7 @@ impl NodeFlags {
         }
         tokio::select! {
             () = agent.shutdown() => Ok(0),
-            () = told() => Err(Error::negative("ended at once, without waiting for what was under way")),
+            () = told() => Err(Error::negative("stopped at once by a second signal; work in progress was interrupted")),
         }
     }
 
@@ -361,7 +361,7 @@ impl NodeFlags {
         );
         Ok(Some(tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%error, "metrics are not served any more");
+                tracing::error!(%error, "metrics listener failed; metrics are no longer served");
             }
         })))
     }
@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_read() {
+    fn rates_are_parsed() {
         let ten = rate("10/min").unwrap();
         assert_eq!((ten.starts.get(), ten.within.as_secs()), (10, 60));
         for wrong in ["", "10", "0/min", "x/min", "10/fortnight"] {

@@ -1,8 +1,8 @@
-//! `mainstay apply`: make the server hold what the manifests say.
+//! `mainstay apply`: creates or updates objects from manifests.
 //!
-//! Every document is sent as a server-side apply: the server knows which fields are ours, takes
-//! away those the manifest no longer has, and refuses to change what another party holds. How one
-//! document is applied is [`apply_object`] alone.
+//! Every document is sent as a server-side apply: the server knows which fields are ours, removes
+//! those that are no longer in the manifest, and refuses to change fields that another manager owns.
+//! [`apply_object`] applies one document.
 
 use std::path::PathBuf;
 
@@ -21,14 +21,14 @@ use crate::output;
 use crate::ownership::{self, LAST_APPLIED, Part};
 use crate::select::Scope;
 
-/// How often taking over is tried again when the object changes meanwhile.
+/// How often the migration is retried when the object changes meanwhile.
 const TRIES: usize = 5;
 
 /// Create or update objects from manifests
 ///
-/// The server remembers which fields were applied, and by whom. A field that is no longer in a
-/// manifest is taken away, fields that others have set stay, and a field that another party set to
-/// another value is a conflict.
+/// The server records which manager applied which fields. A field that is no longer in a manifest is
+/// removed, fields of other managers stay, and a field that another manager set to another value is a
+/// conflict.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay apply -f settings.yaml             one file, any number of documents
@@ -43,10 +43,10 @@ pub(crate) struct Apply {
     files: Vec<PathBuf>,
     #[command(flatten)]
     scope: Scope,
-    /// Take over fields that another party has set to other values
+    /// Take over fields that another manager has set to other values
     #[arg(long)]
     force_conflicts: bool,
-    /// In whose name fields are held
+    /// The manager name that owns the applied fields
     #[arg(long, value_name = "NAME", default_value = "mainstay")]
     field_manager: String,
     /// Also write each document's status, through the status subresource; what others have set
@@ -60,7 +60,7 @@ pub(crate) struct Apply {
     connect: Connect,
 }
 
-/// What applying a document did.
+/// The result of applying a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Applied {
     Created,
@@ -107,7 +107,7 @@ impl Apply {
         let resource = resource_of(discovery, &document)?;
         let namespace = namespace_of(&document, resource, &self.scope, client)?;
         let Some(name) = document.name().map(str::to_owned) else {
-            return Err(Error::usage("it has no metadata.name, which apply needs"));
+            return Err(Error::usage("metadata.name is missing; apply needs it"));
         };
         let mut object = document.object;
         let status = object.remove("status");
@@ -158,7 +158,7 @@ pub(crate) fn namespace_of(
 ) -> Result<String, Error> {
     match (document.namespace(), &scope.namespace) {
         (Some(own), Some(given)) if resource.namespaced && own != given => {
-            Err(Error::usage(format!("it is for namespace {own:?}, but -n says {given:?}")))
+            Err(Error::usage(format!("metadata.namespace is {own:?}, but -n is {given:?}")))
         }
         (Some(own), _) => Ok(own.to_owned()),
         (None, _) => Ok(scope.namespace(client).to_owned()),
@@ -200,12 +200,12 @@ impl Place<'_> {
         self.client.json(Call::send(Method::PATCH, path, APPLY_PATCH, config)).await
     }
 
-    /// Makes ours what was applied from the client's side before; gives the object as it is then.
+    /// Takes over the fields of client-side apply; returns the object after that.
     async fn take_over(&self, part: Part, mut there: Value) -> Result<Value, Error> {
         let mut tries = TRIES;
         while let Some(entries) = ownership::taken_over(&there, self.manager, part) {
             tries -= 1;
-            // Naming the version makes it a condition: nobody else's change is lost.
+            // The version is a precondition, so that no concurrent change is lost.
             let patch = json!([
                 {"op": "replace", "path": "/metadata/managedFields", "value": entries},
                 {"op": "replace", "path": "/metadata/resourceVersion",
@@ -225,8 +225,8 @@ impl Place<'_> {
         Ok(there)
     }
 
-    /// Applies a part of the object. What our predecessors hold is no conflict, also in a dry run,
-    /// which cannot take it over.
+    /// Applies a part of the object. Fields of our predecessors are no conflict, not even in a dry
+    /// run, which cannot take them over.
     async fn apply(
         &self,
         part: Part,
@@ -258,7 +258,7 @@ impl Place<'_> {
     }
 }
 
-/// Makes the object at `place` what `object` says; `there` is what the server holds now.
+/// Applies `object` at `place`; `there` is the object on the server.
 async fn apply_object(
     place: &Place<'_>,
     mut object: Map<String, Value>,
@@ -276,15 +276,15 @@ async fn apply_object(
     })
 }
 
-/// Writes the status; says whether anything changed.
+/// Writes the status; returns whether anything changed.
 async fn apply_status(place: &Place<'_>, config: &Value) -> Result<bool, Error> {
     let before = place.read().await?;
     let after = place.apply(Part::Status, config, before.clone(), true).await?;
     Ok(before.is_none_or(|before| before["status"] != after["status"]))
 }
 
-/// Takes out what a manifest brings along that was saved from a server: who holds its fields is
-/// the server's to say, and what was applied last from the client's side is no longer needed.
+/// Removes the fields of a manifest that was saved from a server: managedFields, which only the
+/// server may set, and the annotation of client-side apply, which is no longer needed.
 fn tidy(object: &mut Map<String, Value>) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     metadata.remove("managedFields");
@@ -297,7 +297,7 @@ fn tidy(object: &mut Map<String, Value>) {
     }
 }
 
-/// Whether an answer says that nothing changed. A dry run gives no version, so the contents decide,
+/// Whether an answer means that the object did not change. A dry run gives no version, so the contents decide,
 /// except for when fields were last written.
 fn same(before: &Value, after: &Value) -> bool {
     let plain = |object: &Value| {
@@ -314,7 +314,7 @@ fn same(before: &Value, after: &Value) -> bool {
     plain(before) == plain(after)
 }
 
-/// Whether all that stands in the way is held by these parties, who update.
+/// Whether all conflicting fields are owned by these managers through updates.
 fn only_with(status: &Status, parties: &[String]) -> bool {
     let of = |message: &str| {
         parties.iter().any(|name| message.starts_with(&format!("conflict with {name:?} using ")))
@@ -323,7 +323,7 @@ fn only_with(status: &Status, parties: &[String]) -> bool {
     conflicts.peek().is_some() && conflicts.all(|(_, message)| of(message))
 }
 
-/// A conflict in words that say what to do about it.
+/// The message of a conflict, with the ways to resolve it.
 fn explained(status: Status) -> Error {
     let lines: Vec<String> = status
         .conflicts()
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_saved_manifest_brings_along_is_left_out() {
+    fn server_side_fields_of_a_saved_manifest_are_removed() {
         let mut object = json!({"metadata": {
             "name": "a", "managedFields": [], "annotations": {LAST_APPLIED: "{}"},
         }});

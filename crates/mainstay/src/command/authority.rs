@@ -1,4 +1,4 @@
-//! `mainstay authority`: look at the certificate authority of the cluster, and exchange it.
+//! `mainstay authority`: shows and exchanges the certificate authority of the cluster.
 
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
@@ -9,7 +9,7 @@ use crate::connect::Connect;
 use crate::error::Error;
 use crate::output::{self, Table, cell};
 
-/// Where the server has its authority.
+/// The path of the authority.
 pub(crate) const PATH: &str = "/mainstay/v1/authority";
 
 /// Show the certificate authority, or exchange it without downtime
@@ -42,7 +42,7 @@ enum Action {
     },
     /// Trust the new authority only
     Finish {
-        /// Even if nodes have certificates of the old authority only: they must join anew
+        /// Finish although nodes have certificates of the old authority only; they must join again
         #[arg(long)]
         force: bool,
         #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `mainstay backup`: everything a running server keeps, as one file.
+//! `mainstay backup`: saves the objects and the catalog of a running server in one file.
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::client::{Call, Client};
 use crate::connect::Connect;
 use crate::error::Error;
 
-/// Save everything a running server keeps in one file, or check such a file
+/// Save the objects and the catalog of a running server in one file, or check such a file
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay backup mainstay.backup             while the server runs, at one moment
@@ -28,11 +28,11 @@ The file holds all objects and the rule catalog. Secrets are among them (the cer
 authority's key, password hashes): it is readable by its owner alone. It restores into any store:
 see `mainstay restore --help`.")]
 pub(crate) struct Backup {
-    /// Where to write it, or what to check; - is the standard output or input
+    /// The file to write, or with --check to read; - is the standard output or input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Read FILE to its end instead, say what is in it, and write nothing; exit code 2 if it would
-    /// not restore
+    /// Check FILE instead: read all of it and print a summary; exit code 2 if it could not be
+    /// restored
     #[arg(long, conflicts_with = "recipient")]
     check: bool,
     /// With --check: decrypt with the age identities in this file
@@ -60,7 +60,9 @@ impl Backup {
         if self.file.as_os_str() == "-" {
             let out = io::stdout();
             if out.is_terminal() && !self.seal.is_asked_for() {
-                return Err(Error::usage("a backup is full of secrets: not shown on a terminal"));
+                return Err(Error::usage(
+                    "a backup holds secrets and is not written to a terminal; name a file",
+                ));
             }
             self.copy(&client, "the standard output", out).await?;
         } else {
@@ -84,7 +86,7 @@ impl Backup {
         let part = part.map_err(failed())?;
         let said = self.copy(client, &shown, part.as_file()).await?;
         part.as_file().sync_all().map_err(failed())?;
-        // What is for somebody else's key was checked on its way only.
+        // A file that only another person can decrypt was checked while it was written.
         if let Some(keys) = self.seal.opened_with() {
             checked(part.path().to_owned(), keys).await?;
         }
@@ -95,7 +97,7 @@ impl Backup {
         Ok(())
     }
 
-    /// Writes what the server sends, encrypted if asked for, and checks it on the way.
+    /// Writes the backup that the server sends, encrypted if asked to, and checks it meanwhile.
     async fn copy(&self, client: &Client, name: &str, out: impl Write) -> Result<String, Error> {
         let failed = || Error::io(format!("cannot write {name}"));
         let mut out = self.seal.wrap(out)?;
@@ -110,7 +112,7 @@ impl Backup {
         while let Some(piece) = body.piece_within(client.timeout()).await? {
             out.write_all(&piece).map_err(failed())?;
             if sender.send(piece).await.is_err() {
-                // The check has ended early, and says why.
+                // The check has failed; its error is reported below.
                 break;
             }
         }
@@ -124,7 +126,7 @@ impl Backup {
     }
 }
 
-/// Reads a backup to its end and says what is in it.
+/// Reads a whole backup and returns its summary.
 async fn checked(path: PathBuf, keys: Unseal) -> Result<String, Error> {
     let checking = tokio::task::spawn_blocking(move || {
         let mut parts = Checking::default();
@@ -138,7 +140,7 @@ async fn checked(path: PathBuf, keys: Unseal) -> Result<String, Error> {
     Ok(checking.await.map_err(|error| Error::negative(error.to_string()))??)
 }
 
-/// What is in a backup, in one line.
+/// The summary of a backup, in one line.
 fn said(summary: &Summary, parts: &Checking) -> String {
     let (objects, head) = (summary.objects, &summary.head);
     let (revision, time) = (head.revision, head.time);
@@ -156,7 +158,7 @@ fn said(summary: &Summary, parts: &Checking) -> String {
     said
 }
 
-/// What arrives, as something to read from.
+/// The received pieces as a reader.
 struct Pieces {
     receiver: mpsc::Receiver<Bytes>,
     piece: Bytes,

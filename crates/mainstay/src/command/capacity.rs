@@ -1,4 +1,4 @@
-//! `mainstay capacity`: what still fits, by class, zone and node.
+//! `mainstay capacity`: shows the free space by class, zone and node.
 
 use clap::Args;
 use mainstay_server::clock::{Clock, SystemClock};
@@ -12,7 +12,7 @@ use crate::connect::Connect;
 use crate::error::Error;
 use crate::output;
 
-/// Show what still fits: the largest volume of each class, how many of a size, and free space
+/// Show free space: the largest volume of each class, how many of a size fit, and the space left
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay capacity                                the largest volume that still fits
@@ -22,7 +22,7 @@ pub(crate) struct Capacity {
     /// Count volumes of this size
     #[arg(long, value_name = "SIZE")]
     size: Option<Quantity>,
-    /// Only this class
+    /// Show only this class
     #[arg(long, value_name = "NAME")]
     class: Option<String>,
     /// Output format

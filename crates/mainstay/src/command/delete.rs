@@ -1,4 +1,4 @@
-//! `mainstay delete`: delete objects, and wait until they are gone.
+//! `mainstay delete`: deletes objects, and waits until they are gone.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,23 +30,23 @@ pub(crate) struct Delete {
     /// TYPE NAME…, TYPE/NAME…, or TYPE with -l or --all
     #[arg(value_name = "TYPE|TYPE/NAME", required_unless_present = "files")]
     what: Vec<String>,
-    /// Delete what these manifests name; `-` is stdin
+    /// Delete the objects of these manifests; `-` is stdin
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "what")]
     files: Vec<PathBuf>,
     #[command(flatten)]
     scope: Scope,
     #[command(flatten)]
     selectors: Selectors,
-    /// All objects of the type in the namespace
+    /// Delete all objects of the type in the namespace
     #[arg(long, conflicts_with_all = ["labels", "fields"])]
     all: bool,
     /// Wait until the objects are gone (finalizers may take time)
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", require_equals = true, value_name = "BOOL")]
     wait: bool,
-    /// How long to wait; 0 is for ever
+    /// How long to wait at most; 0 means no limit
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration::parse)]
     timeout: Duration,
-    /// Succeed also when an object does not exist
+    /// Exit with code 0 even if an object does not exist
     #[arg(long)]
     ignore_not_found: bool,
     #[command(flatten)]
@@ -89,7 +89,7 @@ impl Delete {
                 Duration::ZERO => waiting.await,
                 timeout => tokio::time::timeout(timeout, waiting).await.unwrap_or_else(|_| {
                     Err(Error::negative(
-                        "timed out: deletion goes on, but something holds the objects (see their finalizers)",
+                        "timed out: the objects are being deleted, but their finalizers are not removed yet",
                     ))
                 }),
             };
@@ -138,7 +138,7 @@ impl Delete {
             let found = self.document(client, discovery, &document);
             doomed.push(found.map_err(|error| error.within(place))?);
         }
-        // What was applied last may need what was applied first.
+        // In reverse order: later documents may depend on earlier ones.
         doomed.reverse();
         Ok(doomed)
     }
@@ -151,11 +151,11 @@ impl Delete {
     ) -> Result<Doomed, Error> {
         let resource = resource_of(discovery, document)?;
         let namespace = namespace_of(document, resource, &self.scope, client)?;
-        let name = document.name().ok_or_else(|| Error::usage("it has no metadata.name"))?;
+        let name = document.name().ok_or_else(|| Error::usage("metadata.name is missing"))?;
         Ok(Doomed { resource: resource.clone(), namespace, name: name.to_owned() })
     }
 
-    /// Asks for the deletion; gives the object's uid when it existed.
+    /// Requests the deletion; returns the object's uid if it existed.
     async fn delete(&self, client: &Client, doomed: &Doomed) -> Result<Option<String>, Error> {
         let Doomed { resource, namespace, name } = doomed;
         let path = with_query(&resource.object(namespace, name), &[self.dry_run.query()]);
@@ -166,7 +166,7 @@ impl Delete {
         };
         let dry = self.dry_run.note();
         output::print_line(&format!("{} {name:?} deleted{dry}", resource.label()))?;
-        // The answer is a Status with details, or the object itself when it lingers.
+        // The answer is a Status with details, or the object itself if finalizers delay its deletion.
         let uid = [&answer["metadata"]["uid"], &answer["details"]["uid"]];
         let uid = uid.into_iter().find_map(Value::as_str).unwrap_or_default();
         Ok(Some(uid.to_owned()))
@@ -180,7 +180,7 @@ impl Delete {
     }
 }
 
-/// Completes when the object is gone, or another of the same name has taken its place.
+/// Completes when the object is gone, or was replaced by another of the same name.
 pub(crate) async fn gone(
     client: &Client,
     resource: &Resource,

@@ -1,4 +1,4 @@
-//! `mainstay describe`: one object for a person to read, with its conditions and events.
+//! `mainstay describe`: prints one object as text, with its conditions and events.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
-//! `mainstay disks`: see the disks of all nodes, and ask for what shall become of them.
+//! `mainstay disks`: lists the disks of all nodes, and provisions, formats and releases them.
 //!
-//! Every command writes the spec of a BlockDevice and (with `--wait`) watches its status; the agent
-//! of the node does the rest. Nothing is erased unless exactly what would be lost is named.
+//! Every command changes the spec of a BlockDevice and (with `--wait`) watches its status; the agent
+//! of the node does the work. A disk is erased only if the user names exactly the data that is lost.
 
+mod follow;
 mod settle;
 mod show;
 
@@ -10,21 +11,23 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use http::Method;
-use mainstay_clock::{Clock, SystemClock};
+use mainstay_disks::api::BlockDevice;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::settle::{Waiting, change};
-use crate::client::{Call, Client, MERGE_PATCH};
+use crate::client::{Call, Client, JSON, MERGE_PATCH, watch};
 use crate::connect::Connect;
+use crate::duration;
 use crate::error::Error;
 use crate::output::{self, Format, Table};
 
-/// Where the server has its disks.
+/// The collection of BlockDevices.
 const DISKS: &str = "/apis/storage.mainstay.dev/v1/blockdevices";
 /// How long an agent may take to answer a dry run.
 const DRY_RUN: Duration = Duration::from_secs(30);
 
-/// See disks, and say what shall become of them
+/// List disks, and provision, format or release them
 #[derive(Debug, Args)]
 pub(crate) struct Disks {
     #[command(subcommand)]
@@ -35,7 +38,7 @@ pub(crate) struct Disks {
 enum Action {
     /// Show all disks
     List {
-        /// Only those of this node
+        /// Show only the disks of this node
         #[arg(long, value_name = "NODE")]
         node: Option<String>,
         /// Output format
@@ -44,7 +47,7 @@ enum Action {
         #[command(flatten)]
         connect: Connect,
     },
-    /// Show one disk: what it is, how far it got, and why
+    /// Show one disk: its hardware, its phase, and its conditions
     Show {
         #[command(flatten)]
         which: Which,
@@ -54,13 +57,13 @@ enum Action {
         #[command(flatten)]
         connect: Connect,
     },
-    /// Make a disk a pool. A disk that has no filesystem needs --format as well
+    /// Make a disk a pool. A disk without a filesystem needs --format as well
     #[command(after_help = "Examples:
   mainstay disks provision worker-1:/dev/sdb --format --wait
   mainstay disks provision worker-1:/dev/sdb --format --lvm vg1
-  mainstay disks provision worker-1:/dev/sdb --format --dry-run       what the safety gate would say")]
+  mainstay disks provision worker-1:/dev/sdb --format --dry-run       show the decision of the safety gate only")]
     Provision {
-        /// Format it first (or wipe it, for LVM)
+        /// Format the disk first (with --lvm: wipe it)
         #[arg(long)]
         format: bool,
         /// The filesystem to make: ext4 or xfs
@@ -74,28 +77,28 @@ enum Action {
         tags: Vec<String>,
         #[command(flatten)]
         erase: Erase,
-        // Last, for the options of the server have a heading that would cover what follows.
+        // Last: the heading of the server options would cover all options after it.
         #[command(flatten)]
         asked: Asked,
     },
     /// Format a disk (once more, if it was formatted before)
     #[command(after_help = "Examples:
-  mainstay disks format worker-1:/dev/sdb --dry-run                 rule by rule, nothing is written
-  mainstay disks format worker-1:/dev/sdb                           a blank disk
-  mainstay disks format worker-1:/dev/sdb --erase gpt,ext4          exactly what is on it")]
+  mainstay disks format worker-1:/dev/sdb --dry-run                 check the rules of the safety gate only
+  mainstay disks format worker-1:/dev/sdb                           format a blank disk
+  mainstay disks format worker-1:/dev/sdb --erase gpt,ext4          erase exactly these signatures")]
     Format {
         #[command(flatten)]
         erase: Erase,
         #[command(flatten)]
         asked: Asked,
     },
-    /// Take a pool out of use: it is emptied first, and its data stays on the disk
+    /// Take a pool out of use: it is emptied first; data that is left stays on the disk
     Unprovision(Asked),
     /// Try a failed disk again
     Retry(Asked),
-    /// Say that a corrupted filesystem has been repaired by hand: it is mounted once more
+    /// Confirm that a corrupted filesystem was repaired by hand, so that it is mounted again
     Repair(Asked),
-    /// Print the transition table that every disk follows
+    /// Print the table of phases and transitions
     Table {
         /// As a state diagram (Mermaid)
         #[arg(long)]
@@ -103,7 +106,7 @@ enum Action {
     },
 }
 
-/// Which disk.
+/// The disk that a command is for.
 #[derive(Debug, Args)]
 struct Which {
     /// The name of a BlockDevice (or its beginning), a path, or NODE:PATH
@@ -111,7 +114,7 @@ struct Which {
     disk: String,
 }
 
-/// What every change takes: a disk, a server, and whether to stay until it is done.
+/// The arguments of every change: a disk, a server, and whether to wait.
 #[derive(Debug, Args)]
 struct Asked {
     #[command(flatten)]
@@ -122,13 +125,13 @@ struct Asked {
     connect: Connect,
 }
 
-/// What may be lost.
+/// The data that may be lost.
 #[derive(Debug, Args)]
 struct Erase {
     /// The signatures whose data may be lost: exactly those `mainstay disks show` lists
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     erase: Vec<String>,
-    /// Print what the safety gate would say, rule by rule, and do nothing
+    /// Print the decision of the safety gate, rule by rule, and change nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -140,10 +143,10 @@ impl Disks {
                 list(&connect.client()?, node.as_deref(), *output).await
             }
             Action::Show { which, output, connect } => {
-                let disk = find(&connect.client()?, &which.disk).await?;
+                let (object, disk) = find(&connect.client()?, &which.disk).await?;
                 match output {
-                    Some(Format::Json) => output::print(&output::json(&disk))?,
-                    Some(Format::Yaml) => output::print(&output::yaml(&disk))?,
+                    Some(Format::Json) => output::print(&output::json(&object))?,
+                    Some(Format::Yaml) => output::print(&output::yaml(&object))?,
                     _ => output::print(&show::describe(&disk))?,
                 }
                 Ok(0)
@@ -164,7 +167,7 @@ impl Disks {
                 asked.erase(erase, |_| spec.clone(), &[]).await
             }
             Action::Format { asked, erase } => {
-                let spec = |disk: &Value| json!({"fileSystem": {"forceFormatted": true, "formatRequest": nonce(disk)}});
+                let spec = |disk: &BlockDevice| json!({"fileSystem": {"forceFormatted": true, "formatRequest": nonce(disk)}});
                 asked.erase(erase, spec, &["Formatted"]).await
             }
             Action::Unprovision(asked) => {
@@ -172,7 +175,7 @@ impl Disks {
                 asked.change(|_| spec.clone(), &["Formatted", "Unprovisioned"]).await
             }
             Action::Retry(asked) => {
-                let spec = |disk: &Value| json!({"retry": nonce(disk)});
+                let spec = |disk: &BlockDevice| json!({"retry": nonce(disk)});
                 asked.change(spec, &["Formatted", "Unprovisioned"]).await
             }
             Action::Repair(asked) => {
@@ -192,27 +195,31 @@ impl Disks {
 }
 
 impl Asked {
-    /// Writes what `spec` makes of the disk, and stays until it has settled if that was asked for.
-    /// A disk that is wanted settles as Provisioned, any other in one of `ends`.
-    async fn change(&self, spec: impl Fn(&Value) -> Value, ends: &[&str]) -> Result<u8, Error> {
+    /// Merges the result of `spec` into the disk's spec, and waits until it has settled if asked to.
+    /// A disk that is to be provisioned settles as Provisioned, any other in one of `ends`.
+    async fn change(
+        &self,
+        spec: impl Fn(&BlockDevice) -> Value,
+        ends: &[&str],
+    ) -> Result<u8, Error> {
         let client = self.connect.client()?;
-        let disk = find(&client, &self.which.disk).await?;
+        let (_, disk) = find(&client, &self.which.disk).await?;
         change(&client, &disk, spec(&disk), &self.waiting, ends).await
     }
 
-    /// The same for what may destroy: with the acknowledgement, or only as a question.
+    /// [`Asked::change`] for a change that may destroy data, or only a dry run of it.
     async fn erase(
         &self,
         erase: &Erase,
-        spec: impl Fn(&Value) -> Value,
+        spec: impl Fn(&BlockDevice) -> Value,
         ends: &[&str],
     ) -> Result<u8, Error> {
         if erase.dry_run {
             let client = self.connect.client()?;
-            let disk = find(&client, &self.which.disk).await?;
+            let (_, disk) = find(&client, &self.which.disk).await?;
             return dry_run(&client, &disk, &erase.erase).await;
         }
-        let acknowledged = |disk: &Value| {
+        let acknowledged = |disk: &BlockDevice| {
             let mut spec = spec(disk);
             if !erase.erase.is_empty() {
                 spec["acknowledgeDataLoss"] = json!(erase.erase);
@@ -223,94 +230,104 @@ impl Asked {
     }
 }
 
-/// A value this disk has not seen: the version it is at.
-fn nonce(disk: &Value) -> String {
-    format!("v{}", said(&disk["metadata"]["resourceVersion"]))
+/// A value that the disk has not seen yet: the version it is at.
+fn nonce(disk: &BlockDevice) -> String {
+    format!("v{}", disk.metadata.resource_version)
 }
 
-/// A value as a person reads it; nothing if it is not there.
-fn said(value: &Value) -> String {
-    if value.is_null() { String::new() } else { output::cell(value) }
+/// The path where the disk is now, or where it was last.
+fn path_of(disk: &BlockDevice) -> &str {
+    match disk.status.device_status.dev_path.as_str() {
+        "" => &disk.spec.dev_path,
+        path => path,
+    }
 }
 
-fn name(disk: &Value) -> String {
-    said(&disk["metadata"]["name"])
+fn phase(disk: &BlockDevice) -> &str {
+    match disk.status.provision_phase.as_str() {
+        "" => "Unprovisioned",
+        phase => phase,
+    }
 }
 
-fn path_of(disk: &Value) -> String {
-    let now = said(&disk["status"]["deviceStatus"]["devPath"]);
-    if now.is_empty() { said(&disk["spec"]["devPath"]) } else { now }
+fn place(disk: &BlockDevice) -> String {
+    format!("{}:{}", disk.spec.node_name, path_of(disk))
 }
 
-fn phase(disk: &Value) -> &str {
-    disk["status"]["provisionPhase"].as_str().unwrap_or("Unprovisioned")
+/// Reads a BlockDevice.
+fn typed(object: &Value) -> Result<BlockDevice, Error> {
+    BlockDevice::deserialize(object).map_err(|error| {
+        let name = output::cell(&object["metadata"]["name"]);
+        Error::negative(format!("BlockDevice {name} cannot be read: {error}"))
+    })
 }
 
-async fn all(client: &Client) -> Result<Vec<Value>, Error> {
-    let mut answer = client.json(Call::get(DISKS)).await?;
-    Ok(answer["items"].as_array_mut().map(std::mem::take).unwrap_or_default())
+/// All disks, as the server sent them and as types.
+async fn all(client: &Client) -> Result<Vec<(Value, BlockDevice)>, Error> {
+    let mut list = watch::list(client, DISKS, "", JSON).await?;
+    let items = list["items"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    items.into_iter().map(|object| typed(&object).map(|disk| (object, disk))).collect()
 }
 
-/// The one disk that is meant.
-async fn find(client: &Client, text: &str) -> Result<Value, Error> {
-    let disks = all(client).await?;
-    let means = |disk: &&Value| {
-        let node = said(&disk["spec"]["nodeName"]);
-        name(disk) == text
-            || path_of(disk) == text
-            || format!("{node}:{}", path_of(disk)) == text
-            || (text.len() >= 4 && name(disk).starts_with(text))
-    };
-    let found: Vec<&Value> = disks.iter().filter(means).collect();
-    match found.as_slice() {
-        [one] => Ok((*one).clone()),
-        [] => Err(Error::negative(format!(
-            "there is no disk {text:?}; `mainstay disks list` shows all"
-        ))),
-        several => {
-            let names: Vec<_> = several
-                .iter()
-                .map(|disk| {
-                    format!(
-                        "{}:{} ({})",
-                        said(&disk["spec"]["nodeName"]),
-                        path_of(disk),
-                        name(disk)
-                    )
-                })
-                .collect();
+/// The one disk that `text` names.
+async fn find(client: &Client, text: &str) -> Result<(Value, BlockDevice), Error> {
+    let mut found = all(client).await?;
+    found.retain(|(_, disk)| is_meant(disk, text));
+    match found.len() {
+        0 => {
+            Err(Error::negative(format!("no disk {text:?} found; `mainstay disks list` shows all")))
+        }
+        1 => Ok(found.remove(0)),
+        _ => {
+            let shown = |(_, disk): &(Value, BlockDevice)| {
+                format!("{} ({})", place(disk), disk.metadata.name)
+            };
+            let names: Vec<_> = found.iter().map(shown).collect();
             let names = names.join(", ");
-            Err(Error::usage(format!("{text:?} may be any of {names}; say which, as NODE:PATH")))
+            Err(Error::usage(format!("{text:?} matches {names}; name one of them as NODE:PATH")))
         }
     }
 }
 
+fn is_meant(disk: &BlockDevice, text: &str) -> bool {
+    let name = &disk.metadata.name;
+    name == text
+        || path_of(disk) == text
+        || place(disk) == text
+        || (text.len() >= 4 && name.starts_with(text))
+}
+
 async fn list(client: &Client, node: Option<&str>, format: Option<Format>) -> Result<u8, Error> {
     let mut disks = all(client).await?;
-    disks.retain(|disk| node.is_none_or(|node| disk["spec"]["nodeName"] == node));
-    disks.sort_by_key(|disk| (said(&disk["spec"]["nodeName"]), path_of(disk)));
+    disks.retain(|(_, disk)| node.is_none_or(|node| disk.spec.node_name == node));
+    disks.sort_by_key(|(_, disk)| (disk.spec.node_name.clone(), path_of(disk).to_owned()));
     match format {
-        Some(Format::Json) => output::print(&output::json(&Value::Array(disks)))?,
-        Some(Format::Yaml) => output::print(&output::yaml(&Value::Array(disks)))?,
+        Some(format @ (Format::Json | Format::Yaml)) => {
+            let objects = Value::Array(disks.into_iter().map(|(object, _)| object).collect());
+            match format {
+                Format::Json => output::print(&output::json(&objects))?,
+                _ => output::print(&output::yaml(&objects))?,
+            }
+        }
         Some(Format::Name) => {
-            for disk in &disks {
-                output::print_line(&format!("blockdevice.storage.mainstay.dev/{}", name(disk)))?;
+            for (_, disk) in &disks {
+                let name = &disk.metadata.name;
+                output::print_line(&format!("blockdevice.storage.mainstay.dev/{name}"))?;
             }
         }
         _ => {
             let mut table =
                 Table::new(&["NODE", "PATH", "SIZE", "TYPE", "FILESYSTEM", "PHASE", "NAME"]);
-            for disk in &disks {
-                let device = &disk["status"]["deviceStatus"];
-                let size = device["capacity"]["sizeBytes"].as_u64().unwrap_or(0);
+            for (_, disk) in &disks {
+                let device = &disk.status.device_status;
                 table.rows.push(vec![
-                    said(&disk["spec"]["nodeName"]),
-                    path_of(disk),
-                    mainstay_disks::size(size),
-                    said(&device["details"]["driveType"]),
-                    said(&device["fileSystem"]["type"]),
+                    disk.spec.node_name.clone(),
+                    path_of(disk).to_owned(),
+                    mainstay_disks::size(device.capacity.size_bytes),
+                    device.details.drive_type.clone(),
+                    device.file_system.kind.clone(),
                     phase(disk).to_owned(),
-                    name(disk),
+                    disk.metadata.name.clone(),
                 ]);
             }
             output::print(&table.text())?;
@@ -319,36 +336,31 @@ async fn list(client: &Client, node: Option<&str>, format: Option<Format>) -> Re
     Ok(0)
 }
 
-/// Asks the agent what the gate would say, and prints it.
-async fn dry_run(client: &Client, disk: &Value, names: &[String]) -> Result<u8, Error> {
+/// Asks the node's agent for the decision of the safety gate, and prints it.
+async fn dry_run(client: &Client, disk: &BlockDevice, names: &[String]) -> Result<u8, Error> {
+    let name = &disk.metadata.name;
     let request = format!("{}:{}", nonce(disk), names.join(","));
     let patch = json!({"metadata": {"annotations": {"storage.mainstay.dev/dry-run": request}}});
-    let path = format!("{DISKS}/{}", name(disk));
-    client.json(Call::send(Method::PATCH, path.clone(), MERGE_PATCH, &patch)).await?;
-    let clock = SystemClock::new();
-    loop {
-        let now = client.json(Call::get(path.clone())).await?;
-        let answer = &now["status"]["dryRun"];
-        if answer["request"] == request.as_str() {
-            for rule in answer["rules"].as_array().into_iter().flatten() {
-                let (number, asks) = (said(&rule["rule"]), said(&rule["asks"]));
-                let line = match rule["refusal"].as_str() {
-                    None => format!("{number:>2}  pass    {asks}"),
-                    Some(why) => format!("{number:>2}  REFUSE  {asks}: {why}"),
-                };
-                output::print_line(&line)?;
-            }
-            let passes = answer["passes"] == true;
-            let verdict = if passes { "the gate would let it pass" } else { "the gate refuses" };
-            output::print_line(verdict)?;
-            return Ok(u8::from(!passes));
-        }
-        if clock.elapsed() > DRY_RUN {
-            let node = said(&now["spec"]["nodeName"]);
-            return Err(Error::negative(format!(
-                "the agent of {node} does not answer; is it running?"
-            )));
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
+    let path = format!("{DISKS}/{name}");
+    client.json(Call::send(Method::PATCH, path, MERGE_PATCH, &patch)).await?;
+    let answered = follow::until(client, name, DRY_RUN, |disk| {
+        disk.status.dry_run.clone().filter(|answer| answer.request == request)
+    });
+    let Some(answer) = answered.await? else {
+        let node = &disk.spec.node_name;
+        return Err(Error::negative(format!(
+            "the agent of node {node} did not answer within {}; check that it is running",
+            duration::format(DRY_RUN)
+        )));
+    };
+    for rule in &answer.rules {
+        let (number, asks) = (rule.rule, &rule.asks);
+        output::print_line(&match &rule.refusal {
+            None => format!("{number:>2}  pass    {asks}"),
+            Some(why) => format!("{number:>2}  REFUSE  {asks}: {why}"),
+        })?;
     }
+    let verdict = if answer.passes { "the gate would let it pass" } else { "the gate refuses" };
+    output::print_line(verdict)?;
+    Ok(u8::from(!answer.passes))
 }

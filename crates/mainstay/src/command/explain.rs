@@ -1,4 +1,4 @@
-//! `mainstay explain placement`: why a replica is where it is, candidate by candidate.
+//! `mainstay explain placement`: explains the placement of a replica, candidate by candidate.
 
 use clap::{Args, Subcommand};
 use mainstay_server::clock::{Clock, SystemClock};
@@ -26,8 +26,7 @@ enum What {
     Placement(Box<Placement>),
 }
 
-/// Why the replicas of a volume are where they are or nowhere, or where an application's next
-/// instance would go
+/// Explain the placement of the replicas of a volume, or of the next instance of an application
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay explain placement app/game              every node, and why an instance could or could not go there
@@ -38,7 +37,7 @@ struct Placement {
     /// The volume or the application: rv/NAME, app/NAME
     #[arg(value_name = "rv/NAME")]
     volume: String,
-    /// Only this replica
+    /// Explain only this replica
     #[arg(long, value_name = "N")]
     replica: Option<u8>,
     /// Output format
@@ -70,7 +69,7 @@ impl Placement {
                 let kind = kind.to_ascii_lowercase();
                 if !["rv", "replicatedvolume", "replicatedvolumes"].contains(&kind.as_str()) {
                     return Err(Error::usage(
-                        "only volumes and applications are placed: give rv/NAME or app/NAME",
+                        "placement is explained for volumes and applications only: name rv/NAME or app/NAME",
                     ));
                 }
                 name
@@ -87,7 +86,7 @@ impl Placement {
         Ok(0)
     }
 
-    /// Every node, and why an instance could or could not go there.
+    /// Every node, with the reason if an instance cannot be placed there.
     async fn instances(&self, name: &str) -> Result<u8, Error> {
         let client = self.connect.client()?;
         let namespace = encode(self.place.of(&client));

@@ -1,4 +1,4 @@
-//! `mainstay get`: objects as the server's own tables, or as JSON, YAML or names.
+//! `mainstay get`: prints objects as tables of the server, or as JSON, YAML or names.
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ pub(crate) struct Get {
     /// After the list, print every change until interrupted
     #[arg(short, long)]
     watch: bool,
-    /// Print no line of headings
+    /// Do not print the header line
     #[arg(long)]
     no_headers: bool,
     /// Add a column with the labels
@@ -48,7 +48,7 @@ pub(crate) struct Get {
     /// Keep metadata.managedFields in JSON and YAML
     #[arg(long)]
     show_managed_fields: bool,
-    /// Succeed also when a named object does not exist
+    /// Exit with code 0 even if a named object does not exist
     #[arg(long)]
     ignore_not_found: bool,
     #[command(flatten)]
@@ -61,7 +61,7 @@ impl Get {
         let discovery = Discovery::load(&client).await?;
         let wanted = wanted(&discovery, &self.what)?;
         if self.all_namespaces && wanted.iter().any(|wanted| !wanted.names.is_empty()) {
-            return Err(Error::usage("an object cannot be named across all namespaces"));
+            return Err(Error::usage("a name cannot be combined with --all-namespaces"));
         }
         if !self.selectors.is_empty() && wanted.iter().any(|wanted| !wanted.names.is_empty()) {
             return Err(Error::usage("selectors and names cannot be combined"));
@@ -79,7 +79,7 @@ impl Get {
         (!self.all_namespaces).then(|| self.scope.namespace(client))
     }
 
-    /// Everything wanted of one type: one answer for a collection, one for each name.
+    /// The requested objects of one type: one answer for a collection, one for each name.
     async fn answers(
         &self,
         client: &Client,
@@ -284,7 +284,7 @@ impl Get {
     }
 }
 
-/// Who manages which field is long, and seldom what is looked for.
+/// Removes managedFields, which is long and seldom wanted.
 fn without_managed_fields(value: &mut Value) {
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
@@ -294,7 +294,7 @@ fn without_managed_fields(value: &mut Value) {
     }
 }
 
-/// An object of a list, with the type the list left out.
+/// An object of a list, with the apiVersion and kind that items of lists lack.
 fn whole(item: &Value, resource: &Resource) -> Value {
     let mut item = item.clone();
     if let Some(object) = item.as_object_mut() {
@@ -304,7 +304,7 @@ fn whole(item: &Value, resource: &Resource) -> Value {
     item
 }
 
-/// The columns to print, by index and name. An answer that is no table has names only.
+/// The columns to print, by index and name. An answer that is not a table has names only.
 fn columns(answer: &Value, wide: bool) -> Vec<(usize, String)> {
     let Some(definitions) = answer["columnDefinitions"].as_array() else {
         return vec![(0, "Name".to_owned())];

@@ -67,7 +67,7 @@ fn reached(target: &cli::Target) -> Result<Target, String> {
     Ok(reached)
 }
 
-/// An error with everything behind it.
+/// An error with all its causes.
 fn told(place: &str, error: &dyn std::error::Error) -> String {
     let mut text = format!("{place}: {error}");
     let mut source = error.source();

@@ -35,7 +35,7 @@ impl Join {
         };
         let string: JoinString =
             text.parse().map_err(|error: join::string::Error| Error::usage(error.to_string()))?;
-        // Started again after it joined: the token is used up, and not needed any more.
+        // The node joined at an earlier start: the token is used up and not needed.
         let known = join::remembered(&self.node.state_dir).filter(|known| {
             let named = self.node.node_name.as_ref().is_none_or(|name| *name == known.node);
             let trusted = known.authorities.as_deref();
@@ -67,7 +67,7 @@ impl Join {
             (None, Some(node), _) => node,
             (None, None, prefix) => {
                 return Err(Error::usage(format!(
-                    "the join string is for nodes whose names begin with {}: say which with --node-name",
+                    "the join string is for nodes whose names begin with {}: choose one with --node-name",
                     prefix.unwrap_or_default()
                 )));
             }

@@ -1,10 +1,9 @@
-//! `mainstay logs`: what an instance wrote to its output.
+//! `mainstay logs`: the output of an instance.
 
 use clap::Args;
 
 use super::sessions::Place;
-use crate::client::Call;
-use crate::client::encode;
+use crate::client::{self, Call, encode};
 use crate::connect::Connect;
 use crate::error::Error;
 use crate::output;
@@ -12,17 +11,17 @@ use crate::output;
 /// Print the output of an instance
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mainstay get inst                        the instances there are
-  mainstay logs game-x7k2m9q4              all that is kept of its output
-  mainstay logs game-x7k2m9q4 --tail 20 -f the last lines, and those to come")]
+  mainstay get inst                        list the instances
+  mainstay logs game-x7k2m9q4              print all of its output that is kept
+  mainstay logs game-x7k2m9q4 --tail 20 -f print the last 20 lines and follow")]
 pub(crate) struct Logs {
     /// The instance
     #[arg(value_name = "INSTANCE")]
     instance: String,
-    /// Only so many lines from the end
+    /// Print only the last N lines
     #[arg(long, value_name = "N")]
     tail: Option<u64>,
-    /// Stay, and print what is still to come
+    /// Keep printing new output as it is written
     #[arg(short, long)]
     follow: bool,
     #[command(flatten)]
@@ -43,9 +42,17 @@ impl Logs {
             self.follow,
         );
         let mut pieces = client.stream(&Call::get(path)).await?;
-        while let Some(piece) = pieces.piece().await? {
+        while let Some(piece) = pieces.piece().await.map_err(|error| self.incomplete(&error))? {
             output::print(&String::from_utf8_lossy(&piece))?;
         }
         Ok(0)
+    }
+
+    fn incomplete(&self, error: &client::Error) -> Error {
+        let (instance, cause) = (&self.instance, error.explained());
+        Error::negative(format!(
+            "the log of instance {instance} is incomplete: {cause}; the node disconnected, or the \
+             output was read too slowly; try again, perhaps with --tail"
+        ))
     }
 }

@@ -1,4 +1,4 @@
-//! One module a command: its flags, and what it does.
+//! The commands, one module each: flags and behaviour.
 
 pub(crate) mod agent;
 pub(crate) mod apply;

@@ -1,4 +1,4 @@
-//! `mainstay node`: take nodes out of the cluster.
+//! `mainstay node`: removes nodes from the cluster.
 
 use clap::{Args, Subcommand};
 use http::Method;
@@ -10,7 +10,7 @@ use crate::connect::Connect;
 use crate::error::Error;
 use crate::output;
 
-/// Remove nodes, or take their certificates away
+/// Remove nodes, or revoke their certificates
 #[derive(Debug, Args)]
 pub(crate) struct Node {
     #[command(subcommand)]
@@ -21,7 +21,7 @@ pub(crate) struct Node {
 enum Action {
     /// Delete nodes and revoke their certificates and join tokens; open connections are cut
     Rm(Names),
-    /// Revoke the certificates and join tokens of nodes, and leave their Node objects
+    /// Revoke the certificates and join tokens of nodes, but keep their Node objects
     #[command(after_help = "Examples:
   mainstay node revoke worker-1                                     its certificate was stolen
   mainstay token create --role node --node worker-1 --join          lets it join anew")]
@@ -50,7 +50,7 @@ impl Node {
             if remove {
                 let path = format!("/api/v1/nodes/{named}");
                 match client.bytes(Call::send(Method::DELETE, path, JSON, &json!({}))).await {
-                    // A node that only pretends has no object.
+                    // A simulated node has no object.
                     Err(error) if error.is_not_found() => {}
                     deleted => {
                         if let Some(held) = held(&deleted?) {
@@ -67,7 +67,7 @@ impl Node {
     }
 }
 
-/// Says so if the answer to a deletion is the Node itself: its finalizers hold it.
+/// Reports finalizers that delay the deletion: the server then answers with the Node itself.
 fn held(answer: &[u8]) -> Option<String> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     let metadata = answer.get("metadata").filter(|_| answer["kind"] == "Node")?;
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_finalizers_hold_is_not_said_to_be_removed() {
+    fn a_node_with_finalizers_is_not_reported_as_removed() {
         let gone = json!({"kind": "Status", "metadata": {}, "status": "Success"});
         assert_eq!(held(gone.to_string().as_bytes()), None);
         let metadata = json!({"deletionTimestamp": "2026-11-16T00:00:00Z", "finalizers": ["a/b"]});

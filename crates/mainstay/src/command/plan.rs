@@ -1,4 +1,4 @@
-//! `mainstay plan`: where the replicas of manifests would go. Nothing is written.
+//! `mainstay plan`: shows the placement of replicas of manifests without changing anything.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ pub(crate) enum Shape {
     Json,
 }
 
-/// Show where replicas would go; nothing is written
+/// Show where replicas would be placed, without changing anything
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay plan -f cluster.yaml                    volumes over the nodes and groups in a file
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     /// Files with manifests, YAML or JSON; - is stdin
     #[arg(short = 'f', long = "filename", value_name = "FILE", required_unless_present = "live")]
     files: Vec<PathBuf>,
-    /// Over the objects of a server, with those of the files added or replaced
+    /// Plan with the objects of a server; objects of the files are added or replace them
     #[arg(long)]
     live: bool,
     /// Scores by group or group/thinPool, or the text error or narrowError, in place of capacity

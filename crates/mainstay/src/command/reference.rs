@@ -20,7 +20,7 @@ fn section(command: &Command, above: &[&str], text: &mut String) {
     path.push(command.get_name());
     let name = path.join(" ");
     let level = "#".repeat(path.len() + 1);
-    // Values of this machine's environment have no place in a page for everybody.
+    // Values from the environment of this machine must not show up in the page.
     let own = command.clone().term_width(96);
     let mut own = own.mut_args(|argument| argument.hide_env_values(true));
     let help = own.render_long_help().to_string();

@@ -1,4 +1,4 @@
-//! `mainstay restore`: a backup into an empty store, while no server runs on it.
+//! `mainstay restore`: restores a backup into an empty store that no server uses.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ use crate::command::serve;
 use crate::error::Error;
 use crate::paths;
 
-/// The largest object that is taken: whatever a store once took.
+/// The largest object that is restored: as large as any store accepts.
 const LARGEST_OBJECT: usize = 64 << 20;
 
-/// Fill an empty store and an empty rule catalog from a backup
+/// Restore a backup into an empty store and an empty rule catalog
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay restore mainstay.backup --data-dir /var/lib/mainstay
@@ -46,24 +46,23 @@ pub(crate) struct Restore {
     keys: Unseal,
 }
 
-/// Where a store is that no server runs on.
+/// The location of a store that no server uses.
 #[derive(Debug, Clone, Args)]
 struct Place {
-    /// Where the server keeps its files; made if it is not there
+    /// The data folder of the server; created if it does not exist
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     data_dir: Option<PathBuf>,
-    /// Where objects are kept, as `mainstay serve` takes it [default: objects.db in the data folder]
+    /// The store of the objects, as for `mainstay serve` [default: objects.db in the data folder]
     #[arg(long, value_name = "URL", env = "MAINSTAY_STORE")]
     store: Option<String>,
-    /// Where the rule catalog is kept, as `mainstay serve` takes it [default: catalog.db in the data
-    /// folder]
+    /// The rule catalog, as for `mainstay serve` [default: catalog.db in the data folder]
     #[arg(long, value_name = "URL", env = "MAINSTAY_CATALOG")]
     catalog: Option<String>,
 }
 
 impl Place {
-    /// Where the catalog goes, which must be empty, half restored, or filled by the restore of this
-    /// name, which broke off later.
+    /// The catalog to restore into. It must be empty, half restored, or filled by the restore of this
+    /// name that was interrupted later.
     async fn catalog(
         &self,
         data_dir: Option<&Path>,
@@ -95,8 +94,8 @@ impl Restore {
         self.restore(Stop::default()).await
     }
 
-    /// Each step is durable before the next one, and a restore that broke off after any of them
-    /// can be done again: until the last one the data folder, the store or both are marked.
+    /// Each step is durable before the next one, and a restore that was interrupted after any of them
+    /// can be repeated: until the last one the data folder, the store or both are marked.
     async fn restore(&self, stop: Stop) -> Result<u8, Error> {
         let file = self.file.display();
         match std::fs::metadata(&self.file) {
@@ -107,9 +106,11 @@ impl Restore {
         let data_dir = self.place.data_dir.clone().or_else(paths::data_dir);
         let location = located(data_dir.as_deref(), self.place.store.as_deref())?;
         if location == Location::Memory {
-            return Err(Error::usage("--store: memory keeps nothing; restore into another store"));
+            return Err(Error::usage(
+                "--store: a memory store is lost when the process ends; restore into another store",
+            ));
         }
-        // A file that is refused must not leave so much as an empty database behind.
+        // If the file is refused, not even an empty database is left behind.
         let source = self.keys.source(&self.file);
         let checked = source.clone();
         let checked = tokio::task::spawn_blocking(move || {
@@ -118,7 +119,7 @@ impl Restore {
         });
         let (summary, parts) =
             checked.await.map_err(|error| Error::negative(error.to_string()))??;
-        // A store that is not empty, or that a server runs on, is told before anything else.
+        // First of all, refuse a store that is not empty or that a server uses.
         let unfinished = left_by(&location).await?;
         let catalog = match parts.counted() {
             Some(_) => Some(self.place.catalog(data_dir.as_deref(), unfinished).await?),
@@ -158,18 +159,20 @@ pub(crate) fn located(data_dir: Option<&Path>, store: Option<&str>) -> Result<Lo
     match (store, data_dir) {
         (Some(store), _) => serve::location(store),
         (None, Some(data_dir)) => Ok(Location::Sqlite(data_dir.join("objects.db"))),
-        (None, None) => Err(Error::usage("say where the store is: --data-dir DIR or --store URL")),
+        (None, None) => {
+            Err(Error::usage("no store given; name one with --data-dir DIR or --store URL"))
+        }
     }
 }
 
-/// Has the data folder remember the restored cluster, so that a server starts on it.
+/// Stores the identity of the restored cluster in the data folder, so that a server starts on it.
 async fn remember(data_dir: Option<&Path>, objects: &dyn Objects) -> Result<(), Error> {
     let cluster = identity::give(objects, &RandomIdentities.uid()).await?;
     let Some(data_dir) = data_dir else { return Ok(()) };
     Ok(Marker::end_restore(data_dir, cluster).map_err(mainstay_server::Error::from)?)
 }
 
-/// The name of a restore that broke off in the store; refuses a store that may not be filled.
+/// The name of a restore that was interrupted in the store; refuses a store that is not empty.
 async fn left_by(location: &Location) -> Result<Option<String>, Error> {
     if let Location::Sqlite(path) = location
         && !std::fs::metadata(path).is_ok_and(|found| found.len() > 0)
@@ -197,8 +200,8 @@ fn make_folders(data_dir: Option<&Path>, location: &Location) -> Result<(), Erro
     }
 }
 
-/// Opens a store that no server runs on. Where `fresh` is set, a new database may take the place of
-/// one that is known to have been there.
+/// Opens a store that no server uses. With `fresh`, a new database may replace one that the data
+/// folder remembers.
 pub(crate) async fn open(
     location: &Location,
     fresh: bool,
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_restore_that_stopped_after_any_step_is_told_and_can_be_done_again() {
+    async fn an_interrupted_restore_is_detected_and_can_be_repeated() {
         let steps = [
             Step::FolderMarked,
             Step::StoreOpened,

@@ -1,4 +1,4 @@
-//! `mainstay rules`: the rule engine for people, through a server or on a catalog of its own.
+//! `mainstay rules`: the commands of the rule engine, through a server or directly on a catalog.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(crate) struct Rules {
 impl Rules {
     pub(crate) async fn run(self) -> Result<u8, Error> {
         let mut out = anstream::stdout();
-        // Uploads and downloads happen with the rights of whoever runs this.
+        // Uploads and downloads use the permissions of the current user.
         let access = self.keys.access(None, Allowed::anywhere())?;
         let Some(address) = &self.catalog else {
             let remote = Server(self.connect.client()?);
@@ -66,7 +66,7 @@ impl Rules {
             catalog: catalog.clone(),
             settings: Settings::default(),
             around: Arc::new(Machine),
-            // The reaper and the check of storage go where the catalog says.
+            // The reaper and the storage check use the folders and endpoints of the catalog.
             access: self
                 .keys
                 .access(None, self.bounds.allowed(&FileBounds::default(), &private)?)?,
@@ -74,7 +74,7 @@ impl Rules {
         };
         let local = Local::new(service);
         let done = cli::run(self.command, &local, access, self.output, &mut out).await;
-        // Servers on the same catalog hear of the work that this command left.
+        // Notify servers on the same catalog of new work.
         catalog.ring().await;
         told(done, &mut out)
     }

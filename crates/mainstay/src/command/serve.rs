@@ -297,6 +297,7 @@ impl Serve {
 /// A server of all kinds there are, with nothing else out of the ordinary.
 pub(crate) fn options(listen: SocketAddr, data_dir: PathBuf) -> Result<Options, Error> {
     let registry = engines::registry().map_err(|error| Error::negative(error.to_string()))?;
+    super::version::build().set();
     Ok(Options::new(listen, data_dir, Arc::new(registry), SystemClock::new()))
 }
 

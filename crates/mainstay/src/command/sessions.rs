@@ -1,12 +1,14 @@
-//! `mainstay sessions`: open and close sessions, and look at what runs for them.
+//! `mainstay sessions`: opens, closes and lists sessions, and shows the pools of applications.
 
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
+use mainstay_sessions::api::{AccessEndPoint, ApplicationSession, InstancePool};
+use mainstay_sessions::engine::ApplicationView;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::client::watch::list;
@@ -16,10 +18,12 @@ use crate::duration;
 use crate::error::Error;
 use crate::output::{self, Format, Table};
 
-/// How wide the bars of `top` are.
+/// The pools of all applications.
+const POOLS: &str = "/mainstay/v1/sessions/pools";
+/// The width of the bars of `top`.
 const BAR: usize = 40;
 
-/// Open and close sessions of applications, and look at their pools
+/// Open, close and list sessions of applications, and show their pools
 #[derive(Debug, Args)]
 pub(crate) struct Sessions {
     #[command(subcommand)]
@@ -41,10 +45,10 @@ enum Action {
     },
     /// Show sessions
     List {
-        /// Only those of this application
+        /// Show only the sessions of this application
         #[arg(long, value_name = "APP")]
         application: Option<String>,
-        /// Those of all namespaces
+        /// Show the sessions of all namespaces
         #[arg(short = 'A', long)]
         all_namespaces: bool,
         /// Output format
@@ -55,12 +59,12 @@ enum Action {
         #[command(flatten)]
         connect: Connect,
     },
-    /// Show the pools of all applications as bars, again and again in a terminal
+    /// Show the pools of all applications as bars; refreshed in a terminal
     Top {
-        /// Print once and end
+        /// Print once and exit
         #[arg(long)]
         once: bool,
-        /// How long to wait between two looks
+        /// The refresh interval
         #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
         every: Duration,
         #[command(flatten)]
@@ -71,32 +75,32 @@ enum Action {
 /// Open a session and print its endpoint
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  mainstay sessions open game                        an endpoint at once, or exit code 1 if none is ready
+  mainstay sessions open game                        prints an endpoint, or exits with code 1 if no instance is ready
   mainstay sessions open game --wait --timeout 30s   waits for an instance
-  nc $(mainstay sessions open game | tr : ' ')       speaks to it")]
+  nc $(mainstay sessions open game | tr : ' ')       connects to it")]
 struct Open {
     /// The application
     #[arg(value_name = "APP")]
     application: String,
-    /// What the session is called [default: the application's name and a random ending]
+    /// The name of the session [default: the application's name with a random suffix]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Wait for an instance if none is ready
     #[arg(long)]
     wait: bool,
-    /// How long opening may take, from the moment it is asked for
+    /// How long opening may take
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::parse)]
     timeout: Duration,
-    /// What the instance is told about the session
+    /// Session data that is passed to the instance
     #[arg(long, value_name = "TEXT", conflicts_with = "data_file")]
     data: Option<String>,
-    /// The same, from a file
+    /// A file with the session data
     #[arg(long, value_name = "FILE")]
     data_file: Option<PathBuf>,
-    /// End the instance with the session
+    /// Terminate the instance when the session closes
     #[arg(long)]
     kill: bool,
-    /// What happens when the instance's node is lost
+    /// Whether the session survives the loss of its node
     #[arg(long, value_enum, default_value_t)]
     on_node_loss: NodeLoss,
     /// Output format
@@ -108,17 +112,17 @@ struct Open {
     connect: Connect,
 }
 
-/// What happens to a session whose node is lost.
+/// The policy for a session whose node is lost.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum NodeLoss {
-    /// It gets another instance and keeps its endpoint
+    /// The session gets another instance and keeps its endpoint
     #[default]
     Recreate,
-    /// It is closed
+    /// The session is closed
     Close,
 }
 
-/// Which namespace.
+/// The namespace of the objects.
 #[derive(Debug, Args)]
 pub(crate) struct Place {
     /// The namespace [default: that of the kubeconfig's context]
@@ -216,17 +220,16 @@ impl Open {
             Some(Format::Json) => output::print(&output::json(&session))?,
             Some(Format::Yaml) => output::print(&output::yaml(&session))?,
             Some(Format::Name) => {
-                let name = output::cell(&session["metadata"]["name"]);
+                let name = typed(&session)?.metadata.name;
                 output::print_line(&format!("applicationsession.apps.mainstay.dev/{name}"))?;
             }
             _ => {
-                let name = output::cell(&session["metadata"]["name"]);
+                let session = typed(&session)?;
+                let name = &session.metadata.name;
                 anstream::eprintln!(
                     "session {name} is open; close it with: mainstay sessions close {name}"
                 );
-                for endpoint in
-                    session["status"]["accessEndPoints"].as_array().into_iter().flatten()
-                {
+                for endpoint in &session.status.access_end_points {
                     output::print_line(&address(endpoint))?;
                 }
             }
@@ -235,8 +238,16 @@ impl Open {
     }
 }
 
-fn address(endpoint: &Value) -> String {
-    let (host, port) = (output::cell(&endpoint["ipAddress"]), output::cell(&endpoint["port"]));
+/// Reads an ApplicationSession.
+fn typed(object: &Value) -> Result<ApplicationSession, Error> {
+    ApplicationSession::deserialize(object).map_err(|error| {
+        let name = output::cell(&object["metadata"]["name"]);
+        Error::negative(format!("ApplicationSession {name} cannot be read: {error}"))
+    })
+}
+
+fn address(endpoint: &AccessEndPoint) -> String {
+    let AccessEndPoint { ip_address: host, port, .. } = endpoint;
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
@@ -246,11 +257,11 @@ fn show(found: &[Value], namespaces: bool, format: Option<Format>) -> Result<u8,
         Some(Format::Yaml) => output::print(&output::yaml(&Value::Array(found.to_vec())))?,
         Some(Format::Name) => {
             for session in found {
-                let name = output::cell(&session["metadata"]["name"]);
+                let name = typed(session)?.metadata.name;
                 output::print_line(&format!("applicationsession.apps.mainstay.dev/{name}"))?;
             }
         }
-        _ if found.is_empty() => anstream::eprintln!("there are no sessions"),
+        _ if found.is_empty() => anstream::eprintln!("No sessions found."),
         wide => {
             let mut headings =
                 vec!["NAME", "APPLICATION", "STATUS", "ENDPOINT", "CLIENTS", "INSTANCE"];
@@ -262,26 +273,21 @@ fn show(found: &[Value], namespaces: bool, format: Option<Format>) -> Result<u8,
             }
             let mut table = Table::new(&headings);
             for session in found {
-                let (metadata, status) = (&session["metadata"], &session["status"]);
-                let endpoints = status["accessEndPoints"].as_array();
-                let endpoint = endpoints.and_then(|all| all.first()).map(address);
-                let clients = status["clientSessions"].as_array().map_or(0, Vec::len);
-                let text = |value: &Value| {
-                    if value.is_null() { String::new() } else { output::cell(value) }
-                };
+                let ApplicationSession { metadata, spec, status } = typed(session)?;
+                let endpoint = status.access_end_points.first().map(address);
                 let mut row = vec![
-                    text(&metadata["name"]),
-                    text(&session["spec"]["applicationName"]),
-                    text(&status["sessionStatus"]),
+                    metadata.name,
+                    spec.application_name,
+                    format!("{:?}", status.session_status),
                     endpoint.unwrap_or_default(),
-                    clients.to_string(),
-                    text(&status["instanceName"]),
+                    status.client_sessions.len().to_string(),
+                    status.instance_name,
                 ];
                 if wide == Some(Format::Wide) {
-                    row.extend([text(&status["nodeName"]), text(&status["reason"])]);
+                    row.extend([status.node_name, status.reason]);
                 }
                 if namespaces {
-                    row.insert(0, text(&metadata["namespace"]));
+                    row.insert(0, metadata.namespace.unwrap_or_default());
                 }
                 table.rows.push(row);
             }
@@ -294,40 +300,43 @@ fn show(found: &[Value], namespaces: bool, format: Option<Format>) -> Result<u8,
 async fn top(client: &Client, once: bool, every: Duration) -> Result<u8, Error> {
     let terminal = std::io::stdout().is_terminal();
     loop {
-        let pools = client.json(Call::get("/mainstay/v1/sessions/pools")).await?;
+        let pools = client.json(Call::get(POOLS)).await?;
+        let pools: Vec<ApplicationView> = serde_json::from_value(pools)
+            .map_err(|error| Error::negative(format!("{POOLS} cannot be read: {error}")))?;
         let text = bars(&pools);
         if once || !terminal {
             output::print(&text)?;
             return Ok(0);
         }
-        // Home, the picture, and nothing below it.
+        // Cursor home, the bars, and clear to the end of the screen.
         output::print(&format!("\u{1b}[H{}\u{1b}[J", text.replace('\n', "\u{1b}[K\n")))?;
         tokio::time::sleep(every).await;
     }
 }
 
 /// The pools of every application, drawn as a bar of its maximum.
-fn bars(pools: &Value) -> String {
+fn bars(applications: &[ApplicationView]) -> String {
     use std::fmt::Write;
-    const MARKS: [(&str, char); 5] =
-        [("Active", '█'), ("Ready", '▒'), ("Standby", '░'), ("Pending", '·'), ("Deleting", '×')];
+    const MARKS: [(InstancePool, char); 5] = [
+        (InstancePool::Active, '█'),
+        (InstancePool::Ready, '▒'),
+        (InstancePool::Standby, '░'),
+        (InstancePool::Pending, '·'),
+        (InstancePool::Deleting, '×'),
+    ];
     let mut text = String::new();
-    let applications = pools.as_array().map(Vec::as_slice).unwrap_or_default();
     if applications.is_empty() {
-        return "there are no applications\n".to_owned();
+        return "No applications found.\n".to_owned();
     }
-    let widest = applications.iter().map(|one| output::cell(&one["application"]).len()).max();
+    let widest = applications.iter().map(|one| one.application.len()).max();
     let widest = widest.unwrap_or(0).max(11);
     for application in applications {
-        let counts: BTreeMap<&str, u64> = application["pools"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|pool| Some((pool["pool"].as_str()?, pool["instances"].as_u64()?)))
-            .collect();
-        let of = |pool: &str| counts.get(pool).copied().unwrap_or(0);
-        let all: u64 = counts.values().sum();
-        let maximum = application["maximum"].as_u64().unwrap_or(1).max(all).max(1);
+        let of = |wanted: InstancePool| -> u64 {
+            let found = application.pools.iter().find(|pool| pool.pool == wanted);
+            found.and_then(|pool| u64::try_from(pool.instances).ok()).unwrap_or(0)
+        };
+        let all: u64 = MARKS.iter().map(|(pool, _)| of(*pool)).sum();
+        let maximum = u64::try_from(application.maximum).unwrap_or(1).max(all).max(1);
         let mut bar = String::new();
         let (mut seen, mut drawn) = (0, 0);
         for (pool, mark) in MARKS {
@@ -337,15 +346,14 @@ fn bars(pools: &Value) -> String {
             drawn = end;
         }
         bar.extend(std::iter::repeat_n(' ', BAR - drawn));
-        let name = output::cell(&application["application"]);
-        let waiting = application["waiting"].as_u64().unwrap_or(0);
+        let (name, waiting) = (&application.application, application.waiting);
         let _ = writeln!(
             text,
             "{name:widest$} [{bar}] {:>6} in use {:>6} ready {:>5} standby {:>5} pending {waiting:>5} waiting, at most {maximum}",
-            of("Active"),
-            of("Ready"),
-            of("Standby"),
-            of("Pending"),
+            of(InstancePool::Active),
+            of(InstancePool::Ready),
+            of(InstancePool::Standby),
+            of(InstancePool::Pending),
         );
     }
     text.push_str("█ in use  ▒ ready  ░ standby  · pending  × ending\n");
@@ -357,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_are_as_long_as_their_pools() {
+    fn the_length_of_a_bar_is_the_size_of_its_pool() {
         let pools = json!([{
             "application": "t/game",
             "pools": [
@@ -370,10 +378,10 @@ mod tests {
             "waiting": 2,
             "maximum": 40,
         }]);
-        let text = bars(&pools);
+        let text = bars(&serde_json::from_value::<Vec<_>>(pools).unwrap());
         let count = |mark: char| text.lines().next().unwrap().matches(mark).count();
         assert_eq!((count('█'), count('▒'), count('·'), count('░')), (10, 5, 5, 0), "{text}");
         assert!(text.contains("2 waiting, at most 40"), "{text}");
-        assert_eq!(bars(&json!([])), "there are no applications\n");
+        assert_eq!(bars(&[]), "No applications found.\n");
     }
 }

@@ -1,4 +1,4 @@
-//! `mainstay store`: look after what a server keeps its objects in.
+//! `mainstay store`: shows, checks, repairs, compacts and re-encrypts the store of a server.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ pub(crate) struct Store {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Show how much is kept
+    /// Show the size of the store
     Stats {
         /// Output format
         #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
@@ -39,7 +39,7 @@ enum Action {
         #[command(flatten)]
         connect: Connect,
     },
-    /// Look at every object, and at the medium; exit code 1 if anything is wrong
+    /// Check every object and the database; exit code 1 if anything is wrong
     #[command(after_help = "Examples:
   mainstay store check                            what a running server keeps
   mainstay store check --data-dir /var/lib/mainstay   a database no server runs on")]
@@ -47,10 +47,10 @@ enum Action {
         /// Output format
         #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
         output: Format,
-        /// Check the database in this folder, which no server may be using, instead of a server's
+        /// Check the database in this folder instead; no server may be using it
         #[arg(long, value_name = "DIR")]
         data_dir: Option<PathBuf>,
-        /// Check this store, as `mainstay serve` takes it, instead of a server's
+        /// Check this store instead, named as for `mainstay serve`
         #[arg(long, value_name = "URL")]
         store: Option<String>,
         /// The file of the rule catalog, for a database no server runs on [default: catalog.db in
@@ -74,10 +74,10 @@ The key file stays as it is: to change its keys, put a new line above the old on
         #[command(flatten)]
         connect: Connect,
     },
-    /// Keys that a store is encrypted with
+    /// Manage the keys of an encrypted store
     #[command(subcommand)]
     Key(KeyAction),
-    /// Go on without what is lost or damaged in a database no server runs on
+    /// Repair a database that no server uses, without the data that is lost or damaged
     #[command(after_help = "Examples:
   mainstay store repair --data-dir /var/lib/mainstay                    show what is wrong
   mainstay store repair --data-dir /var/lib/mainstay --accept 1a2b3c4d   go on without it
@@ -86,22 +86,22 @@ A backup is better: see `mainstay restore`. Without --accept nothing is changed;
 object is named, and the word to accept exactly that loss is shown (exit code 1). The files are
 copied before they are changed.")]
     Repair {
-        /// The folder of the database, which no server may be using
+        /// The folder of the database; no server may be using it
         #[arg(long, value_name = "DIR")]
         data_dir: Option<PathBuf>,
-        /// The database, as `mainstay serve --store` takes it
+        /// The database, named as for `mainstay serve --store`
         #[arg(long, value_name = "URL")]
         store: Option<String>,
         /// The file of the rule catalog [default: catalog.db in the data folder, if it is there]
         #[arg(long, value_name = "FILE")]
         catalog: Option<PathBuf>,
-        /// The word for the loss that was shown
+        /// The word that the report named for this loss
         #[arg(long, value_name = "WORD")]
         accept: Option<String>,
         #[command(flatten)]
         store_key: StoreKey,
     },
-    /// Forget all history: objects stay, watches from before begin anew
+    /// Delete the history: objects stay, older watches must list again
     Compact {
         /// Output format
         #[arg(short, long, value_enum, default_value_t, hide_default_value = true)]
@@ -205,7 +205,7 @@ impl Store {
                 let count = |name: &str| report[name].as_array().map_or(0, Vec::len);
                 for resource in report["unknown"].as_array().into_iter().flatten() {
                     anstream::eprintln!(
-                        "{} have no kind here and were passed over",
+                        "{} are of kinds that this server does not know; skipped",
                         cell(resource)
                     );
                 }
@@ -304,7 +304,7 @@ async fn repair(location: &Location, accept: Option<&str>, codec: Codec) -> Resu
     match done.map_err(|error| Error::negative(error.to_string()))? {
         Err(copies) => {
             for copy in copies {
-                anstream::eprintln!("kept as it was: {}", copy.display());
+                anstream::eprintln!("the original database was saved as {}", copy.display());
             }
             anstream::eprintln!("{} is repaired", path.display());
             Ok(0)
@@ -316,7 +316,7 @@ async fn repair(location: &Location, accept: Option<&str>, codec: Codec) -> Resu
         Ok(findings) => {
             output::print(&format!("{}\n", findings.lines.join("\n")))?;
             anstream::eprintln!(
-                "to go on without this, run the same command with --accept {}",
+                "to accept this loss, run the same command with --accept {}",
                 findings.name
             );
             Ok(1)
@@ -324,7 +324,7 @@ async fn repair(location: &Location, accept: Option<&str>, codec: Codec) -> Resu
     }
 }
 
-/// Checks a store that no server runs on.
+/// Checks a store that no server uses.
 async fn offline(location: Location, codec: Codec) -> Result<Report, Error> {
     if let Location::Sqlite(path) = &location
         && !path.is_file()
@@ -353,7 +353,7 @@ async fn offline(location: Location, codec: Codec) -> Result<Report, Error> {
     report
 }
 
-/// Checks as much as can be read of a database that is damaged.
+/// Checks the readable part of a damaged database.
 async fn damaged(path: PathBuf, codec: Codec, registry: &Registry) -> Result<Report, Error> {
     let examine = move || sqlite_repair::examine(&path, &codec);
     let examined = tokio::task::spawn_blocking(examine).await;

@@ -1,4 +1,4 @@
-//! `mainstay token`: give out, list and take back the tokens that people log in and nodes join with.
+//! `mainstay token`: creates, lists and revokes the tokens of users and joining nodes.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::duration;
 use crate::error::Error;
 use crate::output::{self, Table, cell};
 
-/// Where the server keeps its tokens.
+/// The path of the tokens.
 const TOKENS: &str = "/mainstay/v1/tokens";
 
 /// Create, list and revoke tokens
@@ -41,7 +41,7 @@ enum Action {
         #[command(flatten)]
         connect: Connect,
     },
-    /// Make tokens worthless at once
+    /// Revoke tokens at once
     Revoke {
         /// The ids, as `mainstay token list` shows them
         #[arg(value_name = "ID", required = true)]
@@ -53,7 +53,7 @@ enum Action {
 
 #[derive(Debug, Args)]
 struct Create {
-    /// What the bearer may do. A token of role node only joins: it becomes a certificate
+    /// The role of the bearer. A token of role node can only join, which gives the node a certificate
     #[arg(long, value_enum)]
     role: Role,
     /// The node that joins with it (role node)
@@ -62,23 +62,23 @@ struct Create {
     /// Nodes whose names begin like this join with it (role node)
     #[arg(long, value_name = "PREFIX")]
     node_prefix: Option<String>,
-    /// The zone of the nodes that join with it [default: what the agent says at its first join]
+    /// The zone of the nodes that join with it [default: the one the agent names at its first join]
     #[arg(long, value_name = "ZONE")]
     zone: Option<String>,
-    /// How many joins it is good for: a number, or unlimited [default: 1]
+    /// How many joins the token allows: a number, or unlimited [default: 1]
     #[arg(long, value_name = "N", value_parser = uses)]
     uses: Option<Value>,
-    /// How the audit log shall call the bearer
+    /// The name of the bearer in the audit log
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
-    /// How long it is good, as 30m, 1h or 90d [default: 1h for role node, else 90d]
+    /// How long the token is valid, such as 30m, 1h or 90d [default: 1h for role node, else 90d]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     ttl: Option<Duration>,
-    /// Print the command by which a node joins, with address, fingerprint and token, instead of the
-    /// token alone
+    /// Print the command that joins a node, with address, fingerprint and token, instead of the token
+    /// alone
     #[arg(long)]
     join: bool,
-    /// The addresses by which nodes reach the servers, for --join [default: the one this command
+    /// The addresses at which nodes reach the servers, for --join [default: the one this command
     /// uses]
     #[arg(long, value_name = "URL[,URL]", value_delimiter = ',', requires = "join")]
     join_url: Vec<String>,
@@ -139,7 +139,7 @@ impl Create {
         };
         if servers.iter().all(|server| is_loopback(server)) {
             anstream::eprintln!(
-                "note: other machines do not reach {}; name the server's address with --join-url",
+                "note: other machines cannot reach {}; name the server's address with --join-url",
                 servers.join(",")
             );
         }

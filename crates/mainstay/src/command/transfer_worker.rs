@@ -1,4 +1,4 @@
-//! `mainstay transfer-worker`: a process of its own that moves files for a server.
+//! `mainstay transfer-worker`: transfers files for a server in a separate process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::duration;
 use crate::error::Error;
 use mainstay_server::engines::open_catalog;
 
-/// Move files for a server, in a process of its own
+/// Transfer files for a server, in a separate process
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay transfer-worker --server https://mainstay:7443 --token TOKEN --storage-root /srv/storage
@@ -31,16 +31,16 @@ It must reach the storage of both ends by the RSEs' protocols, and log in as an 
 Several may run, anywhere. SIGTERM and SIGINT end it: what is under way is given up and waits for
 others. `mainstay serve --transfer-workers 0` leaves all files to such workers.")]
 pub(crate) struct TransferWorker {
-    /// How many files are moved at once
+    /// How many files are transferred at once
     #[arg(long, value_name = "N", default_value_t = 4)]
     files: usize,
-    /// How long files stay its own when it is not heard of any more; at least a second
+    /// The lease on claimed files: others may take them after this time without a renewal; at least 1s
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration::parse)]
     lease: Duration,
-    /// What it is called among workers [default: worker- and its process]
+    /// The name of this worker [default: worker- and the process id]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Work on this catalog directly instead of asking a server: a file, or postgres://…
+    /// Use this catalog directly instead of a server: a file, or postgres://…
     #[arg(long, value_name = "URL")]
     catalog: Option<String>,
     #[command(flatten)]
@@ -68,7 +68,7 @@ impl TransferWorker {
         let queue: Arc<dyn Queue> = match &self.catalog {
             Some(address) => {
                 let catalog = open_catalog(address).await?;
-                // Servers on the same catalog hear of what failed here, and call when there is more.
+                // Servers on the same catalog are notified of failures, and notify of new work.
                 let (attended, until) = (catalog.clone(), over.clone());
                 bell = Some(tokio::spawn(async move { attended.attend(&until).await }));
                 Arc::new(CatalogQueue {
@@ -90,7 +90,7 @@ impl TransferWorker {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
         let worker = Worker::start(queue, access, self.files);
-        anstream::eprintln!("{name} moves files");
+        anstream::eprintln!("transfer worker {name} is running");
         let refused = async {
             match &remote_queue {
                 Some(queue) => queue.refused().await,
@@ -107,10 +107,12 @@ impl TransferWorker {
         if let Some(bell) = bell
             && let Err(error) = bell.await
         {
-            tracing::error!(%error, "whoever listens to the catalog panicked");
+            tracing::error!(%error, "catalog listener panicked");
         }
         match refused {
-            Some(why) => Err(Error::negative(format!("the server has no work for {name}: {why}"))),
+            Some(why) => {
+                Err(Error::negative(format!("the server refuses transfer worker {name}: {why}")))
+            }
             None => Ok(0),
         }
     }

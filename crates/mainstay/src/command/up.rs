@@ -1,4 +1,4 @@
-//! `mainstay up`: a server on this machine with nothing to set up, and a word on how to use it.
+//! `mainstay up`: starts a server on this machine with defaults, and prints how to use it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,24 +13,24 @@ use crate::credentials::{Bounds, FileBounds, Keys};
 use crate::error::Error;
 use crate::{output, paths};
 
-/// Start a server on this machine with sensible defaults, and say how to use it
+/// Start a server on this machine with sensible defaults, and print how to use it
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay up                                 data in the user's data folder, port 7443 or a free one
   mainstay up --data-dir /tmp/try             somewhere else")]
 pub(crate) struct Up {
-    /// Where to keep data [default: mainstay in the user's data folder]
+    /// The data folder [default: mainstay in the user's data folder]
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     data_dir: Option<PathBuf>,
-    /// Where to listen [default: 127.0.0.1:7443, or a free port if that is taken]
+    /// The address to listen on [default: 127.0.0.1:7443, or a free port if that is taken]
     #[arg(long, value_name = "ADDR:PORT", env = "MAINSTAY_LISTEN")]
     listen: Option<SocketAddr>,
     #[command(flatten)]
     bounds: Bounds,
-    /// Begin anew, or take the store as it is, though the data folder remembers another
+    /// Accept an empty or different store although the data folder belongs to another cluster
     #[arg(long)]
     new_cluster: bool,
-    /// What to log: error, warn, info, debug, trace, or a filter
+    /// The log level: error, warn, info, debug, trace, or a filter
     #[arg(long = "log", value_name = "FILTER", env = "MAINSTAY_LOG", default_value = "warn")]
     log: String,
 }
@@ -39,7 +39,7 @@ impl Up {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
         Log::of(&self.log).start()?;
         let Some(data_dir) = self.data_dir.clone().or_else(paths::data_dir) else {
-            return Err(Error::usage("say where to keep data: --data-dir DIR"));
+            return Err(Error::usage("no data folder found; name one with --data-dir DIR"));
         };
         let listen = match self.listen {
             Some(listen) => listen,
@@ -55,7 +55,9 @@ impl Up {
             Ok(service) => service,
             Err(error) => {
                 if let Some(url) = already_up(&kubeconfig).await {
-                    anstream::eprintln!("A server of this data folder already answers at {url}.");
+                    anstream::eprintln!(
+                        "A server with this data folder is already running at {url}."
+                    );
                 }
                 return Err(error);
             }
@@ -65,13 +67,13 @@ impl Up {
         output::print(&welcome(server.kubeconfig(), on_path("kubectl"), &own_name()))?;
         let ended = until_told(service, signals).await;
         anstream::eprintln!(
-            "Mainstay has ended; `mainstay up` starts it again with everything it knew."
+            "Mainstay has stopped; `mainstay up` starts it again with all its data."
         );
         ended
     }
 }
 
-/// The address of a server that answers to this kubeconfig, if one does.
+/// The address of the server of this kubeconfig, if it is ready.
 async fn already_up(kubeconfig: &Path) -> Option<String> {
     let file = Kubeconfig::load(&[kubeconfig.to_owned()]).ok()?;
     let target = file.target(&Overrides::default()).ok()?;
@@ -93,7 +95,7 @@ fn on_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// How the person can call this program: by name if it is on the path, else where it is.
+/// The command to run this program: its name if it is on the PATH, else its path.
 fn own_name() -> String {
     match std::env::current_exe() {
         Ok(path) if !on_path("mainstay") => path.display().to_string(),
@@ -101,7 +103,7 @@ fn own_name() -> String {
     }
 }
 
-/// What a newcomer reads first.
+/// The first steps, for new users.
 fn welcome(kubeconfig: &Path, kubectl: bool, own: &str) -> String {
     let kubeconfig = kubeconfig.display().to_string();
     let kubeconfig = if kubeconfig.contains([' ', '\'']) {

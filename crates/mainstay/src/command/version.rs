@@ -1,6 +1,8 @@
-//! `mainstay version`: of this program, and of the server when one answers.
+//! `mainstay version`: the version of this program, and of the server if one answers.
 
 use clap::Args;
+use jiff::Timestamp;
+use mainstay_server::build_info::BuildInfo;
 use serde_json::{Value, json};
 
 use crate::client::Call;
@@ -11,7 +13,7 @@ use crate::output::{self, cell};
 /// Show the version of this program and of the server
 #[derive(Debug, Args)]
 pub(crate) struct Version {
-    /// Only this program; ask no server
+    /// Show the version of this program only; do not connect to a server
     #[arg(long)]
     client: bool,
     /// Output format
@@ -31,12 +33,16 @@ enum VersionFormat {
 
 impl Version {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
-        let own = env!("CARGO_PKG_VERSION");
+        let (own, build) = (env!("CARGO_PKG_VERSION"), build());
         let asked = if self.client { None } else { Some(self.server().await) };
         let server = asked.as_ref().and_then(|answer| answer.as_ref().ok());
         match self.output {
             Some(format) => {
-                let mut value = json!({"clientVersion": {"gitVersion": format!("v{own}")}});
+                let mut value = json!({"clientVersion": {
+                    "gitVersion": format!("v{own}"),
+                    "gitCommit": build.commit,
+                    "buildDate": build.date_text(),
+                }});
                 if let Some(server) = server {
                     value["serverVersion"] = server.clone();
                 }
@@ -46,9 +52,12 @@ impl Version {
                 })?;
             }
             None => {
-                output::print_line(&format!("Client: v{own}"))?;
+                let date = build.date_text();
+                output::print_line(&line("Client", &format!("v{own}"), build.commit, &date))?;
                 if let Some(server) = server {
-                    output::print_line(&format!("Server: {}", cell(&server["gitVersion"])))?;
+                    let field = |name: &str| cell(&server[name]);
+                    let (version, commit) = (field("gitVersion"), field("gitCommit"));
+                    output::print_line(&line("Server", &version, &commit, &field("buildDate")))?;
                 }
             }
         }
@@ -60,5 +69,35 @@ impl Version {
 
     async fn server(&self) -> Result<Value, Error> {
         Ok(self.connect.client()?.json(Call::get("/version")).await?)
+    }
+}
+
+/// The build of this program, as its build script found it.
+pub(crate) fn build() -> BuildInfo {
+    let seconds = env!("MAINSTAY_BUILD_SECONDS").parse().ok();
+    let date = seconds.filter(|seconds| *seconds > 0);
+    BuildInfo {
+        commit: env!("MAINSTAY_COMMIT"),
+        date: date.and_then(|seconds| Timestamp::from_second(seconds).ok()),
+    }
+}
+
+/// One line: the version, with the first digits of the commit.
+fn line(side: &str, version: &str, commit: &str, date: &str) -> String {
+    let commit: String = commit.chars().take(12).collect();
+    format!("{side}: {version} (commit {commit}, built {date})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_build_has_a_commit_and_a_date_after_1970() {
+        let build = build();
+        assert!(!build.commit.is_empty());
+        assert!(build.date.is_none_or(|date| date.as_second() > 1_600_000_000), "{build:?}");
+        let text = line("Client", "v1", "0123456789abcdef", "2026-01-01T00:00:00Z");
+        assert_eq!(text, "Client: v1 (commit 0123456789ab, built 2026-01-01T00:00:00Z)");
     }
 }

@@ -1,4 +1,4 @@
-//! `mainstay wait`: until something holds of some objects, told by a watch, never by polling.
+//! `mainstay wait`: waits for a condition of objects by watching them, without polling.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::jsonpath::JsonPath;
 use crate::output::{self, cell};
 use crate::select::{Scope, Selectors, Wanted, wanted};
 
-/// Wait until something holds of objects
+/// Wait for a condition of objects
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   mainstay wait node/worker-1 --for=condition=Ready --timeout=2m
@@ -31,10 +31,10 @@ pub(crate) struct Wait {
     /// TYPE NAME…, TYPE/NAME…, or TYPE with -l or --all
     #[arg(value_name = "TYPE|TYPE/NAME", required = true)]
     what: Vec<String>,
-    /// What to wait for: condition=NAME[=VALUE], create, delete, or jsonpath=PATH[=VALUE]
+    /// The condition to wait for: condition=NAME[=VALUE], create, delete, or jsonpath=PATH[=VALUE]
     #[arg(long = "for", value_name = "WHAT", value_parser = Goal::parse)]
     goal: Goal,
-    /// How long to wait
+    /// How long to wait at most
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     timeout: Duration,
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub(crate) struct Wait {
     connect: Connect,
 }
 
-/// What is waited for.
+/// The condition to wait for.
 #[derive(Debug, Clone, PartialEq)]
 enum Goal {
     Condition { name: String, value: String },
@@ -83,7 +83,7 @@ impl Goal {
         }
     }
 
-    /// Whether an existing object is what is waited for.
+    /// Whether an existing object meets the condition.
     fn is_met(&self, object: &Value) -> bool {
         match self {
             Self::Created => true,
@@ -100,7 +100,7 @@ impl Goal {
     }
 }
 
-/// A condition counts only if it was judged for the spec as it now is.
+/// Whether the condition has this value for the current generation of the spec.
 fn condition_is(object: &Value, name: &str, value: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     let generation = object["metadata"]["generation"].as_i64();
@@ -135,7 +135,7 @@ impl Wait {
                     .await
                 {
                     Ok(waited) => waited,
-                    // The time went to an object before it: this one may have been there all along.
+                    // The time was used up by the objects before it: this one may meet the condition already.
                     Err(_) if self.holds(&client, resource, namespace, name).await? => Ok(()),
                     Err(_) => Err(Error::negative(format!("timed out waiting for {label}"))),
                 };
@@ -160,7 +160,7 @@ impl Wait {
         for Wanted { resource, names } in wanted(discovery, &self.what)? {
             let chosen = self.all || !self.selectors.is_empty();
             if names.is_empty() != chosen {
-                return Err(Error::usage("give names, or a selector (-l), or --all"));
+                return Err(Error::usage("name objects, a selector (-l), or --all"));
             }
             let mut names = names;
             if chosen {
@@ -175,7 +175,7 @@ impl Wait {
         Ok(objects)
     }
 
-    /// Whether what is waited for is so at this moment.
+    /// Whether the object meets the condition now.
     async fn holds(
         &self,
         client: &Client,
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn goals_are_read_and_met() {
+    fn goals_are_parsed_and_compared_with_objects() {
         let object = json!({
             "metadata": {"generation": 2},
             "status": {"phase": "Active", "conditions": [

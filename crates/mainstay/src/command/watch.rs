@@ -1,4 +1,4 @@
-//! `mainstay watch`: every change to objects of one or several types, and what changed in them.
+//! `mainstay watch`: prints every change to objects of one or several types, with the changed fields.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub(crate) struct Watch {
     all_namespaces: bool,
     #[command(flatten)]
     selectors: Selectors,
-    /// Leave out what already exists
+    /// Do not print the objects that exist already
     #[arg(long)]
     only_changes: bool,
     /// Output format: lines for people, or one JSON event a line
@@ -151,7 +151,7 @@ fn key(object: &Value) -> String {
     format!("{}/{}", cell(&metadata["namespace"]), cell(&metadata["name"]))
 }
 
-/// The events that lead from what was known to a list read afresh.
+/// The events that lead from the known objects to a new list.
 fn relisted(known: &BTreeMap<String, Value>, list: &Value, resource: &Resource) -> Vec<Event> {
     let mut events = Vec::new();
     let items = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -183,7 +183,7 @@ fn relisted(known: &BTreeMap<String, Value>, list: &Value, resource: &Resource) 
     events
 }
 
-/// What differs, as `path: before → after`, the first few.
+/// The first changed fields, as `path: before → after`.
 fn summary(before: &Value, after: &Value) -> String {
     let mut changes = Vec::new();
     differences("", before, after, &mut changes);
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_names_what_changed() {
+    fn a_summary_lists_the_changed_fields() {
         let before =
             json!({"metadata": {"resourceVersion": "1"}, "spec": {"a": 1, "b": {"c": true}}});
         let after = json!({"metadata": {"resourceVersion": "2", "labels": {"x": "y"}}, "spec": {"a": 2, "b": {"c": true}}});

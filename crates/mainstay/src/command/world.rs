@@ -1,4 +1,4 @@
-//! Everything that decides about places, fetched from a server or read from files.
+//! The input of placement decisions, fetched from a server or read from files.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::client::{Call, Client};
 use crate::error::Error;
 
-/// Where the objects of each kind are, and which kind they are.
+/// The collection of each kind.
 const COLLECTIONS: [(&str, &str); 7] = [
     ("/api/v1/nodes", "Node"),
     ("/apis/storage.mainstay.dev/v1/replicatedstorageclasses", "ReplicatedStorageClass"),
@@ -20,12 +20,12 @@ const COLLECTIONS: [(&str, &str); 7] = [
     ("/apis/storage.mainstay.dev/v1/replicatedvolumeattachments", "ReplicatedVolumeAttachment"),
 ];
 
-/// What a server has.
+/// The objects and reservations of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Fetched {
     /// Its objects.
     pub(crate) objects: Vec<Value>,
-    /// What its ledger has promised.
+    /// The reservations of its ledger.
     reservations: ReservationList,
 }
 
@@ -42,10 +42,11 @@ pub(crate) async fn fetch(client: &Client) -> Result<Fetched, Error> {
     }
     match client.json(Call::get("/v1/lvg/reservations")).await {
         Ok(held) => {
-            fetched.reservations = serde_json::from_value(held)
-                .map_err(|error| Error::negative(format!("the reservations: {error}")))?;
+            fetched.reservations = serde_json::from_value(held).map_err(|error| {
+                Error::negative(format!("the reservations cannot be read: {error}"))
+            })?;
         }
-        // A server that runs without the part that promises has promised nothing.
+        // A server without the volumes engine has no reservations.
         Err(error) if error.is_not_found() => {}
         Err(error) => return Err(error.into()),
     }
@@ -75,7 +76,7 @@ pub(crate) fn text(file: &PathBuf) -> Result<String, Error> {
 }
 
 impl Fetched {
-    /// The world of all this.
+    /// The input of a placement decision.
     pub(crate) fn world(self) -> Result<World, Error> {
         let world = World::read(self.objects).map_err(|error| Error::usage(error.to_string()))?;
         Ok(World { reservations: self.reservations.reservations, ..world })

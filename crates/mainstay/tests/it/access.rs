@@ -310,7 +310,7 @@ async fn furnish(admin: &Caller) {
 }
 
 #[tokio::test]
-async fn every_kind_verb_and_subresource_is_as_the_docs_say_for_every_role() {
+async fn access_of_every_role_matches_the_documented_table() {
     let server = TestServer::start();
     let admin = Caller::new(&server, "admin");
     let roles = [

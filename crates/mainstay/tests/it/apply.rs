@@ -59,7 +59,7 @@ impl Bench {
 }
 
 #[test]
-fn what_is_no_longer_applied_is_removed_and_what_others_set_stays() {
+fn fields_dropped_from_a_manifest_are_removed_and_fields_of_others_stay() {
     let bench = Bench::new();
     assert_eq!(bench.apply("{a: '1', b: '2'}", &[]), "configmap/c created\n");
     bench.patch("hand", &json!({"metadata": {"labels": {"by": "hand"}}, "data": {"x": "9"}}));
@@ -97,7 +97,7 @@ fn a_conflict_names_the_field_and_its_holder_and_can_be_forced() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_happen() {
+fn a_dry_run_reports_the_change_without_storing_it() {
     let bench = Bench::new();
     let dry = ["--dry-run=server"];
     assert_eq!(bench.apply("{a: '1'}", &dry), "configmap/c created (dry run)\n");
@@ -109,7 +109,7 @@ fn a_dry_run_says_what_would_happen() {
 }
 
 #[test]
-fn what_was_applied_from_the_clients_side_is_taken_over() {
+fn objects_of_client_side_apply_are_taken_over() {
     // As an earlier version of this program did it, and as kubectl does without --server-side.
     for manager in ["mainstay", "kubectl-client-side-apply"] {
         let bench = Bench::new();

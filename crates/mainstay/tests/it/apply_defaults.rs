@@ -121,7 +121,7 @@ fn without_identity(mut config: Value) -> Value {
 }
 
 #[test]
-fn what_is_left_out_of_an_applied_object_is_gone_on_every_kind() {
+fn fields_left_out_of_an_applied_object_are_removed_on_every_kind() {
     for kind in registry().iter() {
         let first = everything(kind);
         let live = applied(kind, None, &first);

@@ -441,7 +441,7 @@ fn the_first_backup_with_a_catalog_still_restores() {
 }
 
 #[test]
-fn a_catalog_that_is_in_use_or_half_restored_is_told() {
+fn a_catalog_in_use_or_half_restored_is_refused() {
     let there = folder();
     let data = there.path().join("data");
     let server = TestServer::start_in(&data, &[]);

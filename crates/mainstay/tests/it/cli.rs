@@ -91,7 +91,7 @@ fn waiting_ends_with_the_event() {
 }
 
 #[test]
-fn what_holds_is_seen_though_the_time_went_to_another_object() {
+fn wait_checks_every_object_even_after_the_timeout() {
     let server = TestServer::start();
     run(&server, &["apply", "-f", "config.yaml"]);
     // The first has no colour, the second has.
@@ -103,7 +103,7 @@ fn what_holds_is_seen_though_the_time_went_to_another_object() {
 }
 
 #[test]
-fn a_watch_names_what_changed() {
+fn a_watch_lists_the_changed_fields() {
     let server = TestServer::start();
     run(&server, &["apply", "-f", "config.yaml"]);
     let mut watching = server
@@ -133,7 +133,7 @@ fn a_watch_names_what_changed() {
 }
 
 #[test]
-fn tokens_give_roles_and_can_be_taken_back() {
+fn tokens_have_roles_and_can_be_revoked() {
     let server = TestServer::start();
     let token =
         run(&server, &["token", "create", "--role", "viewer", "--ttl", "1h", "--name", "auditor"]);
@@ -158,4 +158,27 @@ fn tokens_give_roles_and_can_be_taken_back() {
     assert!(refused.contains("Unauthorized"), "{refused}");
     let node = run(&server, &["token", "create", "--role", "node"]);
     assert!(node.contains("--node"), "{node}");
+}
+
+#[test]
+fn a_log_that_breaks_off_is_an_error() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+        let answer = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n6\r\nbegun\n\r\n";
+        stream.write_all(answer.as_bytes()).unwrap();
+    });
+    let output = std::process::Command::new(crate::process::MAINSTAY)
+        .args(["logs", "game-1", "--server", &url])
+        .env_remove("KUBECONFIG")
+        .output()
+        .unwrap();
+    server.join().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "begun\n");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("the log of instance game-1 is incomplete"), "{told}");
+    assert_eq!(output.status.code(), Some(1));
 }

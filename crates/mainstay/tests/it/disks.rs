@@ -213,7 +213,7 @@ pub(crate) fn can_run() -> bool {
 }
 
 #[test]
-fn an_operator_sees_disks_and_says_what_shall_become_of_them() {
+fn disks_are_listed_provisioned_and_released() {
     if !can_run() {
         return;
     }
@@ -263,7 +263,7 @@ fn the_table_is_printed_for_people_and_as_a_diagram() {
 }
 
 #[test]
-fn a_failed_disk_is_retried_or_repaired_when_a_person_says_so() {
+fn a_failed_disk_is_retried_or_repaired_on_request() {
     if !can_run() {
         return;
     }
@@ -293,7 +293,7 @@ fn a_failed_disk_is_retried_or_repaired_when_a_person_says_so() {
 }
 
 #[test]
-fn a_configuration_counts_as_soon_as_it_is_written() {
+fn configuration_changes_take_effect_at_once() {
     if !can_run() {
         return;
     }

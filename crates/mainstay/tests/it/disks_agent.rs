@@ -25,7 +25,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn nobody_joins_without_a_token_that_is_good_for_the_node() {
+fn a_node_joins_only_with_a_token_for_its_name() {
     if !can_run() {
         return;
     }
@@ -129,7 +129,7 @@ fn a_node_writes_its_own_objects_and_no_others() {
 }
 
 #[test]
-fn what_ends_while_the_server_is_away_is_told_when_it_is_back() {
+fn operations_that_end_while_the_server_is_down_are_reported_later() {
     if !can_run() {
         return;
     }
@@ -183,7 +183,7 @@ fn an_agent_that_is_killed_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_node_whose_agent_is_silent_is_unknown_until_it_is_heard_again() {
+fn a_node_without_heartbeats_is_unknown_until_they_resume() {
     if !can_run() {
         return;
     }

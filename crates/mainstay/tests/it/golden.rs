@@ -95,6 +95,7 @@ fn replaced(word: &str, before: &str) -> String {
     let is_version = before.trim_end_matches(['"', ' ', ':']).ends_with("resourceVersion")
         && word.chars().all(|letter| letter.is_ascii_digit());
     match word {
+        _ if before.ends_with("gitCommit: ") => "COMMIT".to_owned(),
         _ if is_uid => "UID".to_owned(),
         _ if is_time => "TIME".to_owned(),
         _ if is_version && !word.is_empty() => "VERSION".to_owned(),
@@ -121,7 +122,7 @@ fn is_age(word: &str) -> bool {
 }
 
 #[test]
-fn what_changes_from_run_to_run_is_replaced() {
+fn values_that_differ_between_runs_are_replaced() {
     let text = "NAME    DATA   AGE\na       1      12s\n  uid: 0f0e6a0c-3c1b-4d5a-9b0e-0123456789ab\n  resourceVersion: \"17\"\n  at: \"2026-01-01T00:00:00Z\"\n";
     let expected =
         "NAME  DATA  AGE\na  1  AGE\n  uid: UID\n  resourceVersion: \"VERSION\"\n  at: \"TIME\"\n";

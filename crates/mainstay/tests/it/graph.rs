@@ -67,7 +67,7 @@ fn a_live_graph_answers_every_command() {
 
 /// The server itself serves no graph: what matters is that the question gets there.
 #[test]
-fn questions_go_over_tls_to_whom_the_authority_vouches_for() {
+fn graph_commands_verify_the_certificate_of_the_server() {
     let server = TestServer::start();
     let url = server.address();
     let text = std::fs::read_to_string(server.kubeconfig()).unwrap();

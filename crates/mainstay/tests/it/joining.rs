@@ -138,7 +138,7 @@ fn an_authority_is_exchanged_under_a_running_agent() {
 }
 
 #[test]
-fn tokens_come_from_files_and_say_how_long_they_are_good() {
+fn tokens_are_read_from_files_and_have_an_expiry() {
     let (server, states) = (TestServer::start(), folder());
     for (line, expected) in [
         ("token create --role viewer --ttl 5", "write a number with a unit"),

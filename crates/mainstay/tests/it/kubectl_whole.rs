@@ -146,7 +146,7 @@ fn dependents_go_after_with_or_never() {
 }
 
 #[test]
-fn people_ask_what_they_may_and_who_they_are() {
+fn auth_can_i_and_whoami_work() {
     let Some(desk) = Desk::new("auth can-i") else { return };
     let token = text_of(
         &desk.server.mainstay(&["token", "create", "--role", "viewer", "--name", "victor"]),
@@ -193,7 +193,7 @@ fn a_namespace_is_created_used_and_emptied() {
 }
 
 #[test]
-fn a_difference_is_shown_and_nothing_written() {
+fn diff_shows_changes_and_stores_nothing() {
     let Some(desk) = Desk::new("kubectl diff") else { return };
     ok(&desk.with("apply", "{colour: blue}"));
     assert_eq!(desk.with("diff", "{colour: blue}"), "", "nothing differs");

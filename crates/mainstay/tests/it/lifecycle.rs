@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::process::{MAINSTAY, TestServer, folder, text_of};
 
 #[test]
-fn everything_is_there_after_an_orderly_end() {
+fn data_survives_an_orderly_shutdown() {
     let folder = folder();
     let server = TestServer::start_in(folder.path(), &[]);
     let made = server.mainstay(&[
@@ -44,7 +44,7 @@ fn two_servers_never_share_a_data_folder() {
 }
 
 #[test]
-fn up_says_where_the_server_of_its_folder_already_is() {
+fn up_prints_the_address_of_a_server_that_runs_already() {
     let folder = folder();
     let server = TestServer::start_in(folder.path(), &[]);
     let output = Command::new(MAINSTAY).arg("up").arg("--data-dir").arg(folder.path()).output();
@@ -53,7 +53,7 @@ fn up_says_where_the_server_of_its_folder_already_is() {
 }
 
 #[test]
-fn memory_forgets() {
+fn a_memory_store_is_empty_after_a_restart() {
     let folder = folder();
     let server = TestServer::start_in(folder.path(), &["--store", "memory:"]);
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/manifests/config.yaml");
@@ -107,7 +107,7 @@ fn bad_usage_is_exit_code_2_and_says_what_is_wrong() {
 }
 
 #[test]
-fn without_a_server_the_way_to_one_is_shown() {
+fn without_a_server_the_error_names_mainstay_up() {
     let folder = folder();
     let output = Command::new(MAINSTAY)
         .args(["get", "nodes"])
@@ -120,7 +120,7 @@ fn without_a_server_the_way_to_one_is_shown() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     let server = TestServer::start();
     let mut child = server
         .client(MAINSTAY)

@@ -95,7 +95,7 @@ fn bad_files_are_refused_and_leave_nothing_behind() {
 }
 
 #[test]
-fn a_backup_that_cannot_be_had_leaves_no_file() {
+fn a_failed_backup_leaves_no_file() {
     let server = TestServer::start();
     let there = folder();
     let file = there.path().join("mainstay.backup");

@@ -66,7 +66,7 @@ fn the_walk_through_works_when_it_is_copied() {
 }
 
 #[test]
-fn who_may_only_look_changes_nothing() {
+fn viewers_cannot_change_rules() {
     let server = TestServer::start();
     must(&server, "rse add SITE-A");
     let token = server.mainstay(&["token", "create", "--role", "viewer"]).stdout;
@@ -81,7 +81,7 @@ fn who_may_only_look_changes_nothing() {
         let output = server.mainstay(&["transfer-worker", "--token", token, "--log", "error"]);
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{text}");
-        assert!(text.contains("the server has no work for"), "{text}");
+        assert!(text.contains("the server refuses transfer worker"), "{text}");
     }
     assert_eq!(server.terminate().code(), Some(0));
 }
@@ -147,7 +147,7 @@ fn a_server_whose_database_does_not_answer_ends_all_the_same() {
 }
 
 #[test]
-fn what_is_waited_for_is_talk_and_a_rule_that_stops_is_no_success() {
+fn progress_goes_to_stderr_and_a_stuck_rule_is_a_failure() {
     let server = TestServer::start();
     for line in [
         "rse add SITE-A",

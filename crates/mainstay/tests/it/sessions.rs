@@ -218,7 +218,7 @@ fn a_session_is_opened_seen_and_closed() {
 }
 
 #[test]
-fn who_finds_nobody_is_told_so_or_waits() {
+fn without_a_ready_instance_opening_fails_or_waits() {
     let folder = folder();
     let server = TestServer::start_in(folder.path(), &[PORTS, &ports(31100)]);
     let policy = "{maximumInstance: 1, idleSessionNumThreshold: {low: 0, high: 0}}";

@@ -55,7 +55,7 @@ fn has(server: &TestServer, name: &str) -> bool {
 }
 
 #[test]
-fn a_lost_emptied_or_foreign_database_is_refused_until_it_is_meant() {
+fn a_lost_emptied_or_foreign_database_is_refused_without_new_cluster() {
     let there = folder();
     let dir = there.path();
     let server = TestServer::start_in(dir, &[]);
@@ -119,7 +119,7 @@ fn a_backup_is_restored_into_an_empty_folder() {
 }
 
 #[test]
-fn a_lost_catalog_is_refused_until_it_is_meant() {
+fn a_lost_catalog_is_refused_without_new_cluster() {
     let there = folder();
     let dir = there.path();
     assert!(TestServer::start_in(dir, &[]).terminate().success());

@@ -157,7 +157,7 @@ fn on_each_catalog(case: impl Fn(&[&str], &Path)) {
 }
 
 #[test]
-fn a_worker_killed_in_the_middle_is_followed_by_another_and_nothing_is_orphaned() {
+fn killed_worker_is_replaced_and_leaves_no_orphans() {
     on_each_catalog(|catalog, disk| {
         let to = disk.join("b");
         killed_in_the_middle(catalog, disk, &format!("file://{}", to.display()), &to);
@@ -165,7 +165,7 @@ fn a_worker_killed_in_the_middle_is_followed_by_another_and_nothing_is_orphaned(
 }
 
 #[test]
-fn nor_is_anything_on_s3() {
+fn killed_worker_leaves_no_orphans_on_s3() {
     on_each_catalog(|catalog, disk| {
         let s3 = S3::start(&disk.join("s3"));
         let way = format!("s3+http://127.0.0.1:{}/files/site-b", s3.port);
@@ -174,7 +174,7 @@ fn nor_is_anything_on_s3() {
 }
 
 #[test]
-fn nor_is_anything_on_webdav() {
+fn killed_worker_leaves_no_orphans_on_webdav() {
     on_each_catalog(|catalog, disk| {
         std::fs::create_dir(disk.join("dav")).unwrap();
         let nginx = match Nginx::start(&disk.join("dav")) {
@@ -205,7 +205,7 @@ fn cut_off(server: &TestServer, line: &str, at: &Path, how: &str) -> Option<i32>
 }
 
 #[test]
-fn what_is_cut_off_by_hand_leaves_nothing_and_what_is_killed_is_cleared_by_the_next() {
+fn interrupted_transfers_leave_no_files_and_killed_ones_are_cleaned_up_by_the_next() {
     let (data, disk) = (folder(), folder());
     let root = disk.path().display().to_string();
     let words = ["--only", "rules", "--log", "error", "--storage-root", &root];

@@ -63,7 +63,7 @@ impl Session {
 }
 
 #[test]
-fn tables_explanations_and_what_is_left_are_as_recorded() {
+fn tables_explanations_and_capacity_match_the_recording() {
     if std::process::Command::new("kubectl").arg("version").arg("--client").output().is_err() {
         return cannot_test("volumes with kubectl: there is none");
     }
@@ -143,7 +143,7 @@ fn placements_and_failures_are_events() {
 }
 
 #[test]
-fn the_extender_is_served_to_those_who_may_reserve() {
+fn the_extender_requires_permission_to_reserve() {
     let session = Session::start();
     let there = folder();
     let body = there.path().join("body.json");

@@ -1,7 +1,7 @@
 //! The statuses of sessions, instances and applications, as users see them.
 
 use mainstay_store::meta::{MicroTime, Time};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Engine, Key, parts};
 use crate::api::application::DeploymentHistory;
@@ -15,7 +15,7 @@ use crate::protocol::InstancePhase;
 const CLIENTS_SHOWN: usize = 100;
 
 /// The pools of an application, for people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ApplicationView {
     /// `namespace/name`.
@@ -29,7 +29,7 @@ pub struct ApplicationView {
 }
 
 /// A pool and the number of instances in it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolSize {
     /// The pool.

@@ -1,5 +1,5 @@
-//! Many simulated disks on one agent: a process of its own that has nothing but the agent's half, and
-//! reaches its server as an agent does.
+//! Measures many simulated disks on one agent, in a separate process that runs only the agent's part
+//! and connects to its server as an agent does.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use super::super::report::Row;
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::error::Error as CommandError;
 
-/// How long the disks are left alone while their cost is measured.
+/// How long the cost of idle disks is measured.
 const STEADY: Duration = Duration::from_secs(10);
-/// How long one waits for everything to be told.
+/// How long to wait for all reports.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How many events are sent to them.
 const EVENTS: u64 = 200;
@@ -48,7 +48,7 @@ fn objects(kubeconfig: &Path) -> Result<Resources, CommandError> {
     Ok(Resources::new(Arc::new(store), registry, clock, Arc::new(RandomIdentities)))
 }
 
-/// Looks after simulated disks, and says what that costs.
+/// Manages simulated disks, and measures the cost.
 pub(super) async fn simulate(kubeconfig: &Path, count: usize) -> Result<Vec<Row>, CommandError> {
     let resources = objects(kubeconfig)?;
     let host = SimHost::new(SystemClock::new());
@@ -90,7 +90,7 @@ fn disks() -> usize {
     usize::try_from(EVENTS).unwrap_or(0)
 }
 
-/// Waits until every disk is reported and nothing is written any more.
+/// Waits until every disk is reported and no more writes happen.
 async fn settled(resources: &Resources, count: usize) -> Result<(), CommandError> {
     let mut last = None;
     loop {
@@ -104,7 +104,7 @@ async fn settled(resources: &Resources, count: usize) -> Result<(), CommandError
     }
 }
 
-/// Waits until nothing is done any more: what happened is told in events, at their own pace.
+/// Waits until the agent is idle: events are written with a delay.
 async fn idle() {
     let begun = Instant::now();
     let mut spent = cpu_seconds();
@@ -118,8 +118,8 @@ async fn idle() {
     }
 }
 
-/// The version of each object, and whether it has a phase. Nothing is decoded: what this look costs
-/// is not the agent's.
+/// The version of each object, and whether it has a phase. The objects are not decoded, so that
+/// this check adds little to the measured cost.
 async fn versions(resources: &Resources) -> Result<Vec<(Revision, bool)>, CommandError> {
     let kind = resources.kind_of::<BlockDevice>().map_err(|error| wrong(&error))?;
     let all = resources.list(kind, At::Latest).await.map_err(|error| wrong(&error))?;
@@ -129,7 +129,7 @@ async fn versions(resources: &Resources) -> Result<Vec<(Revision, bool)>, Comman
     Ok(records.map(|record| (record.revision(), reported(record.json()))).collect())
 }
 
-/// Sends an event about one disk after the other, and says what one costs: time and processor time,
+/// Sends an event about one disk after the other, and measures the cost of one: time and processor time,
 /// disks read, objects written.
 async fn told(
     case: &'static str,

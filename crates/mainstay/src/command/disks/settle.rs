@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use clap::Args;
 use http::Method;
-use mainstay_clock::{Clock, SystemClock};
+use mainstay_disks::api::BlockDevice;
+use mainstay_store::meta::ConditionStatus;
 use serde_json::{Value, json};
 
-use super::{DISKS, name, path_of, phase, said};
+use super::{DISKS, follow, path_of, phase};
 use crate::client::{Call, Client, MERGE_PATCH};
 use crate::duration;
 use crate::error::Error;
@@ -25,95 +26,87 @@ const WAY: [&str; 7] = [
     "Provisioned",
 ];
 
-/// Whether to stay until it is done.
+/// Whether to wait until the disk has settled.
 #[derive(Debug, Args)]
 pub(super) struct Waiting {
-    /// Stay until it has settled; exit code 1 if it failed
+    /// Wait until the disk has settled; exit code 1 if it failed
     #[arg(long)]
     wait: bool,
-    /// How long to stay
+    /// How long to wait at most
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration::parse)]
     timeout: Duration,
 }
 
-/// Writes the spec, and stays until it has settled if that was asked for.
+/// Merges `spec` into the disk's spec, and waits until the disk has settled if asked to.
 pub(super) async fn change(
     client: &Client,
-    disk: &Value,
+    disk: &BlockDevice,
     spec: Value,
     waiting: &Waiting,
     ends: &[&str],
 ) -> Result<u8, Error> {
-    let path = format!("{DISKS}/{}", name(disk));
+    let name = &disk.metadata.name;
+    let path = format!("{DISKS}/{name}");
     let patch = json!({ "spec": spec });
-    let written = client.json(Call::send(Method::PATCH, path.clone(), MERGE_PATCH, &patch)).await?;
+    let written = client.json(Call::send(Method::PATCH, path, MERGE_PATCH, &patch)).await?;
     let generation = written["metadata"]["generation"].as_i64().unwrap_or(0);
     if !waiting.wait {
         output::print_line(&format!(
-            "{} asked for; `mainstay disks show {}` tells how far it got",
+            "{} requested; `mainstay disks show {name}` shows the progress",
             path_of(disk),
-            name(disk)
         ))?;
         return Ok(0);
     }
-    let clock = SystemClock::new();
     let mut bar = Bar::new();
-    loop {
-        let now = client.json(Call::get(path.clone())).await?;
-        bar.show(&path_of(&now), phase(&now));
-        match settled(&now, generation, ends) {
-            Some(Ok(())) => {
-                bar.end();
-                output::print_line(&format!("{} is {}", path_of(&now), phase(&now)))?;
-                return Ok(0);
-            }
-            Some(Err(why)) => {
-                bar.end();
-                return Err(Error::negative(why));
-            }
-            None => {}
+    let mut last = format!("{} is still {}", path_of(disk), phase(disk));
+    let ended = follow::until(client, name, waiting.timeout, |now| {
+        bar.show(path_of(now), phase(now));
+        last = format!("{} is still {}", path_of(now), phase(now));
+        let settled = settled(now, generation, ends)?;
+        Some(settled.map(|()| format!("{} is {}", path_of(now), phase(now))))
+    })
+    .await;
+    bar.end();
+    match ended? {
+        Some(Ok(text)) => {
+            output::print_line(&text)?;
+            Ok(0)
         }
-        if clock.elapsed() > waiting.timeout {
-            bar.end();
-            let text = format!(
-                "{} is still {} after {}",
-                path_of(&now),
-                phase(&now),
-                duration::format(waiting.timeout)
-            );
-            return Err(Error::negative(text));
+        Some(Err(why)) => Err(Error::negative(why)),
+        None => {
+            let time = duration::format(waiting.timeout);
+            Err(Error::negative(format!("{last} after {time}")))
         }
-        tokio::time::sleep(Duration::from_millis(250)).await;
     }
 }
 
-/// How a disk has settled, if it has: well, or why not. One that is wanted settles as Provisioned,
-/// any other in one of `ends`.
-fn settled(disk: &Value, generation: i64, ends: &[&str]) -> Option<Result<(), String>> {
-    let (spec, status) = (&disk["spec"], &disk["status"]);
-    if status["observedGeneration"].as_i64().unwrap_or(0) < generation {
+/// Whether a disk has settled: well, or with the reason why not. A disk that is to be provisioned
+/// settles as Provisioned, any other in one of `ends`.
+fn settled(disk: &BlockDevice, generation: i64, ends: &[&str]) -> Option<Result<(), String>> {
+    let BlockDevice { spec, status, .. } = disk;
+    if status.observed_generation.unwrap_or(0) < generation {
         return None;
     }
     if phase(disk) == "Failed" {
-        return Some(Err(said(&status["failure"]["message"])));
+        let failure = status.failure.as_ref();
+        return Some(Err(failure.map(|failure| failure.message.clone()).unwrap_or_default()));
     }
-    if !status["operation"].is_null() {
+    if status.operation.is_some() {
         return None;
     }
-    let wanted = spec["provision"] == true || spec["fileSystem"]["provisioned"] == true;
-    let conditions = status["conditions"].as_array().into_iter().flatten();
-    let mut stuck = conditions.filter(|condition| {
-        let kind = condition["type"].as_str().unwrap_or_default();
-        ["NeedsFormat", "Refused"].contains(&kind) && condition["status"] == "True"
+    let wanted = spec.provision || spec.file_system.provisioned;
+    let mut stuck = status.conditions.iter().filter(|condition| {
+        let blocks = ["NeedsFormat", "Refused"].contains(&condition.kind.as_str());
+        blocks && condition.status == ConditionStatus::True
     });
     if let (true, Some(condition)) = (wanted, stuck.next()) {
-        return Some(Err(said(&condition["message"])));
+        return Some(Err(condition.message.clone()));
     }
     let there = if wanted { phase(disk) == "Provisioned" } else { ends.contains(&phase(disk)) };
     there.then_some(Ok(()))
 }
 
-/// A bar on the terminal, if there is one.
+/// Shows the progress: as a bar on a terminal, else as lines.
 struct Bar {
     terminal: bool,
     last: String,
@@ -143,7 +136,7 @@ impl Bar {
     }
 }
 
-/// How far a disk got, in one line.
+/// The progress of a disk, in one line.
 fn bar(path: &str, phase: &str) -> String {
     let steps = WAY.len() - 1;
     let place = WAY.iter().position(|step| *step == phase);
@@ -161,13 +154,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_has_settled_when_nothing_more_will_happen_by_itself() {
+    fn a_disk_has_settled_when_no_operation_is_left() {
         let disk = |wanted: bool, phase: &str, more: Value| {
             let mut status = json!({"observedGeneration": 2, "provisionPhase": phase});
             for (key, value) in more.as_object().unwrap() {
                 status[key] = value.clone();
             }
-            json!({"spec": {"provision": wanted}, "status": status})
+            let spec = json!({"nodeName": "n", "devPath": "/dev/a", "provision": wanted});
+            let disk = json!({"metadata": {"name": "d"}, "spec": spec, "status": status});
+            serde_json::from_value::<BlockDevice>(disk).unwrap()
         };
         let none = || json!({});
         let needs = json!({"conditions": [
@@ -177,19 +172,22 @@ mod tests {
             (disk(true, "Formatted", none()), None),
             (disk(false, "Formatted", none()), Some(Ok(()))),
             (disk(false, "Mounted", none()), None),
-            (disk(true, "Provisioned", json!({"operation": {"id": "1"}})), None),
+            (disk(true, "Provisioned", json!({"operation": {"id": "1", "kind": "Format"}})), None),
             (disk(true, "Provisioned", json!({"observedGeneration": 1})), None),
-            (disk(true, "Failed", json!({"failure": {"message": "why"}})), Some(Err("why"))),
+            (
+                disk(true, "Failed", json!({"failure": {"reason": "R", "message": "why"}})),
+                Some(Err("why")),
+            ),
             (disk(true, "Unprovisioned", needs), Some(Err("no usable filesystem"))),
         ];
         for (disk, expected) in cases {
             let expected = expected.map(|ended| ended.map_err(str::to_owned));
-            assert_eq!(settled(&disk, 2, &["Formatted"]), expected, "{disk}");
+            assert_eq!(settled(&disk, 2, &["Formatted"]), expected, "{disk:?}");
         }
     }
 
     #[test]
-    fn the_bar_fills_up() {
+    fn the_bar_shows_the_share_of_phases_that_are_done() {
         assert_eq!(
             bar("/dev/a", "Unprovisioned"),
             format!("/dev/a [{}] 0/6 Unprovisioned", "░".repeat(18))

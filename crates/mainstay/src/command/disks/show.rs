@@ -1,47 +1,44 @@
-//! One disk for people.
+//! `mainstay disks show`: one disk as text.
 
-use serde_json::Value;
+use mainstay_disks::api::BlockDevice;
 
-use super::{name, path_of, phase, said};
+use super::{path_of, phase};
 use crate::output::Table;
 
-/// One disk in words.
-pub(super) fn describe(disk: &Value) -> String {
-    let (spec, status) = (&disk["spec"], &disk["status"]);
-    let device = &status["deviceStatus"];
-    let details = &device["details"];
-    let size = mainstay_disks::size(device["capacity"]["sizeBytes"].as_u64().unwrap_or(0));
+/// One disk, a line for each property that is known.
+pub(super) fn describe(disk: &BlockDevice) -> String {
+    let BlockDevice { metadata, spec, status } = disk;
+    let device = &status.device_status;
+    let details = &device.details;
     let mut table = Table::new(&[]);
-    let mut add = |key: &str, value: String| {
+    let mut add = |key: &str, value: &str| {
         if !value.is_empty() {
-            table.rows.push(vec![format!("{key}:"), value]);
+            table.rows.push(vec![format!("{key}:"), value.to_owned()]);
         }
     };
-    add("Name", name(disk));
-    add("Node", said(&spec["nodeName"]));
+    add("Name", &metadata.name);
+    add("Node", &spec.node_name);
     add("Path", path_of(disk));
-    add("State", said(&status["state"]));
-    add("Phase", phase(disk).to_owned());
-    add("Wanted", said(&spec["provision"]));
-    add("Size", size);
-    add("Type", said(&details["driveType"]));
-    add("Vendor", said(&details["vendor"]));
-    add("Model", said(&details["model"]));
-    add("Serial", said(&details["serialNumber"]));
-    add("WWN", said(&details["wwn"]));
-    add("Bus", said(&details["busPath"]));
-    add("Filesystem", said(&device["fileSystem"]["type"]));
-    add("UUID", said(&details["uuid"]));
-    add("Mounted at", said(&device["fileSystem"]["mountPoint"]));
-    let signatures = status["signatures"].as_array().into_iter().flatten();
-    let signatures: Vec<_> = signatures.map(|found| said(&found["name"])).collect();
-    add("Holds", signatures.join(", "));
-    add("Operation", said(&status["operation"]["kind"]));
-    add("Failure", said(&status["failure"]["message"]));
-    let conditions = status["conditions"].as_array().into_iter().flatten();
-    for condition in conditions {
-        let text = ["status", "reason", "message"].map(|field| said(&condition[field])).join(" ");
-        add(&said(&condition["type"]), text.trim().to_owned());
+    add("State", &format!("{:?}", status.state));
+    add("Phase", phase(disk));
+    add("Wanted", &spec.provision.to_string());
+    add("Size", &mainstay_disks::size(device.capacity.size_bytes));
+    add("Type", &details.drive_type);
+    add("Vendor", &details.vendor);
+    add("Model", &details.model);
+    add("Serial", &details.serial_number);
+    add("WWN", &details.wwn);
+    add("Bus", &details.bus_path);
+    add("Filesystem", &device.file_system.kind);
+    add("UUID", &details.uuid);
+    add("Mounted at", &device.file_system.mount_point);
+    let signatures: Vec<&str> = status.signatures.iter().map(|found| found.name.as_str()).collect();
+    add("Holds", &signatures.join(", "));
+    add("Operation", status.operation.as_ref().map_or("", |operation| &operation.kind));
+    add("Failure", status.failure.as_ref().map_or("", |failure| &failure.message));
+    for condition in &status.conditions {
+        let (status, reason, message) = (condition.status, &condition.reason, &condition.message);
+        add(&condition.kind, format!("{status:?} {reason} {message}").trim());
     }
     table.render(false, &mut Vec::new())
 }
@@ -53,14 +50,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_is_described_with_what_matters() {
+    fn a_description_has_the_place_size_signatures_and_failure() {
         let disk = json!({
             "metadata": {"name": "d1"},
             "spec": {"nodeName": "n1", "devPath": "/dev/sda"},
             "status": {"provisionPhase": "Failed", "failure": {"reason": "Refused", "message": "rule 4: found gpt"},
                 "signatures": [{"name": "gpt"}], "deviceStatus": {"capacity": {"sizeBytes": 1_073_741_824_u64}}},
         });
-        let text = describe(&disk);
+        let text = describe(&serde_json::from_value(disk).unwrap());
         for part in ["d1", "n1", "/dev/sda", "1Gi", "gpt", "rule 4"] {
             assert!(text.contains(part), "{text}");
         }
