@@ -294,7 +294,7 @@ fn circles_are_named_however_they_are_reached() {
 }
 
 #[test]
-fn what_is_known_of_waiting_values_outlives_changes_elsewhere() {
+fn pending_values_are_kept_when_unrelated_values_change() {
     let mut graph = Graph::default();
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|key| node(&mut graph, key, ValueState::Pending));
     graph.set_edges(a, vec![Dependency::on("missing")]);

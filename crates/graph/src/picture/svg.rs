@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unmet_is_drawn_over_what_is_met_and_stays_visible_from_afar() {
+    fn unmet_dependencies_are_drawn_above_met_ones_and_stay_visible_when_zoomed_out() {
         let figures = vec![figure("a", false), figure("b", false), figure("c", true)];
         let arrow = |from, to, kind| Arrow { from, to, kind };
         let arrows = vec![

@@ -481,7 +481,7 @@ fn an_agent_registers_only_under_the_name_of_its_credential() {
     // Simulated agents are called n1.0, n1.1 and so on.
     let mut agent = agent(&server, &token).args(["--simulate", "1"]).spawn().unwrap();
     let mut lines = BufReader::new(agent.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let refused = lines.find(|line| line.contains("a simulated node was refused"));
+    let refused = lines.find(|line| line.contains("a simulated node cannot join"));
     agent.kill().unwrap();
     agent.wait().unwrap();
     let refused = refused.unwrap();

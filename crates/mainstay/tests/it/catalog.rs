@@ -4,9 +4,11 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mainstay_catalog::Catalog;
 use mainstay_catalog::private_postgres::PrivatePostgres;
+use parking_lot::Mutex;
 
 use crate::process::{MAINSTAY, TestServer, cannot_test, folder, text_of};
 use crate::services::SmallDisk;
@@ -251,4 +253,56 @@ fn a_backup_is_checked_as_it_comes_in_by_the_standard_input() {
     assert!(whole.status.success() && said.starts_with("the standard input: "), "{said}");
     let cut = check(&backup.stdout[..backup.stdout.len() / 2]);
     assert_eq!(cut.status.code(), Some(2), "{}", text_of(&cut));
+}
+
+#[test]
+fn writes_acknowledged_while_postgresql_crashes_are_all_there_afterwards() {
+    const WRITERS: usize = 6;
+    const BETWEEN_CRASHES: usize = 20;
+    let mut postgres = match PrivatePostgres::start(&[]) {
+        Ok(postgres) => postgres,
+        Err(why) => return cannot_test(&why),
+    };
+    postgres.make_schema("crashes").unwrap();
+    let there = folder();
+    let server = TestServer::start_in(there.path(), &["--catalog", &postgres.url("crashes")]);
+    let stop = AtomicBool::new(false);
+    let acknowledged = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (server, stop, acknowledged) = (&server, &stop, &acknowledged);
+            scope.spawn(move || {
+                for at in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let name = format!("w{writer}x{at}");
+                    match add_account(server, &name) {
+                        (201, _) => acknowledged.lock().push(name),
+                        // The outcome is unknown, and the answer says so.
+                        (503, _) => {}
+                        (status, said) => {
+                            stop.store(true, Ordering::Relaxed);
+                            panic!("{name}: {status} {said}");
+                        }
+                    }
+                }
+            });
+        }
+        for crash in 0..4 {
+            let enough = acknowledged.lock().len() + BETWEEN_CRASHES;
+            while acknowledged.lock().len() < enough && !stop.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            if crash < 3 {
+                postgres.crash().unwrap();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    readyz(&server, true);
+    for name in acknowledged.into_inner() {
+        let (status, said) = ask(&server, &[], &format!("/rucio/accounts/{name}"));
+        assert_eq!(status, 200, "{name} was acknowledged: {said}");
+    }
 }
