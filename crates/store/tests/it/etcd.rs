@@ -379,10 +379,12 @@ fn a_read_of_a_paused_etcd_fails_within_its_deadline_with_a_read_error() {
     block_on(async {
         let cluster = Cluster::start(1);
         let address = cluster.address();
-        // With two stores no one answers reads without asking etcd.
         let (store, other) = (open(&address).await, open(&address).await);
         let apple = key("apples", "a", "x");
         store.write(create(&apple, 1)).await.unwrap();
+        // A store that is the only one answers reads without asking etcd. The write of the second is
+        // acknowledged only once the first knows of it.
+        other.write(create(&key("apples", "a", "y"), 1)).await.unwrap();
         cluster.signal(0, "-STOP");
         let patience = Duration::from_secs(30);
         let read = tokio::time::timeout(patience, store.get(&apple)).await;
