@@ -1,4 +1,4 @@
-//! `/accounts` and `/scopes`: who there is, what is theirs, and what they may use.
+//! Handles `/accounts` and `/scopes`: accounts, their identities, attributes, scopes, limits and usage.
 
 use mainstay_catalog::values;
 use mainstay_rules::error::{Class, Result, refuse};
@@ -9,10 +9,10 @@ use mainstay_rules::rule::read::Filter;
 use mainstay_rules::{account, rse};
 use serde_json::{Value, json};
 
-use super::rules::{stream, whole};
+use super::rules::{lines_reply, stream};
 use super::{Call, Reply, attribute, created, flag, python, search, show, text, wrong};
 
-/// The scopes there are, or those of an account.
+/// All scopes, or those of an account.
 pub(super) async fn scopes(call: &Call, account: Option<String>) -> Result<Reply> {
     let found = call
         .read(move |tx| {
@@ -65,10 +65,10 @@ fn iso(at: Option<i64>) -> Value {
 
 /// The caller's own account, as a redirection.
 pub(super) fn whoami(call: &Call) -> Reply {
-    Reply::Elsewhere(call.caller.account.clone())
+    Reply::Redirect(call.caller.account.clone())
 }
 
-/// Changes what is said of an account.
+/// Changes the fields of an account.
 pub(super) async fn update_account(call: &Call, name: String) -> Result<Reply> {
     let now = call.now();
     let mut changes = Vec::new();
@@ -97,7 +97,7 @@ pub(super) async fn add_account(call: &Call, name: String) -> Result<Reply> {
     Ok(created())
 }
 
-/// The history of an account's usage, of which none is kept.
+/// The history of an account's usage; always empty, because none is kept.
 pub(super) async fn usage_history(call: &Call, name: String) -> Result<Reply> {
     call.read(move |tx| account::check_exists(tx, &name)).await?;
     Ok(Reply::Json(json!([])))
@@ -135,8 +135,8 @@ pub(super) async fn attributes(call: &Call, name: String) -> Result<Reply> {
 
 pub(super) async fn set_attribute(call: &Call, name: String, key: String) -> Result<Reply> {
     let (value, now) = (attribute(&call.body)?, call.now());
-    if text(&call.body, "key")?.is_some_and(|said| said != key) {
-        return Err(wrong("key is another one than that of the path"));
+    if text(&call.body, "key")?.is_some_and(|named| named != key) {
+        return Err(wrong("The field key should be the key in the path, or be left out"));
     }
     call.write(move |tx| account::set_attribute(tx, &name, &key, &value, now)).await?;
     Ok(created())
@@ -147,7 +147,7 @@ pub(super) async fn delete_attribute(call: &Call, name: String, key: String) -> 
     Ok(Reply::Done)
 }
 
-/// The accounts that fit all that is asked for: what an account has, and its attributes.
+/// The accounts that match every query argument: fields of the account, or attributes.
 pub(super) async fn list_accounts(call: &Call) -> Result<Reply> {
     let wanted = call.query.clone();
     for (key, value) in &wanted {
@@ -200,7 +200,7 @@ pub(super) async fn list_accounts(call: &Call) -> Result<Reply> {
             shown.collect()
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
 /// The identities that may act as an account.
@@ -215,7 +215,7 @@ pub(super) async fn list_identities(call: &Call, name: String) -> Result<Reply> 
             Ok(shown.collect())
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
 pub(super) async fn add_identity(call: &Call, name: String) -> Result<Reply> {
@@ -242,7 +242,7 @@ pub(super) async fn remove_identity(call: &Call, name: String) -> Result<Reply> 
     Ok(Reply::Done)
 }
 
-/// New passwords stand in the same line as those that are judged.
+/// Hashes a new password. It waits in the same queue as logins, which bounds memory and CPU.
 async fn hash_password(call: &Call, password: String) -> Result<String> {
     let (who, now) = (Account::named(&call.caller.account), || call.now());
     let turn = call.service.logins.turn(&who, Network::default(), &now).await;
@@ -267,7 +267,7 @@ pub(super) async fn get_account(call: &Call, name: String) -> Result<Reply> {
     Ok(Reply::Json(value))
 }
 
-/// Limits what an account may use of an RSE, or of the RSEs of an expression.
+/// Sets an account's limit on an RSE, or on the RSEs of an expression.
 pub(super) async fn set_limit(
     call: &Call,
     owner: String,
@@ -365,7 +365,7 @@ pub(super) async fn show_limits(
         })
         .await?;
     Ok(match usage {
-        true => whole(lines),
+        true => lines_reply(lines),
         false => Reply::Text(format!("{{{}}}", lines.join(", "))),
     })
 }

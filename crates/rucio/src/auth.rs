@@ -1,4 +1,4 @@
-//! `/auth`: tokens for users with a password, and who a token's bearer is.
+//! Handles `/auth`: issues tokens for user and password, and finds the account of a token.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -13,13 +13,14 @@ use rand::rngs::SmallRng;
 use serde_json::json;
 
 use super::route::OpenCall;
-use super::{Caller, Service, told, with_type};
+use super::{Caller, Service, error_response, with_type};
 
-/// What an unknown user's password is compared with, so that it takes as long as a known one's.
-const NOBODY: &str =
+/// The hash that an unknown user's password is compared with, so that the check takes as long as for a
+/// known user.
+const UNKNOWN_USER_HASH: &str =
     "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5LW5vYm9keQ$RuM7TnDQcPvJEVdFjH0rEQp2g3ifW0PiLnJMTpeqaMk";
 
-/// Where a token is shown.
+/// The header that carries a token.
 pub(super) const TOKEN: &str = "x-rucio-auth-token";
 
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -30,7 +31,7 @@ fn unknown() -> Error {
     refuse(Class::CannotAuthenticate, "Cannot authenticate with given credentials")
 }
 
-/// The bearer of the token in a request.
+/// The account that the token of a request belongs to.
 pub(super) async fn bearer(service: &Service, headers: &HeaderMap) -> Result<Caller> {
     let token = header(headers, TOKEN).ok_or_else(unknown)?;
     let token = valid(service, token).await?;
@@ -42,7 +43,7 @@ async fn valid(service: &Service, token: &str) -> Result<identity::Token> {
     service.catalog.read(move |tx| identity::token(tx, &hash, now)).await?.ok_or_else(unknown)
 }
 
-/// Answers whose token a request carries.
+/// Returns the account, identity and expiry of the token in a request.
 pub(super) async fn validate(call: &OpenCall<'_>) -> Result<Response> {
     let token = header(call.headers, TOKEN).ok_or_else(unknown)?;
     let token = valid(call.service, token).await?;
@@ -53,30 +54,30 @@ pub(super) async fn validate(call: &OpenCall<'_>) -> Result<Response> {
     Ok(with_type(StatusCode::OK, "application/json", value.to_string().into()))
 }
 
-/// Answers the version of the dialect.
+/// Returns the version of Rucio whose API is served.
 pub(super) async fn ping(_: &OpenCall<'_>) -> Result<Response> {
     let value = json!({"version": "41.5.1"});
     Ok(with_type(StatusCode::OK, "application/json", value.to_string().into()))
 }
 
-/// Takes what clients tell about their downloads, and does not keep it.
+/// Accepts and discards clients' reports on their downloads.
 pub(super) async fn trace(_: &OpenCall<'_>) -> Result<Response> {
     Ok(with_type(StatusCode::CREATED, super::TEXT, "Created".into()))
 }
 
-/// The answer to a login that is not judged now.
-fn later(refused: Refused) -> Response {
+/// The response to a login that is not checked now, with `Retry-After`.
+fn login_deferred(refused: Refused) -> Response {
     let status = match refused {
         Refused::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
         Refused::LockedOut(_) | Refused::Crowded(_) => StatusCode::TOO_MANY_REQUESTS,
     };
     let class = Class::CannotAuthenticate.to_string();
-    let mut answer = told(status, class, &format!("Cannot authenticate now: {refused}"));
+    let mut answer = error_response(status, class, &format!("Cannot authenticate now: {refused}"));
     answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(refused.retry_after()));
     answer
 }
 
-/// Logs in with a user and a password, and answers a token.
+/// Checks user and password, and returns a token.
 pub(super) async fn user_and_password(call: &OpenCall<'_>) -> Result<Response> {
     let OpenCall { service, headers, from: address } = *call;
     let user = header(headers, "x-rucio-username").ok_or_else(unknown)?.to_owned();
@@ -86,12 +87,12 @@ pub(super) async fn user_and_password(call: &OpenCall<'_>) -> Result<Response> {
     let now = || service.around.now();
     let turn = match service.logins.turn(&who, from, &now).await {
         Ok(turn) => turn,
-        Err(refused) => return Ok(later(refused)),
+        Err(refused) => return Ok(login_deferred(refused)),
     };
     let (name, wanted) = (user.clone(), account.clone());
     let found =
         service.catalog.read(move |tx| identity::login(tx, &name, wanted.as_deref())).await?;
-    let (hash, account) = found.unwrap_or((NOBODY.to_owned(), String::new()));
+    let (hash, account) = found.unwrap_or((UNKNOWN_USER_HASH.to_owned(), String::new()));
     let right = turn.is_password(password, hash).await && !account.is_empty();
     service.logins.ended(&who, from, right, now());
     if !right {
@@ -118,12 +119,12 @@ pub(super) async fn user_and_password(call: &OpenCall<'_>) -> Result<Response> {
     Ok(answer)
 }
 
-/// 256 bits nobody can guess.
+/// A random secret of 256 bits.
 fn secret(service: &Service) -> String {
     (0..4).map(|_| format!("{:016x}", service.around.seed())).collect()
 }
 
-/// A word for a person's first password.
+/// A random initial password.
 #[must_use]
 pub fn new_password(service: &Service) -> String {
     const LETTERS: &[u8] = b"abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789";
@@ -143,8 +144,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_users_password_is_judged_like_a_known_ones() {
-        assert!(argon2::PasswordHash::new(NOBODY).is_ok());
-        assert!(!identity::is_password("anything", NOBODY));
+    fn unknown_users_get_the_same_password_check() {
+        assert!(argon2::PasswordHash::new(UNKNOWN_USER_HASH).is_ok());
+        assert!(!identity::is_password("anything", UNKNOWN_USER_HASH));
     }
 }

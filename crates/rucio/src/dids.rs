@@ -1,4 +1,4 @@
-//! `/dids`: data identifiers, what is in them, and who may change them.
+//! Handles `/dids`: data identifiers, their contents and their status.
 
 use mainstay_catalog::{Tx, values};
 use mainstay_rules::api::{Did, DidRecord, DidType, NewRule};
@@ -12,14 +12,14 @@ use rand::rngs::SmallRng;
 use serde_json::{Value, json};
 
 use super::replicas::NewFiles;
-use super::rules::{dids, may_add, new_rule, stream, whole};
-use super::{Call, Reply, created, field, flag, list, meta, number, said, show, text, wrong};
+use super::rules::{dids, lines_reply, may_add, new_rule, stream};
+use super::{Call, Reply, created, field, flag, list, meta, number, query_flag, show, text, wrong};
 
-/// The files below many data identifiers, each with where it was found.
+/// The files below many data identifiers, each with the one it was found below.
 pub(super) fn bulk_files(call: &Call) -> Result<Reply> {
     let names = dids(call.body.get("dids"))?;
     Ok(Reply::Lines(Box::new(move |tx, line| {
-        // What is not there is said before anything is sent.
+        // Unknown names must fail before the first line is sent.
         names.iter().try_for_each(|name| did::get(tx, name).map(drop))?;
         for name in &names {
             did::list_files(tx, name, &mut |child| {
@@ -33,10 +33,10 @@ pub(super) fn bulk_files(call: &Call) -> Result<Reply> {
     })))
 }
 
-/// What is at the top of a scope, or below one of its names.
+/// The top-level data identifiers of a scope, or those below one of its names.
 pub(super) fn scope_list(call: &Call, scope: &str) -> Result<Reply> {
     let (scope, name) = (scope.to_owned(), call.arg("name").map(str::to_owned));
-    let recursive = said(call, "recursive")?;
+    let recursive = query_flag(call, "recursive")?;
     Ok(Reply::Lines(Box::new(move |tx, line| {
         if tx.first("SELECT 1 FROM scopes WHERE scope = ?1", values![&scope])?.is_none() {
             return Err(refuse(Class::ScopeNotFound, format!("Scope '{scope:.40}' not found!")));
@@ -64,7 +64,7 @@ pub(super) fn scope_list(call: &Call, scope: &str) -> Result<Reply> {
     })))
 }
 
-/// What was in a collection and is no longer.
+/// The former contents of a collection.
 pub(super) fn history(name: Did) -> Result<Reply> {
     Ok(Reply::Lines(Box::new(move |tx, line| {
         let id = did::get(tx, &name)?.id;
@@ -82,8 +82,8 @@ pub(super) fn history(name: Did) -> Result<Reply> {
     })))
 }
 
-/// The data identifier and the key, where a path is `NAME/meta/KEY`: clients write keys as they are,
-/// with slashes too, and only metadata has a value.
+/// The data identifier and the key of a path `NAME/meta/KEY`. Clients do not encode slashes in keys;
+/// a body with a `value` tells such a path from a name.
 fn metadata_key(call: &Call, name: &Did, end: &str) -> Option<(Did, String)> {
     call.body.get("value")?;
     let (below, key) = name.name.split_once("/meta/")?;
@@ -108,7 +108,7 @@ pub(super) fn content(name: Did) -> Reply {
 
 /// All files below a data identifier.
 pub(super) fn files(call: &Call, name: Did) -> Result<Reply> {
-    let long = said(call, "long")?;
+    let long = query_flag(call, "long")?;
     Ok(Reply::Lines(Box::new(move |tx, line| {
         did::list_files(tx, &name, &mut |child| line(show::file(&child, long).to_string()))
     })))
@@ -126,7 +126,7 @@ pub(super) async fn parents(call: &Call, name: Did) -> Result<Reply> {
             Ok(shown.collect())
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
 /// The rules on a data identifier itself.
@@ -150,7 +150,7 @@ pub(super) async fn associated_rules(call: &Call, name: Did) -> Result<Reply> {
             Ok(lines)
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
 /// How much of a data identifier each RSE has.
@@ -159,7 +159,7 @@ pub(super) async fn coverage(call: &Call, name: Did) -> Result<Reply> {
     Ok(Reply::Json(json!(found)))
 }
 
-/// Fails unless the caller owns the scope or may do everything.
+/// Fails unless the caller owns the scope or is privileged.
 pub(super) async fn own_scope(call: &Call, scope: &str, what: &str) -> Result<()> {
     if call.caller.privileged {
         return Ok(());
@@ -183,35 +183,35 @@ fn new_did(name: Did, body: &Value, account: &str) -> Result<NewDid> {
     let statuses = field(body, "statuses", "an object", |value| value.as_object().map(|_| value))?;
     let monotonic = statuses.map(|statuses| flag(statuses, "monotonic")).transpose()?.flatten();
     let others = statuses.and_then(Value::as_object).into_iter().flatten();
-    // What is new is open.
+    // New data identifiers are always open.
     let known = |(key, value): (&String, &Value)| {
         key == "monotonic" || (key == "open" && *value == Value::Bool(true))
     };
     if !others.into_iter().all(known) {
-        let message = "A data identifier begins open, and monotonic or not";
+        let message = "statuses: a new data identifier is open; only monotonic can be chosen";
         return Err(refuse(Class::UnsupportedStatus, message));
     }
     let meta = field(body, "meta", "an object", Value::as_object)?;
     let meta = meta.map(did::read_metadata).transpose()?;
-    let within = meta.as_ref().and_then(|said| said.lifetime).flatten();
+    let within = meta.as_ref().and_then(|meta| meta.lifetime).flatten();
     Ok(NewDid {
         did: name,
         did_type: kind.ok_or_else(|| wrong("type is DATASET or CONTAINER"))?,
         account: account.to_owned(),
         monotonic: monotonic.unwrap_or(false),
         lifetime: number(body, "lifetime")?.or(within),
-        meta: meta.map(|said| json!(said.kept).to_string()),
+        meta: meta.map(|meta| json!(meta.kept).to_string()),
     })
 }
 
-/// What is to be attached to what, and which files among it are to be registered first, and where.
+/// Children to attach to a parent, and the files among them to register first on an RSE.
 struct Attachment {
     parent: Did,
     children: Vec<Child>,
     files: Option<NewFiles>,
 }
 
-/// Reads an attachment, and fails unless the caller may attach and register what it says.
+/// Reads an attachment, and fails unless the caller may make it and register its files.
 async fn attachment(call: &Call, parent: Did, body: &Value) -> Result<Attachment> {
     own_scope(call, &parent.scope, "attach data identifiers in this scope").await?;
     let named = dids(body.get("dids"))?;
@@ -228,10 +228,10 @@ async fn attachment(call: &Call, parent: Did, body: &Value) -> Result<Attachment
     let files = match text(body, "rse")? {
         None => None,
         Some(rse) => {
-            // What is known already is attached by its name alone.
-            let said = children.iter().zip(all).filter(|(child, _)| child.bytes.is_some());
-            let said: Vec<Value> = said.map(|(_, value)| value.clone()).collect();
-            Some(NewFiles::read(call, rse, said).await?)
+            // Children without a size are registered already.
+            let new = children.iter().zip(all).filter(|(child, _)| child.bytes.is_some());
+            let new: Vec<Value> = new.map(|(_, value)| value.clone()).collect();
+            Some(NewFiles::read(call, rse, new).await?)
         }
     };
     Ok(Attachment { parent, children, files })
@@ -259,7 +259,7 @@ fn attach_within(
     Ok(())
 }
 
-/// A data identifier to add, with what is to be in it and its rules.
+/// A data identifier to add, with its contents and rules.
 struct Addition {
     new: NewDid,
     inside: Option<Attachment>,
@@ -283,7 +283,7 @@ async fn add_all(call: &Call, mut all: Vec<Addition>) -> Result<Reply> {
     let inside: Vec<Attachment> = all.iter_mut().filter_map(|one| one.inside.take()).collect();
     let rules: Vec<NewRule> =
         all.iter_mut().flat_map(|one| std::mem::take(&mut one.rules)).collect();
-    // Two who add the same names wait for each other in the same order.
+    // Rows are locked in the order of names, so that two such requests never deadlock.
     let mut names: Vec<NewDid> = all.into_iter().map(|one| one.new).collect();
     names.sort_by(|one, other| one.did.cmp(&other.did));
     let (account, now, seed, settings) = (
@@ -326,7 +326,7 @@ fn named(list: &[Value]) -> Result<Vec<(Did, &Value)>> {
     let one = |body| {
         let (scope, name) = text(body, "scope")?
             .zip(text(body, "name")?)
-            .ok_or_else(|| wrong("each has a scope and a name"))?;
+            .ok_or_else(|| wrong("Each entry should have a scope and a name"))?;
         Ok((Did::new(scope, name), body))
     };
     list.iter().map(one).collect()
@@ -338,7 +338,7 @@ pub(super) async fn add_many(call: &Call) -> Result<Reply> {
         body => body
             .get("dids")
             .and_then(Value::as_array)
-            .ok_or_else(|| wrong("a list of data identifiers"))?,
+            .ok_or_else(|| wrong("The body should be a list of data identifiers"))?,
     };
     let mut all = Vec::with_capacity(list.len());
     for (name, body) in named(list)? {
@@ -372,7 +372,7 @@ pub(super) async fn attachments(call: &Call) -> Result<Reply> {
     attach_all(call, all, again).await
 }
 
-/// Attaches everything or nothing.
+/// Makes all attachments or none.
 async fn attach_all(call: &Call, what: Vec<Attachment>, again: bool) -> Result<Reply> {
     let (account, now) = (call.caller.account.clone(), call.now());
     call.write(move |tx| attach_within(tx, &what, &account, again, now)).await?;
@@ -441,7 +441,7 @@ fn show_did(found: &DidRecord, size: Option<(i64, i64)>) -> Value {
 
 pub(super) async fn get_did(call: &Call, name: Did) -> Result<Reply> {
     let deep = match call.arg("dynamic_depth") {
-        None => said(call, "dynamic")?,
+        None => query_flag(call, "dynamic")?,
         Some(text) => DidType::read(text)
             .map(|_| true)
             .ok_or_else(|| wrong("dynamic_depth is FILE or DATASET"))?,

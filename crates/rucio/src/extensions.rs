@@ -1,4 +1,5 @@
-//! `/mainstay`: explanations, the judge by hand, the checker.
+//! Handles `/mainstay`, which Rucio does not have: explanations, judge daemons run by hand, the catalog
+//! check, and the queue for transfer tools.
 
 use std::sync::Arc;
 
@@ -76,7 +77,7 @@ pub(super) async fn repair_now(call: &Call, id: &str) -> Result<Reply> {
     let found = id.clone();
     let rule = call.read(move |tx| read::rule(tx, &found)).await?;
     call.owner_or_privileged("repair a rule", &rule.account)?;
-    // Asked for by hand nothing is waited for.
+    // A repair by hand does not wait for the retry delay.
     let mut settings = call.service.settings.clone();
     settings.retry_delays = vec![0];
     let state = call
@@ -92,7 +93,7 @@ pub(super) async fn judge(call: &Call, name: &str) -> Result<Reply> {
     let daemon = daemon(name).ok_or_else(|| {
         refuse(
             Class::InvalidObject,
-            "The judge is evaluator, repairer, cleaner, injector, finisher or reaper",
+            "The daemons of the judge are evaluator, repairer, cleaner, injector, finisher and reaper",
         )
     })?;
     if !call.body.is_null() {
@@ -101,7 +102,7 @@ pub(super) async fn judge(call: &Call, name: &str) -> Result<Reply> {
     let now = match text(&call.body, "now")?.or_else(|| call.arg("now")) {
         None => call.now(),
         Some(text) => update::read_time(text).ok_or_else(|| {
-            refuse(Class::InvalidObject, "now is a moment like 2026-11-15T22:00:00Z")
+            refuse(Class::InvalidObject, "now should be a time such as 2026-11-15T22:00:00Z")
         })?,
     };
     let service = call.service.clone();
@@ -129,7 +130,7 @@ pub(super) async fn mend(call: &Call) -> Result<Reply> {
     Ok(Reply::Json(json!({"mended": mended})))
 }
 
-/// A transfer tool reports on a request; the finisher does the rest.
+/// Records a transfer tool's report on a request; the finisher daemon applies it.
 pub(super) async fn report(call: &Call) -> Result<Reply> {
     call.privileged("report transfers")?;
     let did = Did::new(call.text("scope")?, call.text("name")?);
@@ -148,7 +149,7 @@ pub(super) async fn report(call: &Call) -> Result<Reply> {
     Ok(Reply::Json(json!({"found": found})))
 }
 
-/// The worker that calls, and how long it wants to keep what it has.
+/// The name of the calling worker, and its lease in seconds.
 fn worker(call: &Call) -> Result<(String, i64)> {
     call.privileged("move files")?;
     let worker = call.text("worker")?;
@@ -163,12 +164,11 @@ fn worker(call: &Call) -> Result<(String, i64)> {
 }
 
 fn list<T: serde::de::DeserializeOwned>(call: &Call, key: &str) -> Result<Vec<T>> {
-    serde_json::from_value(call.field(key)?.clone()).map_err(|error| {
-        refuse(Class::InvalidObject, format!("{key} is not as it should be: {error}"))
-    })
+    serde_json::from_value(call.field(key)?.clone())
+        .map_err(|error| refuse(Class::InvalidObject, format!("{key}: invalid list: {error}")))
 }
 
-/// The schemes a transfer tool speaks; without any, those of our own workers.
+/// The schemes that a transfer tool supports; by default those of Mainstay's own workers.
 fn speaks(call: &Call) -> Result<Speaks> {
     if call.body.get("schemes").is_none_or(Value::is_null) {
         return Ok(Speaks::Ours);
@@ -176,7 +176,7 @@ fn speaks(call: &Call) -> Result<Speaks> {
     Ok(Speaks::Schemes(list::<String>(call, "schemes")?.into_iter().collect()))
 }
 
-/// A transfer tool takes requests, for as long as its lease.
+/// Gives requests to a transfer tool under a lease.
 pub(super) async fn take(call: &Call) -> Result<Reply> {
     let (worker, lease) = worker(call)?;
     let most = number(&call.body, "most")?.unwrap_or(1).min(1_000);
@@ -213,7 +213,7 @@ pub(super) async fn finish(call: &Call) -> Result<Reply> {
     Ok(Reply::Json(json!({"unwanted": finished.unwanted, "lost": finished.lost})))
 }
 
-/// What is moving, at which rate, and why something waits.
+/// Lists running transfers with their rate, and waiting ones with the reason.
 pub(super) async fn moving(call: &Call) -> Result<Reply> {
     let most = match call.arg("most") {
         None => 100,

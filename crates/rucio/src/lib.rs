@@ -1,8 +1,8 @@
-//! The HTTP surface: paths and shapes of Rucio's REST, plus `/mainstay/…` for what is ours alone.
+//! Serves Rucio's REST API, plus Mainstay's own extensions below `/mainstay/…`.
 //!
-//! [`router`] serves it below wherever it is mounted. Whom the server knows already it puts as a
-//! [`Caller`] into the request's extensions; all others show a token they were given for their
-//! password ([`auth`]). The address they come from is an [`IpAddr`] among the extensions.
+//! [`router`] works at any mount point. A caller that the server has authenticated is a [`Caller`]
+//! in the request's extensions; every other caller sends a token that it got for its password
+//! ([`auth`]). The client's address is an [`IpAddr`] in the extensions.
 //! Names may hold encoded slashes and look like verbs, so paths are matched by `route` with the
 //! table of `routes`, and not by axum.
 //! Lists are streamed row by row as the database yields them.
@@ -50,36 +50,36 @@ use serde_json::{Map, Value};
 
 use self::route::{Found, Handler, Needs, OpenCall, Route};
 
-/// Who calls, as the server has found out.
+/// The authenticated caller of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// The account.
     pub account: String,
-    /// Whether it may do everything.
+    /// Whether it has all rights.
     pub privileged: bool,
-    /// Whether it may only look.
+    /// Whether it may only read.
     pub read_only: bool,
 }
 
-/// What the surface needs.
+/// The parts that the REST API works with.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// Where everything is written down.
+    /// The rule catalog.
     pub catalog: Catalog,
-    /// Numbers that steer rules.
+    /// Settings of the rule engine.
     pub settings: Settings,
-    /// Time and chance.
+    /// The clock and the source of randomness.
     pub around: Arc<dyn Surroundings>,
-    /// The way to the files themselves, for a judge that is run by hand.
+    /// Access to storage, for judge daemons that are run by hand.
     pub access: Arc<Access>,
-    /// Where passwords are judged.
+    /// Password checks and their rate limits.
     pub logins: Logins,
 }
 
-/// The largest body taken, in bytes.
+/// The largest request body accepted, in bytes.
 const LARGEST_BODY: usize = 64 << 20;
 
-/// Serves the surface.
+/// A router for the REST API.
 pub fn router(service: Service) -> Router {
     Router::new().fallback(move |request: Request| {
         let service = service.clone();
@@ -87,8 +87,8 @@ pub fn router(service: Service) -> Router {
     })
 }
 
-/// Serves the surface below `path`. `who` finds the caller among what the server has put into the
-/// request's extensions, and in its headers.
+/// A router for the REST API below `path`. `who` finds the caller in the request's extensions and
+/// headers.
 pub fn mounted(
     path: &str,
     service: Service,
@@ -102,31 +102,31 @@ pub fn mounted(
         async move { answer(service, request).await }
     };
     let below = Router::new().fallback(answered.clone());
-    // What is nested does not begin with nothing at all.
+    // `nest` does not match `path/` itself.
     Router::new().route(&format!("{path}/"), any(answered)).nest(path, below)
 }
 
-/// One request, taken apart.
+/// One parsed request with its caller.
 struct Call {
     service: Service,
     method: Method,
     query: Vec<(String, String)>,
     body: Value,
-    /// The turn of a large body.
+    /// The turn that a large body holds.
     turn: Option<turns::Turn>,
-    /// Whether the answer is to be a metalink document.
+    /// Whether the client asks for a metalink document.
     metalink: bool,
     caller: Caller,
 }
 
 type Lines = Box<dyn Fn(&mut Tx<'_>, &mut dyn FnMut(String) -> Result<()>) -> Result<()> + Send>;
 
-/// What is answered.
+/// The result of a handler, before it becomes an HTTP response.
 enum Reply {
     Json(Value),
-    /// One JSON document a line.
+    /// One JSON document per line, read from the catalog.
     Lines(Lines),
-    /// The same, from elsewhere than the catalog alone.
+    /// One JSON document per line, from another source than the catalog alone.
     Streamed(Body),
     /// A metalink document, line by line.
     Metalink(Lines),
@@ -134,23 +134,23 @@ enum Reply {
     Created(String),
     /// 201 with a document.
     CreatedJson(Value),
-    /// 303: look there.
-    Elsewhere(String),
+    /// 303 with this location.
+    Redirect(String),
     Done,
-    /// A document that is JSON but for the word Infinity.
+    /// JSON that may contain the word Infinity, which `serde_json` cannot write.
     Text(String),
 }
 
 async fn answer(service: Service, request: Request) -> Response {
     let mut noted = Noted::of(request.method(), request.uri().path(), request.headers());
     let mut response = answer_noting(service, request, &mut noted).await;
-    noted.hear(&response);
+    noted.add_response(&response);
     response.extensions_mut().insert(noted);
     response
 }
 
 async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted) -> Response {
-    // Who asks for the head is told the same, and the server leaves the rest away.
+    // HEAD is answered like GET; the server drops the body.
     if request.method() == Method::HEAD {
         *request.method_mut() = Method::GET;
     }
@@ -162,9 +162,9 @@ async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted
         let call = OpenCall { service: &service, headers: request.headers(), from };
         return handle(&call).await.unwrap_or_else(|error| failure(&error, part));
     }
-    // Where no token is needed, none is needed to learn that there is nothing either.
+    // Unknown paths below the open routes are answered without a token too.
     if matches!(path.first().map(String::as_str), Some("auth" | "ping")) {
-        return nowhere(&found);
+        return unknown_route(&found);
     }
     let known = request.extensions().get::<Caller>().is_some();
     if !known && !request.headers().contains_key(auth::TOKEN) {
@@ -180,7 +180,7 @@ async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted
         return failure(&error, part);
     }
     let Found::Route(Route { handler: Handler::Known(handle), .. }, parts) = found else {
-        return nowhere(&found);
+        return unknown_route(&found);
     };
     match turns::answered(call, *handle, parts).await {
         Ok(reply) => render(service, reply, part).await,
@@ -196,7 +196,7 @@ fn admit(call: &Call, found: &Found) -> Result<()> {
         _ => Needs::Change,
     };
     if call.caller.read_only && needs.changes() {
-        let message = format!("Account {} may only look", call.caller.account);
+        let message = format!("Account {} may only read", call.caller.account);
         return Err(refuse(Class::AccessDenied, message));
     }
     match needs {
@@ -205,28 +205,29 @@ fn admit(call: &Call, found: &Found) -> Result<()> {
     }
 }
 
-/// The answer to a request that leads nowhere: 405 where the path has other methods, 404 elsewhere.
-fn nowhere(found: &Found) -> Response {
+/// The response to a request without a route: 405 if the path has other methods, else 404.
+fn unknown_route(found: &Found) -> Response {
     let (status, methods) = match found {
         Found::OtherMethods(methods) => (StatusCode::METHOD_NOT_ALLOWED, Some(methods)),
         _ => (StatusCode::NOT_FOUND, None),
     };
-    let message = "There is nothing at this path for this method";
-    let mut response = told(status, Class::UnsupportedOperation.to_string(), message);
+    let message = "The server has no such path, or the path does not support this method";
+    let mut response = error_response(status, Class::UnsupportedOperation.to_string(), message);
     if let Some(methods) = methods.and_then(|methods| HeaderValue::from_str(methods).ok()) {
         response.headers_mut().insert(header::ALLOW, methods);
     }
     response
 }
 
-/// Where something is asked for, as far as the status of a refusal depends on it.
+/// The part of the API that a request addresses, as far as the status of an error depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Among the RSEs, where a wrong expression is a wrong question and not a conflict.
+    /// `/rses`: an invalid expression is a bad request (400), not a conflict.
     Rses,
-    /// Where a rule is changed, and what it cannot be is a conflict with what it is.
+    /// `PUT /rules`: an invalid value is a conflict (409) with the rule's state.
     ChangedRule,
-    Elsewhere,
+    /// Every other path.
+    Other,
 }
 
 impl Part {
@@ -234,25 +235,34 @@ impl Part {
         match path.first().map(String::as_str) {
             Some("rses") => Self::Rses,
             Some("rules") if *method == Method::PUT => Self::ChangedRule,
-            _ => Self::Elsewhere,
+            _ => Self::Other,
         }
     }
 }
 
-/// A request that shows no token is a wrong one: a new token, for which clients log in again when
-/// they are told 401, would not help it. One that shows a user of the server whom the server does
-/// not know would be helped.
+/// The response to a request without a valid caller or a Rucio token.
+///
+/// Clients log in again after 401. A new token does not help a request that sends none, so the
+/// answer is 400; it does help one whose `Authorization` the server does not accept.
 fn without_token(headers: &HeaderMap) -> Response {
     if headers.contains_key(header::AUTHORIZATION) {
         if headers.get("x-rucio-account").is_some_and(HeaderValue::is_empty) {
             let message = "The header X-Rucio-Account is empty: leave it out, or name an account";
-            return told(StatusCode::BAD_REQUEST, Class::InvalidObject.to_string(), message);
+            return error_response(
+                StatusCode::BAD_REQUEST,
+                Class::InvalidObject.to_string(),
+                message,
+            );
         }
         let message = "The token in Authorization is not valid";
-        return told(StatusCode::UNAUTHORIZED, Class::CannotAuthenticate.to_string(), message);
+        return error_response(
+            StatusCode::UNAUTHORIZED,
+            Class::CannotAuthenticate.to_string(),
+            message,
+        );
     }
     let message = "The header X-Rucio-Auth-Token is missing";
-    told(StatusCode::BAD_REQUEST, Class::CannotAuthenticate.to_string(), message)
+    error_response(StatusCode::BAD_REQUEST, Class::CannotAuthenticate.to_string(), message)
 }
 
 async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
@@ -273,7 +283,7 @@ async fn call(service: Service, request: Request) -> Result<(Call, Service)> {
     let (body, turn) = turns::read(&caller.account, bytes).await?;
     let words = path.iter().chain(query.iter().flat_map(|(key, value)| [key, value]));
     if words.into_iter().any(|text| text.contains('\0')) {
-        return Err(turns::zero());
+        return Err(turns::nul_character());
     }
     let method = parts.method;
     let call = Call { service: service.clone(), method, query, body, turn, metalink, caller };
@@ -285,7 +295,7 @@ fn parts(path: &str) -> Vec<String> {
     path.split('/').filter(|part| !part.is_empty()).map(decode).collect()
 }
 
-/// Decodes one part of a path or query: `%2F`, and `+` for a space. Anything else stays.
+/// Decodes one part of a path or query: percent-encoding, and `+` for a space.
 fn decode(part: &str) -> String {
     let part = part.replace('+', " ");
     percent_decode_str(&part).decode_utf8_lossy().into_owned()
@@ -330,7 +340,7 @@ impl Call {
         self.service.around.now()
     }
 
-    /// Fails unless the caller may do everything.
+    /// Fails unless the caller is privileged.
     fn privileged(&self, what: &str) -> Result<()> {
         match self.caller.privileged {
             true => Ok(()),
@@ -343,7 +353,7 @@ impl Call {
         refuse(Class::AccessDenied, message)
     }
 
-    /// Fails unless the caller is this account or may do everything.
+    /// Fails unless the caller is this account or is privileged.
     fn owner_or_privileged(&self, what: &str, owner: &str) -> Result<()> {
         match self.caller.privileged || (self.caller.account == owner && !owner.is_empty()) {
             true => Ok(()),
@@ -366,7 +376,7 @@ impl Call {
     }
 }
 
-/// A field of a body that may be left out; what it must be otherwise is said.
+/// An optional field of a body. The error for a wrong type names the field and what it `should` be.
 fn field<'a, T>(
     body: &'a Value,
     key: &str,
@@ -404,7 +414,7 @@ fn texts(body: &Value, key: &str) -> Result<Option<Vec<String>>> {
     })
 }
 
-/// What an attribute is set to: its text is kept.
+/// The new value of an attribute, as text.
 fn attribute(body: &Value) -> Result<String> {
     let should = "a text, a number, or true or false";
     let read = |value: &Value| match value {
@@ -415,8 +425,8 @@ fn attribute(body: &Value) -> Result<String> {
     field(body, "value", should, read)?.ok_or_else(|| wrong(&format!("value should be {should}")))
 }
 
-/// Whether an argument says yes, as Python, JSON or people write it.
-fn said(call: &Call, key: &str) -> Result<bool> {
+/// A boolean query argument, as Python or JSON writes it; false if it is missing.
+fn query_flag(call: &Call, key: &str) -> Result<bool> {
     match call.arg(key) {
         None | Some("" | "None" | "False" | "false" | "0") => Ok(false),
         Some("True" | "true" | "1") => Ok(true),
@@ -424,7 +434,7 @@ fn said(call: &Call, key: &str) -> Result<bool> {
     }
 }
 
-/// A refusal of a body that is not as it should be.
+/// The error for an invalid body.
 fn wrong(what: &str) -> Error {
     refuse(Class::InvalidObject, what)
 }
@@ -453,7 +463,7 @@ async fn render(service: Service, reply: Reply, part: Part) -> Response {
         Reply::CreatedJson(value) => {
             with_type(StatusCode::CREATED, "application/json", value.to_string().into())
         }
-        Reply::Elsewhere(place) => {
+        Reply::Redirect(place) => {
             let body = "<!doctype html>\n<title>Redirecting...</title>\n";
             let mut answer = with_type(StatusCode::SEE_OTHER, TEXT, body.into());
             if let Ok(place) = HeaderValue::from_str(&place) {
@@ -475,7 +485,7 @@ async fn streamed(service: Service, lines: Lines, kind: &'static str, part: Part
     }
 }
 
-/// An error as clients read it: the class decides what they raise.
+/// The HTTP response to an error. Clients raise the exception that its class names.
 fn failure(error: &Error, part: Part) -> Response {
     let (status, class) = match error {
         Error::Refused(refusal) => {
@@ -502,10 +512,10 @@ fn failure(error: &Error, part: Part) -> Response {
         tracing::error!(%error, "Rucio request failed");
     }
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    told(status, class, &error.to_string())
+    error_response(status, class, &error.to_string())
 }
 
-fn told(status: StatusCode, class: String, message: &str) -> Response {
+fn error_response(status: StatusCode, class: String, message: &str) -> Response {
     let body = serde_json::json!({"ExceptionClass": class, "ExceptionMessage": message});
     let mut response = with_type(status, "application/octet-stream", body.to_string().into());
     let short: String =
@@ -523,8 +533,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encoded_parts_read_as_they_were_meant() {
-        for (part, meant) in [
+    fn path_parts_are_percent_decoded() {
+        for (part, expected) in [
             ("a%2Fb", "a/b"),
             ("a+b", "a b"),
             ("100%25", "100%"),
@@ -533,7 +543,7 @@ mod tests {
             ("a%4", "a%4"),
             ("%%41", "%A"),
         ] {
-            assert_eq!(decode(part), meant);
+            assert_eq!(decode(part), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `/replicas/list`: the replicas of files, with the physical names they can be read by.
+//! Handles `/replicas/list`: lists the replicas of files with their physical names.
 //!
 //! Rows are grouped by file as the database yields them, and each file is written at once, so
 //! that a list of millions takes no more memory than one of ten.
@@ -19,11 +19,11 @@ use serde_json::Value;
 use super::rules::dids;
 use super::{Call, Reply, field, flag, number, text, texts, wrong};
 
-/// What is asked for.
-struct Wanted {
+/// The parameters of a listing.
+struct ReplicaQuery {
     dids: Vec<Did>,
     all_states: bool,
-    /// Whether replicas that are not there yet, or not any more, are listed too.
+    /// Whether unavailable and copying replicas are listed too.
     unavailable: bool,
     ignore_availability: bool,
     schemes: Option<Vec<String>>,
@@ -65,7 +65,7 @@ struct File<'a> {
     parents: Option<&'a [String]>,
 }
 
-/// An RSE that is listed, and what its physical names begin with.
+/// A listed RSE with the prefixes of its physical names.
 struct Site<'a> {
     rse: &'a Rse,
     bases: Vec<(String, &'static str)>,
@@ -73,7 +73,7 @@ struct Site<'a> {
 
 pub(super) fn list(call: &Call) -> Result<Reply> {
     let body = &call.body;
-    // Who asks from where, in which order, and for which time names are signed changes nothing here.
+    // These fields are checked for their type and otherwise ignored.
     field(body, "client_location", "an object", Value::as_object)?;
     text(body, "sort")?;
     number(body, "signature_lifetime")?;
@@ -81,7 +81,7 @@ pub(super) fn list(call: &Call) -> Result<Reply> {
     let at_most = field(body, "nrandom", "a number that is not negative", |value| {
         value.as_u64().and_then(|number| usize::try_from(number).ok())
     })?;
-    let wanted = Wanted {
+    let wanted = ReplicaQuery {
         dids: dids(body.get("dids"))?,
         all_states: flag(body, "all_states")?.unwrap_or(false),
         unavailable: flag(body, "unavailable")?.unwrap_or(false),
@@ -96,7 +96,7 @@ pub(super) fn list(call: &Call) -> Result<Reply> {
             Some("all") => &["wan", "lan"],
             Some(_) => return Err(wrong("The field domain should be wan, lan or all")),
         },
-        updated_after: field(body, "updated_after", "a moment", moment)?,
+        updated_after: field(body, "updated_after", "a time", moment)?,
         parents: flag(body, "resolve_parents")?.unwrap_or(false),
         at_most: at_most.filter(|number| *number > 0),
         seed: call.service.around.seed(),
@@ -113,7 +113,7 @@ pub(super) fn list(call: &Call) -> Result<Reply> {
     Ok(if metalink { Reply::Metalink(lines) } else { Reply::Lines(lines) })
 }
 
-/// A moment as clients write it: a text, or seconds since 1970.
+/// A time as clients write it: a text, or seconds since 1970.
 fn moment(value: &Value) -> Option<Micros> {
     match value {
         Value::String(text) => read_time(text),
@@ -123,8 +123,8 @@ fn moment(value: &Value) -> Option<Micros> {
 
 const METALINK: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<metalink xmlns=\"urn:ietf:params:xml:ns:metalink\">";
 
-/// The question for the replicas of one file (`'F'`), of a dataset's files, or of all below.
-fn question(kind: DidType) -> String {
+/// The SQL for the replicas of one file, of a dataset's files, or of all files below a container.
+fn replicas_sql(kind: DidType) -> String {
     let (with, from) = match kind {
         DidType::File => ("", "(SELECT id FROM dids WHERE id = ?1) f"),
         DidType::Dataset => ("", "(SELECT child AS id FROM contents WHERE parent = ?1) f"),
@@ -142,7 +142,7 @@ fn question(kind: DidType) -> String {
     )
 }
 
-impl Wanted {
+impl ReplicaQuery {
     fn sites<'a>(&self, tx: &mut Tx<'_>, rses: &'a [Rse]) -> Result<BTreeMap<i64, Site<'a>>> {
         let within: Option<BTreeSet<i64>> = match &self.expression {
             None => None,
@@ -166,7 +166,7 @@ impl Wanted {
                 ranked.sort_by_key(|(rank, _)| *rank);
                 for (_, one) in ranked {
                     let base = one.base();
-                    // What is reached from both sides is named once.
+                    // A name that is the same in both domains is listed once.
                     if !bases.iter().any(|(known, _)| *known == base) {
                         bases.push((base, *domain));
                     }
@@ -180,7 +180,7 @@ impl Wanted {
     fn write(&self, tx: &mut Tx<'_>, line: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
         let rses = mainstay_rules::rse::all(tx)?;
         let sites = self.sites(tx, &rses)?;
-        // What is not there is said before anything is sent: afterwards it could only be broken off.
+        // Unknown names must fail before the first line is sent; later the only way is to cut the stream.
         let roots = self.dids.iter().map(|name| Ok((name, did::get(tx, name)?)));
         for (name, root) in roots.collect::<Result<Vec<_>>>()? {
             let above = match root.did_type {
@@ -204,7 +204,7 @@ impl Wanted {
         let since = self.updated_after.unwrap_or(0);
         let mut rng = SmallRng::seed_from_u64(self.seed);
         let params = values![root, self.all_states, since, self.unavailable];
-        tx.for_each(&question(kind), params, &mut |row| -> Result<()> {
+        tx.for_each(&replicas_sql(kind), params, &mut |row| -> Result<()> {
             let id = row.int(0)?;
             if file.as_ref().is_none_or(|file| file.0 != id) {
                 if let Some((_, done)) = file.take() {
@@ -251,7 +251,7 @@ fn begin<'a>(row: &Row, parents: Option<&'a [String]>) -> Result<File<'a>> {
     })
 }
 
-/// Adds a replica to its file. One whose path nobody knows has no physical name.
+/// Adds a replica to its file. A replica with an unknown path gets no physical name.
 fn add<'a>(file: &mut File<'a>, site: &Site<'a>, row: &Row) -> Result<()> {
     let state = row.state::<ReplicaState>(7)?;
     file.states.insert(&site.rse.name, state);
@@ -259,8 +259,8 @@ fn add<'a>(file: &mut File<'a>, site: &Site<'a>, row: &Row) -> Result<()> {
         return Ok(());
     }
     let did = Did::new(file.scope.as_str(), file.name.as_str());
-    let said = row.opt_text(8)?;
-    let Ok(path) = protocol::path(site.rse, &did, said.as_deref()) else { return Ok(()) };
+    let registered = row.opt_text(8)?;
+    let Ok(path) = protocol::path(site.rse, &did, registered.as_deref()) else { return Ok(()) };
     for (base, domain) in &site.bases {
         let name = format!("{base}{path}");
         file.rses.entry(&site.rse.name).or_default().push(name.clone());
@@ -279,7 +279,7 @@ fn add<'a>(file: &mut File<'a>, site: &Site<'a>, row: &Row) -> Result<()> {
     Ok(())
 }
 
-/// Leaves so many physical names of a file, whichever.
+/// Removes random physical names of a file until `most` are left.
 fn thin_out(file: &mut File<'_>, most: usize, rng: &mut SmallRng) {
     while file.pfns.len() > most {
         let nth = rng.random_range(0..file.pfns.len());

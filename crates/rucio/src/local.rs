@@ -1,4 +1,4 @@
-//! The REST surface served to commands of the same process, without a server.
+//! Serves the REST API to commands of the same process, without a server.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -11,7 +11,7 @@ use tower::ServiceExt;
 
 use crate::{Caller, Service, router};
 
-/// The surface served in this process, as the account `root`.
+/// The REST API served in this process, to the account `root`.
 #[derive(Clone, Debug)]
 pub struct Local {
     router: axum::Router,

@@ -1,6 +1,6 @@
-//! `/dids/…/meta`: what is known about data identifiers besides the catalog's own columns.
+//! Handles `/dids/…/meta`: metadata of data identifiers besides the catalog's own columns.
 //!
-//! One object of keys and values is kept with each. Keys that are columns elsewhere are shown
+//! Each data identifier has one object of keys and values. Keys that are columns in Rucio are shown
 //! among the columns, all others as JSON metadata.
 
 use std::collections::BTreeSet;
@@ -13,10 +13,10 @@ use mainstay_rules::error::{Class, Result, refuse};
 use serde_json::{Map, Value, json};
 
 use super::dids::own_scope;
-use super::rules::whole;
+use super::rules::lines_reply;
 use super::{Call, Reply, created, flag, show, text, wrong};
 
-/// Which half of the metadata is asked for.
+/// The part of the metadata to show, which Rucio calls a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Half {
     Columns,
@@ -40,10 +40,10 @@ fn read(tx: &mut Tx<'_>, name: &Did, half: Half) -> Result<Map<String, Value>> {
     let found = did::get(tx, name)?;
     let own = did::metadata(tx, found.id)?;
     let Value::Object(mut columns) = show::meta(&found) else { return Ok(Map::new()) };
-    // An earlier version took what it should not have.
-    let said = own.into_iter().filter(|(key, _)| !did::is_own(key));
+    // Earlier versions accepted keys that belong to the catalog itself.
+    let allowed = own.into_iter().filter(|(key, _)| !did::is_own(key));
     let (known, free): (Map<_, _>, Map<_, _>) =
-        said.partition(|(key, _)| columns.contains_key(key));
+        allowed.partition(|(key, _)| columns.contains_key(key));
     if half == Half::Json {
         return Ok(free);
     }
@@ -70,14 +70,14 @@ pub(super) async fn set_key(call: &Call, name: Did, key: String) -> Result<Reply
 /// Sets several keys.
 pub(super) async fn set_all(call: &Call, name: Did) -> Result<Reply> {
     let meta = call.field("meta")?.as_object().cloned();
-    let meta = meta.ok_or_else(|| wrong("meta is an object"))?;
+    let meta = meta.ok_or_else(|| wrong("The field meta should be an object"))?;
     set(call, vec![(name, meta)]).await
 }
 
 /// Removes one key.
 pub(super) async fn delete(call: &Call, name: Did) -> Result<Reply> {
     own_scope(call, &name.scope, "change metadata in this scope").await?;
-    let key = call.arg("key").ok_or_else(|| wrong("say which key"))?.to_owned();
+    let key = call.arg("key").ok_or_else(|| wrong("The argument key is missing"))?.to_owned();
     let now = call.now();
     call.write(move |tx| did::delete_metadata(tx, &name, &key, now)).await?;
     Ok(Reply::Done)
@@ -86,10 +86,10 @@ pub(super) async fn delete(call: &Call, name: Did) -> Result<Reply> {
 /// A data identifier, and the keys to set.
 type NewMetadata = (Did, Map<String, Value>);
 
-/// Sets metadata, all or none, and of everything below too where that is asked for.
+/// Sets metadata, all or none; with `recursive` also of everything below.
 async fn set(call: &Call, mut all: Vec<NewMetadata>) -> Result<Reply> {
     if flag(&call.body, "recursive")?.unwrap_or(false) {
-        all = call.read(move |tx| with_those_below(tx, &all)).await?;
+        all = call.read(move |tx| with_descendants(tx, &all)).await?;
     }
     let scopes: BTreeSet<&str> = all.iter().map(|(name, _)| name.scope.as_str()).collect();
     for scope in scopes {
@@ -103,7 +103,7 @@ async fn set(call: &Call, mut all: Vec<NewMetadata>) -> Result<Reply> {
     Ok(created())
 }
 
-fn with_those_below(tx: &mut Tx<'_>, all: &[NewMetadata]) -> Result<Vec<NewMetadata>> {
+fn with_descendants(tx: &mut Tx<'_>, all: &[NewMetadata]) -> Result<Vec<NewMetadata>> {
     let mut found = Vec::new();
     for (name, meta) in all {
         found.push((name.clone(), meta.clone()));
@@ -116,7 +116,7 @@ fn with_those_below(tx: &mut Tx<'_>, all: &[NewMetadata]) -> Result<Vec<NewMetad
     Ok(found)
 }
 
-/// `bulkmeta`: the metadata of many.
+/// `bulkmeta`: the metadata of many data identifiers.
 pub(super) async fn bulk(call: &Call) -> Result<Reply> {
     let names = super::rules::dids(call.body.get("dids"))?;
     let half = half(text(&call.body, "plugin")?)?;
@@ -134,7 +134,7 @@ pub(super) async fn bulk(call: &Call) -> Result<Reply> {
                         found.insert("name".to_owned(), json!(name.name));
                         lines.push(Value::Object(found).to_string());
                     }
-                    // What is not there is left out.
+                    // Unknown names are left out.
                     Err(error) if error.class() == Some(Class::DataIdentifierNotFound) => {}
                     Err(error) => return Err(error),
                 }
@@ -142,10 +142,10 @@ pub(super) async fn bulk(call: &Call) -> Result<Reply> {
             Ok(lines)
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
-/// Adds what is said of the collections above, where nothing is said of the thing itself.
+/// Adds the metadata of the collections above, for keys that the data identifier itself lacks.
 fn inherited(tx: &mut Tx<'_>, name: &Did, found: &mut Map<String, Value>) -> Result<()> {
     let own = did::get(tx, name)?.id;
     for id in ancestors(tx, &[own])? {
@@ -159,15 +159,19 @@ fn inherited(tx: &mut Tx<'_>, name: &Did, found: &mut Map<String, Value>) -> Res
     Ok(())
 }
 
-/// `bulkdidsmeta`: sets the metadata of many, all or none.
+/// `bulkdidsmeta`: sets the metadata of many data identifiers, all or none.
 pub(super) async fn set_bulk(call: &Call) -> Result<Reply> {
-    let list = call.field("dids")?.as_array().cloned().ok_or_else(|| wrong("dids is a list"))?;
+    let list = call
+        .field("dids")?
+        .as_array()
+        .cloned()
+        .ok_or_else(|| wrong("The field dids should be a list"))?;
     let mut all = Vec::with_capacity(list.len());
     for entry in &list {
         let part = |key: &str| entry.get(key).and_then(Value::as_str);
         let meta = entry.get("meta").and_then(Value::as_object).cloned();
         let (Some(scope), Some(name), Some(meta)) = (part("scope"), part("name"), meta) else {
-            return Err(wrong("each has a scope, a name and a meta"));
+            return Err(wrong("Each entry should have a scope, a name and a meta"));
         };
         all.push((Did::new(scope, name), meta));
     }

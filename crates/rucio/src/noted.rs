@@ -1,4 +1,4 @@
-//! What a request is about and who asked, for the log of the server around this surface.
+//! Describes a request and its caller, for the server's audit log.
 
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::Response;
@@ -6,20 +6,20 @@ use axum::response::Response;
 use super::parts;
 use super::route::{self, Found};
 
-/// What the surface has found out about a request: among the extensions of its answer.
+/// The facts of a request that are logged; an extension of its response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// The account that asks; empty if it is not known.
+    /// The account of the caller; empty if unknown.
     pub account: String,
-    /// The user that somebody said to be; empty if nobody said.
+    /// The user or account that an unauthenticated request names; may be empty.
     pub claimed: String,
-    /// What the request is about: the first part of the path, as `rucio/rules`.
+    /// The first part of the path, such as `rucio/rules`.
     pub resource: String,
     /// The rest of the path.
     pub name: String,
-    /// Whether the request asks for a change; a login makes a token and is one.
+    /// Whether the request asks for a change. A login does: it makes a token.
     pub changes: bool,
-    /// Whether the credentials were refused, whatever the status says.
+    /// Whether the credentials were refused; the status alone does not show it.
     pub denied: bool,
 }
 
@@ -39,8 +39,8 @@ impl Noted {
         }
     }
 
-    /// Adds what the answer tells: a login says whose token it made.
-    pub(super) fn hear(&mut self, answer: &Response) {
+    /// Takes the account from the response to a login.
+    pub(super) fn add_response(&mut self, answer: &Response) {
         if answer.status() == StatusCode::OK
             && let Some(account) = answer.headers().get("x-rucio-auth-account")
         {
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_named_by_its_path() {
+    fn resource_and_name_come_from_the_path() {
         let mut headers = HeaderMap::new();
         headers.insert("x-rucio-account", "eve".parse().unwrap());
         let noted = Noted::of(&Method::DELETE, "/rules/abc", &headers);

@@ -1,12 +1,11 @@
-//! Numbers as Python writes them, which is what clients are written in: `1e12` is a whole number
-//! there, and `Infinity`, which is not JSON, the limit of who has none.
+//! Reads JSON as Python clients write it, where `Infinity`, which is not JSON, means "no limit".
 
 use std::borrow::Cow;
 
-/// What is no number, but stands where one does.
+/// The word that Python's `json` writes for an infinite number.
 pub(super) const INFINITY: &str = "Infinity";
 
-/// A body in which the word Infinity is a text wherever it stands for itself.
+/// Puts quotes around the word Infinity wherever it is not part of a string.
 pub(super) fn json(body: &[u8]) -> Cow<'_, [u8]> {
     let word = INFINITY.as_bytes();
     if memchr::memmem::find(body, word).is_none() {
@@ -38,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn infinity_is_a_text_where_it_stands_for_itself() {
+    fn infinity_outside_strings_becomes_a_string() {
         for (body, expected) in [
             (r#"{"bytes": Infinity}"#, Some(json!({"bytes": "Infinity"}))),
             (r#"[Infinity,Infinity]"#, Some(json!(["Infinity", "Infinity"]))),

@@ -1,4 +1,4 @@
-//! `/replicas`: which file is where, under which name, and when it may go.
+//! Handles `/replicas`: registers, updates, declares and deletes replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ use mainstay_rules::{did, protocol, replica, suspect};
 use serde_json::{Map, Value, json};
 
 use super::dids::own_scope;
-use super::rules::{dids, whole};
+use super::rules::{dids, lines_reply};
 use super::{Call, Reply, created, field, flag, show, sites, text, texts, wrong};
 
-/// Puts replicas under suspicion; answers which names are not known.
+/// Declares replicas suspicious; returns the names that are unknown.
 pub(super) async fn report_suspicious(call: &Call) -> Result<Reply> {
     let names = names(call)?;
     let unknown = declare_suspicious(call, names).await?;
@@ -23,11 +23,12 @@ pub(super) async fn report_suspicious(call: &Call) -> Result<Reply> {
 }
 
 pub(super) fn quarantine() -> Result<Reply> {
-    let why = "Files that no replica is registered for are left alone: remove them from the storage, or register them";
+    let why =
+        "Quarantine is not supported: remove unregistered files from the storage, or register them";
     Err(refuse(Class::UnsupportedOperation, why))
 }
 
-/// Where several datasets are.
+/// The RSEs that hold several datasets, and how much of each.
 pub(super) async fn datasets_bulk(call: &Call) -> Result<Reply> {
     let names = dids(call.body.get("dids"))?;
     sites::dataset_replicas(call, names).await
@@ -41,7 +42,7 @@ pub(super) async fn add_replicas(call: &Call) -> Result<Reply> {
     let (account, now) = (call.caller.account.clone(), call.now());
     call.write(move |tx| {
         if only_open && !mainstay_rules::rse::by_name(tx, &rse)?.write {
-            let message = format!("RSE {rse} takes no writes now");
+            let message = format!("RSE {rse} is closed for writing");
             return Err(refuse(Class::RSEWriteBlocked, message));
         }
         replica::add_replicas(tx, &rse, &files.files, &account, now)?;
@@ -51,11 +52,11 @@ pub(super) async fn add_replicas(call: &Call) -> Result<Reply> {
     Ok(created())
 }
 
-/// Files that are to be registered on an RSE.
+/// Files to register on an RSE.
 pub(super) struct NewFiles {
     rse: String,
     files: Vec<NewFile>,
-    /// What else is said of them.
+    /// The metadata given with them.
     meta: Vec<(Did, Map<String, Value>)>,
 }
 
@@ -69,22 +70,22 @@ impl NewFiles {
                 value["bytes"] = json!(bytes);
             }
             let physical = text(&value, "pfn")?.map(str::to_owned);
-            // A path that is not judged could be that of another file.
+            // A path given directly is not checked and could be another file's.
             if value.get("path").is_some() {
-                return Err(wrong("where a file is is said by its pfn"));
+                return Err(wrong("files: path cannot be set; give the location of a file as pfn"));
             }
-            let said = field(&value, "meta", "an object", Value::as_object)?.cloned();
+            let given = field(&value, "meta", "an object", Value::as_object)?.cloned();
             let file: NewFile = serde_json::from_value(value)
-                .map_err(|error| wrong(&format!("a file is not as it should be: {error}")))?;
+                .map_err(|error| wrong(&format!("files: invalid entry: {error}")))?;
             named.extend(physical.map(|name| (files.len(), name)));
-            let said = said.filter(|said| !said.is_empty());
-            meta.extend(said.map(|said| (file.did.clone(), said)));
+            let given = given.filter(|given| !given.is_empty());
+            meta.extend(given.map(|given| (file.did.clone(), given)));
             files.push(file);
         }
         let at = rse.to_owned();
         let found = call.read(move |tx| mainstay_rules::rse::by_name(tx, &at)).await?;
         for (at, name) in named {
-            files[at].path = said_path(&found, &files[at].did, &name)?;
+            files[at].path = path_of_pfn(&found, &files[at].did, &name)?;
         }
         let scopes: BTreeSet<&str> = files.iter().map(|file| file.did.scope.as_str()).collect();
         for scope in scopes {
@@ -93,7 +94,7 @@ impl NewFiles {
         Ok(Self { rse: rse.to_owned(), files, meta })
     }
 
-    /// Registers those that are not registered yet.
+    /// Registers the files that are not registered yet.
     pub(super) fn register(&self, tx: &mut Tx<'_>, account: &str, now: Micros) -> Result<()> {
         replica::add_missing_replicas(tx, &self.rse, &self.files, account, now)?;
         self.describe(tx, now)
@@ -104,13 +105,13 @@ impl NewFiles {
     }
 }
 
-/// The path that a physical name says, where it does not follow from the logical one.
-fn said_path(rse: &Rse, did: &Did, name: &str) -> Result<Option<String>> {
+/// The path in a physical name; none on deterministic RSEs, where it follows from the logical name.
+fn path_of_pfn(rse: &Rse, did: &Did, name: &str) -> Result<Option<String>> {
     let known = rse.protocols.iter().find_map(|protocol| protocol.path_of(name));
     let path = match known {
         Some(path) => path,
         None if rse.protocols.is_empty() && !name.contains("..") => {
-            // Nobody has said yet how the RSE is reached: what was said is kept as it is.
+            // The RSE has no protocol yet to compare with: take the path as it is given.
             let path = name
                 .split_once("://")
                 .map_or(name, |(_, rest)| rest.split_once('/').map_or("", |(_, path)| path));
@@ -128,13 +129,16 @@ fn said_path(rse: &Rse, did: &Did, name: &str) -> Result<Option<String>> {
         return Ok(Some(path));
     }
     if !rse.protocols.is_empty() && path != mainstay_transfers::protocol::hashed_path(did) {
-        let message = format!("On {} the name of {did} follows from its hash", rse.name);
+        let message = format!(
+            "RSE {} is deterministic: the path of {did} must be the one computed from its name",
+            rse.name
+        );
         return Err(refuse(Class::InvalidPath, message));
     }
     Ok(None)
 }
 
-/// What is not locked is deleted: the reaper removes the files, and then the catalog forgets them.
+/// Deletes unlocked replicas: the reaper removes the files, then the catalog entries.
 pub(super) async fn delete_replicas(call: &Call) -> Result<Reply> {
     call.privileged("delete replicas")?;
     let (rse, names, now) = (call.text("rse")?, dids(call.body.get("files"))?, call.now());
@@ -144,9 +148,9 @@ pub(super) async fn delete_replicas(call: &Call) -> Result<Reply> {
     Ok(Reply::Done)
 }
 
-/// `A`: the copies are there; `U`: they could not be made.
-/// Says what became of copies. Whoever may register files in a scope may say that an upload of its own
-/// has arrived.
+/// Sets the state of replicas: `A` means that the copy arrived, `U` that it failed.
+///
+/// An account that may register files in a scope may report its own uploads as arrived.
 pub(super) async fn update_replicas(call: &Call) -> Result<Reply> {
     let rse = call.text("rse")?;
     let names = dids(call.body.get("files"))?;
@@ -218,8 +222,8 @@ pub(super) async fn tombstones(call: &Call) -> Result<Reply> {
     Ok(created())
 }
 
-/// A replica as clients name it by its parts; none where its RSE is known by no such number.
-fn meant(rses: &[Rse], entry: &Value) -> Result<Option<(Did, String)>> {
+/// A replica given as scope, name and RSE; none if no RSE has the given id.
+fn replica_by_parts(rses: &[Rse], entry: &Value) -> Result<Option<(Did, String)>> {
     let wrong = || wrong("each replica is a physical name, or has a scope, a name and an rse");
     let (scope, name) = text(entry, "scope")?.zip(text(entry, "name")?).ok_or_else(wrong)?;
     let rse = match (text(entry, "rse")?, text(entry, "rse_id")?) {
@@ -244,7 +248,7 @@ fn names(call: &Call) -> Result<Vec<Value>> {
     call.field("pfns")?.as_array().cloned().ok_or_else(|| wrong("pfns is a list"))
 }
 
-/// Physical names that somebody found to be bad or suspects; those that nobody knows are passed over.
+/// Declares physical names bad or suspicious; unknown names are ignored.
 pub(super) async fn bad_names(call: &Call) -> Result<Reply> {
     let names = names(call)?;
     text(&call.body, "expires_at")?;
@@ -252,7 +256,7 @@ pub(super) async fn bad_names(call: &Call) -> Result<Reply> {
         "BAD" => declare_bad(call, names).await?,
         "SUSPICIOUS" => declare_suspicious(call, names).await?,
         "TEMPORARY_UNAVAILABLE" => {
-            let why = "A replica that cannot be read for a while is not declared: close its RSE for reading";
+            let why = "TEMPORARY_UNAVAILABLE is not supported: close the RSE for reading instead";
             return Err(refuse(Class::UnsupportedOperation, why));
         }
         _ => return Err(wrong("state is BAD or SUSPICIOUS")),
@@ -260,7 +264,7 @@ pub(super) async fn bad_names(call: &Call) -> Result<Reply> {
     Ok(created())
 }
 
-/// What was not known, by RSE.
+/// Unknown replicas by RSE.
 type Unknown = BTreeMap<String, Vec<String>>;
 
 async fn declare_bad(call: &Call, list: Vec<Value>) -> Result<Unknown> {
@@ -279,7 +283,7 @@ async fn declare_suspicious(call: &Call, list: Vec<Value>) -> Result<Unknown> {
     declare(call, list, move |tx, did, rse| suspect::declare(tx, did, rse, &reason, now)).await
 }
 
-/// Says something of replicas, of all or none; returns those that are not known.
+/// Declares all replicas or none; returns those that are unknown.
 async fn declare(
     call: &Call,
     list: Vec<Value>,
@@ -292,7 +296,7 @@ async fn declare(
         for entry in &list {
             let found = match entry {
                 Value::String(name) => named(tx, &rses, name)?,
-                entry => meant(&rses, entry)?,
+                entry => replica_by_parts(&rses, entry)?,
             };
             let (rse, what) = match found {
                 None => {
@@ -312,7 +316,7 @@ async fn declare(
     .await
 }
 
-/// Replicas under suspicion, the oldest first.
+/// The suspicious replicas, oldest first.
 pub(super) async fn suspicious(call: &Call) -> Result<Reply> {
     let since = match call.arg("younger_than") {
         None => 0,
@@ -377,7 +381,7 @@ pub(super) fn bad_states() -> Reply {
     }))
 }
 
-/// The replica a physical name means.
+/// The replica with a physical name.
 fn named(tx: &mut Tx<'_>, rses: &[Rse], name: &str) -> Result<Option<(Did, String)>> {
     for rse in rses {
         let Some(path) = rse.protocols.iter().find_map(|one| one.path_of(name)) else { continue };
@@ -388,7 +392,7 @@ fn named(tx: &mut Tx<'_>, rses: &[Rse], name: &str) -> Result<Option<(Did, Strin
     Ok(None)
 }
 
-/// Which files some physical names belong to.
+/// The files that physical names belong to.
 pub(super) async fn dids_of(call: &Call) -> Result<Reply> {
     let names = texts(&call.body, "pfns")?.ok_or_else(|| wrong("pfns is a list of texts"))?;
     let on = text(&call.body, "rse")?.map(str::to_owned);
@@ -407,10 +411,10 @@ pub(super) async fn dids_of(call: &Call) -> Result<Reply> {
             Ok(lines)
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
-/// The datasets of which something is on an RSE.
+/// The datasets with at least one file on an RSE.
 pub(super) async fn datasets_on(call: &Call, rse: &str) -> Result<Reply> {
     let rse = rse.to_owned();
     let found = call.read(move |tx| mainstay_rules::rse::by_name(tx, &rse)).await?;

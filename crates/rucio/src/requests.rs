@@ -1,4 +1,4 @@
-//! `/requests`: which transfers are asked for, and what became of them.
+//! Handles `/requests`: lists open and finished transfer requests, and limits transfers.
 
 use mainstay_catalog::{Row, Tx, values};
 use mainstay_rules::api::{Did, RequestState};
@@ -6,11 +6,11 @@ use mainstay_rules::error::{Class, Result, refuse};
 use mainstay_rules::replica;
 use serde_json::{Value, json};
 
-use super::rules::whole;
+use super::rules::lines_reply;
 use super::{Call, Reply, created, number, show, text, wrong};
 
-/// The columns of a request that is open, or of one that is over.
-fn question(over: bool) -> &'static str {
+/// The SQL for open or finished requests.
+fn requests_sql(over: bool) -> &'static str {
     if over {
         "SELECT q.id, q.request_type, q.state, q.activity, 0, q.retry_count, q.err_msg, q.requested_at, u.uuid, q.bytes,
          d.scope, d.name, t.rse, t.uuid, s.rse, s.uuid, q.updated_at, NULL, NULL FROM requests_history q LEFT JOIN rules u ON u.id = q.rule_id
@@ -42,7 +42,7 @@ pub(super) async fn one(call: &Call, name: Did, rse: &str, over: bool) -> Result
             let (file, at) = replica::unit(tx, &name, &rse)?;
             let sql = format!(
                 "{} WHERE q.did_id = ?1 AND q.dest_rse_id = ?2 ORDER BY q.id DESC LIMIT 1",
-                question(over)
+                requests_sql(over)
             );
             let row = tx.first(&sql, values![file, at])?.ok_or_else(|| {
                 let message = format!("No request found for {name} at RSE {rse}");
@@ -54,7 +54,7 @@ pub(super) async fn one(call: &Call, name: Did, rse: &str, over: bool) -> Result
     Ok(Reply::Json(value))
 }
 
-/// The letter of a state. Clients know three in which no request is here.
+/// The letter of a state. Clients know three states that requests never have here.
 fn state(text: &str) -> Option<&'static str> {
     match text {
         "P" | "PREPARING" => Some("P"),
@@ -71,7 +71,7 @@ pub(super) async fn list(call: &Call, over: bool) -> Result<Reply> {
     };
     let arg = |key: &str| call.arg(key).filter(|text| *text != "None").map(str::to_owned);
     let (from, to) = (arg("src_rse"), arg("dst_rse"));
-    // A list, as Python writes it or as people do.
+    // A Python list, or plain names separated by commas.
     let states = call.arg("request_states").filter(|text| *text != "None").unwrap_or("");
     let states: Vec<&'static str> = states
         .split(',')
@@ -97,14 +97,14 @@ pub(super) async fn list(call: &Call, over: bool) -> Result<Reply> {
     let sql = format!(
         "{} WHERE (?1 = 0 OR q.source_rse_id = ?1) AND (?2 = 0 OR q.dest_rse_id = ?2){within} ORDER BY q.id
          LIMIT ?3 OFFSET ?4",
-        question(over)
+        requests_sql(over)
     );
     Ok(Reply::Lines(Box::new(move |tx, line| {
         tx.for_each(&sql, values![from, to, most, skip], &mut |row| line(shown(&row)?.to_string()))
     })))
 }
 
-/// How many transfers may run to or from the RSEs of expressions.
+/// The limits on transfers to or from the RSEs of expressions.
 pub(super) async fn limits(call: &Call) -> Result<Reply> {
     let lines = call
         .read(|tx| {
@@ -123,7 +123,7 @@ pub(super) async fn limits(call: &Call) -> Result<Reply> {
             shown.collect()
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
 pub(super) async fn set_limit(call: &Call) -> Result<Reply> {
@@ -133,7 +133,7 @@ pub(super) async fn set_limit(call: &Call) -> Result<Reply> {
     if most < 0 {
         return Err(wrong("max_transfers is not negative"));
     }
-    // Each transfer is let go by itself, and those that run are counted and not said.
+    // Transfers are released one by one, and running ones are counted: these fields have no effect.
     for key in ["volume", "deadline", "transfers", "waitings"] {
         number(&call.body, key)?;
     }

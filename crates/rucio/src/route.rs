@@ -1,9 +1,9 @@
-//! Routes: how a path and a method lead to a handler, and which methods a path has.
+//! Finds the handler of a path and method, and the methods of a path.
 //!
-//! A pattern is a path in which `*` stands for any one part and `**` for one or more parts, which
-//! are handed over joined by slashes. The first pattern of the table that fits a path and decides has
-//! all methods of that path, besides those of routes before it that do not decide. So 404, 405 and
-//! `Allow` follow from the table alone.
+//! A pattern is a path in which `*` matches one part and `**` one or more parts, which are passed to
+//! the handler joined by slashes. The first deciding pattern of the table that matches a path defines
+//! the methods of that path, together with earlier matching routes that do not decide. So 404, 405
+//! and `Allow` follow from the table alone.
 
 use std::net::IpAddr;
 
@@ -15,18 +15,18 @@ use mainstay_rules::error::Result;
 use super::routes::ROUTES;
 use super::{Call, Reply, Service};
 
-/// What a caller must be to use a route.
+/// The rights that a route requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Needs {
-    /// Nothing: no token is asked for.
+    /// None: no token is required.
     Nothing,
-    /// Nothing yet: it is the login itself, which makes a token.
+    /// None: this is the login, which makes a token.
     Login,
     /// A valid token. The request changes nothing.
     Token,
     /// A valid token of an account that is not limited to reading. Handlers check owners.
     Change,
-    /// The right to administer; the text says what for, in refusals.
+    /// An administrator's token; the text names the action in refusals.
     Administrator(&'static str),
 }
 
@@ -41,7 +41,7 @@ impl Needs {
 pub(super) struct OpenCall<'a> {
     pub(super) service: &'a Service,
     pub(super) headers: &'a HeaderMap,
-    /// The address it comes from, if that is known.
+    /// The client's address, if known.
     pub(super) from: Option<IpAddr>,
 }
 
@@ -50,9 +50,9 @@ pub(super) type KnownHandler = for<'a> fn(&'a Call, Vec<String>) -> BoxFuture<'a
 
 /// The function behind a route.
 pub(super) enum Handler {
-    /// Takes a request whose caller is known, and the parts of the path that `*` and `**` stand for.
+    /// Takes a request whose caller is known, and the parts of the path that `*` and `**` match.
     Known(KnownHandler),
-    /// Takes a request of anybody, without its body.
+    /// Takes a request from any caller, without its body.
     Open(for<'a> fn(&'a OpenCall<'a>) -> BoxFuture<'a, Result<Response>>),
 }
 
@@ -62,17 +62,17 @@ pub(super) struct Route {
     pub(super) pattern: &'static str,
     pub(super) needs: Needs,
     pub(super) handler: Handler,
-    /// Whether its pattern has all methods of a path that it fits.
+    /// Whether the search for other methods of a matching path ends here.
     pub(super) decides: bool,
 }
 
-/// Where a request leads.
+/// The result of a search for a route.
 pub(super) enum Found {
-    /// To this route, with the parts of the path that its pattern leaves open.
+    /// The route, with the parts of the path that its wildcards match.
     Route(&'static Route, Vec<String>),
-    /// Nowhere, but the path has other methods, as `Allow` names them.
+    /// The path exists with other methods, listed as in `Allow`.
     OtherMethods(String),
-    /// Nowhere.
+    /// The path does not exist.
     Nothing,
 }
 
@@ -105,7 +105,7 @@ pub(super) fn find(method: &Method, path: &[String]) -> Found {
     }
 }
 
-/// The parts of a path that a pattern leaves open, if it fits.
+/// The parts of a path that the wildcards of a pattern match, if it matches.
 fn parts(pattern: &str, path: &[String]) -> Option<Vec<String>> {
     let shape: Vec<&str> = pattern.split('/').collect();
     let mut found = Vec::new();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_exist_name_their_methods_and_others_are_not_found() {
+    fn known_paths_list_their_methods_and_others_are_not_found() {
         for (text, methods) in [
             ("ping", Some("GET, HEAD")),
             ("ping/x", None),
@@ -161,16 +161,16 @@ mod tests {
             ("accounts/a/limits/other", None),
             ("nothing", None),
         ] {
-            let told = match find(&Method::PATCH, &path(text)) {
+            let allowed = match find(&Method::PATCH, &path(text)) {
                 Found::OtherMethods(methods) => Some(methods),
                 _ => None,
             };
-            assert_eq!(told.as_deref(), methods, "{text}");
+            assert_eq!(allowed.as_deref(), methods, "{text}");
         }
     }
 
     #[test]
-    fn open_parts_of_a_pattern_are_handed_over() {
+    fn wildcards_are_passed_to_the_handler() {
         for (text, pattern, expected) in [
             ("dids/s/a/b/files", "dids/*/**/files", &["s", "a/b"][..]),
             ("dids/s/files/files", "dids/*/**/files", &["s", "files"]),
@@ -179,7 +179,7 @@ mod tests {
             ("dids/s/a%2Fb/meta", "dids/*/**/meta", &["s", "a/b"]),
         ] {
             let Found::Route(route, parts) = find(&Method::GET, &path(text)) else {
-                panic!("{text} leads nowhere");
+                panic!("{text} has no route");
             };
             assert_eq!(
                 (route.pattern, parts.as_slice()),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn each_route_is_reached_by_an_example_of_its_pattern() {
+    fn no_route_is_hidden_by_another() {
         for route in ROUTES {
             let example = path(&route.pattern.replace("**", "x/y").replace('*', "z"));
             match find(&route.method, &example) {
@@ -199,16 +199,16 @@ mod tests {
         }
     }
 
-    /// Requests count as changes unless they are named here.
+    /// Every other request counts as a change.
     #[test]
-    fn every_route_but_questions_changes_something() {
-        let questions: Vec<String> = ROUTES
+    fn only_these_routes_are_read_only() {
+        let read_only: Vec<String> = ROUTES
             .iter()
             .filter(|route| route.method != Method::GET && !route.needs.changes())
             .map(|route| format!("{} {}", route.method, route.pattern))
             .collect();
         assert_eq!(
-            questions,
+            read_only,
             [
                 "POST dids/bulkfiles",
                 "POST dids/bulkmeta",

@@ -1,7 +1,7 @@
-//! The table of all routes: method, pattern, what a caller needs, and the handler.
+//! The table of all routes: method, pattern, required rights and handler.
 //!
-//! The names after `|call` stand for what `*` and `**` of the pattern took. Of two patterns that fit a
-//! path, the one that stands first decides, for all methods; `also` decides for its own method only.
+//! The names after `|call` are bound to the matches of `*` and `**`. If two patterns match a path, the
+//! first one decides for all methods; `also` decides for its own method only.
 
 use axum::http::Method;
 use futures_util::FutureExt;
@@ -18,18 +18,18 @@ const fn route(method: Method, pattern: &'static str, needs: Needs, handler: Han
     Route { method, pattern, needs, handler, decides: true }
 }
 
-/// A route that leaves the other methods of its paths to the patterns that follow.
+/// A route that leaves other methods of its paths to later patterns.
 const fn also(method: Method, pattern: &'static str, needs: Needs, handler: Handler) -> Route {
     Route { method, pattern, needs, handler, decides: false }
 }
 
-/// As many parts as a handler has arguments.
+/// The matched parts as an array with one element per argument of the handler.
 fn open_parts<const N: usize>(parts: Vec<String>) -> [String; N] {
     let mut parts = parts.into_iter();
     std::array::from_fn(|_| parts.next().unwrap_or_default())
 }
 
-/// A handler for callers that are known; its arguments are what `*` and `**` of the pattern took.
+/// A handler for known callers; its arguments are the matches of `*` and `**`.
 macro_rules! known {
     (|$call:ident $(, $part:ident)*| $body:expr) => {
         Handler::Known(|$call, parts| {
@@ -42,7 +42,7 @@ macro_rules! known {
     };
 }
 
-/// A handler for anybody.
+/// A handler that needs no token.
 macro_rules! open {
     ($handler:path) => {
         Handler::Open(|call| $handler(call).boxed())
@@ -197,7 +197,7 @@ pub(super) static ROUTES: &[Route] = &[
     route(GET, "scopes", Token, known!(|call| accounts::scopes(call, None).await)),
     route(GET, "scopes/owner", Token, known!(|call| accounts::scope_owners(call).await)),
     route(PUT, "scopes/*/*", Administrator("give a scope away"), known!(|call, account, scope| accounts::give_scope(call, account, scope).await)),
-    route(GET, "subscriptions", Token, known!(|_call| Ok(rules::whole(Vec::new())))),
-    route(GET, "subscriptions/**", Token, known!(|_call, _rest| Ok(rules::whole(Vec::new())))),
+    route(GET, "subscriptions", Token, known!(|_call| Ok(rules::lines_reply(Vec::new())))),
+    route(GET, "subscriptions/**", Token, known!(|_call, _rest| Ok(rules::lines_reply(Vec::new())))),
     route(POST, "traces", Nothing, open!(auth::trace)),
 ];

@@ -1,4 +1,4 @@
-//! `/rules` and `/locks`.
+//! Handles `/rules` and `/locks`: adds, lists, changes, moves and deletes rules, and lists locks.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ pub(super) fn dids(value: Option<&Value>) -> Result<Vec<Did>> {
     list.iter().map(|value| did(value).ok_or_else(wrong)).collect()
 }
 
-/// Reads a rule as clients write it.
+/// Reads a new rule from a request.
 pub(super) fn new_rule(body: &Map<String, Value>, caller: &str) -> Result<NewRule> {
     let activity = text(body, "activity")?.unwrap_or_else(|| DEFAULT_ACTIVITY.to_owned());
     check_activity(&activity)?;
@@ -95,7 +95,7 @@ pub(super) fn new_rule(body: &Map<String, Value>, caller: &str) -> Result<NewRul
     })
 }
 
-/// Fails unless the caller may add this rule, wherever it is asked for.
+/// Fails unless the caller may add this rule; every path that adds rules checks it.
 pub(super) fn may_add(call: &Call, new: &NewRule) -> Result<()> {
     call.owner_or_privileged("add a rule for another account", &new.account)?;
     if new.locked {
@@ -125,10 +125,10 @@ pub(super) fn list(call: &Call) -> Result<Reply> {
     Ok(stream(filter))
 }
 
-/// Streams the rules a filter takes.
+/// Streams the rules that match a filter.
 pub(super) fn stream(filter: Filter) -> Reply {
     Reply::Lines(Box::new(move |tx, line| {
-        // Rules that wait for another are few: their identities are read first.
+        // Few rules have a child, so all their ids are read first.
         let rows = tx.query(
             "SELECT p.id, c.uuid FROM rules p JOIN rules c ON c.id = p.child_rule_id",
             &[],
@@ -282,7 +282,7 @@ pub(super) async fn history(call: &Call, id: &str) -> Result<Reply> {
     if lines.is_empty() {
         return Err(read::not_found(id));
     }
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
 pub(super) async fn did_history(call: &Call, did: Did) -> Result<Reply> {
@@ -292,7 +292,7 @@ pub(super) async fn did_history(call: &Call, did: Did) -> Result<Reply> {
             history_where(tx, "did_id = ?1 AND event IN ('create', 'delete')", values![id])
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
 fn history_where(
@@ -317,8 +317,8 @@ fn history_where(
     shown.collect()
 }
 
-/// A list that is short enough to be held.
-pub(super) fn whole(lines: Vec<String>) -> Reply {
+/// A reply of lines that are already in memory.
+pub(super) fn lines_reply(lines: Vec<String>) -> Reply {
     Reply::Lines(Box::new(move |_, line| lines.iter().try_for_each(|text| line(text.clone()))))
 }
 
@@ -351,10 +351,10 @@ pub(super) async fn analysis(call: &Call, id: &str) -> Result<Reply> {
     Ok(Reply::Json(value))
 }
 
-/// Fails where other locks than those of datasets are asked for.
+/// Fails if the request asks for other locks than dataset locks.
 fn check_lock_type(call: &Call) -> Result<()> {
     if call.arg("did_type").is_some_and(|kind| !kind.eq_ignore_ascii_case("dataset")) {
-        return Err(super::wrong("did_type is dataset: those are the locks that are listed here"));
+        return Err(super::wrong("did_type should be dataset: only dataset locks are listed"));
     }
     Ok(())
 }
@@ -366,7 +366,7 @@ pub(super) async fn locks_on(call: &Call, rse: String) -> Result<Reply> {
         let of = DatasetLocksOf::Rse(mainstay_rules::rse::by_name(tx, &rse)?.id);
         dataset_lock_lines(tx, of)
     });
-    Ok(whole(lines.await?))
+    Ok(lines_reply(lines.await?))
 }
 
 /// The locks of a dataset.
@@ -376,7 +376,7 @@ pub(super) async fn locks_of_did(call: &Call, did: Did) -> Result<Reply> {
         let of = DatasetLocksOf::Dataset(mainstay_rules::did::get(tx, &did)?.id);
         dataset_lock_lines(tx, of)
     });
-    Ok(whole(lines.await?))
+    Ok(lines_reply(lines.await?))
 }
 
 fn dataset_lock_lines(tx: &mut Tx<'_>, of: DatasetLocksOf) -> Result<Vec<String>> {
@@ -406,5 +406,5 @@ pub(super) async fn bulk_locks(call: &Call) -> Result<Reply> {
             Ok(lines)
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }

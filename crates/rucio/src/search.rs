@@ -1,8 +1,8 @@
-//! `/dids/SCOPE/dids/search`: data identifiers by name, size, age and metadata.
+//! Handles `/dids/SCOPE/dids/search`: finds data identifiers by name, size, age and metadata.
 //!
-//! Clients write the filters as a Python literal: a list of dictionaries, any of which may match,
-//! each of conditions that all must. A condition is a key, perhaps with `.gt`, `.gte`, `.lt`,
-//! `.lte` or `.ne` at its end, and a value in which `*` stands for anything.
+//! Clients write the filters as a Python literal: a list of dictionaries of conditions. A data
+//! identifier matches if all conditions of at least one dictionary hold. A condition is a key, with an
+//! optional suffix `.gt`, `.gte`, `.lt`, `.lte` or `.ne`, and a value in which `*` matches any text.
 
 use std::collections::BTreeSet;
 
@@ -13,21 +13,21 @@ use mainstay_rules::error::{Class, Error, Result, refuse};
 use mainstay_rules::rule::update::read_time;
 use serde_json::{Map, Value, json};
 
-use super::{Call, Reply, said};
+use super::{Call, Reply, query_flag};
 
 fn malformed(what: &str) -> Error {
     refuse(Class::DIDFilterSyntaxError, format!("The filters cannot be read: {what}"))
 }
 
 /// How deep a literal may be nested.
-const DEEPEST: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// Reads a Python literal made of lists, dictionaries, texts, numbers, True, False and None.
 pub(super) fn literal(text: &str) -> Result<Value> {
     let mut reader = Reader { rest: text, depth: 0 };
     let value = reader.value()?;
     reader.skip();
-    if reader.rest.is_empty() { Ok(value) } else { Err(malformed("something is left at the end")) }
+    if reader.rest.is_empty() { Ok(value) } else { Err(malformed("unexpected text after the end")) }
 }
 
 struct Reader<'a> {
@@ -54,8 +54,8 @@ impl Reader<'_> {
     fn value(&mut self) -> Result<Value> {
         self.skip();
         self.depth += 1;
-        if self.depth > DEEPEST {
-            return Err(malformed("it is nested too deeply"));
+        if self.depth > MAX_DEPTH {
+            return Err(malformed("nested too deeply"));
         }
         let value = match self.rest.chars().next() {
             Some('[') => self.items('[', ']').map(Value::Array),
@@ -63,7 +63,7 @@ impl Reader<'_> {
             Some('{') => self.pairs().map(Value::Object),
             Some('\'' | '"') => self.text().map(Value::String),
             Some(_) => self.word(),
-            None => Err(malformed("it ends too early")),
+            None => Err(malformed("unexpected end")),
         };
         self.depth -= 1;
         value
@@ -108,7 +108,7 @@ impl Reader<'_> {
         let mut letters = self.rest.char_indices();
         let quote = match letters.next() {
             Some((_, quote @ ('\'' | '"'))) => quote,
-            _ => return Err(malformed("a text should stand in quotes")),
+            _ => return Err(malformed("a text should be in quotes")),
         };
         let mut text = String::new();
         while let Some((at, letter)) = letters.next() {
@@ -126,7 +126,7 @@ impl Reader<'_> {
                 letter => text.push(letter),
             }
         }
-        Err(malformed("a text does not end"))
+        Err(malformed("a closing quote is missing"))
     }
 
     fn word(&mut self) -> Result<Value> {
@@ -137,7 +137,7 @@ impl Reader<'_> {
             "True" | "true" => Ok(Value::Bool(true)),
             "False" | "false" => Ok(Value::Bool(false)),
             "None" | "null" => Ok(Value::Null),
-            number => serde_json::from_str(number).map_err(|_| malformed("a word is not known")),
+            number => serde_json::from_str(number).map_err(|_| malformed("unknown word")),
         }
     }
 }
@@ -160,7 +160,7 @@ struct Condition {
     value: Value,
 }
 
-/// Reads the filters: any of these groups of conditions must hold as a whole.
+/// Reads the filters: groups of conditions, of which one group must hold.
 fn filters(value: Value) -> Result<Vec<Vec<Condition>>> {
     let groups = match value {
         Value::Array(groups) => groups,
@@ -184,9 +184,11 @@ fn condition(key: &str, value: Value) -> Result<Condition> {
         Some((key, "lt")) => (key, Relation::Less),
         Some((key, "lte")) => (key, Relation::AtMost),
         Some((key, "ne")) => (key, Relation::Not),
-        // Keys of people may have dots, those of the catalog have none.
+        // Metadata keys may contain dots, the catalog's own keys do not.
         Some((key, relation)) if did::is_own(key) => {
-            return Err(malformed(&format!("{relation:.40} is no relation")));
+            return Err(malformed(&format!(
+                "{relation:.40} is not an operator; use gt, gte, lt, lte or ne"
+            )));
         }
         _ => match key {
             "created_before" => ("created_at", Relation::AtMost),
@@ -195,12 +197,12 @@ fn condition(key: &str, value: Value) -> Result<Condition> {
         },
     };
     if key == "created_at" && value.as_str().and_then(read_time).is_none() {
-        return Err(malformed("a date is written like 2026-11-15T22:02:54"));
+        return Err(malformed("created_at should be a date such as 2026-11-15T22:02:54"));
     }
     Ok(Condition { key: key.to_owned(), relation, value })
 }
 
-/// Whether a text fits a pattern in which `*` stands for anything.
+/// Whether a text matches a pattern in which `*` matches any text.
 pub(crate) fn fits(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or("");
@@ -270,7 +272,7 @@ impl Condition {
     }
 }
 
-/// What of a name is the same in all groups of conditions: what the database can look for.
+/// The common prefix of all matching names, which narrows the SQL query.
 fn common_start(groups: &[Vec<Condition>]) -> String {
     let [group] = groups else { return String::new() };
     let name = group.iter().find(|one| one.key == "name" && one.relation == Relation::Equal);
@@ -278,7 +280,7 @@ fn common_start(groups: &[Vec<Condition>]) -> String {
     start.flatten().unwrap_or("").to_owned()
 }
 
-/// What is meant by a type.
+/// The types that the name of a type covers.
 fn kinds(name: &str) -> Option<&'static [DidType]> {
     Some(match name {
         "all" => &[DidType::File, DidType::Dataset, DidType::Container],
@@ -290,40 +292,40 @@ fn kinds(name: &str) -> Option<&'static [DidType]> {
     })
 }
 
-/// The types that conditions ask for, and the other conditions. What they say goes before what was
-/// asked for beside them: the command line knows only this way.
+/// The types that a group of conditions asks for, and its other conditions. A condition on the type
+/// overrides the argument `type` (`default`): Rucio's command line sends only the condition.
 fn typed(
     mut group: Vec<Condition>,
-    unsaid: &'static [DidType],
+    default: &'static [DidType],
 ) -> (&'static [DidType], Vec<Condition>) {
-    let said = |one: &Condition| {
+    let asked = |one: &Condition| {
         let plain = one.key == "type" && one.relation == Relation::Equal;
         one.value.as_str().filter(|_| plain).and_then(|name| kinds(&name.to_ascii_lowercase()))
     };
-    let found = group.iter().enumerate().find_map(|(at, one)| Some((at, said(one)?)));
+    let found = group.iter().enumerate().find_map(|(at, one)| Some((at, asked(one)?)));
     match found {
         Some((at, kinds)) => {
             group.remove(at);
             (kinds, group)
         }
-        None => (unsaid, group),
+        None => (default, group),
     }
 }
 
 pub(super) fn search(call: &Call, scope: &str) -> Result<Reply> {
     let scope = scope.to_owned();
-    let unsaid = kinds(call.arg("type").unwrap_or("collection")).ok_or_else(|| {
+    let default = kinds(call.arg("type").unwrap_or("collection")).ok_or_else(|| {
         let message = "type is all, collection, dataset, container or file";
         refuse(Class::UnsupportedOperation, message)
     })?;
     let groups = filters(literal(call.arg("filters").unwrap_or("None"))?)?;
-    let (long, recursive) = (said(call, "long")?, said(call, "recursive")?);
+    let (long, recursive) = (query_flag(call, "long")?, query_flag(call, "recursive")?);
     let start = common_start(&groups);
-    // The last letter a name can have comes before this one.
+    // `~` sorts after every character of a name.
     let end = format!("{start}~~");
-    let mut groups: Vec<_> = groups.into_iter().map(|group| typed(group, unsaid)).collect();
+    let mut groups: Vec<_> = groups.into_iter().map(|group| typed(group, default)).collect();
     if groups.is_empty() {
-        groups.push((unsaid, Vec::new()));
+        groups.push((default, Vec::new()));
     }
     let types: BTreeSet<DidType> =
         groups.iter().flat_map(|(kinds, _)| kinds.iter().copied()).collect();
@@ -369,15 +371,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_python_literal_is_read_as_it_was_meant() {
-        for (text, meant) in [
+    fn python_literals_are_parsed() {
+        for (text, expected) in [
             ("[{'name': '*'}]", json!([{"name": "*"}])),
             ("[{'a.gte': 3, 'b': True}, {}]", json!([{"a.gte": 3, "b": true}, {}])),
             ("{\"it's\": None, 'x': -1.5}", json!({"it's": null, "x": -1.5})),
             ("[]", json!([])),
             ("['a\\'b',]", json!(["a'b"])),
         ] {
-            assert_eq!(literal(text).unwrap(), meant, "{text}");
+            assert_eq!(literal(text).unwrap(), expected, "{text}");
         }
         let deep = "[".repeat(100_000);
         for text in ["", "[", "{'a' 1}", "{a: 1}", "['a' 'b']", "[1] 2", "import os", deep.as_str()]
@@ -387,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_anything() {
+    fn a_star_matches_any_text() {
         for (pattern, text, fit) in [
             ("*", "", true),
             ("*", "abc", true),

@@ -1,4 +1,4 @@
-//! How things look on the wire.
+//! Writes rules, locks, files, RSEs and usage as the JSON that clients expect.
 
 use mainstay_catalog::Tx;
 use mainstay_rules::account::Usage;
@@ -14,14 +14,14 @@ pub(super) fn time(at: Option<Micros>) -> Value {
     at.map_or(Value::Null, |at| Value::String(show_time(at)))
 }
 
-/// The identity of a rule by its number.
+/// The UUID of the rule with this row id.
 pub(super) fn uuid_of(tx: &mut Tx<'_>, id: Option<i64>) -> Result<Value> {
     let Some(id) = id else { return Ok(Value::Null) };
     let row = tx.first("SELECT uuid FROM rules WHERE id = ?1", &[id.into()])?;
     row.map_or(Ok(Value::Null), |row| Ok(Value::String(row.text(0)?.to_owned())))
 }
 
-/// A rule with all its keys; clients index every one of them.
+/// A rule with all its keys; clients read each without a default.
 pub(super) fn rule(rule: &Rule, child: Value) -> Map<String, Value> {
     let value = json!({
         "id": rule.uuid,
@@ -89,7 +89,7 @@ pub(super) fn content(child: &Listed) -> String {
     .to_string()
 }
 
-/// What is said of a file and shown wherever files are listed.
+/// The metadata that is shown wherever files are listed.
 #[derive(Default, Deserialize)]
 struct FileMetadata {
     #[serde(default)]
@@ -101,15 +101,15 @@ struct FileMetadata {
 }
 
 pub(super) fn file(child: &Listed, long: bool) -> Value {
-    let said =
+    let meta =
         child.meta.as_deref().and_then(|text| serde_json::from_str::<FileMetadata>(text).ok());
-    let said = said.unwrap_or_default();
+    let meta = meta.unwrap_or_default();
     let mut value = json!({
         "scope": child.did.scope, "name": child.did.name, "bytes": child.bytes, "adler32": child.adler32,
-        "guid": said.guid, "events": said.events,
+        "guid": meta.guid, "events": meta.events,
     });
     if long {
-        value["lumiblocknr"] = said.lumiblocknr;
+        value["lumiblocknr"] = meta.lumiblocknr;
     }
     value
 }
@@ -141,7 +141,7 @@ pub(super) fn rse_whole(rse: &Rse) -> Value {
     value
 }
 
-/// A limit as clients read it: a number, nothing, or the word Infinity.
+/// A limit as clients read it: a number, null, or the word Infinity.
 pub(super) fn bound(limit: Option<i64>) -> String {
     match limit {
         None => "null".to_owned(),
@@ -150,7 +150,7 @@ pub(super) fn bound(limit: Option<i64>) -> String {
     }
 }
 
-/// Usage of an account. A missing limit counts as nothing.
+/// Usage of an account. A missing limit counts as 0.
 pub(super) fn usage(usage: &Usage, rse_uuid: Option<&str>) -> String {
     let limit = usage.limit.unwrap_or(0);
     let (limit, left) = if limit < 0 {
@@ -169,7 +169,7 @@ pub(super) fn usage(usage: &Usage, rse_uuid: Option<&str>) -> String {
     )
 }
 
-/// The columns of a data identifier as Rucio's own metadata shows them; what is not kept here is
+/// The columns of a data identifier as in Rucio's metadata; columns that Mainstay does not have are
 /// null.
 pub(super) fn meta(found: &DidRecord) -> Value {
     let mut all = Map::new();

@@ -1,4 +1,4 @@
-//! `/rses`: storage elements, how they are reached, and what of a dataset is on which of them.
+//! Handles `/rses`: storage elements (RSEs), their protocols, attributes, limits, distances and usage.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Map, Value, json};
 
-use super::rules::whole;
-use super::{Call, Reply, attribute, created, flag, number, said, show, wrong};
+use super::rules::lines_reply;
+use super::{Call, Reply, attribute, created, flag, number, query_flag, show, wrong};
 
-/// What clients may say of an RSE and nobody here asks for.
+/// Fields of an RSE that clients may send and that are not stored.
 const NOT_KEPT: &[&str] = &[
     "ASN",
     "ISP",
@@ -49,7 +49,7 @@ fn settings(
             "availability_write" => settings.write = flag()?,
             "availability_delete" => settings.delete = flag()?,
             "rse_type" => settings.rse_type = value.as_str().unwrap_or("").to_ascii_uppercase(),
-            // Kept by clients that know the sum of the three.
+            // Some clients send the three flags as one number.
             "availability" => {
                 let sum = value.as_i64().filter(|sum| (0..=7).contains(sum));
                 let sum = sum.ok_or_else(|| wrong("availability is a number from 0 to 7"))?;
@@ -67,7 +67,7 @@ fn settings(
                 }
             }
             _ => {
-                let message = format!("{key:.40} is nothing that an RSE has");
+                let message = format!("{key:.40} is not a field of an RSE");
                 return Err(refuse(Class::InputValidationError, message));
             }
         }
@@ -146,7 +146,7 @@ pub(super) async fn delete_attribute(call: &Call, name: String, key: String) -> 
     Ok(Reply::Done)
 }
 
-/// Records what the storage itself reports.
+/// Records the usage that the storage itself reports.
 pub(super) async fn set_usage(call: &Call, name: String) -> Result<Reply> {
     let (source, used, free) = (call.text("source")?, call.number("used")?, call.number("free")?);
     let (files, now) = (number(&call.body, "files")?, call.now());
@@ -176,10 +176,10 @@ pub(super) async fn delete_limit(call: &Call, rse: String) -> Result<Reply> {
     Ok(Reply::Done)
 }
 
-/// The history of an RSE's usage, of which none is kept.
+/// The history of an RSE's usage; always empty, because none is kept.
 pub(super) async fn usage_history(call: &Call, name: String) -> Result<Reply> {
     call.read(move |tx| rse::by_name(tx, &name)).await?;
-    Ok(whole(Vec::new()))
+    Ok(lines_reply(Vec::new()))
 }
 
 fn which(rest: &[&str]) -> Result<Which> {
@@ -192,7 +192,7 @@ fn which(rest: &[&str]) -> Result<Which> {
     })
 }
 
-/// Which protocols are asked for: those that an operation can be done by, in a domain.
+/// A filter for protocols by operation and domain.
 struct WantedProtocols {
     domains: &'static [&'static str],
     operation: Option<&'static str>,
@@ -220,8 +220,8 @@ impl WantedProtocols {
             let named = known.into_iter().find(|one| *one == text);
             named.ok_or_else(|| wrong(&format!("operation is one of {}", known.join(", "))))
         });
-        // The default is the first of each operation, and all are shown with their ranks.
-        said(call, "default")?;
+        // `default` is only checked: all protocols are shown with their ranks.
+        query_flag(call, "default")?;
         Ok(Self { domains, operation: operation.transpose()? })
     }
 
@@ -274,8 +274,8 @@ pub(super) async fn delete_protocols(call: &Call, name: String, address: &[&str]
     Ok(Reply::Done)
 }
 
-/// A folder that is to hold an RSE's files is made now or never: one that is missing later may be on
-/// a disk that is not mounted. Where other machines move the files it is theirs to make.
+/// Creates the folder of a `file` protocol. Only registration creates it: a folder that is missing
+/// later may be on a disk that is not mounted. If other machines move the files, it must be created there.
 async fn make_folder(access: Arc<Access>, protocol: Protocol) {
     if protocol.scheme != "file" {
         return;
@@ -286,7 +286,7 @@ async fn make_folder(access: Arc<Access>, protocol: Protocol) {
     }
 }
 
-/// The physical names that logical ones have, or would have, on an RSE.
+/// The physical names that logical names have, or would have, on an RSE.
 pub(super) async fn physical_names(call: &Call, name: String) -> Result<Reply> {
     let lfns = call.query.iter().filter(|(key, _)| key == "lfn").map(|(_, value)| value.clone());
     let lfns: Vec<String> = lfns.collect();
@@ -304,7 +304,10 @@ pub(super) async fn physical_names(call: &Call, name: String) -> Result<Reply> {
                 }
             };
             let protocol = protocol.ok_or_else(|| {
-                let message = format!("RSE '{}' has no protocol for that", found.name);
+                let message = format!(
+                    "RSE '{}' has no protocol for this scheme, domain and operation",
+                    found.name
+                );
                 refuse(Class::RSEProtocolNotSupported, message)
             })?;
             let mut named = Map::new();
@@ -319,9 +322,9 @@ pub(super) async fn physical_names(call: &Call, name: String) -> Result<Reply> {
     Ok(Reply::Json(Value::Object(named)))
 }
 
-/// Whether a distance is meant in both directions.
+/// Whether a distance applies in both directions.
 fn is_mutual(call: &Call) -> Result<bool> {
-    Ok(said(call, "bidirectional")? || flag(&call.body, "bidirectional")?.unwrap_or(false))
+    Ok(query_flag(call, "bidirectional")? || flag(&call.body, "bidirectional")?.unwrap_or(false))
 }
 
 fn set_distances(
@@ -369,7 +372,7 @@ pub(super) async fn update_distance(call: &Call, from: String, to: String) -> Re
     call.write(move |tx| match rse::distance(tx, &from, &to)? {
         Some(_) => set_distances(tx, (&from, &to), mutual, distance),
         None => {
-            let message = format!("Nobody said how far {to} is from {from}");
+            let message = format!("No distance from {from} to {to} is set");
             Err(refuse(Class::NoDistance, message))
         }
     })
@@ -402,7 +405,7 @@ pub(super) async fn list_rses(call: &Call) -> Result<Reply> {
             })
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
 /// How much of a dataset each RSE holds.
@@ -416,7 +419,7 @@ pub(super) async fn dataset_replicas(call: &Call, names: Vec<Did>) -> Result<Rep
             Ok(lines)
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }
 
 fn dataset_replica_lines(tx: &mut Tx<'_>, name: &Did, lines: &mut Vec<String>) -> Result<()> {
@@ -430,7 +433,7 @@ fn dataset_replica_lines(tx: &mut Tx<'_>, name: &Did, lines: &mut Vec<String>) -
     Ok(())
 }
 
-/// What of a dataset of this size is on an RSE.
+/// The part of a dataset that is on an RSE.
 pub(super) fn dataset_replica(
     name: &Did,
     rse: &Rse,
@@ -471,5 +474,5 @@ pub(super) async fn rse_usage(call: &Call, name: String) -> Result<Reply> {
             Ok(shown.collect())
         })
         .await?;
-    Ok(whole(lines))
+    Ok(lines_reply(lines))
 }

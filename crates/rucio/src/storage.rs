@@ -1,9 +1,9 @@
-//! `/mainstay/check/storage`: storage compared with the catalog, told line by line while it is looked.
+//! Handles `/mainstay/check/storage`: compares storage with the catalog and streams the findings.
 //!
-//! It may take hours. The answer begins at once, and a line comes at least every few seconds, so that
-//! whoever waits can tell a server that works from one that is gone; when nobody listens any more
-//! the looking ends. Each line is a document with one key: `found`, `note`, `looked_at` (how far
-//! it is) and, at the very end and only when all was looked at, `done`.
+//! A check may take hours. The response begins at once and has a line at least every few seconds, so
+//! that clients notice a dead server; the check stops when the client disconnects. Each line is a
+//! document with one key: `found`, `note`, `looked_at` (progress) and, as the last line of a complete
+//! check only, `done`.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::{Call, Reply, said};
+use super::{Call, Reply, query_flag};
 
-/// How long nothing is said at most.
+/// The longest time between two lines.
 const BEAT: Duration = Duration::from_secs(5);
 
-/// Lines that may wait for a slow reader.
+/// The most lines buffered for a slow reader.
 const AHEAD: usize = 64;
 
-/// How far it is.
+/// The numbers of replicas and files checked so far.
 #[derive(Debug, Default)]
-struct Looked {
+struct Progress {
     replicas: AtomicUsize,
     files: AtomicUsize,
 }
 
-impl Looked {
+impl Progress {
     fn show(&self) -> Value {
         let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
         json!({"replicas": count(&self.replicas), "files": count(&self.files)})
@@ -49,21 +49,21 @@ fn show(finding: &Finding) -> Value {
     }})
 }
 
-/// What is told, and who finds it out.
-struct Telling {
+/// The lines of a running check, and the task that runs it.
+struct CheckStream {
     lines: mpsc::Receiver<Value>,
-    looked: Arc<Looked>,
+    progress: Arc<Progress>,
     work: Option<JoinHandle<Result<()>>>,
 }
 
-impl Telling {
-    /// The next line; none after the last. An error cuts the answer.
+impl CheckStream {
+    /// The next line; none after the last. An error cuts the response short.
     async fn next(mut self) -> Option<(Result<Bytes>, Self)> {
         let line = match tokio::time::timeout(BEAT, self.lines.recv()).await {
             Ok(Some(line)) => Ok(line),
-            Err(_) => Ok(json!({"looked_at": self.looked.show()})),
+            Err(_) => Ok(json!({"looked_at": self.progress.show()})),
             Ok(None) => match self.work.take()?.await {
-                Ok(done) => done.map(|()| json!({"done": self.looked.show()})),
+                Ok(done) => done.map(|()| json!({"done": self.progress.show()})),
                 Err(error) => Err(Error::Internal(error.to_string())),
             },
         };
@@ -77,16 +77,16 @@ pub(super) async fn check(call: &Call) -> Result<Reply> {
     let rses = call.read(move |tx| audit::within(tx, expression.as_deref())).await?;
     let wanted = Wanted {
         rses,
-        checksums: said(call, "checksums")?,
+        checksums: query_flag(call, "checksums")?,
         now: call.now(),
         patience: Patience::default(),
     };
     let (sender, lines) = mpsc::channel(AHEAD);
-    let looked = Arc::new(Looked::default());
-    let (service, counts) = (call.service.clone(), Arc::clone(&looked));
+    let progress = Arc::new(Progress::default());
+    let (service, counts) = (call.service.clone(), Arc::clone(&progress));
     let work = tokio::task::spawn_blocking(move || {
         let mut follow = |step| {
-            let told = match step {
+            let connected = match step {
                 Step::Found(finding) => sender.blocking_send(show(&finding)).is_ok(),
                 Step::Note(text) => sender.blocking_send(json!({"note": text})).is_ok(),
                 Step::Replicas(more) => {
@@ -99,10 +99,10 @@ pub(super) async fn check(call: &Call) -> Result<Reply> {
                 }
                 Step::Again(_) | Step::Reading => !sender.is_closed(),
             };
-            if told { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            if connected { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         audit::audit(&service.catalog, &service.access, &wanted, &mut follow)
     });
-    let telling = Telling { lines, looked, work: Some(work) };
-    Ok(Reply::Streamed(Body::from_stream(stream::unfold(telling, Telling::next))))
+    let checks = CheckStream { lines, progress, work: Some(work) };
+    Ok(Reply::Streamed(Body::from_stream(stream::unfold(checks, CheckStream::next))))
 }

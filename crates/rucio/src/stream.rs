@@ -1,4 +1,4 @@
-//! Streaming lists: rows become lines as the database yields them, a bounded number ahead.
+//! Streams lists: each row becomes a line as the database yields it, with a bounded buffer.
 
 use axum::body::{Body, Bytes};
 use futures_util::stream;
@@ -8,21 +8,21 @@ use tokio::sync::mpsc;
 
 use super::Lines;
 
-/// Lines gathered before they are handed over.
+/// The size of a chunk in bytes.
 const CHUNK: usize = 32 << 10;
 
-/// Chunks that may wait for a slow reader.
+/// The most chunks buffered for a slow reader.
 const AHEAD: usize = 8;
 
-/// The body of a streamed list. An error before the first line is the answer; one after it cuts
-/// the connection, so that no reader takes half a list for a whole one.
+/// The body of a streamed list. An error before the first chunk is returned; a later one cuts the
+/// connection, so that no client takes a part of a list for the whole.
 pub(super) async fn body(catalog: Catalog, lines: Lines) -> Result<Body> {
     let (sender, mut receiver) = mpsc::channel::<Result<Bytes>>(AHEAD);
     let reader = tokio::task::spawn_blocking(move || {
         let read = catalog.read_blocking(|tx| {
             let mut chunk = String::with_capacity(CHUNK);
             let begun = std::cell::Cell::new(false);
-            let gone = || Error::Internal("the reader went away".to_owned());
+            let gone = || Error::Internal("the client disconnected".to_owned());
             let read = lines(tx, &mut |line| {
                 chunk.push_str(&line);
                 chunk.push('\n');
@@ -35,7 +35,7 @@ pub(super) async fn body(catalog: Catalog, lines: Lines) -> Result<Body> {
                 Ok(())
             });
             match read {
-                // What was sent cannot be taken back: it is not run again.
+                // `Internal` is not retried: the client has a part of the list already.
                 Err(error) if begun.get() => Err(Error::Internal(error.to_string())),
                 Err(error) => Err(error),
                 Ok(()) if chunk.is_empty() => Ok(()),
@@ -43,7 +43,7 @@ pub(super) async fn body(catalog: Catalog, lines: Lines) -> Result<Body> {
             }
         });
         if let Err(error) = read {
-            // A reader that went away needs no error.
+            // Fails only if the client disconnected.
             let _ = sender.blocking_send(Err(error));
         }
     });

@@ -1,10 +1,9 @@
 //! Parses and answers requests with large bodies on a bounded number of separate threads.
 //!
-//! Taking a large body apart and turning it into rows costs a processor a good part of a second.
-//! A body of more than [`LARGE`] bytes waits for a turn, which lasts until its request is answered.
-//! [`AT_ONCE`] turns are given at a time; an account has one of them at most and waits for it in
-//! one place of the line, so that many large bodies of one account do not hold up those of another.
-//! Small bodies never wait.
+//! Parsing a large body and writing its rows takes a good part of a second of CPU time. A body of
+//! more than [`LARGE`] bytes waits for a turn and holds it until its request is answered. There are
+//! [`AT_ONCE`] turns; an account holds at most one and queues for at most one, so that many large
+//! bodies of one account do not delay those of another. Small bodies never wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,19 +18,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use super::route::KnownHandler;
 use super::{Call, Reply, python};
 
-/// Smaller bodies do not wait.
+/// The largest body, in bytes, that needs no turn.
 const LARGE: usize = 256 << 10;
 
-/// How many large bodies are worked on at a time.
+/// The most large bodies processed at a time.
 const AT_ONCE: usize = 4;
 
-/// How long a large body waits for its turn.
+/// The longest wait for a turn.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The turns of this process.
 static TURNS: Turns = Turns::new();
 
-/// The turns of large bodies.
+/// A pool of turns for large bodies.
 #[derive(Debug)]
 struct Turns {
     all: Semaphore,
@@ -58,7 +57,7 @@ impl Turns {
             let own = accounts.entry(account.to_owned());
             Arc::clone(own.or_insert_with(|| Arc::new(Semaphore::new(1))))
         };
-        let ended = || Error::Internal("the turns of large bodies have ended".to_owned());
+        let ended = || Error::Internal("the semaphore for large bodies is closed".to_owned());
         let own = own.acquire_owned().await.map_err(|_| ended())?;
         let one = self.all.acquire().await.map_err(|_| ended())?;
         Ok(Turn { turns: self, account: account.to_owned(), own: Some(own), _one: one })
@@ -69,14 +68,14 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut accounts = self.turns.accounts.lock();
         drop(self.own.take());
-        // Those who wait hold it as well.
+        // Waiting requests of the account hold a reference too.
         if accounts.get(&self.account).is_some_and(|own| Arc::strong_count(own) == 1) {
             accounts.remove(&self.account);
         }
     }
 }
 
-/// A body taken apart, and its turn if it is large.
+/// Parses a body, and takes a turn first if it is large.
 pub(super) async fn read(account: &str, bytes: Bytes) -> Result<(Value, Option<Turn>)> {
     if bytes.len() <= LARGE {
         return Ok((parse(&bytes)?, None));
@@ -88,11 +87,11 @@ pub(super) async fn read(account: &str, bytes: Bytes) -> Result<(Value, Option<T
         ))
     };
     let turn = tokio::time::timeout(PATIENCE, TURNS.take(account)).await.map_err(|_| late())??;
-    // The turn goes along, so that it lasts also if nobody waits for the answer any more.
-    aside(move || Ok((parse(&bytes)?, Some(turn)))).await
+    // The task owns the turn, so that it is held even if the client disconnects.
+    on_blocking_thread(move || Ok((parse(&bytes)?, Some(turn)))).await
 }
 
-/// Answers a call: one with a large body beside the threads that serve everybody.
+/// Runs a handler; with a large body, on a thread of its own instead of the server's shared threads.
 pub(super) async fn answered(
     mut call: Call,
     handle: KnownHandler,
@@ -100,7 +99,7 @@ pub(super) async fn answered(
 ) -> Result<Reply> {
     let Some(turn) = call.turn.take() else { return handle(&call, parts).await };
     let runtime = tokio::runtime::Handle::current();
-    aside(move || {
+    on_blocking_thread(move || {
         let reply = runtime.block_on(handle(&call, parts));
         drop(turn);
         reply
@@ -108,7 +107,9 @@ pub(super) async fn answered(
     .await
 }
 
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+async fn on_blocking_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
@@ -124,23 +125,23 @@ fn parse(bytes: &[u8]) -> Result<Value> {
             refuse(Class::InvalidObject, format!("The body is not JSON: {error}"))
         })?
     };
-    match has_zero(&body) {
-        true => Err(zero()),
+    match has_nul(&body) {
+        true => Err(nul_character()),
         false => Ok(body),
     }
 }
 
-/// The refusal of the character 0, which not every database takes.
-pub(super) fn zero() -> Error {
-    refuse(Class::InvalidObject, "A text may not hold the character 0")
+/// The error for a NUL character, which PostgreSQL does not store in texts.
+pub(super) fn nul_character() -> Error {
+    refuse(Class::InvalidObject, "A text must not contain the NUL character")
 }
 
-/// Whether a text anywhere in a body holds the character 0.
-fn has_zero(body: &Value) -> bool {
+/// Whether any text in a body contains a NUL character.
+fn has_nul(body: &Value) -> bool {
     match body {
         Value::String(text) => text.contains('\0'),
-        Value::Array(list) => list.iter().any(has_zero),
-        Value::Object(map) => map.iter().any(|(key, value)| key.contains('\0') || has_zero(value)),
+        Value::Array(list) => list.iter().any(has_nul),
+        Value::Object(map) => map.iter().any(|(key, value)| key.contains('\0') || has_nul(value)),
         _ => false,
     }
 }
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_account_with_many_large_bodies_holds_up_its_own_alone() {
+    async fn large_bodies_of_one_account_do_not_delay_other_accounts() {
         static TURNS: Turns = Turns::new();
         let first = TURNS.take("eve").await.unwrap();
         let mut second = pin!(TURNS.take("eve"));
@@ -166,17 +167,17 @@ mod tests {
         let mut late = pin!(TURNS.take("late"));
         assert!(poll!(late.as_mut()).is_pending(), "all turns are taken");
         drop(first);
-        // The place is free; it was asked for by another account before eve's second could.
+        // The freed turn goes to `late`, which queued before eve's second request.
         assert!(poll!(second.as_mut()).is_pending());
         let late = late.await.unwrap();
         drop(others.pop());
         let second = second.await.unwrap();
         drop((second, late, others));
-        assert!(TURNS.accounts.lock().is_empty(), "nothing is kept of those who are done");
+        assert!(TURNS.accounts.lock().is_empty(), "finished accounts are removed");
     }
 
     #[tokio::test]
-    async fn small_bodies_take_no_turn_and_large_ones_do() {
+    async fn only_large_bodies_take_a_turn() {
         let body = |length: usize| Bytes::from(format!("\"{}\"", "x".repeat(length)));
         assert!(read("me", body(10)).await.unwrap().1.is_none());
         assert!(read("me", body(LARGE)).await.unwrap().1.is_some());

@@ -1,5 +1,4 @@
-//! Storage that the operator does not allow is never touched, and whoever asked for it is told why;
-//! and logins that are not judged.
+//! Tests that storage outside the operator's roots is never touched, and that logins are rate-limited.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -22,7 +21,7 @@ fn count(at: &Path) -> usize {
     std::fs::read_dir(at).unwrap().count()
 }
 
-/// Asks the surface of a server that has this world's way into storage.
+/// Sends a request to a server with this world's access to storage.
 fn call(disks: &Disks, method: &str, path: &str, body: Value) -> (u16, String) {
     let local = Local::new(Service { access: disks.access(), ..service(&disks.world) });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -42,7 +41,7 @@ fn folders_outside_the_roots_are_registered_and_never_touched() {
         assert_eq!(status, 201, "{said}");
         assert!(!outside.exists(), "registering makes no folder outside the roots");
         std::fs::create_dir(&outside).unwrap();
-        // Nothing is written there.
+        // Writes fail.
         disks.file("f", "A", b"content", Some(b"content"));
         let rule = world.rule("f", 1, "OUT", Grouping::None);
         for _ in 0..=world.settings.transfer_retries {
@@ -61,7 +60,7 @@ fn folders_outside_the_roots_are_registered_and_never_touched() {
         assert!(said.contains("--storage-root DIR"), "{said}");
         world.delete(&rule);
         assert_eq!(count(&outside), 0);
-        // Nothing is read there, nor removed, nor listed.
+        // Reads, removals and listings fail too.
         disks.file("g", "A", b"content", None);
         let place = outside.join(mainstay_transfers::protocol::hashed_path(&World::did("g")));
         std::fs::create_dir_all(place.parent().unwrap()).unwrap();
@@ -118,7 +117,7 @@ fn wrong_passwords_lock_an_account_out_at_their_address_only() {
             let after = answer.headers().get("retry-after").map(|value| value.to_str().unwrap());
             (answer.status().as_u16(), after.map(|text| text.parse::<u64>().unwrap()))
         };
-        // Known and unknown accounts alike.
+        // The same holds for known and unknown accounts.
         for user in ["ann", "nobody-knows"] {
             let mut refused = None;
             for _ in 0..20 {

@@ -1,5 +1,5 @@
-//! What the surface answers, on either catalog: who may do what, what is refused and by which name,
-//! and what stays as it is when it is said again.
+//! Tests of the REST API's answers on both databases: permissions, refusals with their exception
+//! classes, and repeated requests.
 
 use mainstay_catalog::Daemon;
 use mainstay_rules::account;
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use crate::surface::{Shell, as_account};
 use crate::world::{START, World};
 
-/// An answer that is one document.
+/// The document of a successful answer.
 fn document(answer: (u16, String)) -> Value {
     assert_eq!(answer.0, 200, "{}", answer.1);
     serde_json::from_str(&answer.1).unwrap()
 }
 
 #[test]
-fn what_is_detached_from_a_closed_collection_leaves_its_size_too() {
+fn detaching_from_a_closed_collection_updates_its_size() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 3, 100, "R1");
@@ -64,7 +64,7 @@ fn with_alice(world: &World) -> String {
 }
 
 #[test]
-fn nobody_gets_by_another_way_what_a_new_rule_may_not_have() {
+fn no_path_bypasses_the_permission_checks_of_a_new_rule() {
     for world in World::each() {
         let uuid = with_alice(&world);
         let rule = |more: Value| {
@@ -103,7 +103,7 @@ fn nobody_gets_by_another_way_what_a_new_rule_may_not_have() {
 }
 
 #[test]
-fn what_was_granted_to_a_rule_stays_where_the_rule_was() {
+fn privileges_of_a_rule_do_not_move_with_it() {
     for world in World::each() {
         let uuid = with_alice(&world);
         world.change("UPDATE rules SET locked = 1, ignore_account_limit = 1");
@@ -121,7 +121,7 @@ fn what_was_granted_to_a_rule_stays_where_the_rule_was() {
 }
 
 #[test]
-fn a_rule_that_waits_for_approval_waits_whatever_its_owner_does() {
+fn owners_cannot_bypass_the_approval_of_a_rule() {
     for world in World::each() {
         with_alice(&world);
         let of_alice = NewRule {
@@ -161,7 +161,7 @@ fn a_rule_that_waits_for_approval_waits_whatever_its_owner_does() {
 }
 
 #[test]
-fn an_analysis_says_what_is_stuck_and_where_it_was_tried_from() {
+fn analysis_lists_stuck_transfers_with_their_sources() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 2, 100, "R1");
@@ -188,7 +188,7 @@ fn an_analysis_says_what_is_stuck_and_where_it_was_tried_from() {
 }
 
 #[test]
-fn a_copy_that_is_reported_as_failed_is_explained_by_the_report() {
+fn explain_shows_the_report_of_a_failed_copy() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 2, 100, "R1");
@@ -214,7 +214,7 @@ fn a_copy_that_is_reported_as_failed_is_explained_by_the_report() {
             assert!(why.contains("reported as failed (disk on fire) though"), "{why}");
         }
         assert!(told[0].1.contains("tried again") && told[1].1.contains("no readable copy"));
-        // Once it is there again the report is forgotten.
+        // The report is removed once the copy is available again.
         assert_eq!((report("ds-0", "A"), report("ds-1", "A")), (200, 200));
         assert_eq!(world.state(&uuid), "OK 2/0/0");
         assert!(why().iter().all(|(error, _)| error.is_null()));
@@ -223,7 +223,7 @@ fn a_copy_that_is_reported_as_failed_is_explained_by_the_report() {
 }
 
 #[test]
-fn a_copy_whose_transfer_was_cancelled_is_not_said_to_lack_room() {
+fn explain_does_not_blame_space_for_a_cancelled_transfer() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 1, 100, "R1");
@@ -238,7 +238,7 @@ fn a_copy_whose_transfer_was_cancelled_is_not_said_to_lack_room() {
 }
 
 #[test]
-fn nobody_cancels_what_others_wait_for() {
+fn transfers_of_other_accounts_cannot_be_cancelled() {
     for world in World::each() {
         with_alice(&world);
         world.limit("alice", "R2", 1_000);
@@ -267,7 +267,7 @@ fn nobody_cancels_what_others_wait_for() {
 }
 
 #[test]
-fn rules_are_listed_by_whatever_is_shown_of_them() {
+fn rules_can_be_filtered_by_every_shown_field() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 2, 100, "R1");
@@ -356,7 +356,7 @@ fn rules_are_listed_by_whatever_is_shown_of_them() {
 }
 
 #[test]
-fn what_is_of_the_wrong_kind_is_refused_and_not_passed_over() {
+fn values_of_the_wrong_type_are_refused_not_ignored() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 1, 100, "R1");
@@ -423,7 +423,7 @@ fn what_is_of_the_wrong_kind_is_refused_and_not_passed_over() {
 }
 
 #[test]
-fn a_comment_is_measured_in_letters() {
+fn comment_length_is_counted_in_characters() {
     let world = World::sqlite();
     world.f4();
     world.dataset("ds", 1, 100, "R1");
@@ -444,7 +444,7 @@ fn a_comment_is_measured_in_letters() {
 }
 
 #[test]
-fn a_replica_that_is_registered_again_stays_as_it_is() {
+fn registering_a_replica_twice_changes_nothing() {
     for world in World::each() {
         world.f4();
         let shell = Shell::over(&world);
@@ -494,7 +494,7 @@ fn a_replica_that_is_registered_again_stays_as_it_is() {
 }
 
 #[test]
-fn an_rse_has_what_it_has_and_nothing_else() {
+fn invalid_fields_of_an_rse_are_refused() {
     for world in World::each() {
         world.rse("R1");
         let shell = Shell::over(&world);
@@ -527,7 +527,7 @@ fn an_rse_has_what_it_has_and_nothing_else() {
 }
 
 #[test]
-fn what_is_not_there_and_what_is_not_done_there_are_told_apart() {
+fn unknown_paths_return_404_and_unsupported_methods_405() {
     for world in World::each() {
         let uuid = with_alice(&world);
         let shell = Shell::over(&world);
@@ -559,14 +559,14 @@ fn what_is_not_there_and_what_is_not_done_there_are_told_apart() {
         }
         assert_eq!(shell.call("GET", "/accounts/alice/attr/", Value::Null).1, "[]");
         assert_eq!(shell.call("GET", "/accounts/alice/rules", Value::Null).1.lines().count(), 1);
-        // No token is needed to be told the version, nor to be told that nothing else is there.
+        // `/ping` and unknown paths below it need no token.
         assert_eq!(as_account(&world, "nobody", "GET", "/ping", Value::Null).0, 200);
         assert_eq!(as_account(&world, "nobody", "POST", "/ping", Value::Null).0, 405);
     }
 }
 
 #[test]
-fn lists_look_as_they_were_recorded() {
+fn lists_have_the_recorded_fields() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 1, 7, "R1");

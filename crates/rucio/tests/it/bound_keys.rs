@@ -1,4 +1,4 @@
-//! Keys to storage go to the one server they are bound to, whatever the catalog or that server says.
+//! Tests that storage keys are sent only to the endpoint they are bound to.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -22,7 +22,7 @@ fn keys(scheme: &str, port: u16, insecure: bool) -> Credentials {
     Credentials::from([("R".to_owned(), key)])
 }
 
-/// What becomes of reading a file of R at this port.
+/// Reads a file of R from this port.
 fn read(keys: Credentials, scheme: &str, port: u16) -> Result<String, String> {
     let body = json!({"hostname": "127.0.0.1", "port": port, "prefix": "/bucket"});
     let protocol = Protocol::read(scheme, body.as_object().unwrap()).unwrap();
@@ -40,7 +40,7 @@ fn listen() -> (TcpListener, u16) {
     (listener, port)
 }
 
-/// Answers one request, and gives its head back.
+/// Answers one request and returns its head.
 fn answering(listener: TcpListener, answer: String) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
@@ -52,14 +52,14 @@ fn answering(listener: TcpListener, answer: String) -> JoinHandle<String> {
     })
 }
 
-/// Whether somebody has connected.
+/// Whether a client has connected.
 fn was_asked(listener: &TcpListener) -> bool {
     listener.set_nonblocking(true).unwrap();
     listener.accept().is_ok()
 }
 
 #[test]
-fn keys_are_not_sent_to_a_server_that_the_catalog_was_pointed_at() {
+fn keys_are_not_sent_to_another_server_named_in_the_catalog() {
     for scheme in ["dav", "s3+http"] {
         let (listener, port) = listen();
         let refused = read(keys(scheme, port - 1, true), scheme, port).unwrap_err();
@@ -70,7 +70,7 @@ fn keys_are_not_sent_to_a_server_that_the_catalog_was_pointed_at() {
 }
 
 #[test]
-fn keys_are_not_sent_unencrypted_unless_the_operator_says_so() {
+fn keys_are_sent_unencrypted_only_if_the_operator_allows_it() {
     for (bound, scheme) in [("davs", "dav"), ("dav", "dav"), ("s3", "s3+http")] {
         let (listener, port) = listen();
         let refused = read(keys(bound, port, bound != "dav"), scheme, port).unwrap_err();

@@ -1,5 +1,4 @@
-//! What is asked of many at once happens for all of them or for none, and only to who may do it to
-//! each.
+//! Tests that bulk requests change everything or nothing, and need the right to each change.
 
 use mainstay_rules::account;
 use mainstay_rules::api::{DidType, Grouping};
@@ -29,7 +28,7 @@ fn counted(world: &World) -> Vec<i64> {
 }
 
 #[test]
-fn nobody_registers_files_in_the_scope_of_another_by_attaching_them() {
+fn attaching_cannot_register_files_in_a_scope_of_another_account() {
     for world in World::each() {
         world.f4();
         world.write(|tx| account::add_scope(tx, "user.alice", "alice", 0));
@@ -59,7 +58,7 @@ fn nobody_registers_files_in_the_scope_of_another_by_attaching_them() {
         assert_eq!(counted(&world), before);
         let (status, said) = own("/dids/user.alice/ds/dids", holds("user.alice"));
         assert_eq!(status, 201, "{said}");
-        // What somebody else has registered may be attached by its name.
+        // Files that another account registered may be attached by name.
         world.files(&["f".to_owned()], 1, "R1");
         let (status, said) = own("/dids/user.alice/ds/dids", json!({"dids": [did("f")]}));
         assert_eq!(status, 201, "{said}");
@@ -68,7 +67,7 @@ fn nobody_registers_files_in_the_scope_of_another_by_attaching_them() {
 }
 
 #[test]
-fn what_is_asked_of_many_happens_to_all_of_them_or_to_none() {
+fn bulk_requests_change_everything_or_nothing() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 3, 10, "R1");
@@ -244,7 +243,7 @@ fn what_is_asked_of_many_happens_to_all_of_them_or_to_none() {
 }
 
 #[test]
-fn who_asks_for_the_same_in_another_order_waits_and_never_deadlocks() {
+fn bulk_requests_in_opposite_orders_never_deadlock() {
     for world in World::each() {
         world.f4();
         world.dataset("all", 40, 10, "R1");

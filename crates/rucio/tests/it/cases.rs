@@ -1,4 +1,4 @@
-//! Every case of `rules.jsonl`, on every database.
+//! Runs every case of `rules.jsonl` on every database.
 
 mod adding;
 mod changing;

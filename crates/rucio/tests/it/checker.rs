@@ -1,4 +1,4 @@
-//! The checker finds every kind of corruption, and mends counters.
+//! Tests that the catalog check finds every kind of corruption and repairs counters.
 
 use mainstay_catalog::{Catalog, Error as CatalogError};
 use mainstay_rules::api::Grouping;
@@ -28,7 +28,7 @@ fn found(world: &World) -> Vec<&'static str> {
 }
 
 #[test]
-fn every_corruption_is_found_and_counters_are_mended() {
+fn every_corruption_is_found_and_counters_are_repaired() {
     for (corruption, law, counter) in [
         ("UPDATE replicas SET lock_cnt = lock_cnt + 1", "I1", true),
         ("UPDATE rules SET locks_ok_cnt = locks_ok_cnt + 1", "I2", true),
@@ -56,7 +56,7 @@ fn every_corruption_is_found_and_counters_are_mended() {
 
 #[test]
 fn two_copies_on_one_rse_are_found() {
-    // The primary key forbids it, so the table is made anew without one.
+    // The primary key forbids it, so the table is recreated without one.
     let world = World::sqlite();
     furnished(&world);
     world.change("CREATE TABLE other AS SELECT * FROM locks");

@@ -1,4 +1,4 @@
-//! Many sessions at once, with the database killed under them.
+//! Tests of concurrent sessions, some of them with a database that is killed.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -15,8 +15,8 @@ use rand::{RngExt, SeedableRng};
 
 use crate::world::{START, World, postgres};
 
-/// A file attached while a rule is being made must end with its locks. The attachment is begun
-/// while the rule's transaction is open; with row locks it waits, without them it is lost.
+/// Attaches a file while the transaction that makes a rule is open, and returns the file's locks. With
+/// row locks the attachment waits and gets its locks; without them they are lost.
 fn race(world: &World, leave_unlocked: bool) -> i64 {
     world.f4();
     world.dataset("ds", 2, 1, "R1");
@@ -47,7 +47,7 @@ fn race(world: &World, leave_unlocked: bool) -> i64 {
             world.attach("ds", &["late".to_owned()]);
             world.judge(Daemon::Evaluator);
         });
-        // Either the attachment waits for a lock of ours, or it is done.
+        // Wait until the attachment waits for our lock, or is done.
         loop {
             if attached.is_finished() {
                 break;
@@ -70,7 +70,7 @@ fn race(world: &World, leave_unlocked: bool) -> i64 {
 
 #[test]
 fn a_file_attached_while_a_rule_is_made_gets_its_locks() {
-    // A server of its own: others' waits must not be taken for ours.
+    // A separate server: lock waits of other tests would be counted too.
     if postgres().is_none() {
         return;
     }
@@ -82,7 +82,7 @@ fn a_file_attached_while_a_rule_is_made_gets_its_locks() {
     assert_eq!(race(&without, true), 0, "the race is real: without the row lock the file is lost");
 }
 
-/// One session doing everything to overlapping trees.
+/// One session that runs random operations on overlapping trees.
 fn session(catalog: &Catalog, seed: u64, steps: usize, settings: &Settings) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut rules: Vec<String> = Vec::new();
@@ -148,7 +148,7 @@ fn session(catalog: &Catalog, seed: u64, steps: usize, settings: &Settings) {
     }
 }
 
-/// Ends some transfers, well or ill.
+/// Ends some transfers, with success or failure.
 fn finish(catalog: &Catalog, seed: u64, now: i64) -> mainstay_rules::Result<()> {
     let units: Vec<(i64, i64)> = catalog.read_blocking(|tx| -> mainstay_rules::Result<_> {
         let rows = tx.query(
@@ -183,7 +183,7 @@ fn settle(world: &World) {
 }
 
 #[test]
-fn sessions_on_overlapping_trees_never_deadlock_and_leave_the_catalog_right() {
+fn concurrent_sessions_never_deadlock_and_keep_the_catalog_consistent() {
     for world in World::each() {
         furnish(&world);
         let steps = if world.catalog.backend() == "sqlite" { 20 } else { 40 };
@@ -199,7 +199,7 @@ fn sessions_on_overlapping_trees_never_deadlock_and_leave_the_catalog_right() {
 }
 
 #[test]
-fn a_database_that_is_killed_loses_nothing_that_was_answered() {
+fn a_killed_database_loses_no_acknowledged_change() {
     if postgres().is_none() {
         return;
     }
@@ -215,7 +215,7 @@ fn a_database_that_is_killed_loses_nothing_that_was_answered() {
             })
             .collect();
         scope.spawn(|| {
-            // A crash after every so many retries seen: each is felt before the next.
+            // Crash again only after clients have retried, so that each crash takes effect.
             while !over.load(Ordering::Acquire) && crashes.load(Ordering::Relaxed) < 3 {
                 let before = world.catalog.retries().0;
                 server.crash().unwrap();
@@ -235,7 +235,7 @@ fn a_database_that_is_killed_loses_nothing_that_was_answered() {
 }
 
 #[test]
-fn two_rules_cannot_both_take_the_last_of_a_quota() {
+fn two_rules_cannot_both_use_the_rest_of_a_quota() {
     for world in World::each() {
         world.rse("R1");
         world.limit("alice", "R1", 250);

@@ -1,6 +1,6 @@
-//! Sixteen defects known from elsewhere, none of which may be ours. Number 1 (an attachment lost to
-//! a race) and the first half of 3 (a quota taken twice) are in `concurrency`, where sessions meet;
-//! 15 and 16 are about HTTP and stand in `surface`.
+//! Regression tests for sixteen defects known from other implementations. Number 1 (an attachment lost
+//! to a race) and the first half of 3 (a quota used twice) are in `concurrency`; 15 and 16 are about
+//! HTTP and are in `surface`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,7 +28,7 @@ fn of_alice(world: &World, name: &str, copies: i64, expression: &str) -> NewRule
 }
 
 #[test]
-fn d02_a_detachment_gives_back_to_each_account_what_was_its_own() {
+fn d02_detaching_refunds_each_account_its_own_usage() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 3, 100, "R1");
@@ -61,7 +61,7 @@ fn d03_copies_of_one_rule_share_a_global_limit() {
 }
 
 #[test]
-fn d04_a_limit_whose_expression_matches_nothing_blocks_nobody() {
+fn d04_a_limit_whose_expression_matches_no_rse_has_no_effect() {
     for world in World::each() {
         world.f4();
         world.rse("GONE");
@@ -95,7 +95,7 @@ fn d05_files_placed_one_by_one_share_the_space_of_an_rse() {
 }
 
 #[test]
-fn d06_a_rule_whose_last_lock_is_well_is_well() {
+fn d06_a_rule_is_ok_when_its_last_lock_is_ok() {
     for world in World::each() {
         world.f4();
         let files = world.dataset("ds", 2, 1, "R3");
@@ -133,7 +133,7 @@ fn d07_a_repair_that_fits_only_in_part_changes_nothing() {
 }
 
 #[test]
-fn d08_a_rule_that_flips_is_suspended_in_the_end() {
+fn d08_a_rule_that_alternates_between_states_is_finally_suspended() {
     for world in World::each() {
         world.f4();
         let files = world.dataset("ds", 1, 1, "R3");
@@ -152,7 +152,7 @@ fn d08_a_rule_that_flips_is_suspended_in_the_end() {
 }
 
 #[test]
-fn d09_the_repairer_sees_a_rule_whatever_else_touches_it() {
+fn d09_other_changes_to_a_rule_do_not_hide_it_from_the_repairer() {
     for mut world in World::each() {
         world.settings = Settings { retry_delays: vec![0], ..Settings::default() };
         world.f4();
@@ -170,7 +170,7 @@ fn d09_the_repairer_sees_a_rule_whatever_else_touches_it() {
 }
 
 #[test]
-fn d10_an_rse_that_leaves_the_expression_costs_no_further_copies() {
+fn d10_an_rse_that_no_longer_matches_causes_no_extra_copies() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 2, 1, "R1");
@@ -192,7 +192,7 @@ fn d10_an_rse_that_leaves_the_expression_costs_no_further_copies() {
 }
 
 #[test]
-fn d11_a_surplus_lock_that_is_stuck_goes() {
+fn d11_a_surplus_stuck_lock_is_removed() {
     for world in World::each() {
         world.f4();
         let files = world.dataset("ds", 2, 1, "R1");
@@ -215,7 +215,7 @@ fn d11_a_surplus_lock_that_is_stuck_goes() {
     }
 }
 
-/// What one transfer costs in a container of so many datasets.
+/// The cost of one transfer in a container of this many datasets.
 fn cost_of_a_transfer(world: &World, name: &str, datasets: usize) -> u64 {
     world.collection(name, DidType::Container);
     for at in 0..datasets {

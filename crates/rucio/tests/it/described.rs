@@ -1,5 +1,5 @@
-//! What people say of data identifiers: it is kept and shown wherever it is asked for, and never
-//! passes for what the catalog knows itself.
+//! Tests that metadata of data identifiers is stored and shown, and never overrides the catalog's own
+//! columns.
 
 use mainstay_rules::api::DidType;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::surface::Shell;
 use crate::world::World;
 
-/// An answer that is a list.
+/// The lines of a successful answer.
 fn lines(answer: (u16, String)) -> Vec<Value> {
     assert_eq!(answer.0, 200, "{}", answer.1);
     answer.1.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -20,7 +20,7 @@ fn columns(shell: &Shell, name: &str) -> Value {
 }
 
 #[test]
-fn what_the_catalog_knows_itself_cannot_be_said_otherwise() {
+fn metadata_cannot_override_catalog_columns() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 1, 10, "R1");
@@ -74,7 +74,7 @@ fn what_the_catalog_knows_itself_cannot_be_said_otherwise() {
             }
         }
         assert_eq!(columns(&shell, "ds-0"), before);
-        // What an earlier version took is not shown.
+        // Such keys from earlier versions are not shown.
         world.change(
             r#"UPDATE dids SET meta = '{"bytes": 7, "run_number": 9}' WHERE name = 'ds-0'"#,
         );
@@ -85,7 +85,7 @@ fn what_the_catalog_knows_itself_cannot_be_said_otherwise() {
 }
 
 #[test]
-fn numbers_and_flags_are_kept_as_such_however_they_are_written() {
+fn numbers_and_flags_keep_their_type_however_they_are_written() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 1, 10, "R1");
@@ -112,7 +112,7 @@ fn numbers_and_flags_are_kept_as_such_however_they_are_written() {
 }
 
 #[test]
-fn files_are_listed_with_what_was_said_of_them() {
+fn file_listings_include_metadata() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 1, 10, "R1");

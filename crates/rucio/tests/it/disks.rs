@@ -1,4 +1,4 @@
-//! Worlds whose RSEs have real files, and the account of every byte of them.
+//! Test fixture: worlds whose RSEs have real files, with a check that accounts for every byte.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use crate::world::World;
 
 pub(crate) const LEASE: i64 = 60 * SECOND;
 
-/// A world whose RSEs have files, each in a folder of this machine, whoever serves it.
+/// A world whose RSEs have files, each in a local folder that may be served by S3 or WebDAV.
 pub(crate) struct Disks {
     pub(crate) world: World,
     root: tempfile::TempDir,
@@ -39,7 +39,7 @@ impl Disks {
         Self::each_allowed(&Credentials::new(), bound)
     }
 
-    /// The same, with keys to storage elsewhere.
+    /// The same, with keys to S3 and WebDAV storage.
     pub(crate) fn each_with(keys: &Credentials) -> Vec<Self> {
         Self::each_allowed(keys, |_| Allowed::anywhere())
     }
@@ -71,7 +71,7 @@ impl Disks {
         self.protocol(rse, "file", json!({"prefix": folder.display().to_string()}), &folder);
     }
 
-    /// Says how an RSE is reached, and where its files really are. Its keys are bound to it.
+    /// Sets the protocol of an RSE and the folder of its files, and binds its keys to the endpoint.
     pub(crate) fn protocol(&self, rse: &str, scheme: &str, body: Value, folder: &Path) {
         std::fs::create_dir_all(folder).unwrap();
         let new = Protocol::read(scheme, body.as_object().unwrap()).unwrap();
@@ -93,7 +93,7 @@ impl Disks {
         self.folder(rse).join(mainstay_transfers::protocol::hashed_path(&World::did(file)))
     }
 
-    /// The way into all storage.
+    /// Access to all storage.
     pub(crate) fn access(&self) -> Arc<Access> {
         Arc::clone(&self.access.borrow())
     }
@@ -103,7 +103,7 @@ impl Disks {
         copy::copy(&mut Opened::new(&self.access()), job, &AtomicI64::new(0), &|| false)
     }
 
-    /// Registers a file on an RSE; what lies there is `found`.
+    /// Registers a file on an RSE with the size and checksum of `said`; the storage holds `found`.
     pub(crate) fn file(&self, name: &str, rse: &str, said: &[u8], found: Option<&[u8]>) {
         let mut adding = Adding::new(true);
         adding.add(said);
@@ -143,13 +143,13 @@ impl Disks {
             .unwanted
     }
 
-    /// Tells how moving a file ended.
+    /// Reports the result of a copy.
     pub(crate) fn end(&self, worker: &str, job: &Job, done: &Result<(), copy::Error>) {
         let (outcome, now) = (Outcome::after(job, done), self.world.now());
         queue::finish_each(&self.world.catalog, worker, &[outcome], now).unwrap();
     }
 
-    /// Takes and moves everything that can be, and tells what became of it.
+    /// Takes and copies all available requests, and reports the results.
     pub(crate) fn work(&self, worker: &str) -> usize {
         let mut moved = 0;
         loop {
@@ -175,7 +175,7 @@ impl Disks {
         self.world.judge(Daemon::Finisher);
     }
 
-    /// The catalog is right, and what is on disk is what it says: no more, no less.
+    /// Asserts that the catalog is consistent and that the disk holds exactly its replicas.
     pub(crate) fn check(&self) {
         self.world.check();
         let rows = self.world.write(|tx| {

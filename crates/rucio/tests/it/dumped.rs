@@ -1,4 +1,4 @@
-//! Dumps of the catalog: whole, of one moment, and the same on either database.
+//! Tests that a dump of the catalog is complete, consistent, and the same on both databases.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,8 +30,8 @@ fn dumped(catalog: &Catalog) -> (Value, Vec<String>) {
     read(hold(catalog).release())
 }
 
-/// Rows by table, in an order of their own; columns by name. Of the last numbers given only that of
-/// requests is kept where its row is gone: nothing outside the catalog knows the others.
+/// Sorted rows by table, with columns by name. The last row id is compared for requests only: no
+/// other ids are known outside the catalog.
 fn tables(lines: &[String]) -> Vec<String> {
     let (mut table, mut columns) = (String::new(), Vec::new());
     let mut found = Vec::new();
@@ -60,7 +60,7 @@ fn tables(lines: &[String]) -> Vec<String> {
     found
 }
 
-/// A catalog with a bit of everything, mid-way.
+/// Fills a catalog with objects of every kind, with work under way.
 fn lived_in(world: &World) {
     world.f4();
     world.dataset("ds", 40, 100, "R1");
@@ -82,7 +82,7 @@ fn load(url: &str, about: &Value, lines: &[String]) -> Result<(), Error> {
     loader.finish()
 }
 
-/// Where catalogs can be that are not there yet, on each database.
+/// URLs of new catalogs, one for each database.
 fn nowhere(folder: &tempfile::TempDir, name: &str) -> Vec<String> {
     let mut urls = vec![folder.path().join(name).display().to_string()];
     urls.extend(postgres().map(World::nothing_on));
@@ -90,11 +90,11 @@ fn nowhere(folder: &tempfile::TempDir, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_dump_restores_into_either_database_to_the_row() {
+fn a_dump_restores_every_row_into_both_databases() {
     let folder = tempfile::tempdir().unwrap();
     for (n, world) in World::each().into_iter().enumerate() {
         lived_in(&world);
-        // The highest request is gone: its number must not be given again.
+        // The newest request is deleted: its id must not be used again.
         world.change("DELETE FROM requests WHERE id = (SELECT MAX(id) FROM requests)");
         let (about, lines) = dumped(&world.catalog);
         assert_eq!(about["oneMoment"], true);
@@ -122,7 +122,7 @@ fn a_dump_restores_into_either_database_to_the_row() {
 }
 
 #[test]
-fn a_restored_catalog_obeys_its_laws_and_is_not_overwritten() {
+fn a_restored_catalog_is_consistent_and_is_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     for (n, world) in World::each().into_iter().enumerate() {
         lived_in(&world);
@@ -142,9 +142,9 @@ fn a_restored_catalog_obeys_its_laws_and_is_not_overwritten() {
     }
 }
 
-/// While the moment is held, others see what the dump shows, however many write.
+/// While the snapshot is held, readers see the same state as the dump, whatever is written.
 #[test]
-fn a_dump_is_of_the_moment_it_is_held_at() {
+fn a_dump_shows_the_state_when_it_was_held() {
     for world in World::each() {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -192,7 +192,7 @@ fn a_dump_is_of_the_moment_it_is_held_at() {
 }
 
 #[test]
-fn a_dump_that_is_given_up_lets_writers_go_on() {
+fn an_abandoned_dump_releases_writers() {
     for world in World::each() {
         drop(hold(&world.catalog));
         drop(hold(&world.catalog).release());
@@ -201,7 +201,7 @@ fn a_dump_that_is_given_up_lets_writers_go_on() {
 }
 
 #[test]
-fn a_restore_that_broke_off_is_noticed_and_done_again() {
+fn an_interrupted_restore_is_detected_and_repeated() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::sqlite();
     lived_in(&world);
@@ -221,7 +221,7 @@ fn a_restore_that_broke_off_is_noticed_and_done_again() {
             assert!(matches!(refused, Error::HalfRestored), "{refused}");
             assert_eq!(state(&url, None).unwrap(), State::Unfinished);
         }
-        // The second time the catalog was done, and the restore was not.
+        // The second time the catalog was complete, and the restore as a whole was not.
         for _ in 0..2 {
             load(&url, &about, &lines).unwrap();
             assert_eq!(state(&url, Some("one")).unwrap(), State::Unfinished);
@@ -233,7 +233,7 @@ fn a_restore_that_broke_off_is_noticed_and_done_again() {
 }
 
 #[test]
-fn strange_lines_are_refused_with_the_reason() {
+fn invalid_lines_are_refused_with_the_reason() {
     let (about, lines) = dumped(&World::sqlite().catalog);
     let newer = Lines::new(&json!({"schema": 1_000})).unwrap_err();
     assert!(matches!(newer, Error::NewerSchema { .. }), "{newer}");

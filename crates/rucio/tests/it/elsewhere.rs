@@ -1,5 +1,5 @@
-//! Files that move between folders, S3 and WebDAV, on either catalog. Whatever goes wrong is seen and
-//! said, and afterwards every byte belongs to a replica.
+//! Tests of copies between folders, S3 and WebDAV, on both databases: every failure is detected and
+//! reported, and afterwards every byte belongs to a replica.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -40,7 +40,7 @@ fn keys() -> Credentials {
     ])
 }
 
-/// The services one world uses; they end with it.
+/// The services of one world; they stop with it.
 struct Services {
     _s3: S3,
     _nginx: Nginx,
@@ -74,7 +74,7 @@ fn worlds() -> Vec<(Disks, Services)> {
     all
 }
 
-/// Bytes that differ from one place to another.
+/// Test content without repetition at short distances.
 fn content(length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect()
 }
@@ -86,7 +86,7 @@ fn fetch(name: &str, from: &str, to: &str) -> NewRule {
 }
 
 #[test]
-fn files_go_from_a_folder_to_s3_to_webdav_and_back_and_vanish_when_nobody_needs_them() {
+fn files_are_copied_between_folder_s3_and_webdav_and_removed_when_unneeded() {
     for (disks, _services) in worlds() {
         let world = &disks.world;
         let sizes = [0, 1, 100_000, (3 << 20) + 17, 12 << 20];
@@ -121,7 +121,7 @@ fn files_go_from_a_folder_to_s3_to_webdav_and_back_and_vanish_when_nobody_needs_
 }
 
 #[test]
-fn what_lies_elsewhere_is_believed_only_if_it_is_what_the_catalog_says() {
+fn remote_files_are_accepted_only_if_they_match_the_catalog() {
     for (disks, _services) in worlds() {
         let world = &disks.world;
         let right = content(2 << 20);
@@ -135,7 +135,7 @@ fn what_lies_elsewhere_is_believed_only_if_it_is_what_the_catalog_says() {
             ] {
                 let name = format!("{what}-{}", rse.to_lowercase());
                 disks.file(&name, rse, &right, found);
-                // To the other service: neither may keep any of it.
+                // Copy to the other service: neither may keep any of it.
                 let to = if rse == "DAV" { "PARTS" } else { "DAV" };
                 let rule = world.rule(&name, 1, to, Grouping::None);
                 for _ in 0..=world.settings.transfer_retries {
@@ -149,7 +149,7 @@ fn what_lies_elsewhere_is_believed_only_if_it_is_what_the_catalog_says() {
                 assert!(!disks.place(to, &name).exists());
                 world.check();
                 world.delete(&rule);
-                // What is at the source is not what the catalog says: it is taken away again.
+                // The source does not match the catalog: the copy is removed again.
                 drop(std::fs::remove_file(disks.place(rse, &name)));
                 let sql = format!(
                     "UPDATE replicas SET state = 'U' WHERE did_id = (SELECT id FROM dids WHERE name = '{name}')"
@@ -162,7 +162,7 @@ fn what_lies_elsewhere_is_believed_only_if_it_is_what_the_catalog_says() {
     }
 }
 
-/// Answers every request with half of what it promises.
+/// Answers every request with half of the announced length.
 fn cut_short(whole: usize) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -170,7 +170,7 @@ fn cut_short(whole: usize) -> u16 {
         for socket in listener.incoming() {
             let Ok(mut socket) = socket else { return };
             let mut request = [0; 4096];
-            // Whoever asks asks for the file.
+            // Every request is for the file.
             if socket.read(&mut request).is_err() {
                 continue;
             }
@@ -186,7 +186,7 @@ fn cut_short(whole: usize) -> u16 {
 }
 
 #[test]
-fn a_source_that_stops_half_way_leaves_nothing_anywhere() {
+fn a_truncated_source_leaves_no_partial_files() {
     let length = 3 << 20;
     let port = cut_short(length);
     for (disks, _services) in worlds() {
@@ -213,7 +213,7 @@ fn a_source_that_stops_half_way_leaves_nothing_anywhere() {
 }
 
 #[test]
-fn what_a_killed_worker_left_is_written_over_or_removed() {
+fn leftovers_of_a_killed_worker_are_overwritten_or_removed() {
     for (disks, _services) in worlds() {
         let world = &disks.world;
         let content = content(100_000);
@@ -221,7 +221,7 @@ fn what_a_killed_worker_left_is_written_over_or_removed() {
             disks.file(name, "A", &content, Some(&content));
         }
         let rules = ["again", "dropped"].map(|name| world.rule(name, 1, "DAV", Grouping::None));
-        // It has put both there whole, and dies before it names them.
+        // The worker has written both completely and dies before it renames them.
         assert_eq!(disks.take("dead", 10).len(), 2);
         for name in ["again", "dropped"] {
             let place = disks.place("DAV", name);
@@ -234,7 +234,7 @@ fn what_a_killed_worker_left_is_written_over_or_removed() {
         assert_eq!(world.state(&rules[0]), "OK 1/0/0");
         disks.reap();
         disks.check();
-        // One that was finished and not told is found, not copied: its source is gone.
+        // A finished copy that was not reported is found, not copied again: its source is gone.
         let rule = world.rule("again", 1, "BUCKET", Grouping::None);
         let jobs = disks.take("dead", 10);
         disks.copy(&jobs[0]).unwrap();
@@ -251,12 +251,12 @@ fn what_a_killed_worker_left_is_written_over_or_removed() {
 }
 
 #[test]
-fn an_object_that_another_worker_has_found_is_left_by_the_one_that_brought_it() {
+fn a_worker_keeps_an_object_that_another_worker_has_reported() {
     for (disks, _services) in worlds() {
         let world = &disks.world;
         let content = content(100_000);
         disks.file("f", "A", &content, Some(&content));
-        // It has put the object there, and is told to give up before it has read it back.
+        // The worker has written the object, and is cancelled before it has read it back.
         let bring = |job: &Job| {
             let End { rse, protocol, path } = &job.destination;
             let store = disks.access().open(rse, protocol).unwrap();
@@ -277,7 +277,7 @@ fn an_object_that_another_worker_has_found_is_left_by_the_one_that_brought_it() 
             world.delete(&rule);
             disks.reap();
             disks.check();
-            // Where nobody has found it the reaper removes it, however late that is.
+            // If no other worker has reported it, the reaper removes it, however late.
             for late in [0, 61] {
                 let rule = world.add(&fetch("f", "A", to));
                 let job = disks.take("slow", 1).remove(0);
@@ -290,7 +290,7 @@ fn an_object_that_another_worker_has_found_is_left_by_the_one_that_brought_it() 
                 disks.reap();
                 disks.check();
             }
-            // What reads back wrong is nobody's.
+            // An object that reads back wrong belongs to no replica.
             let rule = world.add(&fetch("f", "A", to));
             let mut wrong = bring(&disks.take("slow", 1)[0]);
             wrong.reject();
@@ -304,7 +304,7 @@ fn an_object_that_another_worker_has_found_is_left_by_the_one_that_brought_it() 
 }
 
 #[test]
-fn a_destination_that_is_full_is_tried_again_and_keeps_nothing_meanwhile() {
+fn a_full_destination_is_retried_and_keeps_no_partial_files() {
     let content = content(6 << 20);
     for disks in Disks::each_with(&keys()) {
         let root = tempfile::tempdir().unwrap();
@@ -337,7 +337,7 @@ fn a_destination_that_is_full_is_tried_again_and_keeps_nothing_meanwhile() {
             let why = waiting[0].why.clone().unwrap();
             assert!(why.contains(&format!("at the destination {to}")), "{why}");
             disks.check();
-            // Somebody makes room, and the next try succeeds.
+            // With more space the next attempt succeeds.
             small.grow(64 << 20);
             world.advance(3600);
             assert_eq!(disks.work("w"), 1, "{to}");
@@ -354,7 +354,7 @@ fn a_destination_that_is_full_is_tried_again_and_keeps_nothing_meanwhile() {
 }
 
 #[test]
-fn keys_that_are_wrong_are_said_to_be_and_never_shown() {
+fn wrong_keys_are_reported_and_never_shown() {
     for (disks, _services) in worlds() {
         let world = &disks.world;
         disks.file("f", "A", b"content", Some(b"content"));
@@ -372,7 +372,7 @@ fn keys_that_are_wrong_are_said_to_be_and_never_shown() {
 }
 
 #[test]
-fn a_secured_server_is_trusted_by_its_authority_alone() {
+fn a_tls_server_is_trusted_only_by_its_authority() {
     let root = tempfile::tempdir().unwrap();
     let ours = certified();
     let file = |name: &str, text: &str| {

@@ -1,5 +1,5 @@
-//! Transfers that are given up while somebody is at them, on either catalog: whoever dies, whoever is
-//! late, every byte on disk has a replica, and nobody removes what another has brought.
+//! Tests of transfers that are cancelled while a worker runs them, on both databases: after any crash
+//! or delay every byte on disk has a replica, and no worker removes a file that another has written.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -28,7 +28,7 @@ fn set(world: &World, rule: &str, options: &serde_json::Value) {
     world.write(|tx| update::update_rule(tx, rule, options.as_object().unwrap(), now));
 }
 
-/// A way in which a transfer that runs ends for all but its worker, and its replica is to go.
+/// A way to cancel a running transfer without its worker, so that its replica is to be removed.
 type Way = (&'static str, fn(&World, &str));
 
 const WAYS: [Way; 6] = [
@@ -57,7 +57,7 @@ const WAYS: [Way; 6] = [
 ];
 
 #[test]
-fn what_a_killed_worker_leaves_of_a_transfer_that_was_given_up_is_removed_after_its_lease() {
+fn leftovers_of_a_killed_worker_are_removed_after_its_lease() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("f", "A", b"content", Some(b"content"));
@@ -99,7 +99,7 @@ fn what_a_killed_worker_leaves_of_a_transfer_that_was_given_up_is_removed_after_
 }
 
 #[test]
-fn what_a_client_was_uploading_when_it_was_given_up_is_removed_after_its_day() {
+fn a_cancelled_upload_is_removed_after_a_day() {
     for disks in Disks::each() {
         let world = &disks.world;
         for (name, by_hand) in [("deleted", false), ("cancelled", true)] {
@@ -118,7 +118,7 @@ fn what_a_client_was_uploading_when_it_was_given_up_is_removed_after_its_day() {
             disks.reap();
             disks.check();
         }
-        // Who says that it is there has written it.
+        // A client that reports the upload as arrived has written it.
         disks.file("done", "B", b"content", Some(b"content"));
         world.change("UPDATE replicas SET state = 'C'");
         let new = NewRule { purge_replicas: true, ..World::new_rule("done", 1, "B") };
@@ -132,7 +132,7 @@ fn what_a_client_was_uploading_when_it_was_given_up_is_removed_after_its_day() {
 }
 
 #[test]
-fn a_worker_that_says_it_is_done_is_waited_for_no_longer_and_no_other_can_say_so() {
+fn the_reaper_stops_waiting_only_when_the_worker_itself_reports() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("f", "A", b"content", Some(b"content"));
@@ -158,7 +158,7 @@ fn a_worker_that_says_it_is_done_is_waited_for_no_longer_and_no_other_can_say_so
 }
 
 #[test]
-fn what_a_worker_brings_after_its_replica_is_gone_is_removed_by_the_reaper() {
+fn a_copy_that_arrives_after_its_replica_is_removed_goes_to_the_reaper() {
     for disks in Disks::each() {
         let world = &disks.world;
         let free = RseSettings { deterministic: false, ..RseSettings::default() };
@@ -173,7 +173,7 @@ fn what_a_worker_brings_after_its_replica_is_gone_is_removed_by_the_reaper() {
             disks.reap();
             assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
             disks.copy(&job).unwrap();
-            // What nobody ever asked for does not come about because somebody speaks of it.
+            // A report on a request that never existed creates no replica.
             let other = Outcome { rse: "C".to_owned(), ..Outcome::of(&job, None) };
             queue::finish_each(&world.catalog, "late", &[other], world.now()).unwrap();
             assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
@@ -187,7 +187,7 @@ fn what_a_worker_brings_after_its_replica_is_gone_is_removed_by_the_reaper() {
             assert_eq!(world.sql("SELECT COUNT(*) FROM replicas"), 1);
             disks.check();
         }
-        // Where the file itself is gone the worker removes what it has written.
+        // If the catalog no longer has the file, the worker removes its copy.
         let rule = world.rule("f", 1, "B", Grouping::None);
         let job = disks.take("late", 1).remove(0);
         world.advance(61);
@@ -201,7 +201,7 @@ fn what_a_worker_brings_after_its_replica_is_gone_is_removed_by_the_reaper() {
     }
 }
 
-/// Storage in which a worker finishes a file at the moment after it was removed.
+/// Storage in which a worker finishes a file right after it was removed.
 #[derive(Debug)]
 struct Written {
     storage: Managed,
@@ -233,7 +233,7 @@ impl Storage for Written {
 }
 
 #[test]
-fn what_a_worker_brings_while_its_replica_is_being_removed_is_removed_too() {
+fn a_copy_that_arrives_during_removal_is_removed_too() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("f", "A", b"content", Some(b"content"));
@@ -260,8 +260,8 @@ fn what_a_worker_brings_while_its_replica_is_being_removed_is_removed_too() {
     }
 }
 
-/// Storage in which, before the first file is removed, another reaper has removed all of them, and
-/// one was registered anew.
+/// Storage in which, before the first file is removed, another reaper removes all of them and one is
+/// registered again.
 #[derive(Debug)]
 struct Overtaken {
     storage: Managed,
@@ -296,7 +296,7 @@ impl Storage for Overtaken {
 }
 
 #[test]
-fn a_reaper_that_was_overtaken_removes_nothing_that_came_after() {
+fn an_overtaken_reaper_removes_no_newer_file() {
     for disks in Disks::each() {
         let world = &disks.world;
         for at in 0..51 {
@@ -326,7 +326,7 @@ fn the_last_copy_stays_while_a_rule_is_stuck_for_it() {
         disks.file("f", "A", b"content", Some(b"content"));
         let here = world.rule("f", 1, "A", Grouping::None);
         world.rule("f", 1, "B", Grouping::None);
-        // Its transfer failed for good, and the repairer has not come yet.
+        // Its transfer failed for good, and the repairer has not run yet.
         world.change("UPDATE locks SET state = 'S' WHERE state = 'R'");
         world.change("DELETE FROM requests");
         world.delete(&here);
@@ -337,14 +337,14 @@ fn the_last_copy_stays_while_a_rule_is_stuck_for_it() {
 }
 
 #[test]
-fn what_is_locked_after_it_was_marked_is_looked_at_and_never_removed() {
+fn a_marked_replica_that_is_locked_again_is_checked_and_never_removed() {
     for disks in Disks::each() {
         let world = &disks.world;
         for name in ["kept", "gone"] {
             disks.file(name, "A", b"content", Some(b"content"));
         }
         world.change("UPDATE replicas SET tombstone = 0");
-        // Its folder is away: what is marked cannot be removed.
+        // Its folder is missing: marked replicas cannot be removed.
         let (folder, away) = (disks.folder("A"), disks.folder("A").with_extension("away"));
         std::fs::rename(&folder, &away).unwrap();
         disks.reap();
@@ -368,7 +368,7 @@ fn what_is_locked_after_it_was_marked_is_looked_at_and_never_removed() {
         assert_eq!((states("A"), states("U")), (2, 1), "on {}", world.catalog.backend());
         assert_eq!(world.sql("SELECT COUNT(*) FROM rules WHERE state = 'O'"), 1);
         disks.check();
-        // What is not there any more is fetched at once.
+        // A missing file is fetched at once.
         world.judge(Daemon::Repairer);
         assert_eq!(disks.work("w"), 1);
         assert_eq!(world.sql("SELECT COUNT(*) FROM rules WHERE state = 'O'"), 2);
@@ -376,7 +376,7 @@ fn what_is_locked_after_it_was_marked_is_looked_at_and_never_removed() {
     }
 }
 
-/// A queue with one file. After it has heard what became of it, it waits before it answers.
+/// A queue with one file, which delays its answer to the report.
 struct Slow {
     catalog: Catalog,
     jobs: Mutex<Vec<Job>>,
@@ -417,7 +417,7 @@ impl Queue for Slow {
 }
 
 #[test]
-fn a_worker_that_lost_its_request_removes_nothing_that_another_has_brought() {
+fn a_worker_that_lost_its_request_keeps_the_file_of_another_worker() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     for disks in Disks::each() {
         let world = &disks.world;
@@ -439,7 +439,7 @@ fn a_worker_that_lost_its_request_removes_nothing_that_another_has_brought() {
             let worker = Worker::start(Arc::new(slow), disks.access(), 1);
             drop(within);
             hears.recv().unwrap();
-            // Before it has its answer somebody wants the file again, and another brings it.
+            // Before the answer, a rule needs the file again and another worker copies it.
             let again = NewRule { purge_replicas: true, ..World::new_rule("f", 1, "B") };
             let again = world.add(&again);
             assert_eq!(disks.work("other"), 1);

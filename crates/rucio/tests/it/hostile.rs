@@ -1,5 +1,5 @@
-//! What strangers send, on either catalog: SQL in every field, expressions of ten megabytes, names and
-//! paths that lead elsewhere, tokens nobody gave. It is refused in words, and nothing is changed.
+//! Tests of hostile requests on both databases: SQL in every field, expressions of ten megabytes, path
+//! traversal, forged tokens. Each is refused with a message and changes nothing.
 
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request};
@@ -22,7 +22,7 @@ const EVIL: [&str; 7] = [
     "\u{0}\u{202e}\u{fffd}é",
 ];
 
-/// Every path that is not only asked about, with a body it takes; `*` stands for what is tried.
+/// Every path that changes something, with a valid body; `*` is replaced by the hostile text.
 fn requests(rule: &str) -> Vec<(&'static str, String, Value)> {
     let did = json!([{"scope": "s", "name": "ds"}]);
     let at = |path: &str| path.replace("RULE", rule);
@@ -147,7 +147,7 @@ fn spoiled(body: &Value, evil: &str) -> Vec<Value> {
         Value::Object(map) => {
             let one = |key: &String| {
                 let mut all = spoiled(&map[key], evil);
-                // Something of another kind is no better.
+                // Also try a value of another type.
                 all.extend([
                     json!(evil),
                     json!([evil]),
@@ -172,7 +172,7 @@ fn encoded(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
 
-/// A world with a file, a dataset and a rule, and what nobody may change there.
+/// Adds a file, a dataset and a rule, which no hostile request may change.
 fn furnished(world: &World) -> String {
     world.rse("A");
     world.rse("B");
@@ -217,7 +217,7 @@ fn sql_in_any_field_is_only_text() {
 }
 
 #[test]
-fn an_expression_of_ten_megabytes_is_refused_in_a_sentence() {
+fn an_expression_of_ten_megabytes_is_refused_with_a_short_message() {
     const LONG: usize = 10 << 20;
     for world in World::each() {
         let rule = furnished(&world);
@@ -276,7 +276,7 @@ fn an_expression_of_ten_megabytes_is_refused_in_a_sentence() {
 }
 
 #[test]
-fn no_name_or_path_leads_anywhere_else() {
+fn names_and_paths_cannot_leave_their_prefix() {
     for world in World::each() {
         furnished(&world);
         let shell = Shell::over(&world);
@@ -338,7 +338,7 @@ fn no_name_or_path_leads_anywhere_else() {
     }
 }
 
-/// Asks as a stranger, with these headers.
+/// Sends an unauthenticated request with these headers.
 fn stranger(world: &World, path: &str, headers: &[(&str, &str)]) -> (u16, HeaderMap, String) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut request = Request::get(path);
@@ -355,7 +355,7 @@ fn stranger(world: &World, path: &str, headers: &[(&str, &str)]) -> (u16, Header
 }
 
 #[test]
-fn a_token_nobody_gave_opens_nothing_and_none_at_all_is_a_wrong_request() {
+fn forged_tokens_return_401_and_missing_tokens_400() {
     for world in World::each() {
         furnished(&world);
         let hash = identity::hash_password("a word").unwrap();
@@ -388,7 +388,7 @@ fn a_token_nobody_gave_opens_nothing_and_none_at_all_is_a_wrong_request() {
         }
         assert_eq!(stranger(&world, "/ping", &[]).0, 200);
         assert_eq!(stranger(&world, "/auth/validate", &[]).0, 401);
-        // One that has run out is as good as none that was given.
+        // An expired token is refused like a forged one.
         world.change("UPDATE tokens SET expired_at = 1");
         assert_eq!(ask(&token), 401);
     }

@@ -1,4 +1,5 @@
-//! The judge as servers run it: woken by work, sharing it, leaving nothing behind.
+//! Tests of the judge daemons as servers run them: woken by new work, shared among servers, stopped
+//! cleanly.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use mainstay_rules::judge::{Judge, Machine, Managed, Surroundings, beat};
 use crate::world::{START, World, postgres};
 
 #[test]
-fn servers_that_live_share_the_work_and_the_dead_are_left_out() {
+fn live_servers_share_the_work_and_dead_ones_are_left_out() {
     for world in World::each() {
         let share = |server: &str, seconds: i64| {
             beat(&world.catalog, server, START + seconds * SECOND).unwrap()
@@ -19,14 +20,14 @@ fn servers_that_live_share_the_work_and_the_dead_are_left_out() {
         assert_eq!(share("a", 1), (0, 2));
         assert_eq!(share("b", 5), (1, 2));
         assert_eq!(share("c", 6), (2, 3));
-        // a was last seen at 1 and is taken for dead at 22.
+        // `a` was last seen at 1 and counts as dead at 22.
         assert_eq!(share("b", 22), (0, 2));
         assert_eq!(share("c", 22), (1, 2));
         assert_eq!(share("a", 30), (0, 3));
     }
 }
 
-/// An hour after the world began.
+/// A clock one hour after the start of the world.
 #[derive(Debug)]
 struct Later;
 
@@ -40,7 +41,7 @@ impl Surroundings for Later {
     }
 }
 
-/// Waits until nothing is left for any daemon.
+/// Waits until no daemon has work left.
 fn until_done(world: &World, uuid: &str) {
     while world.sql("SELECT COUNT(*) FROM updated_dids") > 0
         || world.state(uuid) != "REPLICATING 2/2/0"
@@ -50,7 +51,7 @@ fn until_done(world: &World, uuid: &str) {
 }
 
 #[test]
-fn daemons_do_what_is_left_to_them_and_stop_when_told() {
+fn daemons_finish_their_work_and_stop_on_shutdown() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 2, 1, "R1");

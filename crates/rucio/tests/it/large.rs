@@ -1,4 +1,4 @@
-//! Rules of more files than fit one step or one work table.
+//! Tests of rules with more files than fit one step or one work table.
 
 use mainstay_catalog::Daemon;
 use mainstay_rules::api::{DidType, Grouping, NewRule};

@@ -1,5 +1,5 @@
-//! The last right copy of a file, on either catalog: it stays as long as somebody wants one, whatever
-//! was decided before about it or found out since about the others.
+//! Tests that the last good copy of a file stays as long as a rule needs one, on both databases,
+//! whatever was decided earlier about it or found later about the others.
 
 use mainstay_catalog::Daemon;
 use mainstay_rules::api::{DidType, Grouping, NewRule};
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::disks::Disks;
 use crate::world::World;
 
-/// Marks all that has no locks, and cannot remove it: its folder is away meanwhile.
+/// Lets the reaper mark unlocked replicas without removing them: their folder is missing meanwhile.
 fn mark_only(disks: &Disks, rse: &str) {
     disks.world.change("UPDATE replicas SET tombstone = 0 WHERE lock_cnt = 0");
     let (folder, away) = (disks.folder(rse), disks.folder(rse).with_extension("away"));
@@ -20,14 +20,14 @@ fn mark_only(disks: &Disks, rse: &str) {
 }
 
 #[test]
-fn what_is_wanted_elsewhere_after_it_was_marked_is_copied_first_and_removed_then() {
+fn a_marked_last_copy_is_copied_before_it_is_removed() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("f", "A", b"content", Some(b"content"));
         mark_only(&disks, "A");
         assert_eq!(world.sql("SELECT COUNT(*) FROM replicas WHERE state = 'B'"), 1);
         let rule = world.rule("f", 1, "B", Grouping::None);
-        // Nobody gives it up for want of a source.
+        // The request is not cancelled for lack of a source.
         assert_eq!(disks.work("w"), 0);
         disks.finish();
         assert_eq!(world.state(&rule), "REPLICATING 0/1/0", "on {}", world.catalog.backend());
@@ -42,7 +42,7 @@ fn what_is_wanted_elsewhere_after_it_was_marked_is_copied_first_and_removed_then
 }
 
 #[test]
-fn what_was_marked_and_is_not_right_any_more_is_said_to_be_so() {
+fn a_marked_copy_that_is_damaged_is_reported() {
     for disks in Disks::each() {
         let world = &disks.world;
         for (name, found, said) in [
@@ -70,8 +70,8 @@ fn what_was_marked_and_is_not_right_any_more_is_said_to_be_so() {
     }
 }
 
-/// A file that is locked on A, where it is `found`, and is right and not locked on B; a rule wants it on
-/// C, and the first attempt, from A, has failed. Returns the two rules.
+/// A file that is locked on A, whose storage holds `found`, and that has a good, unlocked copy on B. A
+/// rule wants it on C, and the first attempt, from A, has failed. Returns the two rules.
 fn tried_in_vain(disks: &Disks, name: &str, found: Option<&[u8]>) -> (String, String) {
     let world = &disks.world;
     disks.file(name, "A", b"content", found);
@@ -94,7 +94,7 @@ fn suspects(world: &World) -> i64 {
 }
 
 #[test]
-fn a_copy_that_was_found_damaged_makes_no_other_superfluous_and_is_replaced_by_a_right_one() {
+fn a_damaged_copy_protects_the_others_and_is_replaced_by_a_good_one() {
     for disks in Disks::each() {
         let world = &disks.world;
         for (name, found) in [("wrong", &b"CONTENT"[..]), ("short", b"con"), ("long", b"contents")]
@@ -109,7 +109,7 @@ fn a_copy_that_was_found_damaged_makes_no_other_superfluous_and_is_replaced_by_a
             assert!(disks.place("B", name).exists(), "{case}");
             assert_eq!(disks.work("w"), 1, "{case}");
             assert_eq!(world.state(&wanted), "OK 1/0/0", "{case}");
-            // It is proven now: another copy is as the catalog says.
+            // Now it is proven: another copy matches the catalog.
             world.judge(Daemon::Finisher);
             assert_eq!(world.state(&locked), "REPLICATING 0/1/0", "{case}");
             assert_eq!(suspects(world), 0, "{case}");
@@ -130,7 +130,7 @@ fn a_copy_that_is_missing_is_suspect_until_it_is_back() {
         let (locked, wanted) = tried_in_vain(&disks, "f", None);
         assert_eq!(disks.work("w"), 1);
         assert_eq!(world.state(&wanted), "OK 1/0/0");
-        // Its disk may only not be mounted: that it is not there proves nothing.
+        // A missing file proves nothing: its disk may not be mounted.
         world.judge(Daemon::Finisher);
         assert_eq!((world.state(&locked).as_str(), suspects(world)), ("OK 1/0/0", 1));
         world.advance(601);
@@ -159,7 +159,7 @@ fn the_only_copy_is_not_declared_bad_because_it_differs() {
         }
         assert_eq!(world.state(&rule), "STUCK 0/0/1");
         assert_eq!(suspects(world), 1);
-        // Nor because another that differs was declared to be right by somebody who did not look.
+        // Nor because a client reported another differing copy as good without checking it.
         disks.file("f", "B", b"content", Some(b"CONTENT"));
         world.change("UPDATE suspicious_replicas SET proven = 1");
         world.change("INSERT INTO suspicious_replicas SELECT did_id, (SELECT id FROM rses WHERE rse = 'B'), 0, 'odd', 1, 0, 0, 0 FROM suspicious_replicas");
@@ -167,7 +167,7 @@ fn the_only_copy_is_not_declared_bad_because_it_differs() {
         assert_eq!(world.sql("SELECT COUNT(*) FROM replicas WHERE state = 'A'"), 2);
         assert!(disks.place("A", "f").exists());
         world.check();
-        // Once the catalog forgets a replica, nobody suspects the next one there.
+        // Suspicion ends when the replica is removed from the catalog.
         world.delete(&rule);
         world.change("UPDATE replicas SET tombstone = 0");
         disks.reap();
@@ -177,8 +177,8 @@ fn the_only_copy_is_not_declared_bad_because_it_differs() {
 }
 
 #[test]
-fn a_file_that_another_rse_has_at_the_same_place_stays() {
-    // Below storage roots no link leads to a folder.
+fn a_file_that_another_rse_shares_is_not_removed() {
+    // Links to folders are not followed below storage roots.
     for disks in Disks::each_with(&Credentials::new()) {
         let world = &disks.world;
         let (same, link) = (disks.folder("A"), disks.folder("A").with_extension("link"));
@@ -205,7 +205,7 @@ fn a_file_that_another_rse_has_at_the_same_place_stays() {
 }
 
 #[test]
-fn a_rule_for_a_file_whose_last_copy_is_lost_says_so_until_the_file_is_back() {
+fn a_rule_reports_a_lost_last_copy_until_the_file_is_back() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("f", "A", b"content", Some(b"content"));
@@ -230,7 +230,7 @@ fn a_rule_for_a_file_whose_last_copy_is_lost_says_so_until_the_file_is_back() {
 }
 
 #[test]
-fn what_was_attached_and_is_not_evaluated_yet_stays() {
+fn attached_files_stay_until_they_are_evaluated() {
     for disks in Disks::each() {
         let world = &disks.world;
         world.attribute("A", "greedyDeletion", "true");
@@ -242,7 +242,7 @@ fn what_was_attached_and_is_not_evaluated_yet_stays() {
         world.attach("ds", &["f".to_owned()]);
         world.judge(Daemon::Evaluator);
         world.change("UPDATE replicas SET tombstone = 1");
-        // A collection in between was attached, and what is marked already is not removed either.
+        // An intermediate collection was attached: marked replicas are not removed either.
         world.attach("c", &["ds".to_owned()]);
         world.change("UPDATE replicas SET state = 'B', tombstone = 0 WHERE did_id IN (SELECT id FROM dids WHERE name = 'late')");
         world.attach("ds", &["late".to_owned()]);

@@ -1,4 +1,4 @@
-//! Laws that hold after any history.
+//! Property tests: invariants of the catalog that hold after any history.
 
 use mainstay_catalog::Daemon;
 use mainstay_rules::api::{DidType, Grouping, NewRule};
@@ -42,7 +42,7 @@ fn child(parent: usize, child: usize) -> String {
     if parent < 2 { format!("f{}", child % 8) } else { DIDS[child % 2].to_owned() }
 }
 
-/// Takes a step; what is refused changes nothing.
+/// Takes a step; refused steps change nothing.
 fn take(world: &World, step: &Step, rules: &mut Vec<String>) {
     let now = world.now();
     match step {
@@ -94,7 +94,7 @@ fn take(world: &World, step: &Step, rules: &mut Vec<String>) {
     }
 }
 
-/// How many histories are tried, unless `PROPTEST_CASES` says otherwise.
+/// The number of histories to try; `PROPTEST_CASES` overrides it.
 fn cases(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
@@ -105,7 +105,7 @@ proptest! {
     /// Usage is the sum of locks, copies are on distinct RSEs, counters are right, no lock is
     /// outside its tree: the checker is clean after every history, and again once judged.
     #[test]
-    fn any_history_leaves_the_catalog_right(steps in steps()) {
+    fn any_history_keeps_the_catalog_consistent(steps in steps()) {
         let world = World::sqlite();
         world.f4();
         for at in 0..8 {

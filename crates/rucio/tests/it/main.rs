@@ -1,4 +1,4 @@
-//! The engine as a whole, on SQLite and on a real PostgreSQL.
+//! Integration tests of the rule engine and its REST API, on SQLite and on a real PostgreSQL.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 

@@ -1,4 +1,4 @@
-//! What can be done where: who asks for something else is told what can.
+//! Tests that a request with an unsupported method is answered with the supported ones in `Allow`.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -24,7 +24,7 @@ fn asked(world: &World, method: &str, path: &str) -> (u16, Vec<String>) {
 }
 
 #[test]
-fn who_asks_by_a_wrong_method_is_told_the_right_ones() {
+fn unsupported_methods_return_405_with_the_supported_ones() {
     let world = World::sqlite();
     for path in [
         "/accounts",

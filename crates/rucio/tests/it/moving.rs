@@ -1,5 +1,5 @@
-//! Files that really move, between folders, on either catalog: what goes wrong on the way is seen,
-//! what is taken is told, and afterwards every byte on disk belongs to a replica.
+//! Tests of copies between folders, on both databases: every failure is detected and reported, and
+//! afterwards every byte on disk belongs to a replica.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::disks::{Disks, LEASE};
 use crate::world::World;
 
 #[test]
-fn a_rule_moves_its_files_and_what_nobody_needs_is_removed() {
+fn a_rule_copies_its_files_and_unneeded_ones_are_removed() {
     for disks in Disks::each() {
         let world = &disks.world;
         world.collection("ds", mainstay_rules::api::DidType::Dataset);
@@ -31,7 +31,7 @@ fn a_rule_moves_its_files_and_what_nobody_needs_is_removed() {
         world.delete(&rule);
         disks.reap();
         disks.check();
-        // What was asked for by a purging rule goes at once, from the disk too.
+        // Replicas of a purging rule are removed at once, from the disk too.
         let purging = NewRule { purge_replicas: true, ..World::new_rule("ds", 1, "C") };
         let rule = world.add(&purging);
         assert_eq!(disks.work("w"), 5);
@@ -44,7 +44,7 @@ fn a_rule_moves_its_files_and_what_nobody_needs_is_removed() {
 }
 
 #[test]
-fn sources_that_lie_are_tried_elsewhere_and_then_the_rule_says_why_it_is_stuck() {
+fn bad_sources_are_replaced_and_then_the_rule_explains_why_it_is_stuck() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("good", "A", b"content", Some(b"content"));
@@ -72,7 +72,7 @@ fn sources_that_lie_are_tried_elsewhere_and_then_the_rule_says_why_it_is_stuck()
             assert_eq!(state, meant, "{name}: {error}");
             assert!(error.contains(why), "{name}: {error}");
         }
-        // A second, good source is found by itself on the next try.
+        // The next attempt uses a second, good source.
         let rule = world.rule("cut", 1, "C", Grouping::None);
         disks.world.change("UPDATE requests SET retry_count = 0");
         disks.work("w");
@@ -99,14 +99,14 @@ fn sources_that_lie_are_tried_elsewhere_and_then_the_rule_says_why_it_is_stuck()
 }
 
 #[test]
-fn a_worker_that_dies_loses_its_lease_and_nothing_is_copied_twice_or_lost() {
+fn a_dead_worker_loses_its_lease_and_no_file_is_copied_twice_or_lost() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("one", "A", b"first", Some(b"first"));
         disks.file("two", "A", b"second", Some(b"second"));
         let (one, two) =
             (world.rule("one", 1, "B", Grouping::None), world.rule("two", 1, "B", Grouping::None));
-        // It takes both, finishes one and is killed before it tells, with half of the other there.
+        // The worker takes both, finishes one and half of the other, and is killed before it reports.
         let jobs = disks.take("dead", 10);
         assert_eq!(jobs.len(), 2);
         disks.copy(&jobs[0]).unwrap();
@@ -118,10 +118,10 @@ fn a_worker_that_dies_loses_its_lease_and_nothing_is_copied_twice_or_lost() {
         assert_eq!(disks.take("alive", 10), Vec::new(), "the leases last");
         world.advance(61);
         std::fs::remove_file(disks.place("A", &jobs[0].did.name)).unwrap();
-        // Without its source the first can only be found, not copied again.
+        // Without its source the first file can only be found, not copied again.
         assert_eq!(disks.work("alive"), 2);
         assert_eq!((world.state(&one), world.state(&two)), ("OK 1/0/0".into(), "OK 1/0/0".into()));
-        // What the dead one says now, if it was only slow, changes nothing.
+        // A late report of the first worker changes nothing.
         assert_eq!(disks.tell("dead", &jobs[1], Some("late".to_owned())), Vec::<i64>::new());
         assert_eq!(disks.tell("dead", &jobs[0], None), Vec::<i64>::new());
         assert_eq!(world.state(&two), "OK 1/0/0");
@@ -133,13 +133,13 @@ fn a_worker_that_dies_loses_its_lease_and_nothing_is_copied_twice_or_lost() {
 }
 
 #[test]
-fn a_transfer_whose_last_lock_goes_is_given_up_and_leaves_no_file() {
+fn a_transfer_without_locks_is_cancelled_and_leaves_no_file() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("f", "A", b"content", Some(b"content"));
         let rule = world.rule("f", 1, "B", Grouping::None);
         let jobs = disks.take("w", 10);
-        // Given up in order, it waits again at once, and nothing is held against it.
+        // A request that its worker returns waits again at once, without a retry penalty.
         let outcome = Outcome { given_up: true, ..Outcome::of(&jobs[0], Some("told".to_owned())) };
         queue::finish_each(&world.catalog, "w", &[outcome], world.now()).unwrap();
         assert_eq!(
@@ -153,7 +153,7 @@ fn a_transfer_whose_last_lock_goes_is_given_up_and_leaves_no_file() {
         assert_eq!(world.write(|tx| queue::renew(tx, "w", &[held], LEASE, now)), Vec::<i64>::new());
         world.delete(&rule);
         disks.reap();
-        // The lease is gone; a worker that was past asking has written its file already.
+        // The lease is gone, but the worker has written its file already.
         assert_eq!(world.write(|tx| queue::renew(tx, "w", &[held], LEASE, now)), [held.request]);
         disks.copy(&jobs[0]).unwrap();
         assert_eq!(disks.tell("w", &jobs[0], None), Vec::<i64>::new());
@@ -163,7 +163,7 @@ fn a_transfer_whose_last_lock_goes_is_given_up_and_leaves_no_file() {
 }
 
 #[test]
-fn what_is_urgent_near_and_allowed_goes_first() {
+fn priority_distance_and_availability_order_the_transfers() {
     for disks in Disks::each() {
         let world = &disks.world;
         for (at, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
@@ -206,7 +206,7 @@ fn what_is_urgent_near_and_allowed_goes_first() {
             ("d", "B"),
             "the nearest"
         );
-        // A closed RSE and one nobody can reach are said to be the reason.
+        // A closed and an unreachable RSE are named as the reason.
         world.rse("FAR");
         world.rule("a", 1, "FAR", Grouping::None);
         let now = world.now();
@@ -217,7 +217,7 @@ fn what_is_urgent_near_and_allowed_goes_first() {
 }
 
 #[test]
-fn what_nobody_reaches_hides_nothing_and_the_most_urgent_goes_first_wherever_it_goes() {
+fn unreachable_requests_hide_no_others_and_priority_holds_across_destinations() {
     for disks in Disks::each() {
         let world = &disks.world;
         world.rse("FAR");
@@ -249,7 +249,7 @@ fn what_nobody_reaches_hides_nothing_and_the_most_urgent_goes_first_wherever_it_
 }
 
 #[test]
-fn where_names_are_free_the_catalog_knows_where_a_file_went() {
+fn the_catalog_records_paths_on_nondeterministic_rses() {
     for disks in Disks::each() {
         let world = &disks.world;
         let free = RseSettings { deterministic: false, ..RseSettings::default() };
@@ -281,14 +281,14 @@ fn a_file_without_any_replica_makes_its_rule_stuck() {
 }
 
 #[test]
-fn an_upload_is_a_transfer_of_its_client_and_one_that_died_is_found_out() {
+fn an_upload_is_a_transfer_of_its_client_and_an_abandoned_one_is_detected() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("done", "A", b"content", Some(b"content"));
         disks.file("died", "A", b"content", None);
         disks.file("elsewhere", "A", b"content", None);
         disks.file("elsewhere", "C", b"content", Some(b"content"));
-        // Clients register what they are about to bring, and lock it at once.
+        // Clients register a file before they upload it, and lock it at once.
         world.change(
             "UPDATE replicas SET state = 'C' WHERE rse_id = (SELECT id FROM rses WHERE rse = 'A')",
         );
@@ -319,7 +319,7 @@ fn an_upload_is_a_transfer_of_its_client_and_one_that_died_is_found_out() {
 }
 
 #[test]
-fn what_must_wait_keeps_nothing_behind_it_waiting() {
+fn blocked_requests_do_not_delay_others() {
     let express = |name: &str, to: &str| NewRule {
         activity: "Express".to_owned(),
         ..World::new_rule(name, 1, to)
@@ -332,7 +332,7 @@ fn what_must_wait_keeps_nothing_behind_it_waiting() {
         world.change("UPDATE rses SET availability_read = 0 WHERE rse = 'D'");
         world.change("UPDATE versions SET value = value + 1 WHERE name = 'rses'");
         for at in 0..30 {
-            // To an RSE whose limit is reached, and from one that nobody may read.
+            // To an RSE whose limit is reached, and from one that is closed for reading.
             let [full, urgent, unread] =
                 ["full", "urgent", "unread"].map(|name| format!("{name}{at}"));
             disks.file(&full, "A", b"x", Some(b"x"));
@@ -353,7 +353,7 @@ fn what_must_wait_keeps_nothing_behind_it_waiting() {
 }
 
 #[test]
-fn a_report_counts_for_the_request_of_the_file_it_names_and_for_no_other() {
+fn a_report_counts_only_for_the_request_of_the_file_it_names() {
     for disks in Disks::each() {
         let world = &disks.world;
         for name in ["one", "two"] {
@@ -370,7 +370,7 @@ fn a_report_counts_for_the_request_of_the_file_it_names_and_for_no_other() {
             assert_eq!(say(&held, did, rse).lost, [held.request], "{did} {rse}");
             assert_eq!(world.state(&first), "REPLICATING 0/1/0");
         }
-        // The number of a request that is gone is not given to another.
+        // The id of a deleted request is not used again.
         world.delete(&first);
         let second = world.rule("two", 1, "B", Grouping::None);
         let next = disks.take("w", 10).remove(0);
@@ -384,7 +384,7 @@ fn a_report_counts_for_the_request_of_the_file_it_names_and_for_no_other() {
 }
 
 #[test]
-fn the_reaper_leaves_files_that_others_have_too_and_forgets_none_whose_folder_is_away() {
+fn the_reaper_keeps_shared_files_and_replicas_whose_folder_is_missing() {
     for disks in Disks::each() {
         let world = &disks.world;
         let free = RseSettings { deterministic: false, ..RseSettings::default() };
@@ -418,7 +418,7 @@ fn the_reaper_leaves_files_that_others_have_too_and_forgets_none_whose_folder_is
 }
 
 #[test]
-fn a_transfer_that_cannot_begin_says_why() {
+fn a_transfer_that_cannot_start_shows_the_reason() {
     for disks in Disks::each() {
         let world = &disks.world;
         let free = RseSettings { deterministic: false, ..RseSettings::default() };
@@ -431,7 +431,7 @@ fn a_transfer_that_cannot_begin_says_why() {
         let (_, waiting) = world.write(|tx| queue::show(tx, 10, settings, now));
         let why = waiting[0].why.clone().unwrap();
         assert!(why.contains("Nobody said where") && why.contains("FREE"), "{why}");
-        // A destination that is away fails, and is not made.
+        // A missing destination folder fails and is not created.
         world.change("UPDATE replicas SET path = 'there' WHERE path IS NULL AND state = 'A'");
         std::fs::write(disks.folder("FREE").join("there"), b"x").unwrap();
         std::fs::remove_dir(disks.folder("B")).unwrap();
@@ -446,7 +446,7 @@ fn a_transfer_that_cannot_begin_says_why() {
 }
 
 #[test]
-fn another_tool_takes_what_it_can_reach_and_leaves_the_rest() {
+fn a_transfer_tool_takes_only_requests_it_can_reach() {
     for disks in Disks::each() {
         let world = &disks.world;
         for rse in ["FAR", "FARTHER"] {
@@ -513,7 +513,7 @@ fn no_two_files_are_at_the_same_path() {
 }
 
 #[test]
-fn what_has_failed_and_is_not_judged_yet_is_shown_among_what_waits() {
+fn failed_requests_are_listed_as_waiting_until_the_finisher_runs() {
     for disks in Disks::each() {
         let world = &disks.world;
         for name in ["a", "b"] {
@@ -543,7 +543,7 @@ fn what_has_failed_and_is_not_judged_yet_is_shown_among_what_waits() {
 }
 
 #[test]
-fn a_name_without_a_place_is_refused_where_files_are_and_said_to_be_the_reason_elsewhere() {
+fn a_name_without_a_valid_path_is_refused_or_shown_as_the_reason() {
     for disks in Disks::each() {
         let world = &disks.world;
         world.rse("PAPER");

@@ -1,4 +1,4 @@
-//! What files are called, where they are and who says that they are there, on either catalog.
+//! Tests of file names, paths and reports of arrival, on both databases.
 
 use mainstay_rules::account;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::surface::{Shell, as_account};
 use crate::world::{World, postgres};
 
 #[test]
-fn whoever_uploads_may_say_that_it_has_arrived_and_of_nothing_else() {
+fn accounts_may_report_only_their_own_uploads_as_arrived() {
     for world in World::each() {
         world.f4();
         let now = world.now();
@@ -25,7 +25,7 @@ fn whoever_uploads_may_say_that_it_has_arrived_and_of_nothing_else() {
         assert_eq!(asked("PUT", "/replicas", on("R1", file("f", "U"))).0, 403);
         assert_eq!(asked("PUT", "/replicas", on("R1", file("f", "A"))).0, 200);
         assert_eq!(world.state(&rule[0]), "OK 1/0/0", "on {}", world.catalog.backend());
-        // What a worker is to bring, and what is another's, is not hers to tell of.
+        // She may not report a worker's transfer or another account's file.
         let more = json!({"dids": [{"scope": "user.alice", "name": "f"}], "copies": 1, "rse_expression": "R2", "account": "alice"});
         assert_eq!(asked("POST", "/rules/", more).0, 201);
         assert_eq!(asked("PUT", "/replicas", on("R2", file("f", "A"))).0, 403);
@@ -37,7 +37,7 @@ fn whoever_uploads_may_say_that_it_has_arrived_and_of_nothing_else() {
 }
 
 #[test]
-fn files_keep_their_places_and_no_place_is_like_that_of_a_draft() {
+fn files_keep_their_paths_and_no_path_looks_like_a_draft() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 1, 7, "R1");
@@ -62,7 +62,7 @@ fn files_keep_their_places_and_no_place_is_like_that_of_a_draft() {
 }
 
 #[test]
-fn names_are_found_whatever_language_the_database_speaks() {
+fn names_are_found_under_any_collation_of_the_database() {
     let Some(server) = postgres() else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

@@ -1,5 +1,5 @@
-//! Storage elsewhere, for tests: an S3 server in this process, an nginx that speaks WebDAV, and a
-//! small disk. Each keeps its files in a folder where they can be looked at.
+//! Test fixtures for remote storage: an S3 server in this process, nginx with WebDAV, and a small disk.
+//! Each keeps its files in a folder that tests can inspect.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -37,7 +37,7 @@ impl S3 {
                 let service = service.clone();
                 tokio::spawn(async move {
                     let http = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                    // A client that goes away is its own affair.
+                    // A client may disconnect at any time.
                     drop(http.serve_connection(TokioIo::new(socket), service).await);
                 });
             }
@@ -51,7 +51,7 @@ impl S3 {
     }
 }
 
-/// An nginx that serves a folder by WebDAV, to who knows the password.
+/// An nginx that serves a folder by WebDAV, protected by a password.
 pub(crate) struct Nginx {
     pub(crate) port: u16,
     root: PathBuf,
@@ -59,12 +59,12 @@ pub(crate) struct Nginx {
 }
 
 impl Nginx {
-    /// Serves `root/files`. Without nginx the reason comes back.
+    /// Serves `root/files`. Returns the reason if nginx cannot be started.
     pub(crate) fn start(root: &Path) -> Result<Self, String> {
         Self::start_with(root, None)
     }
 
-    /// The same, secured by a certificate and its key (files), if there is one.
+    /// The same, with TLS if the files of a certificate and its key are given.
     pub(crate) fn start_with(root: &Path, secured: Option<(&Path, &Path)>) -> Result<Self, String> {
         for folder in ["files", "body"] {
             std::fs::create_dir_all(root.join(folder)).unwrap();
@@ -117,14 +117,14 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // It may have ended already.
+        // It may have exited already.
         drop(self.process.kill());
         drop(self.process.wait());
     }
 }
 
-/// A WebDAV of this process that is only read: it tells files and, if it `lists`, folders. It ends with
-/// the process.
+/// A read-only WebDAV server in this process. It serves files and, if it `lists`, folders, until the
+/// process ends.
 pub(crate) struct Dav {
     pub(crate) port: u16,
     /// Where the files are.
@@ -141,7 +141,7 @@ impl Dav {
             for socket in listener.incoming() {
                 let Ok(mut socket) = socket else { return };
                 let (head, body) = answer_dav(&served, lists, &socket);
-                // A client that goes away is its own affair.
+                // A client may disconnect at any time.
                 drop(socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(&body)));
             }
         });
@@ -229,13 +229,13 @@ fn decoded(path: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// A small file system in memory, taken away when dropped.
+/// A small file system in memory, unmounted when dropped.
 pub(crate) struct SmallDisk {
     pub(crate) path: PathBuf,
 }
 
 impl SmallDisk {
-    /// Mounts one of so many bytes, where that is allowed.
+    /// Mounts one of this size; none without the permission to mount.
     pub(crate) fn mount(path: &Path, bytes: u64) -> Option<Self> {
         let status = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "mainstay-test"])

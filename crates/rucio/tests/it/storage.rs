@@ -1,5 +1,5 @@
-//! Storage compared with the catalog, on either catalog: what is wrong is found, both ways, and
-//! nobody is accused of what is only under way.
+//! Tests of the storage check on both databases: it finds differences in both directions and reports no
+//! transfer that is under way.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::disks::Disks;
 use crate::world::World;
 
-/// Long enough for a file that nobody knows, not for what may be an upload.
+/// Longer than the grace period of unknown files, shorter than that of possible uploads.
 pub(crate) const LATER: Micros = 3_600 * SECOND;
 
 pub(crate) const DAYS_LATER: Micros = 3 * 86_400 * SECOND;
@@ -32,7 +32,7 @@ pub(crate) fn wanted(disks: &Disks, after: Micros) -> Wanted {
     }
 }
 
-/// What is found, and what is noted, while something else happens.
+/// The findings and notes of a check while `meanwhile` runs.
 pub(crate) fn found_while(
     disks: &Disks,
     wanted: &Wanted,
@@ -52,7 +52,7 @@ pub(crate) fn found_while(
     (found, notes)
 }
 
-/// `KIND RSE name-or-path` of all that is found.
+/// `KIND RSE name-or-path` of every finding.
 pub(crate) fn shown(found: &[Finding]) -> BTreeSet<String> {
     let place = |one: &Finding| match (&one.did, &one.path) {
         (Some(did), _) => did.name.clone(),
@@ -69,7 +69,7 @@ fn found(disks: &Disks) -> BTreeSet<String> {
     found_by(disks, &wanted(disks, LATER))
 }
 
-/// Looks as closely as can be, and finds nothing.
+/// Asserts that a check with checksums, after all grace periods, finds nothing.
 #[track_caller]
 fn clean(disks: &Disks) {
     let wanted = Wanted { checksums: true, ..wanted(disks, DAYS_LATER) };
@@ -93,7 +93,7 @@ fn hashed(name: &str) -> String {
 }
 
 #[test]
-fn what_was_moved_and_reaped_leaves_nothing_to_find() {
+fn copies_and_removals_leave_no_findings() {
     for disks in Disks::each() {
         let world = &disks.world;
         let names = ["f", "a/b.c/d..e", "/first", "//more/x", "n-.7-1.part"];
@@ -107,7 +107,7 @@ fn what_was_moved_and_reaped_leaves_nothing_to_find() {
                 world.add(&NewRule { purge_replicas: true, ..World::new_rule(name, 2, "B|C") })
             })
             .collect();
-        // Under way, with half of one there and nobody told of another.
+        // Under way: one file is half written, another is written and not reported.
         let jobs = disks.take("w", 10);
         disks.copy(&jobs[0]).unwrap();
         let half = disks.place(&jobs[1].destination.rse, &jobs[1].did.name);
@@ -129,7 +129,7 @@ fn what_was_moved_and_reaped_leaves_nothing_to_find() {
 }
 
 #[test]
-fn files_that_are_missing_cut_false_or_nobodys_are_found() {
+fn missing_truncated_wrong_and_orphaned_files_are_found() {
     for disks in Disks::each() {
         let world = &disks.world;
         for name in ["right", "gone", "cut", "false", "a/b.c", "folder", "resting", "unsummed"] {
@@ -145,7 +145,7 @@ fn files_that_are_missing_cut_false_or_nobodys_are_found() {
         std::fs::write(at("false"), b"CONTENT").unwrap();
         std::fs::write(at("unsummed"), b"CONTENT").unwrap();
         world.change("UPDATE dids SET adler32 = NULL, md5 = NULL WHERE name = 'unsummed'");
-        // Only read later, but there; being removed, or to be fetched: neither counts.
+        // Replicas in other states than available are not reported.
         world.change("UPDATE replicas SET state = 'T' WHERE did_id = (SELECT id FROM dids WHERE name = 'resting')");
         for (name, state) in [("leaving", "B"), ("unfetched", "U"), ("coming", "C")] {
             disks.file(name, "A", b"content", None);
@@ -155,7 +155,7 @@ fn files_that_are_missing_cut_false_or_nobodys_are_found() {
             disks.file(name, "B", b"content", Some(b"con"));
             world.change(&format!("UPDATE replicas SET state = '{state}' WHERE did_id = (SELECT id FROM dids WHERE name = '{name}')"));
         }
-        // On B nobody stands for what is on A, and the other way round.
+        // B has no replicas of the files on A, and vice versa.
         put(&disks.place("B", "cut"), b"con");
         put(&disks.folder("A").join("lost"), b"123");
         put(&disks.folder("A").join("s/00/00/x"), b"");
@@ -174,10 +174,10 @@ fn files_that_are_missing_cut_false_or_nobodys_are_found() {
         meant.push("DIFFERS A false");
         let closely = Wanted { checksums: true, ..wanted(&disks, LATER) };
         same(&found_by(&disks, &closely), &meant);
-        // Of those who know each other by an expression only some are looked at.
+        // An expression restricts the check to some RSEs.
         let rses = world.write(|tx| within(tx, Some("B")));
         same(&found_by(&disks, &Wanted { rses, ..closely.clone() }), &[&*nobodys]);
-        // Each says what is wrong in one sentence.
+        // Each finding explains itself in one sentence.
         let (all, _) = found_while(&disks, &closely, |_| {});
         for (path, sentence) in [
             (hashed("gone"), "s:gone on A: "),
@@ -194,7 +194,7 @@ fn files_that_are_missing_cut_false_or_nobodys_are_found() {
 }
 
 #[test]
-fn what_is_young_or_somebodys_is_not_accused() {
+fn recent_files_and_live_drafts_are_not_reported() {
     for disks in Disks::each() {
         let world = &disks.world;
         for name in ["live", "given", "done"] {
@@ -223,7 +223,7 @@ fn what_is_young_or_somebodys_is_not_accused() {
         for name in ["live", "given"] {
             draft(name, &format!("{}-1", job(name).request));
         }
-        // Left by somebody who was killed before another found the file whole.
+        // A draft of a worker that was killed before another found the file complete.
         let left = draft("done", &format!("{}-1", job("done").request));
         let unknown = draft("nobody", "77-1");
         let upload = draft("nobody", "0-4711-1");
@@ -244,7 +244,7 @@ fn what_is_young_or_somebodys_is_not_accused() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_said_to_be_and_its_files_are_not_called_missing() {
+fn a_missing_folder_is_one_finding_and_its_files_are_not_reported() {
     for disks in Disks::each() {
         for name in ["f", "g"] {
             disks.file(name, "A", b"content", Some(b"content"));
@@ -261,7 +261,7 @@ fn a_folder_that_is_not_there_is_said_to_be_and_its_files_are_not_called_missing
         let meant = ["SILENT", "STRANGE"]
             .map(|rse| format!("{rse} is not looked at: it has no protocol that is spoken here"));
         assert_eq!(notes, meant);
-        // One that goes while it is looked at is no reason to call its files missing either.
+        // The same holds if the folder disappears during the check.
         std::fs::rename(disks.folder("A").with_file_name("away"), disks.folder("A")).unwrap();
         std::fs::remove_file(disks.place("A", "f")).unwrap();
         let (found, _) = found_while(&disks, &wanted(&disks, LATER), |step| {
@@ -275,7 +275,7 @@ fn a_folder_that_is_not_there_is_said_to_be_and_its_files_are_not_called_missing
 }
 
 #[test]
-fn where_names_are_free_files_are_where_it_was_said() {
+fn registered_paths_are_checked_on_nondeterministic_rses() {
     for disks in Disks::each() {
         let world = &disks.world;
         world.rse_with("FREE", &RseSettings { deterministic: false, ..RseSettings::default() });
@@ -295,13 +295,13 @@ fn where_names_are_free_files_are_where_it_was_said() {
             file("nowhere", None),
         ];
         world.write(|tx| replica::add_replicas(tx, "FREE", &files, "root", now));
-        // What was said counts where names follow a rule, too.
+        // A registered path also counts on a deterministic RSE.
         let said = [file("said", Some("odd/place"))];
         world.write(|tx| replica::add_replicas(tx, "A", &said, "root", now));
         put(&disks.folder("FREE").join("deep/in the/folder~1/f.x"), b"abc");
         put(&disks.folder("A").join("odd/place"), b"abc");
         put(&disks.folder("A").join(hashed("said")), b"abc");
-        // Where a rule would have put it nobody said it is.
+        // A file at the computed path instead is an orphan.
         put(&disks.folder("FREE").join(hashed("g")), b"abc");
         let orphans =
             [format!("ORPHAN FREE {}", hashed("g")), format!("ORPHAN A {}", hashed("said"))];
@@ -311,7 +311,7 @@ fn where_names_are_free_files_are_where_it_was_said() {
 }
 
 #[test]
-fn links_lead_nowhere_else_and_shared_folders_are_shared() {
+fn links_stay_inside_the_folder_and_shared_folders_cause_no_orphans() {
     for disks in Disks::each() {
         let world = &disks.world;
         let elsewhere = tempfile::tempdir().unwrap();
@@ -320,7 +320,7 @@ fn links_lead_nowhere_else_and_shared_folders_are_shared() {
         symlink(elsewhere.path(), disks.folder("A").join("out")).unwrap();
         symlink("..", disks.folder("A").join("up")).unwrap();
         clean(&disks);
-        // A scope that was moved to a place of its own within the folder is still where it was.
+        // A scope folder that is a link to another place within the folder is followed.
         std::fs::create_dir(disks.folder("A").join("disk")).unwrap();
         std::fs::rename(disks.folder("A").join("s"), disks.folder("A").join("disk/s")).unwrap();
         symlink("disk/s", disks.folder("A").join("s")).unwrap();
@@ -328,7 +328,7 @@ fn links_lead_nowhere_else_and_shared_folders_are_shared() {
         put(&disks.folder("A").join("disk/s/lost"), b"abc");
         same(&found(&disks), &["ORPHAN A disk/s/lost"]);
         std::fs::remove_file(disks.folder("A").join("disk/s/lost")).unwrap();
-        // A file that is reached only out of the folder is not there.
+        // A file behind a link out of the folder is missing.
         disks.file("away", "B", b"content", None);
         let away = elsewhere.path().join("away");
         put(&away, b"content");
@@ -338,7 +338,7 @@ fn links_lead_nowhere_else_and_shared_folders_are_shared() {
         same(&found(&disks), &["MISSING B away"]);
         std::fs::remove_file(&place).unwrap();
         put(&place, b"content");
-        // The same folder, and one within another: nobody calls the other's files nobody's.
+        // Identical and nested folders: files of one RSE are no orphans of the other.
         for (rse, below) in [("SAME", ""), ("INNER", "inner/deep")] {
             world.rse(rse);
             let folder = disks.folder("C").join(below);
@@ -357,7 +357,7 @@ fn links_lead_nowhere_else_and_shared_folders_are_shared() {
 }
 
 #[test]
-fn what_is_moved_or_reaped_between_two_looks_is_not_accused() {
+fn changes_between_the_two_passes_are_not_reported() {
     for disks in Disks::each() {
         let world = &disks.world;
         let doom = |name: &str| {
@@ -366,7 +366,7 @@ fn what_is_moved_or_reaped_between_two_looks_is_not_accused() {
         };
         let file = |name: &str| disks.file(name, "A", b"content", Some(b"content"));
         let wanted = Wanted { checksums: true, ..wanted(&disks, LATER) };
-        // Removed after it was read of in the catalog, or after it was listed.
+        // Removed after it was read from the catalog, or after it was listed.
         for at in [Step::Replicas(1), Step::Files(1)] {
             file("f");
             doom("f");
@@ -380,7 +380,7 @@ fn what_is_moved_or_reaped_between_two_looks_is_not_accused() {
             assert!(reaped && !disks.place("A", "f").exists(), "{at:?}");
             assert_eq!(found, [], "{at:?}");
         }
-        // Marked but not yet removed, and back again under another lock of the catalog's.
+        // Missing in the first pass, and in another state before the second.
         file("g");
         std::fs::remove_file(disks.place("A", "g")).unwrap();
         let (found, _) = found_while(&disks, &wanted, |step| {
@@ -389,7 +389,7 @@ fn what_is_moved_or_reaped_between_two_looks_is_not_accused() {
             }
         });
         assert_eq!(found, []);
-        // It was another's, and that one finds it missing before it is looked at again.
+        // Missing in the first pass, and back before the second.
         world.change("UPDATE replicas SET state = 'A', updated_at = updated_at + 1");
         let (found, _) = found_while(&disks, &wanted, |step| {
             if *step == Step::Again(1) {
@@ -398,7 +398,7 @@ fn what_is_moved_or_reaped_between_two_looks_is_not_accused() {
         });
         assert_eq!(found, []);
         clean(&disks);
-        // A file without a replica that is registered, or goes, before it is looked at again.
+        // An unregistered file that is registered or removed before the second pass.
         for registered in [true, false] {
             let place = disks.place("A", "late");
             put(&place, b"content");
@@ -415,7 +415,7 @@ fn what_is_moved_or_reaped_between_two_looks_is_not_accused() {
                 "DELETE FROM replicas WHERE did_id = (SELECT id FROM dids WHERE name = 'late')",
             );
         }
-        // Who has heard enough is told no more.
+        // The check stops when the caller breaks off.
         std::fs::remove_file(disks.place("A", "g")).unwrap();
         put(&disks.folder("A").join("lost"), b"");
         let mut steps = 0;
@@ -429,7 +429,7 @@ fn what_is_moved_or_reaped_between_two_looks_is_not_accused() {
 }
 
 #[test]
-fn thousands_are_looked_at_by_few_questions() {
+fn thousands_of_files_need_few_queries() {
     for disks in Disks::each() {
         let world = &disks.world;
         let names: Vec<String> = (0..2_300).map(|at| format!("f{at}")).collect();
@@ -456,14 +456,14 @@ fn thousands_are_looked_at_by_few_questions() {
 }
 
 #[test]
-fn nothing_is_found_while_files_are_moved_and_reaped_all_the_time() {
+fn a_check_during_constant_copies_and_removals_finds_nothing() {
     for disks in Disks::each() {
         let world = &disks.world;
         let names: Vec<String> = (0..15).map(|at| format!("f{at}")).collect();
         for name in &names {
             disks.file(name, "A", name.as_bytes(), Some(name.as_bytes()));
         }
-        // Nothing counts as young: who is at a file must be known by the catalog alone.
+        // Without grace periods, only the catalog protects files under way.
         let wanted = Wanted { checksums: true, ..wanted(&disks, DAYS_LATER) };
         let (catalog, access) = (world.catalog.clone(), disks.access());
         let over = AtomicBool::new(false);

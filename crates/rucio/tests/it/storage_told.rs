@@ -1,4 +1,4 @@
-//! Storage compared with the catalog, as people and programs are told of it, and where it is elsewhere.
+//! Tests of the storage check's output as text and JSON, and of the check on S3 and WebDAV.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ struct Tree {
     command: Command,
 }
 
-/// What a command says and the code it ends with.
+/// The output of a command and its exit code.
 fn run(disks: &Disks, line: &str, format: Format) -> Result<(u8, String), String> {
     let words = std::iter::once("rules").chain(line.split_whitespace());
     let tree = Tree::try_parse_from(words).map_err(|error| error.to_string())?;
@@ -52,7 +52,7 @@ fn run(disks: &Disks, line: &str, format: Format) -> Result<(u8, String), String
 }
 
 #[test]
-fn people_and_programs_are_told_a_line_each_and_how_it_ended() {
+fn text_and_json_output_have_a_line_per_finding_and_a_summary() {
     for disks in Disks::each() {
         let world = &disks.world;
         world.rse("SILENT");
@@ -73,7 +73,7 @@ fn people_and_programs_are_told_a_line_each_and_how_it_ended() {
         world.change("UPDATE rse_usage SET files = files + 1 WHERE source <> 'x'");
         let (code, told) = table("check --storage --rse A").unwrap();
         assert!(code == 1 && told.starts_with("I7 RSE A"), "{told}");
-        // Counters are mended, and nothing in storage.
+        // Counters are repaired; storage is not changed.
         assert_eq!(table("check --repair --storage --rse A").unwrap(), (0, String::new()));
         assert_eq!(table("check --repair --storage").unwrap().0, 1);
         assert!(disks.folder("B").join("lost").exists());
@@ -117,7 +117,7 @@ fn keys() -> Credentials {
 }
 
 #[test]
-fn buckets_and_webdav_are_looked_at_both_ways_where_they_list_what_they_hold() {
+fn s3_and_listing_webdav_are_checked_in_both_directions() {
     for disks in Disks::each_with(&keys()) {
         let world = &disks.world;
         let roots = tempfile::tempdir().unwrap();
@@ -177,7 +177,7 @@ fn buckets_and_webdav_are_looked_at_both_ways_where_they_list_what_they_hold() {
                 );
             }
         }
-        // The folder of one lies within that of another.
+        // The prefix of one RSE lies within that of another.
         meant.extend(
             ["lost and/found ü", "s/.dav.part"].map(|path| format!("ORPHAN ROOT pool/a/{path}")),
         );
@@ -192,7 +192,7 @@ fn buckets_and_webdav_are_looked_at_both_ways_where_they_list_what_they_hold() {
 }
 
 #[test]
-fn only_who_may_do_everything_looks_at_storage() {
+fn only_privileged_accounts_may_check_storage() {
     let world = World::sqlite();
     let router = mainstay_rucio::router(service(&world));
     let caller =

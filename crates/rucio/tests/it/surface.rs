@@ -1,4 +1,4 @@
-//! The HTTP surface and the command line over it.
+//! Tests of the REST API and of the command line that uses it.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) struct Shell {
     runtime: tokio::runtime::Runtime,
 }
 
-/// The surface over a world.
+/// The REST API over a world.
 pub(crate) fn service(world: &World) -> Service {
     Service {
         catalog: world.catalog.clone(),
@@ -145,7 +145,7 @@ fn answers_have_the_statuses_and_classes_clients_know() {
     }
 }
 
-/// What a caller gets, by way of the mounted surface.
+/// Sends a request as a caller to the mounted REST API.
 pub(crate) fn as_account(
     world: &World,
     account: &str,
@@ -189,7 +189,7 @@ fn showing(
 }
 
 #[test]
-fn who_shows_what_nobody_knows_is_told_so() {
+fn unknown_credentials_are_refused_with_the_reason() {
     for world in World::each() {
         let (bearer, token) = (("authorization", "Bearer wrong"), ("x-rucio-auth-token", "wrong"));
         for (headers, account, status, said) in [
@@ -255,7 +255,7 @@ fn d16_owners_manage_their_own_rules() {
         let (got, text) = as_account(&world, account, method, &path, change.clone());
         assert_eq!(got, status, "{account} {method}: {text}");
     }
-    // What is softly deleted does not keep its key: the same rule can be asked for again.
+    // A softly deleted rule does not block a new one with the same key.
     let new = json!({"dids": [{"scope": "s", "name": "ds"}], "copies": 1, "rse_expression": "R1", "account": "jdoe"});
     let (status, text) = as_account(&world, "jdoe", "POST", "/rules/", new);
     assert_eq!(status, 201, "{text}");
@@ -264,7 +264,7 @@ fn d16_owners_manage_their_own_rules() {
 }
 
 #[test]
-fn what_is_known_of_a_dataset_is_shown_as_clients_expect() {
+fn datasets_are_shown_as_clients_expect() {
     for world in World::each() {
         world.f4();
         let files = world.dataset("ds", 3, 10, "R1");
@@ -290,7 +290,7 @@ fn what_is_known_of_a_dataset_is_shown_as_clients_expect() {
             ("R2".to_owned(), 2, "UNAVAILABLE".to_owned()),
         ];
         assert_eq!(held, expected);
-        // An RSE tells the same of its datasets, whether they are locked there or not.
+        // The listing of an RSE shows the same, whether the dataset is locked there or not.
         world.rule("ds", 1, "R1", Grouping::Dataset);
         for (rse, line) in ["R1", "R2"].into_iter().zip(text.lines()) {
             let (status, told) = shell.call("GET", &format!("/replicas/rse/{rse}"), Value::Null);
@@ -306,7 +306,7 @@ fn what_is_known_of_a_dataset_is_shown_as_clients_expect() {
 }
 
 #[test]
-fn a_list_that_is_longer_than_what_may_wait_for_its_reader_comes_whole() {
+fn a_list_larger_than_the_stream_buffer_is_complete() {
     for world in World::each() {
         world.rse("A");
         world.dataset("long", 3_000, 10, "A");
@@ -321,7 +321,7 @@ fn a_list_that_is_longer_than_what_may_wait_for_its_reader_comes_whole() {
 }
 
 #[test]
-fn what_is_unknown_is_said_before_a_long_list_begins() {
+fn unknown_names_fail_before_a_list_is_streamed() {
     for world in World::each() {
         world.rse("R1");
         let names: Vec<String> = (0..1_000).map(|at| format!("f{at}")).collect();

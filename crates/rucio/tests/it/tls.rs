@@ -1,4 +1,4 @@
-//! TLS to a real PostgreSQL: as much is asked of its certificate as `sslmode` says.
+//! Tests of TLS to a real PostgreSQL: `sslmode` decides how its certificate is verified.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
@@ -8,7 +8,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
 use crate::world::postgres;
 
-/// An authority, and a certificate of it for `localhost`.
+/// An authority and its certificate for `localhost`.
 pub(crate) struct Certified {
     pub(crate) authority: String,
     pub(crate) certificate: String,
@@ -28,7 +28,7 @@ pub(crate) fn certified() -> Certified {
 }
 
 #[test]
-fn a_certificate_is_judged_as_far_as_was_asked() {
+fn sslmode_decides_how_the_certificate_is_verified() {
     let Some(other) = postgres() else { return };
     // The database's own user must own the key.
     let owner = std::fs::metadata(other.folder()).unwrap();

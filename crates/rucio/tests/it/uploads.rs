@@ -1,5 +1,5 @@
-//! Files that people put on RSEs and fetch from there by themselves: what others count is never
-//! removed or written over, and what cannot be done is refused before anything is touched.
+//! Tests of `upload` and `download`: they never remove or overwrite a registered file, and refuse
+//! impossible requests before they write.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,19 +24,19 @@ struct Tree {
     command: Command,
 }
 
-/// What happens at the moment a file is registered.
+/// An event during the registration of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
     Nothing,
-    /// Another one registers the same file first.
+    /// Another client registers the same file first.
     Registered,
     /// A rule wants the file there, and its transfer is under way.
     Asked,
-    /// The catalog takes it, and the answer is lost.
+    /// The catalog registers it, and the answer is lost.
     AnswerLost,
     /// The registration is refused.
     Refused,
-    /// The server is gone, and does not come back.
+    /// The server is down and stays down.
     Gone,
 }
 
@@ -98,7 +98,7 @@ impl Remote for Meddled {
     }
 }
 
-/// What a command says and the code it ends with, or why it failed.
+/// The output of a command and its exit code, or its error.
 fn run_with(disks: &Disks, line: &str, meanwhile: Meanwhile) -> Result<(u8, String), String> {
     let words = std::iter::once("rules").chain(line.split_whitespace());
     let tree = Tree::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
@@ -123,7 +123,7 @@ fn local(folder: &Path, name: &str, content: &str) -> PathBuf {
 }
 
 #[test]
-fn an_upload_removes_its_file_only_where_the_catalog_does_not_count_it() {
+fn a_failed_upload_removes_only_unregistered_files() {
     let cases = [
         (Meanwhile::Nothing, "", true),
         (Meanwhile::Registered, "", true),
@@ -149,14 +149,14 @@ fn an_upload_removes_its_file_only_where_the_catalog_does_not_count_it() {
             }
             assert_eq!(disks.place("A", &name).exists(), *stays, "{meanwhile:?}");
         }
-        // What was left when the server went is found by whoever does it again.
+        // A repeated upload finds the file that was left when the server went down.
         let line = format!("upload A --scope s {}", folder.path().join("f5").display());
         assert_eq!(run(&disks, &line), Ok((0, "s:f5\n".to_owned())));
     }
 }
 
 #[test]
-fn what_is_there_already_is_done_and_the_rest_goes_on() {
+fn repeated_uploads_skip_finished_files() {
     for disks in Disks::each() {
         let world = &disks.world;
         let folder = tempfile::tempdir().unwrap();
@@ -170,7 +170,7 @@ fn what_is_there_already_is_done_and_the_rest_goes_on() {
         assert_eq!(attached(), 2);
         assert_eq!(run(&disks, &both).unwrap().0, 0);
         assert_eq!(attached(), 2);
-        // One with another content is refused; it holds up nobody, and nothing is written over.
+        // A file with other content is refused; the others go on, and no file is overwritten.
         std::fs::write(&one, "ONE").unwrap();
         let all = format!("upload A --scope s --dataset s:ds {one} {three}");
         assert_eq!(run(&disks, &all), Ok((1, "s:three\n".to_owned())));
@@ -179,9 +179,9 @@ fn what_is_there_already_is_done_and_the_rest_goes_on() {
         assert!(said.contains("s:one is registered with another content"), "{said}");
         let said = run(&disks, &format!("upload B --scope s {one}")).unwrap_err();
         assert!(said.contains("s:one is registered with another content"), "{said}");
-        // Another copy of what is known elsewhere is taken.
+        // A further copy of a file known on another RSE is accepted.
         assert_eq!(run(&disks, &format!("upload B --scope s {two}")).unwrap().0, 0);
-        // What is on its way there is left to who brings it.
+        // A file that is being copied there is left to its worker.
         world.rule("two", 1, "C", Grouping::None);
         let said = run(&disks, &format!("upload C --scope s {two}")).unwrap_err();
         assert!(said.contains("s:two on C is registered already, and is COPYING"), "{said}");
@@ -191,7 +191,7 @@ fn what_is_there_already_is_done_and_the_rest_goes_on() {
 }
 
 #[test]
-fn an_upload_that_cannot_be_is_refused_before_anything_is_written() {
+fn impossible_uploads_are_refused_before_any_write() {
     for disks in Disks::each().into_iter().take(1) {
         let world = &disks.world;
         let folder = tempfile::tempdir().unwrap();
@@ -228,7 +228,7 @@ fn an_upload_that_cannot_be_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn a_download_replaces_nothing_that_it_is_not_told_to() {
+fn a_download_replaces_files_only_with_force() {
     for disks in Disks::each().into_iter().take(1) {
         let folder = tempfile::tempdir().unwrap();
         disks.file("f", "A", b"content", Some(b"content"));
@@ -236,7 +236,7 @@ fn a_download_replaces_nothing_that_it_is_not_told_to() {
         let place = folder.path().join("s/f");
         let said = format!("{}\n", place.display());
         assert_eq!(run(&disks, &line), Ok((0, said.clone())));
-        // The same again is found.
+        // The same file again is found, not fetched.
         std::fs::remove_file(disks.place("A", "f")).unwrap();
         assert_eq!(run(&disks, &line), Ok((0, said.clone())));
         std::fs::write(disks.place("A", "f"), "content").unwrap();
@@ -251,7 +251,7 @@ fn a_download_replaces_nothing_that_it_is_not_told_to() {
 }
 
 #[test]
-fn a_table_of_transfers_names_files_in_full_unless_they_are_very_long() {
+fn the_table_of_transfers_shortens_only_very_long_names() {
     for disks in Disks::each().into_iter().take(1) {
         let long = "x".repeat(200);
         for name in ["f", &long] {
@@ -266,7 +266,7 @@ fn a_table_of_transfers_names_files_in_full_unless_they_are_very_long() {
 }
 
 #[test]
-fn a_daemon_of_the_judge_is_run_only_once_from_here() {
+fn judge_daemons_from_the_command_line_need_once() {
     let error = Tree::try_parse_from(["rules", "judge", "reaper"]).err().unwrap();
     assert!(error.to_string().contains("--once"), "{error}");
     assert!(Tree::try_parse_from(["rules", "judge", "reaper", "--once"]).is_ok());

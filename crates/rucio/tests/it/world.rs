@@ -1,4 +1,4 @@
-//! A small world to test in: RSEs, accounts, files and rules on either database.
+//! Test fixture: a catalog with RSEs, accounts, files and rules, on SQLite or PostgreSQL.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use rand::rngs::SmallRng;
 
 pub(crate) const START: Micros = 1_800_000_000 * SECOND;
 
-/// The PostgreSQL all tests share. Without one the tests say so; with CI set they fail.
+/// The PostgreSQL that all tests share. Without one the tests print a note; with CI set they fail.
 pub(crate) fn postgres() -> Option<&'static PrivatePostgres> {
     static SERVER: OnceLock<Option<PrivatePostgres>> = OnceLock::new();
     SERVER
@@ -55,7 +55,7 @@ static MAKING: Mutex<()> = Mutex::new(());
 
 impl World {
     pub(crate) fn sqlite() -> Self {
-        // Memory is as good as a disk here: what a crash leaves behind is tested elsewhere.
+        // Memory suffices: other tests cover crashes.
         let shared = std::path::Path::new("/dev/shm");
         let folder =
             if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() }
@@ -68,7 +68,7 @@ impl World {
         Self::open(Self::nothing_on(server), None)
     }
 
-    /// Where a catalog can be that is not there yet.
+    /// The URL of an empty schema.
     pub(crate) fn nothing_on(server: &PrivatePostgres) -> String {
         let schema = format!("t{}", SCHEMAS.fetch_add(1, Ordering::Relaxed));
         let making = MAKING.lock().unwrap();
@@ -77,7 +77,7 @@ impl World {
         server.url(&schema)
     }
 
-    /// A world on a catalog of one's own.
+    /// A world on the catalog at this URL.
     pub(crate) fn at(url: &str) -> Self {
         Self::open(url.to_owned(), None)
     }
@@ -99,7 +99,7 @@ impl World {
         world
     }
 
-    /// One world for each database there is.
+    /// One world for each available database.
     pub(crate) fn each() -> Vec<Self> {
         let mut worlds = vec![Self::sqlite()];
         worlds.extend(postgres().map(Self::on));

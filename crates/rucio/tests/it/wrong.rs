@@ -1,5 +1,5 @@
-//! What is said wrongly is refused by a name that clients know, and what is said rightly is not passed
-//! over: nothing in a request goes unread.
+//! Tests that invalid requests fail with an exception that clients know, and that every valid field of
+//! a request takes effect.
 
 use mainstay_rules::api::{DidType, Grouping};
 use mainstay_rules::rse::RseSettings;
@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use crate::surface::Shell;
 use crate::world::World;
 
-/// An answer that is a list.
+/// The lines of a successful answer.
 fn lines(answer: (u16, String)) -> Vec<Value> {
     assert_eq!(answer.0, 200, "{}", answer.1);
     answer.1.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A body with one field more, or another one.
+/// A body with one field added or replaced.
 fn with(body: &Value, key: &str, value: Value) -> Value {
     let mut body = body.clone();
     body[key] = value;
@@ -30,7 +30,7 @@ fn furnished(world: &World) -> String {
 }
 
 #[test]
-fn a_field_of_the_wrong_kind_is_refused_wherever_it_is() {
+fn fields_of_the_wrong_type_are_refused_on_every_path() {
     for world in World::each() {
         let uuid = furnished(&world);
         let shell = Shell::over(&world);
@@ -195,7 +195,7 @@ fn a_field_of_the_wrong_kind_is_refused_wherever_it_is() {
 }
 
 #[test]
-fn what_cannot_be_done_is_not_said_to_be_done() {
+fn unsupported_operations_return_errors() {
     for world in World::each() {
         furnished(&world);
         let shell = Shell::over(&world);
@@ -297,7 +297,7 @@ fn what_cannot_be_done_is_not_said_to_be_done() {
 }
 
 #[test]
-fn what_an_rse_holds_can_always_be_counted() {
+fn sizes_that_would_overflow_sums_are_refused() {
     for world in World::each() {
         world.f4();
         let shell = Shell::over(&world);
@@ -316,7 +316,7 @@ fn what_an_rse_holds_can_always_be_counted() {
         }
         let found = lines(shell.call("GET", "/rses/R1/usage?source=rucio", Value::Null));
         assert_eq!(found[0]["used"], json!(1_i64 << 60));
-        // The same files in ten datasets are more than can be summed up.
+        // The same files in ten datasets would overflow the sum.
         let files: Vec<String> = (0..1_024).map(|at| format!("f{at}")).collect();
         world.collection("c", DidType::Container);
         for at in 0..10 {
@@ -332,7 +332,7 @@ fn what_an_rse_holds_can_always_be_counted() {
 }
 
 #[test]
-fn accounts_are_listed_by_what_they_have_and_by_their_attributes() {
+fn accounts_are_filtered_by_fields_and_attributes() {
     for world in World::each() {
         let shell = Shell::over(&world);
         let say = |method: &str, path: &str, body: Value| {
@@ -368,7 +368,7 @@ fn accounts_are_listed_by_what_they_have_and_by_their_attributes() {
 }
 
 #[test]
-fn metadata_goes_down_and_is_inherited_where_that_is_asked_for() {
+fn metadata_is_set_recursively_and_inherited_on_request() {
     for world in World::each() {
         furnished(&world);
         let shell = Shell::over(&world);
@@ -397,7 +397,7 @@ fn metadata_goes_down_and_is_inherited_where_that_is_asked_for() {
 }
 
 #[test]
-fn what_is_said_of_new_files_is_kept() {
+fn metadata_of_new_files_is_stored() {
     for world in World::each() {
         world.f4();
         world.rse_with("FULL", &RseSettings { write: false, ..RseSettings::default() });
@@ -427,7 +427,7 @@ fn what_is_said_of_new_files_is_kept() {
 }
 
 #[test]
-fn replicas_are_listed_as_they_are_asked_for() {
+fn replica_listings_obey_every_parameter() {
     for world in World::each() {
         world.f4();
         world.dataset("ds", 1, 10, "R1");
@@ -469,7 +469,7 @@ fn replicas_are_listed_as_they_are_asked_for() {
 }
 
 #[test]
-fn a_folder_is_one_of_this_machine_and_never_the_root_of_it() {
+fn folder_protocols_are_local_and_never_the_root_folder() {
     for world in World::each() {
         world.rse("R");
         let shell = Shell::over(&world);
@@ -489,14 +489,14 @@ fn a_folder_is_one_of_this_machine_and_never_the_root_of_it() {
             let right = said.is_none_or(|said| text.contains(said) && text.contains("file:///F"));
             assert!(right, "{body}: {text}");
         }
-        // Elsewhere both mean something.
+        // Other schemes allow both.
         let body = json!({"hostname": "srv", "prefix": "/"});
         assert_eq!(shell.call("POST", "/rses/R/protocols/davs", body).0, 201);
         let way = "/rses/R/protocols/file/localhost/2";
         for body in [json!({"prefix": "/"}), json!({"hostname": "srv"})] {
             assert_eq!(shell.call("PUT", way, body).0, 409);
         }
-        // What was taken before stays, and can be ranked.
+        // Protocols registered earlier stay, and their ranks can change.
         world.change("UPDATE rse_protocols SET prefix = '/' WHERE scheme = 'file' AND port = 2");
         world.attribute("R", "looked", "again");
         let ranks = json!({"domains": {"wan": {"read": 3}}});

@@ -1,4 +1,4 @@
-//! Adding rules.
+//! Cases about adding rules.
 
 use std::collections::BTreeMap;
 

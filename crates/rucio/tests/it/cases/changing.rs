@@ -1,4 +1,4 @@
-//! Updating, moving and reducing; data identifiers, replicas and the reaper.
+//! Cases about updating, moving and reducing rules, and about data identifiers, replicas and the reaper.
 
 use std::collections::BTreeMap;
 

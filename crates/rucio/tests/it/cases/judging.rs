@@ -1,4 +1,4 @@
-//! Deleting, evaluating, transferring, repairing, injecting and cleaning.
+//! Cases about deleting, evaluating, transferring, repairing, injecting and cleaning.
 
 use std::collections::BTreeSet;
 
@@ -313,7 +313,7 @@ pub(super) fn repa_07(world: &World) {
     world.advance(15 * 86_400);
     world.judge(Daemon::Repairer);
     assert_eq!(world.get(&uuid).state, RuleState::Suspended);
-    // Given up by the repairer, well as soon as the copy is there.
+    // The repairer suspended the rule; it becomes OK as soon as the copy arrives.
     world.succeed(&["ds-0"], "R1");
     assert_eq!(world.state(&uuid), "OK 1/0/0");
 }

@@ -1,4 +1,4 @@
-//! Choosing RSEs.
+//! Cases about choosing RSEs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
