@@ -1,9 +1,11 @@
-//! Where a PostgreSQL is and how it is spoken to: `postgres://…` or `host=…`, as libpq reads them.
+//! Parses PostgreSQL addresses (`postgres://…` or `host=…`, as libpq reads them) and makes TLS
+//! connections.
 //!
-//! `sslmode` says how much is asked of the connection: `disable`; `prefer` (the default: TLS where
-//! the server has it, whoever it is); `require` (TLS); `verify-ca` (TLS, with a certificate of an
-//! authority we trust); `verify-full` (and for the name we asked for). Authorities are those in the
-//! file `sslrootcert`, else the machine's. With `sslrootcert`, `require` verifies like `verify-ca`.
+//! `sslmode` is one of `disable`; `prefer` (the default: TLS if the server offers it, with any
+//! certificate); `require` (TLS with any certificate); `verify-ca` (TLS with a certificate of a
+//! trusted authority); `verify-full` (the certificate must also be for the requested host name).
+//! Authorities come from the file `sslrootcert`, else from the machine. With `sslrootcert`,
+//! `require` verifies like `verify-ca`.
 
 use std::io;
 use std::pin::Pin;
@@ -24,15 +26,18 @@ use tokio_postgres::{Client, Connection, Socket};
 
 use crate::error::{Error, Result};
 
-/// How much is asked of a server's certificate.
+/// How a server's certificate is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trust {
-    Anybody,
+    /// Any certificate is accepted.
+    Unverified,
+    /// A trusted authority must have signed it.
     Authority,
-    Name,
+    /// It must also be for the requested host name.
+    AuthorityAndName,
 }
 
-/// A PostgreSQL, ready to be connected to.
+/// The parsed address of a PostgreSQL database.
 #[derive(Clone)]
 pub(crate) struct Address {
     config: tokio_postgres::Config,
@@ -40,23 +45,23 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Whether a text names a PostgreSQL.
-    pub(crate) fn is_meant(text: &str) -> bool {
+    /// Whether an address is one of PostgreSQL.
+    pub(crate) fn is_postgres(text: &str) -> bool {
         ["postgres://", "postgresql://", "host="].iter().any(|start| text.starts_with(start))
     }
 
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        let Asked { rest, mode, authorities } = Asked::read(text);
+        let SplitAddress { rest, mode, authorities } = SplitAddress::read(text);
         let wrong = |why: String| Error::Catalog { address: masked(text), why };
         let mut config: tokio_postgres::Config = rest
             .parse()
             .map_err(|error: tokio_postgres::Error| wrong(crate::postgres::with_cause(&error)))?;
         let (mode, trust) = match (mode.as_deref().unwrap_or("prefer"), &authorities) {
-            ("disable", _) => (SslMode::Disable, Trust::Anybody),
-            ("allow" | "prefer", _) => (SslMode::Prefer, Trust::Anybody),
-            ("require", None) => (SslMode::Require, Trust::Anybody),
+            ("disable", _) => (SslMode::Disable, Trust::Unverified),
+            ("allow" | "prefer", _) => (SslMode::Prefer, Trust::Unverified),
+            ("require", None) => (SslMode::Require, Trust::Unverified),
             ("require", Some(_)) | ("verify-ca", _) => (SslMode::Require, Trust::Authority),
-            ("verify-full", _) => (SslMode::Require, Trust::Name),
+            ("verify-full", _) => (SslMode::Require, Trust::AuthorityAndName),
             (other, _) => {
                 let known = "disable, prefer, require, verify-ca or verify-full";
                 return Err(wrong(format!("sslmode is {known}, not {other:?}")));
@@ -74,15 +79,16 @@ impl Address {
     }
 }
 
-/// What of an address is ours to read, and what the driver reads.
+/// An address, split into the TLS options that are handled here and the rest, which the driver
+/// reads.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct SplitAddress {
     rest: String,
     mode: Option<String>,
     authorities: Option<String>,
 }
 
-impl Asked {
+impl SplitAddress {
     fn read(text: &str) -> Self {
         let (before, mut options, between, is_url) = match text.split_once('?') {
             Some((before, query)) => (format!("{before}?"), query.split('&').collect(), "&", true),
@@ -138,7 +144,7 @@ impl Tls {
     }
 }
 
-/// Judges a server's certificate as far as was asked.
+/// Verifies a server's certificate as [`Trust`] requires.
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
@@ -152,8 +158,8 @@ impl Verifier {
         authorities: Option<&str>,
         provider: &Arc<CryptoProvider>,
     ) -> std::result::Result<Self, String> {
-        let (provider, name) = (Arc::clone(provider), trust == Trust::Name);
-        if trust == Trust::Anybody {
+        let (provider, name) = (Arc::clone(provider), trust == Trust::AuthorityAndName);
+        if trust == Trust::Unverified {
             return Ok(Self { provider, chain: None, name });
         }
         let mut roots = RootCertStore::empty();
@@ -173,9 +179,7 @@ impl Verifier {
             }
         }
         if roots.is_empty() {
-            return Err(
-                "there is no certificate authority to trust; name one with sslrootcert".into()
-            );
+            return Err("no trusted certificate authority found; name one with sslrootcert".into());
         }
         let builder =
             WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
@@ -184,7 +188,7 @@ impl Verifier {
     }
 }
 
-/// Signatures are judged as the provider does, in either version of TLS.
+/// Verifies signatures with the provider's algorithms, in either version of TLS.
 macro_rules! signatures {
     ($version:ident) => {
         fn $version(
@@ -213,7 +217,7 @@ impl ServerCertVerifier for Verifier {
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !self.name => Ok(ServerCertVerified::assertion()),
-            judged => judged,
+            verified => verified,
         }
     }
 
@@ -231,14 +235,14 @@ impl MakeTlsConnect<Socket> for Tls {
     type Error = io::Error;
 
     fn make_tls_connect(&mut self, host: &str) -> io::Result<Handshake> {
-        // Sockets of this machine have no name; the server does not offer TLS there.
+        // Unix sockets have no host name; the server does not offer TLS on them.
         let host = if host.is_empty() { "localhost" } else { host };
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         Ok(Handshake { config: Arc::clone(&self.0), name })
     }
 }
 
-/// One handshake to be.
+/// A TLS handshake that has not started yet.
 pub(crate) struct Handshake {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
@@ -299,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ours_is_taken_out_of_an_address() {
+    fn tls_options_are_removed_from_the_address() {
         for (text, rest, mode, authorities) in [
             ("postgres://u@h/d", "postgres://u@h/d", None, None),
             (
@@ -310,16 +314,16 @@ mod tests {
             ),
             ("host=h sslmode=require dbname=d", "host=h dbname=d", Some("require"), None),
         ] {
-            let asked = Asked::read(text);
+            let split = SplitAddress::read(text);
             assert_eq!(
-                (asked.rest.as_str(), asked.mode.as_deref(), asked.authorities.as_deref()),
+                (split.rest.as_str(), split.mode.as_deref(), split.authorities.as_deref()),
                 (rest, mode, authorities)
             );
         }
     }
 
     #[test]
-    fn an_address_that_is_not_understood_is_refused_without_its_password() {
+    fn errors_for_invalid_addresses_do_not_contain_the_password() {
         for text in [
             "postgres://u:secret@h/d?sslmode=maybe",
             "postgres://u:secret@h/d?sslmode=verify-full&sslrootcert=/nonexistent",

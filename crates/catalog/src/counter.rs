@@ -3,32 +3,32 @@
 //! SQLite replays its write-ahead log up to the first frame that is not as it was written, and
 //! takes that for the end: a flipped byte in the middle silently undoes every commit behind it. So
 //! each commit that changes something has a number, a row of the catalog, and the number is also
-//! written to a small file beside the catalog, after the commit is durable and before anybody is
-//! answered. A catalog with a lower number than this file has lost acknowledged commits.
+//! written to a small file beside the catalog, after the commit is durable and before it is
+//! acknowledged. A catalog with a lower number than this file has lost acknowledged commits.
 //!
-//! The write is not synced: `kill -9` does not undo it, and after a power cut the file may be behind
-//! the catalog, so that fewer lost commits are noticed, but never one too many. Even and odd numbers
-//! have a place each, so that one torn or damaged place leaves the other. Several processes may
-//! write: each only numbers that are durable.
+//! The write is not synced: `kill -9` does not undo it. After a power cut the file may be behind
+//! the catalog, so that some lost commits go unnoticed; an intact catalog is never reported as
+//! damaged. Even and odd numbers have an entry each, so that one torn or damaged entry leaves the
+//! other. Several processes may write: each only numbers that are durable.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The places stand in different sectors.
+/// The offsets of the two entries, in different sectors.
 const PLACES: [u64; 2] = [0, 512];
 /// The length of an entry: twenty digits, a space, the checksum, a line feed.
 const ENTRY: usize = 30;
 
-/// What the file says.
+/// The content of the counter file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// There is no file, or it has never been written to.
     Absent,
     /// The commit of this number was acknowledged.
     Acknowledged(u64),
-    /// There is something, and no place of it is as it was written.
+    /// The file has content, but no valid entry.
     Damaged,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Counter {
     failing: bool,
 }
 
-/// Where the counter of a catalog is.
+/// The path of a catalog's counter file.
 pub(super) fn path(catalog: &Path) -> PathBuf {
     super::opening::beside(catalog, ".acknowledged")
 }
@@ -59,7 +59,7 @@ pub(super) fn read(catalog: &Path) -> io::Result<Reading> {
     })
 }
 
-/// Forgets the counter of a catalog that is about to be filled anew.
+/// Removes the counter of a catalog that is about to be restored.
 pub(super) fn remove(catalog: &Path) -> io::Result<()> {
     match std::fs::remove_file(path(catalog)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -68,7 +68,7 @@ pub(super) fn remove(catalog: &Path) -> io::Result<()> {
 }
 
 impl Counter {
-    /// Opens the counter of a catalog as it is.
+    /// Opens the counter of a catalog without changing it.
     pub(super) fn open(catalog: &Path) -> io::Result<Self> {
         let mut options = File::options();
         let options = options.create(true).truncate(false).write(true).mode(0o600);
@@ -87,12 +87,12 @@ impl Counter {
         Ok(counter)
     }
 
-    /// Notes a commit that is durable and about to be acknowledged.
+    /// Records a commit that is durable and about to be acknowledged.
     pub(super) fn note(&mut self, number: u64) {
         let place = PLACES[usize::from(number % 2 == 1)];
         match self.file.write_all_at(entry(number).as_bytes(), place) {
             Ok(()) => self.failing = false,
-            // It is behind then, and fewer lost commits would be noticed.
+            // The counter then lags behind, so that fewer lost commits can be detected.
             Err(error) if !self.failing => {
                 self.failing = true;
                 tracing::warn!(%error, "writing the catalog's counter of acknowledged commits failed");
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_number_noted_is_read_back_and_one_damaged_place_is_survived() {
+    fn the_last_number_is_read_back_even_if_one_entry_is_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let catalog = folder.path().join("catalog.db");
         assert_eq!(read(&catalog).unwrap(), Reading::Absent);

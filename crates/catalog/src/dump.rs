@@ -1,17 +1,18 @@
-//! The catalog as text, for backups: every table, row by row, at one moment.
+//! Writes the catalog as text, for backups: every table, row by row, from one snapshot.
 //!
-//! Each table begins with a line that names its columns, their types and the last number it gave;
-//! each row is a JSON array. Both databases write the same lines, so that either reads what the
-//! other wrote. No table refers to another by a foreign key, so their order does not matter. Rows
-//! are handed on as they are read: a catalog of any size takes little memory.
+//! Each table begins with a line that names its columns, their types and the highest number it has
+//! assigned; each row is a JSON array. SQLite and PostgreSQL write the same format, so that a dump
+//! of one can be restored into the other. No table has a foreign key, so their order does not
+//! matter. Rows are streamed: a catalog of any size takes little memory.
 //!
-//! The moment is that of a read transaction on a connection of its own. While it begins, writers
-//! are held back: on SQLite by taking the one writer's turn, on PostgreSQL by a lock that every
-//! writing transaction, of whichever server, takes a share in. They are held until the objects'
-//! moment is fixed too, for [`HOLD`] at most. If a long transaction does not let the lock go in
-//! that time, or the objects take longer, the backup says that the two moments may differ.
+//! The snapshot is a read transaction on a connection of its own. While it begins, writers are
+//! paused: on SQLite by taking the single writer's turn, on PostgreSQL by an advisory lock that
+//! every writing transaction of every server takes in shared mode. They stay paused until the
+//! snapshot of the object store is taken too, for [`HOLD`] at most. If a long transaction does not
+//! release the lock in that time, or the object store takes longer, the backup records that the two
+//! snapshots may differ (`oneMoment` is false).
 //!
-//! Enter at [`Catalog::hold_for_dump`]; [`super::load`] reads what was written.
+//! Enter at [`Catalog::hold_for_dump`]; [`super::load`] reads dumps.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc as sync_mpsc};
@@ -29,27 +30,27 @@ use super::{Backend, Catalog, schema};
 use crate::error::{Error, Result};
 use crate::values;
 
-/// How long writers are held back at most.
+/// The longest time for which writers are paused.
 pub const HOLD: Duration = Duration::from_secs(1);
 
-/// About how many bytes are handed on at once, and how many pieces wait.
+/// The approximate size of a piece of output in bytes, and how many pieces may wait for the reader.
 const PIECE: usize = 64 << 10;
 const PIECES: usize = 4;
 
-/// Tables that concern running servers alone.
+/// Tables that are not dumped: they describe running servers only.
 pub(super) const LEFT_OUT: [&str; 1] = ["judges"];
 
-/// Why a dump ended early.
-const GIVEN_UP: &str = "the reader has gone away";
+/// The error of a dump whose reader disconnected.
+const DISCONNECTED: &str = "the reader of the dump disconnected";
 
-/// A dump whose moment is fixed. Dropping it lets writers go on and ends the dump.
+/// A dump whose snapshot is taken. Dropping it resumes writers and ends the dump.
 #[derive(Debug)]
 pub struct Held {
     schema: i64,
     backend: &'static str,
-    /// Whether writers were held back from the start.
+    /// Whether writers were paused when the snapshot was taken.
     held: bool,
-    /// Set before writers go on by themselves.
+    /// Set before writers resume because [`HOLD`] has passed.
     expired: Arc<AtomicBool>,
     release: sync_mpsc::SyncSender<()>,
     lines: mpsc::Receiver<std::result::Result<Bytes, String>>,
@@ -58,18 +59,19 @@ pub struct Held {
 /// A dump that can be read.
 #[derive(Debug)]
 pub struct Dump {
-    /// The schema, the database it came from, and whether it shows the moment of the objects.
+    /// The schema, the database it came from, and whether its snapshot matches that of the object
+    /// store.
     pub about: Json,
     /// Pieces of whole lines.
     pub lines: mpsc::Receiver<std::result::Result<Bytes, String>>,
 }
 
 impl Held {
-    /// Lets writers go on and the dump begin.
+    /// Resumes writers and starts the dump.
     #[must_use]
     pub fn release(self) -> Dump {
         let one_moment = self.held && !self.expired.load(Ordering::Acquire);
-        // A dump that has ended says why where its lines are read.
+        // A dump that has failed already returns its error through `lines`.
         let _ = self.release.try_send(());
         let about = json!({
             "schema": self.schema, "backend": self.backend, "oneMoment": one_moment,
@@ -78,81 +80,88 @@ impl Held {
     }
 }
 
-/// The thread's side of a dump.
-struct Teller {
+/// The side of a dump that its thread holds: reports the snapshot and waits for the release.
+struct DumpControl {
     begun: Option<oneshot::Sender<Result<(i64, bool)>>>,
     released: sync_mpsc::Receiver<()>,
     expired: Arc<AtomicBool>,
-    given_up: bool,
+    cancelled: bool,
 }
 
-impl Teller {
-    /// Says that the moment is fixed, and waits until it need not be held any longer.
+impl DumpControl {
+    /// Reports that the snapshot is taken, and waits for the release, for [`HOLD`] at most.
     fn wait(&mut self, schema: i64, held: bool) {
         if let Some(begun) = self.begun.take() {
-            self.given_up = begun.send(Ok((schema, held))).is_err();
+            self.cancelled = begun.send(Ok((schema, held))).is_err();
         }
         match self.released.recv_timeout(HOLD) {
             Ok(()) => {}
             Err(sync_mpsc::RecvTimeoutError::Timeout) => {
                 self.expired.store(true, Ordering::Release)
             }
-            Err(sync_mpsc::RecvTimeoutError::Disconnected) => self.given_up = true,
+            Err(sync_mpsc::RecvTimeoutError::Disconnected) => self.cancelled = true,
         }
     }
 
-    /// Waits for what [`Teller::wait`] did not wait for.
-    fn wait_on(&mut self) {
+    /// Waits for the release if [`DumpControl::wait`] timed out.
+    fn wait_until_released(&mut self) {
         if self.expired.load(Ordering::Acquire) && self.released.recv_timeout(HOLD * 60).is_err() {
-            self.given_up = true;
+            self.cancelled = true;
         }
     }
 }
 
 impl Catalog {
-    /// Fixes the moment a dump shows, and holds writers back until [`Held::release`].
+    /// Takes the snapshot of a dump, and pauses writers until [`Held::release`].
     ///
     /// # Errors
-    /// Whatever the database says.
+    /// Errors of the database.
     pub async fn hold_for_dump(&self) -> Result<Held> {
         let (begun, beginning) = oneshot::channel();
         let (release, released) = sync_mpsc::sync_channel(1);
         let (pieces, lines) = mpsc::channel(PIECES);
         let expired = Arc::new(AtomicBool::new(false));
-        let mut teller =
-            Teller { begun: Some(begun), released, expired: expired.clone(), given_up: false };
+        let mut control = DumpControl {
+            begun: Some(begun),
+            released,
+            expired: expired.clone(),
+            cancelled: false,
+        };
         let catalog = self.clone();
         // A thread of its own: a dump lasts as long as its reader takes.
         let spawned =
             std::thread::Builder::new().name("catalog-dump".to_owned()).spawn(move || {
-                let dumped = catalog.dump(&mut teller, &pieces);
+                let dumped = catalog.dump(&mut control, &pieces);
                 if let Err(error) = catalog.inner.health.note(false, dumped) {
-                    match teller.begun.take() {
+                    match control.begun.take() {
                         Some(begun) => drop(begun.send(Err(error))),
                         None => drop(pieces.blocking_send(Err(error.to_string()))),
                     }
                 }
             });
-        spawned.map_err(|error| Error::Database(format!("no thread for the dump: {error}")))?;
-        let ended = || Error::Database("the dump ended before it began".to_owned());
+        spawned.map_err(|error| {
+            Error::Database(format!("cannot start a thread for the dump: {error}"))
+        })?;
+        let ended =
+            || Error::Database("the thread of the dump ended before it took a snapshot".to_owned());
         let (schema, held) = beginning.await.map_err(|_| ended())??;
         Ok(Held { schema, backend: self.backend(), held, expired, release, lines })
     }
 
-    /// Fixes the moment, waits, and writes every table.
-    fn dump(&self, teller: &mut Teller, pieces: &Pieces) -> Result<()> {
+    /// Takes the snapshot, waits for the release, and writes every table.
+    fn dump(&self, control: &mut DumpControl, pieces: &Pieces) -> Result<()> {
         match &self.inner.backend {
             Backend::Sqlite { writer, path, .. } => {
                 let mut reader = Sqlite::open_reader(path)?;
                 let fix = |_: &mut Sqlite| {
                     reader.begin(Mode::Read)?;
                     let schema = schema::version(&mut reader)?;
-                    teller.wait(schema, true);
+                    control.wait(schema, true);
                     Ok(())
                 };
                 writer.run(fix)?;
-                teller.wait_on();
-                write_all(&mut reader, teller, pieces)
+                control.wait_until_released();
+                write_all(&mut reader, control, pieces)
             }
             Backend::Postgres { address, .. } => {
                 let mut reader = Postgres::connect(address)?;
@@ -174,11 +183,11 @@ impl Catalog {
                 };
                 reader.begin(Mode::Read)?;
                 let schema = schema::version(&mut reader)?;
-                teller.wait(schema, held);
+                control.wait(schema, held);
                 holder.rollback();
                 drop(holder);
-                teller.wait_on();
-                write_all(&mut reader, teller, pieces)
+                control.wait_until_released();
+                write_all(&mut reader, control, pieces)
             }
         }
     }
@@ -186,9 +195,9 @@ impl Catalog {
 
 type Pieces = mpsc::Sender<std::result::Result<Bytes, String>>;
 
-fn write_all(engine: &mut dyn Engine, teller: &Teller, pieces: &Pieces) -> Result<()> {
-    if teller.given_up {
-        return Err(Error::Backup(GIVEN_UP.to_owned()));
+fn write_all(engine: &mut dyn Engine, control: &DumpControl, pieces: &Pieces) -> Result<()> {
+    if control.cancelled {
+        return Err(Error::Backup(DISCONNECTED.to_owned()));
     }
     let version = schema::version(engine)?;
     let mut out = Vec::with_capacity(PIECE * 2);
@@ -206,7 +215,7 @@ fn send(out: &mut Vec<u8>, pieces: &Pieces) -> Result<()> {
     if piece.is_empty() {
         return Ok(());
     }
-    pieces.blocking_send(Ok(piece)).map_err(|_| Error::Backup(GIVEN_UP.to_owned()))
+    pieces.blocking_send(Ok(piece)).map_err(|_| Error::Backup(DISCONNECTED.to_owned()))
 }
 
 fn write_table(
@@ -266,7 +275,8 @@ fn columns(engine: &mut dyn Engine, table: &str) -> Result<Vec<(String, &'static
     Ok(columns)
 }
 
-/// The highest number that a table has ever given, as far as the database knows; 0 if it gives none.
+/// The highest number that a table has ever assigned, as far as the database knows; 0 if it assigns
+/// none.
 fn last_number(engine: &mut dyn Engine, table: &str, columns: &[&str]) -> Result<i64> {
     if columns.first() != Some(&"id") {
         return Ok(0);

@@ -1,11 +1,11 @@
 //! The trait that both databases implement, and the dialect in which statements are written.
 //!
-//! Statements are written once. Parameters are `?1`, `?2`, …; the words `LOCK ROWS` at the end of
-//! a `SELECT` ask for row locks where the database has them. Every number is a 64-bit integer and
-//! every moment one in microseconds, so that both databases hold the same values. A list of
-//! numbers is one parameter, written as `IN ARRAY(?1)`. `LOOKUP JOIN table name ON (…)` and `LEFT
-//! LOOKUP JOIN table name ON (…)` look rows up for each row of what stands before, whatever a planner
-//! believes about the sizes of the tables.
+//! Statements are written once. Parameters are `?1`, `?2`, …; the words `LOCK ROWS` at the end of a
+//! `SELECT` ask for row locks where the database has them. Every number is a 64-bit integer and
+//! every moment one in microseconds, so that both databases hold the same values. A list of numbers
+//! is one parameter, written as `IN ARRAY(?1)`. `LOOKUP JOIN table name ON (…)` and `LEFT LOOKUP
+//! JOIN table name ON (…)` are nested-loop joins: for each row of the left side they look rows up
+//! in the table, whatever sizes the planner assumes.
 
 use crate::error::{Error, Result};
 use crate::pipeline::Query;
@@ -71,7 +71,7 @@ impl<T: Into<Value>> From<Option<T>> for Value {
     }
 }
 
-/// Parameters of a statement, each turned into a [`Value`].
+/// Makes the parameters of a statement: a slice of [`Value`]s.
 #[macro_export]
 macro_rules! values {
     ($($value:expr),* $(,)?) => { &[$($crate::Value::from($value)),*][..] };
@@ -113,7 +113,7 @@ impl Column {
     }
 }
 
-/// What a transaction may do.
+/// Whether a transaction may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Read one consistent state.
@@ -136,10 +136,10 @@ pub(crate) trait Engine: Send {
     ) -> Result<()>;
     /// Runs a statement and counts the rows it changed.
     fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64>;
-    /// Runs a statement whose outcome nobody asks for, at the latest before the next one or the
-    /// commit; what goes wrong is said there.
+    /// Deferred: runs a statement at the latest with the next one or the commit, which then reports
+    /// its error.
     fn later(&mut self, sql: &str, params: &[Value]) -> Result<()>;
-    /// Runs queries in order and returns their answers, in one round trip where there are any.
+    /// Runs queries in order and returns their rows, in one round trip if the database is remote.
     fn pipeline(&mut self, queries: &[Query]) -> Result<Vec<Vec<Row>>> {
         let one = |query: &Query| {
             let mut rows = Vec::new();
@@ -153,7 +153,7 @@ pub(crate) trait Engine: Send {
     }
     /// Runs several statements without parameters.
     fn batch(&mut self, sql: &str) -> Result<()>;
-    /// Puts rows into a work table, in the way that is quickest here.
+    /// Inserts rows into a work table, in the fastest way the database has.
     fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()>;
     /// Empties work tables.
     fn clear(&mut self, tables: &[&str]) -> Result<()>;
@@ -172,7 +172,7 @@ pub(crate) fn database(error: impl std::fmt::Display) -> Error {
     Error::Database(error.to_string())
 }
 
-/// Replaces every `IN ARRAY(?n)` by what stands around the parameter in one dialect.
+/// Replaces every `IN ARRAY(?n)` by `before`, the parameter and `after`.
 pub(crate) fn with_arrays(sql: &str, before: &str, after: &str) -> String {
     let mut parts = sql.split("IN ARRAY(");
     let mut out = parts.next().unwrap_or("").to_owned();
@@ -217,7 +217,7 @@ pub(crate) fn with_ordered_lookups(sql: &str) -> String {
     sql.replace("LEFT LOOKUP JOIN", "LEFT JOIN").replace("LOOKUP JOIN", "CROSS JOIN")
 }
 
-/// Takes `table name ON (condition)` apart from what follows it.
+/// Splits `table name ON (condition)` from the text after it.
 fn lookup(text: &str) -> Option<(&str, &str, &str, &str)> {
     let (table, rest) = text.split_once(' ')?;
     let (name, rest) = rest.split_once(' ')?;
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn look_ups_are_written_as_each_database_keeps_their_order() {
+    fn lookup_joins_keep_their_order_on_both_databases() {
         for (written, postgres, sqlite) in [
             (
                 "FROM w n LOOKUP JOIN dids d ON (d.id = (n.id)) ORDER BY 1",

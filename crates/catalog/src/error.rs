@@ -1,15 +1,16 @@
-//! Why the catalog, or a transaction on it, failed.
+//! Errors of the catalog and of transactions on it.
 
-/// Everything that can go wrong with the catalog.
+/// An error of the catalog.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What was read changed before it could be locked. The transaction is retried whole.
+    /// A row that was read changed before it was locked. The whole transaction is retried.
     #[error("the catalog changed while the request was being worked on")]
     Moved,
-    /// The database is away or asked for a retry. The transaction is retried whole.
+    /// The database is unreachable or asked for a retry. The whole transaction is retried.
     #[error("the catalog's database cannot be reached: {0}")]
     Unavailable(String),
-    /// The database crashed while it committed. Look whether the change is there before repeating it.
+    /// The database crashed during the commit. Check whether the change was made before repeating
+    /// it.
     #[error(
         "the catalog's database restarted while this change was being committed, so it is unknown \
          whether the change took place: look, and repeat it if it did not"
@@ -18,10 +19,10 @@ pub enum Error {
     /// A number does not fit 64 bits. Retrying gives the same answer.
     #[error("a sum is larger than the catalog can count")]
     Overflow,
-    /// The function that takes rows returned an error of its own, which is reported in place of this.
-    #[error("reading rows was stopped by their reader")]
+    /// The function that receives rows returned an error, which is reported instead of this one.
+    #[error("the function that receives rows stopped the query")]
     Stopped,
-    /// A column does not hold what it should. The catalog is damaged, or written by another program.
+    /// A column has an unexpected value. The catalog is damaged, or was written by another program.
     #[error("column {column} is damaged: found {found}, expected {expected}, in {statement}")]
     Column {
         /// The column, as the statement names it.
@@ -36,7 +37,7 @@ pub enum Error {
     /// The database refused a statement.
     #[error("the catalog's database answered: {0}")]
     Database(String),
-    /// A page of the catalog is not as it was written. Do not retry: restore a backup.
+    /// A page of the catalog is damaged. Do not retry: restore a backup.
     #[error(
         "the rule catalog {place} is damaged: {what}; stop the server and restore a backup with \
          `mainstay restore`"
@@ -44,10 +45,10 @@ pub enum Error {
     Damaged {
         /// The file, or the kind of database.
         place: String,
-        /// What was found.
+        /// The damage.
         what: String,
     },
-    /// There is no space for the change. Retry when there is.
+    /// The disk is full. Retry when there is space.
     #[error(
         "the disk of the rule catalog {place} is full: free disk space, then try again; reads go on"
     )]
@@ -60,10 +61,10 @@ pub enum Error {
     Disk {
         /// The file.
         place: String,
-        /// What SQLite said.
+        /// The error of SQLite.
         what: String,
     },
-    /// The catalog is gone. Do not retry.
+    /// The catalog is missing. Do not retry.
     #[error(
         "the rule catalog {place} is missing or empty, but commit {acknowledged} was acknowledged: \
          put it back, restore a backup with `mainstay restore`, or begin anew with `mainstay serve \
@@ -72,7 +73,7 @@ pub enum Error {
     Lost {
         /// The file.
         place: String,
-        /// The last commit it had at least.
+        /// The last commit that was acknowledged.
         acknowledged: u64,
     },
     /// The catalog lost commits. Do not retry.
@@ -88,10 +89,10 @@ pub enum Error {
         place: String,
         /// The last commit acknowledged.
         acknowledged: u64,
-        /// The last commit there is.
+        /// The last commit in the file.
         found: u64,
     },
-    /// The file is another program's.
+    /// The file belongs to another program.
     #[error("{0} is a SQLite database, but not a rule catalog; check where the catalog is kept")]
     NotACatalog(String),
     /// The catalog was written by a newer Mainstay.
@@ -102,21 +103,21 @@ pub enum Error {
         /// The newest version this program knows.
         known: i64,
     },
-    /// A restore into the catalog broke off. Do not retry: restore again.
+    /// A restore into the catalog was interrupted. Do not retry: restore again.
     #[error("a restore into the catalog did not finish: run `mainstay restore` again")]
     HalfRestored,
-    /// A backup is not what it should be.
+    /// The backup is invalid.
     #[error("{0}")]
     Backup(String),
-    /// A PostgreSQL's address asks for what cannot be.
+    /// The address of a PostgreSQL database has invalid options.
     #[error("the catalog {address:?} cannot be used: {why}")]
     Catalog {
         /// The address, without a password.
         address: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The catalog's address is not understood.
+    /// The address of the catalog cannot be parsed.
     #[error("the catalog address {0:?} is neither a file nor postgres://…")]
     Address(String),
 }
@@ -134,7 +135,7 @@ impl Error {
 
 /// The error of a function that runs within a transaction.
 pub trait TxError: From<Error> {
-    /// The catalog's own error, if it is one: that decides whether the transaction is run again.
+    /// The catalog's own error, if it is one. It decides whether the transaction is retried.
     fn catalog(&self) -> Option<&Error>;
 }
 

@@ -1,8 +1,8 @@
-//! Whether the database of a catalog works, for `/readyz` and for the next who writes.
+//! Tracks whether the database of a catalog works, for `/readyz` and for later writes.
 //!
-//! Damage is never forgotten while the process runs: from the first page that is not as it was
-//! written on, nothing is written any more, as that could spread it. A full disk or one that fails
-//! is forgotten as soon as a commit works again.
+//! Damage is remembered as long as the process runs: after the first damaged page every write is
+//! refused, because writing could spread the damage. A full or failing disk is forgotten as soon as
+//! a commit works again.
 
 use parking_lot::Mutex;
 
@@ -11,10 +11,10 @@ use super::{Backend, Catalog, blocking};
 use crate::error::{Error, Result, TxError};
 use crate::values;
 
-/// What is known to be wrong with the database of a catalog.
+/// The known trouble with the database of a catalog.
 #[derive(Debug)]
 pub(super) struct Health {
-    /// What people know the database by, without users and hosts.
+    /// The name of the database in messages, without users and hosts.
     place: String,
     trouble: Mutex<Trouble>,
 }
@@ -45,7 +45,7 @@ impl Health {
         }
     }
 
-    /// Notes what a transaction came to, and says where it was that it failed.
+    /// Records the outcome of a transaction, and adds the place to its error.
     pub(super) fn note<T, E: TxError>(&self, writes: bool, done: Result<T, E>) -> Result<T, E> {
         let place = || self.place.clone();
         let failed = match &done {
@@ -69,7 +69,7 @@ impl Health {
         };
         let mut known = self.trouble.lock();
         if *known != trouble && !matches!(*known, Trouble::Damaged(_)) {
-            tracing::error!(%error, "the rule catalog failed");
+            tracing::error!(%error, "rule catalog failed");
             *known = trouble;
         }
         Err(error.into())
@@ -85,11 +85,11 @@ impl Health {
 }
 
 impl Catalog {
-    /// Whether the database answers and, as far as is known, takes writes. After a commit that
-    /// failed, this tries one that changes nothing.
+    /// Checks that the database answers and, as far as is known, accepts writes. After a failed
+    /// commit, this tries one that changes no data.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The reason why the database cannot be used.
     pub async fn ready(&self) -> Result<()> {
         self.inner.health.undamaged()?;
         if self.inner.health.trouble() == Trouble::Failing {
@@ -99,7 +99,7 @@ impl Catalog {
         self.ping().await
     }
 
-    /// Asks the database for one row, once: the error is that of this attempt.
+    /// Queries one row, without retries.
     async fn ping(&self) -> Result<()> {
         let catalog = self.clone();
         blocking(move || match &catalog.inner.backend {
@@ -124,12 +124,12 @@ mod tests {
         assert!(full.unwrap_err().to_string().contains("c.db"));
         assert_eq!(health.trouble(), Trouble::Failing);
         health.note::<(), Error>(false, Ok(())).unwrap();
-        assert_eq!(health.trouble(), Trouble::Failing, "a read says nothing about writes");
+        assert_eq!(health.trouble(), Trouble::Failing, "a read does not prove that writes work");
         health.note::<(), Error>(true, Ok(())).unwrap();
         assert_eq!(health.trouble(), Trouble::None);
         let damaged = || Err(Error::Damaged { place: String::new(), what: "page 7".to_owned() });
-        let said = health.note::<(), Error>(false, damaged()).unwrap_err().to_string();
-        assert!(said.contains("c.db") && said.contains("page 7"), "{said}");
+        let message = health.note::<(), Error>(false, damaged()).unwrap_err().to_string();
+        assert!(message.contains("c.db") && message.contains("page 7"), "{message}");
         health.note::<(), Error>(true, Ok(())).unwrap();
         assert!(health.undamaged().is_err());
     }

@@ -1,13 +1,15 @@
-//! Counters of usage: bytes and files of accounts on RSEs, and of RSEs, exact in every transaction.
+//! Updates usage counters: bytes and files of accounts on RSEs, and of RSEs, exact in every
+//! transaction.
 //!
 //! Every transaction changes counters, so they are locked last and for the shortest time: a
 //! transaction reads the usage of its account without a lock, chooses, writes everything else, and
-//! only then locks the counters, in order. If the account used more meanwhile, and the choice no longer
-//! fits its quota, the transaction starts over ([`Error::Moved`]): no quota is ever exceeded.
+//! only then locks the counters, in order. If the account used more meanwhile, and the choice no
+//! longer fits its quota, the transaction starts over ([`Error::Moved`]): no quota is ever
+//! exceeded.
 //!
-//! An RSE has its counter from its creation. Counters of accounts that do not exist yet are inserted
-//! first, before any existing one is locked: so no transaction that holds a counter waits for one that
-//! is being inserted, and the lock order holds.
+//! An RSE has its counter from its creation. Counters of accounts that do not exist yet are
+//! inserted first, before any existing one is locked: so no transaction that holds a counter waits
+//! for one that is being inserted, and the lock order holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +17,10 @@ use super::Tx;
 use crate::error::{Error, Result};
 use crate::{Micros, values};
 
-/// The source under which the catalog keeps its own count of what an RSE holds.
+/// The source name of the catalog's own usage counter of an RSE.
 pub const OWN_COUNT: &str = "mainstay";
 
-/// What was read of an account's counters and limits when something was chosen for it.
+/// The counters and limits of an account that were read when RSEs were chosen for it.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// RSE → bytes used.
@@ -40,36 +42,36 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An account uses more (or less) of an RSE.
+    /// Adds to the usage of an account on an RSE; negative numbers subtract.
     pub fn use_more(&mut self, account: &str, rse: i64, files: i64, bytes: i64) {
         let entry = self.usage.entry((account.to_owned(), rse)).or_default();
         *entry = (entry.0 + files, entry.1 + bytes);
     }
 
-    /// An RSE holds more (or less).
+    /// Adds to the usage of an RSE; negative numbers subtract.
     pub fn hold_more(&mut self, rse: i64, files: i64, bytes: i64) {
         let entry = self.rses.entry(rse).or_default();
         *entry = (entry.0 + files, entry.1 + bytes);
     }
 
-    /// Bytes gathered for an account on an RSE, not yet written.
+    /// The change in bytes of an account on an RSE that is not written yet.
     #[must_use]
     pub fn used(&self, account: &str, rse: i64) -> i64 {
         self.usage.get(&(account.to_owned(), rse)).map_or(0, |entry| entry.1)
     }
 
-    /// Bytes gathered for an RSE, not yet written.
+    /// The change in bytes of an RSE that is not written yet.
     #[must_use]
     pub fn held(&self, rse: i64) -> i64 {
         self.rses.get(&rse).map_or(0, |entry| entry.1)
     }
 
-    /// A choice for this account rests on what was seen.
+    /// Records the counters and limits on which a choice for this account is based.
     pub fn rests_on(&mut self, account: &str, seen: Seen) {
         self.seen.entry(account.to_owned()).or_insert(seen);
     }
 
-    /// A choice rests on what an RSE held, and on the most it may hold.
+    /// Records the usage and the limit of an RSE on which a choice is based.
     pub fn rests_on_space(&mut self, rse: i64, held: i64, most: i64) {
         self.space.entry(rse).or_insert((held, most));
     }
@@ -81,7 +83,7 @@ impl Ledger {
         if tx.is_postgres() { self.write_shared(tx, now) } else { self.write_alone(tx, now) }
     }
 
-    /// SQLite: the one writer holds everything.
+    /// SQLite: there is one writer, so no locks are needed.
     fn write_alone(self, tx: &mut Tx<'_>, now: Micros) -> Result<()> {
         for ((account, rse), (files, bytes)) in self.usage {
             tx.execute(
@@ -102,12 +104,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// PostgreSQL: rows that are missing, then what choices rest on, then the changes.
+    /// PostgreSQL: inserts missing rows, checks the counters that choices are based on, then
+    /// writes.
     fn write_shared(self, tx: &mut Tx<'_>, now: Micros) -> Result<()> {
         let accounts: Vec<String> = self.usage.keys().map(|key| key.0.clone()).collect();
         let on: Vec<i64> = self.usage.keys().map(|key| key.1).collect();
         let rses: Vec<i64> = self.rses.keys().copied().collect();
-        if !self.usage.keys().all(|(account, rse)| self.was_there(account, *rse)) {
+        if !self.usage.keys().all(|(account, rse)| self.has_counter(account, *rse)) {
             tx.later(
                 "INSERT INTO account_usage (account, rse_id, files, bytes) SELECT v.account, v.rse, 0, 0
                  FROM unnest(?1::text[], ?2::bigint[]) AS v(account, rse) ORDER BY v.account COLLATE \"C\", v.rse
@@ -141,14 +144,15 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether a counter was seen, and so need not be made.
-    fn was_there(&self, account: &str, rse: i64) -> bool {
+    /// Whether a counter was read, so that its row need not be inserted.
+    fn has_counter(&self, account: &str, rse: i64) -> bool {
         self.seen.get(account).is_some_and(|seen| seen.used.contains_key(&rse))
     }
 
-    /// Holds the counters that choices rest on, and fails when they no longer fit.
+    /// Locks the counters that choices are based on, and fails if a choice no longer fits its
+    /// quota.
     fn check_quotas(&self, tx: &mut Tx<'_>, accounts: &[String], on: &[i64]) -> Result<()> {
-        let judged: Vec<String> = self
+        let checked: Vec<String> = self
             .seen
             .keys()
             .filter(|account| {
@@ -156,21 +160,21 @@ impl Ledger {
             })
             .cloned()
             .collect();
-        if judged.is_empty() {
+        if checked.is_empty() {
             return Ok(());
         }
         let rows = tx.query(
             "SELECT account, rse_id, bytes FROM account_usage WHERE account = ANY (?1::text[])
              OR (account, rse_id) IN (SELECT * FROM unnest(?2::text[], ?3::bigint[]))
              ORDER BY account COLLATE \"C\", rse_id LOCK ROWS",
-            values![judged.clone(), accounts.to_vec(), on.to_vec()],
+            values![checked.clone(), accounts.to_vec(), on.to_vec()],
         )?;
         let mut used: BTreeMap<&str, BTreeMap<i64, i64>> = BTreeMap::new();
         for row in &rows {
             used.entry(row.text(0)?).or_default().insert(row.int(1)?, row.int(2)?);
         }
         let none = BTreeMap::new();
-        let fits = judged.iter().all(|account| {
+        let fits = checked.iter().all(|account| {
             let more = self.usage.iter().filter(|(key, _)| key.0 == *account);
             let more = more.map(|(key, change)| (key.1, change.1)).collect();
             still_fits(&self.seen[account], used.get(account.as_str()).unwrap_or(&none), &more)
@@ -178,14 +182,14 @@ impl Ledger {
         if fits { Ok(()) } else { Err(Error::Moved) }
     }
 
-    /// The same for RSEs that may hold only so much.
+    /// The same for RSEs with a limit.
     fn check_space(&self, tx: &mut Tx<'_>) -> Result<()> {
         let limited: Vec<i64> =
             self.space.keys().copied().filter(|rse| self.held(*rse) > 0).collect();
         if limited.is_empty() {
             return Ok(());
         }
-        // Held in order with those that are only counted.
+        // Locked in one order together with those that are only counted.
         let all: BTreeSet<i64> = limited.iter().chain(self.rses.keys()).copied().collect();
         let rows = tx.query(
             "SELECT rse_id, used FROM rse_usage WHERE source = ?2 AND rse_id IN ARRAY(?1) ORDER BY rse_id LOCK ROWS",
@@ -203,8 +207,8 @@ impl Ledger {
     }
 }
 
-/// Whether a choice that fitted what was seen still fits what is used now. Where nobody used more
-/// meanwhile it does: what the choice was allowed then it is allowed now.
+/// Whether a choice that was made from the counters in `seen` still fits the current usage. It
+/// always does where the usage has not grown since.
 fn still_fits(seen: &Seen, used: &BTreeMap<i64, i64>, more: &BTreeMap<i64, i64>) -> bool {
     let of = |map: &BTreeMap<i64, i64>, rse: i64| map.get(&rse).copied().unwrap_or(0);
     let local = more.iter().filter(|(_, more)| **more > 0).all(|(rse, more)| {
@@ -229,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_made_again_when_others_took_what_it_counted_on() {
+    fn a_choice_is_rejected_if_concurrent_usage_makes_it_exceed_the_quota() {
         let seen = Seen {
             used: map(&[(1, 100), (2, 100)]),
             local: map(&[(1, 200)]),

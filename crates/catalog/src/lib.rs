@@ -1,9 +1,9 @@
 //! The catalog: the SQL database of files, replicas, rules and locks.
 //!
 //! [`Catalog::write`] runs a function in one transaction. When the database asks for a retry or the
-//! connection is lost, it runs the function again from the start: such functions keep no state between
-//! runs. On SQLite there is one writer at a time; on PostgreSQL transactions take row locks in one
-//! global order
+//! connection is lost, it runs the function again from the start: such functions keep no state
+//! between runs. On SQLite there is one writer at a time; on PostgreSQL transactions take row locks
+//! in one global order
 //!
 //! 1. data identifiers that are collections, by number,
 //! 2. rules, by number,
@@ -13,7 +13,6 @@
 //! so that no two transactions deadlock. The functions in [`order`] take these locks.
 
 mod address;
-mod bell;
 mod counter;
 pub mod dump;
 mod engine;
@@ -21,6 +20,7 @@ pub mod error;
 mod health;
 pub mod ledger;
 pub mod load;
+mod notifications;
 pub mod opening;
 pub mod order;
 mod pipeline;
@@ -48,7 +48,7 @@ use health::Health;
 use parking_lot::Mutex;
 pub use pipeline::{Answers, Pending, Pipeline};
 use pool::Pool;
-use postgres::{Fate, Postgres};
+use postgres::{CommitOutcome, Postgres};
 pub use row::{Row, Stored};
 use sqlite::Sqlite;
 use tokio::sync::Notify;
@@ -58,7 +58,7 @@ use writer::Writer;
 /// Moments are microseconds since 1970, UTC.
 pub type Micros = i64;
 
-/// How often a transaction is tried when the catalog moves under it.
+/// How often a transaction is retried when rows change under it or the database is unavailable.
 const TRIES: u32 = 40;
 
 /// How many connections one process opens to PostgreSQL.
@@ -107,12 +107,13 @@ struct Inner {
     backend: Backend,
     rses: Mutex<Option<Known>>,
     wakes: [Notify; 6],
-    /// Names this process to others that share the catalog.
+    /// Identifies this process among the servers that share the catalog.
     origin: String,
-    /// Daemons, and workers, others should hear of, as bits, and who tells them.
-    rung: AtomicU8,
-    bell: Notify,
-    /// Rung when there may be files to move.
+    /// Daemons and workers that other servers have not been notified about yet, as bits.
+    unsent: AtomicU8,
+    /// Notified when `unsent` changes.
+    unsent_changed: Notify,
+    /// Notified when there may be files to move.
     moves: Notify,
     retries: AtomicU64,
     deadlocks: AtomicU64,
@@ -125,12 +126,12 @@ enum Backend {
     Postgres { pool: Pool<Postgres>, address: Box<Address> },
 }
 
-/// The storage elements as the caller reads them, and at which version they were read.
+/// The version at which the storage elements were read, and the value the caller made of them.
 type Known = (i64, Arc<dyn Any + Send + Sync>);
 
 const RSES_VERSION: &str = "SELECT value FROM versions WHERE name = 'rses'";
 
-/// What follows once a transaction is committed.
+/// Effects to apply once a transaction is committed.
 struct After {
     rses: Option<Known>,
     wakes: Vec<Daemon>,
@@ -142,13 +143,14 @@ impl Catalog {
     /// Opens a catalog: the path of a SQLite file, or `postgres://…`. Migrates it if need be.
     ///
     /// # Errors
-    /// Among others if a file lost commits, or is missing and was there; it is as it was then.
+    /// Among others if a file lost commits, or is missing although it existed. No file is changed
+    /// then.
     pub async fn open(address: &str) -> Result<Self> {
         let address = address.to_owned();
         blocking(move || Self::open_blocking(&address)).await
     }
 
-    /// The same, where a new file may take the place of one that is known to have been there.
+    /// As [`Catalog::open`], but creates a new file if the one that existed is missing.
     pub async fn open_fresh(address: &str) -> Result<Self> {
         let address = address.to_owned();
         blocking(move || Self::open_as(&address, true)).await
@@ -160,9 +162,9 @@ impl Catalog {
     }
 
     fn open_as(address: &str, fresh: bool) -> Result<Self> {
-        let backend = if Address::is_meant(address) {
+        let backend = if Address::is_postgres(address) {
             let address = Box::new(Address::parse(address)?);
-            let engine = patiently(|| {
+            let engine = retry_connecting(|| {
                 let mut engine = Postgres::connect(&address)?;
                 schema::migrate(&mut engine)?;
                 schema::prepare(&mut engine)?;
@@ -191,8 +193,8 @@ impl Catalog {
             rses: Mutex::new(None),
             wakes: Default::default(),
             origin: format!("{:016x}", rand::random::<u64>()),
-            rung: AtomicU8::new(0),
-            bell: Notify::new(),
+            unsent: AtomicU8::new(0),
+            unsent_changed: Notify::new(),
             moves: Notify::new(),
             retries: AtomicU64::new(0),
             deadlocks: AtomicU64::new(0),
@@ -201,11 +203,11 @@ impl Catalog {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The file behind an address, if it is one.
+    /// The path of the SQLite file, if the address names one.
     #[must_use]
     pub fn file(address: &str) -> Option<PathBuf> {
         let path = address.strip_prefix("sqlite://").unwrap_or(address);
-        let is_file = !Address::is_meant(address) && !path.is_empty() && !path.contains("://");
+        let is_file = !Address::is_postgres(address) && !path.is_empty() && !path.contains("://");
         is_file.then(|| path.into())
     }
 
@@ -218,7 +220,7 @@ impl Catalog {
         }
     }
 
-    /// How many transactions were run again, and how many of those for a deadlock (none, ever).
+    /// The number of retries, and how many of them were caused by a deadlock (expected: none).
     #[must_use]
     pub fn retries(&self) -> (u64, u64) {
         (self.inner.retries.load(Ordering::Relaxed), self.inner.deadlocks.load(Ordering::Relaxed))
@@ -230,7 +232,7 @@ impl Catalog {
         self.inner.statements.load(Ordering::Relaxed)
     }
 
-    /// Names this process among those that share the catalog.
+    /// Identifies this process among the servers that share the catalog.
     #[must_use]
     pub fn origin(&self) -> &str {
         &self.inner.origin
@@ -246,7 +248,7 @@ impl Catalog {
         self.inner.moves.notified().await;
     }
 
-    /// Runs `work` in one transaction that may write, again and whole when it must be.
+    /// Runs `work` in one transaction that may write. A retry runs `work` again from the start.
     pub async fn write<T: Send + 'static, E: TxError + Send + 'static>(
         &self,
         work: impl Fn(&mut Tx<'_>) -> Result<T, E> + Send + 'static,
@@ -323,7 +325,7 @@ impl Catalog {
                         if text.contains("(40P01)") {
                             self.inner.deadlocks.fetch_add(1, Ordering::Relaxed);
                         }
-                        // A database that restarts is given some seconds.
+                        // A restarting database needs some seconds.
                         std::thread::sleep(Duration::from_millis(u64::from(10 * tries).min(500)));
                     }
                 }
@@ -353,7 +355,8 @@ impl Catalog {
         Ok((value, After { rses, wakes, moves, statements }))
     }
 
-    /// What a committed transaction has read is known to all, and daemons see to what it left.
+    /// Applies the effects of a committed transaction: shares the storage elements it read, and
+    /// wakes the daemons that have new work.
     fn committed(&self, after: After) {
         if let Some((version, rses)) = after.rses {
             let mut known = self.inner.rses.lock();
@@ -364,20 +367,20 @@ impl Catalog {
         self.inner.statements.fetch_add(after.statements, Ordering::Relaxed);
         if after.moves {
             self.inner.moves.notify_one();
-            self.inner.rung.fetch_or(bell::WORKERS, Ordering::AcqRel);
-            self.inner.bell.notify_one();
+            self.inner.unsent.fetch_or(notifications::WORKERS, Ordering::AcqRel);
+            self.inner.unsent_changed.notify_one();
         }
         self.wake(&after.wakes);
     }
 
-    /// Wakes daemons now, and those of other servers soon.
+    /// Wakes daemons of this process now, and those of other servers with the next notification.
     pub fn wake(&self, daemons: &[Daemon]) {
         for daemon in daemons {
             self.inner.wakes[*daemon as usize].notify_one();
-            self.inner.rung.fetch_or(1 << *daemon as u8, Ordering::AcqRel);
+            self.inner.unsent.fetch_or(1 << *daemon as u8, Ordering::AcqRel);
         }
         if !daemons.is_empty() {
-            self.inner.bell.notify_one();
+            self.inner.unsent_changed.notify_one();
         }
     }
 
@@ -398,7 +401,7 @@ impl Catalog {
         let mut lent = pool.lend(connect)?;
         let engine = lent.value.as_mut().expect("a lent connection is there until dropped");
         if !engine.is_usable() {
-            // The idle connection was lost meanwhile: a fresh one takes its place.
+            // The idle connection was lost; replace it.
             *engine = connect()?;
         }
         engine.begin(mode)?;
@@ -408,7 +411,7 @@ impl Catalog {
                 Ok(()) => Ok(value),
                 Err(lost @ Error::Unavailable(_)) => match engine.transaction() {
                     Some(transaction) if mode == Mode::Write => self
-                        .fate(&transaction, engine.run(), connect)
+                        .commit_outcome(&transaction, engine.run(), connect)
                         .and_then(|committed| if committed { Ok(value) } else { Err(lost) })
                         .map_err(E::from),
                     _ => Err(lost.into()),
@@ -428,8 +431,9 @@ impl Catalog {
         Ok(value)
     }
 
-    /// What became of a transaction whose commit was not answered.
-    fn fate(
+    /// Finds out whether a transaction was committed after the connection was lost during its
+    /// commit.
+    fn commit_outcome(
         &self,
         transaction: &str,
         run: &str,
@@ -438,20 +442,22 @@ impl Catalog {
         let mut last = Error::Moved;
         for tries in 0..TRIES {
             match connect().and_then(|mut engine| engine.committed(transaction, run)) {
-                Ok(Fate::Committed) => return Ok(true),
-                Ok(Fate::NotCommitted) => return Ok(false),
-                Ok(Fate::Unknown) => return Err(Error::Unknown),
-                Ok(Fate::InProgress) => {}
+                Ok(CommitOutcome::Committed) => return Ok(true),
+                Ok(CommitOutcome::NotCommitted) => return Ok(false),
+                Ok(CommitOutcome::Unknown) => return Err(Error::Unknown),
+                Ok(CommitOutcome::InProgress) => {}
                 Err(error) => last = error,
             }
             std::thread::sleep(Duration::from_millis(u64::from(20 * tries).min(500)));
         }
-        Err(Error::Database(format!("the fate of transaction {transaction} is unknown: {last}")))
+        Err(Error::Database(format!(
+            "cannot find out whether transaction {transaction} was committed: {last}"
+        )))
     }
 }
 
-/// Tries for some seconds: a database that is just starting answers soon.
-fn patiently<T>(open: impl Fn() -> Result<T>) -> Result<T> {
+/// Retries for five seconds, for a database that is just starting.
+fn retry_connecting<T>(open: impl Fn() -> Result<T>) -> Result<T> {
     let mut tries = 0;
     loop {
         match open() {
@@ -464,7 +470,7 @@ fn patiently<T>(open: impl Fn() -> Result<T>) -> Result<T> {
     }
 }
 
-/// Runs what blocks beside the runtime, and waits for it.
+/// Runs blocking work on a thread of its own and waits for it.
 async fn blocking<T: Send + 'static, E: TxError + Send + 'static>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, E> {

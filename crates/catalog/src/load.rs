@@ -1,10 +1,10 @@
 //! Reads a dump of the catalog: to check it, and to restore it into an empty catalog.
 //!
 //! A catalog that is being restored has a schema version that no program opens. The version is set
-//! before the first row and removed after the last, in the transaction that also migrates the catalog
-//! to the newest schema: so an interrupted restore is told from a finished one, and the next restore
-//! starts again. The catalog also keeps the name of the restore that filled it, for a restore that was
-//! interrupted after the catalog was done and before the rest was.
+//! before the first row and removed after the last, in the transaction that also migrates the
+//! catalog to the newest schema: so an interrupted restore can be recognised, and the next restore
+//! starts again. The catalog also keeps the name of the restore that filled it, for a restore that
+//! was interrupted after the catalog was complete and before the rest was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,14 +22,14 @@ use super::{Catalog, opening};
 use crate::error::{Error, Result};
 use crate::values;
 
-/// How many rows are put into a table at once, and how many into one transaction.
+/// The number of rows per INSERT, and per transaction.
 const ROWS: usize = 2_000;
 const ROWS_TOGETHER: u64 = 50_000;
 
 /// Keeps the name of the last restore into the catalog. It is no part of the schema or of dumps.
 const RESTORE: &str = "catalog_restore";
 
-/// What is said about a dump before its lines.
+/// The description of a dump that precedes its lines.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct About {
@@ -62,7 +62,7 @@ impl Type {
     }
 }
 
-/// Reads the lines of a dump, trusting none, and counts the rows of each table.
+/// Validates the lines of a dump and counts the rows of each table.
 #[derive(Clone, Debug)]
 pub struct Lines {
     schema: i64,
@@ -72,7 +72,7 @@ pub struct Lines {
     pub rows: BTreeMap<String, u64>,
 }
 
-/// What a line is.
+/// A parsed line.
 enum Line {
     Table,
     Row(Vec<Json>),
@@ -82,7 +82,7 @@ fn wrong(what: impl Into<String>) -> Error {
     Error::Backup(what.into())
 }
 
-/// Names go into statements as they are.
+/// Whether a column name is safe to put into a statement unquoted.
 fn is_name(name: &str) -> bool {
     !name.is_empty()
         && name
@@ -91,13 +91,13 @@ fn is_name(name: &str) -> bool {
 }
 
 impl Lines {
-    /// A dump of which this is said.
+    /// Starts to read a dump with this description.
     ///
     /// # Errors
-    /// [`Error::NewerSchema`], or [`Error::Backup`] if nothing sensible is said.
+    /// [`Error::NewerSchema`], or [`Error::Backup`] if the description is invalid.
     pub fn new(about: &Json) -> Result<Self> {
         let about: About = serde_json::from_value(about.clone()).map_err(|error| {
-            wrong(format!("nothing sensible is said about the catalog: {error}"))
+            wrong(format!("the description of the catalog is invalid: {error}"))
         })?;
         let schema = about.schema;
         if schema > NEWEST {
@@ -118,7 +118,7 @@ impl Lines {
         self.parse(line).map(drop)
     }
 
-    /// All lines were taken.
+    /// Call this after the last line.
     ///
     /// # Errors
     /// [`Error::Backup`] if a table is missing.
@@ -170,20 +170,21 @@ impl Lines {
     }
 }
 
-/// What a catalog is before a restore.
+/// The state of a catalog before a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There is nothing in it.
+    /// It has no rows.
     Empty,
-    /// A restore into it broke off, or the same restore filled it and was not done with the rest.
+    /// A restore into it was interrupted, or the same restore filled it and did not finish the
+    /// rest.
     Unfinished,
     /// This table has rows.
     Used(String),
 }
 
-/// A connection that migrates nothing.
+/// Connects without migrating the schema.
 fn connect(address: &str) -> Result<Box<dyn Engine>> {
-    if Address::is_meant(address) {
+    if Address::is_postgres(address) {
         return Ok(Box::new(Postgres::connect(&Address::parse(address)?)?));
     }
     Ok(Box::new(Sqlite::open(Path::new(path_of(address)?))?))
@@ -197,12 +198,13 @@ fn path_of(address: &str) -> Result<&str> {
     Ok(path)
 }
 
-/// What the catalog at `address` is to the restore of this name. Changes nothing, and makes no file.
+/// The state of the catalog at `address` for the restore of this name. Changes no data and creates
+/// no file.
 ///
 /// # Errors
-/// [`Error::NewerSchema`], or whatever the database says.
+/// [`Error::NewerSchema`], or errors of the database.
 pub fn state(address: &str, restore: Option<&str>) -> Result<State> {
-    if !Address::is_meant(address) {
+    if !Address::is_postgres(address) {
         match std::fs::metadata(path_of(address)?) {
             Ok(found) if found.len() > 0 => {}
             _ => return Ok(State::Empty),
@@ -250,7 +252,7 @@ fn state_of(engine: &mut dyn Engine, restore: Option<&str>) -> Result<State> {
     Ok(State::Empty)
 }
 
-/// The name of the restore that filled the catalog, or was to.
+/// The name of the last restore into the catalog, finished or not.
 fn restored_by(engine: &mut dyn Engine) -> Result<Option<String>> {
     let mut name = None;
     if exists(engine, RESTORE)? {
@@ -294,7 +296,7 @@ impl Loader {
     /// restore of this name filled it.
     ///
     /// # Errors
-    /// [`Error::Backup`] if it is in use; otherwise whatever the database says.
+    /// [`Error::Backup`] if it is in use; otherwise errors of the database.
     pub fn start(address: &str, restore: &str) -> Result<Self> {
         let mut engine = connect(address)?;
         engine.begin(Mode::Write)?;
@@ -304,7 +306,7 @@ impl Loader {
         }
         let file = Catalog::file(address);
         if let Some(file) = &file {
-            // It counted the commits of the catalog that was here before.
+            // It counted the commits of the previous catalog.
             counter::remove(file).map_err(super::engine::database)?;
         }
         Ok(Self {
@@ -317,10 +319,10 @@ impl Loader {
         })
     }
 
-    /// Makes the tables for a dump of which this is said.
+    /// Creates the tables for a dump with this description.
     ///
     /// # Errors
-    /// As [`Lines::new`], or whatever the database says.
+    /// As [`Lines::new`], or errors of the database.
     pub fn begin(&mut self, about: &Json) -> Result<()> {
         let lines = Lines::new(about)?;
         self.engine.begin(Mode::Write)?;
@@ -339,13 +341,15 @@ impl Loader {
     /// Takes one line.
     ///
     /// # Errors
-    /// As [`Lines::take`], or whatever the database says.
+    /// As [`Lines::take`], or errors of the database.
     pub fn take(&mut self, line: &[u8]) -> Result<()> {
-        // The rows so far belong to the table before.
+        // The buffered rows belong to the previous table.
         if line.first() != Some(&b'[') {
             self.flush()?;
         }
-        let Some(lines) = &mut self.lines else { return Err(wrong("a line before the catalog")) };
+        let Some(lines) = &mut self.lines else {
+            return Err(wrong("the catalog has a line before its description"));
+        };
         match lines.parse(line)? {
             Line::Table => {
                 let Some(head) = &lines.open else { return Ok(()) };
@@ -368,7 +372,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Puts the rows that wait into their table.
+    /// Inserts the buffered rows into their table.
     fn flush(&mut self) -> Result<()> {
         let Some(head) = self.lines.as_ref().and_then(|lines| lines.open.as_ref()) else {
             return Ok(());
@@ -392,10 +396,10 @@ impl Loader {
         Ok(())
     }
 
-    /// All lines were taken.
+    /// Call this after the last line.
     ///
     /// # Errors
-    /// As [`Lines::end`], or whatever the database says.
+    /// As [`Lines::end`], or errors of the database.
     pub fn end(&mut self) -> Result<()> {
         self.flush()?;
         if let Some(lines) = &self.lines {
@@ -404,10 +408,10 @@ impl Loader {
         self.engine.commit()
     }
 
-    /// Brings what was restored to the newest schema and lets programs open it.
+    /// Migrates the restored catalog to the newest schema and lets programs open it.
     ///
     /// # Errors
-    /// Whatever the database says.
+    /// Errors of the database.
     pub fn finish(&mut self) -> Result<()> {
         let engine = &mut *self.engine;
         engine.begin(Mode::Write)?;
@@ -421,13 +425,13 @@ impl Loader {
         }
         engine.commit()?;
         match &self.file {
-            Some(file) => opening::count_anew(file),
+            Some(file) => opening::restart_counter(file),
             None => Ok(()),
         }
     }
 }
 
-/// Empties what an unfinished restore left, and marks the catalog.
+/// Removes the tables of an unfinished restore, and marks the catalog as being restored.
 fn mark(engine: &mut dyn Engine, restore: &str) -> Result<()> {
     match state_of(engine, Some(restore))? {
         State::Used(table) => {
@@ -462,7 +466,7 @@ fn unmark(engine: &mut dyn Engine) -> Result<()> {
     engine.execute("DELETE FROM catalog_schema WHERE version = ?1", values![UNFINISHED]).map(drop)
 }
 
-/// No number is given twice, not even one whose row is gone.
+/// Sets the last assigned number, so that no number is assigned twice, even if its row was deleted.
 fn continue_numbers(engine: &mut dyn Engine, table: &str, last: i64) -> Result<()> {
     if engine.is_postgres() {
         return engine.batch(&format!(

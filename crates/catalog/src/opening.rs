@@ -1,10 +1,10 @@
-//! Looks at a catalog before it is opened, without changing it: a file that is missing, damaged,
-//! not a catalog, or that lost acknowledged commits is refused, and no file or table is made.
+//! Checks a catalog before it is opened, without changing it: a file that is missing, damaged, not
+//! a catalog, or that lost acknowledged commits is refused, and no file or table is created.
 //!
-//! A look reads the header, the schema, the length of the file, and the way to the first row of
-//! every table, in a few milliseconds whatever the size. [`Catalog::verify`] and [`verify_file`] read
-//! every page. [`inspect`] and [`accept`] are the last
-//! resort for a catalog that lost commits: they go on without them.
+//! The check reads the header, the schema, the length of the file, and the first row of every
+//! table. It takes a few milliseconds, whatever the size. [`Catalog::verify`] and [`verify_file`]
+//! read every page. [`inspect`] and [`accept`] are the last resort for a catalog that lost commits:
+//! they continue without them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,24 +18,24 @@ use super::counter::{self, Counter, Reading};
 use super::engine::{Engine, Mode};
 use super::postgres::Postgres;
 use super::sqlite::{Sqlite, failed};
-use super::{Backend, Catalog, blocking, load, patiently, schema};
+use super::{Backend, Catalog, blocking, load, retry_connecting, schema};
 use crate::error::{Error, Result};
 use crate::values;
 
 /// How many findings of one kind are listed at most.
 const MOST: i64 = 100;
 
-/// What findings begin with, beside those of other databases.
+/// The prefix of findings about the catalog, beside those about other databases.
 pub const CATALOG: &str = "rule catalog: ";
 
-/// A catalog as it is before it is opened.
+/// The state of a catalog before it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peeked {
-    /// Whether there is one: a file with something in it, or tables.
+    /// Whether it exists: the file is not empty, or the database has its tables.
     pub there: bool,
     /// Its identity, if it has one.
     pub identity: Option<String>,
-    /// Whether its tables are those of this version: opening it migrates nothing.
+    /// Whether it has the newest schema, so that opening it does not migrate it.
     pub current: bool,
 }
 
@@ -44,21 +44,21 @@ pub struct Peeked {
 pub struct Losses {
     /// One sentence each.
     pub lines: Vec<String>,
-    /// The word for exactly these losses; empty if there are none.
+    /// The confirmation word for exactly these losses; empty if there are none.
     pub word: String,
-    /// The last number that anybody has seen.
+    /// The highest commit number known.
     newest: u64,
 }
 
-/// A file beside another.
+/// The path with `ending` appended to its file name.
 pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
 }
 
-/// Names the file that an error is about.
-pub(super) fn at(path: &Path, error: Error) -> Error {
+/// Adds the path of the catalog to an error.
+pub(super) fn with_path(path: &Path, error: Error) -> Error {
     let place = path.display().to_string();
     match error {
         Error::Damaged { what, .. } => Error::Damaged { place, what },
@@ -73,13 +73,13 @@ fn unreadable(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
     move |error| Error::Database(format!("{}: {error}", counter::path(path).display()))
 }
 
-fn is_there(path: &Path) -> bool {
+fn has_content(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.len() > 0)
 }
 
-/// A connection that changes nothing, also when it is the last one to be closed: what a damaged
-/// write-ahead log still holds stays in it.
-fn look(path: &Path) -> rusqlite::Result<Connection> {
+/// Opens a connection that changes no file. Closing it does not checkpoint, so that the content of
+/// a damaged write-ahead log is preserved.
+fn open_unchanged(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
@@ -100,7 +100,7 @@ fn version(connection: &Connection, name: &str) -> rusqlite::Result<Option<i64>>
     connection.query_row(sql, [name], |row| row.get(0)).optional()
 }
 
-/// The number of the last commit that a catalog has.
+/// The number of the last commit in a catalog.
 fn commits(connection: &Connection) -> rusqlite::Result<u64> {
     Ok(version(connection, COMMITS)?.unwrap_or_default().cast_unsigned())
 }
@@ -112,8 +112,8 @@ fn identity(value: Option<i64>) -> Option<String> {
     value.map(|value| format!("{:016x}", value.cast_unsigned()))
 }
 
-/// Reads the way to the first row of every table, and counts the tables.
-fn look_around(connection: &Connection, path: &Path) -> Result<usize> {
+/// Reads the first row of every table, and returns the number of tables.
+fn check_tables(connection: &Connection, path: &Path) -> Result<usize> {
     let sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'";
     let tables = || {
         let mut statement = connection.prepare(sql)?;
@@ -133,12 +133,13 @@ fn look_around(connection: &Connection, path: &Path) -> Result<usize> {
     Ok(tables.len())
 }
 
-/// Refuses a file that is not the catalog it was. Where `fresh` is set, there may be none.
-/// Returns the number of its last commit, and whether the counter must be started anew.
+/// Refuses a file that lost commits, is damaged or is not a catalog; a missing file too, unless
+/// `fresh` is set. Returns the number of its last commit, and whether the counter must be
+/// restarted.
 pub(super) fn examine(path: &Path, fresh: bool) -> Result<(u64, bool)> {
-    // First the counter: another process may commit meanwhile.
+    // The counter is read first, because another process may commit at the same time.
     let acknowledged = counter::read(path).map_err(unreadable(path))?;
-    if !is_there(path) {
+    if !has_content(path) {
         return match acknowledged {
             Reading::Acknowledged(acknowledged) if acknowledged > 0 && !fresh => {
                 Err(Error::Lost { place: path.display().to_string(), acknowledged })
@@ -146,9 +147,10 @@ pub(super) fn examine(path: &Path, fresh: bool) -> Result<(u64, bool)> {
             _ => Ok((0, true)),
         };
     }
-    let connection = look(path).map_err(failed).map_err(|error| at(path, error))?;
-    let tables = look_around(&connection, path).map_err(|error| at(path, error))?;
-    let found = commits(&connection).map_err(failed).map_err(|error| at(path, error))?;
+    let connection =
+        open_unchanged(path).map_err(failed).map_err(|error| with_path(path, error))?;
+    let tables = check_tables(&connection, path).map_err(|error| with_path(path, error))?;
+    let found = commits(&connection).map_err(failed).map_err(|error| with_path(path, error))?;
     match acknowledged {
         Reading::Acknowledged(acknowledged) if tables == 0 && acknowledged > 0 && !fresh => {
             Err(Error::Lost { place: path.display().to_string(), acknowledged })
@@ -156,19 +158,19 @@ pub(super) fn examine(path: &Path, fresh: bool) -> Result<(u64, bool)> {
         Reading::Acknowledged(acknowledged) if tables > 0 && acknowledged > found => {
             Err(Error::EndsEarly { place: path.display().to_string(), acknowledged, found })
         }
-        // A new catalog takes the place of one that is gone.
+        // A new catalog replaces a missing one.
         Reading::Acknowledged(acknowledged) => Ok((found, acknowledged > found)),
         Reading::Damaged => Err(Error::Damaged {
             place: path.display().to_string(),
-            what: format!("{} names no commit", counter::path(path).display()),
+            what: format!("{} has no valid commit number", counter::path(path).display()),
         }),
         Reading::Absent => {
             if found > 0 {
                 let counter = counter::path(path).display().to_string();
                 tracing::warn!(
                     counter,
-                    "the catalog's counter of acknowledged commits is missing and begins anew; \
-                     commits lost before this start cannot be noticed"
+                    "the catalog's counter of acknowledged commits is missing; starting a new one: \
+                     commits lost before this start cannot be detected"
                 );
             }
             Ok((found, true))
@@ -176,15 +178,15 @@ pub(super) fn examine(path: &Path, fresh: bool) -> Result<(u64, bool)> {
     }
 }
 
-/// Opens the file of a catalog for its one writer, if it is the catalog it was.
+/// Opens the file of a catalog for its single writer, if [`examine`] accepts it.
 pub(super) fn open_file(path: &Path, fresh: bool) -> Result<(Sqlite, Counter)> {
-    let (found, anew) = examine(path, fresh)?;
-    let mut engine = Sqlite::open(path).map_err(|error| at(path, error))?;
-    schema::migrate(&mut engine).map_err(|error| at(path, error))?;
-    schema::prepare(&mut engine).map_err(|error| at(path, error))?;
-    let counter = if anew {
-        // The tables are then in the file itself, whatever becomes of its first log.
-        engine.checkpoint().map_err(|error| at(path, error))?;
+    let (found, restart) = examine(path, fresh)?;
+    let mut engine = Sqlite::open(path).map_err(|error| with_path(path, error))?;
+    schema::migrate(&mut engine).map_err(|error| with_path(path, error))?;
+    schema::prepare(&mut engine).map_err(|error| with_path(path, error))?;
+    let counter = if restart {
+        // Moves the tables into the file itself, so that they survive the loss of its first log.
+        engine.checkpoint().map_err(|error| with_path(path, error))?;
         Counter::start(path, found)
     } else {
         Counter::open(path)
@@ -193,23 +195,24 @@ pub(super) fn open_file(path: &Path, fresh: bool) -> Result<(Sqlite, Counter)> {
 }
 
 /// Starts the counter of a catalog that was just restored.
-pub(super) fn count_anew(path: &Path) -> Result<()> {
-    let found = look(path).and_then(|connection| commits(&connection));
-    let found = found.map_err(failed).map_err(|error| at(path, error))?;
+pub(super) fn restart_counter(path: &Path) -> Result<()> {
+    let found = open_unchanged(path).and_then(|connection| commits(&connection));
+    let found = found.map_err(failed).map_err(|error| with_path(path, error))?;
     Counter::start(path, found).map(drop).map_err(unreadable(path))
 }
 
 impl Catalog {
-    /// Looks at the catalog at `address` without changing it. Makes neither a file nor a table.
+    /// Reads the state of the catalog at `address` without changing it. Creates no file and no
+    /// table.
     ///
     /// # Errors
-    /// As [`Catalog::open`]; a file that is missing is none.
+    /// As [`Catalog::open`], but a missing file is not an error.
     pub async fn peek(address: &str) -> Result<Peeked> {
         let address = address.to_owned();
         blocking(move || peek(&address)).await
     }
 
-    /// Which catalog this is, if it was ever given an identity.
+    /// The identity of this catalog, if it has one.
     pub async fn identity(&self) -> Result<Option<String>> {
         self.read(|tx| {
             let rows = tx.query("SELECT value FROM versions WHERE name = 'identity'", &[])?;
@@ -227,7 +230,7 @@ impl Catalog {
         Ok(self.identity().await?.unwrap_or_default())
     }
 
-    /// Looks for damage: SQLite's own check of every page. One line for each finding.
+    /// Checks every page for damage, with SQLite's own check. Returns one line for each finding.
     ///
     /// # Errors
     /// If the database cannot be read for another reason than damage.
@@ -235,11 +238,12 @@ impl Catalog {
         let Backend::Sqlite { path, .. } = &self.inner.backend else { return Ok(Vec::new()) };
         let path = path.clone();
         blocking(move || {
-            let connection = look(&path).map_err(failed).map_err(|error| at(&path, error))?;
+            let connection =
+                open_unchanged(&path).map_err(failed).map_err(|error| with_path(&path, error))?;
             let mut wrong = check_pages(&connection, "quick_check")?;
             if counter::read(&path).map_err(unreadable(&path))? == Reading::Absent {
                 let counter = counter::path(&path).display().to_string();
-                wrong.push(format!("{CATALOG}{counter} is missing; the next start makes it anew"));
+                wrong.push(format!("{CATALOG}{counter} is missing; the next start creates it"));
             }
             Ok(wrong)
         })
@@ -247,7 +251,7 @@ impl Catalog {
     }
 }
 
-/// What SQLite finds wrong with its pages.
+/// The findings of SQLite's check of its pages.
 fn check_pages(connection: &Connection, check: &str) -> Result<Vec<String>> {
     let lines = || {
         let mut statement = connection.prepare(&format!("PRAGMA {check}({MOST})"))?;
@@ -269,28 +273,28 @@ fn check_pages(connection: &Connection, check: &str) -> Result<Vec<String>> {
 }
 
 fn peek(address: &str) -> Result<Peeked> {
-    if Address::is_meant(address) {
+    if Address::is_postgres(address) {
         let address = Address::parse(address)?;
-        let mut engine = patiently(|| Postgres::connect(&address))?;
+        let mut engine = retry_connecting(|| Postgres::connect(&address))?;
         engine.begin(Mode::Read)?;
         let peeked = peek_tables(&mut engine);
         engine.rollback();
         return peeked;
     }
     let path = Catalog::file(address).ok_or_else(|| Error::Address(address.to_owned()))?;
-    if !is_there(&path) {
+    if !has_content(&path) {
         return Ok(Peeked { there: false, identity: None, current: false });
     }
     examine(&path, false)?;
     let read = || {
-        let connection = look(&path)?;
+        let connection = open_unchanged(&path)?;
         let schema = match has_table(&connection, "catalog_schema")? {
             true => newest(&connection)?.unwrap_or_default(),
             false => 0,
         };
         Ok((schema, version(&connection, "identity")?))
     };
-    let (schema, found) = read().map_err(failed).map_err(|error| at(&path, error))?;
+    let (schema, found) = read().map_err(failed).map_err(|error| with_path(&path, error))?;
     openable(schema)?;
     Ok(Peeked { there: true, identity: identity(found), current: schema == schema::NEWEST })
 }
@@ -299,7 +303,7 @@ fn newest(connection: &Connection) -> rusqlite::Result<Option<i64>> {
     connection.query_row("SELECT MAX(version) FROM catalog_schema", [], |row| row.get(0))
 }
 
-/// Refuses tables that this version does not open.
+/// Refuses a schema that this version cannot open.
 fn openable(found: i64) -> Result<()> {
     match found {
         schema::UNFINISHED => Err(Error::HalfRestored),
@@ -325,9 +329,9 @@ fn peek_tables(engine: &mut dyn Engine) -> Result<Peeked> {
     Ok(Peeked { there: true, identity: identity(found), current: version == schema::NEWEST })
 }
 
-/// Looks for damage in the file of a catalog that no server runs on, as [`Catalog::verify`] does,
-/// and checks that every index agrees with its table. Where there is no catalog, and none was lost,
-/// nothing is wrong.
+/// Checks the file of a catalog that no server uses for damage, as [`Catalog::verify`] does, and
+/// that every index agrees with its table. Returns no finding if there is no catalog and none was
+/// lost.
 ///
 /// # Errors
 /// If the file cannot be read for another reason than damage.
@@ -342,18 +346,19 @@ pub fn verify_file(path: &Path) -> Result<Vec<String>> {
         ) => return Ok(vec![error.to_string()]),
         Err(error) => return Err(error),
     }
-    if !is_there(path) {
+    if !has_content(path) {
         return Ok(Vec::new());
     }
-    let connection = look(path).map_err(failed).map_err(|error| at(path, error))?;
-    match newest(&connection).map_err(failed).map_err(|error| at(path, error))? {
+    let connection =
+        open_unchanged(path).map_err(failed).map_err(|error| with_path(path, error))?;
+    match newest(&connection).map_err(failed).map_err(|error| with_path(path, error))? {
         Some(schema::UNFINISHED) => Ok(vec![Error::HalfRestored.to_string()]),
         _ => check_pages(&connection, "integrity_check"),
     }
 }
 
-/// Says which acknowledged commits the file of a catalog has lost. Changes nothing. No server may
-/// be using it.
+/// Reports which acknowledged commits the file of a catalog has lost, without changing it. No
+/// server may be using it.
 ///
 /// # Errors
 /// If it cannot be read, or is not a catalog.
@@ -365,8 +370,9 @@ pub fn inspect(path: &Path) -> Result<Losses> {
         Err(Error::Damaged { .. }) if acknowledged == Reading::Damaged => {}
         Err(error) => return Err(error),
     }
-    let connection = look(path).map_err(failed).map_err(|error| at(path, error))?;
-    let found = commits(&connection).map_err(failed).map_err(|error| at(path, error))?;
+    let connection =
+        open_unchanged(path).map_err(failed).map_err(|error| with_path(path, error))?;
+    let found = commits(&connection).map_err(failed).map_err(|error| with_path(path, error))?;
     let (line, newest) = match acknowledged {
         Reading::Acknowledged(acknowledged) if acknowledged > found => {
             let first = found + 1;
@@ -385,17 +391,17 @@ pub fn inspect(path: &Path) -> Result<Losses> {
     Ok(Losses { lines: vec![line], word, newest })
 }
 
-/// Goes on without the commits that [`inspect`] named by `word`. Returns copies of the files as they
-/// were. Calling it again does nothing: the word is used up.
+/// Accepts the losses that [`inspect`] reported with `word`, so that the catalog can be opened.
+/// Returns the copies it made of the files. A second call fails: a word is valid once.
 ///
 /// # Errors
-/// If something else is wrong than what was shown; nothing was changed then.
+/// If the losses are not those that were reported; no file is changed then.
 pub fn accept(path: &Path, word: &str) -> Result<Vec<PathBuf>> {
     let losses = inspect(path)?;
     if losses.word != word || word.is_empty() {
         let place = path.display();
         return Err(Error::Database(format!(
-            "\"{word}\" is not the word for what is wrong with {place}: look again"
+            "\"{word}\" is not the confirmation word for the losses of {place}: inspect it again"
         )));
     }
     let mut copies = Vec::new();
@@ -417,7 +423,7 @@ pub fn accept(path: &Path, word: &str) -> Result<Vec<PathBuf>> {
         schema::migrate(&mut engine)?;
         engine.execute(set, values![COMMITS, next.cast_signed()])
     });
-    done.map_err(|error| at(path, error))?;
+    done.map_err(|error| with_path(path, error))?;
     Counter::start(path, next).map_err(unreadable(path))?;
     Ok(copies)
 }

@@ -1,8 +1,9 @@
-//! Row locks, taken in the one order that cannot deadlock, and the trees of collections they protect.
+//! Takes row locks in the one order that cannot deadlock, and reads the trees of collections they
+//! protect.
 //!
-//! A transaction that changes a data identifier, or applies a rule to it, locks its row, and the rows
-//! of the collections above or below that matter. Trees are read, locked, and read again: if they
-//! changed in between, the transaction starts over ([`Error::Moved`]).
+//! A transaction that changes a data identifier, or applies a rule to it, locks its row, and the
+//! rows of the collections above or below that matter. Trees are read, locked, and read again: if
+//! they changed in between, the transaction starts over ([`Error::Moved`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,15 +15,16 @@ use crate::values;
 /// A collection and those above and below it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
-    /// Everything above, with where it began.
+    /// The collections above, including the starting points.
     pub up: BTreeSet<i64>,
-    /// All collections below, with where it began, each with its type.
+    /// The collections below, including the starting points, each with its type.
     pub down: BTreeMap<i64, DidType>,
 }
 
-/// The condition that a row of a table goes with one of a work table: its `columns` are the `keys`
-/// there. PostgreSQL knows nothing of work tables and would rather read the whole table, so that
-/// there each is looked up. That is for rows nobody else changes now: where their files are held.
+/// The SQL condition that a row of a table matches a row of a work table: its `columns` equal the
+/// `keys` there. PostgreSQL has no statistics of work tables and would scan the whole table, so
+/// there each row is looked up by its physical place (`ctid`). Use this only for rows that no other
+/// transaction can change now: those of locked files.
 pub fn goes_with(
     tx: &Tx<'_>,
     (prefix, table, columns): (&str, &str, &[&str]),
@@ -49,21 +51,21 @@ const DOWN: &str = "WITH RECURSIVE down(id, did_type) AS (
     UNION SELECT c.child, c.child_type FROM down LOOKUP JOIN contents c ON (c.parent = down.id)
     WHERE down.did_type = 'C') SELECT id, did_type FROM down";
 
-const HOLD: &str = "SELECT id FROM dids WHERE id IN ARRAY(?1) ORDER BY id LOCK ROWS";
+const LOCK_DIDS: &str = "SELECT id FROM dids WHERE id IN ARRAY(?1) ORDER BY id LOCK ROWS";
 
-/// The collections above `roots`, with them.
+/// The collections above `roots`, including `roots`.
 pub fn ancestors(tx: &mut Tx<'_>, roots: &[i64]) -> Result<BTreeSet<i64>> {
     let rows = tx.query(UP, values![roots.to_vec()])?;
     with_roots(roots, &rows)
 }
 
-/// The numbers in the first column, and the roots they were found from.
+/// The numbers in the first column, and the roots.
 fn with_roots(roots: &[i64], rows: &[Row]) -> Result<BTreeSet<i64>> {
     let above = rows.iter().map(|row| row.int(0));
     roots.iter().map(|root| Ok(*root)).chain(above).collect()
 }
 
-/// The collections below `roots`, with them. Only containers are descended.
+/// The collections below `roots`, including `roots`. Only containers are descended into.
 pub fn collections(tx: &mut Tx<'_>, roots: &[i64]) -> Result<BTreeMap<i64, DidType>> {
     let rows = tx.query(DOWN, values![roots.to_vec()])?;
     with_types(&rows)
@@ -73,14 +75,14 @@ fn with_types(rows: &[Row]) -> Result<BTreeMap<i64, DidType>> {
     rows.iter().map(|row| Ok((row.int(0)?, row.state(1)?))).collect()
 }
 
-/// Locks what is above the collections `up` and below the collections `down`, with them.
+/// Locks the collections above `up` and below `down`, including `up` and `down`.
 pub fn lock_tree(tx: &mut Tx<'_>, up: &[i64], down: &[i64]) -> Result<Tree> {
     let (tree, (), _) = lock_tree_and(tx, up, down, |_, _| ())?;
     Ok(tree)
 }
 
-/// The same; `more` adds queries that run once the tree is held, in the same round trip. Returns
-/// what `more` returned, and the answers.
+/// As [`lock_tree`]; `more` adds queries that run once the tree is locked, in the same round trip.
+/// Returns the result of `more` and the answers.
 pub fn lock_tree_and<T>(
     tx: &mut Tx<'_>,
     up: &[i64],
@@ -100,7 +102,7 @@ pub fn lock_tree_and<T>(
     let mut ask = Pipeline::default();
     let (mut above, mut below) = (None, None);
     if held {
-        ask.query(HOLD, values![all.into_iter().collect::<Vec<i64>>()]);
+        ask.query(LOCK_DIDS, values![all.into_iter().collect::<Vec<i64>>()]);
         above = (!up.is_empty()).then(|| ask.query(UP, values![up.to_vec()]));
         below = (!down.is_empty()).then(|| ask.query(DOWN, values![down.to_vec()]));
     }
@@ -120,7 +122,7 @@ pub fn lock_dids(tx: &mut Tx<'_>, ids: &BTreeSet<i64>) -> Result<()> {
         return Ok(());
     }
     let ids: Vec<i64> = ids.iter().copied().collect();
-    tx.query(HOLD, values![ids])?;
+    tx.query(LOCK_DIDS, values![ids])?;
     Ok(())
 }
 
@@ -144,7 +146,7 @@ fn lock_listed(tx: &mut Tx<'_>, files: &str, params: &[Value]) -> Result<()> {
     if !tx.is_postgres() {
         return Ok(());
     }
-    // One look-up for each file in order, whatever the planner believes about either table.
+    // One lookup per file, in order, whatever sizes the planner assumes for the tables.
     let sql = format!(
         "SELECT COUNT(*) FROM ({files} ORDER BY did) AS w
          CROSS JOIN LATERAL (SELECT id FROM dids WHERE id = w.did LOCK ROWS) AS held"

@@ -1,8 +1,8 @@
-//! Queries that are sent together, so that all of them take one round trip.
+//! Sends several queries together, so that all of them take one round trip.
 //!
-//! A caller gathers queries in a [`Pipeline`], runs it ([`Tx::run`](crate::Tx::run)) and takes each
-//! answer by the [`Pending`] that it was given for the query. The database works on them in the order of
-//! gathering: one that locks rows is done before the next one reads.
+//! A caller adds queries to a [`Pipeline`], runs it ([`Tx::run`](crate::Tx::run)) and takes each
+//! answer with the [`Pending`] that was returned for the query. The database runs the queries in
+//! the order in which they were added: one that locks rows is done before the next one reads.
 
 use super::engine::Value;
 use super::row::Row;
@@ -23,7 +23,7 @@ pub struct Pipeline {
     pub(crate) rses: Option<Pending>,
 }
 
-/// The place of an answer.
+/// Identifies the answer to a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending(usize);
 

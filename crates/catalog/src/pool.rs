@@ -1,4 +1,4 @@
-//! A bounded set of connections, lent one at a time.
+//! A bounded pool of connections.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -11,10 +11,10 @@ pub(super) struct Pool<T> {
     most: usize,
 }
 
-/// One connection of a pool, which gets it back.
+/// A connection of a pool, returned to it when dropped.
 pub(super) struct Lent<'a, T> {
     pool: &'a Pool<T>,
-    /// The connection; taken out when it is not to be used again.
+    /// The connection; set it to `None` to close it instead of returning it.
     pub(super) value: Option<T>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A connection is driven by the thread that uses it: each has a small runtime of its own, so that
 //! an answer wakes no other thread. Transactions are `READ COMMITTED` with explicit row locks.
-//! Statements whose answer is not needed at once (the begin of a transaction, deferred statements) are
-//! sent together with the next one, so that they take no round trip of their own.
+//! Statements whose answer is not needed at once (the begin of a transaction, deferred statements)
+//! are sent together with the next one, so that they take no round trip of their own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,35 +24,35 @@ use crate::error::{Error, Result};
 /// Work tables are emptied row by row until this many dead rows have gathered in them.
 const DEAD_ROWS: u64 = 500;
 
-/// Plans are made anew after so many transactions: the tables have grown since.
-const PLANS_LAST: u32 = 2_000;
+/// Cached plans are discarded after so many transactions, because the tables have grown since.
+const PLAN_LIFETIME: u32 = 2_000;
 
-/// So many statements are sent along with another at most.
-const ALONG: usize = 16;
+/// The most deferred statements that are sent together with the next one.
+const MOST_DEFERRED: usize = 16;
 
 pub(crate) struct Postgres {
     client: Client,
     statements: HashMap<Arc<str>, Statement>,
     /// Rows put into each work table since it was last truncated.
     dirty: HashMap<String, u64>,
-    /// What begins the transaction, until it is sent.
+    /// The statement that begins the transaction, until it is sent.
     begin: Option<&'static str>,
-    /// Statements whose outcome nobody asked for, until they are sent.
-    waiting: Vec<Waiting>,
-    /// The transaction's number, by which its fate can be asked after a lost connection.
+    /// Deferred statements, until they are sent.
+    deferred: Vec<Deferred>,
+    /// The transaction's number, to find out after a lost connection whether it was committed.
     transaction: Option<String>,
     /// Transactions since plans were last made.
     transactions: u32,
-    /// Tells this run of the database server from others.
+    /// Identifies this run of the database server.
     run: String,
-    // Dropped last: it drives the connection that the client above speaks through.
+    // Dropped last: it drives the connection of the client above.
     runtime: Option<Runtime>,
 }
 
-struct Waiting {
+struct Deferred {
     statement: Statement,
     params: Vec<Value>,
-    /// The work table it puts rows into.
+    /// The work table it inserts rows into.
     table: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl Drop for Postgres {
     }
 }
 
-/// An error of the driver with what caused it.
+/// An error of the driver, with its cause.
 pub(crate) fn with_cause(error: &tokio_postgres::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
@@ -107,15 +107,17 @@ fn failed(error: &tokio_postgres::Error) -> Error {
     }
 }
 
-/// Why there is no connection. What keeps us from a server may pass; what is wrong with its
-/// certificate, or with our password, will not.
-fn unreached(error: &tokio_postgres::Error) -> Error {
-    let judged = std::error::Error::source(error)
+/// Classifies a failed connection attempt. Network failures can be retried; an invalid certificate
+/// or a wrong password cannot.
+fn connection_error(error: &tokio_postgres::Error) -> Error {
+    let invalid_certificate = std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<std::io::Error>())
         .is_some_and(|source| source.kind() == std::io::ErrorKind::InvalidData);
     match failed(error) {
-        Error::Database(text) if error.code().is_none() && !judged => Error::Unavailable(text),
-        Error::Unavailable(text) if judged => Error::Database(text),
+        Error::Database(text) if error.code().is_none() && !invalid_certificate => {
+            Error::Unavailable(text)
+        }
+        Error::Unavailable(text) if invalid_certificate => Error::Database(text),
         other => other,
     }
 }
@@ -181,8 +183,9 @@ impl Postgres {
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(database)?;
         let client = runtime.block_on(async {
             let (client, connection) =
-                address.connect().await.map_err(|error| unreached(&error))?;
-            // Ends by itself when the client is dropped; what broke it shows in the next statement.
+                address.connect().await.map_err(|error| connection_error(&error))?;
+            // Ends when the client is dropped; an error of the connection shows in the next
+            // statement.
             tokio::spawn(async move { drop(connection.await) });
             Ok::<_, Error>(client)
         })?;
@@ -191,7 +194,7 @@ impl Postgres {
             statements: HashMap::new(),
             dirty: HashMap::new(),
             begin: None,
-            waiting: Vec::new(),
+            deferred: Vec::new(),
             transaction: None,
             transactions: 0,
             run: String::new(),
@@ -206,8 +209,8 @@ impl Postgres {
         Ok(engine)
     }
 
-    /// Tells this run of the database server from others. PostgreSQL discards its statistics when it
-    /// recovers from a crash, also where its main process goes on.
+    /// Reads a value that identifies this run of the database server. PostgreSQL resets its
+    /// statistics when it recovers from a crash, even if its main process survives.
     fn read_run(&mut self) -> Result<String> {
         let sql =
             "SELECT concat(pg_postmaster_start_time(), ' ', stats_reset) FROM pg_stat_bgwriter";
@@ -219,12 +222,12 @@ impl Postgres {
         &self.run
     }
 
-    /// Whether a transaction whose commit was not answered took place; `run` is the run of the
-    /// database server in which it began.
-    pub(crate) fn committed(&mut self, transaction: &str, run: &str) -> Result<Fate> {
+    /// Whether a transaction was committed, if the connection was lost during its commit; `run` is
+    /// the run of the database server in which it began.
+    pub(crate) fn committed(&mut self, transaction: &str, run: &str) -> Result<CommitOutcome> {
         let sql = format!("SELECT pg_xact_status('{transaction}'::xid8)");
         let status = self.first_text(&sql)?;
-        Ok(fate(status.as_deref(), self.run == run))
+        Ok(outcome_of(status.as_deref(), self.run == run))
     }
 
     fn first_text(&mut self, sql: &str) -> Result<Option<String>> {
@@ -244,7 +247,7 @@ impl Postgres {
         self.runtime.as_ref().expect("the runtime is taken only when the connection is dropped")
     }
 
-    fn put(&mut self, table: &str, rows: u64) {
+    fn count_rows(&mut self, table: &str, rows: u64) {
         match self.dirty.get_mut(table) {
             Some(dirty) => *dirty += rows,
             None => drop(self.dirty.insert(table.to_owned(), rows)),
@@ -280,11 +283,11 @@ fn with_statement(error: Error, sql: &str) -> Error {
     }
 }
 
-/// Sends what waits, and `last` after it, and waits for all answers.
+/// Sends the begin and the deferred statements, then `last`, and waits for all answers.
 async fn send<T>(
     client: &Client,
     begin: Option<&'static str>,
-    waiting: &[Waiting],
+    deferred: &[Deferred],
     last: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
 ) -> Result<(Option<String>, Vec<u64>, T)> {
     let begun = async {
@@ -294,9 +297,9 @@ async fn send<T>(
         }
     };
     let along = join_all(
-        waiting.iter().map(|one| client.execute_raw(&one.statement, one.params.as_slice())),
+        deferred.iter().map(|one| client.execute_raw(&one.statement, one.params.as_slice())),
     );
-    // Each is sent when it is first polled, which is in this order.
+    // Each is sent when it is first polled, so they are sent in this order.
     let (begun, along, last) = futures_util::join!(begun, along, last);
     let mut transaction = None;
     for message in begun.map_err(|error| failed(&error))? {
@@ -310,18 +313,18 @@ async fn send<T>(
 }
 
 impl Postgres {
-    /// Sends what waits and what `last` makes of the connection.
+    /// Sends the begin, the deferred statements, and the request that `last` makes.
     fn flush<T>(
         &mut self,
         last: impl AsyncFnOnce(&Client) -> std::result::Result<T, tokio_postgres::Error>,
     ) -> Result<T> {
-        let (begin, waiting) = (self.begin.take(), std::mem::take(&mut self.waiting));
+        let (begin, deferred) = (self.begin.take(), std::mem::take(&mut self.deferred));
         let client = &self.client;
         let (transaction, changed, done) =
-            self.runtime().block_on(send(client, begin, &waiting, last(client)))?;
-        for (one, changed) in waiting.iter().zip(changed) {
+            self.runtime().block_on(send(client, begin, &deferred, last(client)))?;
+        for (one, changed) in deferred.iter().zip(changed) {
             if let Some(table) = &one.table {
-                self.put(table, changed);
+                self.count_rows(table, changed);
             }
         }
         if begin.is_some() {
@@ -331,9 +334,9 @@ impl Postgres {
     }
 }
 
-/// The fate of a transaction whose commit was not answered.
+/// Whether a transaction was committed, if the connection was lost during its commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum CommitOutcome {
     Committed,
     NotCommitted,
     InProgress,
@@ -342,17 +345,17 @@ pub(crate) enum Fate {
     Unknown,
 }
 
-/// Decides the fate from what the database says of the transaction's number.
-fn fate(status: Option<&str>, same_run: bool) -> Fate {
+/// Decides the outcome from the status that the database reports for the transaction's number.
+fn outcome_of(status: Option<&str>, same_run: bool) -> CommitOutcome {
     match status {
-        Some("committed") if same_run => Fate::Committed,
-        Some("committed") => Fate::Unknown,
-        Some("in progress") => Fate::InProgress,
-        _ => Fate::NotCommitted,
+        Some("committed") if same_run => CommitOutcome::Committed,
+        Some("committed") => CommitOutcome::Unknown,
+        Some("in progress") => CommitOutcome::InProgress,
+        _ => CommitOutcome::NotCommitted,
     }
 }
 
-/// The work table a statement puts rows into.
+/// The work table that a statement inserts into or updates.
 fn work_table(sql: &str) -> Option<&str> {
     let mut words = sql.split_whitespace();
     let table = match words.next() {
@@ -363,25 +366,25 @@ fn work_table(sql: &str) -> Option<&str> {
     table.filter(|table| table.starts_with("w_"))
 }
 
-/// Rows of a long answer that are taken at a time.
+/// The number of rows of a long answer that are read at a time.
 const ROWS_TOGETHER: usize = 256;
 
 impl Engine for Postgres {
     fn begin(&mut self, mode: Mode) -> Result<()> {
         self.transaction = None;
-        self.waiting.clear();
+        self.deferred.clear();
         self.transactions += 1;
-        if self.transactions > PLANS_LAST {
+        if self.transactions > PLAN_LIFETIME {
             self.transactions = 0;
             self.batch("DISCARD PLANS")?;
         }
         self.begin = Some(match mode {
-            // Reports read much of large tables; transactions that write never should.
+            // Reports may scan large tables; writing transactions must not.
             Mode::Read => {
                 "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL enable_seqscan = on; \
                  SET LOCAL enable_mergejoin = on"
             }
-            // Waits while a backup holds writes back.
+            // Waits while a backup pauses writers.
             Mode::Write => {
                 "BEGIN; SELECT pg_current_xact_id(), pg_advisory_xact_lock_shared(7238113200515)"
             }
@@ -391,8 +394,8 @@ impl Engine for Postgres {
 
     fn commit(&mut self) -> Result<()> {
         if self.begin.is_some() {
-            if self.waiting.is_empty() {
-                // Nothing was ever sent.
+            if self.deferred.is_empty() {
+                // No statement was sent.
                 self.begin = None;
                 return Ok(());
             }
@@ -403,12 +406,12 @@ impl Engine for Postgres {
     }
 
     fn rollback(&mut self) {
-        self.waiting.clear();
+        self.deferred.clear();
         if self.begin.take().is_none() {
             // A connection that cannot roll back is not used again.
             let _ = self.batch("ROLLBACK");
         }
-        // Rows that were cleared in this transaction are back.
+        // The rollback restored rows that this transaction had cleared.
         self.dirty.values_mut().for_each(|rows| *rows = DEAD_ROWS + 1);
     }
 
@@ -426,7 +429,7 @@ impl Engine for Postgres {
         let mut rows = Box::pin(rows);
         let mut some = Vec::new();
         loop {
-            // What is done with rows may wait for others, which nothing may here inside.
+            // `each` may block, so it is called outside of the runtime.
             let more = self.runtime().block_on(async {
                 while some.len() < ROWS_TOGETHER {
                     let next = rows.try_next().await;
@@ -450,18 +453,18 @@ impl Engine for Postgres {
             .flush(async |client| client.execute_raw(&statement, params).await)
             .map_err(|error| with_statement(error, sql))?;
         if let Some(table) = work_table(sql) {
-            self.put(table, changed);
+            self.count_rows(table, changed);
         }
         Ok(changed)
     }
 
     fn later(&mut self, sql: &str, params: &[Value]) -> Result<()> {
-        if self.waiting.len() >= ALONG {
+        if self.deferred.len() >= MOST_DEFERRED {
             return self.execute(sql, params).map(drop);
         }
         let statement = self.statement(sql)?;
         let table = work_table(sql).map(str::to_owned);
-        self.waiting.push(Waiting { statement, params: params.to_vec(), table });
+        self.deferred.push(Deferred { statement, params: params.to_vec(), table });
         Ok(())
     }
 
@@ -478,7 +481,7 @@ impl Engine for Postgres {
                 let rows = client.query_raw(statement, *params).await?;
                 rows.try_collect::<Vec<tokio_postgres::Row>>().await
             };
-            // Each is sent when it is first polled, which is in this order.
+            // Each is sent when it is first polled, so they are sent in this order.
             let answers = join_all(asked.iter().map(answer)).await;
             answers.into_iter().collect::<std::result::Result<Vec<_>, _>>()
         });
@@ -522,7 +525,7 @@ impl Engine for Postgres {
         let changed = self
             .flush(async |client| client.execute(&statement, &params).await)
             .map_err(|error| with_statement(error, &sql))?;
-        self.put(table, changed);
+        self.count_rows(table, changed);
         Ok(())
     }
 
@@ -552,20 +555,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_commit_is_believed_only_within_one_run_of_the_database_server() {
+    fn a_commit_is_confirmed_only_within_one_run_of_the_database_server() {
         let cases = [
-            (Some("committed"), true, Fate::Committed),
-            // After a crash the number may be another transaction's.
-            (Some("committed"), false, Fate::Unknown),
-            (Some("aborted"), true, Fate::NotCommitted),
-            (Some("aborted"), false, Fate::NotCommitted),
-            (Some("in progress"), true, Fate::InProgress),
-            (Some("in progress"), false, Fate::InProgress),
-            (None, true, Fate::NotCommitted),
-            (None, false, Fate::NotCommitted),
+            (Some("committed"), true, CommitOutcome::Committed),
+            // After a crash the number may belong to another transaction.
+            (Some("committed"), false, CommitOutcome::Unknown),
+            (Some("aborted"), true, CommitOutcome::NotCommitted),
+            (Some("aborted"), false, CommitOutcome::NotCommitted),
+            (Some("in progress"), true, CommitOutcome::InProgress),
+            (Some("in progress"), false, CommitOutcome::InProgress),
+            (None, true, CommitOutcome::NotCommitted),
+            (None, false, CommitOutcome::NotCommitted),
         ];
         for (status, same_run, expected) in cases {
-            assert_eq!(fate(status, same_run), expected, "{status:?}, same run: {same_run}");
+            assert_eq!(outcome_of(status, same_run), expected, "{status:?}, same run: {same_run}");
         }
     }
 }

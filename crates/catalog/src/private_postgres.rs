@@ -1,24 +1,24 @@
-//! A private PostgreSQL server for benchmarks and tests: in a temporary folder, reached through a socket
-//! there, and stopped with the process that started it.
+//! Starts a private PostgreSQL server for benchmarks and tests: in a temporary folder, with a Unix
+//! socket there, and stopped when the process that started it ends.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-/// A private PostgreSQL.
+/// A private PostgreSQL server.
 #[derive(Debug)]
 pub struct PrivatePostgres {
     folder: PathBuf,
     port: u16,
     child: Child,
-    orders: Option<ChildStdin>,
+    control: Option<ChildStdin>,
 }
 
-/// Starts the server, restarts it at each line read, and at the end of its input stops it and
-/// removes the folder: so nothing is left behind however this process ends. A server that is only
-/// just starting ignores signals, so it is told until it heeds.
-const KEEPER: &str = r#"
+/// A shell script that starts the server, restarts it at each line of its input, and at the end of
+/// the input stops it and removes the folder: so no file is left behind, however this process ends.
+/// A server that is just starting ignores signals, so the signal is repeated.
+const SUPERVISOR: &str = r#"
 folder="$1"; shift
 start() { "$@" -D "$folder/data" -k "$folder" >>"$folder/log" 2>&1 & pid=$!; }
 stop() { (while kill -"$1" $pid 2>/dev/null; do sleep 0.1; done) & wait $pid; }
@@ -40,7 +40,7 @@ pub fn find_programs() -> Option<PathBuf> {
         .find(|place| place.join("initdb").exists() && place.join("postgres").exists())
 }
 
-/// The words that make a command run as an unprivileged user, which PostgreSQL insists on.
+/// The command prefix that switches to an unprivileged user, which PostgreSQL requires.
 fn unprivileged() -> Option<Vec<String>> {
     let own =
         std::fs::metadata("/proc/self").ok().map(|meta| std::os::unix::fs::MetadataExt::uid(&meta));
@@ -67,7 +67,10 @@ fn unprivileged() -> Option<Vec<String>> {
 }
 
 impl PrivatePostgres {
-    /// Starts one with these settings (`name=value`). An error says in a sentence what is missing.
+    /// Starts a server with these settings (`name=value`).
+    ///
+    /// # Errors
+    /// A sentence that names the missing program, user or folder.
     pub fn start(settings: &[&str]) -> Result<Self, String> {
         let programs =
             find_programs().ok_or("there is no PostgreSQL (initdb, postgres) on this machine")?;
@@ -104,21 +107,21 @@ impl PrivatePostgres {
             words.extend(["-c".to_owned(), (*setting).to_owned()]);
         }
         let mut child = Command::new("sh")
-            .args(["-c", KEEPER, "sh"])
+            .args(["-c", SUPERVISOR, "sh"])
             .arg(&folder)
             .args(words)
             .current_dir(&folder)
             .stdin(Stdio::piped())
             .spawn()
             .map_err(|error| format!("postgres: {error}"))?;
-        let orders = child.stdin.take();
+        let control = child.stdin.take();
         let port = settings.iter().find_map(|setting| setting.strip_prefix("port=")?.parse().ok());
-        let server = Self { folder, port: port.unwrap_or(5432), child, orders };
+        let server = Self { folder, port: port.unwrap_or(5432), child, control };
         server.wait()?;
         Ok(server)
     }
 
-    /// The address of a database of it.
+    /// The address of a schema of the server.
     #[must_use]
     pub fn url(&self, schema: &str) -> String {
         let folder = self.folder.display().to_string().replace('/', "%2F");
@@ -128,16 +131,16 @@ impl PrivatePostgres {
         )
     }
 
-    /// The folder it lives in.
+    /// The folder of the server.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Kills it as a power cut would, and starts it again. Does not wait for it.
+    /// Kills the server as a power cut would, and starts it again. Does not wait for the start.
     pub fn crash(&mut self) -> std::io::Result<()> {
-        match &mut self.orders {
-            Some(orders) => orders.write_all(b"crash\n").and_then(|()| orders.flush()),
+        match &mut self.control {
+            Some(control) => control.write_all(b"crash\n").and_then(|()| control.flush()),
             None => Ok(()),
         }
     }
@@ -152,13 +155,13 @@ impl PrivatePostgres {
             let driver = tokio::spawn(connection);
             let made = client.batch_execute(&format!("CREATE SCHEMA {schema}")).await;
             drop(client);
-            // The connection ends with its client; how is of no interest.
+            // The connection ends with its client; its result does not matter.
             let _ = driver.await;
             made.map_err(|error| error.to_string())
         })
     }
 
-    /// Waits until it answers.
+    /// Waits until the server answers.
     fn wait(&self) -> Result<(), String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.map_err(|error| error.to_string())?.block_on(async {
@@ -178,8 +181,8 @@ impl PrivatePostgres {
 
 impl Drop for PrivatePostgres {
     fn drop(&mut self) {
-        drop(self.orders.take());
-        // The keeper ends by itself; nothing more can be done if it does not.
+        drop(self.control.take());
+        // The script ends at the end of its input.
         let _ = self.child.wait();
     }
 }

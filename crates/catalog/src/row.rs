@@ -1,6 +1,6 @@
-//! Rows of answers, decoded strictly.
+//! Decodes the rows of query results strictly.
 //!
-//! A column that is NULL, of another type or not there, and a letter that stands for no known state, are
+//! A column that is NULL, missing or of another type, and a letter that is not a known state, are
 //! errors ([`Error::Column`]) that name the column and its statement. Columns that may be NULL are
 //! read with the accessors whose names begin with `opt_`.
 
@@ -14,7 +14,7 @@ pub trait Stored: Sized {
     /// The name of the enumeration, for errors.
     const NAME: &'static str;
 
-    /// The value a letter stands for.
+    /// The value that is stored as a letter.
     fn from_letter(letter: &str) -> Option<Self>;
 }
 
@@ -105,7 +105,7 @@ impl Row {
     }
 }
 
-/// A statement for errors: without its list of columns, so that its tables are seen, and not long.
+/// A statement as errors show it: without its list of columns, at most 200 characters.
 fn shortened(sql: &str) -> String {
     let whole = sql.split_whitespace().collect::<Vec<_>>().join(" ");
     let tables = whole.find(" FROM ").filter(|_| whole.starts_with("SELECT "));
@@ -113,8 +113,8 @@ fn shortened(sql: &str) -> String {
     shown.chars().take(200).collect()
 }
 
-/// The expression of a column, as the statement has it: from the list after its last `RETURNING`, or
-/// after the last `SELECT` that is not within parentheses.
+/// The expression of a column, as the statement has it: from the list after its last `RETURNING`,
+/// or after the last `SELECT` that is not within parentheses.
 fn name(sql: &str, column: usize) -> Option<String> {
     let mut depth = 0_i32;
     let mut list = None;
@@ -157,7 +157,7 @@ mod tests {
         Row::new(values, &Arc::from("SELECT l.did_id, l.state, l.repair_cnt FROM locks l"))
     }
 
-    fn told<T: std::fmt::Debug>(read: Result<T>) -> String {
+    fn message<T: std::fmt::Debug>(read: Result<T>) -> String {
         read.unwrap_err().to_string()
     }
 
@@ -166,23 +166,23 @@ mod tests {
         let null = row(vec![Value::Null, Value::Null, Value::Null]);
         let wrong = row(vec![Value::from("x"), Value::from("Z"), Value::Real(0.5)]);
         let cases = [
-            (told(null.int(0)), "l.did_id", "NULL"),
-            (told(null.text(1)), "l.state", "NULL"),
-            (told(null.flag(2)), "l.repair_cnt", "NULL"),
-            (told(null.state::<LockState>(1)), "l.state", "NULL"),
-            (told(wrong.int(0)), "l.did_id", "the text \"x\""),
-            (told(wrong.opt_int(0)), "l.did_id", "the text \"x\""),
-            (told(wrong.int(2)), "l.repair_cnt", "the fraction 0.5"),
-            (told(wrong.text(2)), "l.repair_cnt", "the fraction 0.5"),
-            (told(wrong.opt_text(2)), "l.repair_cnt", "the fraction 0.5"),
-            (told(wrong.state::<LockState>(1)), "l.state", "the text \"Z\""),
-            (told(wrong.opt_state::<LockState>(1)), "l.state", "the text \"Z\""),
-            (told(wrong.int(3)), "number 3", "no such column"),
+            (message(null.int(0)), "l.did_id", "NULL"),
+            (message(null.text(1)), "l.state", "NULL"),
+            (message(null.flag(2)), "l.repair_cnt", "NULL"),
+            (message(null.state::<LockState>(1)), "l.state", "NULL"),
+            (message(wrong.int(0)), "l.did_id", "the text \"x\""),
+            (message(wrong.opt_int(0)), "l.did_id", "the text \"x\""),
+            (message(wrong.int(2)), "l.repair_cnt", "the fraction 0.5"),
+            (message(wrong.text(2)), "l.repair_cnt", "the fraction 0.5"),
+            (message(wrong.opt_text(2)), "l.repair_cnt", "the fraction 0.5"),
+            (message(wrong.state::<LockState>(1)), "l.state", "the text \"Z\""),
+            (message(wrong.opt_state::<LockState>(1)), "l.state", "the text \"Z\""),
+            (message(wrong.int(3)), "number 3", "no such column"),
         ];
-        for (told, column, found) in cases {
-            assert!(told.contains(&format!("column {column} ")), "{told}");
-            assert!(told.contains(&format!("found {found}")), "{told}");
-            assert!(told.contains("FROM locks l"), "{told}");
+        for (message, column, found) in cases {
+            assert!(message.contains(&format!("column {column} ")), "{message}");
+            assert!(message.contains(&format!("found {found}")), "{message}");
+            assert!(message.contains("FROM locks l"), "{message}");
         }
     }
 
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_is_named_as_its_statement_names_it() {
+    fn errors_name_a_column_as_its_statement_does() {
         for (sql, column, expected) in [
             ("SELECT a, COALESCE(b, 0) AS c FROM t", 1, Some("COALESCE(b, 0) AS c")),
             (

@@ -1,9 +1,11 @@
-//! The tables, and how they came to be: every migration in order, applied at start.
+//! The tables of the catalog: every migration in order, applied at start.
 //!
-//! One text serves both databases; four words in it differ: `BIGID` (a number given by the
-//! database), `BIGKEY` (a number that is the primary key), `CLUSTERED` (rows stored in the order of
-//! the primary key) and `FILLED n` (room left in pages for updates in place). Names are kept in `dids` alone; all else refers by number, so
-//! that a lock takes four numbers. The views `named_*` show the same with names, for people.
+//! One text serves both databases; four words are replaced for each: `BIGID` (a number assigned by
+//! the database), `BIGKEY` (a number that is the primary key), `CLUSTERED` (rows stored in the
+//! order of the primary key) and `FILLED n` (the fill factor of pages in percent, which leaves
+//! space for updates in place). Names are stored in `dids` only; other tables refer to them by
+//! number, so that a lock takes four numbers. The views `named_*` show the same rows with names,
+//! for people.
 
 use std::collections::BTreeSet;
 
@@ -116,12 +118,12 @@ const MIGRATIONS: &[&str] = &[
     CREATE VIEW named_requests AS SELECT q.id, d.scope, d.name, r.rse, q.request_type, q.state, q.activity, q.retry_count, q.err_msg
         FROM requests q JOIN dids d ON d.id = q.did_id JOIN rses r ON r.id = q.dest_rse_id;
     INSERT INTO versions VALUES ('rses', 1)",
-    // 2: what is deleted softly, or in steps, leaves its key to others
+    // 2: a rule that is being deleted no longer occupies its unique key
     "ALTER TABLE rules ADD COLUMN soft_deleted BIGINT NOT NULL DEFAULT 0;
     DROP INDEX rules_key;
     CREATE UNIQUE INDEX rules_key ON rules (did_id, account, rse_expression, copies) WHERE soft_deleted = 0;
     CREATE INDEX rules_did ON rules (did_id)",
-    // 3: who may log in, how storage is reached, and who is moving which file
+    // 3: logins, storage protocols, and the workers of transfers
     "CREATE TABLE identities (identity TEXT NOT NULL, identity_type TEXT NOT NULL, password TEXT, email TEXT,
         created_at BIGINT NOT NULL, PRIMARY KEY (identity, identity_type)) CLUSTERED;
     CREATE TABLE account_map (identity TEXT NOT NULL, identity_type TEXT NOT NULL, account TEXT NOT NULL,
@@ -143,11 +145,11 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE requests ADD COLUMN not_before BIGINT NOT NULL DEFAULT 0;
     ALTER TABLE requests ADD COLUMN moved BIGINT NOT NULL DEFAULT 0;
     CREATE INDEX requests_queued ON requests (activity, priority DESC, id) WHERE state = 'Q'",
-    // 4: what waits is found by where it goes
+    // 4: queued requests are found by their destination
     "DROP INDEX requests_queued;
     CREATE INDEX requests_queued ON requests (dest_rse_id, activity, priority DESC, id) WHERE state = 'Q'",
-    // 5: who else has a path is found, and the number of a request is never given again (in SQLite
-    // it was, when it had been the highest)
+    // 5: replicas are found by path, and the number of a request is never reused (in SQLite the
+    // highest one was, after its row was deleted)
     "CREATE INDEX replicas_path ON replicas (rse_id, path) WHERE path IS NOT NULL
     SQLITE ALONE;
     DROP VIEW named_requests;
@@ -170,17 +172,17 @@ const MIGRATIONS: &[&str] = &[
         (SELECT COALESCE(MAX(id), 0) FROM requests_history));
     CREATE VIEW named_requests AS SELECT q.id, d.scope, d.name, r.rse, q.request_type, q.state, q.activity, q.retry_count, q.err_msg
         FROM requests q JOIN dids d ON d.id = q.did_id JOIN rses r ON r.id = q.dest_rse_id",
-    // 6: what was given up while a worker was at it
+    // 6: requests that were cancelled while a worker had them
     "CREATE TABLE given_up (did_id BIGINT NOT NULL, rse_id BIGINT NOT NULL, request_id BIGINT NOT NULL,
         attempt BIGINT NOT NULL, worker TEXT, lease_until BIGINT NOT NULL,
         PRIMARY KEY (did_id, rse_id, request_id, attempt)) CLUSTERED",
-    // 7: replicas whose files were found to be others than the catalog says
+    // 7: replicas whose files differ from the catalog
     "CREATE TABLE suspicious_replicas (did_id BIGINT NOT NULL, rse_id BIGINT NOT NULL, missing BIGINT NOT NULL,
         reason TEXT NOT NULL, times BIGINT NOT NULL, proven BIGINT NOT NULL, created_at BIGINT NOT NULL,
         updated_at BIGINT NOT NULL, PRIMARY KEY (did_id, rse_id)) CLUSTERED;
     CREATE INDEX suspicious_missing ON suspicious_replicas (rse_id, updated_at) WHERE missing = 1;
     CREATE INDEX suspicious_proven ON suspicious_replicas (did_id) WHERE proven = 1",
-    // 8: names compare by their bytes, whatever the database's language
+    // 8: names are compared by their bytes, whatever the locale of the database
     "POSTGRES ALONE
     DROP VIEW named_locks; DROP VIEW named_replicas; DROP VIEW named_requests;
     ALTER TABLE dids ALTER COLUMN scope TYPE TEXT COLLATE \"C\", ALTER COLUMN name TYPE TEXT COLLATE \"C\";
@@ -192,13 +194,13 @@ const MIGRATIONS: &[&str] = &[
         FROM requests q JOIN dids d ON d.id = q.did_id JOIN rses r ON r.id = q.dest_rse_id",
 ];
 
-/// What comes after this in a migration is for SQLite only.
+/// The part of a migration after this marker is for SQLite only.
 const SQLITE_ALONE: &str = "SQLITE ALONE";
 
-/// A migration that begins with this is for PostgreSQL only.
+/// A migration that begins with this marker is for PostgreSQL only.
 const POSTGRES_ALONE: &str = "POSTGRES ALONE";
 
-/// Tables of one connection that hold what a transaction works on.
+/// Temporary tables of a connection that hold the rows a transaction works on.
 const WORK_TABLES: &str = "
     CREATE TEMP TABLE IF NOT EXISTS w_names (ord BIGKEY, scope TEXT, name TEXT, bytes BIGINT, adler32 TEXT,
         md5 TEXT, path TEXT, state TEXT, id BIGINT);
@@ -216,7 +218,7 @@ const WORK_TABLES: &str = "
 /// The newest schema this program knows.
 pub(crate) const NEWEST: i64 = MIGRATIONS.len() as i64;
 
-/// The version of a catalog that is being restored: no program opens it, whatever its age.
+/// The version of a catalog that is being restored: no version of the program opens it.
 pub(crate) const UNFINISHED: i64 = i64::MAX;
 
 /// The tables of a schema, by name.
@@ -272,12 +274,13 @@ fn dialect(sql: &str, postgres: bool) -> String {
     out.lines().map(str::trim).collect::<Vec<_>>().join(" ").replace(" FILLED", "")
 }
 
-/// Makes the work tables of a fresh connection.
+/// Creates the work tables of a new connection.
 pub(crate) fn prepare(engine: &mut dyn Engine) -> Result<()> {
     engine.batch(&dialect(WORK_TABLES, engine.is_postgres()))
 }
 
-/// Brings the catalog to the newest schema. Two servers that start at once migrate once.
+/// Migrates the catalog to the newest schema. Two servers that start at the same time migrate it
+/// once.
 pub(crate) fn migrate(engine: &mut dyn Engine) -> Result<()> {
     engine.begin(Mode::Write)?;
     let done = migrate_within(engine, NEWEST).and_then(|()| engine.commit());
@@ -287,7 +290,7 @@ pub(crate) fn migrate(engine: &mut dyn Engine) -> Result<()> {
     done
 }
 
-/// Brings the catalog to a schema, within a transaction.
+/// Migrates the catalog to a schema version, within a transaction.
 pub(crate) fn migrate_within(engine: &mut dyn Engine, to: i64) -> Result<()> {
     if engine.is_postgres() {
         engine.batch("SELECT pg_advisory_xact_lock(7238113200514)")?;
@@ -316,7 +319,7 @@ pub(crate) fn migrate_within(engine: &mut dyn Engine, to: i64) -> Result<()> {
     Ok(())
 }
 
-/// The version of a catalog that has any.
+/// The schema version of a catalog, 0 if it has none; the table `catalog_schema` must exist.
 pub(crate) fn version(engine: &mut dyn Engine) -> Result<i64> {
     let mut found = 0;
     engine.query("SELECT COALESCE(MAX(version), 0) FROM catalog_schema", &[], &mut |row| {

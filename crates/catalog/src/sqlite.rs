@@ -1,4 +1,4 @@
-//! The catalog in one SQLite file: one writer, readers beside it.
+//! The catalog in one SQLite file, with one writer and several readers.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
@@ -19,15 +19,15 @@ pub(crate) struct Sqlite {
     connection: Connection,
     /// Statements as written, each with its form for SQLite.
     rewritten: HashMap<Arc<str>, Rewritten>,
-    /// Whether the transaction has changed anything that is kept.
+    /// Whether the transaction has changed a table other than work tables.
     changed: bool,
 }
 
 /// A statement as SQLite takes it.
 struct Rewritten {
     sql: String,
-    /// Whether it changes tables that are kept, rather than the connection's own work tables.
-    keeps: bool,
+    /// Whether it may change tables other than the connection's own work tables.
+    changes_catalog: bool,
 }
 
 impl ToSql for Value {
@@ -65,9 +65,9 @@ pub(super) fn failed(error: rusqlite::Error) -> Error {
     }
 }
 
-/// Keeps the file to its owner, from the moment it is made: it holds what people log in with.
-/// SQLite gives the files beside it the same mode; those of an older one are tightened with it. One
-/// that is there is not opened: closing it would take SQLite's locks away from the whole process.
+/// Makes the file accessible to its owner only, from its creation on, because it holds credentials.
+/// SQLite creates the files beside it with the same mode; files of older versions are corrected. An
+/// existing file is not opened here: closing it would release SQLite's locks of the whole process.
 fn make_private(path: &Path) -> Result<()> {
     let wrong = |path: &Path, error| Error::Database(format!("{}: {error}", path.display()));
     match File::options().create_new(true).write(true).mode(0o600).open(path) {
@@ -87,7 +87,7 @@ fn make_private(path: &Path) -> Result<()> {
             continue;
         }
         match std::fs::set_permissions(&name, Permissions::from_mode(mode & 0o700)) {
-            // The last to close the catalog has just removed it.
+            // The last connection to the catalog was closed and has just removed it.
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(wrong(&name, error)),
             _ => {}
         }
@@ -111,7 +111,8 @@ impl Sqlite {
         Ok(Self { connection, rewritten: HashMap::new(), changed: false })
     }
 
-    /// One of several that only read: each keeps little in memory, the rest is in the machine's.
+    /// Opens a read connection with a small cache of its own; the page cache of the system holds
+    /// the rest.
     pub(crate) fn open_reader(path: &Path) -> Result<Self> {
         let reader = Self::open(path)?;
         reader.connection.execute_batch("PRAGMA cache_size = -16384").map_err(failed)?;
@@ -120,13 +121,13 @@ impl Sqlite {
 }
 
 impl Sqlite {
-    /// Moves the write-ahead log into the file and empties it, as far as readers let it.
+    /// Moves the write-ahead log into the file and empties it, as far as readers permit.
     pub(super) fn checkpoint(&self) -> Result<()> {
         let moved = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         moved.map_err(failed)
     }
 
-    /// Whether the transaction has changed anything that is kept, as far as its statements tell.
+    /// Whether the transaction may have changed a table other than work tables.
     pub(super) fn has_changed(&self) -> bool {
         self.changed
     }
@@ -152,7 +153,7 @@ fn is_work(sql: &str) -> bool {
     table.is_some_and(|table| table.starts_with("w_"))
 }
 
-/// A statement as written, and its form for SQLite, which is kept.
+/// A statement as written, and its form for SQLite, which is cached.
 fn known<'a>(
     rewritten: &'a mut HashMap<Arc<str>, Rewritten>,
     sql: &str,
@@ -163,11 +164,11 @@ fn known<'a>(
     };
     let form = rewritten
         .entry(Arc::clone(&written))
-        .or_insert_with(|| Rewritten { keeps: !is_work(sql), sql: rewrite(sql) });
+        .or_insert_with(|| Rewritten { changes_catalog: !is_work(sql), sql: rewrite(sql) });
     (written, form)
 }
 
-/// Row locks need no words here: the one writer holds them all.
+/// Rewrites a statement for SQLite. Row locks are left out, because there is only one writer.
 fn rewrite(sql: &str) -> String {
     with_arrays(
         &with_ordered_lookups(sql).replace("LOCK ROWS", ""),
@@ -199,7 +200,7 @@ impl Engine for Sqlite {
     }
 
     fn rollback(&mut self) {
-        // Nothing to roll back is as good as rolled back.
+        // Fails only if no transaction is open.
         let _ = self.connection.execute_batch("ROLLBACK");
     }
 
@@ -211,7 +212,7 @@ impl Engine for Sqlite {
     ) -> Result<()> {
         let (written, rewritten) = known(&mut self.rewritten, sql);
         let mut statement = self.connection.prepare_cached(&rewritten.sql).map_err(failed)?;
-        self.changed |= rewritten.keeps && !statement.readonly();
+        self.changed |= rewritten.changes_catalog && !statement.readonly();
         let width = statement.column_count();
         let mut rows = statement.query(rusqlite::params_from_iter(params)).map_err(failed)?;
         while let Some(row) = rows.next().map_err(failed)? {
@@ -228,7 +229,7 @@ impl Engine for Sqlite {
         let (_, rewritten) = known(&mut self.rewritten, sql);
         let mut statement = self.connection.prepare_cached(&rewritten.sql).map_err(failed)?;
         let changed = statement.execute(rusqlite::params_from_iter(params)).map_err(failed)?;
-        self.changed |= changed > 0 && rewritten.keeps;
+        self.changed |= changed > 0 && rewritten.changes_catalog;
         Ok(changed as u64)
     }
 
@@ -284,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_catalog_is_its_owners_alone() {
+    fn only_the_owner_can_access_the_files_of_the_catalog() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("catalog.db");
         let names = ["catalog.db", "catalog.db-wal", "catalog.db-shm"];
@@ -302,7 +303,7 @@ mod tests {
             std::fs::set_permissions(folder.path().join(name), open).unwrap();
         }
         let second = Sqlite::open(&path).unwrap();
-        assert_eq!(modes(), [0o600; 3], "one that was made by an older version");
+        assert_eq!(modes(), [0o600; 3], "files of an older version are corrected");
         drop((first, second));
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let mut third = Sqlite::open(&path).unwrap();

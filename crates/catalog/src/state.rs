@@ -1,10 +1,10 @@
-//! The states and kinds of things, each stored as one letter and shown by name.
+//! Enumerations of the catalog (types and states), each stored as one letter and shown by name.
 
 use serde::Serialize;
 
 use crate::row::Stored;
 
-/// An enumeration stored as one letter and shown by name.
+/// Defines an enumeration that is stored as one letter and shown by name.
 macro_rules! letters {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $letter:literal $text:literal),+ $(,)? }) => {
         $(#[$meta])*
@@ -59,7 +59,7 @@ macro_rules! letters {
 }
 
 letters! {
-    /// What a data identifier names.
+    /// The type of a data identifier.
     DidType {
         /// One file.
         File = "F" "FILE",
@@ -73,17 +73,17 @@ letters! {
 letters! {
     /// The state of a rule.
     RuleState {
-        /// Copies are on their way.
+        /// Copies are being made.
         Replicating = "R" "REPLICATING",
-        /// Every copy is there.
+        /// Every copy exists.
         Ok = "O" "OK",
         /// A copy could not be made; the repairer tries again.
         Stuck = "S" "STUCK",
-        /// Nobody works on it.
+        /// It is not worked on until an operator resumes it.
         Suspended = "U" "SUSPENDED",
-        /// Somebody must approve it first.
+        /// It must be approved first.
         WaitingApproval = "W" "WAITING_APPROVAL",
-        /// The injector applies it.
+        /// The injector will apply it.
         Inject = "I" "INJECT",
     }
 }
@@ -91,9 +91,9 @@ letters! {
 letters! {
     /// The state of one lock.
     LockState {
-        /// The copy is on its way.
+        /// The copy is being made.
         Replicating = "R" "REPLICATING",
-        /// The copy is there.
+        /// The copy exists.
         Ok = "O" "OK",
         /// The copy could not be made.
         Stuck = "S" "STUCK",
@@ -103,9 +103,9 @@ letters! {
 letters! {
     /// The state of a replica.
     ReplicaState {
-        /// It is there.
+        /// It exists and can be read.
         Available = "A" "AVAILABLE",
-        /// It is not there.
+        /// It does not exist.
         Unavailable = "U" "UNAVAILABLE",
         /// It is being written.
         Copying = "C" "COPYING",
@@ -113,13 +113,13 @@ letters! {
         BeingDeleted = "B" "BEING_DELETED",
         /// Its content is wrong.
         Bad = "D" "BAD",
-        /// It is there, but cannot be read now.
+        /// It exists, but cannot be read now.
         TemporaryUnavailable = "T" "TEMPORARY_UNAVAILABLE",
     }
 }
 
 letters! {
-    /// Which files share their RSEs.
+    /// Which files of a rule are placed on the same RSEs.
     Grouping {
         /// All files of the rule.
         All = "A" "ALL",
@@ -131,7 +131,7 @@ letters! {
 }
 
 letters! {
-    /// When a rule tells the world.
+    /// When a rule sends notifications.
     Notification {
         /// Always.
         Yes = "Y" "YES",
@@ -149,31 +149,31 @@ letters! {
     RequestState {
         /// Waits for a worker.
         Queued = "Q" "QUEUED",
-        /// A worker takes it.
+        /// A worker is taking it.
         Submitting = "G" "SUBMITTING",
-        /// It runs.
+        /// The transfer is running.
         Submitted = "S" "SUBMITTED",
-        /// It is done; the finisher will see to it.
+        /// The transfer succeeded; the finisher has not processed it yet.
         Done = "D" "DONE",
-        /// It failed; the finisher will see to it.
+        /// The transfer failed; the finisher has not processed it yet.
         Failed = "F" "FAILED",
-        /// Nobody knows what became of it.
+        /// Its outcome is unknown.
         Lost = "L" "LOST",
-        /// There is nothing to copy from.
+        /// No source replica is available.
         NoSources = "N" "NO_SOURCES",
-        /// Only tapes have it.
+        /// All source replicas are on tape.
         OnlyTapeSources = "O" "ONLY_TAPE_SOURCES",
-        /// It could not be handed over.
+        /// It could not be submitted.
         SubmissionFailed = "A" "SUBMISSION_FAILED",
         /// Source and destination share no protocol.
         MismatchScheme = "M" "MISMATCH_SCHEME",
-        /// Nobody needs it any more (history only).
+        /// It is no longer needed (history only).
         Cancelled = "X" "CANCELLED",
     }
 }
 
 impl RequestState {
-    /// Whether nobody works on it any more.
+    /// Whether it is final: no worker has it or will take it.
     #[must_use]
     pub fn is_end(self) -> bool {
         !matches!(self, Self::Queued | Self::Submitting | Self::Submitted)

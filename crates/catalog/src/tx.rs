@@ -1,4 +1,4 @@
-//! One transaction: statements, queries and what follows from it once it is committed.
+//! One transaction: its statements and queries, and the effects to apply once it is committed.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result, TxError};
 pub struct Tx<'a> {
     pub(super) engine: &'a mut dyn Engine,
     pub(super) rses: Option<Known>,
-    /// The version of the storage elements, where a pipeline has asked for it.
+    /// The version of the storage elements, if a pipeline has queried it.
     pub(super) rses_version: Option<i64>,
     pub(super) shared: &'a Mutex<Option<Known>>,
     pub(super) wakes: Vec<Daemon>,
@@ -37,7 +37,7 @@ impl Tx<'_> {
         Ok(rows)
     }
 
-    /// Hands over each row of an answer, keeping none.
+    /// Calls `each` for every row of an answer, without collecting them.
     pub fn for_each<E: TxError>(
         &mut self,
         sql: &str,
@@ -74,7 +74,8 @@ impl Tx<'_> {
         self.engine.execute(sql, params)
     }
 
-    /// Runs a statement whose outcome is not asked for; it takes no round trip of its own.
+    /// Deferred: sent with the next statement or the commit, which reports its error. Takes no
+    /// round trip of its own.
     pub fn later(&mut self, sql: &str, params: &[Value]) -> Result<()> {
         self.statements += 1;
         self.engine.later(sql, params)
@@ -90,6 +91,7 @@ impl Tx<'_> {
         Ok(answers)
     }
 
+    /// Inserts rows into a work table; no columns, or empty ones, insert none.
     pub fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
         if columns.first().is_some_and(|(_, column)| column.len() > 0) {
             self.statements += 1;
@@ -98,6 +100,7 @@ impl Tx<'_> {
         Ok(())
     }
 
+    /// Empties work tables.
     pub fn clear(&mut self, tables: &[&str]) -> Result<()> {
         self.engine.clear(tables)
     }
@@ -125,7 +128,7 @@ impl Tx<'_> {
         Ok(rses)
     }
 
-    /// RSEs changed: everybody reads them anew.
+    /// Call this after a change of RSEs: later transactions, on every server, read them again.
     pub fn rses_changed(&mut self) -> Result<()> {
         (self.rses, self.rses_version) = (None, None);
         self.execute("UPDATE versions SET value = value + 1 WHERE name = 'rses'", &[]).map(drop)
@@ -143,7 +146,7 @@ impl Tx<'_> {
         self.moves = true;
     }
 
-    /// Whether rows are locked one by one here.
+    /// Whether this is PostgreSQL, where rows are locked one by one.
     #[must_use]
     pub fn is_postgres(&self) -> bool {
         self.engine.is_postgres()

@@ -1,11 +1,11 @@
 //! The single writer of a SQLite catalog, and group commit.
 //!
-//! A commit waits for the disk, whatever its size. Sessions use the writer in the order of asking; one
-//! that sees another wait leaves its changes uncommitted and passes the writer on, and the last in line
-//! commits for all of them. No session is answered before that commit: either the whole batch is
-//! committed, or each of its transactions is run again. A commit that changes something has a
-//! number, which is written outside the catalog before any session is answered (see
-//! [`super::counter`]): one small write for the whole batch.
+//! A commit waits for the disk, whatever its size. Transactions use the writer in the order of
+//! their requests. One that sees another waiting leaves its changes uncommitted and passes the
+//! writer on, and the last one commits for all of them. [`Writer::run`] returns only after that
+//! commit: either the whole batch is committed, or each of its transactions is retried. A commit
+//! that changes the catalog has a number, which is written to a file outside of it before any call
+//! returns (see [`super::counter`]): one small write for the whole batch.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -17,37 +17,37 @@ use super::engine::{Engine, Mode};
 use super::sqlite::Sqlite;
 use crate::error::{Error, Result, TxError};
 
-/// How many transactions are committed together at most.
+/// The most transactions that are committed together.
 const MOST: usize = 64;
 
 pub(super) struct Writer {
-    line: Mutex<Line>,
+    turns: Mutex<Turns>,
     moved: Condvar,
-    held: Mutex<Held>,
+    state: Mutex<State>,
 }
 
-/// Who has asked for the writer, and who has had it.
+/// The queue for the writer: how many turns were requested, and how many are over.
 #[derive(Default)]
-struct Line {
-    asked: u64,
-    served: u64,
+struct Turns {
+    requested: u64,
+    ended: u64,
 }
 
-struct Held {
+struct State {
     engine: Sqlite,
     counter: Option<Counter>,
     /// The transactions since the last commit.
     batch: Option<(Arc<Batch>, usize)>,
 }
 
-/// What became of the transactions that are committed together.
+/// The outcome of the transactions that are committed together.
 #[derive(Default)]
 struct Batch {
     outcome: Mutex<Option<std::result::Result<(), Failure>>>,
-    told: Condvar,
+    completed: Condvar,
 }
 
-/// An error that is told to several.
+/// An error of a commit, in a form that can be cloned for every transaction of the batch.
 #[derive(Clone, Debug)]
 enum Failure {
     Passing(String),
@@ -83,9 +83,9 @@ impl Failure {
 }
 
 impl Batch {
-    fn tell(&self, outcome: std::result::Result<(), Failure>) {
+    fn complete(&self, outcome: std::result::Result<(), Failure>) {
         *self.outcome.lock() = Some(outcome);
-        self.told.notify_all();
+        self.completed.notify_all();
     }
 
     fn wait(&self) -> Result<()> {
@@ -96,12 +96,12 @@ impl Batch {
                 Some(Err(failure)) => return Err(failure.error()),
                 None => {}
             }
-            self.told.wait(&mut outcome);
+            self.completed.wait(&mut outcome);
         }
     }
 }
 
-/// One place in the line; passes the writer on when dropped.
+/// A turn to use the writer; passes it on when dropped.
 struct Turn<'a> {
     writer: &'a Writer,
     mine: u64,
@@ -109,55 +109,55 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     fn is_last(&self) -> bool {
-        self.writer.line.lock().asked == self.mine + 1
+        self.writer.turns.lock().requested == self.mine + 1
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.writer.line.lock().served += 1;
+        self.writer.turns.lock().ended += 1;
         self.writer.moved.notify_all();
     }
 }
 
 impl Writer {
     pub(super) fn new(engine: Sqlite, counter: Option<Counter>) -> Self {
-        let held = Mutex::new(Held { engine, counter, batch: None });
-        Self { line: Mutex::new(Line::default()), moved: Condvar::new(), held }
+        let state = Mutex::new(State { engine, counter, batch: None });
+        Self { turns: Mutex::new(Turns::default()), moved: Condvar::new(), state }
     }
 
     fn turn(&self) -> Turn<'_> {
-        let mut line = self.line.lock();
-        let mine = line.asked;
-        line.asked += 1;
-        while line.served != mine {
-            self.moved.wait(&mut line);
+        let mut turns = self.turns.lock();
+        let mine = turns.requested;
+        turns.requested += 1;
+        while turns.ended != mine {
+            self.moved.wait(&mut turns);
         }
         Turn { writer: self, mine }
     }
 
-    /// Runs `work` as one transaction and returns once it is committed. An error, of the work or of
-    /// the commit, means that nothing of it has taken place.
+    /// Runs `work` as one transaction and returns once it is committed. After an error, of the work
+    /// or of the commit, none of its changes were made.
     pub(super) fn run<R, E: TxError>(
         &self,
         work: impl FnOnce(&mut Sqlite) -> Result<R, E>,
     ) -> Result<R, E> {
         let turn = self.turn();
-        let mut held = self.held.lock();
-        let done = held.take_part(work);
-        let Some((batch, number)) = held.batch.clone() else { return done };
+        let mut state = self.state.lock();
+        let done = state.run_in_batch(work);
+        let Some((batch, number)) = state.batch.clone() else { return done };
         if number >= MOST || turn.is_last() {
-            held.commit();
+            state.commit();
         }
-        drop(held);
+        drop(state);
         drop(turn);
-        // A refusal too may rest on what others of the batch have done.
+        // An error of `work` too may be caused by uncommitted changes of the batch.
         batch.wait().map_err(E::from).and(done)
     }
 }
 
-impl Held {
-    fn take_part<R, E: TxError>(
+impl State {
+    fn run_in_batch<R, E: TxError>(
         &mut self,
         work: impl FnOnce(&mut Sqlite) -> Result<R, E>,
     ) -> Result<R, E> {
@@ -208,14 +208,14 @@ impl Held {
             (Ok(_), _) => {}
             (Err(_), _) => self.engine.rollback(),
         }
-        batch.tell(committed.map(drop).map_err(|error| Failure::of(&error)));
+        batch.complete(committed.map(drop).map_err(|error| Failure::of(&error)));
     }
 
-    /// Undoes everything since the last commit.
+    /// Rolls back every transaction since the last commit.
     fn abandon(&mut self, why: &Error) {
         self.engine.rollback();
         if let Some((batch, _)) = self.batch.take() {
-            batch.tell(Err(match Failure::of(why) {
+            batch.complete(Err(match Failure::of(why) {
                 Failure::Other(text) => Failure::Passing(text),
                 failure => failure,
             }));
@@ -253,36 +253,36 @@ mod tests {
         found
     }
 
-    /// Waits until so many stand in line.
-    fn asked(writer: &Writer, number: u64) {
-        while writer.line.lock().asked < number {
+    /// Waits until this many turns were requested.
+    fn wait_until_requested(writer: &Writer, number: u64) {
+        while writer.turns.lock().requested < number {
             std::thread::yield_now();
         }
     }
 
-    /// Writes 1 once somebody else stands in line.
+    /// Writes 1 once another transaction waits.
     fn followed(writer: &Writer) -> Result<()> {
         writer.run(|engine| {
-            asked(writer, 2);
+            wait_until_requested(writer, 2);
             insert(engine, 1)
         })
     }
 
     #[test]
-    fn those_who_wait_are_committed_together_and_a_refusal_undoes_itself_alone() {
+    fn waiting_transactions_are_committed_together_and_a_failed_one_is_rolled_back_alone() {
         let folder = tempfile::tempdir().unwrap();
         let writer = writer(&folder);
         std::thread::scope(|scope| {
             let first = scope.spawn(|| followed(&writer));
-            asked(&writer, 1);
+            wait_until_requested(&writer, 1);
             let second = scope.spawn(|| {
                 writer.run(|engine| {
-                    asked(&writer, 3);
+                    wait_until_requested(&writer, 3);
                     insert(engine, 2)?;
                     Err::<(), _>(Error::Overflow)
                 })
             });
-            asked(&writer, 2);
+            wait_until_requested(&writer, 2);
             let third = scope.spawn(|| writer.run(|engine| insert(engine, 3)));
             assert!(first.join().unwrap().is_ok());
             assert!(matches!(second.join().unwrap(), Err(Error::Overflow)));
@@ -292,12 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_undoes_the_batch_and_the_others_are_told_to_run_again() {
+    fn a_panic_rolls_back_the_batch_and_the_others_are_retried() {
         let folder = tempfile::tempdir().unwrap();
         let writer = writer(&folder);
         std::thread::scope(|scope| {
             let first = scope.spawn(|| followed(&writer));
-            asked(&writer, 1);
+            wait_until_requested(&writer, 1);
             let second = scope.spawn(|| writer.run(|_| -> Result<()> { panic!("for the test") }));
             assert!(first.join().unwrap().unwrap_err().is_retryable());
             assert!(second.join().is_err());

@@ -1,14 +1,14 @@
-//! Storage that this process may touch: folders below storage roots, and endpoints on the network.
+//! Decides which storage this process may use: folders below storage roots, and network endpoints.
 //!
 //! Protocols of storage elements come from the catalog, and accounts of the catalog are not the
 //! operator of this machine. A server or worker therefore uses a folder only below a root that its
-//! operator named, and an endpoint only if the operator listed it or, without a list, if its address
-//! is not one of this machine or its link. Protocols outside may be registered; using one is refused
-//! with the reason, which the lock then shows. Commands that people run for themselves
-//! ([`Allowed::anywhere`]) are bound by their own rights only.
+//! operator named, and an endpoint only if the operator listed it or, without a list, if its
+//! address is neither local to this machine nor link-local. Other protocols may be registered;
+//! using one fails with the reason, which the lock then shows. Commands that people run for
+//! themselves ([`Allowed::anywhere`]) are limited by the permissions of the user only.
 //!
-//! Names are resolved here, and the connection goes to the very address that was checked. Redirects
-//! are followed only to endpoints that are allowed themselves.
+//! Names are resolved here, and the connection goes to the address that was checked. Redirects are
+//! followed only to allowed endpoints.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
@@ -18,10 +18,10 @@ use reqwest::Url;
 use reqwest::dns::{Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 
-/// How many redirects are followed.
+/// The most redirects that are followed.
 const REDIRECTS: usize = 5;
 
-/// Why roots or endpoints cannot be as the operator said.
+/// An invalid option of the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A root cannot be opened.
@@ -29,13 +29,13 @@ pub enum Error {
     Root {
         /// The root.
         root: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// A root is not a folder.
     #[error("--storage-root {0}: not a folder")]
     NotAFolder(String),
-    /// A root would open files of the server itself to accounts of the catalog.
+    /// A root would make files of the server itself accessible to accounts of the catalog.
     #[error(
         "--storage-root {root}: {relation} {private}, which accounts of the rule engine must not reach; choose a folder elsewhere"
     )]
@@ -44,23 +44,23 @@ pub enum Error {
         root: String,
         /// `lies inside` or `contains`.
         relation: &'static str,
-        /// What belongs to the server.
+        /// The file or folder of the server.
         private: String,
     },
-    /// An endpoint is not written as a host and port.
+    /// An endpoint is not a host with an optional port.
     #[error("--storage-endpoint {0:?}: expected HOST or HOST:PORT")]
     Endpoint(String),
 }
 
-/// Why a folder or an endpoint is not used.
+/// The reason why a folder or an endpoint is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// No folder is allowed at all.
+    /// No storage root is configured, so no folder is allowed.
     #[error(
         "folder {0}: no storage root is set; start the server or transfer worker with --storage-root DIR"
     )]
     NoRoots(String),
-    /// The folder is elsewhere.
+    /// The folder is outside of the storage roots.
     #[error("folder {folder}: not below a storage root ({roots}); add one with --storage-root DIR")]
     Outside {
         /// The folder.
@@ -68,7 +68,7 @@ pub enum Refused {
         /// The roots.
         roots: String,
     },
-    /// The address is one of this machine, of its link, or of no machine.
+    /// The address is local to this machine, link-local, multicast or unspecified.
     #[error(
         "endpoint {host}: {address} is a {kind} address; allow it with --storage-endpoint {host}"
     )]
@@ -77,33 +77,33 @@ pub enum Refused {
         host: String,
         /// Its address.
         address: IpAddr,
-        /// What kind of address that is.
+        /// The kind of the address.
         kind: &'static str,
     },
-    /// The operator has listed others.
+    /// The endpoint is not in the operator's list.
     #[error("endpoint {0}: not listed; allow it with --storage-endpoint {0}")]
     Unlisted(String),
-    /// The keys to the RSE's storage are for another server.
+    /// The credential of the RSE is bound to another server.
     #[error(
         "endpoint {endpoint}: the credential of this RSE is bound to {bound} and is not sent elsewhere; correct the RSE's protocol, or the endpoint in the file of --credentials"
     )]
     Credential {
-        /// Where the RSE's protocol leads.
+        /// The endpoint of the RSE's protocol.
         endpoint: String,
-        /// The server that the credential is for.
+        /// The server that the credential is bound to.
         bound: String,
     },
-    /// There is no host in the address, or more than a host.
+    /// The address has no host, or also a user.
     #[error("endpoint {0:?}: not a host name or address")]
     NoHost(String),
 }
 
-/// A folder below which storage may lie.
+/// A folder below which storage is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
-    /// As the operator wrote it, absolute.
+    /// The absolute path as the operator wrote it.
     given: PathBuf,
-    /// The same without links.
+    /// The same path with symbolic links resolved.
     real: PathBuf,
 }
 
@@ -113,7 +113,7 @@ enum Roots {
     Below(Vec<Root>),
 }
 
-/// A host, and perhaps a port.
+/// A host with an optional port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Endpoint {
     host: String,
@@ -123,12 +123,12 @@ struct Endpoint {
 #[derive(Clone, Debug)]
 enum Endpoints {
     Anywhere,
-    /// All but addresses of this machine and of its link.
+    /// All except addresses that are local to this machine or link-local.
     Others,
     Listed(Arc<[Endpoint]>),
 }
 
-/// Which storage may be touched. The default allows no folder.
+/// The storage that may be used. The default allows no folder.
 #[derive(Clone, Debug)]
 pub struct Allowed {
     roots: Roots,
@@ -141,24 +141,24 @@ impl Default for Allowed {
     }
 }
 
-/// Where a folder is opened from.
+/// How a folder is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opening {
-    /// By its path, with the rights of whoever runs this.
+    /// By its path, with the permissions of the user that runs the process.
     Path,
-    /// From a root without links, by a path below it, without following a link.
+    /// By a path below a resolved root, without following a symbolic link.
     Below(PathBuf, String),
 }
 
 impl Allowed {
-    /// Everything: for commands that people run with their own rights.
+    /// All storage: for commands that people run with their own permissions.
     #[must_use]
     pub fn anywhere() -> Self {
         Self { roots: Roots::Anywhere, endpoints: Endpoints::Anywhere }
     }
 
-    /// Folders below these roots, and these endpoints. A root must neither lie inside nor contain one
-    /// of the `private` files and folders.
+    /// Folders below these roots, and these endpoints. A root must neither lie inside nor contain
+    /// one of the `private` files and folders.
     pub fn new(
         roots: &[PathBuf],
         endpoints: &[String],
@@ -216,7 +216,7 @@ impl Allowed {
         }
     }
 
-    /// Whether an endpoint may be spoken to, as far as its address tells; names are checked again
+    /// Checks whether an endpoint may be used, as far as its URL shows; names are checked again
     /// when they are resolved.
     pub fn endpoint(&self, url: &Url) -> Result<(), Refused> {
         let wrong = || Refused::NoHost(url.to_string());
@@ -238,8 +238,9 @@ impl Allowed {
         }
     }
 
-    /// A client that speaks to allowed endpoints alone. It follows redirects within the server of
-    /// `stays` only, if that is given; to another server it never sends the Authorization header.
+    /// An HTTP client that connects to allowed endpoints only. If `stays` is given, it follows
+    /// redirects within that server only. It never sends the Authorization header to another
+    /// server.
     pub(super) fn client(&self, stays: Option<Url>) -> reqwest::ClientBuilder {
         let builder = reqwest::Client::builder();
         let allowed = self.clone();
@@ -247,7 +248,8 @@ impl Allowed {
             let leaves = stays.as_ref().is_some_and(|own| attempt.url().origin() != own.origin());
             match allowed.endpoint(attempt.url()) {
                 _ if attempt.previous().len() > REDIRECTS => attempt.error("too many redirects"),
-                _ if leaves => attempt.error("redirected to another server, which gets no keys"),
+                _ if leaves => attempt
+                    .error("redirected to another server, which must not receive the credential"),
                 Ok(()) => attempt.follow(),
                 Err(refused) => attempt.error(refused),
             }
@@ -255,14 +257,14 @@ impl Allowed {
         let builder = builder.redirect(follow);
         match self.endpoints {
             Endpoints::Anywhere => builder,
-            // A proxy would resolve names by itself, to addresses that were not checked.
-            Endpoints::Others => builder.no_proxy().dns_resolver(Arc::new(Checked)),
+            // A proxy would resolve names itself, to addresses that were not checked.
+            Endpoints::Others => builder.no_proxy().dns_resolver(Arc::new(CheckedResolver)),
             Endpoints::Listed(_) => builder.no_proxy(),
         }
     }
 }
 
-/// A path without links, as far as it is there.
+/// A path with symbolic links resolved, as far as it exists.
 fn real(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for there in path.ancestors() {
@@ -295,13 +297,13 @@ impl Endpoint {
         Ok(Self { host: host.to_owned(), port })
     }
 
-    /// Hosts are compared as parsed addresses write them: lower case, without leading zeros.
+    /// Compares hosts in the normalised form of parsed URLs: lower case, no leading zeros.
     fn is(&self, host: &str, port: Option<u16>) -> bool {
         self.host == host && (self.port.is_none() || self.port == port)
     }
 }
 
-/// What kind of address it is, if it is one that strangers must not make us speak to.
+/// The kind of an address that is refused unless the operator allows it; none for all others.
 #[must_use]
 fn kind(address: IpAddr) -> Option<&'static str> {
     match address {
@@ -311,7 +313,7 @@ fn kind(address: IpAddr) -> Option<&'static str> {
 }
 
 fn kind_v4(address: Ipv4Addr) -> Option<&'static str> {
-    /// Where clouds without a link-local one have theirs.
+    /// Metadata services of clouds at addresses that are not link-local.
     const METADATA: [Ipv4Addr; 2] =
         [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(192, 0, 0, 192)];
     match address {
@@ -337,7 +339,7 @@ fn kind_v6(address: Ipv6Addr) -> Option<&'static str> {
         _ if address.is_multicast() => Some("multicast"),
         _ if parts[0] & 0xffc0 == 0xfe80 => Some("link-local"),
         _ if address == METADATA => Some("metadata"),
-        // Addresses that stand for one of IPv4: mapped, compatible, translated and 6to4.
+        // Addresses that embed an IPv4 address: mapped, compatible, translated and 6to4.
         [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
             v4(high, low)
         }
@@ -353,7 +355,7 @@ fn check(host: &str, address: IpAddr) -> Result<(), Refused> {
     }
 }
 
-/// The addresses among these that may be spoken to; fails if there are some and none may.
+/// The allowed addresses among these; fails if all of them are refused.
 fn checked(host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refused> {
     let (mut good, mut refused) = (Vec::new(), Ok(()));
     for address in found {
@@ -368,11 +370,11 @@ fn checked(host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Refuse
     Ok(good)
 }
 
-/// Resolves names to addresses that were checked.
+/// Resolves names to allowed addresses only.
 #[derive(Debug)]
-struct Checked;
+struct CheckedResolver;
 
-impl Resolve for Checked {
+impl Resolve for CheckedResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let host = name.as_str().to_owned();
         Box::pin(async move {
@@ -392,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_neither_lie_inside_nor_contain_what_is_private() {
+    fn roots_neither_lie_inside_nor_contain_private_folders() {
         let folder = tempfile::tempdir().unwrap();
         let at = |path: &str| folder.path().join(path);
         for path in ["data/inner", "storage", "elsewhere"] {
@@ -414,7 +416,7 @@ mod tests {
             let made = Allowed::new(&[at(root)], &[], &private);
             assert_eq!(made.is_ok(), allowed, "{root}: {made:?}");
         }
-        // A data folder that is not there yet is as private.
+        // A data folder that does not exist yet is private too.
         let private = [at("storage/later/data")];
         let error = Allowed::new(&[at("storage")], &[], &private).unwrap_err().to_string();
         assert!(error.contains("contains") && error.contains("later/data"), "{error}");
@@ -441,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_this_machine_and_its_link_are_refused_unless_listed() {
+    fn local_and_link_local_addresses_are_refused_unless_listed() {
         let allowed = Allowed::default();
         for host in [
             "127.0.0.1",
@@ -505,7 +507,7 @@ mod tests {
     /// A name that resolves to this machine is refused when it is resolved, and a redirect when it
     /// is followed.
     #[test]
-    fn names_and_redirects_are_checked_where_they_lead() {
+    fn resolved_names_and_redirect_targets_are_checked() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let asked = |allowed: &Allowed, url: String| {
             let client = allowed.client(None).build().unwrap();

@@ -1,40 +1,41 @@
-//! Which requests are worked on next, and from which source: pure decisions.
+//! Decides which requests are transferred next, and from which source. Pure functions.
 
 use std::collections::BTreeMap;
 
-/// A replica a file could be copied from.
+/// A replica from which a file can be copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The RSE's number.
     pub rse: i64,
-    /// How far it is from there; none where nobody said.
+    /// The distance from it to the destination, if one is configured.
     pub distance: Option<i64>,
     /// Whether it is on tape.
     pub tape: bool,
-    /// How many transfers already read from there.
+    /// The number of transfers that read from it now.
     pub busy: i64,
-    /// Whether the last attempt read from there and failed.
+    /// Whether the last attempt read from it and failed.
     pub failed: bool,
-    /// Whether somebody found another file there than the catalog says.
+    /// Whether its file was found to differ from the catalog.
     pub suspect: bool,
 }
 
-/// The best source: one above suspicion that has not just failed, on disk, near, and not busy.
+/// The best source: preferably not suspect, not just failed, on disk, near and not busy, in this
+/// order.
 #[must_use]
 pub fn source(from: &[Source]) -> Option<&Source> {
     let far = |one: &Source| one.distance.unwrap_or(i64::MAX);
     from.iter().min_by_key(|one| (one.suspect, one.failed, one.tape, far(one), one.busy, one.rse))
 }
 
-/// How transfers run at present.
+/// The transfers that are running.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// (source, destination, activity) → how many.
+    /// (source, destination, activity) → number of transfers.
     running: BTreeMap<(i64, i64, String), i64>,
 }
 
 impl Load {
-    /// Counts transfers that run.
+    /// Adds running transfers.
     pub fn add(&mut self, source: i64, destination: i64, activity: &str, number: i64) {
         *self.running.entry((source, destination, activity.to_owned())).or_default() += number;
     }
@@ -44,25 +45,25 @@ impl Load {
         taken.map(|(_, number)| *number).sum()
     }
 
-    /// How many read from an RSE.
+    /// The number of transfers that read from an RSE.
     #[must_use]
     pub fn from(&self, rse: i64) -> i64 {
         self.sum(|from, _, _| from == rse)
     }
 }
 
-/// How many transfers may run to, or from, some RSEs together.
+/// A limit on the transfers that run to, or from, a set of RSEs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// What people know it by.
+    /// Its name in messages.
     pub name: String,
     /// The RSEs.
     pub rses: std::collections::BTreeSet<i64>,
-    /// Only transfers for this; empty for all.
+    /// The activity it applies to; empty for all.
     pub activity: String,
-    /// Whether it counts what is read, or what is written.
+    /// Whether it limits transfers from the RSEs (true) or to them (false).
     pub reads: bool,
-    /// How many at once.
+    /// The most transfers at the same time.
     pub most: i64,
 }
 
@@ -73,17 +74,17 @@ impl Limit {
     }
 }
 
-/// The limits that bind.
+/// All limits that apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Those of RSEs.
+    /// The limits of RSEs.
     pub rses: Vec<Limit>,
-    /// How many transfers may run from one RSE to another.
+    /// The most transfers from one RSE to another.
     pub link: i64,
 }
 
 impl Limits {
-    /// Whether nothing more can run to an RSE now, wherever it comes from.
+    /// Whether a limit forbids every further transfer to an RSE now, from any source.
     #[must_use]
     pub fn closes(&self, load: &Load, to: i64, activity: &str) -> bool {
         let of_writes = self.rses.iter().filter(|limit| !limit.reads);
@@ -92,7 +93,7 @@ impl Limits {
             .any(|limit| load.sum(|from, to, why| limit.concerns(from, to, why)) >= limit.most)
     }
 
-    /// Why one more transfer cannot run now, if it cannot.
+    /// The reason why one more transfer cannot run now, if there is one.
     #[must_use]
     pub fn refuses(&self, load: &Load, from: i64, to: i64, activity: &str) -> Option<String> {
         for limit in self.rses.iter().filter(|limit| limit.concerns(from, to, activity)) {
@@ -106,8 +107,8 @@ impl Limits {
     }
 }
 
-/// Shares `most` places among activities, in proportion to their weights; what one does not use
-/// goes to the others. `waiting` says how many each has.
+/// Divides `most` places among activities in proportion to their weights; places that an activity
+/// does not need go to the others. `waiting` is the number of requests of each activity.
 #[must_use]
 pub fn share(
     most: usize,
@@ -116,7 +117,7 @@ pub fn share(
 ) -> BTreeMap<String, usize> {
     let mut given: BTreeMap<String, usize> = BTreeMap::new();
     for _ in 0..most {
-        // Whoever has the least of its share so far is next.
+        // The activity with the smallest part of its share so far is next.
         let next = waiting
             .iter()
             .filter(|(activity, waiting)| given.get(*activity).copied().unwrap_or(0) < **waiting)
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_source_is_taken_and_among_equals_the_least_busy() {
+    fn the_nearest_source_is_chosen_and_among_equals_the_least_busy() {
         for (from, best) in [
             (vec![], None),
             (vec![at(1, None, 0), at(2, Some(9), 5)], Some(2)),
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_binds_where_and_for_what_it_was_said() {
+    fn a_limit_applies_only_to_its_rses_and_activity() {
         let limit = Limit {
             name: "SITE-B".to_owned(),
             rses: BTreeSet::from([2]),
@@ -192,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn places_are_shared_by_weight_and_none_is_left_that_somebody_wants(
+        fn places_are_shared_by_weight_and_none_stays_empty_while_requests_wait(
             most in 0_usize..40, waiting in prop::collection::btree_map("[a-c]", 0_usize..30, 0..4),
             weights in prop::collection::btree_map("[a-c]", 1_u32..5, 0..4)
         ) {
@@ -202,7 +203,7 @@ mod tests {
             for (activity, number) in &given {
                 prop_assert!(number <= &waiting[activity]);
             }
-            // Nobody who waits has less than its share while another has more than its own.
+            // No waiting activity gets less than its share.
             let all: u32 = waiting.iter().filter(|one| *one.1 > 0).map(|one| weights.get(one.0).copied().unwrap_or(1)).sum();
             for (activity, waits) in waiting.iter().filter(|one| *one.1 > 0) {
                 let weight = weights.get(activity).copied().unwrap_or(1);

@@ -1,7 +1,8 @@
-//! Copies one file: reads it, writes it, reads it back, compares checksums, and only then names it.
+//! Copies one file: reads it, writes it to a draft, reads the draft back, compares checksums, and
+//! only then gives the file its name.
 //!
-//! The named file survives a power failure once the storage was synced, which is left to the caller:
-//! syncing many files together takes hardly longer than one.
+//! The file survives a power failure once the caller has synced the storage: syncing many files
+//! together takes hardly longer than one.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -12,15 +13,15 @@ use md5::{Digest, Md5};
 use super::store::{self, Opened, Plan};
 use super::{Fault, Job};
 
-/// How much is moved at a time: little enough to stay near the processor.
-const PIECE: usize = 256 << 10;
+/// The size of the copy buffer: small enough to stay in the processor's cache.
+const BUFFER_SIZE: usize = 256 << 10;
 
 thread_local! {
-    /// Where this thread keeps what it moves.
-    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    /// The copy buffer of this thread.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// Why a file could not be moved.
+/// The reason why a file could not be copied.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The source could not be read.
@@ -28,44 +29,44 @@ pub enum Error {
     Source {
         /// The RSE.
         rse: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// The source has another file than the catalog says, or none.
+    /// The file at the source is missing, or differs from the catalog.
     #[error("at the source {rse} {why}")]
     Differs {
         /// The RSE.
         rse: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
-        /// The same for programs.
+        /// The kind of fault.
         fault: Fault,
     },
-    /// What arrived is not what was sent.
+    /// The destination could not be written, or the copy differs from the source.
     #[error("at the destination {rse} {why}")]
     Destination {
         /// The RSE.
         rse: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// Nobody wants it any more, or somebody else is at it.
+    /// The copy was cancelled: it is no longer needed, or its lease is lost.
     #[error("it was given up")]
     Cancelled,
 }
 
-/// What a file adds up to.
+/// The size and the checksums of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sums {
     /// Its length.
     pub bytes: u64,
-    /// Eight hexadecimal digits.
+    /// The Adler-32 checksum, eight hexadecimal digits.
     pub adler32: String,
-    /// Thirty-two hexadecimal digits, where it was asked for.
+    /// The MD5 checksum, 32 hexadecimal digits, if it was requested.
     pub md5: Option<String>,
 }
 
-/// Adds up a file piece by piece.
+/// Computes the size and the checksums of a file piece by piece.
 pub struct Adding {
     bytes: u64,
     adler32: simd_adler32::Adler32,
@@ -79,7 +80,7 @@ impl std::fmt::Debug for Adding {
 }
 
 impl Adding {
-    /// Begins; MD5 takes longer and is added up only where it is needed.
+    /// Starts a computation. MD5 is slow, so it is computed only if `md5` is set.
     #[must_use]
     pub fn new(md5: bool) -> Self {
         Self { bytes: 0, adler32: simd_adler32::Adler32::new(), md5: md5.then(Md5::new) }
@@ -94,7 +95,7 @@ impl Adding {
         }
     }
 
-    /// What it all adds up to.
+    /// The size and the checksums of all pieces.
     #[must_use]
     pub fn sums(self) -> Sums {
         Sums {
@@ -105,7 +106,7 @@ impl Adding {
     }
 }
 
-/// What is wrong with a file, if anything, by what the catalog says about it.
+/// How a file differs from the size and checksums in the catalog, if it does.
 #[must_use]
 pub fn differs(
     sums: &Sums,
@@ -116,29 +117,29 @@ pub fn differs(
     if i64::try_from(sums.bytes) != Ok(bytes) {
         return Some(format!("are {} bytes instead of {bytes}", sums.bytes));
     }
-    let same = |found: &str, said: &str| {
-        found.trim_start_matches('0').eq_ignore_ascii_case(said.trim_start_matches('0'))
+    let same = |found: &str, expected: &str| {
+        found.trim_start_matches('0').eq_ignore_ascii_case(expected.trim_start_matches('0'))
     };
-    if let Some(said) = adler32.filter(|said| !same(&sums.adler32, said)) {
-        return Some(format!("the adler32 checksum is {} instead of {said}", sums.adler32));
+    if let Some(expected) = adler32.filter(|expected| !same(&sums.adler32, expected)) {
+        return Some(format!("the adler32 checksum is {} instead of {expected}", sums.adler32));
     }
     match (&sums.md5, md5) {
-        (Some(found), Some(said)) if !same(found, said) => {
-            Some(format!("the md5 checksum is {found} instead of {said}"))
+        (Some(found), Some(expected)) if !same(found, expected) => {
+            Some(format!("the md5 checksum is {found} instead of {expected}"))
         }
         _ => None,
     }
 }
 
-fn add_up(
+fn read_and_sum(
     mut from: impl Read,
     md5: bool,
     stop: &dyn Fn() -> bool,
     mut each: impl FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<Result<Sums, std::io::Error>, Error> {
     let mut adding = Adding::new(md5);
-    let mut piece = ROOM.take();
-    piece.resize(PIECE, 0);
+    let mut piece = BUFFER.take();
+    piece.resize(BUFFER_SIZE, 0);
     let ended = loop {
         if stop() {
             break Err(Error::Cancelled);
@@ -155,18 +156,18 @@ fn add_up(
             Err(error) => break Ok(Err(error)),
         }
     };
-    ROOM.set(piece);
+    BUFFER.set(piece);
     Ok(ended?.map(|()| adding.sums()))
 }
 
-/// What a file adds up to, read to its end.
+/// Reads a file to its end and computes its size and checksums.
 pub fn sums(file: impl Read, md5: bool) -> Result<Sums, std::io::Error> {
-    add_up(file, md5, &|| false, |_| Ok(()))
+    read_and_sum(file, md5, &|| false, |_| Ok(()))
         .unwrap_or_else(|error| Err(std::io::Error::other(error)))
 }
 
-/// Moves a file. `moved` tells how far it is; it gives up when `stop` says so. Done twice, the second time
-/// finds it there.
+/// Copies a file. `moved` counts the bytes copied so far. Returns [`Error::Cancelled`] when `stop`
+/// returns true. A repeated attempt succeeds at once if an earlier one has completed the copy.
 pub fn copy(
     opened: &mut Opened<'_>,
     job: &Job,
@@ -192,12 +193,12 @@ pub fn copy(
     let (adler32, md5) = (job.adler32.as_deref(), job.md5.as_deref());
     let differs = |sums: &Sums| differs(sums, job.bytes, adler32, md5);
 
-    // Somebody may have finished it, and died before telling; not if this is the first attempt.
+    // An earlier attempt may have completed the copy and died before it reported.
     if job.attempt > 1
         && let Ok((file, length)) = to.read(&job.destination.path)
         && i64::try_from(length) == Ok(job.bytes)
         && (adler32.is_some() || md5.is_some())
-        && let Ok(sums) = add_up(file, md5.is_some(), stop, |_| Ok(()))?
+        && let Ok(sums) = read_and_sum(file, md5.is_some(), stop, |_| Ok(()))?
         && differs(&sums).is_none()
     {
         moved.store(job.bytes, Ordering::Release);
@@ -211,7 +212,7 @@ pub fn copy(
     let tag = format!("{}-{}", job.request, job.attempt);
     let plan = Plan { tag, bytes: length, new: false };
     let mut draft = to.write(&job.destination.path, &plan).map_err(at_destination)?;
-    let read = add_up(file, md5.is_some(), stop, |piece| {
+    let read = read_and_sum(file, md5.is_some(), stop, |piece| {
         let so_far = moved.fetch_add(piece.len() as i64, Ordering::AcqRel) + piece.len() as i64;
         if so_far > job.bytes {
             return Err(differing(format!("are more than {} bytes", job.bytes), Fault::Wrong));
@@ -224,11 +225,13 @@ pub fn copy(
     }
     draft.seal().map_err(at_destination)?;
     let back = draft.read_back().map_err(at_destination)?;
-    let arrived = add_up(back, md5.is_some(), stop, |_| Ok(()))?
+    let arrived = read_and_sum(back, md5.is_some(), stop, |_| Ok(()))?
         .map_err(|error| wrong_destination(error.to_string()))?;
     if arrived != sent {
         draft.reject();
-        return Err(wrong_destination("what was written does not read back the same".to_owned()));
+        return Err(wrong_destination(
+            "the copy that was read back differs from the source".to_owned(),
+        ));
     }
     if stop() {
         return Err(Error::Cancelled);
@@ -287,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_is_what_the_catalog_says_or_nothing_does() {
+    fn a_file_that_differs_from_the_catalog_is_not_copied() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let content = b"0123456789".repeat(300_000);
         std::fs::create_dir(from.path().join("s")).unwrap();
@@ -295,13 +298,13 @@ mod tests {
         let good = job(from.path(), to.path(), &content);
         assert_eq!(run(&good), Ok(content.len() as i64));
         assert_eq!(std::fs::read(to.path().join("s/f")).unwrap(), content);
-        // Again, without the source: it is there already.
+        // A second attempt without the source: the copy is complete already.
         std::fs::remove_file(from.path().join("s/f")).unwrap();
         let good = Job { attempt: 2, ..good };
         assert!(run(&good).is_ok());
         std::fs::remove_file(to.path().join("s/f")).unwrap();
         assert!(run(&good).unwrap_err().contains("is not there"));
-        // A source that is cut short, and one whose content is another.
+        // A truncated source, and one with other content.
         std::fs::write(from.path().join("s/f"), &content[..5]).unwrap();
         assert!(run(&good).unwrap_err().contains("5 bytes instead of 3000000"));
         let mut lie = content.clone();
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_is_given_up_leaves_nothing() {
+    fn a_cancelled_copy_leaves_no_files() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::create_dir(from.path().join("s")).unwrap();
         std::fs::write(from.path().join("s/f"), b"abc").unwrap();

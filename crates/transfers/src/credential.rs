@@ -1,10 +1,10 @@
 //! Credentials of storage services: keys, passwords and tokens, by RSE.
 //!
-//! They come from a file of the machine that moves files. They never enter the catalog, no listing
-//! shows them, and `Debug` prints only which ones are set.
+//! They come from a file on the machine that copies files. They are never stored in the catalog, no
+//! listing shows them, and `Debug` prints no secret.
 //!
-//! A credential is bound to one server: scheme, host and port. Accounts of the catalog may point an
-//! RSE at another server, and must not receive its password there.
+//! A credential is bound to one server: scheme, host and port. Accounts of the catalog can point an
+//! RSE at a server of their own, which must not receive the secret.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use reqwest::Url;
 use serde::Deserialize;
 
-/// How one RSE's storage is opened.
+/// The credential of one RSE's storage.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Credential {
@@ -31,17 +31,17 @@ pub struct Credential {
     pub access_key: Option<String>,
     /// S3: the secret key.
     pub secret_key: Option<String>,
-    /// S3: the token of a session, where there is one.
+    /// S3: the session token, if there is one.
     pub session_token: Option<String>,
-    /// S3: the region, `us-east-1` unless said.
+    /// S3: the region, by default `us-east-1`.
     pub region: Option<String>,
     /// A PEM file of authorities to trust besides the machine's.
     pub ca: Option<PathBuf>,
-    /// S3: files larger than this are sent in parts. S3 itself takes 5 GiB at once.
+    /// S3: files larger than this are sent in parts. The limit of S3 itself is 5 GiB.
     pub single_put_bytes: Option<u64>,
 }
 
-/// The keys to all storage, by the name of the RSE.
+/// The credentials of all storage, by the name of the RSE.
 pub type Credentials = BTreeMap<String, Credential>;
 
 impl std::fmt::Debug for Credential {
@@ -78,14 +78,14 @@ fn server(endpoint: &str) -> Option<Url> {
 }
 
 impl Credential {
-    /// Whether it holds anything that must not be shown to strangers.
+    /// Whether it holds a secret.
     #[must_use]
     pub fn has_secret(&self) -> bool {
         self.password.is_some() || self.token.is_some() || self.secret_key.is_some()
     }
 
-    /// Whether its secrets may be sent to the server at `url`: its own endpoint, and encrypted
-    /// unless the operator does without.
+    /// Whether its secrets may be sent to the server at `url`: only to its own endpoint, and only
+    /// encrypted unless `insecure` is set.
     #[must_use]
     pub fn is_for(&self, url: &Url) -> bool {
         let bound = self.endpoint.as_deref().and_then(server);
@@ -93,7 +93,7 @@ impl Credential {
         !self.has_secret() || encrypted && bound.is_some_and(|own| own.origin() == url.origin())
     }
 
-    /// What is wrong with it, if anything.
+    /// The first error in the credential, if there is one.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         let fault = match self {
@@ -102,7 +102,7 @@ impl Credential {
             }
             one if one.user.is_some() != one.password.is_some() => "user and password go together",
             one if one.user.is_some() && one.token.is_some() => {
-                "it is a user and password, or a token, not both"
+                "user and token exclude each other: set user and password, or token"
             }
             one if one.has_secret() => return one.fault_of_endpoint(),
             _ => return None,
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_secret_is_not_printed_and_halves_are_refused() {
+    fn debug_output_hides_secrets_and_incomplete_credentials_are_refused() {
         let text = |text: &str| Some(text.to_owned());
         let whole = Credential {
             endpoint: text("davs://host"),
@@ -154,8 +154,9 @@ mod tests {
         assert!(Credential { password: None, ..whole.clone() }.fault().is_some());
         assert!(Credential { token: text("hush"), ..whole }.fault().is_some());
     }
+
     #[test]
-    fn secrets_are_for_one_server_and_not_sent_in_the_clear_unless_that_is_said() {
+    fn secrets_are_sent_to_one_server_only_and_unencrypted_only_if_insecure_is_set() {
         let of = |endpoint: Option<&str>, insecure| Credential {
             endpoint: endpoint.map(str::to_owned),
             insecure,

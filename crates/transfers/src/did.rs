@@ -1,8 +1,8 @@
-//! Names of files ([`Did`]), and moments in microseconds.
+//! Names of data identifiers ([`Did`]), and times in microseconds.
 
 use serde::{Deserialize, Serialize};
 
-/// Seconds and the like are kept as microseconds since 1970, UTC.
+/// A time or duration in microseconds; times count from 1970, UTC.
 pub type Micros = i64;
 
 /// One second in [`Micros`].

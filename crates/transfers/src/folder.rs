@@ -1,18 +1,18 @@
-//! Folders of this machine as storage.
+//! Local folders as storage.
 //!
-//! A file is written under a temporary name beside its place, read back, and renamed only when it
-//! is right; nobody ever sees half of one. Temporary names tell which file, request and attempt
-//! they belong to, so that whoever comes next removes what a killed worker has left. Many files
-//! are put on disk for good at once ([`Store::sync`]): one by one it takes longer than copying.
+//! A file is written under a temporary name in its folder, read back, and renamed only when it is
+//! correct; readers never see an incomplete file. A temporary name contains the name of the file,
+//! the request and the attempt, so that the next worker removes the draft of a killed one. Many
+//! files are synced to disk together ([`Store::sync`]): one by one it takes longer than copying.
 //!
-//! The folder itself is made when it is named ([`Folder::make`]) and not when it is used: where it
-//! is not there, a disk may not be mounted, and then its files are neither gone nor to be written
-//! anywhere else. It is held open once it was used, for a few files at most: see
+//! The folder itself is created when its protocol is registered ([`Folder::make`]), never when it
+//! is used: if it is missing, a disk may not be mounted. Then its files are not lost, and writing
+//! them elsewhere would be wrong. It stays open after its first use, for a few files at most: see
 //! [`store::Opened`].
 //!
-//! Below a storage root ([`super::allowed`]) no link is followed on the way to the folder. Links
-//! inside the folder are followed as long as they stay inside: where they lead is found out first,
-//! and then opened component by component without following any link.
+//! Below a storage root ([`super::allowed`]) no symbolic link on the path to the folder is
+//! followed. Links inside the folder are followed as long as they stay inside: their target is
+//! resolved first, and then opened component by component without following any link.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -31,7 +31,7 @@ use super::store::{self, Drafts, Error, Found, Plan, Store};
 use super::walk;
 use crate::protocol::{Protocol, stays_below};
 
-/// A folder that holds an RSE's files.
+/// A folder with the files of an RSE.
 #[derive(Debug)]
 pub struct Folder {
     root: PathBuf,
@@ -39,28 +39,28 @@ pub struct Folder {
     opened: OnceLock<OwnedFd>,
 }
 
-/// What is only passed through.
-const PASSED: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// Opens a folder only to reach its content.
+const TRAVERSE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// Whoever put something else than a file there must not make a worker wait for it.
+/// Opens a file for reading, without blocking on a named pipe or device.
 const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// What is only looked at.
-const LOOKED_AT: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+/// Opens a file only to read its metadata.
+const METADATA_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
-/// A place for a file: its folder, held open, and its name there.
+/// The location of a file: its folder, held open, and its name there.
 #[derive(Debug)]
 struct Place {
     folder: OwnedFd,
     name: String,
-    /// The folder was made for it: there is nothing in it.
+    /// Whether the folder was just created, so that it is empty.
     new: bool,
-    /// What people know it by.
+    /// Its path in messages.
     shown: PathBuf,
 }
 
 impl Folder {
-    /// The folder a protocol speaks of, if it may be used.
+    /// The folder of a protocol, if it is allowed.
     pub fn open(protocol: &Protocol, allowed: &Allowed) -> Result<Self, Refused> {
         let parts = protocol.prefix.split('/').filter(|part| !["", "."].contains(part));
         let root = Path::new("/").join(parts.collect::<PathBuf>());
@@ -68,7 +68,7 @@ impl Folder {
         Ok(Self { root, opening, opened: OnceLock::new() })
     }
 
-    /// Makes the folder; one that is there stays as it is.
+    /// Creates the folder; an existing one is not changed.
     pub fn make(&self) -> Result<(), Error> {
         match &self.opening {
             Opening::Path => std::fs::create_dir_all(&self.root).map_err(Error::at(&self.root)),
@@ -76,7 +76,7 @@ impl Folder {
         }
     }
 
-    /// Where a path leads, as people know it.
+    /// The whole path of a file, for messages.
     fn shown(&self, path: &str) -> Result<PathBuf, Error> {
         match stays_below(path) {
             true => Ok(self.root.join(path)),
@@ -84,12 +84,14 @@ impl Folder {
         }
     }
 
-    /// Finds the place of a file, and makes the way to it where that is wanted.
+    /// Opens the folder of a file, and creates it first if `make` is set.
     fn place(&self, path: &str, make: bool) -> Result<Place, Error> {
         let shown = self.shown(path)?;
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
         let found = match descend(self.root()?, above, make) {
-            Err(error) if is_odd(error) => step_down(self.root()?, &self.real(above)?, make),
+            Err(error) if needs_stepping(error) => {
+                step_down(self.root()?, &self.real(above)?, make)
+            }
             found => found,
         };
         let (folder, new) = found.map_err(|error| Error::at(&shown)(error.into()))?;
@@ -102,7 +104,7 @@ impl Folder {
         }
         let root = match &self.opening {
             Opening::Below(root, rest) => self.open_below(root, rest, false)?,
-            Opening::Path => match rustix::fs::open(&self.root, PASSED, Mode::empty()) {
+            Opening::Path => match rustix::fs::open(&self.root, TRAVERSE, Mode::empty()) {
                 Err(Errno::NOENT | Errno::NOTDIR) => return Err(self.is_missing()),
                 other => other.map_err(|error| Error::at(&self.root)(error.into()))?,
             },
@@ -118,16 +120,16 @@ impl Folder {
     fn open_below(&self, root: &Path, rest: &str, make: bool) -> Result<OwnedFd, Error> {
         let failed = |error: Errno| match error {
             Errno::NOENT => self.is_missing(),
-            // What a link is to a step that follows none.
+            // The errors for a symbolic link when links are not followed.
             Errno::LOOP | Errno::NOTDIR => Error::Linked(self.root.display().to_string()),
             error => Error::at(&self.root)(error.into()),
         };
-        let root = rustix::fs::open(root, PASSED | OFlags::NOFOLLOW, Mode::empty());
+        let root = rustix::fs::open(root, TRAVERSE | OFlags::NOFOLLOW, Mode::empty());
         let root = root.map_err(failed)?;
         if !make {
             let path = if rest.is_empty() { "." } else { rest };
             let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-            match rustix::fs::openat2(&root, path, PASSED, Mode::empty(), within) {
+            match rustix::fs::openat2(&root, path, TRAVERSE, Mode::empty(), within) {
                 Err(Errno::NOSYS | Errno::PERM | Errno::AGAIN) => {}
                 opened => return opened.map_err(failed),
             }
@@ -135,8 +137,8 @@ impl Folder {
         step_down(&root, rest, make).map(|(folder, _)| folder).map_err(failed)
     }
 
-    /// Where links on a way below the folder lead, as far as they are there; fails when that is
-    /// outside.
+    /// Resolves symbolic links in a path below the folder, as far as it exists; fails if the result
+    /// is outside of the folder.
     fn real(&self, path: &str) -> Result<String, Error> {
         let place = self.root.join(path);
         let leaves = || Error::Leaves(place.display().to_string());
@@ -152,7 +154,7 @@ impl Folder {
         Err(leaves())
     }
 
-    /// Opens the file that links lead to, if that is within the folder.
+    /// Opens the target of symbolic links, if it is within the folder.
     fn open_real(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Error> {
         let place = self.root.join(path);
         let real = self.real(path)?;
@@ -165,12 +167,12 @@ impl Folder {
         opened.map_err(|error| Error::at(&place)(error.into()))
     }
 
-    /// Opens a file that is there, and says how it is.
-    fn reach(&self, path: &str, flags: OFlags) -> Result<(File, std::fs::Metadata), Error> {
+    /// Opens an existing file, and returns its metadata.
+    fn open_file(&self, path: &str, flags: OFlags) -> Result<(File, std::fs::Metadata), Error> {
         let place = self.shown(path)?;
         let what = || Error::at(&place);
         let file = match below(self.root()?, path, flags) {
-            Err(error) if is_odd(error) => self.open_real(path, flags)?,
+            Err(error) if needs_stepping(error) => self.open_real(path, flags)?,
             opened => opened.map_err(std::io::Error::from).map_err(what())?,
         };
         let file = File::from(file);
@@ -181,51 +183,52 @@ impl Folder {
         Ok((file, found))
     }
 
-    /// The temporary name of a file under way.
+    /// The temporary name of a file that is being written.
     fn temporary(name: &str, tag: &str) -> String {
         format!(".{}.{tag}.part", stem(name))
     }
 }
 
-/// How long a name may be that is whole in temporary names: these may have 255 bytes.
-const WHOLE: usize = 190;
+/// Longer names are shortened in temporary names, which may have at most 255 bytes.
+const LONGEST_UNSHORTENED: usize = 190;
 
-/// The name of a draft without its tag, shortened where the whole would be too long.
+/// The name of a file as it appears in temporary names, shortened if it is too long.
 #[must_use]
 pub fn stem(name: &str) -> String {
-    if name.len() <= WHOLE {
+    if name.len() <= LONGEST_UNSHORTENED {
         return name.to_owned();
     }
     let digest = hex::encode(Md5::digest(name.as_bytes()));
-    format!("{}~{digest}", &name[..name.floor_char_boundary(WHOLE - 40)])
+    format!("{}~{digest}", &name[..name.floor_char_boundary(LONGEST_UNSHORTENED - 40)])
 }
 
-/// A link that may lead out, or a system that cannot say: the way is looked at piece by piece.
-fn is_odd(error: Errno) -> bool {
+/// Whether the path must be opened component by component: it has a link that may lead outside, or
+/// the kernel does not support `openat2`.
+fn needs_stepping(error: Errno) -> bool {
     matches!(error, Errno::XDEV | Errno::LOOP | Errno::NOSYS | Errno::PERM | Errno::AGAIN)
 }
 
-/// Opens what is below a folder, and nothing else.
+/// Opens a path below a folder; fails if it leads outside.
 fn below(folder: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let path = if path.is_empty() { "." } else { path };
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(folder, path, flags, Mode::empty(), within)
 }
 
-/// Opens a folder below another, and says whether it had to be made.
+/// Opens a folder below another, creating it if `make` is set; returns whether it was created.
 fn descend(root: &OwnedFd, path: &str, make: bool) -> Result<(OwnedFd, bool), Errno> {
-    match below(root, path, PASSED) {
+    match below(root, path, TRAVERSE) {
         Err(Errno::NOENT) if make && !path.is_empty() => {
             let (above, last) = path.rsplit_once('/').unwrap_or(("", path));
             let (above, _) = descend(root, above, true)?;
             let new = make_in(&above, last)?;
-            Ok((below(&above, last, PASSED)?, new))
+            Ok((below(&above, last, TRAVERSE)?, new))
         }
         other => other.map(|folder| (folder, false)),
     }
 }
 
-/// Makes a folder in another, and says whether it was not there.
+/// Creates a folder in another; returns whether it did not exist.
 fn make_in(above: &OwnedFd, name: &str) -> Result<bool, Errno> {
     match rustix::fs::mkdirat(above, name, Mode::from_raw_mode(0o775)) {
         Err(Errno::EXIST) => Ok(false),
@@ -233,10 +236,10 @@ fn make_in(above: &OwnedFd, name: &str) -> Result<bool, Errno> {
     }
 }
 
-/// Opens a folder below another component by component, follows no link, makes what is missing
-/// where that is wanted, and says whether the last had to be made.
+/// Opens a folder below another component by component without following a link, creating missing
+/// ones if `make` is set; returns whether the last one was created.
 fn step_down(root: &OwnedFd, path: &str, make: bool) -> Result<(OwnedFd, bool), Errno> {
-    let flags = PASSED | OFlags::NOFOLLOW;
+    let flags = TRAVERSE | OFlags::NOFOLLOW;
     let mut at = rustix::fs::openat(root, ".", flags, Mode::empty())?;
     let mut new = false;
     for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -268,8 +271,8 @@ impl Place {
         }
     }
 
-    /// Removes what earlier attempts have left.
-    fn sweep(&self) -> Result<(), Error> {
+    /// Removes the drafts of earlier attempts.
+    fn remove_old_drafts(&self) -> Result<(), Error> {
         let start = format!(".{}.", stem(&self.name));
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let listed = rustix::fs::openat(&self.folder, ".", flags, Mode::empty());
@@ -288,14 +291,14 @@ impl Place {
 
 impl Store for Folder {
     fn read(&self, path: &str) -> Result<(Box<dyn Read + Send>, u64), Error> {
-        let (file, found) = self.reach(path, READ)?;
+        let (file, found) = self.open_file(path, READ)?;
         Ok((Box::new(file), found.len()))
     }
 
     fn write(&self, path: &str, plan: &Plan) -> Result<Box<dyn store::Draft>, Error> {
         let place = self.place(path, true)?;
         if !plan.new && !place.new {
-            place.sweep()?;
+            place.remove_old_drafts()?;
         }
         let temporary = Self::temporary(&place.name, &plan.tag);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
@@ -310,7 +313,7 @@ impl Store for Folder {
             Err(Error::Missing(_)) => Ok(()),
             found => {
                 let place = found?;
-                place.sweep()?;
+                place.remove_old_drafts()?;
                 place.remove(&place.name)
             }
         }
@@ -326,7 +329,7 @@ impl Store for Folder {
     fn look(&self, paths: &[&str]) -> Result<Vec<Result<Found, Error>>, Error> {
         self.root()?;
         let look = |path: &&str| {
-            let (_, found) = self.reach(path, LOOKED_AT)?;
+            let (_, found) = self.open_file(path, METADATA_ONLY)?;
             let changed = walk::later(
                 (found.mtime(), found.mtime_nsec()),
                 (found.ctime(), found.ctime_nsec()),
@@ -352,7 +355,7 @@ impl Store for Folder {
     }
 }
 
-/// A file under way in a folder.
+/// A file that is being written.
 #[derive(Debug)]
 struct Draft {
     file: File,
@@ -373,16 +376,16 @@ impl store::Draft for Draft {
 
     fn read_back(&self) -> Result<Box<dyn Read + Send>, Error> {
         let file = self.file.try_clone().map_err(Error::at(&self.place.shown))?;
-        Ok(Box::new(Back { file, at: 0 }))
+        Ok(Box::new(DraftReader { file, at: 0 }))
     }
 
-    /// It has no name yet that others know.
+    /// Does nothing: the draft has only its temporary name, and is removed when it is dropped.
     fn reject(&mut self) {}
 
     fn keep(mut self: Box<Self>) -> Result<(), Error> {
         let Place { folder, name, .. } = &self.place;
         if self.new {
-            // A second name can only be had where there is none yet.
+            // A hard link fails if the name exists already.
             let named = rustix::fs::linkat(folder, &self.temporary, folder, name, AtFlags::empty());
             return named.map_err(self.place.fails());
         }
@@ -393,13 +396,13 @@ impl store::Draft for Draft {
     }
 }
 
-/// A draft from its beginning, whatever was written to it.
-struct Back {
+/// Reads a draft from its beginning, with a position of its own.
+struct DraftReader {
     file: File,
     at: u64,
 }
 
-impl Read for Back {
+impl Read for DraftReader {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let read = self.file.read_at(into, self.at)?;
         self.at += read as u64;
@@ -410,7 +413,7 @@ impl Read for Back {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.kept {
-            // Whoever comes next removes it as well.
+            // If this fails, the next attempt removes it.
             let _ = self.place.remove(&self.temporary);
         }
     }

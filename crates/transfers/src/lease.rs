@@ -1,5 +1,5 @@
-//! The files a worker has under way, each for as long as its lease. Leases are renewed while the worker
-//! runs; a copy whose lease was lost or has expired is cancelled.
+//! Renews the leases of the transfers that a worker has in progress. A copy whose lease was lost or
+//! has expired is cancelled.
 
 #![expect(clippy::disallowed_methods, reason = "leases run on the monotonic clock")]
 
@@ -15,21 +15,21 @@ use tokio_util::sync::CancellationToken;
 use super::worker::{Queue, SMALL};
 use super::{Held, Job};
 
-/// How often it is told how far a large file is.
+/// How often the progress of large files is reported.
 const PROGRESS: Duration = Duration::from_secs(2);
 
-/// A file under way.
+/// A transfer in progress.
 #[derive(Clone, Debug)]
-pub(super) struct Moving {
+pub(super) struct ActiveTransfer {
     attempt: i64,
     bytes: i64,
     pub(super) moved: Arc<AtomicI64>,
     pub(super) stop: Arc<AtomicBool>,
-    /// When its lease is over, unless it is renewed.
+    /// When its lease expires, unless it is renewed.
     until: Arc<Mutex<Instant>>,
 }
 
-impl Moving {
+impl ActiveTransfer {
     pub(super) fn new(job: &Job, until: Instant) -> Self {
         Self::of(job.attempt, job.bytes, until)
     }
@@ -39,24 +39,28 @@ impl Moving {
         Self { attempt, bytes, moved: Arc::default(), stop: Arc::default(), until }
     }
 
-    /// Whether nothing may be written for it any more: it was given up, or its lease is over. A
-    /// worker can be stopped at any moment, and go on when others are at its files.
-    pub(super) fn is_over(&self) -> bool {
+    /// Whether it must not write any more: it was cancelled, or its lease has expired. The process
+    /// can be suspended at any time, and resume when another worker has the file.
+    pub(super) fn is_cancelled(&self) -> bool {
         self.stop.load(Ordering::Acquire) || Instant::now() >= *self.until.lock()
     }
 
-    /// Whether people want to see how far it is.
-    fn is_watched(&self) -> bool {
+    /// Whether its progress is reported between renewals: the file is large and the copy has begun.
+    fn reports_progress(&self) -> bool {
         self.bytes > SMALL && self.moved.load(Ordering::Acquire) > 0
     }
 }
 
-/// What is under way, by request.
-pub(super) type Under = Arc<Mutex<BTreeMap<i64, Moving>>>;
+/// The transfers in progress, by request.
+pub(super) type InProgress = Arc<Mutex<BTreeMap<i64, ActiveTransfer>>>;
 
-/// Renews leases; a copy whose lease is gone, or could not be renewed in time, is given up. How far
-/// large files are is told in between.
-pub(super) async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: CancellationToken) {
+/// Renews leases until `stop` is cancelled. A copy whose lease was lost, or could not be renewed in
+/// time, is cancelled. The progress of large files is reported in between.
+pub(super) async fn keep_leases(
+    queue: Arc<dyn Queue>,
+    in_progress: InProgress,
+    stop: CancellationToken,
+) {
     let lease = queue.lease();
     let tick = PROGRESS.min(lease / 4);
     let ticks = (lease.as_millis() / 4).div_euclid(tick.as_millis().max(1)).max(1);
@@ -66,14 +70,14 @@ pub(super) async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: Cance
             () = tokio::time::sleep(tick) => {}
         }
         let all = at % ticks == 0;
-        let held: Vec<Held> = under
+        let held: Vec<Held> = in_progress
             .lock()
             .iter()
-            .filter(|(_, moving)| all || moving.is_watched())
-            .map(|(request, moving)| Held {
+            .filter(|(_, transfer)| all || transfer.reports_progress())
+            .map(|(request, transfer)| Held {
                 request: *request,
-                attempt: moving.attempt,
-                moved: moving.moved.load(Ordering::Acquire),
+                attempt: transfer.attempt,
+                moved: transfer.moved.load(Ordering::Acquire),
             })
             .collect();
         if held.is_empty() {
@@ -81,24 +85,24 @@ pub(super) async fn keep_leases(queue: Arc<dyn Queue>, under: Under, stop: Cance
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = renew(&*queue, &under, held) => {}
+            () = renew(&*queue, &in_progress, held) => {}
         }
     }
 }
 
-async fn renew(queue: &dyn Queue, under: &Under, held: Vec<Held>) {
+async fn renew(queue: &dyn Queue, in_progress: &InProgress, held: Vec<Held>) {
     let (asked, lease) = (Instant::now(), queue.lease());
     let answer = tokio::time::timeout(lease / 4, queue.renew(held.clone())).await;
-    let lost: BTreeSet<i64> = match answer.unwrap_or_else(|_| Err("nobody answers".to_owned())) {
+    let lost: BTreeSet<i64> = match answer.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
         Ok(lost) => lost.into_iter().collect(),
         Err(error) => return tracing::warn!(error, "renewing transfer leases failed; retrying"),
     };
-    let under = under.lock();
+    let in_progress = in_progress.lock();
     for one in held {
-        let Some(moving) = under.get(&one.request) else { continue };
+        let Some(transfer) = in_progress.get(&one.request) else { continue };
         match lost.contains(&one.request) {
-            true => moving.stop.store(true, Ordering::Release),
-            false => *moving.until.lock() = asked + lease,
+            true => transfer.stop.store(true, Ordering::Release),
+            false => *transfer.until.lock() = asked + lease,
         }
     }
 }
@@ -113,7 +117,7 @@ mod tests {
     use super::super::Outcome;
     use super::*;
 
-    /// Answers each renewal as it is told, and the last one from then on.
+    /// A queue that answers renewals with these results in order; the last one repeats.
     struct Renewing(Mutex<VecDeque<Result<Vec<i64>, String>>>);
 
     impl Queue for Renewing {
@@ -147,38 +151,39 @@ mod tests {
         }
     }
 
-    /// What becomes of a lease.
+    /// The expected end of a lease.
     #[derive(Clone, Copy, Debug)]
-    enum Fate {
-        Kept,
+    enum End {
+        Renewed,
         Lost,
-        RunsOut,
+        Expires,
     }
 
     #[test]
-    fn what_is_no_longer_leased_is_given_up() {
+    fn copies_are_cancelled_when_their_lease_is_lost_or_expires() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let refused = || Err("the catalog is away".to_owned());
+        let refused = || Err("the catalog is unreachable".to_owned());
         for (fate, answers) in [
-            (Fate::Kept, vec![Ok(vec![])]),
-            (Fate::Lost, vec![Ok(vec![1])]),
-            (Fate::Lost, vec![Ok(vec![]), refused(), Ok(vec![]), Ok(vec![1])]),
-            (Fate::RunsOut, vec![refused()]),
-            (Fate::RunsOut, vec![Ok(vec![]), Ok(vec![]), refused()]),
-            (Fate::RunsOut, vec![]),
+            (End::Renewed, vec![Ok(vec![])]),
+            (End::Lost, vec![Ok(vec![1])]),
+            (End::Lost, vec![Ok(vec![]), refused(), Ok(vec![]), Ok(vec![1])]),
+            (End::Expires, vec![refused()]),
+            (End::Expires, vec![Ok(vec![]), Ok(vec![]), refused()]),
+            (End::Expires, vec![]),
         ] {
             let queue: Arc<dyn Queue> = Arc::new(Renewing(Mutex::new(answers.into())));
             let first = Instant::now() + queue.lease();
-            let moving = Moving::of(1, 1, first);
-            let under: Under = Arc::new(Mutex::new(BTreeMap::from([(1, moving.clone())])));
+            let transfer = ActiveTransfer::of(1, 1, first);
+            let in_progress: InProgress =
+                Arc::new(Mutex::new(BTreeMap::from([(1, transfer.clone())])));
             let over = CancellationToken::new();
             let is_so = || match fate {
-                Fate::Kept => *moving.until.lock() > first,
-                Fate::Lost => moving.stop.load(Ordering::Acquire),
-                Fate::RunsOut => moving.is_over(),
+                End::Renewed => *transfer.until.lock() > first,
+                End::Lost => transfer.stop.load(Ordering::Acquire),
+                End::Expires => transfer.is_cancelled(),
             };
             runtime.block_on(async {
-                let keeping = tokio::spawn(keep_leases(queue, under, over.clone()));
+                let keeping = tokio::spawn(keep_leases(queue, in_progress, over.clone()));
                 let seen = async {
                     while !is_so() {
                         tokio::task::yield_now().await;

@@ -1,11 +1,11 @@
-//! Transfers: moves files between storage elements and verifies that they arrived.
+//! Copies files between storage elements and verifies that they arrived.
 //!
 //! A [`worker`] takes jobs with a lease from a [`worker::Queue`]: a catalog in the same process, or
-//! a server over HTTP ([`remote_queue`]). Which requests go first is decided by shares of activities,
-//! priorities and limits, and the source by distance and load ([`choose`], pure). It moves each
-//! file ([`copy`]) through the protocols of the two storage elements ([`store`]) to a temporary
-//! name, reads back what arrived, compares checksums and only then gives the file its name. A worker
-//! that dies loses its leases; the next worker finds what is there already.
+//! a server over HTTP ([`remote_queue`]). Which requests go first is decided by shares of
+//! activities, priorities and limits, and the source by distance and load ([`choose`], pure). It
+//! moves each file ([`copy`]) through the protocols of the two storage elements ([`store`]) to a
+//! temporary name, reads the copy back, compares checksums and only then renames it. A worker that
+//! dies loses its leases; the next worker finds copies that are complete already.
 //!
 //! This crate knows no SQL, so that a process without a catalog can move files.
 
@@ -38,7 +38,7 @@ use crate::protocol::Protocol;
 pub enum Fault {
     /// Its file has another size or checksum.
     Wrong,
-    /// Its file is not there.
+    /// Its file does not exist.
     Missing,
 }
 
@@ -47,18 +47,18 @@ pub enum Fault {
 pub struct End {
     /// The RSE.
     pub rse: String,
-    /// How it is reached.
+    /// The protocol to access it.
     pub protocol: Arc<Protocol>,
-    /// Where the file is below the protocol's prefix.
+    /// The path of the file below the protocol's prefix.
     pub path: String,
 }
 
-/// A file to move, as a worker is given it.
+/// A file to copy, as a worker receives it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// The request.
     pub request: i64,
-    /// Which attempt at the request this is: what is reported on an earlier one counts for nothing.
+    /// The number of this attempt at the request; reports about earlier attempts are ignored.
     pub attempt: i64,
     /// The file.
     pub did: Did,
@@ -68,13 +68,13 @@ pub struct Job {
     pub adler32: Option<String>,
     /// Its MD5 checksum, if known.
     pub md5: Option<String>,
-    /// Where it is.
+    /// Where to copy it from.
     pub source: End,
-    /// Where it goes.
+    /// Where to copy it to.
     pub destination: End,
 }
 
-/// What became of a job.
+/// The result of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The request.
@@ -85,18 +85,18 @@ pub struct Outcome {
     pub did: Did,
     /// The RSE it was for.
     pub rse: String,
-    /// Why it failed, if it did.
+    /// The reason of the failure, if it failed.
     pub error: Option<String>,
-    /// It was only given up, and waits for others.
+    /// The worker gave the job back; it waits for another worker.
     #[serde(default)]
     pub given_up: bool,
-    /// What was wrong at the source, if that is why it failed.
+    /// The fault of the source, if that is why it failed.
     #[serde(default)]
     pub source_fault: Option<Fault>,
 }
 
 impl Outcome {
-    /// What became of this job.
+    /// The outcome of a job that succeeded, or failed with `error`.
     #[must_use]
     pub fn of(job: &Job, error: Option<String>) -> Self {
         Self {
@@ -110,7 +110,7 @@ impl Outcome {
         }
     }
 
-    /// The same, by how moving it ended.
+    /// The outcome of a job whose copy ended with `done`.
     #[must_use]
     pub fn after(job: &Job, done: &Result<(), copy::Error>) -> Self {
         let Err(error) = done else { return Self::of(job, None) };
@@ -123,13 +123,13 @@ impl Outcome {
     }
 }
 
-/// What a worker still has: the request, the attempt, and the bytes moved so far.
+/// A job that a worker has in progress, reported when its lease is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The request.
     pub request: i64,
     /// The attempt.
     pub attempt: i64,
-    /// Bytes moved so far.
+    /// Bytes copied so far.
     pub moved: i64,
 }

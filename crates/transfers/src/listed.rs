@@ -1,8 +1,8 @@
-//! Listing S3 buckets and WebDAV folders, and looking at many objects together.
+//! Lists S3 buckets and WebDAV folders, and reads the metadata of many objects concurrently.
 //!
 //! S3 lists objects page by page. WebDAV is listed folder by folder (`PROPFIND` of depth 1: most
 //! services refuse more), and some services do not support it. Only the names of the folders that
-//! are still to be listed are held in memory.
+//! still have to be listed are held in memory.
 
 use std::ops::ControlFlow;
 
@@ -11,10 +11,10 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt};
 use reqwest::{Method, StatusCode};
 
-use super::remote::{Inner, SILENCE, Way, meant, refused, runtime, silence, wait};
+use super::remote::{ANSWER_TIMEOUT, Inner, Service, classify, no_answer, refused, runtime, wait};
 use super::store::{Error, Found};
 
-/// How many objects are looked at together.
+/// The most metadata requests that run concurrently.
 const TOGETHER: usize = 16;
 
 fn found(path: String, meta: &ObjectMeta) -> Found {
@@ -22,8 +22,8 @@ fn found(path: String, meta: &ObjectMeta) -> Found {
 }
 
 impl Inner {
-    /// Looks at files. What a service does not answer is an error of the whole: it is not asked for
-    /// the others.
+    /// Reads the metadata of files. If the service does not answer for one of them, the whole call
+    /// fails: it is not asked for the others.
     pub(super) fn look(&self, paths: &[&str]) -> Result<Vec<Result<Found, Error>>, Error> {
         let look = async |path: &str| {
             let object = match self.object(path) {
@@ -31,11 +31,11 @@ impl Inner {
                 object => object?,
             };
             let what = self.name(path);
-            let answer = tokio::time::timeout(SILENCE, self.objects.head(&object)).await;
-            let silent = |_| Error::Elsewhere { what: what.clone(), why: silence() };
-            match answer.map_err(silent)? {
+            let answer = tokio::time::timeout(ANSWER_TIMEOUT, self.objects.head(&object)).await;
+            let timed_out = |_| Error::Elsewhere { what: what.clone(), why: no_answer() };
+            match answer.map_err(timed_out)? {
                 Ok(meta) => Ok(Ok(found(path.to_owned(), &meta))),
-                Err(error) => match meant(&what, &error) {
+                Err(error) => match classify(&what, &error) {
                     missing @ Error::Missing(_) => Ok(Err(missing)),
                     other => Err(other),
                 },
@@ -51,14 +51,14 @@ impl Inner {
         })
     }
 
-    /// Hands over every file there is.
+    /// Calls `each` for every file.
     pub(super) fn list(
         &self,
         each: &mut dyn FnMut(Result<Found, Error>) -> ControlFlow<()>,
     ) -> Result<(), Error> {
-        match &self.way {
-            Way::S3 { prefix, .. } => self.list_bucket(prefix, each),
-            Way::Dav { url, .. } => {
+        match &self.service {
+            Service::S3 { prefix, .. } => self.list_bucket(prefix, each),
+            Service::Dav { url, .. } => {
                 self.can_list()?;
                 self.list_folders(url.path().trim_matches('/'), each)
             }
@@ -73,7 +73,7 @@ impl Inner {
         let what = self.name("");
         let below = match prefix {
             "" => None,
-            prefix => Some(Path::parse(prefix).map_err(|error| meant(&what, &error.into()))?),
+            prefix => Some(Path::parse(prefix).map_err(|error| classify(&what, &error.into()))?),
         };
         let mut objects = self.objects.list(below.as_ref());
         let missing = |error| match error {
@@ -95,9 +95,9 @@ impl Inner {
         }
     }
 
-    /// Fails unless a WebDAV service lists what it holds.
+    /// Fails unless a WebDAV service supports listing.
     fn can_list(&self) -> Result<(), Error> {
-        let Way::Dav { url, .. } = &self.way else { return Ok(()) };
+        let Service::Dav { url, .. } = &self.service else { return Ok(()) };
         let what = self.name("");
         let at = format!("{}/", url.as_str().trim_end_matches('/'));
         let method = Method::from_bytes(b"PROPFIND").unwrap_or(Method::OPTIONS);
@@ -106,7 +106,7 @@ impl Inner {
             status if status.is_success() => Ok(()),
             StatusCode::NOT_FOUND => Err(Error::NoFolder(what)),
             StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
-                // Whether anything is there at all can still be asked.
+                // Without listing, a HEAD request still shows whether the folder exists.
                 match self.ask(&what, self.http.head(&at))? {
                     StatusCode::NOT_FOUND => Err(Error::NoFolder(what)),
                     StatusCode::UNAUTHORIZED => Err(refused(&what, StatusCode::UNAUTHORIZED, "")),
@@ -117,7 +117,7 @@ impl Inner {
         }
     }
 
-    /// Folders are named by their whole address, `base` included.
+    /// Lists folders recursively. The service returns whole paths, which begin with `base`.
     fn list_folders(
         &self,
         base: &str,
@@ -151,7 +151,7 @@ impl Inner {
                     return Ok(());
                 }
             }
-            // A service names the folder itself among what is in it.
+            // A service lists the folder itself among its content.
             folders.extend(
                 listed.common_prefixes.iter().filter_map(below).filter(|path| inside(path)),
             );

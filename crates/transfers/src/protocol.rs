@@ -1,8 +1,9 @@
 //! Protocols of storage elements, and the physical names of the files behind them.
 //!
-//! A physical name is `scheme://host:port/prefix/path`. The path follows from the logical name by
-//! a hash that spreads files over folders, or was said when the replica was registered. No path
-//! ever leaves the prefix: parts that are empty, `.` or `..` are refused wherever one comes in.
+//! A physical name is `scheme://host:port/prefix/path`. The path is computed from the logical name
+//! with a hash that spreads files over folders, or was given when the replica was registered. A
+//! path never leads outside of the prefix: parts that are empty, `.` or `..` are refused on every
+//! input.
 
 use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
@@ -10,31 +11,32 @@ use serde_json::{Map, Value, json};
 
 use crate::did::Did;
 
-/// Why a protocol cannot be used as it was described.
+/// The reason why the description of a protocol is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(pub String);
 
-/// One way to the files of an RSE.
+/// A protocol to access the files of an RSE.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Protocol {
     /// `file`, `s3`, `davs`, …
     pub scheme: String,
-    /// The host, `localhost` where none was said.
+    /// The host, by default `localhost`.
     pub hostname: String,
-    /// The port, 0 where none was said.
+    /// The port, by default 0.
     pub port: i64,
-    /// Where the RSE's files begin.
+    /// The folder or bucket with the RSE's files.
     pub prefix: String,
-    /// The class a client loads for it.
+    /// The Python class that Rucio clients load for it.
     pub implementation: String,
-    /// What it may be used for: domain → operation → rank, 0 or nothing for never.
+    /// The permitted operations: domain → operation → rank; 0 or no rank means not permitted.
     pub domains: Value,
-    /// Whatever else it needs.
+    /// Further attributes of the protocol.
     pub extended: Value,
 }
 
-/// Whether a path stays where it is put: parts without meaning, and none that lead up.
+/// Whether a path stays below its prefix: it is relative and has no part that is empty, `.` or
+/// `..`.
 #[must_use]
 pub fn stays_below(path: &str) -> bool {
     !path.is_empty()
@@ -42,7 +44,7 @@ pub fn stays_below(path: &str) -> bool {
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
-/// Whether a path ends like those of files under way, which whoever looks after a place removes.
+/// Whether a path looks like that of a draft, which workers and the reaper remove.
 #[must_use]
 pub fn is_of_a_draft(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
@@ -55,13 +57,13 @@ fn scope_path(scope: &str) -> String {
     if people { scope.replace('.', "/") } else { scope.to_owned() }
 }
 
-/// Whether a path follows from a logical name: not every name that is legal has one.
+/// Whether a path can be computed from a logical name: not every legal name has one.
 #[must_use]
 pub fn has_place(did: &Did) -> bool {
     stays_below(&scope_path(&did.scope)) && stays_below(did.name.trim_start_matches('/'))
 }
 
-/// What is wrong with a name that no path follows from.
+/// The end of the error for a name from which no path can be computed.
 pub const NO_PLACE: &str = "is empty, . or .., so that it has no place in storage";
 
 /// The path of a file below the prefix, from its logical name.
@@ -72,16 +74,16 @@ pub fn hashed_path(did: &Did) -> String {
     format!("{scope}/{:02x}/{:02x}/{}", digest[0], digest[1], did.name.trim_start_matches('/'))
 }
 
-/// Whether this is what people call something that opens storage.
+/// Whether an attribute name looks like that of a secret.
 fn is_secret(key: &str) -> bool {
-    // Which part of an SRM's storage is meant is called a token too, and opens nothing.
+    // The space token of SRM names a storage area; it is not a secret.
     let key = key.to_ascii_lowercase().replace("space_token", "").replace("spacetoken", "");
     ["password", "secret", "token", "credential", "access_key", "access-key"]
         .iter()
         .any(|word| key.contains(word))
 }
 
-/// Whether ranks of operations are given for domains that there are.
+/// Whether a value has known domains only, with ranks that are numbers or null.
 fn are_domains(value: &Value) -> bool {
     let ranks = |ranks: &Value| {
         ranks.as_object().is_some_and(|ranks| {
@@ -94,7 +96,7 @@ fn are_domains(value: &Value) -> bool {
 }
 
 impl Protocol {
-    /// Reads a protocol as clients write it.
+    /// Parses a protocol as clients send it.
     pub fn read(scheme: &str, body: &Map<String, Value>) -> Result<Self, Invalid> {
         let wrong = |what: &str| Invalid(format!("A protocol's {what}"));
         let text = |key: &str, otherwise: &str| match body.get(key) {
@@ -152,8 +154,8 @@ impl Protocol {
         })
     }
 
-    /// Fails where a folder is meant and none is said, or one of another machine: what was typed
-    /// with a slash too few would put files into the root folder of this one.
+    /// Fails if a `file` protocol has no folder, or names another host: an address with a slash too
+    /// few would put files into the root folder of this machine.
     pub fn check_folder(&self) -> Result<(), Invalid> {
         let here = self.hostname == "localhost";
         let named = self.prefix.split('/').any(|part| !part.is_empty() && part != ".");
@@ -170,7 +172,7 @@ impl Protocol {
         Err(Invalid(message))
     }
 
-    /// The protocol as clients read it.
+    /// The protocol as clients receive it.
     #[must_use]
     pub fn show(&self) -> Value {
         json!({
@@ -179,14 +181,14 @@ impl Protocol {
         })
     }
 
-    /// How an operation ranks within a domain; none means that it cannot be done this way.
+    /// The rank of an operation within a domain; none if it is not permitted.
     #[must_use]
     pub fn rank(&self, domain: &str, operation: &str) -> Option<i64> {
         let rank = self.domains.get(domain)?.get(operation)?.as_i64()?;
         (rank > 0).then_some(rank)
     }
 
-    /// What stands before the path in a physical name, with a slash at its end.
+    /// The part of a physical name before the path, with a slash at its end.
     #[must_use]
     pub fn base(&self) -> String {
         let slash = if self.prefix.starts_with('/') { "" } else { "/" };
@@ -201,7 +203,7 @@ impl Protocol {
         format!("{}{}", self.base(), path.trim_start_matches('/'))
     }
 
-    /// The path below the prefix of a physical name, if it is one of this protocol.
+    /// The path below the prefix, if a physical name belongs to this protocol.
     #[must_use]
     pub fn path_of(&self, name: &str) -> Option<String> {
         let (scheme, rest) = name.split_once("://")?;
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_becomes_the_path_every_client_expects() {
+    fn hashed_paths_are_those_of_rucio_clients() {
         for (scope, name, path) in [
             ("user.alice", "f0", "user/alice/c0/c8/f0"),
             ("data17", "a/b.root", "data17/34/c4/a/b.root"),
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_a_place_where_its_path_stays_below() {
+    fn a_name_has_a_place_if_its_path_stays_below_the_prefix() {
         for (scope, name, has) in [
             ("s", "a", true),
             ("s", "/a/b", true),
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn no_path_leaves_the_folder() {
+    fn paths_with_parts_that_lead_outside_are_refused() {
         for (path, stays) in [
             ("a/b", true),
             ("a", true),
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_opens_storage_is_not_written_into_the_catalog() {
+    fn protocols_with_secrets_are_refused() {
         for (key, taken) in [
             ("web_service_path", true),
             ("secret_key", false),
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_physical_name_is_read_back_only_where_it_belongs() {
+    fn a_physical_name_is_parsed_only_if_it_belongs_to_the_protocol() {
         let protocol = folder("/data/rse1");
         assert_eq!(protocol.name("a/b"), "file://localhost:0/data/rse1/a/b");
         for (name, path) in [

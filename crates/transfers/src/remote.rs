@@ -1,7 +1,7 @@
-//! Remote storage: buckets of S3 and folders of WebDAV.
+//! Remote storage: S3 buckets and WebDAV folders.
 //!
-//! Reading and removing go through `object_store`; sending files is in [`super::send`], listing them
-//! in [`super::listed`].
+//! Reading and removing go through `object_store`; sending files is in [`super::send`], listing
+//! them in [`super::listed`].
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -26,33 +26,33 @@ use tokio::runtime::Runtime;
 
 use super::allowed::{Allowed, Refused};
 use super::credential::{Credential, is_encrypted};
-use super::send::Sent;
+use super::send::RemoteDraft;
 use super::store::{self, Drafts, Error, Found, Plan, Store};
 use crate::protocol::{Protocol, stays_below};
 
-/// How long a connection may take to come about.
+/// The timeout for connecting.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// How long a service may stay silent before it is given up.
-pub(super) const SILENCE: Duration = Duration::from_secs(60);
+/// The longest time to wait for an answer, or for the next piece of one.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What S3 takes in one piece.
+/// The largest object that S3 accepts in one request.
 const AT_ONCE: u64 = 5 << 30;
 
-/// What kind of service a protocol leads to.
+/// The kind of a storage service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     S3,
     Dav,
 }
 
-/// The kind of service, and whether the way to it is secured.
+/// The kind of service that a protocol uses, and whether the connection is encrypted.
 pub(super) fn kind(protocol: &Protocol) -> Option<(Kind, bool)> {
     let kind = if protocol.scheme.starts_with("s3") { Kind::S3 } else { Kind::Dav };
     Some((kind, is_encrypted(&protocol.scheme)?))
 }
 
-/// Where everything here is waited for: those who call have no runtime, or may not wait on theirs.
+/// The runtime of all requests in this module: callers are blocking threads without a runtime.
 pub(super) fn runtime() -> Result<&'static Runtime, Error> {
     static RUNTIME: OnceLock<Result<Runtime, String>> = OnceLock::new();
     let started = RUNTIME.get_or_init(|| {
@@ -64,18 +64,18 @@ pub(super) fn runtime() -> Result<&'static Runtime, Error> {
     started.as_ref().map_err(failed)
 }
 
-/// Waits for an answer, but not for ever.
+/// Waits for an answer, for [`ANSWER_TIMEOUT`] at most.
 pub(super) fn wait<T>(
     what: &str,
     answer: impl Future<Output = Result<T, object_store::Error>>,
 ) -> Result<T, Error> {
-    let silent = || Error::Elsewhere { what: what.to_owned(), why: silence() };
-    let waited = runtime()?.block_on(async { tokio::time::timeout(SILENCE, answer).await });
-    waited.map_err(|_| silent())?.map_err(|error| meant(what, &error))
+    let timed_out = || Error::Elsewhere { what: what.to_owned(), why: no_answer() };
+    let waited = runtime()?.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, answer).await });
+    waited.map_err(|_| timed_out())?.map_err(|error| classify(what, &error))
 }
 
-/// What an error means for who asked.
-pub(super) fn meant(what: &str, error: &object_store::Error) -> Error {
+/// Converts an error of `object_store`.
+pub(super) fn classify(what: &str, error: &object_store::Error) -> Error {
     match error {
         object_store::Error::NotFound { .. } => Error::Missing(what.to_owned()),
         object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. } => {
@@ -85,11 +85,11 @@ pub(super) fn meant(what: &str, error: &object_store::Error) -> Error {
     }
 }
 
-pub(super) fn silence() -> String {
-    format!("nothing was heard for {} seconds", SILENCE.as_secs())
+pub(super) fn no_answer() -> String {
+    format!("no answer for {} seconds", ANSWER_TIMEOUT.as_secs())
 }
 
-/// An error and what caused it, in one line.
+/// An error and its causes, in one line.
 pub(super) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -103,34 +103,34 @@ pub(super) fn causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Storage elsewhere, opened.
+/// An opened remote storage.
 #[derive(Debug)]
 pub(super) struct Remote {
     inner: Arc<Inner>,
 }
 
-/// What drafts share with the storage they belong to.
+/// The state that drafts share with the storage they belong to.
 #[derive(Debug)]
 pub(super) struct Inner {
-    /// What people know it by: the protocol's base.
+    /// Its name in messages: the protocol's base.
     base: String,
     pub(super) objects: Arc<dyn ObjectStore>,
     pub(super) http: reqwest::Client,
-    pub(super) way: Way,
+    pub(super) service: Service,
 }
 
-/// What differs between the kinds.
+/// The parts that differ between the kinds of service.
 #[derive(Debug)]
-pub(super) enum Way {
+pub(super) enum Service {
     S3 { bucket: Arc<AmazonS3>, prefix: String, signs: bool, url: Url, at_once: u64 },
-    Dav { url: Url, made: Mutex<HashSet<String>> },
+    Dav { url: Url, made_folders: Mutex<HashSet<String>> },
 }
 
-fn no_way(what: &str, error: &dyn std::error::Error) -> Error {
+fn with_causes(what: &str, error: &dyn std::error::Error) -> Error {
     Error::Elsewhere { what: what.to_owned(), why: causes(error) }
 }
 
-/// How often something is tried again here; more is up to the queue.
+/// The retries of single requests; whole transfers are retried by the queue.
 fn retries() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {
@@ -143,7 +143,7 @@ fn retries() -> RetryConfig {
     }
 }
 
-/// Has `object_store` use a client that speaks to allowed endpoints alone.
+/// Makes `object_store` use a client that connects to allowed endpoints only.
 #[derive(Clone, Debug)]
 struct Connector(reqwest::Client);
 
@@ -154,7 +154,7 @@ impl HttpConnector for Connector {
 }
 
 impl Remote {
-    /// Opens what a protocol leads to, if it may be spoken to; nothing is asked of it yet.
+    /// Opens the storage of a protocol, if its endpoint is allowed. Sends no request yet.
     pub(super) fn open(
         protocol: &Protocol,
         credential: &Credential,
@@ -167,32 +167,33 @@ impl Remote {
         let scheme = if secure { "https" } else { "http" };
         let port = if protocol.port == 0 { String::new() } else { format!(":{}", protocol.port) };
         let endpoint = format!("{scheme}://{}{port}", protocol.hostname);
-        let server = Url::parse(&endpoint).map_err(|error| no_way(&base, &error))?;
+        let server = Url::parse(&endpoint).map_err(|error| with_causes(&base, &error))?;
         allowed.endpoint(&server)?;
         if !credential.is_for(&server) {
             let bound = credential.endpoint.clone().unwrap_or_else(|| "none".to_owned());
             return Err(Refused::Credential { endpoint, bound }.into());
         }
-        // A redirect elsewhere loses the Authorization header, but not the tokens of S3's sessions.
+        // A redirect to another server drops the Authorization header, but not S3's session token.
         let stays = (kind == Kind::S3 && credential.has_secret()).then_some(server);
         let prefix = protocol.prefix.trim_matches('/');
-        let headers = authorization(credential).ok_or_else(|| failed("the user cannot be sent"))?;
+        let headers = authorization(credential)
+            .ok_or_else(|| failed("user, password or token cannot be sent in an HTTP header"))?;
         let pem = match &credential.ca {
             Some(file) => std::fs::read(file).map_err(Error::at(file))?,
             None => Vec::new(),
         };
         let authorities = reqwest::Certificate::from_pem_bundle(&pem);
-        let authorities = authorities.map_err(|error| no_way(&base, &error))?;
+        let authorities = authorities.map_err(|error| with_causes(&base, &error))?;
         let client = || {
             let client = allowed.client(stays.clone()).connect_timeout(CONNECT).https_only(secure);
             client.default_headers(headers.clone()).tls_certs_merge(authorities.clone())
         };
-        let http = client().build().map_err(|error| no_way(&base, &error))?;
-        // Compression would hide how long an object is.
+        let http = client().build().map_err(|error| with_causes(&base, &error))?;
+        // Compression would hide the length of an object.
         let plain = client().http1_only().no_gzip().no_brotli().no_zstd().no_deflate();
-        let connector = Connector(plain.build().map_err(|error| no_way(&base, &error))?);
+        let connector = Connector(plain.build().map_err(|error| with_causes(&base, &error))?);
         let options = ClientOptions::new().with_allow_http(!secure);
-        let (objects, way): (Arc<dyn ObjectStore>, Way) = match kind {
+        let (objects, service): (Arc<dyn ObjectStore>, Service) = match kind {
             Kind::S3 => {
                 let (bucket, rest) = prefix.split_once('/').unwrap_or((prefix, ""));
                 if bucket.is_empty() {
@@ -215,32 +216,32 @@ impl Remote {
                 if let Some(token) = &credential.session_token {
                     builder = builder.with_token(token);
                 }
-                let built = builder.build().map_err(|error| no_way(&base, &error))?;
+                let built = builder.build().map_err(|error| with_causes(&base, &error))?;
                 let bucket_url = format!("{endpoint}/{bucket}");
-                let url = Url::parse(&bucket_url).map_err(|error| no_way(&base, &error))?;
+                let url = Url::parse(&bucket_url).map_err(|error| with_causes(&base, &error))?;
                 let at_once = credential.single_put_bytes.unwrap_or(AT_ONCE);
                 let bucket = Arc::new(built);
                 let prefix = rest.to_owned();
-                (bucket.clone(), Way::S3 { bucket, prefix, signs, url, at_once })
+                (bucket.clone(), Service::S3 { bucket, prefix, signs, url, at_once })
             }
             Kind::Dav => {
                 let text = format!("{endpoint}/{prefix}");
                 let text = text.trim_end_matches('/');
-                let url = Url::parse(text).map_err(|error| no_way(&base, &error))?;
+                let url = Url::parse(text).map_err(|error| with_causes(&base, &error))?;
                 let builder = HttpBuilder::new().with_url(text).with_client_options(options);
                 let built = builder.with_http_connector(connector).with_retry(retries()).build();
-                let built = built.map_err(|error| no_way(&base, &error))?;
-                (Arc::new(built), Way::Dav { url, made: Mutex::default() })
+                let built = built.map_err(|error| with_causes(&base, &error))?;
+                (Arc::new(built), Service::Dav { url, made_folders: Mutex::default() })
             }
         };
-        Ok(Self { inner: Arc::new(Inner { base, objects, http, way }) })
+        Ok(Self { inner: Arc::new(Inner { base, objects, http, service }) })
     }
 }
 
-/// What WebDAV is shown with every request.
+/// The headers with the WebDAV credential, sent with every request.
 fn authorization(credential: &Credential) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
-    let shown = match (&credential.user, &credential.password, &credential.token) {
+    let text = match (&credential.user, &credential.password, &credential.token) {
         (Some(user), Some(password), _) => {
             let pair = STANDARD.encode(format!("{user}:{password}"));
             format!("Basic {pair}")
@@ -248,42 +249,42 @@ fn authorization(credential: &Credential) -> Option<HeaderMap> {
         (_, _, Some(token)) => format!("Bearer {token}"),
         _ => return Some(headers),
     };
-    let mut value = HeaderValue::from_str(&shown).ok()?;
+    let mut value = HeaderValue::from_str(&text).ok()?;
     value.set_sensitive(true);
     headers.insert(header::AUTHORIZATION, value);
     Some(headers)
 }
 
 impl Inner {
-    /// What people know a file by.
+    /// The name of a file in messages.
     pub(super) fn name(&self, path: &str) -> String {
         format!("{}{path}", self.base)
     }
 
-    /// A file as `object_store` names it.
+    /// The path of a file for `object_store`.
     pub(super) fn object(&self, path: &str) -> Result<Path, Error> {
         if !stays_below(path) {
             return Err(Error::Leaves(path.to_owned()));
         }
-        let whole = match &self.way {
-            Way::S3 { prefix, .. } if !prefix.is_empty() => format!("{prefix}/{path}"),
+        let whole = match &self.service {
+            Service::S3 { prefix, .. } if !prefix.is_empty() => format!("{prefix}/{path}"),
             _ => path.to_owned(),
         };
-        Path::parse(whole).map_err(|error| no_way(&self.name(path), &error))
+        Path::parse(whole).map_err(|error| with_causes(&self.name(path), &error))
     }
 
-    /// The address of a file, without anything that opens it.
+    /// The URL of a file, without a signature.
     pub(super) fn url(&self, object: &Path) -> Url {
-        let (Way::S3 { url, .. } | Way::Dav { url, .. }) = &self.way;
+        let (Service::S3 { url, .. } | Service::Dav { url, .. }) = &self.service;
         let mut url = url.clone();
-        // An address of HTTP always has segments.
+        // An HTTP URL always has segments.
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().extend(object.parts().map(|part| part.as_ref().to_owned()));
         }
         url
     }
 
-    /// Where a file is on WebDAV until it is whole.
+    /// The temporary path of a file on WebDAV until it is complete.
     pub(super) fn temporary(path: &str) -> String {
         match path.rsplit_once('/') {
             Some((folder, name)) => format!("{folder}/.{name}.part"),
@@ -291,15 +292,15 @@ impl Inner {
         }
     }
 
-    /// Opens a file for reading, and says how long it is.
-    pub(super) fn open(&self, path: &str) -> Result<(Pieces, u64), Error> {
+    /// Opens a file for reading, and returns its length.
+    pub(super) fn open(&self, path: &str) -> Result<(BodyReader, u64), Error> {
         let (what, object) = (self.name(path), self.object(path)?);
         let found = wait(&what, self.objects.get(&object))?;
         let length = found.meta.size;
-        Ok((Pieces { stream: found.into_stream(), rest: Bytes::new() }, length))
+        Ok((BodyReader { stream: found.into_stream(), rest: Bytes::new() }, length))
     }
 
-    /// Removes a file; one that is not there is removed.
+    /// Removes a file; a missing file is not an error.
     pub(super) fn delete(&self, path: &str) -> Result<(), Error> {
         let (what, object) = (self.name(path), self.object(path)?);
         match wait(&what, self.objects.delete(&object)) {
@@ -308,25 +309,25 @@ impl Inner {
         }
     }
 
-    /// Sends a request that has no body worth reading.
+    /// Sends a request and returns the status of its answer.
     pub(super) fn ask(
         &self,
         what: &str,
         request: reqwest::RequestBuilder,
     ) -> Result<StatusCode, Error> {
         let failed = |why: String| Error::Elsewhere { what: what.to_owned(), why };
-        let sent =
-            runtime()?.block_on(async { tokio::time::timeout(SILENCE, request.send()).await });
-        let answer = sent.map_err(|_| failed(silence()))?;
+        let sent = runtime()?
+            .block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, request.send()).await });
+        let answer = sent.map_err(|_| failed(no_answer()))?;
         // The address is left out: it may hold a signature.
         let answer = answer.map_err(|error| failed(causes(&error.without_url())))?;
         Ok(answer.status())
     }
 
-    /// Makes the folder a file goes to on WebDAV, and those that hold it.
+    /// Creates the folder of a file on WebDAV, and the folders above it.
     pub(super) fn make_folder(&self, path: &str) -> Result<(), Error> {
-        let Way::Dav { url, made } = &self.way else { return Ok(()) };
-        let known = |folder: &str| made.lock().contains(folder);
+        let Service::Dav { url, made_folders } = &self.service else { return Ok(()) };
+        let known = |folder: &str| made_folders.lock().contains(folder);
         let Some((folder, _)) = path.rsplit_once('/') else { return Ok(()) };
         let mut missing = vec![folder];
         while let Some(folder) = missing.last().copied().filter(|folder| !known(folder)) {
@@ -335,7 +336,7 @@ impl Inner {
             let what = format!("the folder {}", self.name(folder));
             let status = self.ask(&what, self.http.request(method, format!("{at}/")))?;
             match (status, folder.rsplit_once('/')) {
-                // There already.
+                // It exists already.
                 (StatusCode::METHOD_NOT_ALLOWED | StatusCode::MOVED_PERMANENTLY, _) => {}
                 (status, _) if status.is_success() => {}
                 (StatusCode::CONFLICT | StatusCode::NOT_FOUND, Some((above, _)))
@@ -346,28 +347,28 @@ impl Inner {
                 }
                 (status, _) => return Err(refused(&what, status, url.as_str())),
             }
-            made.lock().insert(folder.to_owned());
+            made_folders.lock().insert(folder.to_owned());
             missing.pop();
         }
         Ok(())
     }
 
-    /// A folder that was there is gone: it is looked for again.
+    /// Clears the cache of existing folders, because one of them was removed.
     pub(super) fn forget_folders(&self) {
-        if let Way::Dav { made, .. } = &self.way {
-            made.lock().clear();
+        if let Service::Dav { made_folders, .. } = &self.service {
+            made_folders.lock().clear();
         }
     }
 }
 
-/// A status that means no.
-pub(super) fn refused(what: &str, status: StatusCode, told: &str) -> Error {
+/// The error for an unsuccessful status; `body` is the start of the answer.
+pub(super) fn refused(what: &str, status: StatusCode, body: &str) -> Error {
     match status {
         StatusCode::INSUFFICIENT_STORAGE => Error::Full(what.to_owned()),
         StatusCode::PRECONDITION_FAILED => Error::There(what.to_owned()),
         status => {
-            let told: String = told.chars().take(200).collect();
-            Error::Elsewhere { what: what.to_owned(), why: format!("{status} {told}") }
+            let body: String = body.chars().take(200).collect();
+            Error::Elsewhere { what: what.to_owned(), why: format!("{status} {body}") }
         }
     }
 }
@@ -378,19 +379,19 @@ impl Store for Remote {
         Ok((Box::new(pieces), length))
     }
 
-    /// What a killed attempt has left is written over by the next, or removed with the file.
+    /// The draft of a killed attempt is overwritten by the next attempt, or removed with the file.
     fn write(&self, path: &str, plan: &Plan) -> Result<Box<dyn store::Draft>, Error> {
-        Ok(Box::new(Sent::new(Arc::clone(&self.inner), path, plan)?))
+        Ok(Box::new(RemoteDraft::new(Arc::clone(&self.inner), path, plan)?))
     }
 
     fn remove(&self, path: &str) -> Result<(), Error> {
-        if let Way::Dav { .. } = self.inner.way {
+        if let Service::Dav { .. } = self.inner.service {
             self.inner.delete(&Inner::temporary(path))?;
         }
         self.inner.delete(path)
     }
 
-    /// Both kinds of service have what they have acknowledged.
+    /// Does nothing: both kinds of service store a file durably before they acknowledge it.
     fn sync(&self) -> Result<(), Error> {
         Ok(())
     }
@@ -407,29 +408,29 @@ impl Store for Remote {
     }
 
     fn drafts(&self) -> Drafts {
-        match self.inner.way {
-            Way::S3 { .. } => Drafts::Unseen,
-            Way::Dav { .. } => Drafts::Plain,
+        match self.inner.service {
+            Service::S3 { .. } => Drafts::Unseen,
+            Service::Dav { .. } => Drafts::Plain,
         }
     }
 }
 
-/// A file as it comes in.
-pub(super) struct Pieces {
+/// Reads a file from the body of an answer.
+pub(super) struct BodyReader {
     stream: BoxStream<'static, Result<Bytes, object_store::Error>>,
     rest: Bytes,
 }
 
-impl Read for Pieces {
+impl Read for BodyReader {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         while self.rest.is_empty() {
             let runtime = runtime().map_err(std::io::Error::other)?;
-            let next = async { tokio::time::timeout(SILENCE, self.stream.next()).await };
+            let next = async { tokio::time::timeout(ANSWER_TIMEOUT, self.stream.next()).await };
             match runtime.block_on(next) {
                 Ok(None) => return Ok(0),
                 Ok(Some(Ok(piece))) => self.rest = piece,
                 Ok(Some(Err(error))) => return Err(std::io::Error::other(causes(&error))),
-                Err(_) => return Err(std::io::Error::other(silence())),
+                Err(_) => return Err(std::io::Error::other(no_answer())),
             }
         }
         let length = self.rest.len().min(into.len());

@@ -1,4 +1,4 @@
-//! The transfer queue of a server, over HTTP, for workers in processes of their own.
+//! The transfer queue of a server over HTTP, for workers that run in another process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::{Held, Job, Outcome};
 
 /// A connection to the server whose queue is used.
 pub trait Server: Send + Sync {
-    /// Posts a JSON document to a path below the REST surface; answers the status and the body.
+    /// Posts a JSON document to a path below the REST interface; returns the status and the body.
     fn post<'a>(
         &'a self,
         path: &'a str,
@@ -27,7 +27,7 @@ pub struct RemoteQueue {
     server: Arc<dyn Server>,
     worker: String,
     lease: Duration,
-    /// Why the server will have nothing to do with this worker, once it has said so.
+    /// The reason why the server refuses this worker, once it has done so.
     refused: watch::Sender<Option<String>>,
 }
 
@@ -38,18 +38,18 @@ impl std::fmt::Debug for RemoteQueue {
 }
 
 impl RemoteQueue {
-    /// The queue of the server that `server` leads to, for a worker that calls itself `worker`; its
-    /// leases last whole seconds.
+    /// The queue of `server`, for the worker named `worker`. Leases are rounded down to whole
+    /// seconds.
     #[must_use]
     pub fn new(server: Arc<dyn Server>, worker: String, lease: Duration) -> Self {
         Self { server, worker, lease, refused: watch::Sender::new(None) }
     }
 
-    /// Completes with the reason when the server does not know or not allow the worker: asking
-    /// again would be in vain. Everything else passes.
+    /// Completes with the reason when the server rejects the worker's credentials or permissions,
+    /// so that retries are useless. Other errors are temporary.
     pub async fn refused(&self) -> String {
         let mut refused = self.refused.subscribe();
-        // The sender lives as long as this.
+        // The sender lives as long as `self`.
         let why = refused.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
         why.unwrap_or_default()
     }
@@ -66,11 +66,12 @@ impl RemoteQueue {
         let (status, answer) = self.server.post(&path, body).await?;
         let read = serde_json::from_str(&answer);
         if status >= 400 {
-            let said: Value = read.unwrap_or_default();
-            // A token that the server does not know is to it as none at all, and that is a 400.
-            let unknown = said["ExceptionClass"] == "CannotAuthenticate";
-            let said = said["ExceptionMessage"].as_str().or_else(|| said["message"].as_str());
-            let why = said.map_or_else(|| format!("refused with {}", status), str::to_owned);
+            let answered: Value = read.unwrap_or_default();
+            // The server answers 400 to an unknown token, as if there were none.
+            let unknown = answered["ExceptionClass"] == "CannotAuthenticate";
+            let answered =
+                answered["ExceptionMessage"].as_str().or_else(|| answered["message"].as_str());
+            let why = answered.map_or_else(|| format!("refused with {}", status), str::to_owned);
             if unknown || matches!(status, 401 | 403) {
                 self.refused.send_replace(Some(why.clone()));
             }
@@ -95,7 +96,7 @@ impl Queue for RemoteQueue {
     }
 
     fn woken(&self) -> BoxFuture<'_, ()> {
-        // A server does not call: the worker asks again after a while.
+        // The server sends no notifications: the worker polls.
         std::future::pending().boxed()
     }
 
@@ -107,9 +108,9 @@ impl Queue for RemoteQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    struct Says(u16, &'static str);
+    struct FixedAnswer(u16, &'static str);
 
-    impl Server for Says {
+    impl Server for FixedAnswer {
         fn post<'a>(
             &'a self,
             _: &'a str,
@@ -124,8 +125,8 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_not_allowed_or_not_known_asks_in_vain() {
-        for (status, body, vain) in [
+    fn only_rejected_credentials_and_permissions_are_permanent_refusals() {
+        for (status, body, refusal) in [
             (200, r#"{"jobs": []}"#, None),
             (403, r#"{"ExceptionMessage": "not you"}"#, Some("not you")),
             (401, r#"{"message": "Unauthorized"}"#, Some("Unauthorized")),
@@ -142,11 +143,11 @@ mod tests {
             (404, "", None),
             (0, "", None),
         ] {
-            let server = Arc::new(Says(status, body));
+            let server = Arc::new(FixedAnswer(status, body));
             let queue = RemoteQueue::new(server, "w".to_owned(), Duration::from_secs(1));
             let taken = queue.take(1).now_or_never().unwrap();
             assert_eq!(taken.is_ok(), status == 200, "{status}: {taken:?}");
-            assert_eq!(queue.refused().now_or_never().as_deref(), vain, "{status}");
+            assert_eq!(queue.refused().now_or_never().as_deref(), refusal, "{status}");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Sends a file to S3 or WebDAV.
+//! Uploads a file to S3 or WebDAV.
 //!
-//! `object_store` would hold a whole file in memory to put it on WebDAV, so files are streamed here:
-//! on WebDAV to a temporary name that is the same for every attempt (a new attempt overwrites what a
-//! killed one has left), on S3 to the object itself through a signed address, in one piece up to the
-//! limit of the service, and in parts beyond. The last piece is held back until the file is sealed: a
-//! copy that is cancelled, or whose source turns out wrong, never becomes a file.
+//! `object_store` would hold a whole file in memory to put it on WebDAV, so files are streamed
+//! here: on WebDAV to a temporary name that is the same for every attempt (a new attempt overwrites
+//! the rest of a killed one), on S3 to the object itself through a signed address, in one piece up
+//! to the limit of the service, and in parts beyond. The last piece is held back until the
+//! file is sealed: a copy that is cancelled, or whose source is wrong, never becomes visible.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -21,40 +21,41 @@ use reqwest::{Method, StatusCode};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::remote::{Inner, SILENCE, Way, causes, refused, runtime, silence, wait};
+use super::remote::{ANSWER_TIMEOUT, Inner, Service, causes, no_answer, refused, runtime, wait};
 use super::store::{Draft, Error, Plan};
 
-/// How long a signed address is good for; a file that is under way by then goes on.
-const SIGNED: Duration = Duration::from_secs(3_600);
+/// The lifetime of a signed address; an upload that has begun before it expires continues.
+const SIGNATURE_LIFETIME: Duration = Duration::from_secs(3_600);
 
-/// How long a service may take to acknowledge a file it has all of.
-const STORED: Duration = Duration::from_secs(600);
+/// The longest time a service may take to acknowledge a complete upload.
+const STORE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How large parts are unless a service takes less at once; S3 wants 5 MiB, and takes ten thousand.
+/// The size of parts, unless the limit of the service is lower. S3 requires at least 5 MiB, and
+/// accepts ten thousand parts.
 const PART: u64 = 64 << 20;
 const LEAST_PART: u64 = 5 << 20;
 
-/// Pieces that wait to be sent.
-const WAITING: usize = 4;
+/// The most pieces that wait to be sent.
+const QUEUED_PIECES: usize = 4;
 
-/// A file that is being sent.
-pub(super) struct Sent {
+/// A file that is being uploaded.
+pub(super) struct RemoteDraft {
     inner: Arc<Inner>,
-    /// Where the file goes.
+    /// The final path of the file.
     path: String,
-    /// Where it is until it is kept.
+    /// Its path until it is kept.
     draft: String,
     object: Path,
     plan: Plan,
-    held: Option<Bytes>,
-    sending: Sending,
+    last_piece: Option<Bytes>,
+    upload_state: Upload,
     sealed: bool,
     rejected: bool,
     kept: bool,
 }
 
-enum Sending {
-    NotYet,
+enum Upload {
+    NotStarted,
     Stream {
         feed: mpsc::Sender<Bytes>,
         whole: Arc<AtomicBool>,
@@ -66,14 +67,14 @@ enum Sending {
         size: u64,
         full: u64,
     },
-    Over,
+    Ended,
 }
 
-impl Sent {
+impl RemoteDraft {
     pub(super) fn new(inner: Arc<Inner>, path: &str, plan: &Plan) -> Result<Self, Error> {
-        let draft = match inner.way {
-            Way::S3 { .. } => path.to_owned(),
-            Way::Dav { .. } => Inner::temporary(path),
+        let draft = match inner.service {
+            Service::S3 { .. } => path.to_owned(),
+            Service::Dav { .. } => Inner::temporary(path),
         };
         let object = inner.object(&draft)?;
         Ok(Self {
@@ -82,8 +83,8 @@ impl Sent {
             draft,
             object,
             plan: plan.clone(),
-            held: None,
-            sending: Sending::NotYet,
+            last_piece: None,
+            upload_state: Upload::NotStarted,
             sealed: false,
             rejected: false,
             kept: false,
@@ -98,34 +99,35 @@ impl Sent {
         Error::Elsewhere { what: self.what(), why }
     }
 
-    /// Begins to send.
+    /// Starts the upload.
     fn begin(&mut self) -> Result<(), Error> {
         let what = self.what();
         let mut options = SignedUrlOptions::new();
         if self.plan.new {
             options = options.with_signed_header(IF_NONE_MATCH, HeaderValue::from_static("*"));
         }
-        let url = match &self.inner.way {
-            Way::S3 { at_once, .. } if self.plan.bytes > *at_once => {
+        let url = match &self.inner.service {
+            Service::S3 { at_once, .. } if self.plan.bytes > *at_once => {
                 if self.plan.new && self.inner.open(&self.path).is_ok() {
                     return Err(Error::There(what));
                 }
                 let upload = wait(&what, self.inner.objects.put_multipart(&self.object))?;
                 let full = (*at_once).clamp(LEAST_PART, PART).max(self.plan.bytes / 9_000);
-                self.sending = Sending::Parts { upload, part: Vec::new(), size: 0, full };
+                self.upload_state = Upload::Parts { upload, part: Vec::new(), size: 0, full };
                 return Ok(());
             }
-            Way::S3 { bucket, signs: true, .. } => {
-                let signed = bucket.signed_url_opts(Method::PUT, &self.object, SIGNED, &options);
+            Service::S3 { bucket, signs: true, .. } => {
+                let signed =
+                    bucket.signed_url_opts(Method::PUT, &self.object, SIGNATURE_LIFETIME, &options);
                 wait(&what, signed)?
             }
-            Way::S3 { .. } => self.inner.url(&self.object),
-            Way::Dav { .. } => {
+            Service::S3 { .. } => self.inner.url(&self.object),
+            Service::Dav { .. } => {
                 self.inner.make_folder(&self.path)?;
                 self.inner.url(&self.object)
             }
         };
-        let (feed, pieces) = mpsc::channel::<Bytes>(WAITING);
+        let (feed, pieces) = mpsc::channel::<Bytes>(QUEUED_PIECES);
         let whole = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&whole);
         let body = stream::unfold(pieces, move |mut pieces| {
@@ -134,37 +136,37 @@ impl Sent {
                 match pieces.recv().await {
                     Some(piece) => Some((Ok(piece), pieces)),
                     None if ended.load(Ordering::Acquire) => None,
-                    // The service must not take what was sent so far for the whole.
-                    None => Some((Err(std::io::Error::other("given up")), pieces)),
+                    // The service must not take an incomplete file for the whole.
+                    None => Some((Err(std::io::Error::other("upload cancelled")), pieces)),
                 }
             }
         });
         let mut request = self.inner.http.put(url).header(CONTENT_LENGTH, self.plan.bytes);
-        if let (true, Way::S3 { .. }) = (self.plan.new, &self.inner.way) {
+        if let (true, Service::S3 { .. }) = (self.plan.new, &self.inner.service) {
             request = request.header(IF_NONE_MATCH, "*");
         }
         let request = request.body(reqwest::Body::wrap_stream(body));
         let done = runtime()?.spawn(put(what, request));
-        self.sending = Sending::Stream { feed, whole, done };
+        self.upload_state = Upload::Stream { feed, whole, done };
         Ok(())
     }
 
     fn push(&mut self, piece: Bytes) -> Result<(), Error> {
-        if let Sending::NotYet = self.sending {
+        if let Upload::NotStarted = self.upload_state {
             self.begin()?;
         }
         let what = self.what();
-        match &mut self.sending {
-            Sending::Stream { feed, .. } => {
-                let taken = async { tokio::time::timeout(SILENCE, feed.send(piece)).await };
+        match &mut self.upload_state {
+            Upload::Stream { feed, .. } => {
+                let taken = async { tokio::time::timeout(ANSWER_TIMEOUT, feed.send(piece)).await };
                 match runtime()?.block_on(taken) {
                     Ok(Ok(())) => Ok(()),
-                    // The service has answered before it had all: it says why.
-                    Ok(Err(_)) => self.finish(SILENCE),
-                    Err(_) => Err(self.failed(silence())),
+                    // The service answered before it had the whole file: its answer has the reason.
+                    Ok(Err(_)) => self.finish(ANSWER_TIMEOUT),
+                    Err(_) => Err(self.failed(no_answer())),
                 }
             }
-            Sending::Parts { upload, part, size, full } => {
+            Upload::Parts { upload, part, size, full } => {
                 *size += piece.len() as u64;
                 part.push(piece);
                 if size < full {
@@ -172,38 +174,38 @@ impl Sent {
                 }
                 *size = 0;
                 let payload: PutPayload = part.drain(..).collect();
-                within(&what, STORED, upload.put_part(payload))
+                within(&what, STORE_TIMEOUT, upload.put_part(payload))
             }
-            Sending::NotYet | Sending::Over => Ok(()),
+            Upload::NotStarted | Upload::Ended => Ok(()),
         }
     }
 
-    /// Waits for what the service says of a file that was streamed.
-    fn finish(&mut self, patience: Duration) -> Result<(), Error> {
-        let Sending::Stream { feed, done, .. } =
-            std::mem::replace(&mut self.sending, Sending::Over)
+    /// Waits for the service's answer to a streamed upload.
+    fn finish(&mut self, timeout: Duration) -> Result<(), Error> {
+        let Upload::Stream { feed, done, .. } =
+            std::mem::replace(&mut self.upload_state, Upload::Ended)
         else {
             return Ok(());
         };
         drop(feed);
-        let answer = runtime()?.block_on(async { tokio::time::timeout(patience, done).await });
+        let answer = runtime()?.block_on(async { tokio::time::timeout(timeout, done).await });
         match answer {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => Err(self.failed(error.to_string())),
-            Err(_) => Err(self.failed(silence())),
+            Err(_) => Err(self.failed(no_answer())),
         }
     }
 }
 
-/// Waits longer than for an answer that nothing depends on.
+/// Waits for an answer with this timeout.
 fn within<T>(
     what: &str,
-    patience: Duration,
+    timeout: Duration,
     answer: impl Future<Output = Result<T, object_store::Error>>,
 ) -> Result<T, Error> {
     let failed = |why: String| Error::Elsewhere { what: what.to_owned(), why };
-    let waited = runtime()?.block_on(async { tokio::time::timeout(patience, answer).await });
-    waited.map_err(|_| failed(silence()))?.map_err(|error| failed(causes(&error)))
+    let waited = runtime()?.block_on(async { tokio::time::timeout(timeout, answer).await });
+    waited.map_err(|_| failed(no_answer()))?.map_err(|error| failed(causes(&error)))
 }
 
 async fn put(what: String, request: reqwest::RequestBuilder) -> Result<(), Error> {
@@ -217,42 +219,42 @@ async fn put(what: String, request: reqwest::RequestBuilder) -> Result<(), Error
     if status.is_success() {
         return Ok(());
     }
-    let told = answer.text().await.unwrap_or_default();
-    Err(refused(&what, status, &told))
+    let body = answer.text().await.unwrap_or_default();
+    Err(refused(&what, status, &body))
 }
 
-impl Draft for Sent {
+impl Draft for RemoteDraft {
     fn add(&mut self, piece: &[u8]) -> Result<(), Error> {
-        match self.held.replace(Bytes::copy_from_slice(piece)) {
+        match self.last_piece.replace(Bytes::copy_from_slice(piece)) {
             Some(before) => self.push(before),
             None => Ok(()),
         }
     }
 
     fn seal(&mut self) -> Result<(), Error> {
-        match self.held.take() {
+        match self.last_piece.take() {
             Some(last) => self.push(last)?,
             None if self.plan.bytes == 0 => self.begin()?,
             None => {}
         }
         let what = self.what();
-        let done = match &mut self.sending {
-            Sending::Parts { upload, part, .. } => {
+        let done = match &mut self.upload_state {
+            Upload::Parts { upload, part, .. } => {
                 let payload: PutPayload = part.drain(..).collect();
-                within(&what, STORED, upload.put_part(payload))?;
-                within(&what, STORED, upload.complete()).map(drop)
+                within(&what, STORE_TIMEOUT, upload.put_part(payload))?;
+                within(&what, STORE_TIMEOUT, upload.complete()).map(drop)
             }
-            Sending::Stream { whole, .. } => {
+            Upload::Stream { whole, .. } => {
                 whole.store(true, Ordering::Release);
-                self.finish(STORED)
+                self.finish(STORE_TIMEOUT)
             }
-            Sending::NotYet | Sending::Over => Ok(()),
+            Upload::NotStarted | Upload::Ended => Ok(()),
         };
         if matches!(&done, Err(Error::Elsewhere { why, .. }) if why.starts_with("409")) {
             self.inner.forget_folders();
         }
         done?;
-        self.sending = Sending::Over;
+        self.upload_state = Upload::Ended;
         self.sealed = true;
         Ok(())
     }
@@ -266,7 +268,7 @@ impl Draft for Sent {
     }
 
     fn keep(mut self: Box<Self>) -> Result<(), Error> {
-        if let Way::Dav { .. } = self.inner.way {
+        if let Service::Dav { .. } = self.inner.service {
             let what = self.inner.name(&self.path);
             let place = self.inner.url(&self.inner.object(&self.path)?);
             let method = Method::from_bytes(b"MOVE").unwrap_or(Method::PUT);
@@ -287,26 +289,26 @@ impl Draft for Sent {
     }
 }
 
-impl Drop for Sent {
+impl Drop for RemoteDraft {
     fn drop(&mut self) {
-        if self.kept || matches!(self.sending, Sending::NotYet) {
+        if self.kept || matches!(self.upload_state, Upload::NotStarted) {
             return;
         }
         let what = self.what();
-        if let Sending::Parts { upload, .. } = &mut self.sending {
-            // Parts of what never became an object: where they cannot be removed now, the bucket's
-            // own rule for unfinished uploads removes them.
-            drop(within(&what, SILENCE, upload.abort()));
+        if let Upload::Parts { upload, .. } = &mut self.upload_state {
+            // If the parts cannot be removed now, the bucket's lifecycle rule for unfinished
+            // uploads removes them.
+            drop(within(&what, ANSWER_TIMEOUT, upload.abort()));
             return;
         }
-        drop(self.finish(SILENCE));
-        let goes = match self.inner.way {
-            Way::Dav { .. } => true,
-            // A worker that came after may have found the object, and the catalog may count it.
-            Way::S3 { .. } => self.sealed && (self.plan.new || self.rejected),
+        drop(self.finish(ANSWER_TIMEOUT));
+        let remove = match self.inner.service {
+            Service::Dav { .. } => true,
+            // A later worker may have found the object, and the catalog may count it.
+            Service::S3 { .. } => self.sealed && (self.plan.new || self.rejected),
         };
-        if goes {
-            // Whoever comes next writes over it, or the reaper removes it.
+        if remove {
+            // If this fails, the next attempt overwrites the draft, or the reaper removes it.
             drop(self.inner.delete(&self.draft));
         }
     }

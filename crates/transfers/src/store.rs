@@ -1,12 +1,12 @@
-//! The storage behind an RSE's protocol: folders of this machine, S3 and WebDAV.
+//! The interface to the storage of an RSE's protocol: local folders, S3 and WebDAV.
 //!
-//! Whatever it is, a file comes into being in three steps: it is written where nobody looks for it
-//! ([`Draft::add`]), sealed once what was read is known to be right, read back and compared, and
-//! only then it is kept. In a folder and on WebDAV it has a temporary name until then. S3 has no
-//! names that change: an object appears whole, when it is sealed, or not at all; one that does not
-//! read back right is removed, and the catalog is told of none before it was read back.
+//! Every storage creates a file in the same steps: it is written as a draft ([`Draft::add`]),
+//! sealed once the content that was read is known to be correct, read back and compared, and only
+//! then kept. In a folder and on WebDAV it has a temporary name until then. S3 cannot rename: an
+//! object appears as a whole when it is sealed, or not at all. An object that reads back wrong is
+//! removed, and the catalog records no object before it was read back.
 //!
-//! Everything here waits for disks and networks: it is called where waiting is allowed.
+//! All functions block on disks and networks: call them from blocking threads only.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{ErrorKind, Read};
@@ -24,53 +24,53 @@ use super::remote::Remote;
 use crate::did::Micros;
 use crate::protocol::Protocol;
 
-/// Why storage could not do what it was asked to.
+/// An error of storage.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The protocol is not one that workers speak.
+    /// Workers do not support the protocol.
     #[error("no worker speaks {0}://")]
     Unknown(String),
     /// The path would leave the RSE's folder.
     #[error("the path {0:?} leaves the RSE's folder")]
     Leaves(String),
-    /// The storage has no room left.
+    /// The storage is full.
     #[error("{0} is full")]
     Full(String),
-    /// The file is not there.
+    /// The file does not exist.
     #[error("{0} is not there")]
     Missing(String),
-    /// What the storage is kept in is not there, and with it all its files.
+    /// The folder or bucket of the storage is missing, and with it all its files.
     #[error("the folder {0} is not there: make it, or mount what belongs there")]
     NoFolder(String),
-    /// The way from a storage root to the folder leads through a link.
+    /// The path from a storage root to the folder has a symbolic link.
     #[error(
         "the folder {0} is not a folder, or is reached through a symbolic link: below a storage root none is followed"
     )]
     Linked(String),
-    /// This machine's operator does not allow it.
+    /// The operator of this machine does not allow it.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// Something else has this name.
+    /// The path is not a regular file.
     #[error("{0} is not a file")]
     NoFile(String),
-    /// Another file has this name.
+    /// A file with this name exists already.
     #[error("{0} is there already")]
     There(String),
-    /// The service does not say what it holds.
+    /// The service does not support listing.
     #[error("{0} does not list its files")]
     Unlisted(String),
     /// A disk of this machine failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The file or service concerned.
         what: String,
         /// How it failed.
         source: std::io::Error,
     },
-    /// Storage elsewhere failed, or refused.
+    /// Remote storage failed, or refused the request.
     #[error("{what}: {why}")]
     Elsewhere {
-        /// What was tried.
+        /// The file or service concerned.
         what: String,
         /// How it failed.
         why: String,
@@ -91,91 +91,91 @@ impl Error {
     }
 }
 
-/// What is to be written.
+/// A file to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Tells whose draft it is, in digits and dashes.
+    /// Identifies the owner of the draft, in digits and dashes.
     pub tag: String,
-    /// How long the file will be.
+    /// The length of the file.
     pub bytes: u64,
-    /// Whether nothing may have its name yet.
+    /// Whether writing must fail if the file exists.
     pub new: bool,
 }
 
-/// A file as storage has it.
+/// The metadata of a file in storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Where it is below the protocol's prefix.
+    /// Its path below the protocol's prefix.
     pub path: String,
-    /// How long it is.
+    /// Its length.
     pub bytes: u64,
-    /// When its content, or where that can be told its name, last changed.
+    /// When its content last changed; in local folders also when its name last changed.
     pub changed: Micros,
 }
 
-/// What files are called while they are under way.
+/// The names of files while they are being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drafts {
-    /// `.NAME.TAG.part`: the tag tells whose it is.
+    /// `.NAME.TAG.part`: the tag identifies the owner.
     Tagged,
-    /// `.NAME.part`, whoever writes it.
+    /// `.NAME.part`, for every owner.
     Plain,
-    /// Nothing is seen of them.
+    /// Drafts are not visible.
     Unseen,
 }
 
-/// Where the files of an RSE are. Paths are below the protocol's prefix.
+/// The storage of an RSE. Paths are below the protocol's prefix.
 pub trait Store: Send + Sync + std::fmt::Debug {
-    /// Opens a file for reading, and says how long it is.
+    /// Opens a file for reading, and returns its length.
     fn read(&self, path: &str) -> Result<(Box<dyn Read + Send>, u64), Error>;
-    /// Begins to write a file. What earlier attempts at it have left goes, unless it must be new:
-    /// then others may be at it.
+    /// Begins to write a file. Removes drafts of earlier attempts, unless the file must be new:
+    /// then they may belong to other writers.
     fn write(&self, path: &str, plan: &Plan) -> Result<Box<dyn Draft>, Error>;
-    /// Removes a file and what was under way to its place; one that is not there is removed.
+    /// Removes a file and its drafts; a missing file is not an error.
     fn remove(&self, path: &str) -> Result<(), Error>;
-    /// Returns when everything that was kept will be there after the power has failed.
+    /// Returns when every file that was kept survives a power failure.
     fn sync(&self) -> Result<(), Error>;
-    /// Looks at files, in the order of their paths. What is wrong with one of them alone is said in its
-    /// place; anything else is an error of the whole.
+    /// Reads the metadata of files, in the order of `paths`. An error of one file is returned in
+    /// its place; any other error fails the whole call.
     fn look(&self, paths: &[&str]) -> Result<Vec<Result<Found, Error>>, Error>;
-    /// Hands over every file there is, drafts too, until it is told to stop, and what of it all could not
-    /// be looked into. What comes and goes meanwhile may be among them or not. No link leads it
-    /// anywhere.
+    /// Calls `each` for every file, drafts included, and with an error for every folder that cannot
+    /// be read, until `each` breaks. Files that are created or removed meanwhile may be listed or
+    /// not. Symbolic links are not followed.
     fn list(
         &self,
         each: &mut dyn FnMut(Result<Found, Error>) -> ControlFlow<()>,
     ) -> Result<(), Error>;
-    /// What files under way are called here.
+    /// The names of drafts in this storage.
     fn drafts(&self) -> Drafts;
-    /// Links that lead to other places of this storage, each with where it leads; at most so many.
+    /// At most `most` symbolic links that point into this storage, each with its target.
     fn links(&self, _most: usize) -> Result<Vec<(String, String)>, Error> {
         Ok(Vec::new())
     }
 }
 
-/// A file under way. Dropped before it is kept, it is gone, unless it has its name already and
-/// others may have found it there: that is left to whoever looks after the replica.
+/// A file that is being written. Dropping it before it is kept removes it, unless it has its final
+/// name already and others may have found it: then the reaper decides.
 pub trait Draft {
     /// Writes more of it.
     fn add(&mut self, piece: &[u8]) -> Result<(), Error>;
-    /// Says that this was all, and that it is right.
+    /// Ends the file: all of it was added, and its content is correct.
     fn seal(&mut self) -> Result<(), Error>;
     /// Reads back what arrived, once it is sealed.
     fn read_back(&self) -> Result<Box<dyn Read + Send>, Error>;
-    /// Says that what arrived is wrong: dropped, it is gone in any case.
+    /// Marks the stored content as wrong, so that dropping the draft removes it in any case.
     fn reject(&mut self);
     /// Gives the file its name.
     fn keep(self: Box<Self>) -> Result<(), Error>;
 }
 
-/// Whether workers can use a protocol.
+/// Whether workers support a protocol.
 #[must_use]
 pub fn is_known(protocol: &Protocol) -> bool {
     protocol.scheme == "file" || super::remote::kind(protocol).is_some()
 }
 
-/// Where a protocol leads: two that lead to the same place lead to the same files.
-fn place(protocol: &Protocol) -> String {
+/// The location of a protocol's files: two protocols with the same location have the same files.
+fn location(protocol: &Protocol) -> String {
     let prefix = protocol.prefix.trim_matches('/');
     if protocol.scheme != "file" {
         return format!("{}:{}/{prefix}", protocol.hostname, protocol.port);
@@ -185,7 +185,8 @@ fn place(protocol: &Protocol) -> String {
     real.display().to_string()
 }
 
-/// RSE → others whose files are at the same place. There should be none, but nobody forbids it.
+/// RSE → other RSEs whose files are at the same location. There should be none, but it is not
+/// forbidden.
 #[must_use]
 pub fn shared_places<'a>(
     rses: impl IntoIterator<Item = (i64, &'a [Arc<Protocol>])>,
@@ -193,7 +194,7 @@ pub fn shared_places<'a>(
     let mut places: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
     for (rse, protocols) in rses {
         for protocol in protocols.iter().filter(|protocol| is_known(protocol)) {
-            places.entry(place(protocol)).or_default().insert(rse);
+            places.entry(location(protocol)).or_default().insert(rse);
         }
     }
     let mut shared: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
@@ -206,7 +207,7 @@ pub fn shared_places<'a>(
     shared
 }
 
-/// Whether two protocols lead to the same service, wherever their prefixes begin.
+/// Whether two protocols use the same service, with any prefixes.
 #[must_use]
 pub fn is_same_service(one: &Protocol, other: &Protocol) -> bool {
     let kind = |protocol| super::remote::kind(protocol).map(|(kind, _)| kind);
@@ -221,13 +222,13 @@ pub fn is_same_service(one: &Protocol, other: &Protocol) -> bool {
     }
 }
 
-/// Which protocols somebody who moves files speaks.
+/// The protocols that a transfer tool supports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Speaks {
-    /// Those of our own workers.
+    /// The protocols of Mainstay's own workers.
     #[default]
     Ours,
-    /// Those with these schemes: another tool.
+    /// The protocols with these schemes, for another tool.
     Schemes(BTreeSet<String>),
 }
 
@@ -254,15 +255,15 @@ impl Speaks {
     }
 }
 
-/// The best way to an RSE's files that workers know, for an operation.
+/// The best of an RSE's protocols for an operation that workers support.
 #[must_use]
 pub fn way<'a>(protocols: &'a [Arc<Protocol>], operation: &str) -> Option<&'a Protocol> {
     Speaks::Ours.way(protocols, operation).map(|protocol| &**protocol)
 }
 
-/// The way into all storage: what may be touched, the keys to it, and what is open already.
+/// Access to all storage: the rules for what is allowed, the credentials, and open connections.
 ///
-/// The default reaches no folder of this machine.
+/// The default allows no local folder.
 #[derive(Debug, Default)]
 pub struct Access {
     credentials: Credentials,
@@ -271,13 +272,13 @@ pub struct Access {
 }
 
 impl Access {
-    /// Storage with these keys, as far as it is allowed.
+    /// Access with these credentials, to allowed storage.
     #[must_use]
     pub fn new(credentials: Credentials, allowed: Allowed) -> Self {
         Self { credentials, allowed, opened: Mutex::default() }
     }
 
-    /// The storage an RSE's protocol leads to. Connections are shared by all who ask.
+    /// Opens the storage of an RSE's protocol. Connections are shared.
     pub fn open(&self, rse: &str, protocol: &Protocol) -> Result<Arc<dyn Store>, Error> {
         if protocol.scheme == "file" {
             return Ok(Arc::new(Folder::open(protocol, &self.allowed)?));
@@ -294,14 +295,14 @@ impl Access {
         Ok(remote)
     }
 
-    /// Makes the folder of a `file` protocol; one that is there stays as it is.
+    /// Creates the folder of a `file` protocol; an existing one is not changed.
     pub fn make_folder(&self, protocol: &Protocol) -> Result<(), Error> {
         Folder::open(protocol, &self.allowed)?.make()
     }
 }
 
-/// Storage that a few files in a row are moved through: what was opened for one serves the next.
-/// It is not kept for longer, as others may be mounted in its place.
+/// Storage that is opened once for a batch of files. It is not kept open for longer, because
+/// another file system may be mounted in its place.
 #[derive(Debug)]
 pub struct Opened<'a> {
     access: &'a Access,
@@ -309,7 +310,7 @@ pub struct Opened<'a> {
 }
 
 impl<'a> Opened<'a> {
-    /// Nothing yet.
+    /// Starts with no open storage.
     #[must_use]
     pub fn new(access: &'a Access) -> Self {
         Self { access, stores: Vec::new() }

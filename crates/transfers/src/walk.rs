@@ -1,9 +1,9 @@
-//! Walking through a folder of this machine.
+//! Lists the files and links in a local folder recursively.
 //!
-//! One folder is open on each level, and its names are taken as the system hands them over: whatever
-//! lies there, no more than one buffer a level is held. No link is followed; what is neither a file
-//! nor a folder is passed over, and so is what goes while it is looked at. A folder that cannot be
-//! read is told, and the others are looked into.
+//! One folder is open on each level, and its entries are read as the kernel returns them: memory
+//! use is one buffer per level, however many files there are. Symbolic links are not followed.
+//! Entries that are neither files nor folders are skipped, and so are entries that disappear
+//! meanwhile. A folder that cannot be read is reported, and the others are still listed.
 
 use std::ffi::CStr;
 use std::ops::ControlFlow;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::store::{Error, Found};
 use crate::did::{Micros, SECOND};
 
-/// How deep folders are looked into: each level holds one open.
+/// The deepest level that is listed: each level keeps a folder open.
 const DEEPEST: usize = 256;
 
 const LISTED: OFlags =
@@ -28,7 +28,7 @@ pub(super) fn later(one: (i64, i64), other: (i64, i64)) -> Micros {
     seconds.saturating_mul(SECOND).saturating_add(nanoseconds / 1_000)
 }
 
-/// A file's last change: of its content, or of its names.
+/// The time of a file's last change, of its content or its names.
 fn changed(stat: &Stat) -> Micros {
     later(
         (stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or(0)),
@@ -39,11 +39,11 @@ fn changed(stat: &Stat) -> Micros {
 /// One folder on the way down.
 struct Level {
     folder: Dir,
-    /// Its path, which is empty at the root.
+    /// Its path below the root; empty for the root.
     path: String,
 }
 
-/// A file or a link on the way.
+/// A file or a symbolic link.
 struct Visited<'a> {
     kind: FileType,
     folder: &'a Dir,
@@ -51,10 +51,10 @@ struct Visited<'a> {
     path: String,
 }
 
-/// What is done with each of them, and with what could not be looked into.
+/// Called for every file and link, and with the error of every entry that cannot be read.
 type Each<'a> = dyn FnMut(Result<Visited<'_>, Error>) -> Result<ControlFlow<()>, Errno> + 'a;
 
-/// Visits what is in a folder and below it.
+/// Visits the files and links in a folder and below it.
 fn visit(root: &OwnedFd, shown: &Path, each: &mut Each<'_>) -> Result<(), Error> {
     let at = |path: &str, error: Errno| Error::at(&shown.join(path))(error.into());
     let open = rustix::fs::openat(root, c".", LISTED, Mode::empty()).and_then(Dir::new);
@@ -98,7 +98,7 @@ fn visit(root: &OwnedFd, shown: &Path, each: &mut Each<'_>) -> Result<(), Error>
             Err(error) => Err(error),
         };
         let done = match done {
-            // It went, or became something else, while it was looked at.
+            // It was removed or replaced meanwhile.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
             Err(error) => each(Err(at(&path, error))),
             done => done,
@@ -109,7 +109,7 @@ fn visit(root: &OwnedFd, shown: &Path, each: &mut Each<'_>) -> Result<(), Error>
     }
 }
 
-/// What kind of thing an entry is; not every system says so in its list.
+/// The type of an entry; not every file system returns it in the listing.
 fn kind(folder: &Dir, entry: &DirEntry) -> Result<FileType, Errno> {
     match entry.file_type() {
         FileType::Unknown => {
@@ -125,7 +125,8 @@ fn descend(folder: &Dir, name: &CStr) -> Result<Dir, Errno> {
     Dir::new(rustix::fs::openat(folder.fd()?, name, LISTED, Mode::empty())?)
 }
 
-/// Hands over the files in a folder and below it, and what could not be looked into.
+/// Calls `each` for every file in a folder and below it, and with the error of every entry that
+/// cannot be read.
 pub(super) fn files(
     root: &OwnedFd,
     shown: &Path,
@@ -147,8 +148,8 @@ pub(super) fn files(
     })
 }
 
-/// The links in a folder that lead to somewhere within it, each with the path it leads to, which is
-/// empty for the folder itself. There are at most `most`.
+/// At most `most` symbolic links in a folder that point into it, each with the path of its target,
+/// which is empty for the folder itself.
 pub(super) fn links(
     root: &OwnedFd,
     shown: &Path,
@@ -205,17 +206,17 @@ mod tests {
         symlink("..", root.join("a/up")).unwrap();
         symlink("b/c", root.join("a/near")).unwrap();
         symlink("nowhere", root.join("dangling")).unwrap();
-        let meant = [("top", 1), ("a/.f.7-1.part", 2), ("a/b/c/f", 3)];
-        assert_eq!(found(root), meant.map(|(path, bytes)| (path.to_owned(), bytes)).into());
+        let expected = [("top", 1), ("a/.f.7-1.part", 2), ("a/b/c/f", 3)];
+        assert_eq!(found(root), expected.map(|(path, bytes)| (path.to_owned(), bytes)).into());
         let mut within = links(&opened(root), root, 10).unwrap();
         within.sort();
-        let meant = [("a/near", "a/b/c"), ("a/up", "")];
-        assert_eq!(within, meant.map(|(link, to)| (link.to_owned(), to.to_owned())));
+        let expected = [("a/near", "a/b/c"), ("a/up", "")];
+        assert_eq!(within, expected.map(|(link, to)| (link.to_owned(), to.to_owned())));
         assert_eq!(links(&opened(root), root, 1).unwrap().len(), 1);
     }
 
     #[test]
-    fn who_has_seen_enough_sees_no_more() {
+    fn listing_stops_when_the_callback_breaks() {
         let root = tempfile::tempdir().unwrap();
         for at in 0..10 {
             std::fs::write(root.path().join(at.to_string()), "").unwrap();

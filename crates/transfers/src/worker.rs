@@ -1,7 +1,9 @@
-//! The transfer worker: takes jobs, copies several files at once, renews its leases, reports outcomes.
+//! The transfer worker: takes jobs, copies several files at once, renews its leases, reports
+//! outcomes.
 //!
-//! It knows the queue only through [`Queue`]: the catalog of its own process, or a server over HTTP. When
-//! it is stopped, it gives back the jobs under way, which then wait for other workers.
+//! It knows the queue only through [`Queue`]: the catalog of its own process, or a server over
+//! HTTP. When it is stopped, it gives back the jobs in progress, which then wait for other
+//! workers.
 
 #![expect(clippy::disallowed_methods, reason = "leases run on the monotonic clock")]
 
@@ -18,51 +20,51 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::copy::copy;
-use super::lease::{Moving, Under, keep_leases};
+use super::lease::{ActiveTransfer, InProgress, keep_leases};
 use super::store::{Access, Opened};
 use super::{End, Held, Job, Outcome};
 
-/// How long a lease lasts unless it is renewed, or somebody says otherwise. It is renewed four times
-/// as often.
+/// The default duration of a lease. It is renewed four times within this time.
 pub const LEASE: Duration = Duration::from_secs(60);
 
-/// How long a worker without work waits before it asks again, unless it is woken.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The time after which an idle worker polls the queue, unless it is woken.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long it waits for an answer when it is to stop.
-const LAST: Duration = Duration::from_secs(3);
+/// The longest wait for an answer of the queue after the worker was stopped.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How many outcomes are told at once at most.
-const TOLD_TOGETHER: usize = 500;
+/// The most outcomes that are reported together.
+const REPORTED_TOGETHER: usize = 500;
 
-/// How long the first of them waits for others at most, while there are any on their way: putting
-/// many on disk and telling of them takes hardly longer than one.
+/// The longest wait of the first outcome for others, while more copies are pending: syncing and
+/// reporting many takes hardly longer than one.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// Files up to this size are moved one after the other by the same thread: waking one takes longer.
+/// Files up to this size are copied one after the other by the same thread, because waking a thread
+/// for each takes longer than the copy.
 pub(super) const SMALL: i64 = 4 << 20;
 
-/// How many bytes a worker has ahead for each file it moves at once.
-const AHEAD: i64 = 128 << 20;
+/// The bytes that a worker takes in advance for each concurrent copy.
+const PREFETCH_BYTES: i64 = 128 << 20;
 
-/// How many files it has ahead for each, at most.
-const MOST_AHEAD: i64 = 512;
+/// The most files that it takes in advance for each concurrent copy.
+const PREFETCH_FILES: i64 = 512;
 
-/// Where a worker's files come from.
+/// The queue from which a worker takes jobs.
 pub trait Queue: Send + Sync {
-    /// Takes up to `most` files.
+    /// Takes up to `most` jobs.
     fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>>;
-    /// Keeps what is held; returns the requests that are ours no longer.
+    /// Renews leases; returns the requests whose lease is lost.
     fn renew(&self, held: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>>;
-    /// Tells what became of some; returns the requests whose file or RSE is gone.
+    /// Reports outcomes; returns the requests whose file or RSE was deleted.
     fn finish(&self, outcomes: Vec<Outcome>) -> BoxFuture<'_, Result<Vec<i64>, String>>;
-    /// Completes when there may be more to do.
+    /// Completes when there may be new jobs.
     fn woken(&self) -> BoxFuture<'_, ()>;
-    /// How long a lease lasts.
+    /// The duration of a lease.
     fn lease(&self) -> Duration;
 }
 
-/// A worker that runs.
+/// A running worker.
 #[derive(Debug)]
 pub struct Worker {
     stop: CancellationToken,
@@ -70,7 +72,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts to move files, `most` at once.
+    /// Starts a worker that copies `most` files concurrently.
     #[must_use]
     pub fn start(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize) -> Self {
         let stop = CancellationToken::new();
@@ -78,7 +80,7 @@ impl Worker {
         Self { stop, running }
     }
 
-    /// Gives up what is under way and waits for the end.
+    /// Cancels the copies in progress and waits until the worker has stopped.
     pub async fn stop(self) {
         self.stop.cancel();
         if let Err(error) = self.running.await {
@@ -87,78 +89,81 @@ impl Worker {
     }
 }
 
-/// How many files a worker has at once that moves `most`, by the size of the last ones it had. Some
-/// are always ready, so that no copy waits for the catalog, and some have arrived and are not told
-/// of yet; large ones are left to others.
-fn ahead(most: usize, last: &[Job]) -> usize {
+/// The number of files that a worker with `most` concurrent copies takes, by the size of the last
+/// ones it took. Some files are always ready, so that no copy waits for the queue. Few large files
+/// are taken, so that other workers get some.
+fn prefetch(most: usize, last: &[Job]) -> usize {
     let bytes = last.iter().map(|job| job.bytes).fold(0, i64::saturating_add);
     let mean = bytes.checked_div(last.len() as i64).unwrap_or(i64::MAX).max(1);
-    let each = (AHEAD / mean).clamp(2, MOST_AHEAD);
+    let each = (PREFETCH_BYTES / mean).clamp(2, PREFETCH_FILES);
     most.saturating_mul(usize::try_from(each).unwrap_or(2))
 }
 
-/// How many files one thread moves one after the other: small ones, so that none is woken for each.
-fn together(most: usize, jobs: &[Job]) -> usize {
+/// The number of files that one thread copies one after the other: more than one only if all are
+/// small.
+fn batch_size(most: usize, jobs: &[Job]) -> usize {
     match jobs.iter().all(|job| job.bytes <= SMALL) {
         true => (jobs.len() / most.saturating_mul(4).max(1)).clamp(1, 16),
         false => 1,
     }
 }
 
-/// Moves files until it is told to stop, `most` at once.
+/// Copies files until `stop` is cancelled, `most` concurrently.
 async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: CancellationToken) {
     if most == 0 {
         return;
     }
-    let under: Under = Arc::default();
-    let turns = Arc::new(Semaphore::new(most));
-    let coming = Arc::new(AtomicUsize::new(0));
-    let (tell, told) = mpsc::channel(TOLD_TOGETHER * 2);
-    let (settled, settle) = mpsc::channel(1);
-    // What was told makes room, here and below the limits of storage elements: there may be more.
+    let in_progress: InProgress = Arc::default();
+    let slots = Arc::new(Semaphore::new(most));
+    let pending = Arc::new(AtomicUsize::new(0));
+    let (report, copied) = mpsc::channel(REPORTED_TOGETHER * 2);
+    let (synced, to_report) = mpsc::channel(1);
+    // Reported outcomes free capacity, here and below the limits of storage elements.
     let room = Arc::new(Notify::new());
-    let settling = Settling { access: Arc::clone(&access), coming: Arc::clone(&coming), told };
-    let settling = tokio::spawn(settling.run(settled));
-    let telling = Telling {
+    let syncing = Syncing { access: Arc::clone(&access), pending: Arc::clone(&pending), copied };
+    let syncing = tokio::spawn(syncing.run(synced));
+    let reporting = Reporting {
         queue: Arc::clone(&queue),
         access: Arc::clone(&access),
-        under: Arc::clone(&under),
+        in_progress: Arc::clone(&in_progress),
         room: Arc::clone(&room),
         stop: stop.clone(),
     };
-    let telling = tokio::spawn(telling.run(settle));
-    let renewing = tokio::spawn(keep_leases(Arc::clone(&queue), Arc::clone(&under), stop.clone()));
+    let reporting = tokio::spawn(reporting.run(to_report));
+    let renewing =
+        tokio::spawn(keep_leases(Arc::clone(&queue), Arc::clone(&in_progress), stop.clone()));
     let mut copies = JoinSet::new();
-    let mut wanted = ahead(most, &[]);
+    let mut wanted = prefetch(most, &[]);
     while !stop.is_cancelled() {
         while copies.try_join_next().is_some() {}
-        // Asked for only when half of them have arrived: not for one at a time. As many may have
-        // arrived and not be told of yet.
+        // More jobs are taken only when half of the last ones are copied, not one at a time. As
+        // many may be copied and not reported yet.
         let until = Instant::now() + queue.lease();
-        let untold = wanted.saturating_mul(2).saturating_sub(under.lock().len());
-        let jobs = match wanted.saturating_sub(coming.load(Ordering::Acquire)).min(untold) {
+        let unreported = wanted.saturating_mul(2).saturating_sub(in_progress.lock().len());
+        let jobs = match wanted.saturating_sub(pending.load(Ordering::Acquire)).min(unreported) {
             room if room * 2 < wanted => None,
-            room => Some(within(&stop, queue.take(room)).await.unwrap_or_else(|error| {
+            room => Some(answer_of(&stop, queue.take(room)).await.unwrap_or_else(|error| {
                 tracing::warn!(error, "taking transfers from the queue failed; retrying");
                 Vec::new()
             })),
         };
         if let Some(jobs) = jobs.filter(|jobs| !jobs.is_empty()) {
-            wanted = ahead(most, &jobs);
-            coming.fetch_add(jobs.len(), Ordering::AcqRel);
-            let together = together(most, &jobs);
-            let mut jobs = jobs.into_iter().map(|job| (Moving::new(&job, until), job)).peekable();
+            wanted = prefetch(most, &jobs);
+            pending.fetch_add(jobs.len(), Ordering::AcqRel);
+            let batch_size = batch_size(most, &jobs);
+            let mut jobs =
+                jobs.into_iter().map(|job| (ActiveTransfer::new(&job, until), job)).peekable();
             while jobs.peek().is_some() {
-                let some: Vec<_> = jobs.by_ref().take(together).collect();
-                let new = some.iter().map(|(moving, job)| (job.request, moving.clone()));
-                under.lock().extend(new);
-                let moving = Batch {
+                let some: Vec<_> = jobs.by_ref().take(batch_size).collect();
+                let new = some.iter().map(|(transfer, job)| (job.request, transfer.clone()));
+                in_progress.lock().extend(new);
+                let transfer = Batch {
                     some,
                     access: Arc::clone(&access),
-                    coming: Arc::clone(&coming),
-                    tell: tell.clone(),
+                    pending: Arc::clone(&pending),
+                    report: report.clone(),
                 };
-                copies.spawn(moving.run(Arc::clone(&turns)));
+                copies.spawn(transfer.run(Arc::clone(&slots)));
             }
             continue;
         }
@@ -167,69 +172,69 @@ async fn run(queue: Arc<dyn Queue>, access: Arc<Access>, most: usize, stop: Canc
             Some(_) = copies.join_next(), if !copies.is_empty() => {}
             () = queue.woken() => {}
             () = room.notified() => {}
-            () = tokio::time::sleep(PATIENCE) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
     }
-    for moving in under.lock().values() {
-        moving.stop.store(true, Ordering::Release);
+    for transfer in in_progress.lock().values() {
+        transfer.stop.store(true, Ordering::Release);
     }
     while copies.join_next().await.is_some() {}
-    drop(tell);
-    for task in [settling, telling, renewing] {
+    drop(report);
+    for task in [syncing, reporting, renewing] {
         if let Err(error) = task.await {
             tracing::error!(%error, "task of the transfer worker panicked");
         }
     }
 }
 
-/// Waits for an answer; for who is told to stop, not long.
-async fn within<T>(
+/// Waits for an answer of the queue; after `stop` was cancelled, for [`STOP_TIMEOUT`] at most.
+async fn answer_of<T>(
     stop: &CancellationToken,
     answer: impl Future<Output = Result<T, String>>,
 ) -> Result<T, String> {
     tokio::select! {
         answer = answer => answer,
-        () = async { stop.cancelled().await; tokio::time::sleep(LAST).await } => {
-            Err("nobody answers".to_owned())
+        () = async { stop.cancelled().await; tokio::time::sleep(STOP_TIMEOUT).await } => {
+            Err("no answer before the worker stopped".to_owned())
         }
     }
 }
 
-/// Files that one thread moves.
+/// Files that one thread copies.
 struct Batch {
-    some: Vec<(Moving, Job)>,
+    some: Vec<(ActiveTransfer, Job)>,
     access: Arc<Access>,
-    coming: Arc<AtomicUsize>,
-    tell: mpsc::Sender<(Job, Outcome)>,
+    pending: Arc<AtomicUsize>,
+    report: mpsc::Sender<(Job, Outcome)>,
 }
 
 impl Batch {
-    /// Moves them one after the other when it is their turn, and hands over what became of each.
-    async fn run(self, turns: Arc<Semaphore>) {
-        let turn = turns.acquire().await;
+    /// Copies the files one after the other once a slot is free, and sends the outcome of each.
+    async fn run(self, slots: Arc<Semaphore>) {
+        let slot = slots.acquire().await;
         let moved = tokio::task::spawn_blocking(move || {
             let mut opened = Opened::new(&self.access);
-            for (moving, job) in self.some {
-                let outcome = one(&mut opened, &moving, &job);
-                self.coming.fetch_sub(1, Ordering::AcqRel);
-                // Nobody listens only when all is over; then the lease runs out.
-                let _ = self.tell.blocking_send((job, outcome));
+            for (transfer, job) in self.some {
+                let outcome = transfer_one(&mut opened, &transfer, &job);
+                self.pending.fetch_sub(1, Ordering::AcqRel);
+                // Fails only if the worker has ended; then the lease expires.
+                let _ = self.report.blocking_send((job, outcome));
             }
         });
         if let Err(error) = moved.await {
             tracing::error!(%error, "transfer task panicked");
         }
-        drop(turn);
+        drop(slot);
     }
 }
 
-/// Moves one file, and says what became of it.
-fn one(opened: &mut Opened<'_>, moving: &Moving, job: &Job) -> Outcome {
-    let copy = || copy(opened, job, &moving.moved, &|| moving.is_over());
+/// Copies one file, and returns the outcome.
+fn transfer_one(opened: &mut Opened<'_>, transfer: &ActiveTransfer, job: &Job) -> Outcome {
+    let copy = || copy(opened, job, &transfer.moved, &|| transfer.is_cancelled());
     let done = catch_unwind(AssertUnwindSafe(copy));
     let outcome = match done {
         Ok(done) => Outcome::after(job, &done),
-        Err(_) => Outcome::of(job, Some("the worker failed".to_owned())),
+        Err(_) => Outcome::of(job, Some("the worker panicked".to_owned())),
     };
     if let Some(error) = &outcome.error {
         tracing::info!(file = %job.did, to = job.destination.rse, error, "transfer failed");
@@ -237,8 +242,8 @@ fn one(opened: &mut Opened<'_>, moving: &Moving, job: &Job) -> Outcome {
     outcome
 }
 
-/// Puts what has arrived on disk for good; what cannot be has not arrived.
-fn settle(access: &Access, some: &mut [(Job, Outcome)]) {
+/// Syncs the destinations of copied files. If that fails, their outcomes become failures.
+fn sync_destinations(access: &Access, some: &mut [(Job, Outcome)]) {
     let mut seen: BTreeMap<String, Option<String>> = BTreeMap::new();
     for (job, outcome) in some.iter_mut().filter(|(_, outcome)| outcome.error.is_none()) {
         let (rse, protocol) = (&job.destination.rse, &job.destination.protocol);
@@ -250,51 +255,55 @@ fn settle(access: &Access, some: &mut [(Job, Outcome)]) {
     }
 }
 
-/// What became of some files.
+/// Jobs with their outcomes.
 type Outcomes = Vec<(Job, Outcome)>;
 
-/// Puts files on disk for good, many at once.
-struct Settling {
+/// Syncs copied files to disk, many together.
+struct Syncing {
     access: Arc<Access>,
-    /// Files that are taken and have not arrived.
-    coming: Arc<AtomicUsize>,
-    told: mpsc::Receiver<(Job, Outcome)>,
+    /// The number of jobs that are taken and not copied yet.
+    pending: Arc<AtomicUsize>,
+    copied: mpsc::Receiver<(Job, Outcome)>,
 }
 
-impl Settling {
-    /// Settles outcomes until there are no more. Meanwhile those before are told.
-    async fn run(mut self, settled: mpsc::Sender<Outcomes>) {
+impl Syncing {
+    /// Syncs batches of copied files until there are no more. The batch before is reported
+    /// meanwhile.
+    async fn run(mut self, synced: mpsc::Sender<Outcomes>) {
         loop {
             let mut outcomes = self.gather().await;
             if outcomes.is_empty() {
                 return;
             }
             let access = Arc::clone(&self.access);
-            let settling = tokio::task::spawn_blocking(move || {
-                if catch_unwind(AssertUnwindSafe(|| settle(&access, &mut outcomes))).is_err() {
+            let syncing = tokio::task::spawn_blocking(move || {
+                if catch_unwind(AssertUnwindSafe(|| sync_destinations(&access, &mut outcomes)))
+                    .is_err()
+                {
                     for (_, outcome) in &mut outcomes {
-                        outcome.error.get_or_insert_with(|| "the worker failed".to_owned());
+                        outcome.error.get_or_insert_with(|| "the worker panicked".to_owned());
                     }
                 }
                 outcomes
             });
-            let Ok(outcomes) = settling.await else { return };
-            let _ = settled.send(outcomes).await;
+            let Ok(outcomes) = syncing.await else { return };
+            let _ = synced.send(outcomes).await;
         }
     }
 
-    /// As many outcomes as are told together, or all that come soon; none when there are no more.
+    /// Collects the outcomes that arrive within [`GATHER`], at most [`REPORTED_TOGETHER`]; returns
+    /// none at the end.
     async fn gather(&mut self) -> Outcomes {
         let mut some = Vec::new();
-        self.told.recv_many(&mut some, TOLD_TOGETHER).await;
+        self.copied.recv_many(&mut some, REPORTED_TOGETHER).await;
         let until = Instant::now() + GATHER;
-        while (1..TOLD_TOGETHER).contains(&some.len()) {
-            let room = TOLD_TOGETHER - some.len();
-            // One that is being handed over at this moment goes with the next ones.
-            if self.coming.load(Ordering::Acquire) == 0 && self.told.is_empty() {
+        while (1..REPORTED_TOGETHER).contains(&some.len()) {
+            let room = REPORTED_TOGETHER - some.len();
+            // An outcome that is being sent at this moment is in the next batch.
+            if self.pending.load(Ordering::Acquire) == 0 && self.copied.is_empty() {
                 break;
             }
-            let more = self.told.recv_many(&mut some, room);
+            let more = self.copied.recv_many(&mut some, room);
             match tokio::time::timeout_at(until, more).await {
                 Ok(0) | Err(_) => break,
                 Ok(_) => {}
@@ -304,28 +313,29 @@ impl Settling {
     }
 }
 
-/// Tells what became of files.
-struct Telling {
+/// Reports outcomes to the queue.
+struct Reporting {
     queue: Arc<dyn Queue>,
     access: Arc<Access>,
-    under: Under,
+    in_progress: InProgress,
     room: Arc<Notify>,
     stop: CancellationToken,
 }
 
-impl Telling {
-    async fn run(self, mut settled: mpsc::Receiver<Outcomes>) {
-        while let Some(some) = settled.recv().await {
-            self.tell(some).await;
+impl Reporting {
+    async fn run(self, mut synced: mpsc::Receiver<Outcomes>) {
+        while let Some(some) = synced.recv().await {
+            self.report(some).await;
         }
     }
 
-    async fn tell(&self, some: Outcomes) {
+    async fn report(&self, some: Outcomes) {
         let (jobs, outcomes): (Vec<Job>, Vec<Outcome>) = some.into_iter().unzip();
-        let unwanted: BTreeSet<i64> = match within(&self.stop, self.queue.finish(outcomes)).await {
+        let unwanted: BTreeSet<i64> = match answer_of(&self.stop, self.queue.finish(outcomes)).await
+        {
             Ok(unwanted) => unwanted.into_iter().collect(),
             Err(error) => {
-                // Their leases run out, and whoever takes them next finds the files there.
+                // Their leases expire, and the next worker finds the complete files.
                 tracing::warn!(
                     error,
                     "reporting transfer outcomes failed; their leases will expire"
@@ -334,11 +344,12 @@ impl Telling {
             }
         };
         for job in &jobs {
-            // Until it is told its lease is kept.
-            self.under.lock().remove(&job.request);
+            // The lease is renewed until the outcome is reported.
+            self.in_progress.lock().remove(&job.request);
         }
         self.room.notify_one();
-        // All else that counts for nothing is the reaper's: here it might be another's by now.
+        // Only files of deleted requests are removed here. The reaper removes the others, because
+        // another worker may own them by now.
         for job in jobs.into_iter().filter(|job| unwanted.contains(&job.request)) {
             let access = Arc::clone(&self.access);
             let removed = tokio::task::spawn_blocking(move || {
@@ -380,28 +391,28 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_waits_for_what_is_coming_and_for_nothing_else() {
+    fn outcomes_wait_for_others_only_while_copies_are_pending() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let _within = runtime.enter();
-        let (tell, told) = mpsc::channel(TOLD_TOGETHER * 2);
-        let coming = Arc::new(AtomicUsize::new(0));
-        let mut settling = Settling { access: Arc::default(), coming: Arc::clone(&coming), told };
+        let _entered = runtime.enter();
+        let (report, copied) = mpsc::channel(REPORTED_TOGETHER * 2);
+        let pending = Arc::new(AtomicUsize::new(0));
+        let mut syncing = Syncing { access: Arc::default(), pending: Arc::clone(&pending), copied };
         let mut gathered = |sent: usize, more: usize| {
             for _ in 0..sent {
-                tell.try_send(arrived()).unwrap();
+                report.try_send(arrived()).unwrap();
             }
-            coming.store(more, Ordering::Release);
-            settling.gather().now_or_never().map(|some| some.len())
+            pending.store(more, Ordering::Release);
+            syncing.gather().now_or_never().map(|some| some.len())
         };
-        assert_eq!(gathered(1, 0), Some(1), "nobody else comes");
+        assert_eq!(gathered(1, 0), Some(1), "no copy is pending");
         assert_eq!(gathered(3, 0), Some(3));
-        assert_eq!(gathered(TOLD_TOGETHER + 1, 5), Some(TOLD_TOGETHER), "enough");
+        assert_eq!(gathered(REPORTED_TOGETHER + 1, 5), Some(REPORTED_TOGETHER), "enough");
         assert_eq!(gathered(0, 0), Some(1), "the rest");
-        assert_eq!(gathered(1, 1), None, "another comes");
+        assert_eq!(gathered(1, 1), None, "another copy is pending");
     }
 
     #[test]
-    fn small_files_are_taken_many_at_a_time_and_large_ones_are_left_to_others() {
+    fn many_small_files_are_taken_at_a_time_and_few_large_ones() {
         let protocol = Arc::new(Protocol::read("file", &Map::new()).unwrap());
         let end = End { rse: "A".to_owned(), protocol, path: "f".to_owned() };
         let job = |bytes: i64| Job {
@@ -423,7 +434,7 @@ mod tests {
             (vec![i64::MAX, i64::MAX], 8),
         ] {
             let last: Vec<Job> = sizes.iter().copied().map(job).collect();
-            assert_eq!(ahead(4, &last), taken, "{sizes:?}");
+            assert_eq!(prefetch(4, &last), taken, "{sizes:?}");
         }
         for (sizes, at_once) in [
             (vec![], 1),
@@ -433,17 +444,18 @@ mod tests {
             (vec![1 << 30; 256], 1),
         ] {
             let jobs: Vec<Job> = sizes.iter().copied().map(job).collect();
-            assert_eq!(together(4, &jobs), at_once, "{} of {:?}", sizes.len(), sizes.first());
+            assert_eq!(batch_size(4, &jobs), at_once, "{} of {:?}", sizes.len(), sizes.first());
         }
     }
 
     #[test]
-    fn nothing_is_begun_after_its_lease() {
+    fn no_copy_starts_after_its_lease_has_expired() {
         let (job, _) = arrived();
         let access = Access::default();
         let past = Instant::now().checked_sub(Duration::from_millis(1)).unwrap();
         for (until, given_up) in [(past, true), (past + Duration::from_secs(3_600), false)] {
-            let outcome = one(&mut Opened::new(&access), &Moving::new(&job, until), &job);
+            let outcome =
+                transfer_one(&mut Opened::new(&access), &ActiveTransfer::new(&job, until), &job);
             assert_eq!(outcome.given_up, given_up, "{:?}", outcome.error);
         }
     }

@@ -30,7 +30,7 @@ fn killed(folder: &Path) -> PathBuf {
     path
 }
 
-/// A name, and what is done to the files.
+/// A name, and a function that damages the files.
 type Harm<'a> = (&'static str, Box<dyn Fn() + 'a>);
 
 fn bytes(path: &Path) -> [Vec<u8>; 3] {
@@ -38,7 +38,7 @@ fn bytes(path: &Path) -> [Vec<u8>; 3] {
 }
 
 #[test]
-fn a_catalog_that_lost_acknowledged_commits_is_refused_and_left_as_it_is() {
+fn a_catalog_that_lost_acknowledged_commits_is_refused_and_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     let path = killed(folder.path());
     let [database, wal, counter] = bytes(&path);
@@ -63,19 +63,19 @@ fn a_catalog_that_lost_acknowledged_commits_is_refused_and_left_as_it_is() {
         harm();
         let before = bytes(&path);
         let refused = open(&path).unwrap_err();
-        let said = refused.to_string();
+        let message = refused.to_string();
         assert!(
             matches!(refused, Error::EndsEarly { .. } | Error::Damaged { .. }),
-            "{name}: {said}"
+            "{name}: {message}"
         );
-        assert!(said.contains("mainstay restore"), "{name}: {said}");
-        assert_eq!(verify_file(&path).unwrap(), [said], "{name}");
+        assert!(message.contains("mainstay restore"), "{name}: {message}");
+        assert_eq!(verify_file(&path).unwrap(), [message], "{name}");
         let address = path.display().to_string();
         assert!(peek(&address).is_err(), "{name}");
         let losses = inspect(&path).unwrap();
         assert_eq!(losses.lines.len(), 1, "{name}");
         assert!(accept(&path, "another").is_err(), "{name}");
-        assert!(bytes(&path) == before, "{name}: nothing was changed");
+        assert!(bytes(&path) == before, "{name}: a file was changed");
         let copies = accept(&path, &losses.word).unwrap();
         assert!(copies.iter().all(|copy| copy.exists()) && copies.len() >= 2, "{copies:?}");
         assert!(accept(&path, &losses.word).is_err(), "{name}: once");
@@ -91,11 +91,11 @@ fn a_catalog_that_lost_acknowledged_commits_is_refused_and_left_as_it_is() {
         drop(std::fs::remove_file(beside(&path, "-shm")));
     }
     let catalog = open(&path).unwrap();
-    assert_eq!(last_commit(&catalog), 20, "unharmed it is all there");
+    assert_eq!(last_commit(&catalog), 20, "an undamaged catalog has all commits");
 }
 
 #[test]
-fn a_missing_emptied_or_foreign_file_is_refused_and_none_is_made() {
+fn a_missing_empty_or_foreign_file_is_refused_and_no_file_is_created() {
     let folder = tempfile::tempdir().unwrap();
     let path = killed(folder.path());
     for end in ["", "-wal"] {
@@ -156,7 +156,7 @@ fn harm(path: &Path, table: &str) {
 }
 
 #[tokio::test]
-async fn damage_that_turns_up_is_named_and_ends_writing() {
+async fn damage_found_at_run_time_is_reported_and_stops_writes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("catalog.db");
     let catalog = open(&path).unwrap();
@@ -170,8 +170,8 @@ async fn damage_that_turns_up_is_named_and_ends_writing() {
     assert!(!catalog.verify().await.unwrap().is_empty());
     let read =
         catalog.read_blocking::<_, Error>(|tx| tx.query("SELECT meta FROM dids", &[])).unwrap_err();
-    let said = read.to_string();
-    assert!(said.contains("catalog.db is damaged") && said.contains("restore"), "{said}");
+    let message = read.to_string();
+    assert!(message.contains("catalog.db is damaged") && message.contains("restore"), "{message}");
     assert!(matches!(catalog.ready().await, Err(Error::Damaged { .. })));
     let refused = catalog.write_blocking::<_, Error>(|tx| tx.execute(COUNT, values!["two"]));
     assert!(matches!(refused, Err(Error::Damaged { .. })));

@@ -1,4 +1,4 @@
-//! Tests of folders as storage.
+//! Tests of local folders as storage.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn plan(tag: &str) -> Plan {
 }
 
 #[test]
-fn a_file_has_its_name_only_when_it_is_whole_and_nothing_else_is_left() {
+fn a_file_gets_its_name_only_when_complete_and_no_drafts_are_left() {
     let root = tempfile::tempdir().unwrap();
     let folder = at(root.path());
     let mut draft = folder.write("a/b/f", &plan("7-1")).unwrap();
@@ -22,7 +22,7 @@ fn a_file_has_its_name_only_when_it_is_whole_and_nothing_else_is_left() {
     assert!(matches!(folder.read("a/b/f"), Err(Error::Missing(_))));
     drop(draft);
     assert_eq!(std::fs::read_dir(root.path().join("a/b")).unwrap().count(), 0);
-    // A worker that is killed leaves its draft; the next one removes it, and only it.
+    // A killed worker leaves its draft; the next one removes it and no other file.
     std::mem::forget(folder.write("a/b/f", &plan("7-2")).unwrap());
     std::fs::write(root.path().join("a/b/.f.notes.part"), "mine").unwrap();
     let mut draft = folder.write("a/b/f", &plan("7-3")).unwrap();
@@ -41,7 +41,7 @@ fn a_file_has_its_name_only_when_it_is_whole_and_nothing_else_is_left() {
 }
 
 #[test]
-fn neither_a_path_nor_a_link_leads_out_of_the_folder() {
+fn paths_and_links_that_lead_outside_are_refused() {
     let (root, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     std::fs::write(other.path().join("secret"), "x").unwrap();
     std::os::unix::fs::symlink(other.path(), root.path().join("out")).unwrap();
@@ -59,7 +59,7 @@ fn neither_a_path_nor_a_link_leads_out_of_the_folder() {
     let secret = other.path().join("secret");
     std::os::unix::fs::symlink(&secret, root.path().join("leaf")).unwrap();
     assert!(matches!(folder.read("leaf").map(drop), Err(Error::Leaves(_))));
-    // Its name is free to be written, or to go.
+    // The link itself can be overwritten or removed.
     let mut draft = folder.write("leaf", &plan("1-1")).unwrap();
     draft.add(b"mine").unwrap();
     draft.keep().unwrap();
@@ -85,7 +85,7 @@ fn links_within_the_folder_are_followed() {
         folder.remove(&path).unwrap();
         assert!(matches!(folder.read(&path).map(drop), Err(Error::Missing(_))));
     }
-    // What is no file keeps nobody waiting.
+    // Reading a named pipe does not block.
     let pipe = root.path().join("pipe");
     rustix::fs::mknodat(
         rustix::fs::CWD,
@@ -100,7 +100,7 @@ fn links_within_the_folder_are_followed() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_neither_made_nor_taken_for_empty() {
+fn a_missing_folder_is_not_created_and_is_not_treated_as_empty() {
     let above = tempfile::tempdir().unwrap();
     let root = above.path().join("disk");
     let folder = at(&root);
@@ -129,7 +129,7 @@ fn a_folder_that_is_not_there_is_neither_made_nor_taken_for_empty() {
 }
 
 #[test]
-fn the_longest_names_can_be_written_and_what_is_left_of_them_goes() {
+fn files_with_the_longest_names_can_be_written_and_their_drafts_are_removed() {
     let root = tempfile::tempdir().unwrap();
     let folder = at(root.path());
     let last = "9223372036854775807-9223372036854775807";
@@ -142,7 +142,7 @@ fn the_longest_names_can_be_written_and_what_is_left_of_them_goes() {
         draft.keep().unwrap();
         assert_eq!(folder.read(&name).unwrap().1, 5);
         let left = std::fs::read_dir(root.path()).unwrap().count();
-        assert_eq!(left, 2, "the file, and the draft of another");
+        assert_eq!(left, 2, "the file, and the draft of the other file");
         folder.remove(&name).unwrap();
         folder.remove(&other).unwrap();
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
@@ -150,7 +150,7 @@ fn the_longest_names_can_be_written_and_what_is_left_of_them_goes() {
 }
 
 #[test]
-fn no_link_leads_from_a_storage_root_to_a_folder() {
+fn folders_reached_through_a_link_below_a_storage_root_are_refused() {
     let above = tempfile::tempdir().unwrap();
     let above = above.path().canonicalize().unwrap();
     let (storage, private) = (above.join("storage"), above.join("private"));
@@ -193,13 +193,13 @@ fn no_link_leads_from_a_storage_root_to_a_folder() {
     folder.sync().unwrap();
 }
 
-/// Without `openat2` the same holds component by component.
+/// The fallback for kernels without `openat2`.
 #[test]
 fn stepping_down_follows_no_link() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("a/b")).unwrap();
     std::os::unix::fs::symlink("a", root.path().join("link")).unwrap();
-    let opened = rustix::fs::open(root.path(), PASSED, Mode::empty()).unwrap();
+    let opened = rustix::fs::open(root.path(), TRAVERSE, Mode::empty()).unwrap();
     assert!(!step_down(&opened, "a/b", false).unwrap().1);
     assert!(step_down(&opened, "a/b/c/d", true).unwrap().1);
     assert!(matches!(step_down(&opened, "a/x", false), Err(Errno::NOENT)));

@@ -2,8 +2,8 @@
 //! daemons and workers of all.
 //!
 //! A NOTIFY inside a transaction would make all commits of the database wait for each other. So new
-//! work is gathered as it is committed and announced shortly after, on a connection of its own. A lost
-//! notification delays work until the next timer; no work is lost.
+//! work is gathered as it is committed and announced shortly after, on a connection of its own. A
+//! lost notification delays work until the next timer; no work is lost.
 
 use std::future::poll_fn;
 use std::sync::atomic::Ordering;
@@ -18,40 +18,42 @@ use crate::values;
 
 const CHANNEL: &str = "mainstay_judge";
 
-/// Work that comes within this time is rung for once.
+/// Work that is committed within this time is announced in one notification.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// How long a lost connection is left alone.
+/// The wait before a lost connection is opened again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The workers, beside the daemons.
+/// The bit of the transfer workers, after those of the daemons.
 pub(super) const WORKERS: u8 = 1 << Daemon::ALL.len();
 
-/// Everything that may have work.
+/// The bits of all daemons and workers.
 const ALL: u8 = WORKERS | (WORKERS - 1);
 
 impl Catalog {
-    /// Rings for what transactions of this process left to others, if anybody else can hear.
+    /// Notifies the other servers of new work that this process has committed. Does nothing on
+    /// SQLite, which has no other servers.
     pub async fn ring(&self) {
-        let rung = self.inner.rung.swap(0, Ordering::AcqRel);
-        if rung == 0 || self.backend() != "postgres" {
+        let daemons = self.inner.unsent.swap(0, Ordering::AcqRel);
+        if daemons == 0 || self.backend() != "postgres" {
             return;
         }
         let sql = "SELECT pg_notify(?1, ?2)";
-        let payload = format!("{}:{rung}", self.inner.origin);
-        let told = self.write(move |tx| tx.execute(sql, values![CHANNEL, &payload])).await;
-        if let Err(error) = told {
+        let payload = format!("{}:{daemons}", self.inner.origin);
+        let sent = self.write(move |tx| tx.execute(sql, values![CHANNEL, &payload])).await;
+        if let Err(error) = sent {
             tracing::warn!(%error, "notification of other servers failed; they find new work by their timers");
         }
     }
 
-    /// Rings and listens until told to stop. On SQLite there is nobody else.
+    /// Sends and receives notifications until `stop` is cancelled. Returns at once on SQLite, which
+    /// has no other servers.
     pub async fn attend(&self, stop: &CancellationToken) {
         let Backend::Postgres { address, .. } = &self.inner.backend else { return };
         while !stop.is_cancelled() {
             let ended = tokio::select! {
                 () = stop.cancelled() => return,
-                ended = self.attend_once(address) => ended,
+                ended = self.exchange_notifications(address) => ended,
             };
             if let Err(error) = ended {
                 tracing::debug!(%error, "notification connection to PostgreSQL lost; reconnecting");
@@ -63,51 +65,51 @@ impl Catalog {
         }
     }
 
-    async fn attend_once(&self, address: &super::address::Address) -> Result<()> {
+    async fn exchange_notifications(&self, address: &super::address::Address) -> Result<()> {
         let lost = |error: tokio_postgres::Error| Error::Unavailable(error.to_string());
         let (client, mut connection) = address.connect().await.map_err(lost)?;
-        let hearing = async {
+        let receiving = async {
             while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
-                if let AsyncMessage::Notification(told) = message.map_err(lost)? {
-                    self.hear(told.payload());
+                if let AsyncMessage::Notification(received) = message.map_err(lost)? {
+                    self.receive(received.payload());
                 }
             }
             Ok(())
         };
-        let ringing = async {
+        let sending = async {
             client.batch_execute(&format!("LISTEN {CHANNEL}")).await.map_err(lost)?;
-            // What was rung for while nobody listened.
+            // Notifications sent before LISTEN were missed: look at everything once.
             self.notify(ALL);
             loop {
-                self.inner.bell.notified().await;
+                self.inner.unsent_changed.notified().await;
                 tokio::time::sleep(GATHER).await;
-                let rung = self.inner.rung.swap(0, Ordering::AcqRel);
-                if rung != 0 {
-                    let payload = format!("{}:{rung}", self.inner.origin);
+                let daemons = self.inner.unsent.swap(0, Ordering::AcqRel);
+                if daemons != 0 {
+                    let payload = format!("{}:{daemons}", self.inner.origin);
                     let sql = "SELECT pg_notify($1, $2)";
                     client.query(sql, &[&CHANNEL, &payload]).await.map_err(lost)?;
                 }
             }
         };
         tokio::select! {
-            ended = hearing => ended,
-            ended = ringing => ended,
+            ended = receiving => ended,
+            ended = sending => ended,
         }
     }
 
-    /// Wakes what others have rung for.
-    fn hear(&self, payload: &str) {
-        let Some((origin, rung)) = payload.split_once(':') else { return };
-        if let (true, Ok(rung)) = (origin != self.inner.origin, rung.parse()) {
-            self.notify(rung);
+    /// Wakes the daemons and workers that another server's notification names.
+    fn receive(&self, payload: &str) {
+        let Some((origin, daemons)) = payload.split_once(':') else { return };
+        if let (true, Ok(daemons)) = (origin != self.inner.origin, daemons.parse()) {
+            self.notify(daemons);
         }
     }
 
-    fn notify(&self, rung: u8) {
-        if rung & WORKERS != 0 {
+    fn notify(&self, daemons: u8) {
+        if daemons & WORKERS != 0 {
             self.inner.moves.notify_one();
         }
-        for daemon in Daemon::ALL.iter().filter(|daemon| rung & (1 << **daemon as u8) != 0) {
+        for daemon in Daemon::ALL.iter().filter(|daemon| daemons & (1 << **daemon as u8) != 0) {
             self.inner.wakes[*daemon as usize].notify_one();
         }
     }
@@ -119,7 +121,7 @@ mod tests {
     use crate::private_postgres::PrivatePostgres;
 
     #[test]
-    fn what_one_process_leaves_is_heard_by_another() {
+    fn work_committed_by_one_process_wakes_the_daemons_of_another() {
         let server = match PrivatePostgres::start(&["fsync=off"]) {
             Ok(server) => server,
             Err(why) => {
@@ -137,7 +139,7 @@ mod tests {
             let stop = CancellationToken::new();
             let (listener, until) = (there.clone(), stop.clone());
             let listening = tokio::spawn(async move { listener.attend(&until).await });
-            // Whoever begins to listen looks at everything once.
+            // A new listener wakes everything once.
             there.woken(Daemon::Finisher).await;
             here.wake(&[Daemon::Finisher]);
             here.ring().await;
