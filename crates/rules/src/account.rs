@@ -121,8 +121,8 @@ pub fn delete_attribute(tx: &mut Tx<'_>, account: &str, key: &str) -> Result<()>
     Ok(())
 }
 
-/// Changes an account's `status`, `email` or `account_type`. Without root nobody could take back what
-/// was done to it.
+/// Changes an account's `status`, `email` or `account_type`. The account root cannot be suspended:
+/// no other account could undo it.
 pub fn update(
     tx: &mut Tx<'_>,
     account: &str,
@@ -132,7 +132,7 @@ pub fn update(
 ) -> Result<()> {
     check_exists(tx, account)?;
     if (account, key) == ("root", "status") && value != Some("ACTIVE") {
-        return Err(refuse(Class::AccessDenied, "The account root stays"));
+        return Err(refuse(Class::AccessDenied, "The account root cannot be suspended"));
     }
     let sql = match (key, value) {
         ("status", Some("ACTIVE" | "SUSPENDED")) => {
@@ -143,7 +143,7 @@ pub fn update(
             "UPDATE accounts SET account_type = ?2, updated_at = ?3 WHERE account = ?1"
         }
         _ => {
-            let message = format!("{key:.40} cannot be set to that");
+            let message = format!("{key:.40} cannot be set to this value");
             return Err(refuse(Class::InputValidationError, message));
         }
     };
@@ -151,11 +151,11 @@ pub fn update(
     Ok(())
 }
 
-/// Deletes an account; what it owns stays, and its tokens are worth nothing from now on.
+/// Deletes an account. Its data stays; its tokens become invalid.
 pub fn delete(tx: &mut Tx<'_>, account: &str, now: Micros) -> Result<()> {
     check_exists(tx, account)?;
     if account == "root" {
-        return Err(refuse(Class::AccessDenied, "The account root stays"));
+        return Err(refuse(Class::AccessDenied, "The account root cannot be deleted"));
     }
     let sql = "UPDATE accounts SET status = 'DELETED', deleted_at = ?2, updated_at = ?2 WHERE account = ?1";
     tx.execute(sql, values![account, now])?;
@@ -195,7 +195,7 @@ pub fn set_local_limit(
                  ON CONFLICT (account, rse_id) DO UPDATE SET bytes = excluded.bytes",
                 values![account, id, bytes],
             )?;
-            // The row that selections lock must be there before the first of them.
+            // The row that selections lock must exist before the first of them.
             tx.execute(
                 "INSERT INTO account_usage (account, rse_id, files, bytes) VALUES (?1, ?2, 0, 0)
                  ON CONFLICT (account, rse_id) DO NOTHING",
@@ -229,7 +229,7 @@ pub fn set_global_limit(
     Ok(())
 }
 
-/// What an account uses of one RSE, or of all RSEs of an expression, and may use.
+/// The usage and the limit of an account on one RSE, or on all RSEs of an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "plain numbers")]
 pub struct Usage {
@@ -278,7 +278,7 @@ pub fn local_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<Usage>> {
     Ok(found)
 }
 
-/// Usage and limits by expression. A limit whose expression matches nothing counts nothing.
+/// Usage and limits by expression. A limit whose expression matches no RSE has no usage.
 pub fn global_usage(tx: &mut Tx<'_>, account: &str) -> Result<Vec<(Usage, BTreeSet<i64>)>> {
     let local = local_usage(tx, account)?;
     let rses = crate::rse::all(tx)?;
@@ -305,7 +305,7 @@ const ALLOWED: &str = "SELECT u.rse_id, u.bytes, l.bytes,
 const ALLOWED_OVER: &str =
     "SELECT rse_expression, bytes FROM account_glob_limits WHERE account = ?1";
 
-/// The queries for what an account has left.
+/// The queries for the remaining quota of an account.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AskedAllowance {
     local: Pending,
@@ -320,7 +320,7 @@ pub(crate) struct Limits {
 }
 
 impl AskedAllowance {
-    /// Adds the queries for what an account has left.
+    /// Adds the queries for the remaining quota of an account.
     pub(crate) fn ask(ask: &mut Pipeline, account: &str) -> Self {
         let local = ask.query(ALLOWED, values![account]);
         Self { local, global: ask.query(ALLOWED_OVER, values![account]) }
@@ -339,7 +339,8 @@ pub(crate) fn limits(tx: &mut Tx<'_>, account: &str) -> Result<Limits> {
     Ok(asked.take(&mut tx.run(ask)?))
 }
 
-/// What the account has left, `ledger` included, which notes what that rests on.
+/// The remaining quota of the account, pending changes in `ledger` included. `ledger` records the
+/// rows that the result depends on.
 pub(crate) fn allowance(
     tx: &mut Tx<'_>,
     account: &str,
@@ -366,7 +367,7 @@ pub(crate) fn allowance(
     if !over.is_empty() {
         let rses = crate::rse::all(tx)?;
         for row in over {
-            // A limit whose expression matches nothing any more limits nothing.
+            // A limit whose expression no longer matches any RSE has no effect.
             let Ok(set) = Expression::parse(row.text(0)?).and_then(|parsed| parsed.resolve(&rses))
             else {
                 continue;

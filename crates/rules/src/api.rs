@@ -1,4 +1,4 @@
-//! The things the catalog speaks of, and what makes a name or a value valid.
+//! The catalog's records, and validation of names and values.
 
 mod number;
 mod rule;
@@ -42,7 +42,7 @@ fn malformed(what: &str, value: &str, right: &str) -> Error {
 /// Fails unless `scope` is well-formed.
 pub fn check_scope(scope: &str) -> Result<()> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    // Scopes are folders too.
+    // Scopes are also folder names.
     let leads_away = scope == "." || scope == "..";
     if (1..=25).contains(&scope.len()) && scope.bytes().all(legal) && !leads_away {
         Ok(())
@@ -75,10 +75,10 @@ pub fn check_rse(rse: &str) -> Result<()> {
     }
 }
 
-/// The largest size of a file: beyond it somebody has mistaken something.
+/// The largest accepted size of a file; a larger value is taken for a mistake.
 pub const LARGEST_FILE: i64 = 1 << 50;
 
-/// The most that an RSE holds, so that sums over RSEs and rules can still be counted.
+/// The largest accepted content of an RSE, so that sums over RSEs and rules do not overflow.
 pub(crate) const LARGEST_RSE: i64 = 1 << 60;
 
 /// A file as it is registered.
@@ -95,10 +95,10 @@ pub struct NewFile {
     /// Its MD5 checksum.
     #[serde(default)]
     pub md5: Option<String>,
-    /// Where it lies on an RSE that does not derive paths.
+    /// Its path on an RSE that does not derive paths from names.
     #[serde(default, alias = "pfn")]
     pub path: Option<String>,
-    /// The state of the new replica, available unless said otherwise.
+    /// The state of the new replica; available by default.
     #[serde(default)]
     pub state: Option<String>,
 }
@@ -110,13 +110,13 @@ pub struct DidRecord {
     pub id: i64,
     /// Its name.
     pub did: Did,
-    /// What it names.
+    /// File, dataset or container.
     pub did_type: DidType,
-    /// Who made it.
+    /// The account that created it.
     pub account: String,
-    /// Whether it takes new contents.
+    /// Whether children can be attached.
     pub is_open: bool,
-    /// Kept and shown, never enforced.
+    /// Stored and shown, never enforced.
     pub monotonic: bool,
     /// Whether the last copy of the file is gone.
     pub lost: bool,
@@ -132,16 +132,16 @@ pub struct DidRecord {
     pub expired_at: Option<Micros>,
     /// When it was closed.
     pub closed_at: Option<Micros>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Micros,
     /// When it was last changed.
     pub updated_at: Micros,
 }
 
-/// The furthest moment that is meant seriously, in seconds from now.
+/// The furthest accepted time, in seconds from now.
 pub(crate) const HORIZON: i64 = 1_000 * 366 * 86_400;
 
-/// Fails when a time is further away than anybody means.
+/// Fails when a time is further away than [`HORIZON`].
 pub(crate) fn check_seconds(what: &str, seconds: Option<i64>) -> Result<()> {
     match seconds {
         Some(seconds) if !(-HORIZON..=HORIZON).contains(&seconds) => {
@@ -152,7 +152,7 @@ pub(crate) fn check_seconds(what: &str, seconds: Option<i64>) -> Result<()> {
     }
 }
 
-/// Shows a moment as clients read it: `Sun, 15 Nov 2026 22:02:54 UTC`.
+/// Formats a time as clients read it: `Sun, 15 Nov 2026 22:02:54 UTC`.
 #[must_use]
 pub fn show_time(at: Micros) -> String {
     jiff::Timestamp::from_microsecond(at)
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked_at_the_border() {
+    fn invalid_names_are_refused() {
         for (scope, name, fits) in [
             ("user.alice", "ds1", true),
             ("user.alice", "/a/b.c_d-e", true),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn times_read_as_clients_expect() {
+    fn times_are_shown_in_the_format_of_clients() {
         assert_eq!(show_time(1_794_780_174_000_000), "Sun, 15 Nov 2026 22:02:54 UTC");
         assert_eq!(show_time(0), "Thu, 01 Jan 1970 00:00:00 UTC");
     }

@@ -1,22 +1,23 @@
-//! Storage compared with the catalog, both ways, while everything is in use.
+//! Compares storage with the catalog in both directions, while both are in use.
 //!
-//! Every replica that is available should have its file, of the right length and, if that is asked
-//! for, with the right checksums; and for every file in storage some replica should stand. Replicas
-//! are read page by page and files as storage lists them, and the catalog is asked about a thousand
-//! at once, so that no more than that is ever held.
+//! Every available replica should have its file, with the right length and, if requested, the right
+//! checksums; every file in storage should belong to a replica. Replicas are read page by page,
+//! files are listed by storage, and the catalog is queried in batches of a thousand, so memory
+//! stays bounded.
 //!
-//! While it is looked files come and go, so nothing is told on suspicion:
+//! Files come and go during the comparison, so a finding is reported only after a second look:
 //!
-//! - A replica's file is looked at twice, and the catalog is asked before and after. Only if it was
-//!   never touched in between, and was wrong both times, it is told. The reaper marks a replica
-//!   before it removes the file, and a worker that is believed has named it before.
-//! - A file that nobody stands for is looked at again, and asked about again. What changed a short
-//!   time ago is left alone ([`decide::Patience`]): somebody may be about to register it. What a worker may
-//!   be writing is known by its replica, its request, or as given up.
+//! - A replica's file is inspected twice, and the catalog is read before and after. A finding is
+//!   reported only if the replica did not change in between and the file was wrong both times. The
+//!   reaper marks a replica before it removes the file, and a worker names a file before the
+//!   catalog counts it, so neither causes a false finding.
+//! - A file without a replica is inspected again and looked up again. Files that changed a short
+//!   time ago are skipped ([`decide::Patience`]): they may be about to be registered. Files that a
+//!   worker may be writing are recognised by their replica, their request, or as given up.
 //!
-//! What two RSEs share, because the folder of one lies within that of the other, and what is reached
-//! through links within a folder, belongs to whoever's replica stands for it. Nothing in storage or
-//! the catalog is changed. [`audit`] does it all; what follows from what is in [`decide`].
+//! A file that two RSEs share, because the folder of one lies within that of the other, or that is
+//! reached through links within a folder, belongs to any RSE with a replica for it. Storage and
+//! catalog are never changed. [`audit`] runs the comparison; the decisions are in [`decide`].
 
 mod ask;
 pub mod decide;
@@ -36,61 +37,61 @@ use crate::api::{Did, Micros};
 use crate::error::{Error, Result};
 use crate::expression::Rse;
 
-/// How many replicas or files are looked at together.
+/// How many replicas or files are processed in one batch.
 const BATCH: usize = 1_000;
 
-/// How many links of a folder are followed back.
+/// How many links of a folder are resolved at most.
 const LINKS: usize = 10_000;
 
 /// More slashes than a name can begin with.
 const SLASHES: usize = 250;
 
-/// What is to be looked at, and how closely.
+/// The scope and depth of an audit.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// The RSEs.
     pub rses: BTreeSet<i64>,
     /// Whether files are read and their checksums compared.
     pub checksums: bool,
-    /// The time it is.
+    /// The current time.
     pub now: Micros,
-    /// What is too young to be told.
+    /// How long recent changes are ignored.
     pub patience: Patience,
 }
 
-/// Something that is wrong.
+/// A difference between storage and catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What.
+    /// The kind of difference.
     pub kind: Kind,
-    /// On which RSE.
+    /// The name of the RSE.
     pub rse: String,
-    /// The replica's file, if it is about one.
+    /// The file of the replica, if it is about a replica.
     pub did: Option<Did>,
-    /// Where, below the RSE's prefix, if it is about one place.
+    /// The path below the RSE's prefix, if it is about one path.
     pub path: Option<String>,
-    /// All of it, in one sentence.
+    /// The description, in one sentence.
     pub what: String,
 }
 
-/// What happens on the way. Whoever follows may say that it is enough.
+/// A progress event. The observer may stop the audit after any of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// So many replicas were read, and their files are looked at next.
+    /// This many replicas were read; their files are inspected next.
     Replicas(usize),
-    /// So many files were listed, and the catalog is asked about them next.
+    /// This many files were listed; they are looked up in the catalog next.
     Files(usize),
-    /// So many are not as they should be, and are looked at again next.
+    /// This many are not as expected; they are inspected a second time next.
     Again(usize),
     /// A file is being read.
     Reading,
-    /// Something is wrong.
+    /// A difference was found.
     Found(Finding),
-    /// Something was not looked at, and why.
+    /// A part was skipped, and why.
     Note(String),
 }
 
-/// Who follows.
+/// The observer of an audit.
 pub type Follow<'a> = dyn FnMut(Step) -> ControlFlow<()> + 'a;
 
 /// An RSE whose storage can be reached.
@@ -106,12 +107,12 @@ struct Audit<'a, 'f> {
     access: &'a Access,
     wanted: &'a Wanted,
     follow: &'f mut Follow<'f>,
-    /// Whoever follows has heard enough.
-    enough: bool,
+    /// The observer has stopped the audit.
+    stopped: bool,
 }
 
-/// Compares storage with the catalog. It changes nothing, and ends early only when whoever follows
-/// says so.
+/// Compares storage with the catalog. It changes neither, and ends early only if the observer stops
+/// it.
 pub fn audit(
     catalog: &Catalog,
     access: &Access,
@@ -120,7 +121,7 @@ pub fn audit(
 ) -> Result<()> {
     let rses = catalog.read_blocking(crate::rse::all)?;
     let mut follow = follow;
-    let mut audit = Audit { catalog, access, wanted, follow: &mut follow, enough: false };
+    let mut audit = Audit { catalog, access, wanted, follow: &mut follow, stopped: false };
     let mut sites = BTreeMap::new();
     for rse in rses.iter().filter(|rse| wanted.rses.contains(&rse.id)) {
         match store::Speaks::Ours.way(&rse.protocols, "read") {
@@ -158,29 +159,29 @@ pub fn audit(
 
 /// Whether one of two prefixes lies within the other.
 fn overlaps(one: &Protocol, other: &Protocol) -> bool {
-    // Any name will do that is in neither prefix.
+    // Any name works that is in neither prefix.
     let within = |of: &Protocol, by: &Protocol| decide::same_place("\0", of, by).is_some();
     within(one, other) || within(other, one)
 }
 
-/// Whether a file can be asked for by its path; others only lie there.
+/// Whether a file can be requested by its path. Others can only be listed.
 fn can_be_named(path: &str) -> bool {
     mainstay_transfers::protocol::stays_below(path) && !path.contains(char::REPLACEMENT_CHARACTER)
 }
 
 impl Audit<'_, '_> {
     fn step(&mut self, step: Step) {
-        self.enough |= (self.follow)(step).is_break();
+        self.stopped |= (self.follow)(step).is_break();
     }
 
     fn note(&mut self, text: String) {
         self.step(Step::Note(text));
     }
 
-    /// The storage of an RSE cannot be looked at, or not all of it.
+    /// Reports that the storage of an RSE, or a part of it, cannot be read.
     fn unread(&mut self, site: &Site<'_>, error: &store::Error) {
         let rse = site.rse.name.clone();
-        let what = format!("{rse} cannot be looked at: {error}");
+        let what = format!("{rse} cannot be read: {error}");
         let finding = Finding { kind: Kind::Unread, rse, did: None, path: None, what };
         self.step(Step::Found(finding));
     }
@@ -189,7 +190,7 @@ impl Audit<'_, '_> {
         self.access.open(&site.rse.name, site.protocol)
     }
 
-    /// Looks for files that nobody stands for.
+    /// Looks for files without a replica.
     fn files(&mut self, site: &Site<'_>) -> Result<Result<(), store::Error>> {
         let store = match self.open(site) {
             Ok(store) => store,
@@ -206,12 +207,12 @@ impl Audit<'_, '_> {
             if batch.len() >= BATCH {
                 failed = self.files_of(site, &*store, std::mem::take(&mut batch), &mut links);
             }
-            match (&failed, self.enough) {
+            match (&failed, self.stopped) {
                 (Ok(Ok(())), false) => ControlFlow::Continue(()),
                 _ => ControlFlow::Break(()),
             }
         });
-        if let (Ok(Ok(())), Ok(()), false) = (&failed, &listed, self.enough) {
+        if let (Ok(Ok(())), Ok(()), false) = (&failed, &listed, self.stopped) {
             failed = self.files_of(site, &*store, batch, &mut links);
         }
         Ok(failed?.and(listed))
@@ -226,7 +227,7 @@ impl Audit<'_, '_> {
     ) -> Result<Result<(), store::Error>> {
         self.step(Step::Files(batch.len()));
         let suspects = self.orphans(site, store, batch, &[], 0)?;
-        if suspects.is_empty() || self.enough {
+        if suspects.is_empty() || self.stopped {
             return Ok(Ok(()));
         }
         self.step(Step::Again(suspects.len()));
@@ -259,7 +260,8 @@ impl Audit<'_, '_> {
         Ok(Ok(()))
     }
 
-    /// What of all this is still there. The storage is opened again: another may be mounted now.
+    /// The suspects that still exist. The storage is opened again, because another one may be
+    /// mounted now.
     fn look_again(
         &self,
         site: &Site<'_>,
@@ -274,8 +276,8 @@ impl Audit<'_, '_> {
         Ok(seen.into_iter().flatten().chain(odd).collect())
     }
 
-    /// Those of some files that nobody stands for: neither a replica of the RSE, nor one of those
-    /// beside it, by whatever path.
+    /// The files without a replica, on the RSE or on the RSEs that share its place, under any of
+    /// their paths.
     fn orphans(
         &self,
         site: &Site<'_>,
@@ -285,7 +287,7 @@ impl Audit<'_, '_> {
         slashes: usize,
     ) -> Result<Vec<(Found, &'static str)>> {
         let (drafts, Wanted { now, patience, .. }) = (store.drafts(), self.wanted);
-        // Every file with the paths it has on each RSE.
+        // Every file with its paths on each RSE.
         let places: Vec<Vec<(&Rse, String)>> = files
             .iter()
             .map(|found| {
@@ -323,10 +325,10 @@ impl Audit<'_, '_> {
             .collect())
     }
 
-    /// Looks at the files of all replicas that should have one, in one pass over the catalog.
+    /// Inspects the files of all available replicas, in one pass over the catalog.
     fn replicas(&mut self, mut sites: BTreeMap<i64, Site<'_>>) -> Result<()> {
         let mut after = (i64::MIN, i64::MIN);
-        while !sites.is_empty() && !self.enough {
+        while !sites.is_empty() && !self.stopped {
             let rses: BTreeMap<i64, &Rse> =
                 sites.iter().map(|(id, site)| (*id, site.rse)).collect();
             let page = self.catalog.read_blocking(|tx| ask::replicas(tx, &rses, after, BATCH))?;
@@ -343,7 +345,7 @@ impl Audit<'_, '_> {
                     self.unread(site, &error);
                     sites.remove(&id);
                 }
-                if self.enough {
+                if self.stopped {
                     return Ok(());
                 }
             }
@@ -360,7 +362,7 @@ impl Audit<'_, '_> {
             Ok(suspects) => suspects,
             Err(error) => return Ok(Err(error)),
         };
-        if suspects.is_empty() || self.enough {
+        if suspects.is_empty() || self.stopped {
             return Ok(Ok(()));
         }
         self.step(Step::Again(suspects.len()));
@@ -372,8 +374,8 @@ impl Audit<'_, '_> {
         let files: Vec<i64> = still.iter().map(|(expected, ..)| expected.unit.0).collect();
         let now = self.catalog.read_blocking(|tx| ask::again(tx, site.rse, &files))?;
         for (expected, kind, why) in still {
-            // What the catalog has changed since is another matter.
-            if now.get(&expected.unit.0) != Some(&expected) || self.enough {
+            // Skip replicas that the catalog has changed since.
+            if now.get(&expected.unit.0) != Some(&expected) || self.stopped {
                 continue;
             }
             let rse = site.rse.name.clone();
@@ -384,7 +386,7 @@ impl Audit<'_, '_> {
         Ok(Ok(()))
     }
 
-    /// Those of some replicas whose files are not as they should be, and what is wrong.
+    /// The replicas whose files are not as expected, and the difference.
     fn wrong(
         &mut self,
         site: &Site<'_>,
@@ -395,7 +397,7 @@ impl Audit<'_, '_> {
         let mut looks = store.look(&paths)?.into_iter();
         let mut wrong = Vec::new();
         for expected in replicas {
-            if self.enough {
+            if self.stopped {
                 break;
             }
             let seen = match &expected.path {
@@ -413,7 +415,7 @@ impl Audit<'_, '_> {
         Ok(wrong)
     }
 
-    /// What a file adds up to, if that is asked for and its length is right.
+    /// The checksums of a file, if requested and if its length is right; else its length.
     fn read(&mut self, store: &dyn Store, expected: &Expected, path: &str, found: &Found) -> Seen {
         let right = i64::try_from(found.bytes) == Ok(expected.bytes);
         if !self.wanted.checksums || !right || !expected.has_sums() {
@@ -423,14 +425,14 @@ impl Audit<'_, '_> {
             Ok((file, _)) => file,
             Err(error) => return unseen(&error),
         };
-        match copy::sums(Followed { file, audit: self }, expected.md5.is_some()) {
+        match copy::sums(StoppableReader { file, audit: self }, expected.md5.is_some()) {
             Ok(sums) => Seen::Whole(sums),
             Err(error) => Seen::Unread(error.to_string()),
         }
     }
 }
 
-/// What an error says about a file.
+/// The observation that a storage error stands for.
 fn unseen(error: &store::Error) -> Seen {
     use store::Error::{Leaves, Missing, NoFile};
     match error {
@@ -439,23 +441,23 @@ fn unseen(error: &store::Error) -> Seen {
     }
 }
 
-/// A file that is read for as long as somebody follows.
-struct Followed<'r, 'a, 'f> {
+/// A reader that fails once the observer has stopped the audit.
+struct StoppableReader<'r, 'a, 'f> {
     file: Box<dyn Read + Send>,
     audit: &'r mut Audit<'a, 'f>,
 }
 
-impl Read for Followed<'_, '_, '_> {
+impl Read for StoppableReader<'_, '_, '_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         self.audit.step(Step::Reading);
-        match self.audit.enough {
-            true => Err(std::io::Error::other("nobody wants to know any more")),
+        match self.audit.stopped {
+            true => Err(std::io::Error::other("the audit was stopped")),
             false => self.file.read(into),
         }
     }
 }
 
-/// The RSEs an expression takes; all without one.
+/// The RSEs that match an expression; all RSEs without one.
 pub fn within(
     tx: &mut mainstay_catalog::Tx<'_>,
     expression: Option<&str>,

@@ -1,8 +1,8 @@
-//! What the engine does in a second, measured end to end against a real database.
+//! Measures the throughput of the engine end to end against a real database.
 //!
-//! Twenty RSEs, seventeen of which the expression takes; an account without privileges and with
-//! quotas. Every case works on data of its own. [`run`] measures one catalog; [`mainstay_catalog::private_postgres`] provides
-//! a PostgreSQL for it.
+//! The catalog has twenty RSEs, of which the expression matches seventeen, and an account with
+//! quotas and without privileges. Every case works on its own data. [`run`] measures one catalog;
+//! [`mainstay_catalog::private_postgres`] provides a PostgreSQL for it.
 
 pub mod stage;
 
@@ -26,34 +26,34 @@ use crate::{account, replica};
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// What was done.
+    /// The name of the case.
     pub case: String,
     /// `sqlite` or `postgres`.
     pub backend: String,
-    /// On how many files.
+    /// The number of files.
     pub size: u64,
-    /// How many units a second.
+    /// Units per second.
     pub rate: f64,
-    /// What is counted.
+    /// The unit that is counted.
     pub unit: String,
-    /// Half of the operations took less.
+    /// Median duration of an operation.
     pub p50_ms: Option<f64>,
-    /// One in a hundred took longer.
+    /// 99th percentile of the duration of an operation.
     pub p99_ms: Option<f64>,
-    /// Resident memory of this process at its highest.
+    /// Peak resident memory of this process.
     pub rss_mb: Option<f64>,
 }
 
-/// What to measure.
+/// The cases to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Replicas in the catalog before anything is measured.
     pub filled: u64,
     /// Files of the rule that is applied in steps; 0 leaves it out.
     pub huge: u64,
-    /// Sessions that ask for single operations at once.
+    /// Concurrent sessions in the cases with single operations.
     pub sessions: usize,
-    /// Only cases whose name holds this.
+    /// Only cases whose name contains this.
     pub only: Option<String>,
 }
 
@@ -75,7 +75,7 @@ struct Bench<'a> {
     tell: &'a mut (dyn FnMut(&Measured) + Sync),
 }
 
-/// Measures a catalog, telling each row as it is known.
+/// Measures a catalog and reports each row as soon as it is known.
 pub fn run(
     catalog: &Catalog,
     options: &Options,
@@ -114,16 +114,16 @@ fn seconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64()
 }
 
-/// Resident memory of this process at its highest, in megabytes.
+/// Peak resident memory of this process, in megabytes.
 fn peak() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
     line.split_whitespace().nth(1)?.parse::<f64>().ok().map(|kilobytes| kilobytes / 1024.0)
 }
 
-/// Forgets how high resident memory was.
+/// Resets the peak of resident memory.
 fn reset_peak() {
-    // Where it cannot be forgotten the numbers are merely higher.
+    // Where the reset fails, the numbers are merely higher.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
@@ -271,7 +271,7 @@ impl<'a> Bench<'a> {
         NewRule::new(vec![Did::new(SCOPE, name)], ACCOUNT, copies, expression)
     }
 
-    /// Replicas of other people's files in datasets of their own, as a catalog has that is in use.
+    /// Adds replicas of other accounts' files in their own datasets, as in a catalog in use.
     fn fill(&mut self, number: u64) -> Result<()> {
         let began = clock();
         let mut left = number;
@@ -328,7 +328,7 @@ impl<'a> Bench<'a> {
         if !self.wants(case) {
             return Ok(());
         }
-        // Applied at once and not in steps, so that memory is seen to stay flat.
+        // Applied at once and not in steps, to show that memory stays flat.
         let settings = Settings { bulk: 100_000, ..self.settings.clone() };
         let mut each = Vec::new();
         for _ in 0..3 {
@@ -342,7 +342,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Runs `work` for each number below `number` in several sessions, and times each.
+    /// Runs `work` for each number below `number` in several sessions, and measures each call.
     fn together(
         &self,
         number: usize,
@@ -419,7 +419,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// The (file, RSE) pairs a rule waits for.
+    /// The (file, RSE) pairs that a rule waits for.
     fn waiting(&mut self, files: u64) -> Result<Vec<(i64, i64)>> {
         let name = self.dataset(files, "SITE-18")?;
         let settings = Settings { bulk: i64::MAX, ..self.settings.clone() };
@@ -437,7 +437,7 @@ impl<'a> Bench<'a> {
         if !self.wants(case) {
             return Ok(());
         }
-        // Four rules, as transfers of one server rarely all serve one.
+        // Four rules, because the transfers of one server rarely all belong to one.
         let mut units = Vec::new();
         for _ in 0..4 {
             units.push(self.waiting(750)?);
@@ -509,7 +509,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// A rule on very many files, while somebody else asks for small things.
+    /// A rule on very many files, while another session runs small operations.
     fn huge(&mut self, files: u64) -> Result<()> {
         let case = "a rule on very many files";
         if !self.wants(case) {

@@ -10,9 +10,9 @@
 //! | I6 | a locked replica has no tombstone |
 //! | I7 | usage of an account is the sum of its locks, that of an RSE the sum of its replicas |
 //! | I8 | the copies of a file for one rule are on distinct RSEs |
-//! | I9 | what a worker may be writing has a replica |
+//! | I9 | every file that a worker may be writing has a replica |
 //!
-//! What the evaluator has not seen yet is not judged by I3 and I4.
+//! I3 and I4 ignore changes that the evaluator has not processed yet.
 
 use mainstay_catalog::ledger::OWN_COUNT;
 use mainstay_catalog::opening::CATALOG;
@@ -26,11 +26,12 @@ use crate::error::{Error, Result};
 pub struct Violation {
     /// `I1` … `I9`.
     pub invariant: &'static str,
-    /// What is wrong, in one sentence.
+    /// The description, in one sentence.
     pub what: String,
 }
 
-/// The files below each rule (`files`), and the rules the evaluator still has work for (`pending`).
+/// The files below each rule (`files`), and the rules with pending work of the evaluator
+/// (`pending`).
 const TREES: &str = "WITH RECURSIVE down(rule_id, id, did_type) AS (SELECT id, did_id, did_type FROM rules
     UNION SELECT d.rule_id, c.child, c.child_type FROM down d JOIN contents c ON c.parent = d.id WHERE d.did_type = 'C'),
     pending(rule_id) AS (SELECT DISTINCT d.rule_id FROM down d JOIN updated_dids u ON u.did_id = d.id),
@@ -163,7 +164,7 @@ fn laws() -> Vec<Law> {
     ]
 }
 
-/// Checks everything and lists what is wrong, at most `most` for each law.
+/// Checks all invariants and lists the violations, at most `most` of each.
 pub fn check(tx: &mut Tx<'_>, most: i64) -> Result<Vec<Violation>> {
     let mut found = Vec::new();
     for law in laws() {
@@ -174,10 +175,10 @@ pub fn check(tx: &mut Tx<'_>, most: i64) -> Result<Vec<Violation>> {
     Ok(found)
 }
 
-/// How many violations of one law are listed.
+/// How many violations of one invariant are listed.
 const MOST: i64 = 100;
 
-/// Looks for damage in a catalog: in its pages, and what breaks an invariant. One line for each
+/// Looks for damage in a catalog: corrupt pages and violated invariants. Returns one line per
 /// finding.
 ///
 /// # Errors
@@ -196,7 +197,7 @@ pub async fn verify(catalog: &Catalog) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
-/// Mends counters (I1, I2, I7) from what they count. Everything is held meanwhile.
+/// Recomputes counters (I1, I2, I7) from the rows they count. All rows are locked meanwhile.
 pub fn repair(tx: &mut Tx<'_>, now: Micros) -> Result<u64> {
     if tx.is_postgres() {
         tx.execute(

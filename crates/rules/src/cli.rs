@@ -1,7 +1,8 @@
-//! `mainstay rules …`: the command tree, to be mounted by the binary.
+//! The commands of `mainstay rules …`, to be mounted by the binary.
 //!
-//! Commands speak HTTP through a [`Remote`]: the binary brings one for a server, or one that serves
-//! the same surface in its own process. Files they reach from here, through an [`Access`]. Data goes to the given writer, talk to standard error;
+//! Commands send HTTP requests through a [`Remote`]: the binary provides one for a server, or one
+//! that serves the same interface in its own process. Commands that move files reach storage
+//! directly, through an [`Access`]. Data goes to the given writer, messages to standard error;
 //! [`run`] returns the exit code.
 
 mod check;
@@ -33,29 +34,29 @@ use serde_json::{Map, Value, json};
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The server refused; the message is its own.
+    /// The server refused the request; the message is the server's.
     #[error("{class}: {message}")]
     Refused {
         /// The HTTP status.
         status: u16,
         /// The exception name.
         class: String,
-        /// One sentence for people.
+        /// One sentence for the user.
         message: String,
     },
     /// The server cannot be reached.
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
-    /// The answer is not what it should be.
+    /// The answer is malformed.
     #[error("the answer is not understood: {0}")]
     Answer(String),
-    /// What was typed is not right.
+    /// The arguments are invalid.
     #[error("{0}")]
     Usage(String),
-    /// What was tried did not work: storage, or a file of this machine.
+    /// An operation on storage or on a local file failed.
     #[error("{0}")]
     Failed(String),
-    /// Somebody asked for the end.
+    /// The user interrupted the command.
     #[error("it was interrupted")]
     Interrupted,
     /// The output cannot be written.
@@ -72,9 +73,9 @@ pub struct Answer {
     pub body: String,
 }
 
-/// A way to a server.
+/// A connection to a server.
 pub trait Remote: Send + Sync {
-    /// Sends one request; `path` begins with `/` and is below where the surface is mounted.
+    /// Sends one request; `path` begins with `/` and is relative to the root of the interface.
     fn send<'a>(
         &'a self,
         method: &'a str,
@@ -82,7 +83,7 @@ pub trait Remote: Send + Sync {
         body: Option<Value>,
     ) -> BoxFuture<'a, Result<Answer, Error>>;
 
-    /// Asks for what may take long, and is told piece by piece as it is found out.
+    /// Sends a request whose answer may take long and arrives in pieces.
     fn stream<'a>(&'a self, path: &'a str) -> BoxFuture<'a, Result<Pieces, Error>> {
         async move {
             let Answer { status, body } = self.send("GET", path, None).await?;
@@ -92,7 +93,7 @@ pub trait Remote: Send + Sync {
     }
 }
 
-/// An answer that comes in pieces.
+/// An answer that arrives in pieces.
 pub struct Pieces {
     /// The HTTP status.
     pub status: u16,
@@ -106,7 +107,7 @@ impl std::fmt::Debug for Pieces {
     }
 }
 
-/// How data is written.
+/// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// A table for people.
@@ -114,14 +115,14 @@ pub enum Format {
     Table,
     /// JSON for programs.
     Json,
-    /// Names alone.
+    /// Names only.
     Name,
 }
 
-/// The bytes that are encoded in a part of a path: all but letters, digits and `-._`.
+/// The bytes that are percent-encoded in a path segment: all but letters, digits and `-._`.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_');
 
-/// Encodes one part of a path.
+/// Encodes one path segment.
 fn part(text: &str) -> String {
     utf8_percent_encode(text, ENCODED).to_string()
 }
@@ -151,7 +152,7 @@ fn pair(text: &str) -> Result<(&str, &str), Error> {
     text.split_once('=').ok_or_else(|| Error::Usage(format!("{text:?} should be key=value")))
 }
 
-/// Where progress is written: to those who asked for it, or beside what they asked for.
+/// Where progress is written: to the output if it was requested, else to standard error.
 #[derive(Clone, Copy)]
 enum Shown {
     AsData,
@@ -165,7 +166,7 @@ struct Cli<'a> {
     out: &'a mut dyn Write,
 }
 
-/// Runs a command and returns the exit code: 0 for success, 1 for a negative finding. Boxed so that
+/// Runs a command and returns the exit code: 0 for success, 1 for a negative result. Boxed so that
 /// the commands are compiled in this crate.
 pub fn run<'a>(
     command: Command,
@@ -275,7 +276,7 @@ impl Cli<'_> {
 
     async fn lines(&self, path: &str) -> Result<Vec<Value>, Error> {
         let text = self.call("GET", path, None).await?;
-        // The word Infinity is not JSON; here it is a text.
+        // `Infinity` is not JSON; the output has it as a string.
         let line = |line: &str| serde_json::from_str(&line.replace(": Infinity", ": \"infinite\""));
         text.lines()
             .map(|text| line(text).map_err(|error| Error::Answer(error.to_string())))
@@ -363,8 +364,8 @@ impl Cli<'_> {
         self.rows(&format!("/rules/?{}", query.join("&")), &columns).await
     }
 
-    /// Shows the progress of a rule until it is OK. A rule that stops, or takes longer than `timeout`
-    /// seconds if there are any, is a negative finding.
+    /// Shows the progress of a rule until it is OK. A rule that stops, or that takes longer than
+    /// `timeout` seconds (0 means no limit), is a negative result.
     #[expect(clippy::disallowed_methods, reason = "the command waits for real time")]
     async fn watch(&mut self, rule: &str, shown_as: Shown, timeout: u64) -> Result<u8, Error> {
         let path = format!("/rules/{}", part(rule));

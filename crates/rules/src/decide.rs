@@ -1,19 +1,19 @@
-//! What follows from what: the decisions about locks, replicas, requests and rule states.
+//! Decisions about locks, replicas, requests and rule states.
 //!
-//! Everything here is a pure function. The decision about one copy ([`copy`]) is written once, as
-//! a function; the set-based SQL gets it as a `CASE` expression that is rendered from the same
-//! function ([`copy_sql`]), so that both can never differ.
+//! All functions are pure. The decision about one copy ([`copy`]) exists once, as a function; the
+//! set-based SQL uses a `CASE` expression that is rendered from it ([`copy_sql`]), so the two
+//! cannot differ.
 
 use crate::api::{Counts, LockState, Micros, Notification, ReplicaState, Rule, RuleState, SECOND};
 
-/// What creating a lock on one (file, RSE) does.
+/// The effect of creating a lock on one (file, RSE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
     /// The state of the new lock.
     pub lock: LockState,
     /// The state of the replica afterwards.
     pub replica: ReplicaState,
-    /// Whether a transfer is asked for.
+    /// Whether a transfer is requested.
     pub transfer: bool,
 }
 
@@ -28,7 +28,7 @@ pub fn copy(before: Option<ReplicaState>, source: bool, writable: bool) -> Copy 
             made(LockState::Ok, there, false)
         }
         Some(Replica::Copying) => made(LockState::Replicating, Replica::Copying, false),
-        // The reaper is at it: whoever removes it sees the lock and leaves an unavailable replica.
+        // The reaper may be removing it: it sees the lock and leaves an unavailable replica.
         Some(Replica::BeingDeleted) => made(LockState::Stuck, Replica::BeingDeleted, false),
         None | Some(Replica::Unavailable | Replica::Bad) if source && writable => {
             made(LockState::Replicating, Replica::Copying, true)
@@ -82,7 +82,8 @@ pub fn copy_sql(before: &str, source: &str, writable: &str, field: Field) -> Str
 pub fn settle(rule: &Rule, counts: Counts, complete: bool) -> RuleState {
     match rule.state {
         RuleState::WaitingApproval | RuleState::Inject => rule.state,
-        // What a person suspended stays so; what the repairer gave up is well once all is there.
+        // A rule suspended by a user stays suspended; one suspended by the repairer becomes OK once
+        // all copies exist.
         RuleState::Suspended if rule.suspended_by.as_deref() != Some("repairer") => rule.state,
         RuleState::Suspended if counts.stuck + counts.replicating > 0 || !complete => rule.state,
         _ if counts.stuck > 0 || !complete => RuleState::Stuck,
@@ -91,7 +92,7 @@ pub fn settle(rule: &Rule, counts: Counts, complete: bool) -> RuleState {
     }
 }
 
-/// How long the repairer waits before it tries a stuck lock again in place.
+/// How long the repairer waits before it retries a stuck lock in place.
 #[must_use]
 pub fn retry_delay(activity: &str, stuck_for: Micros, delays: &[Micros]) -> Micros {
     let first = delays.first().copied().unwrap_or(0);
@@ -105,13 +106,13 @@ pub fn retry_delay(activity: &str, stuck_for: Micros, delays: &[Micros]) -> Micr
     }
 }
 
-/// Which ten per cent of a rule are done.
+/// The progress of a rule in steps of ten per cent.
 #[must_use]
 pub fn progress(counts: Counts) -> i64 {
     if counts.total() == 0 { 100 } else { counts.ok * 10 / counts.total() * 10 }
 }
 
-/// Whether a rule that has become OK says so.
+/// Whether a rule that has become OK sends a notification.
 #[must_use]
 pub fn announces_ok(notification: Notification, closed: bool) -> bool {
     match notification {
@@ -132,21 +133,21 @@ pub fn clip(error: &str, most: usize) -> String {
     text
 }
 
-/// What the reaper may take on one RSE.
+/// The replicas that the reaper may take on one RSE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reap {
     /// Unlocked replicas with a tombstone in the past, oldest first, this many bytes.
     Until(i64),
     /// Everything unlocked with a tombstone in the past.
     Everything,
-    /// Only what is obsolete.
+    /// Only obsolete replicas.
     Obsolete,
-    /// Nothing at all.
+    /// No replica.
     Nothing,
 }
 
-/// Decides what the reaper takes. Deletion stops while the evaluator is behind: what it has not
-/// seen yet may be needed.
+/// Decides which replicas the reaper takes. Deletion stops while the evaluator is behind: replicas
+/// may be needed by changes that it has not processed yet.
 #[must_use]
 pub fn reap(deletable: bool, backlog: bool, greedy: bool, needed: Option<i64>) -> Reap {
     match needed {
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_is_locked_as_the_table_says() {
+    fn lock_and_replica_states_follow_the_table() {
         use LockState as Lock;
         use ReplicaState as Replica;
         for (before, source, writable, lock, replica, transfer) in [

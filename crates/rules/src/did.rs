@@ -1,7 +1,7 @@
 //! Data identifiers and their tree: files in datasets, datasets and containers in containers.
 //!
-//! Attaching and detaching hold the row of the parent, flag what changed and queue the parent for
-//! the judge; locks follow when the evaluator has seen it.
+//! Attaching and detaching lock the row of the parent, flag the changes and queue the parent for
+//! the judge; the evaluator adjusts the locks later.
 
 mod metadata;
 
@@ -19,7 +19,7 @@ use crate::error::{Class, Error, Result, refuse};
 use crate::rule::message;
 use crate::rule::read::lock_rules;
 
-/// A child to attach, with what the caller believes about it.
+/// A child to attach, with the properties the caller expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields of a file")]
 pub struct Child {
@@ -30,7 +30,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// A child about which nothing else is said.
+    /// A child without expected properties.
     #[must_use]
     pub fn named(did: Did) -> Self {
         Self { did, bytes: None, adler32: None, md5: None }
@@ -92,7 +92,7 @@ pub(crate) fn by_id(tx: &mut Tx<'_>, id: i64) -> Result<Option<DidRecord>> {
     tx.first(&by_id_sql(false), values![id])?.as_ref().map(from_row).transpose()
 }
 
-/// Adds the query for the data identifier of this number, whose row is locked if `held`.
+/// Adds the query for the data identifier of this number; its row is locked if `held`.
 pub(crate) fn ask_by_id(ask: &mut Pipeline, id: i64, held: bool) -> Pending {
     ask.query(by_id_sql(held), values![id])
 }
@@ -107,7 +107,7 @@ pub struct NewDid {
     pub monotonic: bool,
     /// Seconds until it expires.
     pub lifetime: Option<i64>,
-    /// JSON text of the client's own.
+    /// Client-defined JSON text.
     pub meta: Option<String>,
 }
 
@@ -149,7 +149,7 @@ pub fn add_identifier(tx: &mut Tx<'_>, new: &NewDid, now: Micros) -> Result<i64>
     }
 }
 
-/// Puts names into `w_names` with the numbers they stand for.
+/// Loads names into `w_names` with their numbers.
 fn load_names(tx: &mut Tx<'_>, children: &[Child]) -> Result<()> {
     tx.clear(&["w_names", "w_files"])?;
     tx.load(
@@ -174,8 +174,8 @@ fn load_names(tx: &mut Tx<'_>, children: &[Child]) -> Result<()> {
     Ok(())
 }
 
-/// Holds everything that several attachments hold, in order: later ones then wait for nothing while
-/// earlier ones hold something. What is not there is held by nobody.
+/// Locks everything that several attachments need, in order, so that a later one never waits while
+/// an earlier one holds locks. Names that do not exist are skipped.
 pub fn hold_for_attaching(tx: &mut Tx<'_>, pairs: &[(&Did, &[Child])]) -> Result<()> {
     if !tx.is_postgres() {
         return Ok(());
@@ -273,7 +273,8 @@ fn queue(tx: &mut Tx<'_>, did: i64, action: &str, now: Micros) -> Result<()> {
     Ok(())
 }
 
-/// What may go into a dataset: files that are not lost, and are what the caller says.
+/// Checks the children of a dataset: files that are not lost and have the properties the caller
+/// expects.
 fn check_files(tx: &mut Tx<'_>, parent: &Did) -> Result<()> {
     let row = tx.first(
         "SELECT n.scope, n.name, d.did_type, d.availability FROM w_names n LEFT LOOKUP JOIN dids d ON (d.id = n.id)
@@ -297,7 +298,7 @@ fn check_files(tx: &mut Tx<'_>, parent: &Did) -> Result<()> {
     })
 }
 
-/// What may go into a container: no files, one type, nothing that the parent is itself below.
+/// Attaches the children of a container: no files, all of one type, none of them above the parent.
 fn attach_collections(tx: &mut Tx<'_>, found: &DidRecord, parent: &Did) -> Result<()> {
     let sql = "SELECT d.id, d.did_type, d.scope, d.name FROM w_names n LOOKUP JOIN dids d ON (d.id = n.id) ORDER BY n.ord";
     let rows = tx.query(sql, &[])?;
@@ -325,7 +326,7 @@ fn attach_collections(tx: &mut Tx<'_>, found: &DidRecord, parent: &Did) -> Resul
     Ok(())
 }
 
-/// Detaches children; the evaluator takes their locks away later unless another path keeps them.
+/// Detaches children; the evaluator removes their locks later unless another path keeps them.
 pub fn detach_identifier(
     tx: &mut Tx<'_>,
     parent: &Did,
@@ -337,14 +338,14 @@ pub fn detach_identifier(
         return Err(unsupported("Self-detach is not valid!"));
     }
     lock_dids(tx, &BTreeSet::from([found.id]))?;
-    // It may have been closed before it was held.
+    // It may have been closed before it was locked.
     let found = by_id(tx, found.id)?.ok_or_else(|| not_found(parent))?;
     let named: Vec<Child> = children.iter().cloned().map(Child::named).collect();
     load_names(tx, &named)?;
     detach_loaded(tx, &found, now)
 }
 
-/// Detaches what `w_names` has from a locked parent.
+/// Detaches the children in `w_names` from a locked parent.
 fn detach_loaded(tx: &mut Tx<'_>, found: &DidRecord, now: Micros) -> Result<()> {
     let missing = tx.first(
         "SELECT n.scope, n.name FROM w_names n WHERE NOT EXISTS (SELECT 1 FROM contents c WHERE c.parent = ?1
@@ -377,10 +378,11 @@ fn detach_loaded(tx: &mut Tx<'_>, found: &DidRecord, now: Micros) -> Result<()> 
     queue(tx, found.id, "D", now)
 }
 
-/// Takes what `w_names` has, and a closed parent no longer, from the parent's size.
+/// Subtracts the children in `w_names` from the size of a closed parent.
 fn shrink(tx: &mut Tx<'_>, found: &DidRecord) -> Result<()> {
     if found.did_type == DidType::Container {
-        // What is below may be open, and be there by another way too: only a count knows.
+        // A collection below may be open, or be reached by another path too: only counting gives
+        // the size.
         let (length, bytes) = size(tx, found.id)?;
         let sql = "UPDATE dids SET length = ?2, bytes = ?3 WHERE id = ?1";
         return Ok(tx.execute(sql, values![found.id, length, bytes]).map(drop)?);
@@ -406,7 +408,7 @@ pub fn size(tx: &mut Tx<'_>, id: i64) -> Result<(i64, i64)> {
     row.map_or(Ok((0, 0)), |row| Ok((row.int(0)?, row.int(1)?)))
 }
 
-/// Closes a collection: its size is now known, and rules that waited for it speak up.
+/// Closes a collection: its size becomes known, and rules with a notification on closing send it.
 pub fn close(tx: &mut Tx<'_>, did: &Did, now: Micros) -> Result<()> {
     let found = get(tx, did)?;
     if found.did_type == DidType::File {
@@ -468,7 +470,7 @@ pub struct Listed {
     pub bytes: Option<i64>,
     pub adler32: Option<String>,
     pub md5: Option<String>,
-    /// What is said of a file, as JSON, where files are listed.
+    /// The metadata of a file, as JSON, where files are listed.
     pub meta: Option<String>,
 }
 
@@ -537,7 +539,7 @@ pub fn list_parents(tx: &mut Tx<'_>, did: &Did) -> Result<Vec<Listed>> {
     rows.iter().map(listed).collect()
 }
 
-/// Changes when a data identifier expires: never, or in so many seconds.
+/// Changes when a data identifier expires: never, or in this many seconds.
 pub fn set_lifetime(tx: &mut Tx<'_>, did: &Did, lifetime: Option<i64>, now: Micros) -> Result<()> {
     check_seconds("data identifier", lifetime)?;
     let found = get(tx, did)?;
@@ -552,8 +554,8 @@ pub fn set_lifetime(tx: &mut Tx<'_>, did: &Did, lifetime: Option<i64>, now: Micr
 }
 
 /// One step towards removing an expired collection: its rules expire, it leaves its parents, and
-/// once nothing refers to it any more its row goes. Returns whether it is gone.
-pub(crate) fn bury(tx: &mut Tx<'_>, id: i64, now: Micros) -> Result<bool> {
+/// its row is deleted once no other row refers to it. Returns whether it is gone.
+pub(crate) fn remove_expired(tx: &mut Tx<'_>, id: i64, now: Micros) -> Result<bool> {
     let Some(found) = by_id(tx, id)? else { return Ok(true) };
     if found.did_type == DidType::File {
         return Ok(false);

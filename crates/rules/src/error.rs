@@ -1,15 +1,15 @@
-//! What can go wrong, in the names clients of replication rules know.
+//! The errors of this crate, with the exception names that clients of replication rules know.
 //!
 //! A [`Refusal`] is an answer: the request was understood and cannot be done. Its [`Class`] is the
-//! exception name a client maps to its own type, so the names are part of the interface. Most
-//! other variants of [`Error`] are about the catalog itself.
+//! exception name that a client maps to its own type, so the names are part of the interface. Most
+//! other variants of [`Error`] are failures of the catalog itself.
 
 use std::fmt;
 
 use mainstay_catalog as catalog;
 use mainstay_transfers::protocol::Invalid;
 
-/// The name under which a refusal is known to clients.
+/// The exception name of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each variant is the exception name itself")]
 pub enum Class {
@@ -64,7 +64,7 @@ impl fmt::Display for Class {
 }
 
 impl Class {
-    /// The HTTP status that goes with it. 401 is kept for authentication alone.
+    /// The HTTP status of the exception. 401 is reserved for authentication.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
@@ -94,23 +94,23 @@ impl Class {
     }
 }
 
-/// A request that cannot be done, and why.
+/// A request that cannot be done, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
     /// The exception name clients know.
     pub class: Class,
-    /// One sentence for people.
+    /// One sentence for the user.
     pub message: String,
 }
 
-/// Everything that can go wrong.
+/// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The request cannot be done. Retrying it unchanged gives the same answer.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Too many passwords are being judged.
+    /// Too many passwords are being verified.
     #[error("a password cannot be hashed now: {0}")]
     Busy(#[from] crate::logins::Refused),
     /// Too many large requests are being worked on. Retry later.
@@ -128,7 +128,8 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Something the transaction has read changed before it could be locked: it is run again.
+    /// A row that the transaction has read changed before it could be locked: the transaction is
+    /// retried.
     pub(crate) fn moved() -> Self {
         Self::Catalog(catalog::Error::Moved)
     }
@@ -169,7 +170,7 @@ impl catalog::TxError for Error {
     }
 }
 
-/// A refusal as an [`Error`], in one call.
+/// Makes a refusal as an [`Error`].
 pub fn refuse(class: Class, message: impl Into<String>) -> Error {
     Error::Refused(Refusal { class, message: message.into() })
 }

@@ -1,4 +1,4 @@
-//! Why: each copy of a rule, why it is where it is, why it is stuck, and what would unstick it.
+//! Explains a rule: for each copy, why it is where it is, why it is stuck, and how to resolve it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::api::{
 };
 use crate::error::{Error, Result};
 use crate::rule::place;
-use crate::rule::transfer::UNASKED;
+use crate::rule::transfer::UNREQUESTED;
 use crate::select::{Verdict, Wish};
 
 /// One copy of one file.
@@ -25,11 +25,11 @@ pub struct CopyOf {
     pub attempts: i64,
     pub last_error: Option<String>,
     pub last_time: Option<Micros>,
-    /// The RSE from which it was last tried.
+    /// The RSE of the last attempt.
     pub last_source: Option<String>,
     /// RSEs with another replica, and whether it can be read.
     pub sources: Vec<(String, bool)>,
-    /// Why it is here, why it waits, what would help.
+    /// Why it is here, why it waits, and how to resolve it.
     pub why: String,
 }
 
@@ -38,18 +38,18 @@ pub struct CopyOf {
 pub struct Why {
     /// One sentence about the rule.
     pub summary: String,
-    /// What would help, if anything is needed.
+    /// How to resolve it, if anything is wrong.
     pub remedy: Option<String>,
-    /// RSE by RSE: may it take a copy, and why not.
+    /// For each RSE, whether it may take a copy, and why not.
     pub candidates: BTreeMap<String, String>,
-    /// Copy by copy; stuck ones first.
+    /// The copies; stuck ones first.
     pub copies: Vec<CopyOf>,
-    /// How many copies there are in all.
+    /// The number of all copies.
     pub total: i64,
 }
 
 impl Why {
-    /// As it is served.
+    /// The JSON served to clients.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let copies: Vec<Value> = self
@@ -70,7 +70,7 @@ impl Why {
     }
 }
 
-/// Explains a rule, or what it does with one file; at most `most` copies are listed.
+/// Explains a rule, or one file of it; at most `most` copies are listed.
 pub fn explain(tx: &mut Tx<'_>, rule: &Rule, file: Option<&Did>, most: i64) -> Result<Why> {
     let only = match file {
         None => 0,
@@ -131,7 +131,7 @@ fn remedy(rule: &Rule, refusal: Option<&str>) -> Option<String> {
     }
 }
 
-/// What became of the last transfer, if it is over and the copy is not there.
+/// The last transfer, if it ended and the copy does not exist.
 struct Failure {
     error: Option<String>,
     at: Micros,
@@ -144,8 +144,8 @@ struct Failure {
 enum Ended {
     Failed,
     Cancelled,
-    /// It was told to have failed when nobody had asked for it.
-    Unasked,
+    /// It was reported as failed without a request.
+    Unrequested,
 }
 
 /// The last transfers of files that ended without a copy.
@@ -161,7 +161,7 @@ fn failures(tx: &mut Tx<'_>, files: Vec<i64>) -> Result<BTreeMap<(i64, i64), Fai
                 continue;
             }
             RequestState::Cancelled => Ended::Cancelled,
-            _ if row.int(6)? == UNASKED => Ended::Unasked,
+            _ if row.int(6)? == UNREQUESTED => Ended::Unrequested,
             _ => Ended::Failed,
         };
         let (error, source) = (row.opt_text(2)?, row.opt_text(4)?);
@@ -302,9 +302,9 @@ fn why_stuck(
     let how = failure.map(|failure| failure.how);
     let next = if has_source { AGAIN } else { GONE };
     match (how, error, &rule.source_replica_expression) {
-        (Some(Ended::Unasked), error, _) => format!(
+        (Some(Ended::Unrequested), error, _) => format!(
             "a transfer was reported as failed ({}) though the copy was not on its way, so that it counts as gone: {next}",
-            error.unwrap_or("nobody said why")
+            error.unwrap_or("no reason given")
         ),
         _ if !has_source => GONE.to_owned(),
         (Some(Ended::Cancelled), None, _) => format!("its transfer was cancelled: {AGAIN}"),
@@ -318,7 +318,7 @@ fn why_stuck(
     }
 }
 
-/// What selection makes of every RSE now, and the reason when too few are left.
+/// The result of selection for every RSE now, and the reason when too few are left.
 fn candidates(
     tx: &mut Tx<'_>,
     rule: &Rule,

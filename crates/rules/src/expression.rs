@@ -26,7 +26,7 @@ pub struct Rse {
     pub rse_type: String,
     /// Whether physical names follow from logical ones.
     pub deterministic: bool,
-    /// Whether it may lose data by itself.
+    /// Whether it may lose data without a deletion.
     pub volatile: bool,
     /// Whether it is a staging area.
     pub staging_area: bool,
@@ -59,7 +59,7 @@ impl Rse {
         matches!(self.attribute(key), Some("true" | "1"))
     }
 
-    /// Whether it is a test endpoint on which quotas do not count.
+    /// Whether it is a test endpoint, on which quotas do not apply.
     #[must_use]
     pub fn is_mock(&self) -> bool {
         self.flag("mock")
@@ -81,7 +81,7 @@ impl Rse {
     }
 }
 
-/// Attribute values as they are stored and compared: any spelling of true and false is one.
+/// Attribute values as stored and compared: all spellings of true and false are unified.
 #[must_use]
 pub fn normalise(value: &str) -> String {
     if value.eq_ignore_ascii_case("true") {
@@ -179,16 +179,16 @@ pub struct Expression {
     tokens: Vec<Token>,
 }
 
-/// What one term of an expression took.
+/// The result of one term of an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TermResult {
     /// The term as written.
     pub term: String,
-    /// How it was combined with what stood left of it.
+    /// The operator before it.
     pub operator: Option<Operator>,
     /// The RSEs the term alone matches.
     pub matched: BTreeSet<i64>,
-    /// The RSEs its group held after it was combined.
+    /// The RSEs of its group after it was combined.
     pub after: BTreeSet<i64>,
 }
 
@@ -198,11 +198,11 @@ fn invalid(message: &str) -> Refusal {
     Refusal { class: Class::InvalidRSEExpression, message: message.to_owned() }
 }
 
-/// How long an expression may be.
+/// The length limit of an expression.
 const LONGEST: usize = 3_000;
 
 impl Expression {
-    /// Reads an expression.
+    /// Parses an expression.
     pub fn parse(text: &str) -> Result<Self, Refusal> {
         if text.len() > LONGEST {
             return Err(invalid(&format!("RSE Expression is longer than {LONGEST} letters.")));
@@ -213,7 +213,7 @@ impl Expression {
         Ok(Self { tokens })
     }
 
-    /// The RSEs it takes from `rses`; an empty set is an error.
+    /// The RSEs in `rses` that match; an empty set is an error.
     pub fn resolve(&self, rses: &[Rse]) -> Result<BTreeSet<i64>, Refusal> {
         let found = self.evaluate(rses, |_| ());
         if found.is_empty() {
@@ -222,7 +222,7 @@ impl Expression {
         Ok(found)
     }
 
-    /// The same, keeping what each term took.
+    /// The same, with the result of each term.
     #[must_use]
     pub fn explain(&self, rses: &[Rse]) -> (BTreeSet<i64>, Vec<TermResult>) {
         let mut terms = Vec::new();
@@ -363,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expression_may_be_nested_as_deep_as_it_may_be_long() {
+    fn nesting_is_limited_only_by_the_length() {
         let nested = |deep| format!("{}A{}", "(".repeat(deep), ")".repeat(deep));
         let text = nested(LONGEST / 2 - 1);
         assert!(Expression::parse(&text).is_ok());
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_have_no_rank() {
+    fn operators_have_equal_precedence() {
         let rse = |id: i64, keys: &[&str]| Rse {
             id,
             attributes: keys.iter().map(|key| ((*key).to_owned(), "true".to_owned())).collect(),

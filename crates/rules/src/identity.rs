@@ -1,7 +1,7 @@
-//! Who may act as which account: identities with passwords, and the tokens they are given.
+//! Identities with passwords, the accounts they may act as, and their tokens.
 //!
-//! Passwords are kept as argon2 hashes, tokens as SHA-256: neither can be read back from the
-//! catalog. A password is judged outside any transaction, because that takes long on purpose.
+//! Passwords are stored as argon2 hashes, tokens as SHA-256: neither can be read back from the
+//! catalog. Passwords are verified outside any transaction, because that takes long on purpose.
 
 use argon2::{Argon2, PasswordHash, PasswordHasher, PasswordVerifier};
 use mainstay_catalog::{Tx, values};
@@ -11,10 +11,10 @@ use crate::account::check_exists;
 use crate::api::{Micros, SECOND};
 use crate::error::{Class, Result, refuse};
 
-/// How long a token lives.
+/// How long a token is valid.
 pub const TOKEN_LIFE: Micros = 3_600 * SECOND;
 
-/// Kinds of identities there are; only the first can log in here.
+/// The kinds of identities; only the first can log in here.
 const KINDS: [&str; 6] = ["USERPASS", "X509", "GSS", "SSH", "SAML", "OIDC"];
 
 /// An identity of an account.
@@ -26,7 +26,7 @@ pub struct Identity {
     pub email: Option<String>,
 }
 
-/// The hash under which a password is kept.
+/// The hash that is stored for a password.
 pub fn hash_password(password: &str) -> Result<String> {
     let hashed = Argon2::default().hash_password(password.as_bytes());
     hashed.map(|hash| hash.to_string()).map_err(|error| {
@@ -34,21 +34,21 @@ pub fn hash_password(password: &str) -> Result<String> {
     })
 }
 
-/// Whether this is the password that was hashed.
+/// Whether the password matches the hash.
 #[must_use]
 pub fn is_password(password: &str, hash: &str) -> bool {
     PasswordHash::new(hash)
         .is_ok_and(|hash| Argon2::default().verify_password(password.as_bytes(), &hash).is_ok())
 }
 
-/// What is kept of a token.
+/// The hash that is stored for a token.
 #[must_use]
 pub fn hash_token(token: &str) -> String {
     hex::encode(Sha256::digest(token.as_bytes()))
 }
 
-/// Lets an identity act as an account. `hash` is that of its password; an identity that is known
-/// keeps the one it has.
+/// Lets an identity act as an account. `hash` is that of its password; an existing identity keeps
+/// its own.
 pub fn add(
     tx: &mut Tx<'_>,
     account: &str,
@@ -89,7 +89,7 @@ pub fn add(
     Ok(())
 }
 
-/// Takes an identity from an account; one without any account is forgotten.
+/// Removes an identity from an account; an identity without any account is deleted.
 pub fn remove(tx: &mut Tx<'_>, account: &str, identity: &str, kind: &str) -> Result<()> {
     let gone = tx.execute(
         "DELETE FROM account_map WHERE identity = ?1 AND identity_type = ?2 AND account = ?3",
@@ -138,14 +138,14 @@ pub fn accounts(tx: &mut Tx<'_>, identity: &str, kind: &str) -> Result<Vec<Strin
     rows.iter().map(|row| Ok(row.text(0)?.to_owned())).collect()
 }
 
-/// The accounts that identities of this name may act as, of whichever kind they are.
+/// The accounts that identities of this name, of any kind, may act as.
 pub fn all_accounts(tx: &mut Tx<'_>, identity: &str) -> Result<Vec<String>> {
     let sql = "SELECT DISTINCT account FROM account_map WHERE identity = ?1";
     tx.query(sql, values![identity])?.iter().map(|row| Ok(row.text(0)?.to_owned())).collect()
 }
 
-/// The password hash of a user that may act as `account`, or as its default account without one;
-/// and which account that is.
+/// The password hash of a user that may act as `account` (without one, as its default account), and
+/// the name of that account.
 pub fn login(
     tx: &mut Tx<'_>,
     user: &str,
@@ -161,7 +161,7 @@ pub fn login(
     row.map(|row| Ok((row.text(0)?.to_owned(), row.text(1)?.to_owned()))).transpose()
 }
 
-/// Keeps a token, by its hash, and forgets those that have expired.
+/// Stores a token by its hash, and deletes expired tokens.
 pub fn add_token(
     tx: &mut Tx<'_>,
     hash: &str,
@@ -181,13 +181,13 @@ pub fn add_token(
 /// A token that is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// As whom its bearer acts.
+    /// The account its bearer acts as.
     pub account: String,
-    /// Who its bearer is.
+    /// The identity of its bearer.
     pub identity: String,
-    /// Whether the account may do everything.
+    /// Whether the account has all permissions.
     pub privileged: bool,
-    /// Until when it is valid.
+    /// When it expires.
     pub expires: Micros,
 }
 
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_known_by_its_hash_and_no_other_is() {
+    fn only_the_hashed_password_matches_its_hash() {
         let hash = hash_password("a word").unwrap();
         assert!(hash.starts_with("$argon2id$"), "{hash}");
         assert!(is_password("a word", &hash));

@@ -1,9 +1,9 @@
-//! The judge: daemons that keep rules right while everything changes.
+//! The judge: six daemons that keep rules satisfied while data, transfers and storage change.
 //!
-//! [`pass`] is one pass of one daemon: it looks for work and does each piece in a transaction of
-//! its own, so that it may be stopped at any instant and run again, by several servers at once.
-//! A pass takes no hint about what happened; it reads what is to be done. [`Judge`] runs all six
-//! in a server.
+//! [`pass`] is one pass of one daemon: it finds work and does each piece in its own transaction, so
+//! it may be stopped at any time and run again, by several servers at once. A pass takes no hint
+//! about events; it reads the pending work from the catalog. [`Judge`] runs all six daemons in a
+//! server.
 
 #![expect(clippy::disallowed_methods, reason = "measures how long its own work takes")]
 
@@ -30,11 +30,11 @@ use crate::rule::inject::{self, Injected};
 use crate::rule::{Settings, repair, transfer};
 use crate::{protocol, reap, suspect};
 
-/// Time and chance, as a shell provides them.
+/// Time and randomness, provided by the caller.
 pub trait Surroundings: Send + Sync + std::fmt::Debug {
-    /// The time of day.
+    /// The current time.
     fn now(&self) -> Micros;
-    /// A number nobody can foresee.
+    /// An unpredictable number.
     fn seed(&self) -> u64;
 }
 
@@ -56,38 +56,38 @@ impl Surroundings for Machine {
     }
 }
 
-/// Removes replicas from storage for the reaper.
+/// Storage as the reaper uses it.
 pub trait Storage: Send + Sync + std::fmt::Debug {
-    /// Removes one file; an error keeps the replica marked, to be tried again.
+    /// Removes one file; after an error the replica stays marked, to be retried.
     fn remove(&self, rse: &Rse, doomed: &reap::Doomed) -> std::result::Result<(), String>;
 
-    /// What is at the place of a file; an error says nothing about it.
+    /// Inspects the file of a replica; an error means that its state is unknown.
     fn look(&self, rse: &Rse, needed: &reap::Needed) -> std::result::Result<Found, String>;
 
     /// Whether a file of the right size is there, without reading it.
     fn is_there(&self, rse: &Rse, needed: &reap::Needed) -> std::result::Result<bool, String>;
 }
 
-/// What is at the place of a file.
+/// The result of inspecting the file of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The file, as the catalog says.
+    /// The file, as recorded in the catalog.
     Right,
-    /// Something else.
+    /// Another content.
     Wrong,
-    /// Nothing.
+    /// No file.
     Nothing,
 }
 
-/// Storage that is reached through the protocols of RSEs. Where an RSE has none, others look after
-/// its files.
+/// Storage that is reached through the protocols of RSEs. The files of an RSE without protocols are
+/// managed elsewhere.
 #[derive(Clone, Debug, Default)]
 pub struct Managed(pub Arc<Access>);
 
 impl Storage for Managed {
     fn remove(&self, rse: &Rse, doomed: &reap::Doomed) -> std::result::Result<(), String> {
         let Some(best) = protocol::best(rse, "wan", "delete") else { return Ok(()) };
-        // Nobody ever said where it is: nobody has put it there.
+        // A replica without a known path was never written.
         let Ok(path) = protocol::path(rse, &doomed.did, doomed.path.as_deref()) else {
             return Ok(());
         };
@@ -101,7 +101,7 @@ impl Storage for Managed {
         if store::way(&rse.protocols, "read").is_none()
             && protocol::best(rse, "wan", "delete").is_none()
         {
-            // Nobody here removes anything: it is still there.
+            // The reaper removes no files here, so it still exists.
             return Ok(Found::Right);
         }
         let Some((file, _)) = self.open(rse, &needed.doomed)? else { return Ok(Found::Nothing) };
@@ -120,7 +120,7 @@ impl Storage for Managed {
 type Readable = (Box<dyn std::io::Read + Send>, u64);
 
 impl Managed {
-    /// Opens the file of a replica, if there is one that can be read from here.
+    /// Opens the file of a replica; none if there is no file or it cannot be read from here.
     fn open(
         &self,
         rse: &Rse,
@@ -137,42 +137,42 @@ impl Managed {
     }
 }
 
-/// How one pass is run.
+/// The parameters of one pass.
 #[derive(Clone, Debug)]
 pub struct Pass {
-    /// The time it is.
+    /// The current time.
     pub now: Micros,
-    /// Where its random choices come from.
+    /// The seed of its random choices.
     pub seed: u64,
-    /// This server's part of the work: its place among how many.
+    /// This server's shard of the work: its index and the number of shards.
     pub shard: (i64, i64),
-    /// Who removes files.
+    /// The storage that files are removed from.
     pub storage: Arc<dyn Storage>,
 }
 
 impl Pass {
-    /// A pass over everything at `now`, with the files that can be reached without keys.
+    /// A pass over everything at `now`, on storage that needs no keys.
     #[must_use]
     pub fn new(now: Micros, seed: u64) -> Self {
         Self { now, seed, shard: (0, 1), storage: Arc::new(Managed::default()) }
     }
 }
 
-/// What a pass did.
+/// The result of a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Pieces of work done.
     pub done: usize,
-    /// Pieces put off because of an error.
+    /// Pieces postponed because of an error.
     pub failed: usize,
-    /// Whether there is probably more.
+    /// Whether there is probably more work.
     pub more: bool,
 }
 
-/// How much one pass takes.
+/// How many pieces of work one pass takes.
 const BATCH: usize = 100;
 
-/// How many files are claimed at once to be removed.
+/// How many files the reaper claims at once.
 const REMOVED_AT_ONCE: usize = 50;
 
 /// Runs one pass of a daemon.
@@ -198,7 +198,7 @@ fn work(catalog: &Catalog, found: Vec<i64>, mut each: impl FnMut(i64) -> Result<
             }
         }
     }
-    // Work that fails is not hurried.
+    // Failed work is not retried at once.
     done.more &= done.done > 0;
     done
 }
@@ -269,8 +269,9 @@ fn cleaner(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> 
         let sql = "SELECT id FROM dids WHERE expired_at < ?1 AND did_type <> 'F' AND id % ?2 = ?3 ORDER BY id LIMIT 100";
         ids(tx, sql, values![now, shard.1, shard.0])
     })?;
-    let buried =
-        work(catalog, expired, |id| catalog.write_blocking(|tx| crate::did::bury(tx, id, now)));
+    let expired_dids = work(catalog, expired, |id| {
+        catalog.write_blocking(|tx| crate::did::remove_expired(tx, id, now))
+    });
     let found = catalog.read_blocking(move |tx| {
         ids(
             tx,
@@ -283,14 +284,15 @@ fn cleaner(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> 
         while catalog.write_blocking(|tx| delete::clean(tx, id, settings, now))? == Deleted::More {}
         Ok(true)
     });
-    // What was buried only in part waits for its rules, which are gone now.
-    cleaned.more |= buried.more || (buried.failed == 0 && cleaned.done > 0 && buried.done > 0);
-    cleaned.done += buried.done;
-    cleaned.failed += buried.failed;
+    // Collections that were removed only in part wait for their rules, which are gone now.
+    cleaned.more |= expired_dids.more
+        || (expired_dids.failed == 0 && cleaned.done > 0 && expired_dids.done > 0);
+    cleaned.done += expired_dids.done;
+    cleaned.failed += expired_dids.failed;
     Ok(cleaned)
 }
 
-/// One step of each rule that is to be injected: none, however large, is waited for by the others.
+/// Does one step of each rule to be injected, so that no rule waits for a large one.
 fn injector(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
     let (shard, now) = (pass.shard, pass.now);
     let mut done = Done::default();
@@ -334,7 +336,7 @@ fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done>
         }
     };
     for (file, rse) in catalog.read_blocking(|tx| suspect::proven(tx, shard, BATCH as i64))? {
-        count(catalog.write_blocking(|tx| suspect::convict(tx, &file, &rse, now)), 1);
+        count(catalog.write_blocking(|tx| suspect::declare_bad_if_proven(tx, &file, &rse, now)), 1);
     }
     let (well, ill): (Vec<_>, Vec<_>) =
         ended.into_iter().partition(|ended| ended.state == RequestState::Done);
@@ -363,7 +365,7 @@ fn finisher(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done>
     Ok(done)
 }
 
-/// Looks whether the files of marked replicas that are needed again are still there. Returns whether
+/// Checks whether the files of marked replicas that are needed again still exist. Returns whether
 /// there may be more.
 fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<bool> {
     let now = pass.now;
@@ -374,7 +376,8 @@ fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<bool> {
         match pass.storage.look(rse, one) {
             Ok(Found::Right) => there.push(one.doomed.file),
             Ok(_) if one.locked => fetched.push(one.doomed.file),
-            // Whoever copies it says what is wrong with it; nothing better is known to be anywhere.
+            // Keep it: no better copy is known, and a transfer that reads it reports the
+            // difference.
             Ok(Found::Wrong) => there.push(one.doomed.file),
             Ok(Found::Nothing) => gone.push(one.doomed.file),
             Err(error) => unseen.add(&one.doomed, error),
@@ -385,7 +388,7 @@ fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<bool> {
     for (files, is_there) in [(there, true), (fetched, false)] {
         if !files.is_empty() {
             catalog.write_blocking(|tx| reap::revive(tx, rse.id, &files, is_there, now))?;
-            catalog.write_blocking(|tx| reap::fetch_soon(tx, rse.id, &files))?;
+            catalog.write_blocking(|tx| reap::repair_soon(tx, rse.id, &files))?;
         }
     }
     if !gone.is_empty() {
@@ -394,7 +397,7 @@ fn revive(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<bool> {
     Ok(more)
 }
 
-/// Looks whether files that were missing where they were to be read are there again.
+/// Checks whether files that were missing when they were read exist again.
 fn look_for(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<()> {
     let now = pass.now;
     let missing = catalog.read_blocking(|tx| suspect::missing(tx, rse.id, BATCH as i64, now))?;
@@ -417,7 +420,8 @@ fn look_for(catalog: &Catalog, rse: &Rse, pass: &Pass) -> Result<()> {
     catalog.write_blocking(|tx| suspect::looked_for(tx, rse.id, (&back, &still), now))
 }
 
-/// Files of one RSE that storage failed for: the first tells of all, as they mostly fail alike.
+/// Storage failures on one RSE. Only the first is logged, with their number, as they mostly have
+/// one cause.
 #[derive(Default)]
 struct Unreached {
     number: usize,
@@ -465,7 +469,8 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         let mut removed = Vec::with_capacity(doomed.len());
         let mut unremoved = Unreached::default();
         for some in doomed.chunks(REMOVED_AT_ONCE) {
-            // Another reaper may be at the same, and a worker may have brought what that one forgot.
+            // Another reaper may process the same replicas, and a worker may have written one
+            // again.
             let claimed = Instant::now();
             let now = now.saturating_add(micros(claimed - begun));
             let ours = catalog.write_blocking(|tx| reap::claim(tx, rse.id, some, now))?;
@@ -494,7 +499,7 @@ fn reaper(catalog: &Catalog, settings: &Settings, pass: &Pass) -> Result<Done> {
         look_for(catalog, rse, pass)?;
         for batch in removed.chunks(BATCH) {
             let gone = catalog.write_blocking(|tx| reap::forget(tx, rse.id, batch, now))?;
-            catalog.write_blocking(|tx| reap::fetch_soon(tx, rse.id, batch))?;
+            catalog.write_blocking(|tx| reap::repair_soon(tx, rse.id, batch))?;
             done.done += usize::try_from(gone).unwrap_or(usize::MAX);
         }
         done.more |= full && done.failed == 0;

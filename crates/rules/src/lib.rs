@@ -1,14 +1,15 @@
 //! Replication rules: which copies of which files must exist, where, and who pays for them.
 //!
-//! Files are gathered in datasets, datasets in containers. A *rule* asks for so many copies of one
-//! of them on the storage elements (RSEs) an expression takes; each copy is held by a *lock*, and
-//! what is missing is asked for as a transfer. The *judge* keeps rules right while the tree below
-//! them changes, transfers end and storage fails.
+//! Files are grouped in datasets, datasets in containers. A *rule* requests a number of copies of
+//! one of them on the storage elements (RSEs) that match an expression; each copy is held by a
+//! *lock*, and missing copies are requested as transfers. The *judge* keeps rules satisfied while
+//! the tree below them changes, transfers end and storage fails.
 //!
-//! Decisions are pure and stand by themselves: [`expression`] (which RSEs), [`select`] (which of
-//! them), [`decide`] (what follows from what). The catalog holds the facts, on SQLite or
-//! PostgreSQL; [`did`], [`replica`], [`rse`], [`account`] and [`rule`] read, decide and write
-//! within one transaction. Time and randomness are arguments everywhere.
+//! Decisions are pure functions in their own modules: [`expression`] (the RSEs that match),
+//! [`select`] (the RSEs that are chosen), [`decide`] (states of locks, replicas and rules). The
+//! catalog holds the data, on SQLite or PostgreSQL; [`did`], [`replica`], [`rse`], [`account`] and
+//! [`rule`] read, decide and write within one transaction. Time and randomness are arguments
+//! everywhere.
 
 pub mod account;
 pub mod api;

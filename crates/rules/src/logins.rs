@@ -1,11 +1,11 @@
-//! Passwords are judged slowly and with much memory on purpose; here is how much of that strangers
-//! can make us do.
+//! Limits the work that password checks can cause: concurrency, waiting and lockout.
 //!
-//! At most [`AT_ONCE`] hashes are computed at a time, each on a thread of low priority with memory
-//! that is used again and given back after a while. Whoever waits stands in a short line
-//! ([`line::Line`]) that is fair between source addresses and between their accounts; beyond it a
-//! login is refused at once. Wrong passwords make their account wait longer and longer at that
-//! address ([`lockout`]). An account that does not exist costs the same as one that does.
+//! Passwords are verified slowly and with much memory on purpose. At most [`AT_ONCE`] hashes are
+//! computed at a time, each on a thread of low priority, in memory that is reused and freed when
+//! idle. Waiting logins are in a short queue ([`line::Line`]) that is fair between source addresses
+//! and between their accounts; a login beyond its limits is refused at once. Wrong passwords delay
+//! further attempts on the account from the same address ([`lockout`]). An unknown account costs
+//! the same as a known one.
 
 pub mod line;
 pub mod lockout;
@@ -27,16 +27,16 @@ pub const AT_ONCE: usize = 2;
 /// How long a login waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long memory for hashes is kept when nobody logs in.
+/// How long idle memory for hashes is kept.
 const KEPT: Duration = Duration::from_secs(30);
 
-/// A hash that asks for more than this was not made here.
+/// A stored hash that needs more than this was not made here.
 const MOST_BLOCKS: usize = 64 << 10;
 
-/// How much nicer than others the threads are that compute hashes.
+/// The niceness of the threads that compute hashes.
 const NICENESS: i32 = 10;
 
-/// Why a password is not judged now.
+/// Why a password is not verified now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Too many wrong passwords.
@@ -51,7 +51,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// After how many seconds to try again.
+    /// Seconds after which to retry.
     #[must_use]
     pub fn retry_after(self) -> u64 {
         let (Self::LockedOut(after) | Self::Crowded(after) | Self::Busy(after)) = self;
@@ -64,15 +64,15 @@ struct State {
     lockout: Lockout,
     line: Line<oneshot::Sender<Turn>>,
     running: usize,
-    /// Memory that no hash uses.
+    /// Idle memory.
     memory: Vec<Memory>,
-    /// Grows with each hash.
+    /// The number of hashes computed so far.
     hashed: u64,
-    /// Somebody will look whether the memory is still needed.
+    /// A task is running that frees idle memory.
     watched: bool,
 }
 
-/// What one hash is computed in.
+/// The working memory of one hash.
 struct Memory(Vec<Block>);
 
 impl std::fmt::Debug for Memory {
@@ -81,11 +81,11 @@ impl std::fmt::Debug for Memory {
     }
 }
 
-/// Where all passwords of a server are judged.
+/// Verifies all passwords of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Logins(Arc<Mutex<State>>);
 
-/// One of the places at which hashes are computed.
+/// One of the slots in which hashes are computed.
 #[derive(Debug)]
 pub struct Turn {
     logins: Logins,
@@ -96,7 +96,7 @@ impl Logins {
         self.0.lock()
     }
 
-    /// Waits until a password of this account may be judged.
+    /// Waits for a slot to verify a password of this account.
     pub async fn turn(
         &self,
         account: &Account,
@@ -118,12 +118,12 @@ impl Logins {
         let Some(called) = waiting else { return Ok(Turn { logins: self.clone() }) };
         let called = tokio::time::timeout(PATIENCE, called).await;
         let turn = called.map_err(|_| Refused::Busy(1))?.map_err(|_| Refused::Busy(1))?;
-        // Others of this account may have failed meanwhile.
+        // Other logins of this account may have failed meanwhile.
         let may_try = self.state().may_try(account, from, now());
         may_try.map(|()| turn)
     }
 
-    /// Remembers how a login ended.
+    /// Records the result of a login.
     pub fn ended(&self, account: &Account, from: Network, right: bool, now: Micros) {
         let lockout = &mut self.state().lockout;
         match right {
@@ -132,7 +132,7 @@ impl Logins {
         }
     }
 
-    /// Gives memory back once nobody has logged in for a while.
+    /// Frees memory after a time without logins.
     fn watch_memory(&self) {
         if std::mem::replace(&mut self.state().watched, true) {
             return;
@@ -151,7 +151,7 @@ impl Logins {
 }
 
 impl State {
-    /// Gives memory back if there were no logins since so many, and says whether it did.
+    /// Frees memory if no hash was computed since there were `before`; returns whether it did.
     fn give_back(&mut self, before: u64) -> bool {
         let unused = self.hashed == before && self.running == 0;
         if unused {
@@ -178,25 +178,26 @@ impl Drop for Turn {
             next
         };
         if let Some(next) = next {
-            // Whoever went away drops the turn, before or after it arrives: it goes to the next.
+            // If the receiver is gone, the turn is dropped and passes to the next login.
             drop(next.send(Turn { logins: self.logins.clone() }));
         }
     }
 }
 
 impl Turn {
-    /// Whether this is the password that was hashed.
+    /// Whether the password matches the hash.
     pub async fn is_password(self, password: String, hash: String) -> bool {
         self.compute(move |memory| is_password(&password, &hash, memory)).await.unwrap_or(false)
     }
 
-    /// The hash under which a password is kept.
+    /// The hash that is stored for a password.
     pub async fn hash(self, password: String) -> crate::error::Result<String> {
         let hashed = self.compute(move |_| crate::identity::hash_password(&password)).await;
         hashed.ok_or_else(|| crate::error::Error::Internal("hashing a password failed".into()))?
     }
 
-    /// The place stays taken until the thread is through, also if nobody waits for it any more.
+    /// Computes a hash on its own thread. The slot stays taken until the thread ends, also if the
+    /// caller is gone.
     async fn compute<T: Send + 'static>(
         self,
         work: impl FnOnce(&mut Vec<Block>) -> T + Send + 'static,
@@ -209,7 +210,7 @@ impl Turn {
         let (done, result) = oneshot::channel();
         self.logins.watch_memory();
         let thread = move || {
-            // Only a wish: the hash is right at any priority.
+            // Best effort: the hash is right at any priority.
             let _ = rustix::process::setpriority_process(None, NICENESS);
             let answer = work(&mut memory.0);
             self.logins.state().memory.push(memory);
@@ -221,7 +222,7 @@ impl Turn {
     }
 }
 
-/// Whether this is the password that was hashed, computed in the given memory.
+/// Whether the password matches the hash, computed in the given memory.
 fn is_password(password: &str, hash: &str, memory: &mut Vec<Block>) -> bool {
     let mut computed = || {
         let hash = PasswordHash::new(hash).ok()?;
@@ -238,7 +239,7 @@ fn is_password(password: &str, hash: &str, memory: &mut Vec<Block>) -> bool {
         let argon = Argon2::new(algorithm, version, params);
         let (password, room) = (password.as_bytes(), &mut memory[..blocks]);
         argon.hash_password_into_with_memory(password, salt, &mut found, room).ok()?;
-        // Every byte is compared, whatever the others are.
+        // Every byte is compared, so the duration says nothing about the hash.
         let differs = found.iter().zip(expected.as_bytes()).fold(0, |all, (a, b)| all | (a ^ b));
         Some(differs == 0)
     };

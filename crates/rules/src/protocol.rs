@@ -1,4 +1,4 @@
-//! The protocols of RSEs as the catalog keeps them, and the paths of replicas.
+//! The protocols of RSEs in the catalog, and the paths of replicas.
 
 use mainstay_catalog::{Row, Tx, values};
 use mainstay_transfers::protocol::{NO_PLACE, Protocol, has_place, hashed_path, stays_below};
@@ -31,7 +31,7 @@ fn from_row(row: &Row) -> Result<Protocol> {
     })
 }
 
-/// The path of a replica below the prefix: what was said at its registration, else what follows
+/// The path of a replica below the prefix: `said` if it was registered with a path, else derived
 /// from its name.
 pub fn path(rse: &Rse, did: &Did, said: Option<&str>) -> Result<String> {
     let path = match said {
@@ -47,7 +47,7 @@ pub fn path(rse: &Rse, did: &Did, said: Option<&str>) -> Result<String> {
     if stays_below(&path) { Ok(path) } else { Err(leaves(&path)) }
 }
 
-/// The refusal of a path that leads out of the folder of its RSE.
+/// The refusal of a path outside the folder of its RSE.
 #[must_use]
 pub fn leaves(path: &str) -> Error {
     refuse(Class::InvalidPath, format!("The path {path:.200} leaves the RSE's folder"))
@@ -86,7 +86,7 @@ fn insert(tx: &mut Tx<'_>, rse: &str, new: &Protocol) -> Result<()> {
     Ok(())
 }
 
-/// Which protocols are meant: all of a scheme, or one on a host, or on a port of it.
+/// Selects protocols: all of a scheme, or those on a host, or on a port of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the parts of an address")]
 pub struct Which {
@@ -121,7 +121,7 @@ pub fn delete(tx: &mut Tx<'_>, rse: &str, which: &Which) -> Result<()> {
     if gone == 0 { Err(unsupported(rse, which)) } else { Ok(tx.rses_changed()?) }
 }
 
-/// Changes protocols of an RSE: what `changes` does not name stays.
+/// Changes protocols of an RSE: fields that are not in `changes` stay.
 pub fn update(
     tx: &mut Tx<'_>,
     rse: &str,
@@ -138,7 +138,8 @@ pub fn update(
         body.extend(changes.clone());
         let scheme = body.get("scheme").and_then(Value::as_str).unwrap_or("").to_owned();
         let new = Protocol::read(&scheme, &body)?;
-        // One that was taken when more was stays as it is, and its ranks can be changed.
+        // A protocol whose folder was accepted by older rules stays valid, so that its ranks can be
+        // changed.
         if (&new.scheme, &new.hostname, &new.prefix)
             != (&protocol.scheme, &protocol.hostname, &protocol.prefix)
         {

@@ -30,14 +30,14 @@ use crate::expression::{Expression, Rse};
 use crate::rule::Settings;
 use crate::{protocol, suspect};
 
-/// An RSE, and how whoever moves files reads and writes there.
+/// An RSE, and the protocols that workers read and write it with.
 struct Site<'a> {
     rse: &'a Rse,
     read: Option<&'a Arc<Protocol>>,
     write: Option<&'a Arc<Protocol>>,
 }
 
-/// What a decision about requests rests on.
+/// The catalog data that decisions about requests depend on.
 pub(super) struct World<'a> {
     rses: &'a [Rse],
     sites: BTreeMap<i64, Site<'a>>,
@@ -46,23 +46,23 @@ pub(super) struct World<'a> {
     load: Load,
     /// File → available replicas: RSE and path.
     replicas: BTreeMap<i64, Vec<(i64, Option<String>)>>,
-    /// Files and RSEs whose replica is under suspicion.
+    /// (file, RSE) pairs whose replica is suspicious.
     suspects: BTreeSet<(i64, i64)>,
-    /// Files and RSEs whose replica is marked for removal, and may be needed again.
+    /// (file, RSE) pairs whose replica is marked for removal, and may be needed again.
     marked: BTreeSet<(i64, i64)>,
 }
 
-/// What is to be done with a request.
+/// The decision about a request.
 pub(super) enum Verdict {
     /// It is copied from this RSE.
     Go(i64, Box<Job>),
     /// It waits, for this reason.
     Wait(String),
-    /// It waits until others are done: a limit is reached.
+    /// It waits until other transfers end: a limit is reached.
     Full(String),
-    /// It waits until the reaper has looked at a copy that was marked for removal.
+    /// It waits until the reaper has inspected a copy that was marked for removal.
     Marked,
-    /// There is nothing to copy from.
+    /// There is no replica to copy from.
     NoSources,
 }
 
@@ -84,7 +84,7 @@ impl<'a> World<'a> {
             ORDER BY rse_expression, activity, direction";
         for row in tx.query(sql, &[])? {
             let found = Expression::parse(row.text(0)?).and_then(|parsed| parsed.resolve(rses));
-            // A limit whose expression matches nothing any more limits nothing.
+            // A limit whose expression no longer matches any RSE has no effect.
             let Ok(found) = found else { continue };
             limits.rses.push(Limit {
                 name: row.text(0)?.to_owned(),
@@ -131,7 +131,7 @@ impl<'a> World<'a> {
         };
         if request.not_before > now {
             let left = (request.not_before - now) / crate::api::SECOND + 1;
-            let why = request.error.as_deref().unwrap_or("nobody said why");
+            let why = request.error.as_deref().unwrap_or("no reason given");
             return wait(format!("it failed ({why}) and is tried again in {left} s"));
         }
         if write.is_none() {
@@ -222,7 +222,7 @@ pub(super) fn hold(tx: &mut Tx<'_>, files: impl IntoIterator<Item = i64>) -> Res
     Ok(())
 }
 
-/// What runs from where to where, and when the first lease is over.
+/// The running transfers by source and destination, and when the first lease expires.
 pub(super) fn running(tx: &mut Tx<'_>) -> Result<(Load, Option<Micros>)> {
     let sql =
         "SELECT source_rse_id, dest_rse_id, activity, COUNT(*), MIN(lease_until) FROM requests WHERE state = 'S'
@@ -235,7 +235,7 @@ pub(super) fn running(tx: &mut Tx<'_>) -> Result<(Load, Option<Micros>)> {
     Ok((load, first))
 }
 
-/// Requests whose lease has run out wait again.
+/// Returns requests with an expired lease to the queue.
 fn reclaim(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     let sql = "SELECT id, did_id FROM requests WHERE state = 'S' AND lease_until < ?1 ORDER BY id LIMIT 1000";
     let rows = tx.query(sql, values![now])?;
@@ -253,27 +253,28 @@ fn reclaim(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     Ok(())
 }
 
-/// So many more are looked at than are wanted, as some may have to wait.
+/// How many more requests are read than are wanted, as some may have to wait.
 const SPARE: usize = 10;
 
-/// How many requests are looked at at most, where many have no source that can be read. Where limits
-/// are reached it is a few times what is wanted: this is asked again whenever a file has arrived.
+/// How many requests are read at most, where many have no readable source. Where limits are reached
+/// it is a small multiple of the number wanted, because the worker asks again whenever a file has
+/// arrived.
 const LOOKED_AT: usize = 10_000;
 
-/// Who wants files to move, and how many.
+/// A worker's request for jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// What the worker calls itself.
+    /// The name of the worker.
     pub worker: String,
-    /// How many files at most.
+    /// The maximum number of jobs.
     pub most: usize,
-    /// For how long.
+    /// The duration of the lease.
     pub lease: Micros,
-    /// How it reaches them.
+    /// The protocols that the worker supports.
     pub speaks: Speaks,
 }
 
-/// Gives a worker files to move, for as long as the lease.
+/// Leases jobs to a worker.
 pub fn take(
     tx: &mut Tx<'_>,
     wanted: &Wanted,
@@ -303,7 +304,7 @@ pub fn take(
     let shares = choose::share(most, &numbers, &settings.activity_shares);
     let mut chosen = Decided::default();
     let (mut looked_at, few) = (0, most.saturating_mul(4).saturating_add(100));
-    // First everybody's share; then the others have what some could not use.
+    // First each activity gets its share; then the rest is given to any activity.
     for second in [false, true] {
         for activity in numbers.keys() {
             let mut left = match second {
@@ -339,7 +340,7 @@ pub fn take(
     Ok(jobs)
 }
 
-/// Where names are free, the replica remembers where its file goes.
+/// Stores the path of the new file with its replica, on an RSE that does not derive paths.
 fn note_path(tx: &mut Tx<'_>, rses: &[Rse], job: &Job) -> Result<()> {
     let free = rses.iter().find(|rse| rse.name == job.destination.rse && !rse.deterministic);
     let Some(rse) = free else { return Ok(()) };
@@ -351,21 +352,21 @@ fn note_path(tx: &mut Tx<'_>, rses: &[Rse], job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// A job, the file it is about, and the number of its source.
+/// A job, its file, and the number of its source RSE.
 type Chosen = (Job, i64, i64);
 
-/// What is moved, and what cannot be: the request and its file.
+/// The chosen jobs, and the requests that cannot be done, each with its file.
 #[derive(Default)]
 struct Decided {
     jobs: Vec<Chosen>,
     hopeless: Vec<(i64, i64)>,
-    /// Some wait because a limit is reached.
+    /// A request waits because a limit is reached.
     full: bool,
-    /// Some wait for a copy that was marked for removal.
+    /// A request waits for a copy that was marked for removal.
     marked: bool,
 }
 
-/// Chooses up to `most` among requests of one activity that wait. Returns how many.
+/// Chooses up to `most` among waiting requests of one activity. Returns how many.
 fn decide(
     world: &mut World<'_>,
     some: &[Waiting],
@@ -393,7 +394,7 @@ fn decide(
     number
 }
 
-/// Requests without any source are over; the finisher says so to their rules.
+/// Ends requests without any source; the finisher updates their rules.
 fn give_up(tx: &mut Tx<'_>, requests: &[(i64, i64)], now: Micros) -> Result<()> {
     hold(tx, requests.iter().map(|one| one.1))?;
     let ids: Vec<i64> = requests.iter().map(|one| one.0).collect();
@@ -442,7 +443,8 @@ fn lease_out(
     Ok(jobs.into_iter().filter_map(job).collect())
 }
 
-/// Keeps the leases a worker still has, and notes how far it is. Returns those it has no longer.
+/// Renews the leases that a worker still has, and records its progress. Returns the requests it has
+/// lost.
 pub fn renew(
     tx: &mut Tx<'_>,
     worker: &str,

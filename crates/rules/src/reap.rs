@@ -1,10 +1,11 @@
-//! The reaper: replicas that nobody locks make room when it is needed.
+//! The reaper: deletes replicas without locks when space is needed.
 //!
-//! A replica is marked first, removed from storage, and then forgotten; a lock that came in
-//! between turns what was removed into an unavailable replica, which the repairer fetches again.
-//! What is only marked and needed again (locked, or the last copy while somebody wants one) is looked
-//! at, and counts again if its file is right.
-//! A replica that a worker may still be writing is left alone until it is not (`transfers::given_up`).
+//! A replica is marked first, its file is removed from storage, and then its row is deleted. A lock
+//! that is created in between turns the replica into an unavailable one, which the repairer fetches
+//! again. The file of a marked replica that is needed again (locked, or the last copy while another
+//! is requested) is inspected, and the replica becomes available again if the file is right. A
+//! replica that a worker may still be writing is left alone until the worker stops
+//! (`queue::given_up`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,16 +31,16 @@ pub struct Doomed {
     pub did: Did,
     pub rse: i64,
     pub path: Option<String>,
-    /// Another replica is said to be at the same path: the file is not ours alone.
+    /// Another replica has the same path: the file must not be removed.
     pub shared: bool,
 }
 
-/// Whether the evaluator is so far behind that what it has not seen may be needed.
+/// Whether the evaluator is so far behind that replicas may be needed by unprocessed changes.
 pub fn is_behind(tx: &mut Tx<'_>, settings: &Settings) -> Result<bool> {
     Ok(tx.number("SELECT COUNT(*) FROM updated_dids", &[])? >= settings.reaper_backlog)
 }
 
-/// Decides what may go on an RSE now.
+/// Decides which replicas may be deleted on an RSE now.
 pub fn decide_for(tx: &mut Tx<'_>, rse: &Rse, settings: &Settings) -> Result<Reap> {
     let behind = is_behind(tx, settings)?;
     let sql = "SELECT free FROM rse_usage WHERE rse_id = ?1 AND free IS NOT NULL ORDER BY updated_at DESC LIMIT 1";
@@ -48,14 +49,14 @@ pub fn decide_for(tx: &mut Tx<'_>, rse: &Rse, settings: &Settings) -> Result<Rea
     Ok(reap(rse.delete, behind, rse.flag("greedyDeletion"), needed))
 }
 
-/// How long a reaper has marked files for itself once it has claimed them; until then nobody looks
-/// whether one that was locked is still there.
+/// How long a claim of a reaper on marked replicas lasts. Until it ends, a replica that is locked
+/// again is not inspected.
 const CLAIM: Micros = 60 * SECOND;
 
-/// How much of that time a reaper uses: it may be stopped at any moment, and go on later.
+/// How much of that time a reaper uses: it may be paused at any moment and continue later.
 pub const REMOVING: Duration = Duration::from_secs(20);
 
-/// The condition that no other copy, or none above suspicion, is there while somebody wants one.
+/// The SQL condition that no other trusted copy exists while a request or a lock needs one.
 fn wanted(replica: &str) -> String {
     format!(
         "(NOT EXISTS (SELECT 1 FROM replicas o WHERE o.did_id = {replica}.did_id AND o.rse_id <> {replica}.rse_id AND o.state = 'A' AND {})
@@ -65,8 +66,8 @@ fn wanted(replica: &str) -> String {
     )
 }
 
-/// Files among these that were attached somewhere below a rule, or whose collections were, and that the
-/// evaluator has not seen there: the rule may be about to lock them.
+/// The files among these that were attached below a rule, directly or with their collections, and
+/// that the evaluator has not processed yet: the rule may be about to lock them.
 fn awaited(tx: &mut Tx<'_>, files: &[i64]) -> Result<BTreeSet<i64>> {
     let waiting = "SELECT 1 FROM updated_dids WHERE rule_evaluation_action = 'A' LIMIT 1";
     if files.is_empty() || tx.first(waiting, &[])?.is_none() {
@@ -80,8 +81,8 @@ fn awaited(tx: &mut Tx<'_>, files: &[i64]) -> Result<BTreeSet<i64>> {
     rows.iter().map(|row| Ok(row.int(0)?)).collect()
 }
 
-/// Marks replicas on an RSE for deletion, oldest tombstone first, at most `most`. Those on the RSEs
-/// `beside` are at the same place.
+/// Marks replicas on an RSE for deletion, oldest tombstone first, at most `most`. The RSEs `beside`
+/// share its storage.
 pub fn mark(
     tx: &mut Tx<'_>,
     (rse, beside): (&Rse, &[i64]),
@@ -95,13 +96,13 @@ pub fn mark(
         Reap::Everything => (now, i64::MAX),
         Reap::Until(bytes) => (now, bytes),
     };
-    // Nothing that a transfer reads from, or that may still be written.
+    // Exclude replicas that a transfer reads from, or that a worker may still be writing.
     let free = format!(
         "p.rse_id = ?1 AND p.tombstone < ?2 AND p.tombstone IS NOT NULL AND p.lock_cnt = 0 AND p.state <> 'B'
         AND NOT EXISTS (SELECT 1 FROM requests q WHERE q.did_id = p.did_id AND q.source_rse_id = p.rse_id)
         AND NOT {} AND {}",
         wanted("p"),
-        given_up::nobody_at("p")
+        given_up::not_being_written("p")
     );
     let sql = format!(
         "SELECT p.did_id, p.bytes, p.tombstone FROM replicas p WHERE {free} ORDER BY p.tombstone, p.did_id LIMIT ?3"
@@ -109,7 +110,7 @@ pub fn mark(
     let mut files = Vec::new();
     let mut sum = 0_i64;
     for row in tx.query(&sql, values![rse.id, until, most])? {
-        // What is obsolete goes in any case.
+        // Obsolete replicas are always taken.
         if sum >= bytes && row.int(2)? > 0 {
             break;
         }
@@ -139,7 +140,7 @@ fn marked(tx: &mut Tx<'_>, (rse, beside): (i64, &[i64]), files: &[i64]) -> Resul
          WHERE o.did_id = p.did_id AND o.rse_id IN ARRAY(?3) AND o.state <> 'B') OR EXISTS (SELECT 1 FROM replicas o
          WHERE o.rse_id IN ARRAY(?3) AND o.path = p.path AND o.state <> 'B') THEN 1 ELSE 0 END FROM replicas p JOIN dids d ON d.id = p.did_id
          WHERE p.rse_id = ?1 AND p.state = 'B' AND p.did_id IN ARRAY(?2) AND {} ORDER BY d.id",
-        given_up::nobody_at("p")
+        given_up::not_being_written("p")
     );
     let rows = tx.query(&sql, values![rse, files.to_vec(), beside.to_vec()])?;
     let doomed = |row: &mainstay_catalog::Row| {
@@ -154,8 +155,8 @@ fn marked(tx: &mut Tx<'_>, (rse, beside): (i64, &[i64]), files: &[i64]) -> Resul
     rows.iter().map(doomed).collect()
 }
 
-/// Marked replicas without locks that no other reaper has. The last moment at which one that was
-/// interrupted claimed them is the parameter.
+/// The SQL condition for marked replicas without locks that no other reaper has claimed. The
+/// parameter is the time before which claims have expired.
 fn unclaimed(replica: &str, parameter: &str) -> String {
     format!(
         "({replica}.state = 'B' AND {replica}.lock_cnt = 0 AND ({replica}.tombstone = 0 OR {replica}.tombstone IS NULL
@@ -163,19 +164,19 @@ fn unclaimed(replica: &str, parameter: &str) -> String {
     )
 }
 
-/// Those among them that a reaper may claim: nobody wants them.
+/// The SQL condition for those among them that are not needed, so that a reaper may claim them.
 fn claimable(replica: &str, parameter: &str) -> String {
     format!("{} AND NOT {}", unclaimed(replica, parameter), wanted(replica))
 }
 
-/// Marked replicas that were locked, and that no reaper can be at any more.
+/// The SQL condition for marked replicas that have locks, and whose claims have expired.
 fn locked(replica: &str, parameter: &str) -> String {
     format!(
         "({replica}.state = 'B' AND {replica}.lock_cnt > 0 AND {replica}.updated_at <= {parameter})"
     )
 }
 
-/// Replicas that were marked before and not yet forgotten, by a reaper that was interrupted.
+/// Replicas that an interrupted reaper has marked and not deleted.
 pub fn left_over(
     tx: &mut Tx<'_>,
     (rse, beside): (i64, &[i64]),
@@ -185,15 +186,16 @@ pub fn left_over(
     let sql = format!(
         "SELECT did_id FROM replicas p WHERE rse_id = ?1 AND {} AND {} ORDER BY did_id LIMIT ?3",
         claimable("p", "?2"),
-        given_up::nobody_at("p")
+        given_up::not_being_written("p")
     );
     let rows = tx.query(&sql, values![rse, now.saturating_sub(CLAIM), most])?;
     let files: Vec<i64> = rows.iter().map(|row| Ok(row.int(0)?)).collect::<Result<_>>()?;
     marked(tx, (rse, beside), &files)
 }
 
-/// Claims marked replicas for one reaper, which then removes their files within [`REMOVING`]. Those
-/// that another has, that were forgotten since, or that are needed again are not among them.
+/// Claims marked replicas for one reaper, which then removes their files within [`REMOVING`].
+/// Returns those that were claimed: not claimed by another reaper, not deleted since, and not
+/// needed again.
 pub fn claim(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed], now: Micros) -> Result<BTreeSet<i64>> {
     let files: BTreeSet<i64> = doomed.iter().map(|one| one.file).collect();
     lock_these(tx, &files)?;
@@ -209,7 +211,7 @@ pub fn claim(tx: &mut Tx<'_>, rse: i64, doomed: &[Doomed], now: Micros) -> Resul
     rows.iter().map(|row| Ok(row.int(0)?)).collect()
 }
 
-/// Gives up the claim on replicas whose files could not be removed.
+/// Releases the claim on replicas whose files could not be removed.
 pub fn unclaim(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
     lock_these(tx, &files.iter().copied().collect())?;
     let sql = "UPDATE replicas SET tombstone = 0 WHERE did_id IN ARRAY(?1) AND rse_id = ?2 AND state = 'B' AND lock_cnt = 0";
@@ -217,12 +219,12 @@ pub fn unclaim(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
     Ok(())
 }
 
-/// A marked replica that is needed again, and what its file should be.
+/// A marked replica that is needed again, and the expected properties of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needed {
     /// The replica.
     pub doomed: Doomed,
-    /// Whether it was locked; if not, it is the last copy and somebody wants one elsewhere.
+    /// Whether it is locked; if not, it is the last copy and one is requested elsewhere.
     pub locked: bool,
     /// The size of its file.
     pub bytes: i64,
@@ -233,7 +235,7 @@ pub struct Needed {
 }
 
 impl Needed {
-    /// What a row says whose columns are [`Needed::COLUMNS`].
+    /// Parses a row with the columns [`Needed::COLUMNS`].
     pub(crate) fn read(row: &Row, rse: i64) -> Result<Self> {
         Ok(Self {
             doomed: Doomed {
@@ -250,12 +252,12 @@ impl Needed {
         })
     }
 
-    /// Of a replica `p` and its file `d`.
+    /// The columns, for a replica `p` and its file `d`.
     pub(crate) const COLUMNS: &'static str =
         "d.id, d.scope, d.name, p.path, p.bytes, d.adler32, d.md5, p.lock_cnt";
 }
 
-/// Marked replicas that are needed again, and that no reaper can be at any more.
+/// Marked replicas that are needed again, and whose claims have expired.
 pub fn needed_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Needed>> {
     let sql = format!(
         "SELECT {} FROM replicas p JOIN dids d ON d.id = p.did_id WHERE p.rse_id = ?1 AND p.state = 'B' AND ({} OR ({} AND {})) AND {} ORDER BY d.id LIMIT ?3",
@@ -263,14 +265,14 @@ pub fn needed_again(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result
         locked("p", "?2"),
         unclaimed("p", "?2"),
         wanted("p"),
-        given_up::nobody_at("p")
+        given_up::not_being_written("p")
     );
     let rows = tx.query(&sql, values![rse, now.saturating_sub(CLAIM), most])?;
     rows.iter().map(|row| Needed::read(row, rse)).collect()
 }
 
-/// Marked replicas that are needed again count if their files are `there`: what is locked stays, what
-/// is not may go later. If their files are not there, what is locked is fetched again.
+/// Ends the marking of replicas that are needed again. If their files are `there`, they become
+/// available; those without locks may be deleted later. If not, locked ones are fetched again.
 pub fn revive(tx: &mut Tx<'_>, rse: i64, files: &[i64], there: bool, now: Micros) -> Result<()> {
     hold_with_rules(tx, rse, files)?;
     let sql = format!(
@@ -288,13 +290,13 @@ pub fn revive(tx: &mut Tx<'_>, rse: i64, files: &[i64], there: bool, now: Micros
     let units: Vec<(i64, i64)> =
         rows.iter().map(|row| Ok((row.int(0)?, rse))).collect::<Result<_>>()?;
     transfer::successful_transfer(tx, &units, now)?;
-    // They can be copied from again.
+    // Transfers can read them again.
     tx.wake_workers();
     Ok(())
 }
 
-/// Holds the rules that lock these files on an RSE, and then the files: everybody does so in this
-/// order.
+/// Locks the rows of the rules that lock these files on an RSE, and then those of the files, in
+/// this order as everywhere.
 fn hold_with_rules(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<BTreeSet<i64>> {
     let sql = "SELECT DISTINCT rule_id FROM locks WHERE did_id IN ARRAY(?1) AND rse_id = ?2";
     let rows = tx.query(sql, values![files.to_vec(), rse])?;
@@ -304,9 +306,8 @@ fn hold_with_rules(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<BTreeSet<
     Ok(rules)
 }
 
-/// Rules whose files were removed from under their locks have them fetched at once, and not when
-/// the repairer would come to it.
-pub fn fetch_soon(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
+/// Schedules an immediate repair of rules whose locked files were removed.
+pub fn repair_soon(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
     let sql = "SELECT 1 FROM locks l JOIN replicas p ON p.did_id = l.did_id AND p.rse_id = l.rse_id
         WHERE l.did_id IN ARRAY(?1) AND l.rse_id = ?2 AND l.state = 'S' AND p.state = 'U' LIMIT 1";
     if tx.first(sql, values![files.to_vec(), rse])?.is_none() {
@@ -322,8 +323,8 @@ pub fn fetch_soon(tx: &mut Tx<'_>, rse: i64, files: &[i64]) -> Result<()> {
     Ok(())
 }
 
-/// Forgets replicas that were removed from storage, unless somebody has written one again meanwhile.
-/// A file without any replica leaves its datasets and the catalog.
+/// Deletes replicas whose files were removed from storage, unless a worker has written one again
+/// meanwhile. A file without any replica is removed from its datasets and from the catalog.
 pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u64> {
     let parents = |tx: &mut Tx<'_>| -> Result<BTreeSet<i64>> {
         let sql = "SELECT DISTINCT c.parent FROM contents c WHERE c.child IN ARRAY(?1)
@@ -346,7 +347,7 @@ pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u
     let sql = format!(
         "DELETE FROM replicas WHERE rse_id = ?1 AND state = 'B' AND lock_cnt = 0 AND did_id IN (SELECT did FROM w_files)
          AND {} RETURNING bytes",
-        given_up::nobody_at("replicas")
+        given_up::not_being_written("replicas")
     );
     let gone = tx.query(&sql, values![rse])?;
     tx.execute(
@@ -354,7 +355,7 @@ pub fn forget(tx: &mut Tx<'_>, rse: i64, files: &[i64], now: Micros) -> Result<u
          SELECT 1 FROM replicas p WHERE p.did_id = w.did AND p.rse_id = ?1))",
         values![rse],
     )?;
-    // What was written again is removed again.
+    // Files that were written again are to be removed again.
     let sql = "UPDATE replicas SET tombstone = 0 WHERE rse_id = ?1 AND state = 'B' AND lock_cnt = 0
         AND did_id IN (SELECT did FROM w_files)";
     tx.execute(sql, values![rse])?;

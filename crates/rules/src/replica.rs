@@ -1,7 +1,6 @@
-//! Replicas: which file is on which RSE, and when it may go.
+//! Replicas: which file is on which RSE, and when it may be deleted.
 //!
-//! A replica with locks has no tombstone. Registering, declaring bad or lost, and touching all
-//! hold the rows of their files.
+//! A replica with locks has no tombstone. Every change locks the row of its file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +17,7 @@ use crate::rule::message;
 use crate::rule::read::lock_rules;
 use crate::{did, suspect};
 
-/// When a replica without locks may be deleted on an RSE: at once, later, or not by itself.
+/// When a replica without locks may be deleted on an RSE: at once, later, or only on request.
 fn first_tombstone(delay: Option<&str>, now: Micros) -> Option<Micros> {
     let delay = delay?.parse::<i64>().ok()?;
     match delay {
@@ -28,9 +27,9 @@ fn first_tombstone(delay: Option<&str>, now: Micros) -> Option<Micros> {
     }
 }
 
-/// Registers files on an RSE. Files that are not known yet come into being; a replica that is
-/// registered already, as it is said, stays as it is, so that who had no answer may ask again. One
-/// in another state or at another path is refused.
+/// Registers files on an RSE, and creates those that do not exist. A replica that is registered
+/// already with the same state and path stays, so that a client without an answer may repeat the
+/// call; with another state or path it is refused.
 pub fn add_replicas(
     tx: &mut Tx<'_>,
     rse: &str,
@@ -41,7 +40,7 @@ pub fn add_replicas(
     register(tx, rse, files, account, false, now).map(drop)
 }
 
-/// The same; replicas that are known already are left as they are. Returns how many are new.
+/// The same, but existing replicas are not compared. Returns how many are new.
 pub fn add_missing_replicas(
     tx: &mut Tx<'_>,
     rse: &str,
@@ -62,7 +61,7 @@ fn register(
 ) -> Result<u64> {
     let rse = crate::rse::by_name(tx, rse)?;
     check_new(tx, files)?;
-    // Where nobody has said how the RSE is reached, names need no place.
+    // On an RSE without protocols names need no valid path.
     if rse.deterministic
         && !rse.protocols.is_empty()
         && let Some(file) =
@@ -78,7 +77,7 @@ fn register(
          ON CONFLICT (scope, name) DO NOTHING",
         values![account, now],
     )?;
-    // Files that were all unknown a moment ago are ours, as they were given.
+    // If all files were created just now, no check against existing ones is needed.
     let known = made < files.len() as u64;
     if known {
         hold_known(tx)?;
@@ -115,7 +114,7 @@ fn register(
     Ok(new)
 }
 
-/// Holds the files that `w_names` names.
+/// Locks the existing files in `w_names`.
 fn hold_known(tx: &mut Tx<'_>) -> Result<()> {
     tx.execute(
         "INSERT INTO w_files (did) SELECT DISTINCT d.id FROM w_names n
@@ -163,7 +162,7 @@ fn check_new(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
     Ok(())
 }
 
-/// Fails when an RSE would hold more than can be counted. Who registers little cannot bring that about.
+/// Fails when the sum of an RSE would exceed its bound. Small registrations cannot cause that.
 fn check_sum(tx: &mut Tx<'_>, rse: &Rse, files: &[NewFile]) -> Result<()> {
     let new = files.iter().fold(0, |sum: i64, file| sum.saturating_add(file.bytes));
     if new < LARGEST_FILE >> 10 {
@@ -198,7 +197,7 @@ fn load_files(tx: &mut Tx<'_>, files: &[NewFile]) -> Result<()> {
     Ok(())
 }
 
-/// A name that is known must be a file of the same size and checksums.
+/// Fails unless existing names are files of the same size and checksums.
 fn check_known(tx: &mut Tx<'_>) -> Result<()> {
     let row = tx.first(
         "SELECT n.scope, n.name, d.did_type FROM w_names n LOOKUP JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
@@ -217,7 +216,7 @@ fn check_known(tx: &mut Tx<'_>) -> Result<()> {
     })
 }
 
-/// A replica that is registered must be as `w_names` says.
+/// Fails unless existing replicas have the state and path in `w_names`.
 fn check_registered(tx: &mut Tx<'_>, rse: &Rse) -> Result<()> {
     let row = tx.first(
         "SELECT n.scope, n.name FROM w_names n LOOKUP JOIN dids d ON (d.scope = n.scope AND d.name = n.name)
@@ -228,11 +227,11 @@ fn check_registered(tx: &mut Tx<'_>, rse: &Rse) -> Result<()> {
     let Some(row) = row else { return Ok(()) };
     let did = Did::new(row.text(0)?, row.text(1)?);
     let message =
-        format!("A replica of '{did}' is already registered on '{}', otherwise", rse.name);
+        format!("'{did}' is already registered on '{}' with another state or path", rse.name);
     Err(refuse(Class::Duplicate, message))
 }
 
-/// No two files are said to be at the same path of an RSE: who removes one would remove both.
+/// Fails if two files have the same path on an RSE: removing one would remove both.
 fn check_paths(tx: &mut Tx<'_>, rse: &Rse) -> Result<()> {
     let row = tx.first(
         "SELECT n.path, d.scope, d.name FROM w_names n LOOKUP JOIN replicas p ON (p.rse_id = ?1 AND p.path = n.path)
@@ -287,12 +286,12 @@ pub fn list(tx: &mut Tx<'_>, file: &Did) -> Result<Vec<Replica>> {
     rows.iter().map(from_row).collect()
 }
 
-/// The number of a file and of an RSE.
+/// The numbers of a file and of an RSE.
 pub fn unit(tx: &mut Tx<'_>, file: &Did, rse: &str) -> Result<(i64, i64)> {
     Ok((did::get(tx, file)?.id, crate::rse::by_name(tx, rse)?.id))
 }
 
-/// Puts files into `w_files` and locks them.
+/// Loads files into `w_files` and locks them.
 fn hold(tx: &mut Tx<'_>, files: &[i64]) -> Result<()> {
     tx.clear(&["w_files"])?;
     let files: BTreeSet<i64> = files.iter().copied().collect();
@@ -324,7 +323,7 @@ pub fn set_tombstone(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Res
     }
 }
 
-/// Dooms a replica without locks: the reaper removes its file and the catalog forgets it.
+/// Marks a replica without locks as obsolete: the reaper removes its file and its row.
 pub fn doom(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Result<()> {
     set_tombstone(tx, file, rse, now)?;
     let (id, rse_id) = unit(tx, file, rse)?;
@@ -340,7 +339,7 @@ pub fn at_path(tx: &mut Tx<'_>, rse: &Rse, path: &str) -> Result<Option<Did>> {
         let row = tx.first(sql, values![rse.id, path])?;
         return row.map(|row| Ok(Did::new(row.text(0)?, row.text(1)?))).transpose();
     }
-    // scope/xx/yy/name, where a scope of people may have any number of parts.
+    // scope/xx/yy/name, where the scope may have several parts.
     let parts: Vec<&str> = path.split('/').collect();
     for at in 1..parts.len().saturating_sub(2) {
         let name = parts[at + 2..].join("/");
@@ -356,7 +355,7 @@ pub fn at_path(tx: &mut Tx<'_>, rse: &Rse, path: &str) -> Result<Option<Did>> {
     Ok(None)
 }
 
-/// A replica was used: a tombstone that is set, but not at once, moves to that moment.
+/// Records an access: a tombstone that is set, and not obsolete, moves to that time.
 pub fn touch(tx: &mut Tx<'_>, file: &Did, rse: &str, at: Micros) -> Result<()> {
     let (id, rse_id) = unit(tx, file, rse)?;
     hold(tx, &[id])?;
@@ -382,7 +381,7 @@ pub fn coverage(tx: &mut Tx<'_>, collection: &Did) -> Result<BTreeMap<String, i6
     rows.iter().map(|row| Ok((row.text(0)?.to_owned(), row.int(1)?))).collect()
 }
 
-/// What of a collection's files is available on one RSE.
+/// The available files of a collection on one RSE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "plain numbers and moments")]
 pub struct Held {
@@ -394,8 +393,8 @@ pub struct Held {
     pub accessed: Option<Micros>,
 }
 
-/// What of a collection's files is available where; an RSE on which some are still to come counts
-/// with those that are there.
+/// The available files of a collection by RSE; an RSE with some of them still in transfer counts
+/// with the available ones.
 pub fn held_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<Held>> {
     let rows = tx.query(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
@@ -419,7 +418,7 @@ pub fn held_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<Held>> {
     rows.iter().map(held).collect()
 }
 
-/// The datasets of which files are on an RSE, by name, each with its own length and bytes.
+/// The datasets with files on an RSE, by name, each with its own length and bytes.
 pub fn datasets_on(
     tx: &mut Tx<'_>,
     rse: i64,
@@ -446,8 +445,8 @@ pub fn datasets_on(
     })
 }
 
-/// Declares replicas bad. What is locked and has another copy is fetched again; what is not locked
-/// may be deleted; a file whose last copy is bad is lost.
+/// Declares replicas bad. A locked one with another copy is fetched again, one without locks may be
+/// deleted, and a file whose last copy is bad is lost.
 pub fn declare_bad(
     tx: &mut Tx<'_>,
     file: &Did,
@@ -460,8 +459,8 @@ pub fn declare_bad(
     declare_locked_bad(tx, (file, unit.0), (rse, unit.1), rules, reason, account, now)
 }
 
-/// Declares a replica bad that was proven to be, unless no other copy is there that is above
-/// suspicion: then it remains a suspect.
+/// Declares a replica bad that was proven wrong, unless there is no other trusted copy: then it
+/// stays suspicious.
 pub(crate) fn declare_proven_bad(
     tx: &mut Tx<'_>,
     file: &Did,
@@ -481,7 +480,7 @@ pub(crate) fn declare_proven_bad(
     declare_locked_bad(tx, (file, unit.0), (rse, unit.1), rules, reason, "root", now)
 }
 
-/// Holds a file with the collections it is in and the rules that lock it.
+/// Locks a file with its collections and the rules that lock it.
 fn hold_with_rules(tx: &mut Tx<'_>, file: &Did, rse: &str) -> Result<((i64, i64), Vec<Rule>)> {
     let (id, rse_id) = unit(tx, file, rse)?;
     let parents = parents_of(tx, id)?;
@@ -562,7 +561,7 @@ fn declare_locked_bad(
     Ok(())
 }
 
-/// The last copy of a file is gone: its locks go, it leaves its datasets, and the world is told.
+/// Handles the loss of a file's last copy: removes it from rules and datasets, sends a message.
 fn lose(tx: &mut Tx<'_>, file: &Did, id: i64, rules: &[Rule], now: Micros) -> Result<()> {
     let mut ledger = Ledger::default();
     for rule in rules {
@@ -573,7 +572,7 @@ fn lose(tx: &mut Tx<'_>, file: &Did, id: i64, rules: &[Rule], now: Micros) -> Re
             values![rule.id, id],
         )?;
         let counts = crate::rule::unlock::remove_locks(tx, rule, true, &mut ledger, now)?;
-        // A file leaves its datasets, but not the rules that name it: they have nothing to hold.
+        // Rules that name the file itself stay, without locks.
         let named = (rule.did_id == id).then(|| format!("The last copy of {file} is lost"));
         let complete = !rule.incomplete && named.is_none();
         crate::rule::state::settle(tx, rule, counts, complete, named.as_deref(), now)?;

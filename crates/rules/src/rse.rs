@@ -37,7 +37,7 @@ impl Default for RseSettings {
     }
 }
 
-/// The RSEs that exist, by number, as this transaction sees them.
+/// All RSEs, by number, as this transaction sees them.
 pub fn all(tx: &mut Tx<'_>) -> Result<Arc<Vec<Rse>>> {
     tx.rses(load)
 }
@@ -140,7 +140,7 @@ pub fn update(tx: &mut Tx<'_>, name: &str, settings: &RseSettings, now: Micros) 
     let before = by_name(tx, name)?;
     let id = before.id;
     check_settings(settings)?;
-    // What was put at places that follow from names has no other, and would not be found again.
+    // Replicas with derived paths have no stored path, and would not be found any more.
     let holds = "SELECT 1 FROM replicas WHERE rse_id = ?1 AND path IS NULL LIMIT 1";
     if before.deterministic && !settings.deterministic && tx.first(holds, values![id])?.is_some() {
         let message = format!(
@@ -191,7 +191,7 @@ pub fn by_name(tx: &mut Tx<'_>, name: &str) -> Result<Rse> {
     })
 }
 
-/// What an attribute of an RSE or an account may be.
+/// Fails unless this is a valid attribute of an RSE or an account.
 pub(crate) fn check_attribute(key: &str, value: &str) -> Result<()> {
     let legal = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
     if key.is_empty() || key.len() > 255 || value.len() > 255 || !key.chars().all(legal) {
@@ -248,17 +248,17 @@ pub fn delete_limit(tx: &mut Tx<'_>, name: &str, limit: &str) -> Result<()> {
     Ok(())
 }
 
-/// How far it is from one RSE to another; none where nobody said.
+/// The distance from one RSE to another; none if it is not set.
 pub fn distance(tx: &mut Tx<'_>, from: &str, to: &str) -> Result<Option<i64>> {
     let (from, to) = (by_name(tx, from)?.id, by_name(tx, to)?.id);
     let sql = "SELECT distance FROM distances WHERE src_rse_id = ?1 AND dest_rse_id = ?2";
     Ok(tx.first(sql, values![from, to])?.map(|row| row.int(0)).transpose()?)
 }
 
-/// Says how far it is from one RSE to another.
+/// Sets the distance from one RSE to another.
 pub fn set_distance(tx: &mut Tx<'_>, from: &str, to: &str, distance: i64) -> Result<()> {
     if distance < 0 {
-        return Err(refuse(Class::InvalidObject, "A distance is not negative"));
+        return Err(refuse(Class::InvalidObject, "The distance must not be negative"));
     }
     let (from, to) = (by_name(tx, from)?.id, by_name(tx, to)?.id);
     tx.execute(
@@ -269,7 +269,7 @@ pub fn set_distance(tx: &mut Tx<'_>, from: &str, to: &str, distance: i64) -> Res
     Ok(())
 }
 
-/// Forgets how far it is from one RSE to another.
+/// Removes the distance from one RSE to another.
 pub fn delete_distance(tx: &mut Tx<'_>, from: &str, to: &str) -> Result<()> {
     let (from, to) = (by_name(tx, from)?.id, by_name(tx, to)?.id);
     let sql = "DELETE FROM distances WHERE src_rse_id = ?1 AND dest_rse_id = ?2";
@@ -277,10 +277,10 @@ pub fn delete_distance(tx: &mut Tx<'_>, from: &str, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// The name by which clients know the catalog's own count.
+/// The name that clients use for the catalog's own count.
 pub const OWN_NAME: &str = "rucio";
 
-/// What one source says about an RSE.
+/// The usage of an RSE according to one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "plain numbers")]
 pub struct RseUsage {
@@ -308,7 +308,7 @@ pub fn usage(tx: &mut Tx<'_>, name: &str) -> Result<Vec<RseUsage>> {
     rows.iter().map(usage).collect()
 }
 
-/// What somebody found on an RSE, in bytes and files.
+/// The usage of an RSE according to an external source, in bytes and files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "plain numbers")]
 pub struct Measured {
@@ -317,7 +317,7 @@ pub struct Measured {
     pub files: Option<i64>,
 }
 
-/// Records what the storage itself reports.
+/// Records the usage that the storage itself reports.
 pub fn set_usage(
     tx: &mut Tx<'_>,
     name: &str,
@@ -339,13 +339,13 @@ pub fn set_usage(
     Ok(())
 }
 
-/// The RSEs an expression takes.
+/// The RSEs that match an expression.
 pub fn resolve(tx: &mut Tx<'_>, text: &str) -> Result<BTreeSet<i64>> {
     let rses = crate::rse::all(tx)?;
     Ok(Expression::parse(text)?.resolve(&rses)?)
 }
 
-/// The same, keeping only those that may be written.
+/// The same, without those that are closed for writing.
 pub fn resolve_writable(tx: &mut Tx<'_>, text: &str) -> Result<BTreeSet<i64>> {
     let rses = crate::rse::all(tx)?;
     let mut found = Expression::parse(text)?.resolve(&rses)?;

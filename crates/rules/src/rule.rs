@@ -1,10 +1,10 @@
-//! Rules: how many copies of what must be where, and the locks that follow.
+//! Rules and their locks.
 //!
-//! One file for each thing that happens to a rule, named as the design names it: [`add`]
-//! (`add_replication_rule`), [`delete`] (`delete_replication_rule`), [`evaluate`] (what attaching
-//! and detaching entail), [`transfer`] (`successful_transfer`, `failed_transfer`), [`repair`],
-//! [`inject`], [`update`] (also move and reduce). They share [`place`] (files get locks),
-//! [`unlock`] (files lose them) and [`state`] (what a rule's locks make of it).
+//! There is one file for each operation on a rule, named as in the design: [`add`]
+//! (`add_replication_rule`), [`delete`] (`delete_replication_rule`), [`evaluate`] (the effects of
+//! attaching and detaching), [`transfer`] (`successful_transfer`, `failed_transfer`), [`repair`],
+//! [`inject`], [`update`] (also move and reduce). They share [`place`] (adds locks to files),
+//! [`unlock`] (removes them) and [`state`] (the state of a rule from its locks).
 
 pub mod add;
 pub mod delete;
@@ -23,31 +23,30 @@ use std::collections::BTreeMap;
 
 use crate::api::{Micros, SECOND};
 
-/// Numbers that steer rules and the judge.
+/// Settings of rules and the judge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// A rule of so many locks is left to the injector.
+    /// A rule with at least this many locks is left to the injector.
     pub bulk: i64,
-    /// The injector, the evaluator and deletion take so many files in one transaction.
+    /// How many files the injector, the evaluator and deletion process in one transaction.
     pub step: i64,
-    /// How long a rule is stuck before the repairer looks at it.
+    /// How long a rule is stuck before the repairer processes it.
     pub repair_age: Micros,
     /// How long a rule may be stuck before it is suspended.
     pub suspend_after: Micros,
-    /// How long the repairer waits before a lock is tried again in place, by day.
+    /// How long the repairer waits before it retries a lock in place, by day.
     pub retry_delays: Vec<Micros>,
-    /// How long a softly deleted rule lives on.
+    /// How long a soft-deleted rule remains.
     pub soft_delete: Micros,
-    /// How often a failed transfer is queued again.
+    /// How often a failed transfer is retried.
     pub transfer_retries: i64,
-    /// How long a failed transfer waits at first; later ones wait for the square of their number
-    /// times as long.
+    /// How long the first retry of a transfer waits; the n-th one waits n² times as long.
     pub transfer_backoff: Micros,
-    /// How many transfers from one RSE to another may be taken by workers at once.
+    /// How many transfers from one RSE to another may run at once.
     pub link_transfers: i64,
-    /// How much of the transfers each activity may claim, 1 unless it says otherwise.
+    /// The share of transfers of each activity; 1 by default.
     pub activity_shares: BTreeMap<String, u32>,
-    /// The reaper stops while so many data identifiers wait for the evaluator.
+    /// The reaper pauses while this many data identifiers wait for the evaluator.
     pub reaper_backlog: i64,
 }
 

@@ -1,11 +1,11 @@
-//! Choosing RSEs: which of the targets take the copies of a file, a dataset or a whole container.
+//! Chooses RSEs among the targets for the copies of a file, a dataset or a whole container.
 //!
-//! A [`Selector`] is built once per rule from the resolved targets, the weight attribute and what
-//! the account has left; every [`Selector::pick`] takes from those remainders, so a series of
-//! picks never exceeds a quota. An RSE with coverage (bytes already there) beats one without;
+//! A [`Selector`] is built once per rule from the resolved targets, the weight attribute and the
+//! remaining quota of the account; every [`Selector::pick`] subtracts from it, so a series of picks
+//! never exceeds a quota. An RSE with coverage (bytes already there) is preferred to one without;
 //! equal coverage is decided by weight; randomness is an argument.
 //!
-//! The law of a pick: its RSEs are distinct, all of them targets, and each had room for the size.
+//! The RSEs of a pick are distinct, all of them targets, and each had room for the size.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,14 +15,14 @@ use rand::{Rng, RngExt};
 use crate::error::{Class, Refusal};
 use crate::expression::Rse;
 
-/// What an account may still use.
+/// The remaining quota of an account.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowance {
-    /// Quotas do not count: an administrator, or the rule says so.
+    /// Quotas do not apply: an administrator, or a setting of the rule.
     pub unlimited: bool,
     /// RSE → bytes left. Missing means nothing, `None` means infinite.
     pub local: BTreeMap<i64, Option<i64>>,
-    /// Limits over several RSEs, each with what is left of it (`None` means infinite).
+    /// Limits over several RSEs, each with its remaining bytes (`None` means infinite).
     pub global: Vec<(BTreeSet<i64>, Option<i64>)>,
 }
 
@@ -31,7 +31,7 @@ pub struct Allowance {
 struct Candidate {
     rse: i64,
     weight: f64,
-    /// Quotas do not count here.
+    /// Quotas do not apply here.
     exempt: bool,
     local: Option<i64>,
     space: Option<i64>,
@@ -45,16 +45,16 @@ pub struct Selector {
     copies: usize,
 }
 
-/// What one pick asks for.
+/// The parameters of one pick.
 #[derive(Clone, Debug, Default)]
 pub struct Wish<'a> {
     /// Bytes to be placed on each RSE.
     pub size: i64,
-    /// Bytes already there: more of them is better.
+    /// Bytes already there: more is better.
     pub coverage: &'a [(i64, i64)],
-    /// RSEs to stay with, whatever they hold (the evaluator follows earlier choices).
+    /// RSEs to keep, regardless of coverage (the evaluator follows earlier choices).
     pub follow: &'a [i64],
-    /// RSEs that must not be taken.
+    /// RSEs that must not be chosen.
     pub blocked: &'a [i64],
     /// How many RSEs.
     pub copies: usize,
@@ -82,7 +82,7 @@ fn too_few(copies: usize, found: usize) -> Refusal {
 }
 
 impl Selector {
-    /// A selector over `targets`. `space` has what is left of an RSE that has a limit of its own.
+    /// A selector over `targets`. `space` has the remaining bytes of RSEs with their own limit.
     pub fn new(
         targets: &[&Rse],
         weight: Option<&str>,
@@ -110,25 +110,25 @@ impl Selector {
         Ok(Self { candidates, global: allowance.global.clone(), copies })
     }
 
-    /// Fails unless enough RSEs have anything left at all: asked once, before anything is placed.
+    /// Fails unless enough RSEs have quota left; called once, before anything is placed.
     pub fn check_quota(&self) -> Result<(), Refusal> {
         let left = self.candidates.iter().filter(|candidate| self.allows(candidate, 1)).count();
         if left < self.copies { Err(over_quota()) } else { Ok(()) }
     }
 
-    /// How many RSEs have anything left.
+    /// How many RSEs have quota left.
     #[must_use]
     pub fn candidates(&self) -> usize {
         self.candidates.iter().filter(|candidate| self.allows(candidate, 1)).count()
     }
 
-    /// Whether `size` bytes still fit the quota on `rse`: asked before an earlier choice is kept.
+    /// Whether `size` bytes still fit the quota on `rse`; called before an earlier choice is kept.
     #[must_use]
     pub fn fits(&self, rse: i64, size: i64) -> bool {
         self.candidates.iter().any(|candidate| candidate.rse == rse && self.allows(candidate, size))
     }
 
-    /// Takes `size` bytes from the remainders of `rse`.
+    /// Subtracts `size` bytes from the remaining quota of `rse`.
     pub fn take(&mut self, rse: i64, size: i64) {
         for candidate in self.candidates.iter_mut().filter(|candidate| candidate.rse == rse) {
             candidate.local = candidate.local.map(|left| left.saturating_sub(size));
@@ -152,8 +152,8 @@ impl Selector {
                 .all(|(_, left)| fits(*left))
     }
 
-    /// Chooses `wish.copies` distinct RSEs, best first, and takes the size from their remainders.
-    /// On an error nothing is taken.
+    /// Chooses `wish.copies` distinct RSEs, best first, and subtracts the size from their quota. On
+    /// an error the quota is unchanged.
     pub fn pick(&mut self, wish: &Wish<'_>, rng: &mut dyn Rng) -> Result<Vec<i64>, Refusal> {
         let coverage: BTreeMap<i64, i64> = wish.coverage.iter().copied().collect();
         let covered = |rse: i64| coverage.get(&rse).copied().unwrap_or(0);
@@ -174,7 +174,7 @@ impl Selector {
             next.take(chosen, wish.size);
             picked.push(chosen);
         }
-        // What is already there takes no new space.
+        // Existing bytes take no new space.
         for rse in &picked {
             let there = covered(*rse).min(wish.size);
             for candidate in next.candidates.iter_mut().filter(|candidate| candidate.rse == *rse) {
@@ -186,7 +186,7 @@ impl Selector {
     }
 }
 
-/// A candidate by its place in the selector.
+/// The index of a candidate in the selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct At(usize);
 
@@ -200,19 +200,19 @@ impl pipeline::Candidate for At {
     }
 }
 
-/// What a pick makes of one RSE.
+/// The result of a pick for one RSE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may be taken; the number ranks it (bytes already there, or an earlier choice).
+    /// It may be chosen, with this rank (bytes already there, or an earlier choice).
     Fits(i64),
-    /// It may not, for this reason.
+    /// It may not be chosen, for this reason.
     Excluded(String),
 }
 
 const FOLLOWED: i64 = i64::MAX / 2;
 
 impl Selector {
-    /// Candidates → filters → scores, as the design reads.
+    /// Candidates → filters → scores, in the order of the design.
     fn pipeline<R: Recorder<At>>(
         &self,
         wish: &Wish<'_>,
@@ -241,7 +241,7 @@ impl Selector {
             })
     }
 
-    /// What a pick would make of every candidate.
+    /// The result a pick would have for every candidate.
     #[must_use]
     pub fn explain(&self, wish: &Wish<'_>) -> BTreeMap<i64, Verdict> {
         let coverage: BTreeMap<i64, i64> = wish.coverage.iter().copied().collect();
@@ -256,7 +256,7 @@ impl Selector {
     }
 }
 
-/// Each step must leave enough: the first that does not names the error.
+/// Each step must leave enough candidates: the first that does not determines the error.
 fn check_steps(pipeline: &Pipeline<At>, copies: usize, left: usize) -> Result<(), Refusal> {
     let mut open = pipeline.total();
     for (at, step) in pipeline.steps().iter().enumerate() {

@@ -1,13 +1,13 @@
-//! Replicas under suspicion: whoever read one found another file there than the catalog says, or none.
+//! Suspicious replicas: a reader found no file, or another content than the catalog records.
 //!
-//! A suspect is copied from only where there is nothing else, and does not make other copies
-//! superfluous to the reaper. By that alone it is not declared bad: what the catalog says may be what
-//! is wrong, and then the suspect is all there is. Once the file was copied from elsewhere and found
-//! right, a suspect with another content is proven wrong; the finisher declares it bad, and it is fetched
-//! again where it is wanted. One that is only missing may be on a disk that is not mounted: it stays
-//! under suspicion until somebody declares it bad, or it is there again.
+//! A suspicious replica is used as a source only if there is no other, and does not make other
+//! copies surplus for the reaper. It is not declared bad at once: the catalog may be wrong, and
+//! then it is the only copy. Once the file was copied from another RSE and was right, a suspicious
+//! replica with another content is proven wrong; the finisher declares it bad, and it is fetched
+//! again where it is needed. A missing file may be on a disk that is not mounted: the replica stays
+//! suspicious until a user declares it bad, or the file is back.
 //!
-//! Whoever changes a suspicion holds the row of its file.
+//! A transaction that changes these records holds the row of the file.
 
 use std::collections::BTreeSet;
 
@@ -20,17 +20,17 @@ use crate::error::Result;
 use crate::reap::Needed;
 use crate::replica;
 
-/// How long a suspect that was missing is left alone before it is looked for again.
+/// How long a missing file is left alone before the reaper looks for it again.
 const AGAIN: Micros = 600 * SECOND;
 
-/// The condition that a replica is not under suspicion.
+/// The SQL condition that a replica is not suspicious.
 pub(crate) fn trusted(replica: &str) -> String {
     format!(
         "NOT EXISTS (SELECT 1 FROM suspicious_replicas s WHERE s.did_id = {replica}.did_id AND s.rse_id = {replica}.rse_id)"
     )
 }
 
-/// Puts an available replica, whose file is held, under suspicion. Returns whether there is one.
+/// Records an available replica, whose file is locked, as suspicious. Returns whether there is one.
 pub fn suspect(
     tx: &mut Tx<'_>,
     (file, rse): (i64, i64),
@@ -47,7 +47,7 @@ pub fn suspect(
     Ok(tx.execute(sql, values![file, rse, missing, reason, now])? > 0)
 }
 
-/// Somebody says that a replica is not what it should be. Said twice, it is counted twice.
+/// Records a user's report that a replica is wrong. Repeated reports are counted.
 pub fn declare(tx: &mut Tx<'_>, file: &Did, rse: &str, reason: &str, now: Micros) -> Result<()> {
     let unit = replica::unit(tx, file, rse)?;
     lock_these(tx, &BTreeSet::from([unit.0]))?;
@@ -57,9 +57,9 @@ pub fn declare(tx: &mut Tx<'_>, file: &Did, rse: &str, reason: &str, now: Micros
     }
 }
 
-/// A file, which is held, was found to be as the catalog says, at `source` where that is known: that
-/// replica is trusted, and others that differ are proven wrong.
-pub(crate) fn was_right(
+/// Records that a locked file was copied and was right, from `source` if that is known: that
+/// replica is trusted again, and others with another content are proven wrong.
+pub(crate) fn confirm_content(
     tx: &mut Tx<'_>,
     file: i64,
     source: Option<i64>,
@@ -74,14 +74,14 @@ pub(crate) fn was_right(
     Ok(())
 }
 
-/// Trusts a replica, whose file is held, again.
+/// Trusts a replica, whose file is locked, again.
 pub(crate) fn trust(tx: &mut Tx<'_>, (file, rse): (i64, i64)) -> Result<()> {
     let sql = "DELETE FROM suspicious_replicas WHERE did_id = ?1 AND rse_id = ?2";
     tx.later(sql, values![file, rse])?;
     Ok(())
 }
 
-/// Suspects that are proven wrong.
+/// Suspicious replicas that are proven wrong.
 pub(crate) fn proven(tx: &mut Tx<'_>, shard: (i64, i64), most: i64) -> Result<Vec<(Did, String)>> {
     let sql = "SELECT d.scope, d.name, r.rse FROM suspicious_replicas s JOIN dids d ON d.id = s.did_id
         JOIN rses r ON r.id = s.rse_id WHERE s.proven = 1 AND s.did_id % ?1 = ?2 ORDER BY s.did_id, s.rse_id LIMIT ?3";
@@ -91,8 +91,13 @@ pub(crate) fn proven(tx: &mut Tx<'_>, shard: (i64, i64), most: i64) -> Result<Ve
         .collect()
 }
 
-/// Declares a suspect bad that is proven wrong, unless it is the last copy that is not worse.
-pub(crate) fn convict(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Result<()> {
+/// Declares a replica bad that is proven wrong, unless it is the last usable copy.
+pub(crate) fn declare_bad_if_proven(
+    tx: &mut Tx<'_>,
+    file: &Did,
+    rse: &str,
+    now: Micros,
+) -> Result<()> {
     let (id, rse_id) = replica::unit(tx, file, rse)?;
     let sql =
         "SELECT reason FROM suspicious_replicas WHERE did_id = ?1 AND rse_id = ?2 AND proven = 1";
@@ -100,7 +105,7 @@ pub(crate) fn convict(tx: &mut Tx<'_>, file: &Did, rse: &str, now: Micros) -> Re
     replica::declare_proven_bad(tx, file, rse, row.text(0)?, now)
 }
 
-/// Suspects on an RSE whose files were missing, and that were not looked for lately.
+/// Suspicious replicas on an RSE whose files were missing, and that were not looked for recently.
 pub(crate) fn missing(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Result<Vec<Needed>> {
     let sql = format!(
         "SELECT {} FROM suspicious_replicas s JOIN replicas p ON p.did_id = s.did_id AND p.rse_id = s.rse_id
@@ -111,8 +116,8 @@ pub(crate) fn missing(tx: &mut Tx<'_>, rse: i64, most: i64, now: Micros) -> Resu
     rows.iter().map(|row| Needed::read(row, rse)).collect()
 }
 
-/// Suspects on an RSE were looked for: those that are back are trusted again, the others are left
-/// alone for a while.
+/// Records a search for missing files on an RSE: those that are back are trusted again, the others
+/// are left alone for a while.
 pub(crate) fn looked_for(
     tx: &mut Tx<'_>,
     rse: i64,

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-/// A whole number, also where it is written as a fraction.
+/// A whole number, also when written with a fraction of zero.
 #[must_use]
 pub fn whole(value: &Value) -> Option<i64> {
-    // Beyond this not every whole number has a fraction that is equal to it.
+    // Beyond this value a float cannot represent every whole number.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let fraction = || value.as_f64().filter(|one| one.fract() == 0.0 && one.abs() <= EXACT);
     value.as_i64().or_else(|| fraction().map(|one| one as i64))
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fractions_that_are_whole_are_whole_numbers() {
+    fn floats_without_fraction_are_whole_numbers() {
         for (value, expected) in [
             (json!(7), Some(7)),
             (json!(1e12), Some(1_000_000_000_000)),

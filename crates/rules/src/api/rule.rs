@@ -1,4 +1,4 @@
-//! Rules: as they are asked for, and as they are stored.
+//! Rules as requested and as stored.
 
 use super::{Did, DidType, Grouping, LockState, Micros, Notification, RuleState, check_seconds};
 use crate::error::{Class, Result, refuse};
@@ -6,47 +6,47 @@ use crate::error::{Class, Result, refuse};
 /// A new rule, for one or several data identifiers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewRule {
-    /// What it is for.
+    /// The data identifiers it applies to.
     pub dids: Vec<Did>,
-    /// Who pays.
+    /// The account that is charged.
     pub account: String,
     /// How many copies, at least one.
     pub copies: i64,
-    /// Where they may be.
+    /// The expression of RSEs that may hold the copies.
     pub rse_expression: String,
     /// Which files share their RSEs.
     pub grouping: Grouping,
-    /// The RSE attribute that weighs the choice.
+    /// The RSE attribute used as weight for the choice.
     pub weight: Option<String>,
     /// Seconds until it expires; none means never.
     pub lifetime: Option<i64>,
-    /// Whether it is safe from deletion.
+    /// Whether it is protected from deletion.
     pub locked: bool,
-    /// Where copies may be made from.
+    /// The expression of RSEs that copies may be made from.
     pub source_replica_expression: Option<String>,
-    /// What the transfers are for.
+    /// The activity of the transfers.
     pub activity: String,
-    /// When it tells the world.
+    /// When notifications are sent.
     pub notify: Notification,
-    /// Whether replicas are to vanish at once when it goes.
+    /// Whether replicas become obsolete as soon as the rule is deleted.
     pub purge_replicas: bool,
-    /// Whether RSEs that cannot be written now are targets too.
+    /// Whether RSEs that are closed for writing are targets too.
     pub ignore_availability: bool,
-    /// Whether quotas do not count.
+    /// Whether quotas are ignored.
     pub ignore_account_limit: bool,
-    /// A word for people.
+    /// A free-text comment.
     pub comment: Option<String>,
-    /// Whether somebody must approve it first.
+    /// Whether it needs approval first.
     pub ask_approval: bool,
     /// Whether the injector applies it.
     pub asynchronous: bool,
     /// Seconds until the injector applies it.
     pub delay_injection: Option<i64>,
-    /// Of its transfers, 1 to 5.
+    /// Priority of its transfers, 1 to 5.
     pub priority: i64,
     /// Whether a container becomes one rule for each dataset.
     pub split_container: bool,
-    /// JSON text of the client's own.
+    /// Client-defined JSON text.
     pub meta: Option<String>,
     /// End of life by policy.
     pub eol_at: Option<Micros>,
@@ -89,7 +89,7 @@ impl NewRule {
         }
     }
 
-    /// Fails when a field is out of its bounds.
+    /// Fails when a field is out of bounds.
     pub fn check(&self) -> Result<()> {
         let long = |what: &str, text: Option<&str>, most: usize| match text {
             Some(text) if text.chars().count() > most => Err(refuse(
@@ -201,9 +201,9 @@ pub struct Rule {
     pub suspended_by: Option<String>,
     /// Some files have fewer locks than copies, because placing them failed.
     pub incomplete: bool,
-    /// How far the injector came: the dataset and the file.
+    /// The injector's progress: the dataset and the last file.
     pub cursor: Option<(i64, i64)>,
-    /// When the repairer looks at it next.
+    /// When the repairer processes it next.
     pub repair_at: Micros,
     pub created_at: Micros,
     pub updated_at: Micros,
@@ -214,11 +214,11 @@ pub struct Rule {
 /// Locks by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Copies that are there.
+    /// Copies that exist.
     pub ok: i64,
-    /// Copies on their way.
+    /// Copies being transferred.
     pub replicating: i64,
-    /// Copies that could not be made.
+    /// Copies whose transfer failed.
     pub stuck: i64,
 }
 
@@ -232,7 +232,7 @@ impl Counts {
         }
     }
 
-    /// All locks.
+    /// The number of all locks.
     #[must_use]
     pub fn total(self) -> i64 {
         self.ok + self.replicating + self.stuck

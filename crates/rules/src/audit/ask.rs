@@ -1,5 +1,5 @@
-//! What the catalog knows: a page of replicas, or all that stands for a batch of paths, each by a
-//! few questions however many there are.
+//! Catalog queries of the audit: a page of replicas, or all records about a batch of paths, each in
+//! a fixed number of queries.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ const THERE: &str = "p.state IN ('A', 'T')";
 const COLUMNS: &str =
     "p.did_id, p.rse_id, d.scope, d.name, p.path, p.bytes, d.adler32, d.md5, p.updated_at";
 
-/// The replica in a row; none where its RSE is not among those asked for.
+/// The replica in a row; none if its RSE is not among `rses`.
 fn expected(rses: &BTreeMap<i64, &Rse>, row: &Row) -> Result<Option<Expected>> {
     let Some(rse) = rses.get(&row.int(1)?) else { return Ok(None) };
     let did = Did::new(row.text(2)?, row.text(3)?);
@@ -35,8 +35,8 @@ fn expected(rses: &BTreeMap<i64, &Rse>, row: &Row) -> Result<Option<Expected>> {
     }))
 }
 
-/// The next replicas on some RSEs that should have a file, by file and RSE: in this order the catalog
-/// keeps them, so that all RSEs together take one pass over it.
+/// The next replicas on some RSEs that should have a file, by file and RSE. The catalog stores them
+/// in this order, so all RSEs together take one pass over it.
 pub(super) fn replicas(
     tx: &mut Tx<'_>,
     rses: &BTreeMap<i64, &Rse>,
@@ -53,7 +53,7 @@ pub(super) fn replicas(
     rows.iter().filter_map(|row| expected(rses, row).transpose()).collect()
 }
 
-/// Those of some replicas on an RSE that should still have a file, as they are now.
+/// The replicas among `files` on an RSE that should still have a file, in their current state.
 pub(super) fn again(tx: &mut Tx<'_>, rse: &Rse, files: &[i64]) -> Result<BTreeMap<i64, Expected>> {
     let sql = format!(
         "SELECT {COLUMNS} FROM replicas p JOIN dids d ON d.id = p.did_id
@@ -70,7 +70,7 @@ pub(super) fn again(tx: &mut Tx<'_>, rse: &Rse, files: &[i64]) -> Result<BTreeMa
     Ok(found)
 }
 
-/// A list that came in as JSON, as a table of three texts.
+/// A list that was passed as JSON, as a table of three texts.
 fn listed(tx: &Tx<'_>) -> &'static str {
     match tx.is_postgres() {
         true => {
@@ -82,13 +82,13 @@ fn listed(tx: &Tx<'_>) -> &'static str {
     }
 }
 
-/// Whether somebody may be writing what a replica stands for.
+/// Whether a worker or an upload may be writing the file of a replica.
 const BUSY: &str = "CASE WHEN p.state = 'C'
     OR EXISTS (SELECT 1 FROM requests q WHERE q.did_id = p.did_id AND q.dest_rse_id = p.rse_id)
     OR EXISTS (SELECT 1 FROM given_up g WHERE g.did_id = p.did_id AND g.rse_id = p.rse_id) THEN 1 ELSE 0 END";
 
-/// What the catalog knows of paths on an RSE, and of the files that drafts there would become. Names
-/// are thought of with up to so many slashes before them.
+/// The catalog's records about paths on an RSE, and about the files that drafts there would become.
+/// Names with up to `slashes` leading slashes are considered.
 pub(super) fn known(
     tx: &mut Tx<'_>,
     rse: &Rse,

@@ -1,5 +1,5 @@
-//! What follows from what the catalog expects and what was found: pure, so that it can be read and
-//! tested without any storage.
+//! Decisions of the audit, from the catalog's expectation and the observed storage. Pure functions,
+//! so that they can be tested without storage.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,12 +9,13 @@ use mainstay_transfers::store::{Drafts, Found, is_same_service};
 
 use crate::api::{Did, Micros, SECOND};
 
-/// How long something is left alone after it has changed.
+/// How long a file is ignored after a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// A file that the catalog does not know, or what a worker has left: twice a worker's lease.
+    /// For a file that the catalog does not know, or that a worker has left: twice a worker's
+    /// lease.
     pub file: Micros,
-    /// What may be an upload under way, of which the catalog hears only when it is over.
+    /// For a possible upload in progress, which the catalog learns of only at its end.
     pub upload: Micros,
 }
 
@@ -24,21 +25,21 @@ impl Default for Patience {
     }
 }
 
-/// What is wrong.
+/// The kind of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A replica's file is not there.
     Missing,
-    /// A replica's file is another than the catalog says.
+    /// A replica's file is not the one in the catalog.
     Differs,
-    /// No replica stands for a file.
+    /// A file belongs to no replica.
     Orphan,
-    /// It could not be looked at.
+    /// It could not be inspected.
     Unread,
 }
 
 impl Kind {
-    /// The word it is told by.
+    /// The word used in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -50,14 +51,14 @@ impl Kind {
     }
 }
 
-/// What the catalog says of a replica's file.
+/// A replica's file according to the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// The number of the file, and of the RSE.
     pub unit: (i64, i64),
     /// The file's name.
     pub did: Did,
-    /// Where it is below the RSE's prefix, or why nobody knows.
+    /// Its path below the RSE's prefix, or why that is unknown.
     pub path: Result<String, String>,
     /// Its size.
     pub bytes: i64,
@@ -65,8 +66,8 @@ pub struct Expected {
     pub adler32: Option<String>,
     /// Its MD5 checksum, if known.
     pub md5: Option<String>,
-    /// When the catalog last changed the replica. One that is read twice with the same moment was the
-    /// same all the time between.
+    /// When the catalog last changed the replica. Two reads with the same time mean that it did not
+    /// change in between.
     pub updated_at: Micros,
 }
 
@@ -78,20 +79,20 @@ impl Expected {
     }
 }
 
-/// What was found in a replica's place.
+/// The observation at the path of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// A file of this length.
     Length(u64),
-    /// A file that adds up to this.
+    /// A file with these checksums.
     Whole(Sums),
-    /// Nothing that could be the file, and what was said about it.
+    /// No file, and the reason given by the storage.
     Nothing(String),
-    /// It is not known: this went wrong.
+    /// Unknown, because of this error.
     Unread(String),
 }
 
-/// What is wrong with a replica, if anything.
+/// The difference between a replica and its file, if any.
 #[must_use]
 pub fn replica(expected: &Expected, seen: &Seen) -> Option<(Kind, String)> {
     match seen {
@@ -104,37 +105,37 @@ pub fn replica(expected: &Expected, seen: &Seen) -> Option<(Kind, String)> {
         Seen::Whole(sums) => {
             let (adler32, md5) = (expected.adler32.as_deref(), expected.md5.as_deref());
             let why = copy::differs(sums, expected.bytes, adler32, md5)?;
-            // Of lengths it says how many bytes there "are".
+            // The text about lengths begins with "are".
             let why = if why.starts_with("are ") { format!("there {why}") } else { why };
             Some((Kind::Differs, why))
         }
     }
 }
 
-/// What a file under way would be.
+/// A file that is being written, recognised by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
-    /// The path of the file it is to become; a long name cannot be told from its draft.
+    /// The path of the finished file; none if the name of the draft is shortened.
     pub owner: Option<String>,
-    /// Whose it is.
+    /// The kind of writer.
     pub of: Writer,
 }
 
-/// Who writes a draft.
+/// The kind of process that writes a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// A worker, for this request.
     Worker(i64),
-    /// An upload from somewhere.
+    /// A client's upload.
     Upload,
-    /// One or the other.
+    /// A worker or an upload.
     Either,
 }
 
-/// What Rucio's own client adds to a name until a file is whole.
+/// The suffix that Rucio's own client appends until a file is complete.
 const BY_RUCIO: &str = ".rucio.upload";
 
-/// Reads the name of a draft, if it is one.
+/// Parses the name of a draft; none for other files.
 #[must_use]
 pub fn draft(path: &str, drafts: Drafts) -> Option<Draft> {
     if let Some(owner) = path.strip_suffix(BY_RUCIO) {
@@ -160,7 +161,7 @@ pub fn draft(path: &str, drafts: Drafts) -> Option<Draft> {
                 [request, _] => Writer::Worker(*request),
                 _ => return None,
             };
-            // A stem that was shortened has the sum of its name at its end.
+            // A shortened stem ends with the checksum of the full name.
             let sum = |text: &str| text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
             let shortened = stem.rsplit_once('~').is_some_and(|(_, end)| sum(end));
             Some(Draft { owner: (!shortened).then(|| within(stem)), of })
@@ -168,16 +169,16 @@ pub fn draft(path: &str, drafts: Drafts) -> Option<Draft> {
     }
 }
 
-/// What the catalog knows of some paths of an RSE.
+/// The catalog's records about some paths of an RSE.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// Paths that a replica stands for, and whether somebody may be writing there.
+    /// Paths with a replica, and whether a worker or an upload may be writing there.
     pub standing: HashMap<String, bool>,
-    /// Requests to the RSE that are live, or that were given up while a worker may be at them.
+    /// Live requests to the RSE, and requests given up while a worker may still be writing.
     pub requests: HashSet<i64>,
 }
 
-/// Why nobody stands for what was found, if nobody does and it is not too young to tell.
+/// Why a file is an orphan; none if it belongs to a replica or changed too recently.
 #[must_use]
 pub fn orphan(
     found: &Found,
@@ -205,11 +206,11 @@ pub fn orphan(
         (Writer::Worker(_), _) | (Writer::Either, Some(_)) => patience.file,
         (Writer::Upload, _) | (Writer::Either, None) => patience.upload,
     };
-    (age >= least).then_some("it was under way, and nobody is at it")
+    (age >= least).then_some("it is an abandoned draft: no worker or upload is writing it")
 }
 
-/// The files that may be at a path of a deterministic RSE, by the rule that their names are hashed.
-/// A name may begin with slashes, which its path does not have: up to `slashes` are thought of.
+/// The files that may be at a path of a deterministic RSE, by inverting the name hash. A path omits
+/// the leading slashes of a name: up to `slashes` are considered.
 #[must_use]
 pub fn names(path: &str, slashes: usize) -> Vec<Did> {
     let parts: Vec<&str> = path.split('/').collect();
@@ -230,7 +231,7 @@ pub fn names(path: &str, slashes: usize) -> Vec<Did> {
     all
 }
 
-/// Where a path of one protocol is by another, if that leads there at all.
+/// A path of one protocol, translated to another; none if the other does not reach it.
 #[must_use]
 pub fn same_place(path: &str, of: &Protocol, by: &Protocol) -> Option<String> {
     if !is_same_service(of, by) {
@@ -246,10 +247,10 @@ pub fn same_place(path: &str, of: &Protocol, by: &Protocol) -> Option<String> {
     (!rest.is_empty()).then(|| rest.join("/"))
 }
 
-/// How many other paths of a file are thought of where links lead in circles.
+/// How many other paths of a file are considered where links form circles.
 const ALIASES: usize = 100;
 
-/// The paths a file can be reached by through links, each of which leads from one path to another.
+/// The paths that reach a file through links, each of which leads from one path to another.
 #[must_use]
 pub fn aliases(path: &str, links: &[(String, String)]) -> Vec<String> {
     let mut all = vec![path.to_owned()];
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_right_only_if_its_file_is_there_as_it_should_be() {
+    fn missing_files_and_wrong_sizes_or_checksums_are_reported() {
         let sums = |bytes: u64, adler32: &str| {
             Seen::Whole(Sums { bytes, adler32: adler32.to_owned(), md5: None })
         };
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_are_told_from_files_that_look_like_them() {
+    fn drafts_are_distinguished_from_files_with_similar_names() {
         let long = "n".repeat(250);
         let shortened = format!("a/.{}.7-1.part", mainstay_transfers::folder::stem(&long));
         let (worker, upload, either) = (Writer::Worker(7), Writer::Upload, Writer::Either);
@@ -345,14 +346,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_young_wanted_or_stood_for_is_no_orphan() {
+    fn recent_requested_or_registered_files_are_not_orphans() {
         let patience = Patience { file: 10, upload: 100 };
         let known = Known {
             standing: [("a/f".to_owned(), false), ("a/busy".to_owned(), true)].into(),
             requests: [7].into(),
         };
         for (path, drafts, ages) in [
-            // Never, from some age on, or always: the least age at which it is accused.
+            // Never, from some age on, or always: the least age at which it is reported.
             ("a/f", Drafts::Tagged, None),
             ("a/busy", Drafts::Tagged, None),
             ("a/g", Drafts::Tagged, Some(10)),
@@ -379,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_leads_back_to_every_name_it_may_stand_for() {
+    fn a_hashed_path_yields_every_name_it_may_belong_to() {
         for (scope, name) in [
             ("user.alice", "f0"),
             ("user.alice.sub", "a/b/c.root"),
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_two_rses_share_is_known_by_both_its_paths() {
+    fn paths_are_translated_between_rses_that_share_a_folder() {
         for (of, by, path, meant) in [
             ("/data", "/data", "a/f", Some("a/f")),
             ("/data", "/data/b", "b/a/f", Some("a/f")),
@@ -429,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn links_give_a_file_other_paths_and_circles_end() {
+    fn aliases_follow_links_and_stop_at_circles() {
         let links = |all: &[(&str, &str)]| -> Vec<(String, String)> {
             all.iter().map(|(link, to)| ((*link).to_owned(), (*to).to_owned())).collect()
         };

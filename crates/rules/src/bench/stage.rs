@@ -1,4 +1,4 @@
-//! What a catalog holds before a server on it is measured over HTTP.
+//! Fills a catalog before a server on it is measured over HTTP.
 
 use std::path::Path;
 
@@ -14,11 +14,10 @@ use crate::judge::{Machine, Surroundings};
 use crate::rse::{self, RseSettings};
 use crate::{account, protocol, replica};
 
-/// The account that everything belongs to, and may use as much as it likes.
+/// The account that owns everything, without limits.
 pub const OWNER: &str = ACCOUNT;
 
-/// A dataset of so many files on an RSE that is reached by a protocol, so that they have physical
-/// names.
+/// Creates a dataset of `number` files on an RSE with a protocol, so that they have physical names.
 pub fn listed(catalog: &Catalog, number: u64) -> Result<Did> {
     let options = Options::default();
     let mut tell = |_: &super::Measured| {};
@@ -27,7 +26,7 @@ pub fn listed(catalog: &Catalog, number: u64) -> Result<Did> {
     let body = json!({"hostname": "site-03.example.org", "port": 443, "prefix": "/data"});
     reach(catalog, "SITE-03", "davs", &body)?;
     let dataset = bench.dataset(number, "SITE-03")?;
-    // What the evaluator would look at otherwise while others are measured.
+    // Otherwise the evaluator would work on it during the measurement.
     bench.judge(mainstay_catalog::Daemon::Evaluator)?;
     if catalog.backend() == "postgres" {
         catalog.write_blocking(|tx| tx.execute("ANALYZE", &[]))?;
@@ -41,8 +40,8 @@ fn reach(catalog: &Catalog, rse: &str, scheme: &str, body: &serde_json::Value) -
     catalog.write_blocking(|tx| protocol::add(tx, rse, &new))
 }
 
-/// A dataset of real files of so many bytes each in the folder `from`, which is the RSE FROM-DISK;
-/// `to` is the RSE TO-DISK. No two files are alike.
+/// Creates a dataset of real files of equal size in the folder `from`, which is the RSE FROM-DISK;
+/// `to` is the RSE TO-DISK. No two files have the same content.
 pub fn laid_out(
     catalog: &Catalog,
     from: &Path,

@@ -1,4 +1,4 @@
-//! `check`: what is wrong with the catalog, and with the storage of its RSEs.
+//! `check`: verifies the catalog and the storage of its RSEs.
 
 use std::io::IsTerminal;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Check, Cli, Error, Format, part};
 
-/// What came of looking at storage.
+/// The result of comparing storage.
 struct Looked {
     findings: usize,
     notes: Vec<String>,
@@ -35,7 +35,7 @@ impl Cli<'_> {
             return Ok(u8::from(!found.is_empty()));
         }
         if as_json {
-            // What is found is written as it comes: there may be much.
+            // Findings are written as they arrive: there may be many.
             write!(self.out, "{{\n\"violations\": {:#},\n\"storage\": [", value["violations"])?;
         }
         let looked = self.check_storage(&check).await?;
@@ -59,19 +59,19 @@ impl Cli<'_> {
                 let line: Vec<u8> = rest.drain(..=end).collect();
                 let line: Value = serde_json::from_slice(&line)
                     .map_err(|error| Error::Answer(error.to_string()))?;
-                done |= self.told(&line, &mut looked)?;
+                done |= self.process_line(&line, &mut looked)?;
             }
         }
         if !done {
-            return Err(Error::Answer("it was cut short: not all was looked at".to_owned()));
+            return Err(Error::Answer("it ended early: the comparison is incomplete".to_owned()));
         }
         let count = |key: &str| looked.at[key].as_u64().unwrap_or(0);
         eprintln!("{} replicas and {} files were looked at", count("replicas"), count("files"));
         Ok(looked)
     }
 
-    /// Takes in one line; says whether it was the last.
-    fn told(&mut self, line: &Value, looked: &mut Looked) -> Result<bool, Error> {
+    /// Processes one line; returns whether it was the last.
+    fn process_line(&mut self, line: &Value, looked: &mut Looked) -> Result<bool, Error> {
         if let Some(found) = line.get("found") {
             let text = |key: &str| found[key].as_str().unwrap_or("");
             if self.format == Format::Json {

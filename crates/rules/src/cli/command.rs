@@ -123,7 +123,7 @@ pub enum Command {
     Check(Check),
 }
 
-/// What is verified.
+/// Arguments of `check`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Check {
     /// Mend counters of the catalog first; nothing in storage is changed.
@@ -141,7 +141,7 @@ pub struct Check {
     pub(super) checksums: bool,
 }
 
-/// What is put where.
+/// Arguments of `upload`.
 #[derive(Clone, Debug, Args)]
 pub struct Upload {
     /// The RSE.
@@ -160,7 +160,7 @@ pub struct Upload {
     pub files: Vec<PathBuf>,
 }
 
-/// What is fetched.
+/// Arguments of `download`.
 #[derive(Clone, Debug, Args)]
 pub struct Download {
     /// The file, dataset or container, `scope:name`.
@@ -176,7 +176,7 @@ pub struct Download {
     pub force: bool,
 }
 
-/// What a new rule says.
+/// Arguments of `add`.
 #[derive(Clone, Debug, Args)]
 pub struct Add {
     /// `scope:name`, one or several.

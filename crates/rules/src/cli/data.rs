@@ -44,7 +44,7 @@ impl Cli<'_> {
         }
     }
 
-    /// Prints what is below, an explicit stack deep, at most a thousand lines.
+    /// Prints the tree below a data identifier, with an explicit stack, at most a thousand lines.
     async fn tree(&mut self, root: &str) -> Result<u8, Error> {
         let (scope, name) = did(root)?;
         let first = self.value("GET", &did_path(root, "")?, None).await?;

@@ -1,4 +1,4 @@
-//! Fetching files: from the nearest RSE that has them right.
+//! `download`: fetches files from the nearest RSE that has a correct copy.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,16 @@ use mainstay_transfers::store::{Access, Opened};
 use mainstay_transfers::{End, Job};
 use serde_json::{Value, json};
 
-use super::files::{Bar, add_up, aside, failed, go_on, in_order, ways};
+use super::files::{
+    Bar, check_stop, failed, run_blocking, run_interruptible, sums_of, usable_protocols,
+};
 use super::{Cli, Download, Error, did};
 use crate::api::Did;
 
 impl Cli<'_> {
     pub(super) async fn download(&mut self, download: Download) -> Result<u8, Error> {
         let stop = Arc::new(AtomicBool::new(false));
-        in_order(&stop, self.download_all(&download, &stop)).await
+        run_interruptible(&stop, self.download_all(&download, &stop)).await
     }
 
     async fn download_all(
@@ -39,14 +41,17 @@ impl Cli<'_> {
                 serde_json::from_str(line).map_err(|error| Error::Answer(error.to_string()))?;
             for rse in value["states"].as_object().into_iter().flatten().map(|(rse, _)| rse) {
                 if !known.contains_key(rse) {
-                    known.insert(rse.clone(), ways(&self.rse_named(rse).await?, "read")?);
+                    known.insert(
+                        rse.clone(),
+                        usable_protocols(&self.rse_named(rse).await?, "read")?,
+                    );
                 }
             }
             let wanted = Wanted::read(&value, &known);
             let (name, into) = (wanted.did.to_string(), download.into.clone());
             let (access, force) = (Arc::clone(&self.access), download.force);
             let end = Arc::clone(stop);
-            match aside(move || fetch(&access, &wanted, &into, force, &end)).await {
+            match run_blocking(move || fetch(&access, &wanted, &into, force, &end)).await {
                 Ok((place, from)) => {
                     writeln!(self.out, "{}", place.display())?;
                     if from.is_none() {
@@ -64,15 +69,15 @@ impl Cli<'_> {
     }
 }
 
-/// A file to fetch, as the catalog has it.
+/// A file to fetch, as recorded in the catalog.
 struct Wanted {
     did: Did,
     bytes: i64,
     adler32: Option<String>,
     md5: Option<String>,
-    /// Where it can be read from here, the nearest first.
+    /// The RSEs it can be read from, the nearest first.
     sources: Vec<End>,
-    /// RSEs that have it and cannot be read from here.
+    /// RSEs that have it and cannot be read from this machine.
     beyond: Vec<String>,
 }
 
@@ -92,7 +97,7 @@ impl Wanted {
         }
     }
 
-    /// Whether a file of this machine is known to be the same.
+    /// Whether a local file has the same content.
     fn is_at(&self, place: &Path, stop: &AtomicBool) -> Result<bool, Error> {
         let (adler32, md5) = (self.adler32.as_deref(), self.md5.as_deref());
         let Ok(found) = std::fs::metadata(place) else { return Ok(false) };
@@ -103,10 +108,10 @@ impl Wanted {
             return Ok(false);
         }
         let file = std::fs::File::open(place).map_err(failed(place))?;
-        Ok(differs(&add_up(file, place, stop)?, self.bytes, adler32, md5).is_none())
+        Ok(differs(&sums_of(file, place, stop)?, self.bytes, adler32, md5).is_none())
     }
 
-    /// Why it cannot be had, by RSE.
+    /// The error for a file that cannot be fetched, with the reason for each RSE.
     fn missed(&self, mut why: Vec<String>) -> Error {
         let none = |rse: &String| format!("{rse}: it has no protocol to read by from here");
         why.extend(self.beyond.iter().map(none));
@@ -117,7 +122,7 @@ impl Wanted {
     }
 }
 
-/// Where a file can be read from here, the nearest first.
+/// The RSEs a file can be read from, the nearest first.
 fn sources(value: &Value, known: &BTreeMap<String, Vec<Protocol>>) -> Vec<End> {
     let mut all: Vec<(i64, End)> = Vec::new();
     for (name, one) in value["pfns"].as_object().into_iter().flatten() {
@@ -133,8 +138,8 @@ fn sources(value: &Value, known: &BTreeMap<String, Vec<Protocol>>) -> Vec<End> {
     all.into_iter().map(|(_, end)| end).collect()
 }
 
-/// Fetches one file into a folder, from the first source that has it right; says where it is, and
-/// from which RSE unless it was there already. What fails leaves no folders behind.
+/// Fetches one file into a folder, from the first source with a correct copy. Returns its path, and
+/// the RSE unless the file was there already. A failure leaves no new folders behind.
 fn fetch(
     access: &Access,
     wanted: &Wanted,
@@ -142,10 +147,10 @@ fn fetch(
     force: bool,
     stop: &AtomicBool,
 ) -> Result<(PathBuf, Option<String>), Error> {
-    go_on(stop)?;
+    check_stop(stop)?;
     let path = wanted.did.name.trim_start_matches('/').to_owned();
     if !mainstay_transfers::protocol::stays_below(&path) {
-        return Err(Error::Answer("its name leads out of the folder".to_owned()));
+        return Err(Error::Answer("its name leads out of the download folder".to_owned()));
     }
     let into = into.join(&wanted.did.scope);
     let place = into.join(&path);
@@ -165,7 +170,7 @@ fn fetch(
     let fetched = fetch_to(access, wanted, &into, path, stop);
     if fetched.is_err() {
         let made = place.ancestors().skip(1).take_while(|one| Some(*one) != before.as_deref());
-        // A folder with something in it stays, and so do those above.
+        // A folder that is not empty stays, and so do its parents.
         for folder in made {
             if std::fs::remove_dir(folder).is_err() && folder.exists() {
                 break;
@@ -175,7 +180,7 @@ fn fetch(
     fetched.map(|rse| (place, Some(rse)))
 }
 
-/// Fetches one file to a path below a folder; says from which RSE.
+/// Fetches one file to a path below a folder; returns the RSE it came from.
 fn fetch_to(
     access: &Access,
     wanted: &Wanted,
@@ -214,7 +219,7 @@ fn fetch_to(
     Err(wanted.missed(why))
 }
 
-/// Copies a file, and shows how far it is.
+/// Copies a file and shows the progress.
 fn copy_shown(access: &Access, job: &Job, stop: &AtomicBool) -> Result<(), copy::Error> {
     let moved = AtomicI64::new(0);
     let mut bar = Bar::new(&job.did.name, u64::try_from(job.bytes).unwrap_or(0));

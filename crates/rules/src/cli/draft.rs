@@ -1,8 +1,8 @@
-//! Drafts of uploads in folders, and which of them nobody will ever finish.
+//! Drafts of uploads in folders, and removal of abandoned ones.
 //!
-//! An upload that is killed leaves its draft. Workers sweep drafts away, but an upload must not:
-//! somebody else may be at the same file. So its tag says which process of which machine it is
-//! from, and the next upload of the file removes those whose process is gone.
+//! A killed upload leaves its draft. Workers remove all drafts of a file, but an upload must not:
+//! another upload of the same file may be running. Therefore the tag of a draft names its process
+//! and machine, and the next upload of the file removes the drafts whose process is gone.
 
 use std::path::Path;
 
@@ -12,22 +12,22 @@ use md5::{Digest, Md5};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-/// What tells uploads from transfers, whose requests count from one.
+/// The tag prefix of uploads; those of transfers are request numbers, which start at one.
 const UPLOAD: &str = "0";
 
 /// A number for this machine, short because it is part of file names. Folders may be shared by
-/// machines, and another one knows nothing of the processes here.
+/// machines, and a process id has a meaning on one machine only.
 fn machine() -> u16 {
     let digest = Md5::digest(rustix::system::uname().nodename().to_bytes());
     u16::from_be_bytes([digest[0], digest[1]])
 }
 
-/// The tag of what this process writes.
+/// The tag of drafts that this process writes.
 pub(super) fn tag() -> String {
     format!("{UPLOAD}-{}-{}", std::process::id(), machine())
 }
 
-/// The process that a draft of a file is from, if it is one of an upload from this machine.
+/// The process that wrote a draft of a file; none unless it was an upload from this machine.
 fn process(draft: &str, file: &str, machine: u16) -> Option<Pid> {
     let tag = draft.strip_prefix('.')?.strip_prefix(&*stem(file))?.strip_prefix('.')?;
     let mut parts = tag.strip_suffix(".part")?.split('-');
@@ -36,8 +36,8 @@ fn process(draft: &str, file: &str, machine: u16) -> Option<Pid> {
     Pid::from_raw(process.parse().ok().filter(|number| *number > 0 && ours)?)
 }
 
-/// Removes what uploads of a file that died on this machine have left in its folder. What cannot be
-/// removed now is left to the next one.
+/// Removes drafts that dead uploads of a file from this machine have left in its folder. Drafts
+/// that cannot be removed now are left to the next upload.
 pub(super) fn clear(protocol: &Protocol, path: &str) {
     if protocol.scheme != "file" {
         return;
@@ -49,7 +49,7 @@ pub(super) fn clear(protocol: &Protocol, path: &str) {
         let gone = process(&entry.file_name().to_string_lossy(), &file, here)
             .is_some_and(|process| test_kill_process(process) == Err(Errno::SRCH));
         if gone {
-            // Somebody else may have removed it.
+            // Another process may have removed it.
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -62,13 +62,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_drafts_of_uploads_that_died_here_are_removed() {
+    fn only_drafts_of_dead_uploads_from_this_machine_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let Value::Object(body) = json!({"prefix": root.path().display().to_string()}) else {
             unreachable!()
         };
         let protocol = Protocol::read("file", &body).unwrap();
-        // A process that was, and is waited for, is gone.
+        // A process that has been waited for is gone.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let dead = child.id();
         child.wait().unwrap();

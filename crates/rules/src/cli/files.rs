@@ -1,8 +1,8 @@
-//! What is shared by commands that move files in and out, and what is moving.
+//! Shared parts of upload and download, and the command `transfers`.
 //!
 //! Upload and download reach the storage from this machine, by the protocols of the RSE; the bytes
-//! do not pass through the server. A file gets its name only when it is whole, and is registered
-//! only when it is there.
+//! do not pass through the server. A file gets its final name only when it is complete, and is
+//! registered only when it has that name.
 
 use std::io::{IsTerminal, Read};
 use std::path::Path;
@@ -16,14 +16,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Cli, Error, Format, part, table};
 
-/// How much is read at a time.
+/// How many bytes are read at a time.
 pub(super) const PIECE: usize = 1 << 20;
 
 pub(super) fn failed(what: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
     move |error| Error::Usage(format!("{}: {error}", what.display()))
 }
 
-/// Progress on a terminal: one line that is written over.
+/// Progress on a terminal: one line that is overwritten.
 pub(super) struct Bar {
     name: String,
     whole: u64,
@@ -61,28 +61,28 @@ pub(super) fn stored(error: store::Error) -> Error {
     Error::Failed(error.to_string())
 }
 
-/// Runs what waits for disks and networks where waiting is allowed.
-pub(super) async fn aside<T: Send + 'static>(
+/// Runs blocking work on disks and networks on a thread for it.
+pub(super) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| Error::Failed(error.to_string()))?
 }
 
-/// What a program ended by a signal exits with.
+/// Exit codes of a program ended by SIGINT or SIGTERM.
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
 
-/// Carries out what would leave half a file when it is cut off. The first SIGINT or SIGTERM only
-/// tells it to `stop`; a second one ends it at once.
-pub(super) async fn in_order(
+/// Runs work that would leave a partial file if it were killed. The first SIGINT or SIGTERM sets
+/// `stop`; a second one ends the work at once.
+pub(super) async fn run_interruptible(
     stop: &AtomicBool,
     work: impl Future<Output = Result<u8, Error>>,
 ) -> Result<u8, Error> {
     let failed = |error| Error::Failed(format!("cannot listen for signals: {error}"));
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-    let mut told = async || {
+    let mut signalled = async || {
         tokio::select! {
             _ = interrupt.recv() => INTERRUPTED,
             _ = terminate.recv() => TERMINATED,
@@ -91,29 +91,29 @@ pub(super) async fn in_order(
     let mut work = std::pin::pin!(work);
     let code = tokio::select! {
         done = &mut work => return done,
-        code = told() => code,
+        code = signalled() => code,
     };
     stop.store(true, Ordering::Release);
-    eprintln!("ending …");
+    eprintln!("stopping …");
     tokio::select! {
         done = work => match done {
             Err(Error::Interrupted) => Ok(code),
             done => done,
         },
-        code = told() => Ok(code),
+        code = signalled() => Ok(code),
     }
 }
 
-/// Fails once somebody has asked for the end.
-pub(super) fn go_on(stop: &AtomicBool) -> Result<(), Error> {
+/// Fails once the user has interrupted the command.
+pub(super) fn check_stop(stop: &AtomicBool) -> Result<(), Error> {
     match stop.load(Ordering::Acquire) {
         true => Err(Error::Interrupted),
         false => Ok(()),
     }
 }
 
-/// The protocols by which an RSE is written or read from here, the best first.
-pub(super) fn ways(rse: &Value, operation: &str) -> Result<Vec<Protocol>, Error> {
+/// The protocols that can write or read an RSE from this machine, the best first.
+pub(super) fn usable_protocols(rse: &Value, operation: &str) -> Result<Vec<Protocol>, Error> {
     let list = rse["protocols"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut ways: Vec<(i64, Protocol)> = Vec::new();
     for one in list {
@@ -132,8 +132,8 @@ pub(super) fn ways(rse: &Value, operation: &str) -> Result<Vec<Protocol>, Error>
     Ok(ways.into_iter().map(|(_, protocol)| protocol).collect())
 }
 
-/// A transfer with the whole name of its file; in a table one that is very long is shortened, so
-/// that it does not push everything else off the screen.
+/// A transfer with the full name of its file; a table shortens a very long name, so that the other
+/// columns stay on the screen.
 fn named(transfer: &Value, format: Format) -> Value {
     let text = |key: &str| transfer[key].as_str().unwrap_or_default();
     let name = format!("{}:{}", text("scope"), text("name"));
@@ -146,7 +146,7 @@ fn named(transfer: &Value, format: Format) -> Value {
 }
 
 impl Cli<'_> {
-    /// An RSE as the server knows it.
+    /// An RSE as the server returns it.
     pub(super) async fn rse_named(&self, rse: &str) -> Result<Value, Error> {
         self.value("GET", &format!("/rses/{}", part(rse)), None).await
     }
@@ -174,12 +174,12 @@ impl Cli<'_> {
     }
 }
 
-/// What a file adds up to.
-pub(super) fn add_up(mut from: impl Read, what: &Path, stop: &AtomicBool) -> Result<Sums, Error> {
+/// The checksums of a file.
+pub(super) fn sums_of(mut from: impl Read, what: &Path, stop: &AtomicBool) -> Result<Sums, Error> {
     let mut adding = Adding::new(true);
     let mut piece = vec![0; PIECE];
     loop {
-        go_on(stop)?;
+        check_stop(stop)?;
         match from.read(&mut piece).map_err(failed(what))? {
             0 => return Ok(adding.sums()),
             read => adding.add(&piece[..read]),

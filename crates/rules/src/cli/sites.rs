@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{AccountCommand, Cli, Error, QuotaCommand, RseCommand, pair, part, table};
 
-/// What an RSE is to be open or closed for.
+/// Parses an availability flag: what an RSE is to be open or closed for.
 fn availability(text: &str) -> Result<(&str, bool), Error> {
     let found = text.split_once('=').and_then(|(key, value)| {
         let open = value.to_ascii_lowercase().parse().ok()?;
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_rse_is_closed_only_by_who_says_so() {
+    fn availability_flags_need_an_explicit_true_or_false() {
         for (text, meant) in [
             ("write=true", Some(("write", true))),
             ("write=True", Some(("write", true))),

@@ -1,4 +1,4 @@
-//! Values as tables for people.
+//! Formats values as tables.
 
 use std::io::{Result, Write};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Format;
 
-/// A value in one cell.
+/// A value as the text of one cell.
 pub(super) fn cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -21,12 +21,12 @@ pub(super) fn cell(value: &Value) -> String {
     }
 }
 
-/// One value: a name and a value a line.
+/// One value: a line for each field, with its name.
 pub(super) fn value(out: &mut dyn Write, format: Format, value: &Value) -> Result<()> {
     match (format, value) {
         (Format::Json, value) => writeln!(out, "{value:#}"),
         (_, Value::Object(map)) => {
-            // What is not known takes no line of its own.
+            // Unknown fields are left out.
             let mut known = map.iter().filter(|(_, value)| !cell(value).is_empty());
             let width = known.clone().map(|(key, _)| key.len()).max().unwrap_or(0);
             known.try_for_each(|(key, value)| writeln!(out, "{key:<width$}  {}", cell(value)))
@@ -35,7 +35,7 @@ pub(super) fn value(out: &mut dyn Write, format: Format, value: &Value) -> Resul
     }
 }
 
-/// Many values: one a line, in columns.
+/// Many values: a line for each, in columns.
 pub(super) fn rows(
     out: &mut dyn Write,
     format: Format,
@@ -51,7 +51,8 @@ pub(super) fn rows(
         Format::Table => {}
     }
     let heads: Vec<String> = columns.iter().map(|column| column.to_uppercase()).collect();
-    // One long cell would push all that follows off the screen, in every line; nothing follows the last.
+    // A long cell would push the following columns off the screen in every line. No column follows
+    // the last.
     let last = columns.len().saturating_sub(1);
     let shown = |row: &Value, at: usize, column: &str| match at == last {
         true => cell(&row[column]),
@@ -76,10 +77,10 @@ pub(super) fn rows(
     Ok(())
 }
 
-/// How many letters of a name are shown.
+/// How many characters of a name are shown.
 const LONGEST: usize = 60;
 
-/// A name without its middle, where it is too long for a table: its ends tell most.
+/// A name without its middle, if it is too long for a table: the ends say most.
 pub(super) fn shortened(name: &str) -> String {
     let letters: Vec<char> = name.chars().collect();
     if letters.len() <= LONGEST {
@@ -89,7 +90,7 @@ pub(super) fn shortened(name: &str) -> String {
     start.iter().chain(&['…']).chain(end).collect()
 }
 
-/// A bar of forty letters: done, on the way, stuck. One of nothing at all is full when that is `done`.
+/// A bar of forty characters: done, moving, stuck. With all numbers zero it is full if `done`.
 pub(super) fn bar(done: bool, ok: u64, moving: u64, stuck: u64) -> String {
     let total = (ok + moving + stuck).max(1);
     let part = |number: u64| usize::try_from(number * 40 / total).unwrap_or(0);
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_name_keeps_its_ends() {
+    fn a_long_name_is_shortened_in_its_middle() {
         for short in ["", "s:f", &"ä".repeat(60)] {
             assert_eq!(shortened(short), short);
         }
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_always_as_long() {
+    fn a_bar_always_has_the_same_length() {
         for (ok, moving, stuck) in [(0, 0, 0), (1, 2, 3), (10, 0, 0), (0, 0, 7), (999, 1, 0)] {
             for done in [true, false] {
                 assert_eq!(bar(done, ok, moving, stuck).chars().count(), 42);
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_cell_takes_room_from_nobody_and_is_whole_for_programs() {
+    fn long_cells_do_not_widen_tables_and_are_complete_in_json() {
         let long = "A|".repeat(1_500);
         let list = [
             serde_json::json!({"id": "1", "on": long, "copies": 1}),

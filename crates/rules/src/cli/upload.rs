@@ -1,9 +1,9 @@
-//! Putting files on an RSE and registering them.
+//! `upload`: puts files on an RSE and registers them.
 //!
-//! Everything that can be known beforehand is asked before the first byte is written: whether the
-//! files are files, the RSE takes any, the dataset is open, the catalog has the file already. What
-//! the catalog counts is never removed, whoever brought it there: a transfer worker may find the
-//! file between its naming and its registration, and registers it first.
+//! Everything that can be checked in advance is checked before the first byte is written: the paths
+//! are files, the RSE takes writes, the dataset is open, the catalog does not have the file
+//! already. A file with a replica in the catalog is never removed, even if this upload wrote it: a
+//! transfer worker may find the file before it is registered here, and register it first.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -16,29 +16,32 @@ use mainstay_transfers::protocol::Protocol;
 use mainstay_transfers::store::{self, Plan, Store};
 use serde_json::{Value, json};
 
-use super::files::{Bar, PIECE, add_up, aside, failed, go_on, in_order, stored, ways};
+use super::files::{
+    Bar, PIECE, check_stop, failed, run_blocking, run_interruptible, stored, sums_of,
+    usable_protocols,
+};
 use super::{Cli, Error, Upload, did, did_path, draft};
 use crate::api::{Did, ReplicaState};
 
-/// A file of this machine, and what it is to be called.
+/// A local file and its name in the catalog.
 struct Given {
     from: PathBuf,
     name: Did,
 }
 
-/// Where files go.
+/// The RSE that the files go to.
 struct Target {
     rse: String,
     protocol: Protocol,
     deterministic: bool,
 }
 
-/// A file as the catalog has it.
+/// A file as recorded in the catalog.
 struct Known {
     bytes: i64,
     adler32: Option<String>,
     md5: Option<String>,
-    /// Its replica on the RSE that was asked about.
+    /// The state of its replica on the RSE in question.
     state: Option<ReplicaState>,
 }
 
@@ -53,7 +56,7 @@ impl Known {
         }
     }
 
-    /// Fails if a file that adds up to this cannot be known to be the same.
+    /// Fails unless a file with these checksums is known to have the same content.
     fn compare(&self, name: &Did, sums: &Sums) -> Result<(), Error> {
         let (adler32, md5) = (self.adler32.as_deref(), self.md5.as_deref());
         if let Some(why) = differs(sums, self.bytes, adler32, md5) {
@@ -69,7 +72,7 @@ impl Known {
     }
 }
 
-/// Everything that is wrong with the files by themselves is found before any is uploaded.
+/// Checks the files before any of them is uploaded.
 fn given(upload: &Upload) -> Result<Vec<Given>, Error> {
     if upload.name.is_some() && upload.files.len() > 1 {
         return Err(Error::Usage("--name is for a single file".to_owned()));
@@ -77,7 +80,7 @@ fn given(upload: &Upload) -> Result<Vec<Given>, Error> {
     let mut names = BTreeSet::new();
     let mut all = Vec::with_capacity(upload.files.len());
     for from in &upload.files {
-        // What is no file may never end, or keep whoever opens it waiting.
+        // Opening or reading something other than a file may block forever.
         if !std::fs::metadata(from).map_err(failed(from))?.is_file() {
             return Err(Error::Usage(format!("{} is not a file", from.display())));
         }
@@ -95,7 +98,7 @@ fn given(upload: &Upload) -> Result<Vec<Given>, Error> {
 impl Cli<'_> {
     pub(super) async fn upload(&mut self, upload: Upload) -> Result<u8, Error> {
         let stop = Arc::new(AtomicBool::new(false));
-        in_order(&stop, self.upload_all(&upload, &stop)).await
+        run_interruptible(&stop, self.upload_all(&upload, &stop)).await
     }
 
     async fn upload_all(&mut self, upload: &Upload, stop: &Arc<AtomicBool>) -> Result<u8, Error> {
@@ -116,7 +119,7 @@ impl Cli<'_> {
                 }
                 Err(error @ (Error::Unreachable(_) | Error::Interrupted)) => return Err(error),
                 Err(error) if files.len() == 1 => return Err(error),
-                // The others need not wait for somebody to see to this one.
+                // One failure does not stop the other files.
                 Err(error) => eprintln!("{}: {error}", file.from.display()),
             }
         }
@@ -133,7 +136,7 @@ impl Cli<'_> {
                 "{rse} is closed for writing; open it: mainstay rules rse availability {rse} write=true"
             )));
         }
-        let protocol = ways(&found, "write")?.into_iter().next().ok_or_else(|| {
+        let protocol = usable_protocols(&found, "write")?.into_iter().next().ok_or_else(|| {
             Error::Usage(format!(
                 "{rse} has no protocol to write by from here; give it one: mainstay rules rse protocol {rse} file:///FOLDER"
             ))
@@ -142,7 +145,7 @@ impl Cli<'_> {
         Ok(Target { rse: rse.to_owned(), protocol, deterministic })
     }
 
-    /// Fails if files cannot be attached to it.
+    /// Fails if files cannot be attached to the dataset.
     async fn check_dataset(&self, dataset: &str) -> Result<(), Error> {
         let found = self.value("GET", &did_path(dataset, "")?, None).await?;
         if found["type"] != json!("DATASET") {
@@ -154,7 +157,7 @@ impl Cli<'_> {
         }
     }
 
-    /// Attaches what is not attached yet.
+    /// Attaches the files that are not attached yet.
     async fn attach(&mut self, dataset: &str, names: &[&Did]) -> Result<(), Error> {
         if names.is_empty() {
             return Ok(());
@@ -166,7 +169,7 @@ impl Cli<'_> {
         self.call("POST", "/dids/attachments", Some(body)).await.map(drop)
     }
 
-    /// What the catalog knows of a file, and of its replica on an RSE whatever state that is in.
+    /// The catalog's record of a file, and of its replica on an RSE in any state.
     async fn known(&self, name: &Did, rse: &str) -> Result<Option<Known>, Error> {
         let body = json!({"dids": [name], "all_states": true});
         let text = match self.call("POST", "/replicas/list", Some(body)).await {
@@ -183,26 +186,26 @@ impl Cli<'_> {
         Ok(None)
     }
 
-    /// Puts one file there; says whether it was not there already.
+    /// Uploads one file; returns whether it is new.
     async fn upload_one(
         &self,
         to: &Target,
         file: &Given,
         stop: &Arc<AtomicBool>,
     ) -> Result<bool, Error> {
-        go_on(stop)?;
+        check_stop(stop)?;
         let (name, path) = (&file.name, mainstay_transfers::protocol::hashed_path(&file.name));
         let (way, place) = (to.protocol.clone(), path.clone());
-        aside(move || {
+        run_blocking(move || {
             draft::clear(&way, &place);
             Ok(())
         })
         .await?;
         if let Some(known) = self.known(name, &to.rse).await? {
             let (from, end) = (file.from.clone(), Arc::clone(stop));
-            let sums = aside(move || {
+            let sums = run_blocking(move || {
                 let opened = std::fs::File::open(&from).map_err(failed(&from))?;
-                add_up(opened, &from, &end)
+                sums_of(opened, &from, &end)
             });
             known.compare(name, &sums.await?)?;
             match known.state {
@@ -214,7 +217,7 @@ impl Cli<'_> {
         let (access, rse, way) = (Arc::clone(&self.access), to.rse.clone(), to.protocol.clone());
         let (place, from, shown) = (path.clone(), file.from.clone(), name.name.clone());
         let end = Arc::clone(stop);
-        let (store, sums, made) = aside(move || {
+        let (store, sums, made) = run_blocking(move || {
             let store = access.open(&rse, &way).map_err(stored)?;
             let (sums, made) = put(&*store, &place, &from, &shown, &end)?;
             Ok((store, sums, made))
@@ -237,7 +240,7 @@ impl Cli<'_> {
                 return counted(&known, name, &to.rse, &sums);
             }
             Ok(_) if !made => {}
-            Ok(_) => aside(move || store.remove(&path).map_err(stored))
+            Ok(_) => run_blocking(move || store.remove(&path).map_err(stored))
                 .await
                 .map_err(|error| Error::Failed(format!("{refused}; {shown} is left: {error}")))?,
             Err(_) if !made => {}
@@ -247,13 +250,13 @@ impl Cli<'_> {
     }
 }
 
-/// The RSE is to have it by other means.
+/// The error for a replica that is registered already and not available.
 fn taken(name: &Did, rse: &str, state: ReplicaState) -> Error {
     let text = format!("a replica of {name} on {rse} is registered already, and is {state}");
     Error::Failed(text)
 }
 
-/// Somebody else registered the file first: it is theirs now, and is left.
+/// Another client registered the file first: it stays.
 fn counted(known: &Known, name: &Did, rse: &str, sums: &Sums) -> Result<bool, Error> {
     known.compare(name, sums)?;
     match known.state {
@@ -262,15 +265,15 @@ fn counted(known: &Known, name: &Did, rse: &str, sums: &Sums) -> Result<bool, Er
     }
 }
 
-/// Whether somebody counts on the file cannot be known: it stays.
+/// It is unknown whether the catalog has a replica of the file, so the file stays.
 fn left(refused: &Error, asking: &Error, name: &Did, rse: &str, shown: &str) -> Error {
     Error::Failed(format!(
         "{refused}; {shown} is left, for it cannot be known whether it counts ({asking}): upload it again later, or remove it if {name} has no replica on {rse}"
     ))
 }
 
-/// Puts a file on storage; gives what it adds up to, and whether it was not there before. Done
-/// again after it died half-way, it finds what is there.
+/// Puts a file on storage; returns its checksums, and whether it is new. Run again after a crash,
+/// it accepts the file of the first run.
 fn put(
     store: &dyn Store,
     path: &str,
@@ -286,7 +289,7 @@ fn put(
     let mut adding = Adding::new(true);
     let mut piece = vec![0; PIECE];
     loop {
-        go_on(stop)?;
+        check_stop(stop)?;
         let read = file.read(&mut piece).map_err(failed(from))?;
         if read == 0 {
             break;
@@ -298,7 +301,7 @@ fn put(
     drop(bar);
     let sums = adding.sums();
     let kept = match draft.seal().and_then(|()| draft.read_back()) {
-        Ok(back) => match add_up(back, from, stop)? == sums {
+        Ok(back) => match sums_of(back, from, stop)? == sums {
             true => draft.keep(),
             false => {
                 return Err(Error::Usage(format!(
@@ -309,10 +312,10 @@ fn put(
         Err(error) => Err(error),
     };
     match kept {
-        // Nothing that is there already is ever written over.
+        // Existing files are never overwritten.
         Err(store::Error::There(what)) => {
             let (there, _) = store.read(path).map_err(stored)?;
-            match add_up(there, from, stop)? == sums {
+            match sums_of(there, from, stop)? == sums {
                 true => Ok((sums, false)),
                 false => Err(stored(store::Error::There(what))),
             }

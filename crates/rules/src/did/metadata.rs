@@ -1,4 +1,4 @@
-//! What people say about data identifiers, and finding them by it.
+//! Metadata of data identifiers, and searching by it.
 
 use mainstay_catalog::{Row, Tx, values};
 use serde_json::{Map, Value};
@@ -8,10 +8,10 @@ use crate::api::{Did, DidRecord, Micros};
 use crate::error::{Class, Error, Result, refuse};
 use crate::rule::update::read_time;
 
-/// The most that is kept with one data identifier, in bytes of JSON.
+/// The largest metadata of one data identifier, in bytes of JSON.
 const MOST: usize = 64 << 10;
 
-/// What the catalog itself keeps of a data identifier: nobody can say otherwise by metadata.
+/// Keys that the catalog maintains itself; metadata cannot override them.
 const OWN: &[&str] = &[
     "access_cnt",
     "accessed_at",
@@ -37,12 +37,12 @@ const OWN: &[&str] = &[
     "updated_at",
 ];
 
-/// Whether the catalog itself keeps what is shown by this name.
+/// Whether the catalog maintains this key itself.
 pub fn is_own(key: &str) -> bool {
     OWN.contains(&key)
 }
 
-/// What is kept for a key that somebody sets. A command line writes numbers and flags as texts.
+/// The value stored for a key that a client sets. A command line sends numbers and flags as texts.
 fn settable(key: &str, value: &Value) -> Result<Value> {
     let wrong = |message: String| Err(refuse(Class::InvalidMetadata, message));
     if key.is_empty() || key.len() > 255 {
@@ -77,16 +77,16 @@ fn settable(key: &str, value: &Value) -> Result<Value> {
     read.map_or_else(|| wrong(format!("{key} should be {should}")), Ok)
 }
 
-/// Metadata as clients send it, checked.
+/// Metadata from a client, checked.
 #[derive(Clone, Debug)]
 pub struct NewMetadata {
-    /// In how many seconds it expires, or never; nothing where that is not said.
+    /// Seconds until expiry (`None` inside: never); `None` if the client did not set it.
     pub lifetime: Option<Option<i64>>,
-    /// What is kept as metadata.
+    /// The metadata to store.
     pub kept: Map<String, Value>,
 }
 
-/// Reads what is said of a data identifier.
+/// Parses and checks metadata from a client.
 pub fn read_metadata(meta: &Map<String, Value>) -> Result<NewMetadata> {
     let lifetime = match meta.get("lifetime") {
         None => None,
@@ -106,14 +106,14 @@ pub fn metadata(tx: &mut Tx<'_>, id: i64) -> Result<Map<String, Value>> {
     row.map_or_else(|| Ok(Map::new()), |row| parsed(row.opt_text(0)?.as_deref()))
 }
 
-/// The metadata that `dids.meta` holds: NULL for none.
+/// The metadata in `dids.meta`: NULL for none.
 fn parsed(text: Option<&str>) -> Result<Map<String, Value>> {
     let Some(text) = text else { return Ok(Map::new()) };
     let damaged = |error| Error::Internal(format!("dids.meta is not JSON: {error}"));
     serde_json::from_str(text).map_err(damaged)
 }
 
-/// Sets keys; `lifetime` (seconds) moves the moment of expiry instead.
+/// Sets keys; `lifetime` (seconds) changes the expiry instead.
 pub fn set_metadata(
     tx: &mut Tx<'_>,
     did: &Did,
@@ -158,8 +158,8 @@ fn change(
     Ok(())
 }
 
-/// The question for data identifiers of a scope whose names begin alike; `types` are letters in
-/// quotes. Their metadata is the last column.
+/// The query for data identifiers of a scope by name prefix; `types` are letters in quotes. Their
+/// metadata is the last column.
 pub fn search_sql(types: &str) -> String {
     format!(
         "SELECT {COLUMNS}, meta FROM dids WHERE scope = ?1 AND name >= ?2 AND name < ?3 AND did_type IN ({types})
@@ -172,7 +172,7 @@ pub fn meta_of(row: &Row) -> Result<Map<String, Value>> {
     parsed(row.opt_text(row.values().len() - 1)?.as_deref())
 }
 
-/// The question for what is in a scope and in no collection.
+/// The query for data identifiers of a scope that are in no collection.
 pub fn top_sql() -> String {
     format!(
         "SELECT {COLUMNS} FROM dids WHERE scope = ?1 AND NOT EXISTS (SELECT 1 FROM contents c WHERE c.child = dids.id)
@@ -180,7 +180,7 @@ pub fn top_sql() -> String {
     )
 }
 
-/// What is directly in a collection.
+/// The direct children of a collection.
 pub fn children(
     tx: &mut Tx<'_>,
     id: i64,

@@ -1,10 +1,11 @@
-//! The daemons of one server: when they run, and which part of the work is theirs.
+//! Runs the daemons of one server: when they run, and on which shard of the work.
 //!
-//! Work of this server wakes them at once, that of others by the catalog's bell; a timer sees to
-//! what no bell told of. Every server says again and again that it lives, and those that do share
-//! the work by number. One that stops says so; one that dies is left out soon, and its share
-//! falls to the others. Shares may overlap for a moment: every piece of work is one transaction
-//! under row locks that looks again at what is to be done, so that doing it twice is harmless.
+//! Changes by this server wake a daemon at once, changes by other servers through the catalog's
+//! notifications, and a timer covers missed ones. Every server renews a heartbeat, and the live
+//! servers divide the work by number. A server that stops removes its heartbeat; that of a crashed
+//! server expires soon, and the others take over its shard. Shards may overlap for a moment: every
+//! piece of work is one transaction under row locks that reads the pending work again, so doing it
+//! twice is harmless.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -19,10 +20,10 @@ use crate::api::{Micros, SECOND};
 use crate::error::Result;
 use crate::rule::Settings;
 
-/// How often a server says that it lives.
+/// How often a server renews its heartbeat.
 const BEAT: Duration = Duration::from_secs(5);
 
-/// A server that was silent for so long is taken for dead.
+/// A heartbeat older than this has expired.
 const LIFE: Micros = 20 * SECOND;
 
 /// All daemons of one server.
@@ -42,7 +43,7 @@ const DAEMONS: [(Daemon, Duration); 6] = [
     (Daemon::Reaper, Duration::from_secs(60)),
 ];
 
-/// This server's part of the work: its place among how many.
+/// This server's shard of the work: its index and the number of shards.
 #[derive(Debug)]
 struct Share {
     place: AtomicI64,
@@ -72,7 +73,7 @@ impl Judge {
             };
             tasks.spawn(runner.run(stop.clone()));
         }
-        // On SQLite there is nobody to share with, least of all those that were killed a moment ago.
+        // On SQLite there is only one server; heartbeats of killed predecessors must not count.
         if catalog.backend() == "postgres" {
             tasks.spawn(live(catalog.clone(), around, share, stop.clone()));
         }
@@ -82,7 +83,8 @@ impl Judge {
         Self { catalog, tasks, stop }
     }
 
-    /// Stops the daemons after what they are at, waits for them, and leaves the work to others.
+    /// Stops the daemons after their current work, waits for them, and removes this server's
+    /// heartbeat.
     pub async fn stop(self) {
         self.stop.cancel();
         self.tasks.wait().await;
@@ -96,7 +98,7 @@ impl Judge {
     }
 }
 
-/// Says that this server lives, and finds its share anew.
+/// Renews the heartbeat of this server and updates its shard.
 async fn live(
     catalog: Catalog,
     around: Arc<dyn Surroundings>,
@@ -110,7 +112,7 @@ async fn live(
             Ok(Ok((place, of))) => {
                 let before = share.place.swap(place, Ordering::AcqRel);
                 if share.of.swap(of, Ordering::AcqRel) != of || before != place {
-                    // What was another's may be ours now.
+                    // Work of another server may belong to this one now.
                     catalog.wake(&Daemon::ALL);
                 }
             }
@@ -171,7 +173,8 @@ impl Runner {
     }
 }
 
-/// Says that a server lives, and finds its place among those that do. Those long dead are forgotten.
+/// Renews the heartbeat of a server and returns its shard among the live servers. Deletes
+/// heartbeats that expired long ago.
 pub fn beat(catalog: &Catalog, server: &str, now: Micros) -> Result<(i64, i64)> {
     catalog.write_blocking(|tx| {
         tx.execute(

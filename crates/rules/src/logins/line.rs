@@ -1,16 +1,16 @@
-//! Those who wait for a turn: a short line, fair between source addresses and, within one address,
-//! between accounts.
+//! A short queue of waiting logins, fair between source addresses and, within one address, between
+//! accounts.
 
 use std::collections::VecDeque;
 
 use super::Refused;
 use super::lockout::{Account, Network};
 
-/// How many may wait in all.
+/// How many logins may wait in all.
 pub const IN_ALL: usize = 128;
-/// How many may wait from one address.
+/// How many logins may wait from one address.
 pub const OF_ADDRESS: usize = 32;
-/// How many may wait for one account from one address.
+/// How many logins may wait for one account from one address.
 pub const OF_ACCOUNT: usize = 16;
 
 #[derive(Debug)]
@@ -21,8 +21,8 @@ struct Group<K, V> {
 
 type Accounts<T> = VecDeque<Group<Account, VecDeque<T>>>;
 
-/// A line. The first address has its turn next, and with it its first account; both go to the end
-/// then.
+/// A queue. The first address is served next, and within it its first account; both then move to
+/// the end.
 #[derive(Debug)]
 pub struct Line<T> {
     addresses: VecDeque<Group<Network, Accounts<T>>>,
@@ -36,19 +36,19 @@ impl<T> Default for Line<T> {
 }
 
 impl<T> Line<T> {
-    /// How many wait.
+    /// The number of waiting logins.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether nobody waits.
+    /// Whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Puts somebody at the end of the own account's part of the line.
+    /// Appends a login to the queue of its account at its address.
     pub fn push(&mut self, from: Network, account: Account, item: T) -> Result<(), Refused> {
         if self.length >= IN_ALL {
             return Err(Refused::Busy(2));
@@ -74,7 +74,7 @@ impl<T> Line<T> {
         Ok(())
     }
 
-    /// Takes whose turn it is.
+    /// Takes the next login.
     pub fn pop(&mut self) -> Option<T> {
         let mut address = self.addresses.pop_front()?;
         let mut account = address.members.pop_front()?;

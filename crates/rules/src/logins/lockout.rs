@@ -1,10 +1,10 @@
-//! How long an account must wait after wrong passwords: a decision over plain data.
+//! Decides how long an account must wait after wrong passwords; pure functions over plain data.
 //!
-//! Failures are counted for each account at each source address. The first few are free; then each
-//! doubles the wait, up to a quarter of an hour. An account that fails at many addresses has fewer
-//! free tries at each of them, but every address keeps one: nobody can lock an account out from an
-//! address that is not the attacker's own. A right password clears its address. The table is bounded;
-//! when it is full the entry that delays least goes.
+//! Failures are counted for each account at each source address. The first few cause no wait; then
+//! each doubles the wait, up to a quarter of an hour. An account that fails at many addresses has
+//! fewer free tries at each of them, but every address keeps one: an attacker cannot lock an
+//! account out at other addresses. A right password clears the failures at its address. The table
+//! is bounded; when it is full, the entry with the shortest wait is removed.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,21 +13,21 @@ use sha2::{Digest, Sha256};
 
 use crate::api::{Micros, SECOND};
 
-/// Tries at one address before there is a wait.
+/// Failures at one address before there is a wait.
 pub const FREE: u32 = 5;
-/// The same while an account is being attacked from elsewhere.
+/// The same while an account is under attack from other addresses.
 pub const FREE_UNDER_ATTACK: u32 = 1;
-/// So many failures at all addresses together are an attack on an account.
+/// This many failures at all addresses together are an attack on an account.
 pub const ATTACK: u32 = 30;
 /// The longest wait.
 pub const LONGEST: Micros = 900 * SECOND;
-/// Failures are forgotten so long after the last of them.
+/// Failures are forgotten this long after the last of them.
 pub const REMEMBERED: Micros = 3_600 * SECOND;
-/// How many accounts and addresses are remembered.
+/// The capacity of each table.
 pub const MOST: usize = 8_192;
 
-/// Where somebody comes from: an address, or the network of 64 bits of one of IPv6, which is what a
-/// single customer has.
+/// The source of a login: an IPv4 address, or the /64 network of an IPv6 address, which a single
+/// customer usually has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Network(u64);
 
@@ -40,12 +40,12 @@ impl From<IpAddr> for Network {
     }
 }
 
-/// An account as a stranger names it, however long the name.
+/// An account name from an unauthenticated client, hashed to a fixed length.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Account([u8; 16]);
 
 impl Account {
-    /// The account of this name, whether it is there or not.
+    /// The account of this name, whether it exists or not.
     #[must_use]
     pub fn named(name: &str) -> Self {
         let digest = Sha256::digest(name.as_bytes());
@@ -55,12 +55,12 @@ impl Account {
     }
 }
 
-/// Failures in a row.
+/// Consecutive failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failures {
-    /// How many.
+    /// Their number.
     pub count: u32,
-    /// When the last of them was.
+    /// The time of the last one.
     pub last: Micros,
 }
 
@@ -69,7 +69,7 @@ impl Failures {
         if now.saturating_sub(self.last) > REMEMBERED { 0 } else { self.count }
     }
 
-    /// Until when they make one wait.
+    /// The time at which the wait ends.
     fn until(self, free: u32) -> Micros {
         match self.count.checked_sub(free) {
             None => 0,
@@ -81,7 +81,7 @@ impl Failures {
     }
 }
 
-/// How long to wait, given the failures at this address and those at all addresses.
+/// How long to wait, given the failures at this address and at all addresses.
 #[must_use]
 pub fn wait(here: Failures, anywhere: Failures, now: Micros) -> Micros {
     let attacked = anywhere.counted(now) >= ATTACK;
@@ -114,7 +114,8 @@ fn add<K: std::hash::Hash + Eq + Clone>(table: &mut HashMap<K, Failures>, key: &
 }
 
 impl Lockout {
-    /// How long this account has to wait at this address before its password is judged; 0 for not.
+    /// How long this account has to wait at this address before its password is verified; 0 for no
+    /// wait.
     #[must_use]
     pub fn wait(&self, account: &Account, from: Network, now: Micros) -> Micros {
         let here = self.here.get(&(account.clone(), from)).copied().unwrap_or_default();
@@ -122,24 +123,24 @@ impl Lockout {
         wait(here, anywhere, now)
     }
 
-    /// A password was wrong.
+    /// Records a wrong password.
     pub fn failed(&mut self, account: &Account, from: Network, now: Micros) {
         add(&mut self.here, &(account.clone(), from), now);
         add(&mut self.anywhere, account, now);
     }
 
-    /// A password was right.
+    /// Records a right password.
     pub fn passed(&mut self, account: &Account, from: Network) {
         self.here.remove(&(account.clone(), from));
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.here.len() + self.anywhere.len()
     }
 
-    /// Whether nothing is remembered.
+    /// Whether there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attack_from_many_addresses_leaves_every_other_address_a_try() {
+    fn an_attack_from_many_addresses_leaves_other_addresses_one_free_try() {
         let (root, mut lockout) = (Account::named("root"), Lockout::default());
         let now = 1_000_000 * SECOND;
         for last in 0..200 {
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded_and_keeps_those_who_failed_most() {
+    fn the_table_is_bounded_and_keeps_the_entries_with_most_failures() {
         let mut lockout = Lockout::default();
         let (root, now) = (Account::named("root"), SECOND);
         for _ in 0..10 {
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_customer_of_ipv6_is_one_network() {
+    fn ipv6_addresses_of_one_64_bit_network_count_as_one() {
         let at = |text: &str| Network::from(text.parse::<IpAddr>().unwrap());
         assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:1"));
         assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));

@@ -11,7 +11,7 @@ fn at(now: Micros) -> impl Fn() -> Micros + Sync {
 }
 
 #[test]
-fn a_password_is_known_by_its_hash_in_memory_that_is_used_again() {
+fn passwords_are_verified_in_reused_memory() {
     let hash = crate::identity::hash_password("a word").unwrap();
     let mut memory = Vec::new();
     for (word, right) in [("a word", true), ("another", false), ("a word", true), ("", false)] {
@@ -26,7 +26,7 @@ fn a_password_is_known_by_its_hash_in_memory_that_is_used_again() {
 }
 
 #[test]
-fn the_line_is_short_and_fair_between_addresses_and_accounts() {
+fn the_queue_is_bounded_and_fair_between_addresses_and_accounts() {
     let mut line = Line::default();
     let account = |name: &str| Account::named(name);
     for item in 0..line::OF_ACCOUNT {
@@ -51,14 +51,14 @@ fn the_line_is_short_and_fair_between_addresses_and_accounts() {
 }
 
 #[tokio::test]
-async fn a_place_is_handed_on_and_never_lost() {
+async fn a_slot_passes_to_the_next_waiting_login() {
     let logins = Logins::default();
     let ann = Account::named("ann");
     let turns = [
         logins.turn(&ann, network(1), &at(SECOND)).await.unwrap(),
         logins.turn(&ann, network(1), &at(SECOND)).await.unwrap(),
     ];
-    // One waits, one goes away while it waits, and one more waits.
+    // One waits, one leaves while it waits, and one more waits.
     let waiting = |last| {
         let (logins, ann) = (logins.clone(), ann.clone());
         tokio::spawn(async move { logins.turn(&ann, network(last), &at(SECOND)).await.is_ok() })
@@ -76,7 +76,7 @@ async fn a_place_is_handed_on_and_never_lost() {
 }
 
 #[tokio::test]
-async fn a_place_that_was_handed_to_somebody_who_left_goes_on() {
+async fn a_slot_given_to_a_cancelled_login_passes_to_the_next() {
     use futures_util::FutureExt;
     let logins = Logins::default();
     let (ann, now) = (Account::named("ann"), at(SECOND));
@@ -87,7 +87,7 @@ async fn a_place_that_was_handed_to_somebody_who_left_goes_on() {
     let mut left = Box::pin(logins.turn(&ann, network(1), &now));
     let mut stays = Box::pin(logins.turn(&ann, network(2), &now));
     assert!((&mut left).now_or_never().is_none() && (&mut stays).now_or_never().is_none());
-    // Both are called, and one goes away before it hears of it.
+    // Both get a turn, and one leaves before it receives it.
     drop(turns);
     drop(left);
     drop(stays.await.unwrap());
@@ -95,7 +95,7 @@ async fn a_place_that_was_handed_to_somebody_who_left_goes_on() {
 }
 
 #[tokio::test]
-async fn those_who_wait_are_refused_once_their_account_is_locked_out() {
+async fn waiting_logins_are_refused_once_their_account_is_locked_out() {
     let logins = Logins::default();
     let ann = Account::named("ann");
     let turns = [
@@ -119,7 +119,7 @@ async fn those_who_wait_are_refused_once_their_account_is_locked_out() {
 }
 
 #[tokio::test]
-async fn memory_is_used_again_and_given_back() {
+async fn hash_memory_is_reused_and_freed_when_idle() {
     let logins = Logins::default();
     let ann = Account::named("ann");
     let hash = crate::identity::hash_password("a word").unwrap();

@@ -20,11 +20,11 @@ use crate::rule::Settings;
 pub struct CatalogQueue {
     /// The catalog.
     pub catalog: Catalog,
-    /// Numbers that steer transfers.
+    /// Settings for transfers.
     pub settings: Settings,
-    /// Time and chance.
+    /// Time and randomness.
     pub around: Arc<dyn Surroundings>,
-    /// What the worker calls itself.
+    /// The name of the worker.
     pub worker: String,
     /// How long a lease lasts.
     pub lease: Duration,

@@ -11,28 +11,28 @@ use crate::error::{Class, Error, Result};
 use crate::rule::transfer;
 use crate::suspect;
 
-/// What became of what a worker said.
+/// The result of recording a worker's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Finished {
-    /// Requests whose file or RSE is gone: the worker removes what it has written.
+    /// Requests whose file or RSE is gone: the worker removes the files it has written.
     pub unwanted: Vec<i64>,
-    /// Requests that were not the worker's, or not this file's: what it said of them counts for
-    /// nothing. What it has written there is left to the catalog, unless it is unwanted.
+    /// Requests that the worker did not hold, or that are about another file: their report is
+    /// ignored. Files it has written for them are left to the catalog, unless they are unwanted.
     pub lost: Vec<i64>,
 }
 
-/// A request that a worker has.
+/// A request that a worker holds.
 struct Running {
     file: i64,
     destination: i64,
     did: Did,
     source: Option<i64>,
-    /// Whether a replica of its file is under suspicion.
+    /// Whether a replica of its file is suspicious.
     suspected: bool,
 }
 
 impl Running {
-    /// From the columns that [`finish`] asks for.
+    /// Parses the columns that [`finish`] selects.
     fn read(row: &Row) -> Result<Self> {
         Ok(Self {
             file: row.int(1)?,
@@ -44,7 +44,7 @@ impl Running {
     }
 }
 
-/// Records the outcomes of a worker's jobs. Returns the requests that are lost.
+/// Records the outcomes of a worker's jobs. Returns the requests that the worker has lost.
 fn finish(tx: &mut Tx<'_>, worker: &str, outcomes: &[Outcome], now: Micros) -> Result<Vec<i64>> {
     let ids: Vec<i64> = outcomes.iter().map(|one| one.request).collect();
     let rows = tx.query(
@@ -77,9 +77,10 @@ fn finish(tx: &mut Tx<'_>, worker: &str, outcomes: &[Outcome], now: Micros) -> R
         well.iter().map(|(_, running)| (running.file, running.destination)).collect();
     transfer::finished_transfer(tx, &units, now)?;
     for (one, running) in well.iter().filter(|(_, running)| running.suspected) {
-        // Later attempts may have found the file where it belongs, and read no source.
+        // A later attempt may have found the finished file at the destination without reading the
+        // source.
         let source = running.source.filter(|_| one.attempt == 1);
-        suspect::was_right(tx, running.file, source, now)?;
+        suspect::confirm_content(tx, running.file, source, now)?;
     }
     if !ill.is_empty() {
         hold(tx, ill.iter().map(|(_, running, _)| running.file))?;
@@ -103,9 +104,9 @@ fn finish(tx: &mut Tx<'_>, worker: &str, outcomes: &[Outcome], now: Micros) -> R
     Ok(lost)
 }
 
-/// A worker says what became of its jobs. What it says of those that are its own no longer counts
-/// for nothing, and where it has written their files they are left to the reaper: removed by the
-/// worker, they might be another's by then. Telling it twice changes nothing.
+/// Records the outcomes of a worker's jobs. Outcomes of requests that the worker has lost are
+/// ignored, and files it has written for them are left to the reaper: another worker may own them
+/// by now. A second call with the same outcomes changes nothing.
 pub fn finish_each(
     catalog: &mainstay_catalog::Catalog,
     worker: &str,
@@ -122,7 +123,7 @@ pub fn finish_each(
     Ok(Finished { unwanted, lost })
 }
 
-/// [`finish`], one by one where all at once is refused because of one of them.
+/// Calls [`finish`] for all outcomes, or one by one if one of them makes it fail.
 fn finish_or_lose(
     catalog: &mainstay_catalog::Catalog,
     worker: &str,

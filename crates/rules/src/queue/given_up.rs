@@ -1,11 +1,11 @@
-//! Requests that were given up while a worker was at them.
+//! Requests that were cancelled while a worker was processing them.
 //!
-//! A worker hears only when it asks next that nobody wants its file any more, and one that is killed
-//! before that leaves a draft, or the whole file. So a request that goes while its lease lasts is
-//! remembered until the lease is over, or the worker says that it writes no more. Until then the
-//! reaper leaves the replica alone; afterwards it removes the file with all that was on its way.
+//! A worker learns of a cancellation only with its next call, and one that is killed before that
+//! leaves a draft or the whole file. Therefore a request that is cancelled under a valid lease is
+//! recorded here until the lease expires or the worker reports that it has stopped writing. Until
+//! then the reaper leaves the replica alone; afterwards it removes the file and its drafts.
 //!
-//! Whatever is remembered here has a replica. Whoever changes it holds the row of its file.
+//! Every record has a replica. A transaction that changes a record holds the row of its file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,11 +18,11 @@ use crate::api::Micros;
 use crate::error::{Error, Result};
 use crate::expression::Rse;
 
-/// How many are forgotten at once at most.
+/// How many records are deleted at once at most.
 const AT_ONCE: usize = 1_000;
 
-/// Remembers those requests among `which` that are under way and are about to be taken from their
-/// workers. `params` begin with the time it is.
+/// Records the requests among `which` that have a valid lease and are about to be cancelled. The
+/// first of `params` is the current time.
 pub(crate) fn remember(tx: &mut Tx<'_>, which: &str, params: &[Value]) -> Result<()> {
     let sql = format!(
         "INSERT INTO given_up (did_id, rse_id, request_id, attempt, worker, lease_until)
@@ -34,14 +34,15 @@ pub(crate) fn remember(tx: &mut Tx<'_>, which: &str, params: &[Value]) -> Result
     Ok(())
 }
 
-/// The condition that nothing is remembered of a replica.
-pub(crate) fn nobody_at(replica: &str) -> String {
+/// The SQL condition that no worker may still be writing a replica.
+pub(crate) fn not_being_written(replica: &str) -> String {
     format!(
         "NOT EXISTS (SELECT 1 FROM given_up g WHERE g.did_id = {replica}.did_id AND g.rse_id = {replica}.rse_id)"
     )
 }
 
-/// Forgets those whose lease is over, on the RSEs of a shard. Returns whether there may be more.
+/// Deletes records whose lease has expired, on the RSEs of a shard. Returns whether there may be
+/// more.
 pub(crate) fn expire(tx: &mut Tx<'_>, shard: (i64, i64), now: Micros) -> Result<bool> {
     let sql = "SELECT DISTINCT did_id FROM given_up WHERE lease_until < ?1 AND rse_id % ?2 = ?3 ORDER BY did_id LIMIT ?4";
     let rows = tx.query(sql, values![now, shard.1, shard.0, AT_ONCE as i64])?;
@@ -57,10 +58,10 @@ pub(crate) fn expire(tx: &mut Tx<'_>, shard: (i64, i64), now: Micros) -> Result<
     Ok(rows.len() >= AT_ONCE)
 }
 
-/// A worker writes no more for requests that are its own no longer, and what it has written may be
-/// where it belongs, on S3 even if it failed. Whoever looks after the replica there looks after
-/// it; where there is none any more, one comes back for the reaper. Returns the requests whose file
-/// or RSE is gone: no replica can stand for what is there, and the worker removes it.
+/// Records that a worker has stopped writing for requests it has lost. Its files may be complete,
+/// on S3 even after a failure. An existing replica covers the file; a missing one is created again
+/// for the reaper to remove. Returns the requests whose file or RSE is gone: they cannot have a
+/// replica, so the worker removes the file.
 pub(super) fn leave(
     tx: &mut Tx<'_>,
     worker: &str,
@@ -102,7 +103,8 @@ pub(super) fn leave(
             values![file, rse.id, one.request, one.attempt, worker],
         )?;
         match states.get(&(file, rse.id)) {
-            // The reaper may have removed the file before it was written: it must not forget it yet.
+            // The reaper may have removed the file before it was written again: the replica must
+            // stay for now.
             Some(&"B") => tx.later(
                 "INSERT INTO given_up (did_id, rse_id, request_id, attempt, worker, lease_until)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (did_id, rse_id, request_id, attempt) DO NOTHING",
@@ -117,7 +119,7 @@ pub(super) fn leave(
     Ok(unwanted)
 }
 
-/// Brings back the replica of a request that there was, without locks and for the reaper to remove.
+/// Creates the replica of a former request again, without locks, for the reaper to remove.
 fn put_back(
     tx: &mut Tx<'_>,
     one: &Outcome,

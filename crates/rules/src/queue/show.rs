@@ -1,4 +1,4 @@
-//! The queue as people see it: what is moving, and what waits and why.
+//! Lists running and waiting transfers for people, with the reason for each wait.
 
 use mainstay_catalog::{Tx, values};
 use mainstay_transfers::store::Speaks;
@@ -9,7 +9,7 @@ use crate::api::{Did, Micros, RequestState};
 use crate::error::Result;
 use crate::rule::Settings;
 
-/// A request as people see it.
+/// A request in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields of a request")]
 pub struct Shown {
@@ -20,15 +20,15 @@ pub struct Shown {
     pub moved: i64,
     pub activity: String,
     pub worker: Option<String>,
-    /// Since when it runs.
+    /// When it started.
     pub since: Option<Micros>,
     /// Why it waits, if it does.
     pub why: Option<String>,
     pub error: Option<String>,
 }
 
-/// What is moving, and what waits and why, what has ended and is not judged yet among it: at most
-/// `most` of each.
+/// Lists running requests, and waiting ones with the reason, including those that have ended and
+/// wait for the finisher: at most `most` of each.
 pub fn show(
     tx: &mut Tx<'_>,
     most: i64,

@@ -1,7 +1,7 @@
-//! Requests that wait, in the order they are to be worked on.
+//! Waiting requests, in the order in which they are to be processed.
 //!
-//! There may be very many, and most of them for RSEs that no worker here reaches. So they are looked
-//! up by destination and activity, of which there are few, and never passed over one by one.
+//! There may be very many, most of them for RSEs that no worker here reaches. Therefore they are
+//! selected by destination and activity, of which there are few, and never skipped one by one.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +12,7 @@ use mainstay_catalog::{Column, Row, Tx, values};
 use crate::api::{Did, Micros, RequestState};
 use crate::error::Result;
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
     pub(super) id: i64,
@@ -54,7 +54,7 @@ fn waiting(row: &Row) -> Result<Waiting> {
     })
 }
 
-/// Every destination and activity that requests wait for.
+/// Every destination and activity with waiting requests.
 const QUEUES: &str = "WITH RECURSIVE d(dest) AS (SELECT (SELECT dest_rse_id FROM requests WHERE state = 'Q' ORDER BY dest_rse_id LIMIT 1) UNION ALL
         SELECT (SELECT MIN(q.dest_rse_id) FROM requests q WHERE q.state = 'Q' AND q.dest_rse_id > d.dest) FROM d
         WHERE d.dest IS NOT NULL),
@@ -64,20 +64,20 @@ const QUEUES: &str = "WITH RECURSIVE d(dest) AS (SELECT (SELECT dest_rse_id FROM
         AND q.activity > a.activity) FROM a WHERE a.activity IS NOT NULL)
     SELECT dest, activity FROM a WHERE activity IS NOT NULL";
 
-/// The requests of one activity that wait to go to one RSE, and how far they were looked at.
+/// The waiting requests of one activity to one RSE, and how far they have been read.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) to: i64,
     pub(super) activity: String,
-    /// Some that were read ahead, the next first: priority and number.
+    /// Requests that were read ahead, the next first: priority and number.
     ready: VecDeque<(Reverse<i64>, i64)>,
-    /// The last that was read.
+    /// The last request that was read.
     last: Option<(i64, i64)>,
-    /// Nobody stands behind those.
+    /// There are no more requests in the catalog.
     ended: bool,
 }
 
-/// Every line to these destinations, with its first requests.
+/// All queues to these destinations, with their first requests.
 pub(super) fn lines(
     tx: &mut Tx<'_>,
     reached: &[i64],
@@ -98,7 +98,7 @@ pub(super) fn lines(
 }
 
 impl Line {
-    /// How many are known to wait.
+    /// The number of requests that were read ahead.
     pub(super) fn len(&self) -> usize {
         self.ready.len()
     }
@@ -130,7 +130,7 @@ impl Line {
     }
 }
 
-/// Takes the next requests of an activity, up to `most`, from the lines that are `open`.
+/// Takes the next requests of an activity, up to `most`, from the queues that are `open`.
 pub(super) fn next(
     tx: &mut Tx<'_>,
     lines: &mut [Line],
@@ -151,7 +151,7 @@ pub(super) fn next(
     Ok(ids)
 }
 
-/// What is known of these requests, in this order, as far as they still wait.
+/// The details of these requests, in this order, without those that no longer wait.
 pub(super) fn read(tx: &mut Tx<'_>, ids: &[i64]) -> Result<Vec<Waiting>> {
     tx.clear(&["w_ids"])?;
     tx.load("w_ids", &[("id", Column::ints(ids.iter().copied()))])?;
@@ -166,13 +166,13 @@ pub(super) fn read(tx: &mut Tx<'_>, ids: &[i64]) -> Result<Vec<Waiting>> {
     Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
 }
 
-/// The first of all.
+/// The first waiting requests of all queues.
 pub(super) fn first(tx: &mut Tx<'_>, most: i64) -> Result<Vec<Waiting>> {
     let sql = format!("{WAITING} WHERE q.state = 'Q' ORDER BY q.priority DESC, q.id LIMIT ?1");
     tx.query(&sql, values![most])?.iter().map(waiting).collect()
 }
 
-/// The first of those that have ended and wait for the finisher, and how each ended.
+/// The first requests that have ended and wait for the finisher, each with its state.
 pub(super) fn ended(tx: &mut Tx<'_>, most: i64) -> Result<Vec<(Waiting, RequestState)>> {
     let sql = format!(
         "{WAITING} WHERE q.state IN ('D', 'F', 'L', 'N', 'O', 'A', 'M') ORDER BY q.id LIMIT ?1"

@@ -15,7 +15,8 @@ use crate::rule::place::{self, Earlier};
 use crate::rule::{Settings, message, state};
 
 /// Creates one rule for each data identifier, all or none, and returns their identities. Locks,
-/// replicas and transfers follow at once, unless the rule is large, delayed or waits for approval.
+/// replicas and transfers are created at once, unless the rule is large, delayed or waits for
+/// approval.
 pub fn add_replication_rule(
     tx: &mut Tx<'_>,
     new: &NewRule,
@@ -51,7 +52,7 @@ pub fn add_replication_rule(
     Ok(made)
 }
 
-/// What is asked for, once it was checked.
+/// A checked request.
 struct Request<'a> {
     new: &'a NewRule,
     settings: &'a Settings,
@@ -69,7 +70,7 @@ fn new_uuid(rng: &mut dyn Rng) -> String {
     uuid::Builder::from_random_bytes(rng.random()).into_uuid().simple().to_string()
 }
 
-/// Adds one rule: everything about it is asked for in the round trip that holds its tree.
+/// Adds one rule; all its queries are sent in the round trip that locks its tree.
 fn add_single(
     tx: &mut Tx<'_>,
     request: &Request<'_>,
@@ -90,7 +91,7 @@ fn add_single(
     add_one(tx, work, asked.take(&mut answers), ledger, rng)
 }
 
-/// Adds several rules, all or none: what they need is held for all of them first, in order.
+/// Adds several rules, all or none: the rows of all of them are locked first, in order.
 fn add_several(
     tx: &mut Tx<'_>,
     request: &Request<'_>,
@@ -136,19 +137,19 @@ struct Asked {
 
 /// Their answers.
 struct Known {
-    /// The data identifier, as it is now that its row is held.
+    /// The data identifier, read after its row was locked.
     did: Option<Row>,
-    /// The row of the new rule; none if there is such a rule.
+    /// The row of the new rule; none if such a rule exists.
     inserted: Option<Row>,
     limits: Option<account::Limits>,
-    /// Where the file of a rule on one file is.
+    /// The replicas of the file, for a rule on one file.
     alone: Option<Vec<Row>>,
-    /// Whether a collection holds anything, where that was asked for.
+    /// Whether a collection has any bytes, where that was queried.
     has_bytes: Option<bool>,
 }
 
 impl Asked {
-    /// Adds the queries for a rule on `did`: its state, the new row, and what placing it needs.
+    /// Adds the queries for a rule on `did`: its state, the new row, and the data for placing it.
     fn ask(
         ask: &mut Pipeline,
         request: &Request<'_>,
@@ -158,7 +159,7 @@ impl Asked {
     ) -> Self {
         let new = request.new;
         let file = did.did_type == DidType::File;
-        // Whether it is closed or approved depends on the row that is held now.
+        // Whether it is closed or approved depends on the row that is locked now.
         let found = did::ask_by_id(ask, did.id, file);
         let inserted = ask.query(INSERT, &row(request, did, uuid));
         let placed = !new.ask_approval;
@@ -185,7 +186,7 @@ fn datasets(collections: &BTreeMap<i64, DidType>) -> Vec<i64> {
     collections.iter().filter(|(_, kind)| **kind == DidType::Dataset).map(|(id, _)| *id).collect()
 }
 
-/// What one rule is made from.
+/// The inputs for one rule.
 struct Work<'a> {
     request: &'a Request<'a>,
     uuid: String,
@@ -193,7 +194,7 @@ struct Work<'a> {
     below: &'a [i64],
 }
 
-/// Checks what can be checked of the targets before anything is held. Returns whether the rule is
+/// Checks the targets as far as possible before any row is locked. Returns whether the rule is
 /// locked.
 fn check_targets(tx: &mut Tx<'_>, new: &NewRule) -> Result<bool> {
     let found = if new.ignore_availability {
@@ -228,12 +229,12 @@ const COUNT_FILES: &str = "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_
 
 const HAS_BYTES: &str = "SELECT 1 FROM contents WHERE parent IN ARRAY(?1) AND bytes > 0 LIMIT 1";
 
-/// From how many files on a rule is large.
+/// The number of files from which a rule is large.
 fn most_files(new: &NewRule, settings: &Settings) -> i64 {
     (settings.bulk + new.copies - 1) / new.copies
 }
 
-/// Whether the rule is left to others however large it is.
+/// Whether the rule is not applied at once, regardless of its size.
 fn is_later_anyway(new: &NewRule, did: &DidRecord) -> bool {
     let split = new.split_container && did.did_type == DidType::Container;
     new.asynchronous || new.ask_approval || new.delay_injection.is_some() || split
@@ -244,19 +245,19 @@ fn must_count(new: &NewRule, did: &DidRecord) -> bool {
     did.did_type != DidType::File && !is_later_anyway(new, did)
 }
 
-/// Adds the query that counts the files of a rule, as far as it matters.
+/// Adds the query that counts the files of a rule, up to the number that matters.
 fn ask_count(ask: &mut Pipeline, new: &NewRule, did: &DidRecord, settings: &Settings) -> Pending {
     ask.query(COUNT_FILES, values![did.id, most_files(new, settings)])
 }
 
-/// Whether the rule is left to the injector, or to somebody's approval; `counted` is the number of its
+/// Whether the rule is left to the injector or waits for approval; `counted` is the number of its
 /// files, where that decides.
 fn is_later(new: &NewRule, did: &DidRecord, settings: &Settings, counted: Option<i64>) -> bool {
     counted
         .map_or_else(|| is_later_anyway(new, did), |counted| counted >= most_files(new, settings))
 }
 
-/// Holds the files of all rules that are applied now, in one go and so in order.
+/// Locks the files of all rules that are applied now, in one statement and thus in order.
 fn hold_files(tx: &mut Tx<'_>, dids: &[DidRecord], later: &[bool]) -> Result<()> {
     let now: Vec<i64> =
         dids.iter().zip(later).filter(|(_, later)| !**later).map(|(did, _)| did.id).collect();
@@ -305,7 +306,7 @@ fn add_one(
     }
     let mut plan = place::prepare_with(tx, &rule, known.limits, ledger)?;
     plan.alone = known.alone;
-    // Nothing to hold always fits a quota.
+    // A rule without bytes always fits a quota.
     if known.has_bytes.unwrap_or(did.bytes.unwrap_or(0) > 0) {
         plan.selector.check_quota()?;
     }
@@ -334,7 +335,8 @@ fn write_state(tx: &mut Tx<'_>, id: i64, state: RuleState) -> Result<()> {
     Ok(())
 }
 
-/// A closed data identifier below the RSE's thresholds needs nobody's approval.
+/// Whether the rule is approved automatically: its data identifier is closed and below the RSE's
+/// thresholds.
 fn is_auto_approved(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord) -> Result<bool> {
     let found = crate::rse::resolve(tx, &new.rse_expression)?;
     let rses = crate::rse::all(tx)?;
@@ -350,7 +352,7 @@ fn is_auto_approved(tx: &mut Tx<'_>, new: &NewRule, did: &DidRecord) -> Result<b
     Ok(below(bytes, did.bytes) && below(files, did.length))
 }
 
-/// Puts the files of a rule on a collection into `w_files`, each with its group, and its datasets,
+/// Loads the files of a rule on a collection into `w_files`, each with its group, and its datasets,
 /// if there are several, into `w_sets`.
 fn load(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64]) -> Result<Vec<i64>> {
     tx.clear(&["w_files"])?;
@@ -375,13 +377,13 @@ const INSERT: &str = "INSERT INTO rules (uuid, account, did_id, did_type, copies
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 'R', ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24)
     ON CONFLICT (did_id, account, rse_expression, copies) WHERE soft_deleted = 0 DO NOTHING RETURNING id";
 
-/// When a rule counts as created, and when it expires.
+/// The creation and expiry times of a rule.
 fn times(new: &NewRule, now: Micros) -> (Micros, Option<Micros>) {
     let after = |seconds: i64| now.saturating_add(seconds.saturating_mul(SECOND));
     (new.delay_injection.map_or(now, after), new.lifetime.map(after))
 }
 
-/// A new rule as [`INSERT`] takes it.
+/// The parameters of [`INSERT`] for a new rule.
 fn row(request: &Request<'_>, did: &DidRecord, uuid: &str) -> Vec<Value> {
     let Request { new, locked, now, .. } = *request;
     let (created, expires) = times(new, now);
@@ -414,7 +416,7 @@ fn row(request: &Request<'_>, did: &DidRecord, uuid: &str) -> Vec<Value> {
     .to_vec()
 }
 
-/// The new rule, of which the database has returned this row.
+/// The new rule, from the row that the database has returned.
 fn inserted(row: Option<&Row>, work: &Work<'_>, did: &DidRecord) -> Result<Rule> {
     let Request { new, locked, now, .. } = *work.request;
     let uuid = &work.uuid;

@@ -1,7 +1,7 @@
-//! Deleting a rule: `delete_replication_rule`, at once or in an hour.
+//! Deleting a rule: `delete_replication_rule`, at once or after an hour.
 //!
-//! A rule with very many locks is deleted in committed steps: it is marked first, whoever finds
-//! the mark goes on, and until the last lock is gone its counters are right.
+//! A rule with very many locks is deleted in committed steps: it is marked first, any server that
+//! finds the mark continues, and its counters are right until the last lock is gone.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +14,12 @@ use crate::error::{Class, Error, Result, refuse};
 use crate::rule::read::{self, lock_rules};
 use crate::rule::{Settings, state};
 
-/// What is left after a step.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
-    /// Nothing: the rule is gone.
+    /// The rule is gone.
     Gone,
-    /// Locks: call again.
+    /// Locks are left: call again.
     More,
 }
 
@@ -36,8 +36,8 @@ fn check(rule: &Rule) -> Result<()> {
     Ok(())
 }
 
-/// Deletes a rule, or as many of its locks as one transaction should. `purge` makes replicas that
-/// lose their last lock obsolete at once; nothing said means what the rule says.
+/// Deletes a rule, or as many of its locks as fit one transaction. `purge` makes replicas that lose
+/// their last lock obsolete at once; `None` means the setting of the rule.
 pub fn delete_replication_rule(
     tx: &mut Tx<'_>,
     uuid: &str,
@@ -54,7 +54,7 @@ pub fn delete_replication_rule(
     remove(tx, rule, purge, settings.step.saturating_mul(5), now)
 }
 
-/// Deletes a held rule in one go, whatever its size.
+/// Deletes a rule whose row is locked in one step, regardless of its size.
 pub(crate) fn delete_whole(
     tx: &mut Tx<'_>,
     rule: Rule,
@@ -81,7 +81,7 @@ fn remove(
     if taken > 0 {
         tx.execute("INSERT INTO w_files (did) SELECT DISTINCT did FROM w_units", &[])?;
         lock_files(tx)?;
-        // A transfer may have moved a lock from one state to another while we waited.
+        // A transfer may have changed the state of a lock while this transaction waited.
         if tx.is_postgres() {
             tx.execute(
                 "UPDATE w_units SET lock = l.state FROM locks l WHERE l.rule_id = ?1 AND l.did_id = w_units.did
@@ -115,7 +115,7 @@ fn remove(
         return Ok(Deleted::More);
     }
     tx.execute("DELETE FROM dataset_locks WHERE rule_id = ?1", values![rule.id])?;
-    // Whoever waited for this rule keeps what it has.
+    // A rule that was to be replaced by this one stays.
     tx.execute(
         "UPDATE rules SET child_rule_id = NULL, expires_at = NULL WHERE child_rule_id = ?1",
         values![rule.id],
@@ -126,8 +126,8 @@ fn remove(
     Ok(Deleted::Gone)
 }
 
-/// Lets a rule expire in an hour, or sooner if it would anyway. The same rule may be asked for anew
-/// meanwhile.
+/// Lets a rule expire in an hour, or earlier if its own expiry is earlier. An equal rule may be
+/// added meanwhile.
 pub fn expire_replication_rule(
     tx: &mut Tx<'_>,
     uuid: &str,
@@ -148,7 +148,7 @@ pub fn expire_replication_rule(
     Ok(())
 }
 
-/// Cleans one rule whose time has come, or a step of it. A rule that may not go is left alone.
+/// Deletes one expired rule, or a step of it. A rule that may not be deleted is left alone.
 pub(crate) fn clean(tx: &mut Tx<'_>, id: i64, settings: &Settings, now: Micros) -> Result<Deleted> {
     let Some(rule) = lock_rules(tx, &BTreeSet::from([id]))?.pop() else { return Ok(Deleted::Gone) };
     let due = rule.deleted_at.is_some()
@@ -161,7 +161,7 @@ pub(crate) fn clean(tx: &mut Tx<'_>, id: i64, settings: &Settings, now: Micros) 
     remove(tx, rule, None, settings.step.saturating_mul(5), now)
 }
 
-/// Approves a rule that waits for it: the injector applies it, whatever the quota.
+/// Approves a rule that waits for approval: the injector applies it, regardless of the quota.
 pub fn approve(tx: &mut Tx<'_>, uuid: &str, now: Micros) -> Result<()> {
     let rule = waiting(tx, uuid)?;
     let Some(rule) = rule else { return Ok(()) };

@@ -1,7 +1,8 @@
-//! Evaluating a data identifier: what was attached gets locks, what was detached loses them.
+//! Evaluates a changed data identifier: attached files get locks, detached files lose them.
 //!
-//! One call is one transaction and takes a bounded number of files; it says whether more is left.
-//! A rule that cannot take the new files becomes STUCK with the reason, and the others go on.
+//! One call is one transaction with a bounded number of files; it returns whether more is left. A
+//! rule that cannot take the new files becomes STUCK with the reason, without affecting other
+//! rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,10 +17,10 @@ use crate::rule::place::{self, Earlier};
 use crate::rule::read::lock_rules;
 use crate::rule::{Settings, state, unlock};
 
-/// Whether a data identifier still waits.
+/// Whether a data identifier still has unprocessed changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evaluated {
-    /// Nothing is left.
+    /// None are left.
     Whole,
     /// There is more: evaluate it again.
     More,
@@ -40,7 +41,8 @@ fn flagged(tx: &mut Tx<'_>, did: i64, most: i64) -> Result<Vec<(i64, bool)>> {
     rows.iter().map(|row| Ok((row.int(0)?, row.flag(1)?))).collect()
 }
 
-/// Applies the rules of a data identifier and of all above it to what was attached to it.
+/// Applies the rules of a data identifier and of its ancestors to the children that were attached
+/// to it.
 pub fn evaluate_attach(
     tx: &mut Tx<'_>,
     did: i64,
@@ -88,8 +90,8 @@ pub fn evaluate_attach(
     Ok(Evaluated::More)
 }
 
-/// Rules that take new files: not suspended, not waiting, and of those still being injected only
-/// the ones that have begun (the others read the tree when they do).
+/// Rules that take new files: not suspended, not waiting, and of those being injected only the ones
+/// that have begun (the others read the tree when they begin).
 fn active_rules(tx: &mut Tx<'_>, dids: &BTreeSet<i64>) -> Result<BTreeSet<i64>> {
     let rows = tx.query(
         "SELECT id FROM rules WHERE did_id IN ARRAY(?1) AND deleted_at IS NULL AND state NOT IN ('U', 'W')
@@ -99,7 +101,7 @@ fn active_rules(tx: &mut Tx<'_>, dids: &BTreeSet<i64>) -> Result<BTreeSet<i64>> 
     rows.iter().map(|row| Ok(row.int(0)?)).collect()
 }
 
-/// Puts the new files into `w_some`, each with the first dataset it is in.
+/// Loads the new files into `w_some`, each with the first dataset it is in.
 fn new_files(
     tx: &mut Tx<'_>,
     did: i64,
@@ -115,7 +117,7 @@ fn new_files(
             values![did, settings.step],
         )?
     } else {
-        // A rule that could not take everything before is not waited for: the repairer will.
+        // Skip rules that could not take all files before: the repairer completes them.
         let waiting: Vec<i64> =
             rules.iter().filter(|rule| !rule.incomplete).map(|rule| rule.id).collect();
         tx.execute(
@@ -164,7 +166,7 @@ fn apply(
             let error = (new.stuck > 0).then_some("MissingSourceReplica");
             state::settle(tx, rule, counts, !rule.incomplete, error, now)?;
         }
-        // Choosing fails before anything is written, so that there is nothing to undo.
+        // Choosing fails before anything is written, so nothing needs to be undone.
         Err(Error::Refused(refusal)) => {
             let error = format!("{}: {}", refusal.class, refusal.message);
             state::settle(tx, rule, rule.counts, false, Some(&error), now)?;
@@ -174,7 +176,7 @@ fn apply(
     Ok(())
 }
 
-/// Takes the locks of what was detached, unless the file is still below the rule by another path.
+/// Removes the locks of detached files, unless a file is still below the rule by another path.
 pub fn evaluate_detach(
     tx: &mut Tx<'_>,
     did: i64,
@@ -191,7 +193,7 @@ pub fn evaluate_detach(
         }
     }
     let whole = files.len() < gone.len();
-    // A file that left may have been locked by any rule that once reached it through here.
+    // A detached file may be locked by any rule that reached it through this data identifier.
     let sql = "SELECT DISTINCT rule_id FROM locks WHERE did_id IN ARRAY(?1)";
     let mut ids: BTreeSet<i64> = tx
         .query(sql, values![files.clone()])?
@@ -277,7 +279,7 @@ pub fn evaluate_detach(
     Ok(Evaluated::Whole)
 }
 
-/// Collects the locks of a rule whose files are in none of its datasets any more.
+/// Collects the locks of a rule on files that are no longer in any of its datasets.
 fn orphans(
     tx: &mut Tx<'_>,
     into: &str,

@@ -1,8 +1,8 @@
-//! Injecting: a rule that is large, delayed or approved is applied in committed steps.
+//! Injects a rule: one that is large, delayed or approved is applied in committed steps.
 //!
-//! How far it came is written with each step (the dataset and the last file in it), so that
-//! whoever goes on, after a crash too, neither repeats nor leaves out a file. What is attached
-//! meanwhile is the evaluator's; files that have locks already are passed over.
+//! The progress is written with each step (the dataset and the last file in it), so that the next
+//! step, also after a crash, neither repeats nor skips a file. Files that are attached meanwhile
+//! are processed by the evaluator; files that have locks already are skipped.
 
 use std::collections::BTreeSet;
 
@@ -17,18 +17,18 @@ use crate::rule::place::{self, Earlier};
 use crate::rule::read::{self, lock_rules};
 use crate::rule::{Settings, add, delete, state};
 
-/// What became of a rule.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Injected {
     /// It is applied, or cannot be.
     Whole,
     /// There are more files: inject it again.
     More,
-    /// It is not its time.
+    /// It is not due yet.
     NotYet,
 }
 
-/// One step of applying a rule that is to be injected.
+/// Does one step of applying a rule.
 pub fn inject(
     tx: &mut Tx<'_>,
     id: i64,
@@ -61,7 +61,7 @@ pub fn inject(
     }
     let step = next_files(tx, &rule, &datasets, settings.step)?;
     lock_files(tx)?;
-    // Between the first and the last of these the rule rarely has any lock: one look tells.
+    // The rule rarely has locks between the first and the last of these files: one query shows it.
     let locked =
         "SELECT 1 FROM locks WHERE rule_id = ?1 AND did_id >= (SELECT MIN(did) FROM w_files)
         AND did_id <= (SELECT MAX(did) FROM w_files) LIMIT 1";
@@ -101,7 +101,7 @@ pub fn inject(
 /// The files of one step, in `w_files`.
 struct Step {
     sets: Vec<i64>,
-    /// Where the next step begins after, if there is one.
+    /// The position after which the next step begins, if there is one.
     next: Option<(i64, i64)>,
 }
 
@@ -134,7 +134,7 @@ fn next_files(tx: &mut Tx<'_>, rule: &Rule, datasets: &[i64], most: i64) -> Resu
             break;
         }
     }
-    // A file in two of these datasets goes with the first.
+    // A file in two of these datasets is placed with the first.
     let mut seen = BTreeSet::new();
     rows.retain(|row| seen.insert(row.0));
     tx.clear(&["w_files", "w_sets"])?;
@@ -165,11 +165,12 @@ fn apply(
     place::place(tx, &mut plan, &step.sets, Earlier::Keep, rng, ledger, now)
 }
 
-/// A rule that cannot be applied: no quota suspends it, anything else is the repairer's.
+/// Handles a rule that cannot be applied: a missing quota suspends it, other errors are left to the
+/// repairer.
 fn stopped(tx: &mut Tx<'_>, rule: &Rule, refusal: &Refusal, now: Micros) -> Result<Injected> {
     let error = format!("{}: {}", refusal.class, refusal.message);
     if refusal.class == Class::RSEWriteBlocked {
-        // It will pass: the injector comes back to it.
+        // The cause is temporary: the injector retries it.
         let sql = "UPDATE rules SET error = ?2, repair_at = ?3 WHERE id = ?1";
         tx.execute(
             sql,

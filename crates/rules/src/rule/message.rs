@@ -1,4 +1,4 @@
-//! The outbox: what rules tell the world.
+//! The outbox: messages about rules for other systems.
 
 use mainstay_catalog::{Tx, values};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ fn is_closed(tx: &mut Tx<'_>, did: i64) -> Result<bool> {
     }
 }
 
-/// A rule has become OK.
+/// Sends the message that a rule has become OK.
 pub(crate) fn rule_ok(tx: &mut Tx<'_>, rule: &Rule, now: Micros) -> Result<()> {
     if rule.notification == Notification::No {
         return Ok(());
@@ -71,7 +71,7 @@ fn datasets_ok(
     Ok(())
 }
 
-/// A collection was closed: rules that are OK and waited for it speak up.
+/// Sends the messages of an OK rule that waited for its collection to be closed.
 pub(crate) fn closed(tx: &mut Tx<'_>, rule: &Rule, did: i64, now: Micros) -> Result<()> {
     if rule.state != RuleState::Ok {
         return Ok(());
@@ -82,7 +82,7 @@ pub(crate) fn closed(tx: &mut Tx<'_>, rule: &Rule, did: i64, now: Micros) -> Res
     datasets_ok(tx, rule, Some(did), true, now)
 }
 
-/// Tells the progress of a rule when it has passed another ten per cent.
+/// Sends the progress of a rule when it has passed another ten per cent.
 pub(crate) fn progress(tx: &mut Tx<'_>, rule: &Rule, counts: Counts, now: Micros) -> Result<()> {
     let (before, after) = (decide::progress(rule.counts), decide::progress(counts));
     if rule.notification != Notification::Progress

@@ -1,9 +1,9 @@
-//! Placing files: RSEs are chosen for them, and locks, replicas and transfer requests follow.
+//! Places files: chooses RSEs for them and creates locks, replicas and transfer requests.
 //!
 //! The files are in `w_files` (each with the group it is placed with), the datasets in `w_sets`.
-//! Choosing is done here by [`Selector`]; what follows from a choice is done by a fixed number of
-//! statements over whole sets, however many files there are. The rows of the rule's collections,
-//! of the rule, of the files and of the counters must be held.
+//! [`Selector`] chooses; the effects of a choice are written by a fixed number of statements over
+//! whole sets, however many files there are. The caller must hold the rows of the rule's
+//! collections, of the rule, of the files and of the counters.
 
 mod write;
 
@@ -20,14 +20,14 @@ use crate::expression::Expression;
 use crate::select::{Selector, Wish};
 pub(crate) use write::write_units;
 
-/// How earlier choices of the rule bear on this one.
+/// How earlier choices of the rule affect this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Earlier {
     /// There are none: coverage and weights decide.
     None,
-    /// New files go where their brothers are, unless they do not fit there.
+    /// New files go where the other files of their group are, unless they do not fit there.
     Follow,
-    /// A rule applied in steps keeps to what its first step chose.
+    /// A rule applied in steps keeps the choice of its first step.
     Keep,
 }
 
@@ -36,21 +36,22 @@ pub(crate) enum Earlier {
 pub(crate) struct Plan<'a> {
     pub(crate) rule: &'a Rule,
     pub(crate) selector: Selector,
-    /// RSE → (writable, staging area), of all targets.
+    /// RSE → (writable, staging area), for all targets.
     targets: BTreeMap<i64, (bool, bool)>,
     sources: Option<BTreeSet<i64>>,
-    /// Where the file of a new rule on one file is, if that was asked for already ([`ask_alone`]).
+    /// The replicas of the file of a new rule on one file, if they were queried already
+    /// ([`ask_alone`]).
     pub(crate) alone: Option<Vec<Row>>,
 }
 
 impl Plan<'_> {
-    /// The RSEs copies may be made from, if the rule says.
+    /// The RSEs that copies may be made from, if the rule restricts them.
     pub(crate) fn sources(&self) -> Option<&BTreeSet<i64>> {
         self.sources.as_ref()
     }
 }
 
-/// Resolves a rule's expressions and reads what its account has left.
+/// Resolves a rule's expressions and reads the remaining quota of its account.
 pub(crate) fn prepare<'a>(
     tx: &mut Tx<'_>,
     rule: &'a Rule,
@@ -106,7 +107,8 @@ pub(crate) fn sources(tx: &mut Tx<'_>, text: &str) -> Result<BTreeSet<i64>> {
         .map_err(|refusal| refuse(Class::InvalidSourceReplicaExpression, refusal.message))
 }
 
-/// The datasets of a rule in the order of their names, as `w_sets` (0, 1, …). A file has none.
+/// Loads the datasets of a rule into `w_sets` in the order of their names (0, 1, …). A rule on a
+/// file has none.
 pub(crate) fn load_sets(
     tx: &mut Tx<'_>,
     datasets: impl IntoIterator<Item = i64>,
@@ -149,7 +151,7 @@ pub(crate) fn place(
     }
 }
 
-/// Where copies are to be.
+/// The chosen places of copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Chosen {
     /// Group and RSE: all files of the group in `w_files` go there.
@@ -213,7 +215,7 @@ fn choose_groups(
     Ok(picks)
 }
 
-/// An earlier choice is kept, if what is placed now still fits.
+/// Keeps an earlier choice, if the new files still fit.
 fn keep(plan: &mut Plan<'_>, rses: &[i64], size: i64) -> Result<(), Refusal> {
     for rse in rses {
         if plan.targets.contains_key(rse) && !plan.selector.fits(*rse, size) {
@@ -228,7 +230,7 @@ fn keep(plan: &mut Plan<'_>, rses: &[i64], size: i64) -> Result<(), Refusal> {
 }
 
 fn coverage_sql(earlier: Earlier) -> String {
-    // At creation whatever is or will be there counts; later only what can be relied upon.
+    // At creation, existing and pending copies count; later only reliable ones.
     let states = if earlier == Earlier::Follow { "IN ('A', 'C', 'T')" } else { "<> 'B'" };
     format!(
         "SELECT w.dataset, p.rse_id, CAST(SUM(p.bytes) AS BIGINT) FROM w_files w LOOKUP JOIN replicas p ON (p.did_id = w.did)
@@ -236,7 +238,7 @@ fn coverage_sql(earlier: Earlier) -> String {
     )
 }
 
-/// Where the rule has put the files of each group before, oldest choice first.
+/// The RSEs that the rule has chosen for each group before, oldest choice first.
 fn former(
     tx: &mut Tx<'_>,
     rule: &Rule,
@@ -244,7 +246,7 @@ fn former(
     earlier: Earlier,
 ) -> Result<BTreeMap<i64, Vec<i64>>> {
     let all = rule.grouping == Grouping::All;
-    // An empty dataset's locks bind nobody: they move with its first files.
+    // Locks of an empty dataset do not bind the choice: they move with its first files.
     let used = match earlier {
         Earlier::Keep => "1 = 1",
         _ if all => "EXISTS (SELECT 1 FROM locks l WHERE l.rule_id = k.rule_id AND l.rse_id = k.rse_id)",
@@ -291,7 +293,7 @@ fn whole(tx: &mut Tx<'_>, rule: &Rule, sets: &[i64], group: i64) -> Result<Optio
     Ok(Some((size, rows.iter().map(|row| Ok((row.int(0)?, row.int(1)?))).collect::<Result<_>>()?)))
 }
 
-/// Each dataset is locked where its files are.
+/// Locks each dataset where its files are.
 fn lock_datasets(
     tx: &mut Tx<'_>,
     rule: &Rule,
@@ -314,7 +316,8 @@ fn lock_datasets(
         return Ok(());
     }
     if sets.len() == 1 {
-        // One dataset is locked without a table of picks; so is each of few, by far the most.
+        // A single dataset, or each of a few, is locked without a table of picks; this is by far
+        // the most common case.
         let rses: Vec<i64> = picks.iter().map(|pick| pick.1).collect();
         return Ok(tx.later(
             "INSERT INTO dataset_locks (rule_id, did_id, rse_id, state, length, bytes, created_at)
@@ -342,20 +345,20 @@ fn lock_datasets(
     Ok(())
 }
 
-/// A file, its size, and where it is already with how many bytes.
+/// A file, its size, and the RSEs it is on with the bytes there.
 type Covered = (i64, i64, Vec<(i64, i64)>);
 
-/// Where a file is, of which a new rule cannot hold anything yet.
+/// The replicas of a file on which a new rule has no locks yet.
 const ALONE: &str = "SELECT w.id, w.bytes, p.rse_id, NULL FROM dids w
     LEFT LOOKUP JOIN replicas p ON (p.did_id = w.id AND p.state <> 'B') WHERE w.id = ?1";
 
-/// Adds the query that placing a new rule on one file begins with.
+/// Adds the first query of placing a new rule on one file.
 pub(crate) fn ask_alone(ask: &mut Pipeline, file: i64) -> Pending {
     ask.query(ALONE, values![file])
 }
 
-/// Chooses for each file in `w_files` by itself, or for the file the rule is for; locks the rule
-/// already has on it count.
+/// Chooses for each file in `w_files` separately, or for the file the rule is for. Locks that the
+/// rule already has on it count.
 fn choose_files(
     tx: &mut Tx<'_>,
     plan: &mut Plan<'_>,

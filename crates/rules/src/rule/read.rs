@@ -66,7 +66,7 @@ pub(crate) fn by_ids(tx: &mut Tx<'_>, ids: Vec<i64>) -> Result<Vec<Rule>> {
     tx.query(&sql, values![ids])?.iter().map(from_row).collect()
 }
 
-/// The same on PostgreSQL, with the rules that wait for them, all held in order.
+/// The same on PostgreSQL, with the rules that wait for them; all rows are locked in order.
 pub(crate) fn held_by_ids(tx: &mut Tx<'_>, ids: Vec<i64>) -> Result<Vec<Rule>> {
     let sql = format!(
         "SELECT {COLUMNS} FROM rules r JOIN dids d ON d.id = r.did_id WHERE r.id = ANY (ARRAY(SELECT unnest(?1::bigint[])
@@ -75,8 +75,8 @@ pub(crate) fn held_by_ids(tx: &mut Tx<'_>, ids: Vec<i64>) -> Result<Vec<Rule>> {
     tx.query(&sql, values![ids])?.iter().map(from_row).collect()
 }
 
-/// Locks rules by number, with the rules that wait for them, and reads them. Rules that are gone
-/// are left out.
+/// Locks the rows of rules by number, with the rules that wait for them, and reads them. Deleted
+/// rules are left out.
 pub fn lock_rules(tx: &mut Tx<'_>, ids: &BTreeSet<i64>) -> Result<Vec<Rule>> {
     if ids.is_empty() {
         return Ok(Vec::new());
@@ -95,7 +95,7 @@ pub fn not_found(uuid: &str) -> Error {
     refuse(Class::RuleNotFound, format!("No rule with the id {shown} found"))
 }
 
-/// An identity as it is kept: 32 digits.
+/// An identity as it is stored: 32 digits.
 pub fn plain(uuid: &str) -> String {
     uuid.replace('-', "").to_ascii_lowercase()
 }
@@ -113,7 +113,7 @@ pub(crate) fn rule_by_id(tx: &mut Tx<'_>, id: i64) -> Result<Option<Rule>> {
     Ok(by_ids(tx, vec![id])?.into_iter().next())
 }
 
-/// How the text of a filter is read.
+/// How the value of a filter is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Text,
@@ -127,12 +127,12 @@ enum Kind {
     DidType,
     Grouping,
     Notification,
-    /// A second; what is kept is finer.
+    /// A time in seconds; stored times are finer.
     Second,
     Moment,
 }
 
-/// What rules can be listed by: each thing that is shown of them. `#` is what it must be.
+/// The keys that rules can be listed by, which are all shown fields. `#` stands for the value.
 const FILTERS: &[(&str, &str, Kind)] = &[
     ("id", "r.uuid = #", Kind::Identity),
     ("account", "r.account = #", Kind::Text),
@@ -178,7 +178,7 @@ const FILTERS: &[(&str, &str, Kind)] = &[
 ];
 
 impl Kind {
-    /// What a text means, or what it should be.
+    /// Parses a value; the error is the expected form.
     fn read(self, text: &str) -> Result<Value, &'static str> {
         let word = |word: Option<&'static str>| word.map(Value::from);
         match self {
@@ -206,12 +206,12 @@ impl Kind {
     }
 }
 
-/// Which rules to list; nothing said means all.
+/// Selects the rules to list; empty selects all.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
-    /// What must hold, each with a value for its `#`.
+    /// Conditions, each with the value of its `#`.
     conditions: Vec<(&'static str, Value)>,
-    /// Columns, and the pattern that each must match.
+    /// Columns, each with the pattern it must match.
     patterns: Vec<(&'static str, String)>,
 }
 
@@ -228,7 +228,7 @@ impl Filter {
         Self { conditions: vec![("r.account = #", Value::from(account))], ..Self::default() }
     }
 
-    /// Takes only rules of which `key` is what the text says.
+    /// Restricts the filter to rules whose `key` has this value.
     pub fn and(mut self, key: &str, text: &str) -> Result<Self> {
         let Some((_, condition, kind)) = FILTERS.iter().find(|(name, ..)| *name == key) else {
             let message = format!("Rules cannot be listed by {key:.40}");
@@ -247,17 +247,17 @@ impl Filter {
     }
 }
 
-/// A pattern with `*` as PostgreSQL has it.
+/// A pattern with `*` as a PostgreSQL LIKE pattern.
 fn like(pattern: &str) -> String {
     pattern.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%")
 }
 
-/// A pattern with `*` as SQLite has it, whose LIKE passes over capitals.
+/// A pattern with `*` as a SQLite GLOB pattern, because LIKE ignores case there.
 fn glob(pattern: &str) -> String {
     pattern.replace('[', "[[]").replace('?', "[?]")
 }
 
-/// Hands over the rules that a filter takes, oldest first.
+/// Calls `each` for the rules that a filter selects, oldest first.
 pub fn list(
     tx: &mut Tx<'_>,
     filter: &Filter,
@@ -285,7 +285,7 @@ pub fn list(
     tx.for_each(&sql, &params, &mut |row| each(from_row(&row)?))
 }
 
-/// The rules of a data identifier and of everything above it.
+/// The rules of a data identifier and of all its ancestors.
 pub fn associated(tx: &mut Tx<'_>, did: i64) -> Result<Vec<Rule>> {
     let above: Vec<i64> = mainstay_catalog::order::ancestors(tx, &[did])?.into_iter().collect();
     let sql = "SELECT id FROM rules WHERE did_id IN ARRAY(?1)";
@@ -308,7 +308,7 @@ pub struct Lock {
     pub updated_at: Micros,
 }
 
-/// Hands over the locks of a rule by file.
+/// Calls `each` for the locks of a rule, by file.
 pub fn locks(tx: &mut Tx<'_>, rule: &Rule, each: &mut dyn FnMut(Lock) -> Result<()>) -> Result<()> {
     let uuid = rule.uuid.clone();
     tx.for_each(
@@ -345,7 +345,7 @@ pub struct DatasetLock {
     pub accessed_at: Option<Micros>,
 }
 
-/// Whose dataset locks to list.
+/// Selects dataset locks by rule, dataset or RSE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "what the number is of")]
 pub enum DatasetLocksOf {

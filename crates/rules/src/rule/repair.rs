@@ -1,8 +1,8 @@
-//! Repairing a stuck rule.
+//! Repairs a stuck rule.
 //!
-//! Locks whose copy has come are OK, surplus ones go, files without enough locks get them, and the
-//! rest is tried again: elsewhere where files are placed by themselves, else in place and ever
-//! more slowly. All of it is one transaction, so that a repair is done or not begun.
+//! Locks whose copy has arrived become OK, surplus ones are removed, files without enough locks get
+//! them, and the rest is retried: on another RSE if files are placed separately, else in place with
+//! growing delays. A repair is one transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,7 +65,7 @@ pub fn repair_rule(
     state::settle(tx, &rule, counts, complete, error.as_deref(), now).map(Some)
 }
 
-/// The counters of a rule as its locks say.
+/// The counters of a rule, from its locks.
 pub(crate) fn recount(tx: &mut Tx<'_>, rule: i64) -> Result<Counts> {
     let mut counts = Counts::default();
     let sql = "SELECT state, COUNT(*) FROM locks WHERE rule_id = ?1 GROUP BY state";
@@ -84,7 +84,7 @@ struct Repair<'a> {
     error: Option<String>,
 }
 
-/// Files of the rule with the number of locks they have.
+/// Files of the rule with the number of their locks.
 const FILES: &str = "(SELECT DISTINCT c.child AS did FROM contents c WHERE c.parent IN ARRAY(?2)
     UNION SELECT d.id FROM dids d WHERE d.id = ?3 AND d.did_type = 'F')";
 
@@ -92,7 +92,7 @@ impl Repair<'_> {
     fn run(&mut self, tx: &mut Tx<'_>, rng: &mut dyn Rng) -> Result<()> {
         self.hold_files(tx)?;
         self.drop_surplus(tx)?;
-        self.take_what_came(tx)?;
+        self.settle_arrived(tx)?;
         let plan = place::prepare(tx, self.rule, &mut self.ledger);
         let mut plan = match plan {
             Ok(plan) => plan,
@@ -105,7 +105,7 @@ impl Repair<'_> {
         self.drop_empty_dataset_locks(tx)
     }
 
-    /// A refusal is kept as the rule's error; what was done so far stands by itself.
+    /// Keeps a refusal as the rule's error; the changes so far remain valid.
     fn note(&mut self, error: Error) -> Result<()> {
         match error {
             Error::Refused(refusal) => {
@@ -120,8 +120,8 @@ impl Repair<'_> {
         [self.rule.id.into(), self.datasets.clone().into(), self.rule.did_id.into()]
     }
 
-    /// Holds the files that have stuck locks, and those that have not as many locks as copies. Those that
-    /// are lost have nothing that could be locked.
+    /// Locks the files with stuck locks, and those with fewer locks than copies. Lost files are
+    /// left out: they cannot be locked.
     fn hold_files(&mut self, tx: &mut Tx<'_>) -> Result<()> {
         tx.clear(&["w_files", "w_some"])?;
         let sql = "INSERT INTO w_files (did) SELECT DISTINCT did_id FROM locks WHERE rule_id = ?1 AND state = 'S'
@@ -140,7 +140,7 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// A stuck lock that is not needed, because enough others are well, goes.
+    /// Removes stuck locks that are not needed because enough others are not stuck.
     fn drop_surplus(&mut self, tx: &mut Tx<'_>) -> Result<()> {
         tx.clear(&["w_units"])?;
         let taken = tx.execute(
@@ -155,8 +155,8 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// A copy that is there by now is OK.
-    fn take_what_came(&mut self, tx: &mut Tx<'_>) -> Result<()> {
+    /// Makes stuck locks OK whose copy exists by now.
+    fn settle_arrived(&mut self, tx: &mut Tx<'_>) -> Result<()> {
         tx.execute(
             "UPDATE locks SET state = 'O', updated_at = ?2 WHERE rule_id = ?1 AND state = 'S' AND EXISTS (
              SELECT 1 FROM replicas p WHERE p.did_id = locks.did_id AND p.rse_id = locks.rse_id AND p.state IN ('A', 'T'))",
@@ -165,7 +165,7 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// Files with fewer locks than copies get the others, preferably where the rule is already.
+    /// Adds locks to files with fewer locks than copies, preferably on RSEs of the rule.
     fn place_missing(
         &mut self,
         tx: &mut Tx<'_>,
@@ -229,7 +229,7 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// The files in `w_files` with where they are and where this rule locks them.
+    /// The files in `w_files` with their replicas and the locks of this rule.
     fn files_with_locks(&self, tx: &mut Tx<'_>) -> Result<BTreeMap<i64, FileOf>> {
         let mut files: BTreeMap<i64, FileOf> = BTreeMap::new();
         let sql = "SELECT w.did, d.bytes, p.rse_id, p.state, l.rse_id FROM w_files w LEFT LOOKUP JOIN dids d ON (d.id = w.did)
@@ -251,7 +251,7 @@ impl Repair<'_> {
         Ok(files)
     }
 
-    /// Tries what is still stuck again, elsewhere or in place.
+    /// Retries stuck locks, on another RSE or in place.
     fn retry(&mut self, tx: &mut Tx<'_>, plan: &mut Plan<'_>, rng: &mut dyn Rng) -> Result<()> {
         let singly = self.rule.did_type == DidType::File || self.rule.grouping == Grouping::None;
         let first_by_source = self.rule.source_replica_expression.is_some();
@@ -271,7 +271,7 @@ impl Repair<'_> {
         )
     }
 
-    /// Stuck locks of files placed by themselves go to another RSE, where one has room.
+    /// Moves stuck locks of separately placed files to another RSE with room.
     fn move_elsewhere(
         &mut self,
         tx: &mut Tx<'_>,
@@ -320,8 +320,8 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// Stuck locks that are due are tried again where they are, if that RSE takes writes and the
-    /// source expression has a source.
+    /// Retries stuck locks that are due in place, if the RSE takes writes and the source expression
+    /// has a source.
     fn retry_in_place(&mut self, tx: &mut Tx<'_>, plan: &Plan<'_>, due: &str) -> Result<()> {
         let rses = crate::rse::all(tx)?;
         let open: Vec<i64> = rses
@@ -367,7 +367,7 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// A dataset is locked only where the rule locks one of its files.
+    /// Removes dataset locks on RSEs where the rule locks no file of the dataset.
     fn drop_empty_dataset_locks(&mut self, tx: &mut Tx<'_>) -> Result<()> {
         let has = |more: &str| {
             format!(
@@ -396,7 +396,7 @@ impl Repair<'_> {
     }
 }
 
-/// A file, where it is, and where a rule locks it.
+/// A file, the RSEs it is on, and the RSEs where a rule locks it.
 #[derive(Debug, Default)]
 struct FileOf {
     bytes: i64,

@@ -1,4 +1,4 @@
-//! What a rule's locks make of it, written down with everything that follows.
+//! Writes the state of a rule that follows from its locks, with all consequences.
 
 use mainstay_catalog::{Daemon, Tx, values};
 
@@ -20,7 +20,7 @@ pub(crate) fn history(tx: &mut Tx<'_>, rule: i64, event: &str, now: Micros) -> R
 }
 
 /// Writes the counters of a locked rule and the state that follows from them. `rule` is the rule
-/// as it was before; `error` says why it is incomplete or stuck, when that is new.
+/// before the change; `error` is the reason why it is incomplete or stuck, if that is new.
 pub(crate) fn settle(
     tx: &mut Tx<'_>,
     rule: &Rule,
@@ -39,7 +39,8 @@ pub(crate) fn settle(
             .clone()
             .or_else(|| (state == RuleState::Stuck).then(|| "MissingSourceReplica".to_owned())),
     };
-    // The repairer counts from the first failure until all is well, not from the last flip.
+    // The repairer counts from the first failure until all copies exist, not from the last state
+    // change.
     let stuck_at = match state {
         RuleState::Ok => None,
         RuleState::Stuck => rule.stuck_at.or(Some(now)),
@@ -76,7 +77,8 @@ pub(crate) fn settle(
     Ok(state)
 }
 
-/// A rule has entered another state: its dataset locks follow, the world and its parents are told.
+/// Handles the change of a rule to another state: updates its dataset locks, sends messages, and
+/// releases rules that wait for it.
 pub(crate) fn entered(tx: &mut Tx<'_>, rule: &Rule, state: RuleState, now: Micros) -> Result<()> {
     let lock = match state {
         RuleState::Ok => "O",
@@ -95,7 +97,7 @@ pub(crate) fn entered(tx: &mut Tx<'_>, rule: &Rule, state: RuleState, now: Micro
     Ok(())
 }
 
-/// Rules that waited for this one may go now.
+/// Releases the rules that waited for this one.
 pub(crate) fn release_parents(tx: &mut Tx<'_>, rule: i64) -> Result<()> {
     let sql = "UPDATE rules SET child_rule_id = NULL WHERE child_rule_id = ?1";
     if tx.execute(sql, values![rule])? > 0 {

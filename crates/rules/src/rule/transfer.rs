@@ -1,7 +1,7 @@
-//! Transfers that ended: `successful_transfer`, `failed_transfer`.
+//! Records ended transfers: `successful_transfer`, `failed_transfer`.
 //!
-//! A replica can matter to many locks. Its rules are read, held in order, and read again once the
-//! file is held: a rule that came in between makes the transaction start over.
+//! A replica can have many locks. Their rules are read, locked in order, and read again once the
+//! file is locked: a rule that was added in between makes the transaction start over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +14,10 @@ use crate::queue::given_up;
 use crate::rule::read::lock_rules;
 use crate::rule::{Settings, state};
 
-/// The number of a request that nobody made, in the history.
-pub(crate) const UNASKED: i64 = 0;
+/// The request number in the history of a failure without a request.
+pub(crate) const UNREQUESTED: i64 = 0;
 
-/// Some (file, RSE) pairs: one is asked for directly, many through `w_pairs`.
+/// A set of (file, RSE) pairs: one is passed as parameters, many through `w_pairs`.
 struct Units {
     one: Option<(i64, i64)>,
     number: u64,
@@ -40,7 +40,7 @@ impl Units {
         Ok(Self { one: None, number: units.len() as u64 })
     }
 
-    /// The condition on two columns; the pair's numbers are the parameters after `first` others.
+    /// The SQL condition on two columns; the parameters of the pair follow `first` others.
     fn within(&self, file: &str, rse: &str, first: usize) -> String {
         match self.one {
             Some(_) => format!("({file} = ?{} AND {rse} = ?{})", first + 1, first + 2),
@@ -48,7 +48,7 @@ impl Units {
         }
     }
 
-    /// The same for rows of a table that nobody else changes while the files are held.
+    /// The same for rows that do not change while the files are locked.
     fn held_within(
         &self,
         tx: &Tx<'_>,
@@ -95,18 +95,18 @@ impl Units {
     }
 }
 
-/// The copies of these (file, RSE) pairs are there. Telling it twice changes nothing.
+/// Records that the copies of these (file, RSE) pairs exist. A second call changes nothing.
 pub fn successful_transfer(tx: &mut Tx<'_>, units: &[(i64, i64)], now: Micros) -> Result<()> {
-    end(tx, units, Outcome::Success, Teller::Other, now)
+    end(tx, units, Outcome::Success, Reporter::Other, now)
 }
 
-/// The same, told by the worker that has them: it writes no more.
+/// The same, reported by the worker that holds them: it has stopped writing.
 pub(crate) fn finished_transfer(tx: &mut Tx<'_>, units: &[(i64, i64)], now: Micros) -> Result<()> {
-    end(tx, units, Outcome::Success, Teller::Holder, now)
+    end(tx, units, Outcome::Success, Reporter::Holder, now)
 }
 
-/// The copies of these (file, RSE) pairs could not be made. `broken_rule` (by number) is to blame
-/// and is suspended.
+/// Records that the copies of these (file, RSE) pairs could not be made. `broken_rule` (by number)
+/// is the cause and is suspended.
 pub fn failed_transfer(
     tx: &mut Tx<'_>,
     units: &[(i64, i64)],
@@ -114,7 +114,7 @@ pub fn failed_transfer(
     broken_rule: Option<i64>,
     now: Micros,
 ) -> Result<()> {
-    end(tx, units, Outcome::Failure { error, broken_rule }, Teller::Other, now)
+    end(tx, units, Outcome::Failure { error, broken_rule }, Reporter::Other, now)
 }
 
 #[derive(Clone, Copy)]
@@ -123,12 +123,13 @@ enum Outcome<'a> {
     Failure { error: &'a str, broken_rule: Option<i64> },
 }
 
-/// Who tells what became of transfers.
+/// The source of a report about transfers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Teller {
-    /// The worker that has them.
+enum Reporter {
+    /// The worker that holds them.
     Holder,
-    /// Anybody: a worker may still be at them, unless they are uploads, of which the client tells.
+    /// Any other client: a worker may still be writing, except for uploads, which the client
+    /// reports itself.
     Other,
 }
 
@@ -136,7 +137,7 @@ fn end(
     tx: &mut Tx<'_>,
     units: &[(i64, i64)],
     outcome: Outcome<'_>,
-    teller: Teller,
+    reporter: Reporter,
     now: Micros,
 ) -> Result<()> {
     if units.is_empty() {
@@ -160,7 +161,7 @@ fn end(
         units.held_within(tx, "locks", ("did_id", "rse_id"), 1)
     );
     tx.later(&sql, &units.params(vec![Value::Int(now)]))?;
-    if teller == Teller::Other {
+    if reporter == Reporter::Other {
         let which = units.held_within(tx, "requests", ("did_id", "dest_rse_id"), 1);
         let which = format!("{which} AND worker <> 'upload'");
         given_up::remember(tx, &which, &units.params(vec![Value::Int(now)]))?;
@@ -189,7 +190,7 @@ fn write_replicas(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Mic
         ));
     }
     if let Outcome::Success = outcome {
-        // What was brought anew is what it should be.
+        // A file that was transferred again is no longer suspicious.
         let sql = format!(
             "DELETE FROM suspicious_replicas WHERE {}",
             units.within("did_id", "rse_id", 0)
@@ -207,7 +208,7 @@ fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) ->
         }
     };
     if error.is_some() {
-        unasked(tx, units, &error, now)?;
+        record_unrequested(tx, units, &error, now)?;
     }
     let noted = format!(
         "INSERT INTO requests_history (id, request_type, did_id, dest_rse_id, source_rse_id, state, rule_id, activity, bytes,
@@ -230,13 +231,18 @@ fn archive(tx: &mut Tx<'_>, units: &Units, outcome: Outcome<'_>, now: Micros) ->
     Ok(())
 }
 
-/// Failures of what nobody had asked for are kept too, so that locks which are stuck for them can be
-/// explained. Their requests have no number.
-fn unasked(tx: &mut Tx<'_>, units: &Units, error: &Option<String>, now: Micros) -> Result<()> {
+/// Records failures without a request in the history, so that locks stuck because of them can be
+/// explained.
+fn record_unrequested(
+    tx: &mut Tx<'_>,
+    units: &Units,
+    error: &Option<String>,
+    now: Micros,
+) -> Result<()> {
     let sql = format!(
         "INSERT INTO requests_history (id, request_type, did_id, dest_rse_id, state, rule_id, activity, bytes, retry_count,
          err_msg, requested_at, updated_at)
-         SELECT {UNASKED}, 'T', locks.did_id, locks.rse_id, 'F', MIN(locks.rule_id), MIN(r.activity), MIN(locks.bytes), 0, ?2, ?1, ?1
+         SELECT {UNREQUESTED}, 'T', locks.did_id, locks.rse_id, 'F', MIN(locks.rule_id), MIN(r.activity), MIN(locks.bytes), 0, ?2, ?1, ?1
          FROM locks JOIN rules r ON r.id = locks.rule_id WHERE {}
          AND NOT EXISTS (SELECT 1 FROM requests q WHERE q.did_id = locks.did_id AND q.dest_rse_id = locks.rse_id)
          GROUP BY locks.did_id, locks.rse_id",
@@ -281,15 +287,15 @@ fn settle(
     Ok(())
 }
 
-/// Whether a client is uploading a copy, or has done so before: of that it may tell itself.
+/// Whether a client is uploading a copy, or has uploaded it: then it may report the result itself.
 pub fn is_upload(tx: &mut Tx<'_>, (file, rse): (i64, i64)) -> Result<bool> {
     let sql = "SELECT 1 FROM replicas p WHERE p.did_id = ?1 AND p.rse_id = ?2 AND (p.state = 'A' OR (p.state = 'C' AND NOT EXISTS (
         SELECT 1 FROM requests q WHERE q.did_id = p.did_id AND q.dest_rse_id = p.rse_id AND COALESCE(q.worker, '') <> 'upload')))";
     Ok(tx.first(sql, values![file, rse])?.is_some())
 }
 
-/// A transfer tool reports on a request; the finisher sees to what follows. Returns whether there
-/// was such a request.
+/// Records a report of a transfer tool about a request; the finisher handles the consequences.
+/// Returns whether there was such a request.
 pub fn report(
     tx: &mut Tx<'_>,
     (file, rse): (i64, i64),
@@ -340,7 +346,7 @@ pub(crate) fn is_retried(ended: &Ended, settings: &Settings) -> bool {
     !hopeless && ended.state != RequestState::Done && ended.retries < settings.transfer_retries
 }
 
-/// Queues failed requests again, to be tried ever later.
+/// Queues failed requests again, with growing delays.
 pub(crate) fn requeue(
     tx: &mut Tx<'_>,
     requests: &[Ended],

@@ -1,4 +1,4 @@
-//! Taking locks away: from a rule that goes, from files that left it, from copies it no longer needs.
+//! Removes locks: of a deleted rule, of detached files, and of surplus copies.
 
 use mainstay_catalog::ledger::Ledger;
 use mainstay_catalog::{Daemon, Tx, values};
@@ -7,9 +7,9 @@ use crate::api::{Counts, LockState, Micros, Rule};
 use crate::error::Result;
 use crate::queue::given_up;
 
-/// Removes the locks in `w_units` (did, rse, bytes, lock) from a rule, with all that follows: a
-/// replica that loses its last lock gets a tombstone, one that was still on its way is given up
-/// and its transfer cancelled. Returns the rule's counts afterwards; the caller writes them.
+/// Removes the locks in `w_units` (did, rse, bytes, lock) from a rule, with all consequences: a
+/// replica that loses its last lock gets a tombstone, and the transfer of one that does not exist
+/// yet is cancelled. Returns the rule's counts afterwards; the caller writes them.
 pub(crate) fn remove_locks(
     tx: &mut Tx<'_>,
     rule: &Rule,
@@ -47,15 +47,15 @@ pub(crate) fn remove_locks(
     Ok(counts)
 }
 
-/// Cancels the transfers of `w_units` to replicas that nobody locks any more.
+/// Cancels the transfers of `w_units` to replicas without locks.
 fn cancel(tx: &mut Tx<'_>, now: Micros) -> Result<()> {
     let unwanted = "(SELECT u.did, u.rse FROM w_units u LOOKUP JOIN replicas p ON (p.did_id = u.did AND p.rse_id = u.rse)
         WHERE p.lock_cnt = 0)";
     archive(tx, unwanted, "'X'", now)
 }
 
-/// Moves requests for the given (file, RSE) pairs to the history, in the given state. Those that a
-/// worker is at are remembered until it is not.
+/// Moves requests for the given (file, RSE) pairs to the history, in the given state. Requests
+/// that a worker is processing are recorded as given up.
 pub(crate) fn archive(tx: &mut Tx<'_>, pairs: &str, state: &str, now: Micros) -> Result<()> {
     given_up::remember(tx, &format!("(did_id, dest_rse_id) IN {pairs}"), values![now])?;
     let sql = format!(

@@ -1,4 +1,4 @@
-//! Changing a rule: its options, where it is (move), how many copies it asks for (reduce).
+//! Changes a rule: its options, its RSEs (move), its number of copies (reduce).
 
 use std::collections::BTreeSet;
 
@@ -21,19 +21,19 @@ fn invalid(message: impl Into<String>) -> Error {
     refuse(Class::InputValidationError, message)
 }
 
-/// What is asked of a rule.
+/// The requested changes of a rule.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     options: &'a Map<String, Value>,
-    /// The rules that are held.
+    /// The rules whose rows are locked.
     rules: &'a [Rule],
-    /// The account beyond whose rules nothing may change; none if everything may.
+    /// The account whose rules may change; none if all may.
     within: Option<&'a str>,
     now: Micros,
 }
 
 impl Asked<'_> {
-    /// Whether the transfers that the rule waits for are to end, whoever else waits for them.
+    /// Whether the transfers of the rule are cancelled, even if other rules wait for them.
     fn cancels(&self) -> bool {
         self.options.get("cancel_requests") == Some(&Value::Bool(true))
     }
@@ -49,7 +49,7 @@ pub fn update_rule(
     update(tx, uuid, options, None, now)
 }
 
-/// The same for an account that may change nothing beyond its own rules.
+/// The same for an account that may change only its own rules.
 pub fn update_own_rule(
     tx: &mut Tx<'_>,
     uuid: &str,
@@ -182,7 +182,7 @@ fn update_one(
     }
 }
 
-/// A client's own JSON, kept as text.
+/// Client-defined JSON, stored as text.
 pub fn meta(value: &Value) -> Result<Option<String>> {
     let text = match value {
         Value::Null => return Ok(None),
@@ -196,7 +196,7 @@ pub fn meta(value: &Value) -> Result<Option<String>> {
     Ok(Some(text))
 }
 
-/// Reads a date as clients write it, or RFC 3339.
+/// Parses a date in the formats of clients, or RFC 3339.
 pub fn read_time(text: &str) -> Option<Micros> {
     if let Ok(stamp) = text.parse::<jiff::Timestamp>() {
         return Some(stamp.as_microsecond());
@@ -213,13 +213,13 @@ pub fn read_time(text: &str) -> Option<Micros> {
         let parsed = jiff::fmt::strtime::parse(format, text).ok()?;
         parsed.to_datetime().or_else(|_| parsed.to_date().map(Into::into)).ok()
     })?;
-    // The last day there is has no timestamp, but is a date all the same.
+    // The last supported day has no timestamp, but is a valid date.
     let since =
         civil.duration_since(jiff::civil::date(1970, 1, 1).to_datetime(jiff::civil::Time::MIN));
     i64::try_from(since.as_micros()).ok()
 }
 
-/// Fails when the account has another such rule.
+/// Fails when the account has another rule with the same key.
 fn check_key(tx: &mut Tx<'_>, rule: &Rule, account: &str) -> Result<()> {
     let key = "SELECT 1 FROM rules WHERE did_id = ?1 AND account = ?2 AND rse_expression = ?3 AND copies = ?4
         AND soft_deleted = 0 AND id <> ?5";
@@ -230,7 +230,8 @@ fn check_key(tx: &mut Tx<'_>, rule: &Rule, account: &str) -> Result<()> {
     Ok(())
 }
 
-/// A rule that gets another lifetime is no longer deleted, unless one like it was made meanwhile.
+/// Cancels the deletion of a rule that gets another lifetime, unless an equal rule was added
+/// meanwhile.
 fn revive(tx: &mut Tx<'_>, rule: &Rule) -> Result<()> {
     check_key(tx, rule, &rule.account)?;
     tx.execute(
@@ -257,7 +258,7 @@ fn move_account(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
     Ok(ledger.write(tx, rule.updated_at)?)
 }
 
-/// Puts the files of a rule's locks in one state into `w_files` and holds them.
+/// Loads the files of a rule's locks in one state into `w_files` and locks them.
 fn hold(tx: &mut Tx<'_>, rule: i64, state: &str) -> Result<()> {
     tx.clear(&["w_files", "w_units"])?;
     let sql = "INSERT INTO w_files (did) SELECT DISTINCT did_id FROM locks WHERE rule_id = ?1 AND state = ?2";
@@ -271,7 +272,7 @@ fn change_activity(tx: &mut Tx<'_>, rule: &Rule, value: &Value, now: Micros) -> 
     check_activity(&activity)?;
     hold(tx, rule.id, "R")?;
     set(tx, rule, "activity", activity.as_str())?;
-    // Transfers that run are begun anew under the new activity.
+    // Running transfers start again under the new activity.
     let these = "(did_id, dest_rse_id) IN (SELECT did_id, rse_id FROM locks WHERE rule_id = ?2 AND state = 'R')";
     given_up::remember(tx, these, values![now, rule.id])?;
     let sql = format!(
@@ -324,14 +325,15 @@ fn change_state(tx: &mut Tx<'_>, rule: &Rule, value: &Value, asked: Asked<'_>) -
                 }
                 return cancel_all(tx, asked.rules, now);
             }
-            stick(tx, rule, now)
+            make_stuck(tx, rule, now)
         }
         _ => Err(invalid("A rule's state can be set to SUSPENDED or STUCK")),
     }
 }
 
-/// Turns the replicating locks of one rule STUCK. A replica that nobody else waits for is given up.
-fn stick(tx: &mut Tx<'_>, rule: &Rule, now: Micros) -> Result<()> {
+/// Turns the replicating locks of one rule STUCK. A replica that no other rule waits for is given
+/// up.
+fn make_stuck(tx: &mut Tx<'_>, rule: &Rule, now: Micros) -> Result<()> {
     let sql = "UPDATE locks SET state = 'S', updated_at = ?2 WHERE rule_id = ?1 AND state = 'R'";
     let moved = i64::try_from(tx.execute(sql, values![rule.id, now])?).unwrap_or(0);
     let alone = "(SELECT u.did, u.rse FROM w_units u WHERE NOT EXISTS (SELECT 1 FROM locks o WHERE o.did_id = u.did
@@ -346,14 +348,15 @@ fn stick(tx: &mut Tx<'_>, rule: &Rule, now: Micros) -> Result<()> {
         stuck: rule.counts.stuck + moved,
         ..rule.counts
     };
-    // Set by hand a rule is STUCK even if all its locks are well; the repairer looks at it whole.
+    // A rule set to STUCK by a user is STUCK even if all its locks are OK; the repairer checks all
+    // of it.
     let active = Rule { state: RuleState::Replicating, suspended_by: None, ..rule.clone() };
     state::settle(tx, &active, counts, false, Some("Set to STUCK by hand"), now)?;
     Ok(())
 }
 
-/// Fails where a rule of another account waits for a transfer in `w_units`. The files are held, so
-/// that none comes to it.
+/// Fails if a rule of another account waits for a transfer in `w_units`. The files are locked, so
+/// no such rule can be added meanwhile.
 fn check_alone(tx: &mut Tx<'_>, account: &str) -> Result<()> {
     let sql =
         "SELECT 1 FROM w_units u LOOKUP JOIN locks o ON (o.did_id = u.did AND o.rse_id = u.rse)
@@ -365,7 +368,7 @@ fn check_alone(tx: &mut Tx<'_>, account: &str) -> Result<()> {
     Err(refuse(Class::AccessDenied, message))
 }
 
-/// Cancels the transfers in `w_units`: every rule that waited for one is STUCK.
+/// Cancels the transfers in `w_units`: every rule that waited for one becomes STUCK.
 fn cancel_all(tx: &mut Tx<'_>, rules: &[Rule], now: Micros) -> Result<()> {
     let mut units: Vec<(i64, i64)> = Vec::new();
     for row in tx.query("SELECT did, rse FROM w_units", &[])? {
@@ -373,7 +376,7 @@ fn cancel_all(tx: &mut Tx<'_>, rules: &[Rule], now: Micros) -> Result<()> {
     }
     if units.is_empty() {
         return match rules.first() {
-            Some(rule) => stick(tx, rule, now),
+            Some(rule) => make_stuck(tx, rule, now),
             None => Ok(()),
         };
     }
@@ -408,7 +411,7 @@ fn change_child(tx: &mut Tx<'_>, rule: &Rule, value: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Lets the repairer look at the rule and its stuck locks as if a day had passed.
+/// Lets the repairer process the rule and its stuck locks as if a day had passed.
 fn boost(tx: &mut Tx<'_>, rule: &Rule) -> Result<()> {
     let day = 86_400 * SECOND;
     tx.execute("UPDATE rules SET repair_at = repair_at - ?2 WHERE id = ?1", values![rule.id, day])?;
@@ -480,7 +483,7 @@ fn override_with(new: &mut NewRule, overrides: &Map<String, Value>) -> Result<()
     Ok(())
 }
 
-/// Holds what replacing a rule needs, in order, and reads the rule.
+/// Locks the rows needed to replace a rule, in order, and reads the rule.
 fn hold_to_replace(tx: &mut Tx<'_>, uuid: &str) -> Result<Rule> {
     let rule = read::rule(tx, uuid)?;
     if rule.did_type != DidType::File {
@@ -489,18 +492,19 @@ fn hold_to_replace(tx: &mut Tx<'_>, uuid: &str) -> Result<Rule> {
     lock_rules(tx, &BTreeSet::from([rule.id]))?.pop().ok_or_else(|| read::not_found(uuid))
 }
 
-/// Where a rule is moved to.
+/// The target of a move.
 #[derive(Clone, Copy, Debug)]
 pub struct Move<'a> {
     /// The new expression.
     pub expression: &'a str,
-    /// What else is different about the new rule.
+    /// Other fields of the new rule that differ.
     pub overrides: &'a Map<String, Value>,
-    /// Whether who moves it may add locked rules, and such that no limit binds.
+    /// Whether the caller may add locked rules and rules without quota.
     pub privileged: bool,
 }
 
-/// Moves a rule to another expression: a new rule is made, and the old one goes once it is OK.
+/// Moves a rule to another expression: a new rule is added, and the old one is deleted once it is
+/// OK.
 pub fn move_rule(
     tx: &mut Tx<'_>,
     uuid: &str,
@@ -519,7 +523,7 @@ pub fn move_rule(
     }
     let mut new = as_new(&rule, vec![rule.did.clone()], now);
     if !to.privileged {
-        // Both were granted for where the rule is.
+        // Both were granted for the former RSEs.
         (new.locked, new.ignore_account_limit) = (false, false);
     }
     new.rse_expression = to.expression.to_owned();
@@ -573,7 +577,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_date_is_read_however_clients_write_it() {
+    fn dates_are_read_in_all_formats_of_clients() {
         let at = 1_794_780_174 * SECOND;
         for (text, meant) in [
             ("2026-11-15T22:02:54Z", Some(at)),

@@ -1,4 +1,4 @@
-//! Writing the copies that were chosen: replicas, locks and requests, and what they sum up to.
+//! Writes the chosen copies: replicas, locks, requests and counters.
 
 use mainstay_catalog::ledger::Ledger;
 use mainstay_catalog::{Row, Tx, Value, values};
@@ -43,8 +43,8 @@ const NEW_LOCKS: &str =
     "INSERT INTO locks (rule_id, did_id, rse_id, bytes, state, created_at, updated_at)
     SELECT ?2, did, rse, bytes, lock, ?1, ?1";
 
-/// A copy that is under way without a request is being uploaded: its client has a day for it, and
-/// when that is over it is fetched from elsewhere, or the rule is told that there is nothing.
+/// A copy in transfer without a request is an upload by a client, which has a day to finish it.
+/// Then the file is fetched from another RSE, or the rule becomes stuck because there is no source.
 const NEW_REQUESTS: &str = "INSERT INTO requests (request_type, did_id, dest_rse_id, state, rule_id, activity, priority,
     bytes, retry_count, requested_at, updated_at, worker, lease_until, submitted_at)
     SELECT CASE WHEN staging = 1 THEN 'S' ELSE 'T' END, did, rse, CASE WHEN before = 'C' THEN 'S' ELSE 'Q' END, ?2, ?3, ?4,
@@ -55,7 +55,7 @@ const ASKED: &str = "(transfer = 1 OR before = 'C')";
 
 const ONE_REQUEST: &str = "ON CONFLICT (did_id, dest_rse_id, request_type) DO NOTHING";
 
-/// Writes what follows from the choice: replicas, locks, requests, counters.
+/// Writes the effects of a choice: replicas, locks, requests, counters.
 pub(crate) fn write_units(
     tx: &mut Tx<'_>,
     plan: &Plan<'_>,
@@ -86,7 +86,7 @@ pub(crate) fn write_units(
     Ok(counts)
 }
 
-/// PostgreSQL: one statement that decides, writes everywhere and counts.
+/// PostgreSQL: one statement that decides, writes all tables and counts.
 fn write_at_once(
     tx: &mut Tx<'_>,
     plan: &Plan<'_>,
@@ -124,7 +124,7 @@ fn write_at_once(
     Ok(tx.query(&sql, &params)?)
 }
 
-/// SQLite: the same by way of `w_units`.
+/// SQLite: the same in several statements, through `w_units`.
 fn write_in_turn(
     tx: &mut Tx<'_>,
     plan: &Plan<'_>,
