@@ -491,7 +491,13 @@ impl Objects for EtcdStore {
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
         async move {
             let found = feed::verify(&self.client, &self.layout).await;
-            found.map_err(|error| Error::Unavailable { reason: error.to_string() })
+            let unavailable =
+                |error: client::Error| Error::Unavailable { reason: error.to_string() };
+            let mut found = found.map_err(unavailable)?;
+            if let Err(Error::Unavailable { reason }) = self.layout.writable(&self.cache.load()) {
+                found.push(reason);
+            }
+            Ok(found)
         }
         .boxed()
     }
@@ -501,7 +507,7 @@ impl Objects for EtcdStore {
         async move {
             let asked = async {
                 self.roster.admission().await?;
-                self.layout.writable()?;
+                self.layout.writable(&self.cache.load())?;
                 self.latest().await
             };
             let late = |_| Error::Unavailable {

@@ -261,6 +261,16 @@ impl Sealer {
             && id.is_some_and(|id| !self.0.data.load().known.contains_key(&id))
     }
 
+    /// Whether a stored value is sealed with a data key that this process does not know or cannot
+    /// open.
+    #[must_use]
+    pub fn lacks_key_of(&self, stored: &[u8]) -> bool {
+        let id = stored.get(1..=ID_LEN).and_then(|id| Id::try_from(id).ok());
+        let data = self.0.data.load();
+        let opens = |id: Id| data.known.get(&id).is_some_and(|key| key.cipher.is_ok());
+        stored.first() == Some(&SEALED) && id.is_some_and(|id| !opens(id))
+    }
+
     /// Whether a stored value is as a new one would be: sealed with the current data key, or not at
     /// all.
     #[must_use]

@@ -10,9 +10,10 @@
 //! has a third number on that line: the revision of etcd in which the object was last changed. So
 //! rewriting a value changes neither the version of its object nor what watches see.
 
+use crate::cache::State;
 use crate::object::{Body, Key, Record, Resource, Revision};
 use crate::objects::Error;
-use crate::seal::{KeyState, Sealer};
+use crate::seal::{KeyState, Sealer, data_keys};
 use crate::value::Codec;
 
 use super::proto::KeyValue;
@@ -74,17 +75,29 @@ impl Layout {
         self.codec.encode(key, &value)
     }
 
-    /// Whether values may be written.
+    /// Whether values may be written to a store in this state.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if the store is encrypted with a data key that this server cannot
-    /// open: it would write in the clear.
-    pub(super) fn writable(&self) -> Result<(), Error> {
-        match self.sealer().locked(&[KeyState::Active, KeyState::Complete]) {
-            None => Ok(()),
-            Some(error) => Err(Error::Unavailable {
+    /// open, because it would write in the clear; or if the data key is no longer in the store,
+    /// because no other server, and none after a restart, could open what is written.
+    pub(super) fn writable(&self, state: &State) -> Result<(), Error> {
+        if let Some(error) = self.sealer().locked(&[KeyState::Active, KeyState::Complete]) {
+            return Err(Error::Unavailable {
                 reason: format!("{error}; restart this server with the key file"),
+            });
+        }
+        let current = self.sealer().current().map(|id| Key::new(&data_keys(), None, &id));
+        match current {
+            Some(key) if state.get(&key).is_none() => Err(Error::Unavailable {
+                reason: format!(
+                    "the data key {} that encrypts this store was removed from etcd: run `mainstay \
+                     store rekey` while this server runs, which still has it; after a restart no \
+                     value can be read",
+                    key.name()
+                ),
             }),
+            _ => Ok(()),
         }
     }
 
@@ -102,6 +115,17 @@ impl Layout {
         let unreadable = || format!("{key}: the stored value is damaged: it is not an object");
         decoded.and_then(|text| Stored::parse(&text).ok_or_else(unreadable)).map_err(|problem| {
             let name = self.name(key);
+            if *key.resource() == data_keys() {
+                return format!(
+                    "{problem}; values are encrypted with this data key, so never remove it: put \
+                     the right value of {name} back (`etcdctl get --rev` may still have it), or run \
+                     `mainstay store rekey` while a server that has read it runs"
+                );
+            }
+            // The value itself is as it was written.
+            if self.sealer().lacks_key_of(value) {
+                return problem;
+            }
             format!("{problem}; put the right value back, or remove it with `etcdctl del {name}`")
         })
     }

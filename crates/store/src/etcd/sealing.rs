@@ -331,8 +331,7 @@ impl Sealing {
             }
         };
         if pass.rewritten > 0 {
-            let encrypted = self.layout.sealer().seals();
-            tracing::info!(values = pass.rewritten, encrypted, "values in etcd rewritten");
+            report_rewritten(pass.rewritten, self.layout.sealer().seals(), keys);
         }
         if self.signals.stale.load(Ordering::Acquire) {
             return Ok(Step::Rewrite);
@@ -481,7 +480,8 @@ impl Sealing {
         if keys.iter().any(|key| matches!(key.state, KeyState::Pending | KeyState::Active)) {
             return Err(under_way());
         }
-        if !keys.iter().any(|key| key.state.seals()) {
+        // A data key that was removed from etcd still seals values here, until this key replaces it.
+        if !keys.iter().any(|key| key.state.seals()) && !self.layout.sealer().seals() {
             return Err(not_encrypted());
         }
         let new = self.layout.sealer().new_data_key(KeyState::Pending).map_err(key_error)?;
@@ -490,6 +490,22 @@ impl Sealing {
             true => Ok(new.id()),
             false => Err(under_way()),
         }
+    }
+}
+
+/// Logs a pass that rewrote values: a warning if it decrypted them, or if a store that was encrypted
+/// as a whole held values that were not.
+fn report_rewritten(values: u64, encrypted: bool, keys: &[DataKey]) {
+    let was_complete = keys.iter().any(|key| key.state == KeyState::Complete)
+        && !keys.iter().any(|key| key.state == KeyState::Active);
+    match (encrypted, was_complete) {
+        (false, _) => tracing::warn!(values, "values in etcd were decrypted and are in the clear"),
+        (true, true) => tracing::warn!(
+            values,
+            "an encrypted etcd held values in the clear or under an older data key; they are \
+             encrypted now: check who writes to etcd"
+        ),
+        (true, false) => tracing::info!(values, "values in etcd encrypted with the data key"),
     }
 }
 

@@ -128,7 +128,7 @@ impl Writer {
     /// Waits until this server may write; returns the revision at which its record was made.
     async fn admission(&self) -> Result<Revision, Error> {
         let made = self.roster.admission().await?;
-        self.layout.writable().map(|()| made)
+        self.layout.writable(&self.cache.load()).map(|()| made)
     }
 
     async fn alone(&self, write: &Write) -> Outcome {

@@ -371,3 +371,35 @@ fn a_value_with_an_unknown_data_key_is_reported_and_the_rest_is_served() {
         store.close().await;
     });
 }
+
+#[test]
+fn a_removed_data_key_stops_writes_and_is_replaced_by_a_rekey() {
+    block_on(async {
+        let (cluster, right) = (shared_cluster(), line("right"));
+        let address = cluster.address();
+        let store = open(&address, &[&right]).await;
+        fill(&*store, 3).await;
+        let keys = format!("{}/objects/datakeys.internal.mainstay.dev/", address.prefix);
+        let (key, _) = cluster.dump(&keys).remove(0);
+        let sound = cluster.dump(&key).remove(0).1;
+        cluster.put(&key, b"junk");
+        assert!(store.snapshot().await.is_err(), "a snapshot asks etcd first");
+        let found = store.verify().await.unwrap().join("\n");
+        assert!(found.contains("store rekey") && !found.contains("etcdctl del"), "{found}");
+        cluster.put(&key, &sound);
+        assert!(cluster.control(&["del", &key]));
+        store.snapshot().await.unwrap();
+        let refused = store.write(create(&name(9), "x".to_owned())).await.unwrap_err().to_string();
+        assert!(refused.contains("was removed from etcd"), "{refused}");
+        assert!(store.ready().await.is_err());
+        assert!(store.verify().await.unwrap().iter().any(|told| told.contains("store rekey")));
+        store.rekey().await.unwrap();
+        while store.write(create(&name(9), "x".to_owned())).await.is_err() {}
+        store.ready().await.unwrap();
+        store.close().await;
+        let store = open(&address, &[&right]).await;
+        assert_eq!(records(&*store).await.len(), 4);
+        assert!(store.verify().await.unwrap().is_empty());
+        store.close().await;
+    });
+}
