@@ -186,7 +186,7 @@ pub(crate) struct Entry {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) account: String,
     /// The user that a refused login named.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(serialize_with = "without_secrets", skip_serializing_if = "String::is_empty")]
     pub(crate) claimed_user: String,
     pub(crate) surface: Surface,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -196,7 +196,7 @@ pub(crate) struct Entry {
     pub(crate) subresource: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) namespace: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(serialize_with = "without_secrets", skip_serializing_if = "String::is_empty")]
     pub(crate) name: String,
     #[serde(
         rename = "requestURI",
@@ -251,6 +251,10 @@ fn as_agent<S: serde::Serializer>(
     let text = value.as_ref().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let text: String = text.unwrap_or_default().chars().take(256).collect();
     serializer.serialize_str(&text)
+}
+
+fn without_secrets<S: serde::Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&redact::text(text))
 }
 
 fn as_uri<S: serde::Serializer>(uri: &Option<Uri>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -35,7 +35,9 @@ use crate::internal;
 pub use self::joining::Use;
 pub use self::wish::{Unlimited, Uses, Wish};
 
-const PREFIX: &str = "mst_";
+pub(crate) const PREFIX: &str = "mst_";
+/// A text shorter than this behind the prefix is not taken for a token where tokens are hidden.
+pub(crate) const SHORTEST: usize = 20;
 /// How often expired tokens are removed, at least. The time of day is looked at anew each time, for
 /// it may jump.
 const SWEEP: Duration = Duration::from_secs(60);

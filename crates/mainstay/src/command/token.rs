@@ -201,6 +201,13 @@ impl Token {
                 }
             }
             Action::Revoke { ids, connect } => {
+                // A token must not get into messages and logs.
+                if ids.iter().any(|id| id.starts_with("mst_")) {
+                    return Err(Error::usage(
+                        "token revoke takes the id of a token, not the token itself: `mainstay \
+                         token list` shows the ids",
+                    ));
+                }
                 let client = connect.client()?;
                 for id in ids {
                     let path = format!("{TOKENS}/{}", encode(id));

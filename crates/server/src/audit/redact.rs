@@ -1,8 +1,11 @@
 //! Takes secrets out of what a line shows: query parameters, and fields of bodies.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use crate::path::percent_decode;
+use crate::tokens;
 
 /// Stands in the place of a secret.
 pub(crate) const REDACTED: &str = "REDACTED";
@@ -11,10 +14,12 @@ pub(crate) const REDACTED: &str = "REDACTED";
 const LONGEST_URI: usize = 2048;
 
 /// Words that make the name of a field or parameter that of a secret.
-const SECRET_WORDS: [&str; 8] = [
+const SECRET_WORDS: [&str; 10] = [
     "token",
     "password",
     "passwd",
+    "pwd",
+    "apikey",
     "passphrase",
     "secret",
     "authorization",
@@ -23,7 +28,7 @@ const SECRET_WORDS: [&str; 8] = [
 ];
 
 /// Names that are secret as a whole.
-const SECRET_NAMES: [&str; 3] = ["key", "privatekey", "csr"];
+const SECRET_NAMES: [&str; 6] = ["key", "privatekey", "csr", "pass", "auth", "bearer"];
 
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase().replace(['-', '_'], "");
@@ -35,7 +40,43 @@ fn names_secret(name: &str) -> bool {
     percent_decode(name, true).is_none_or(|name| is_secret(&name))
 }
 
-/// The path and query of a request, without the values of secret parameters.
+/// A text without tokens of Mainstay and without the passwords of addresses (`//user:password@host`),
+/// wherever in it they stand.
+pub(crate) fn text(text: &str) -> Cow<'_, str> {
+    if !text.contains(tokens::PREFIX) && !text.contains("//") {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(tokens::PREFIX) {
+        let (before, token) = rest.split_at(at + tokens::PREFIX.len());
+        let in_token = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
+        let end = token.find(|letter| !in_token(letter)).unwrap_or(token.len());
+        shown.push_str(before);
+        shown.push_str(if end < tokens::SHORTEST { &token[..end] } else { REDACTED });
+        rest = &token[end..];
+    }
+    shown.push_str(rest);
+    Cow::Owned(without_passwords(&shown))
+}
+
+fn without_passwords(text: &str) -> String {
+    let mut parts = text.split("//");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        shown.push_str("//");
+        let (authority, rest) = part.split_at(part.find(['/', '?', '&']).unwrap_or(part.len()));
+        match authority.rsplit_once('@').map(|(login, host)| (login.split_once(':'), host)) {
+            Some((Some((user, _)), host)) => {
+                shown.extend([user, ":", REDACTED, "@", host, rest]);
+            }
+            _ => shown.push_str(part),
+        }
+    }
+    shown
+}
+
+/// The path and query of a request, without tokens and without the values of secret parameters.
 pub(crate) fn uri(path: &str, query: Option<&str>) -> String {
     let mut text = path.to_owned();
     for (at, pair) in query.iter().flat_map(|query| query.split('&')).enumerate() {
@@ -49,6 +90,7 @@ pub(crate) fn uri(path: &str, query: Option<&str>) -> String {
             _ => text.push_str(pair),
         }
     }
+    let mut text = self::text(&text).into_owned();
     if text.len() > LONGEST_URI {
         let end = (0..=LONGEST_URI).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         text.truncate(end);
@@ -98,6 +140,11 @@ fn redact(value: &mut Value) {
     match value {
         Value::Object(fields) => redact_object(fields),
         Value::Array(items) => items.iter_mut().for_each(redact),
+        Value::String(found) => {
+            if let Cow::Owned(shown) = text(found) {
+                *found = shown;
+            }
+        }
         _ => {}
     }
 }
@@ -147,6 +194,11 @@ mod tests {
             ("/a", Some("pass%77ord=x"), "/a?pass%77ord=REDACTED"),
             ("/a", Some("%54OKEN=x&n=%70"), "/a?%54OKEN=REDACTED&n=%70"),
             ("/a", Some("%ff=x"), "/a?%ff=REDACTED"),
+            ("/a", Some("pwd=x&auth=y&author=z"), "/a?pwd=REDACTED&auth=REDACTED&author=z"),
+            ("/tokens/mst_aaaaaaaaaabbbbbbbbbb-_c/x", None, "/tokens/mst_REDACTED/x"),
+            ("/configmaps/mst_short", None, "/configmaps/mst_short"),
+            ("/rses/https://u:secret@h/x", None, "/rses/https://u:REDACTED@h/x"),
+            ("/a", Some("url=https://u:p:w@h&b=//c@d"), "/a?url=https://u:REDACTED@h&b=//c@d"),
         ] {
             assert_eq!(uri(path, query), shown);
         }
