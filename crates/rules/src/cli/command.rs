@@ -188,7 +188,7 @@ pub struct Add {
     /// Where they may be.
     #[arg(long, short)]
     pub(super) expression: String,
-    /// Who pays.
+    /// The account whose quota is charged.
     #[arg(long)]
     pub(super) account: Option<String>,
     /// Which files share their RSEs: ALL, DATASET or NONE.
@@ -203,7 +203,7 @@ pub struct Add {
     /// Where copies may be made from.
     #[arg(long)]
     pub(super) source: Option<String>,
-    /// What the transfers are for.
+    /// The activity of the transfers, by which they are shared out.
     #[arg(long)]
     pub(super) activity: Option<String>,
     /// A word for people.
@@ -298,7 +298,7 @@ pub enum RseCommand {
     Availability {
         /// The RSE.
         rse: String,
-        /// What is open: `read=BOOL`, `write=BOOL`, `delete=BOOL`.
+        /// The operations that are allowed: `read=BOOL`, `write=BOOL`, `delete=BOOL`.
         flags: Vec<String>,
     },
     /// Say how its files are reached: `file:///FOLDER`, or scheme://host:port/prefix.
@@ -435,7 +435,7 @@ pub enum DidCommand {
     Attach {
         /// The dataset or container, `scope:name`.
         parent: String,
-        /// What goes in or out, `scope:name`.
+        /// The data identifiers to attach, `scope:name`.
         #[arg(required = true)]
         children: Vec<String>,
     },
@@ -443,7 +443,7 @@ pub enum DidCommand {
     Detach {
         /// The dataset or container, `scope:name`.
         parent: String,
-        /// What goes in or out, `scope:name`.
+        /// The data identifiers to detach, `scope:name`.
         #[arg(required = true)]
         children: Vec<String>,
     },
@@ -521,7 +521,7 @@ pub enum TransferCommand {
         /// The files, `scope:name`.
         #[arg(required = true)]
         files: Vec<String>,
-        /// What went wrong.
+        /// The error of the transfer.
         #[arg(long, default_value = "the transfer failed")]
         error: String,
     },
