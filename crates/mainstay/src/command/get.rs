@@ -23,7 +23,7 @@ const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,\
   mainstay get cm -l app=web -w               those with a label, and every change to them
   mainstay get all                            every type in the category `all`")]
 pub(crate) struct Get {
-    /// TYPE[,TYPE] [NAME…] or TYPE/NAME…; types by plural, singular, kind or short name
+    /// `TYPE[,TYPE] [NAME…]` or `TYPE/NAME…`; types by plural, singular, kind or short name
     #[arg(value_name = "TYPE|TYPE/NAME", required = true)]
     what: Vec<String>,
     #[command(flatten)]
