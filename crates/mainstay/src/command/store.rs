@@ -233,7 +233,7 @@ async fn aside<T: Send + 'static>(
     done.map_err(|error| Error::negative(error.to_string()))
 }
 
-/// What is wrong with the rule catalog: its pages and, if they are right, its invariants.
+/// Checks the pages of the rule catalog and, if they are sound, its invariants; returns the findings.
 async fn verified(file: PathBuf) -> Result<Vec<String>, Error> {
     let address = file.display().to_string();
     let wrong = aside(move || opening::verify_file(&file)).await?;
