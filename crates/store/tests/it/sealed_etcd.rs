@@ -379,6 +379,8 @@ fn a_removed_data_key_stops_writes_and_is_replaced_by_a_rekey() {
         let address = cluster.address();
         let store = open(&address, &[&right]).await;
         fill(&*store, 3).await;
+        // Until then the store writes the data key itself, and would replace the damaged one.
+        reached(&*store, Some(EncryptionState::Complete), None).await;
         let keys = format!("{}/objects/datakeys.internal.mainstay.dev/", address.prefix);
         let (key, _) = cluster.dump(&keys).remove(0);
         let sound = cluster.dump(&key).remove(0).1;
