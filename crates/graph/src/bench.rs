@@ -14,6 +14,7 @@
 //! | W6 | a chain of n values waits for its head; built and created |
 //! | W7 | full resync, nothing to do, n interfaces and n routes |
 //! | W8 | one update in a graph of n |
+//! | W8x32 | the same from 32 committers at once; `journal durable` waits for the flush of each |
 //! | resident | bytes of memory per value of W1 |
 
 use std::sync::Arc;
@@ -42,7 +43,7 @@ use crate::transaction::{Resync, Transaction};
 pub struct Row {
     /// The workload.
     pub case: &'static str,
-    /// The mode: `history off`, `history on` or `journal`.
+    /// The mode: `history off`, `history on`, `journal` or `journal durable`.
     pub backend: &'static str,
     /// The size n of the workload.
     pub size: usize,
@@ -59,7 +60,10 @@ pub struct Row {
 }
 
 /// The workloads, and the memory of a value.
-pub const CASES: [&str; 9] = ["resident", "W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8"];
+pub const CASES: [&str; 10] = ["resident", "W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W8x32"];
+
+/// The committers of W8x32.
+const COMMITTERS: u32 = 32;
 
 /// The sizes that are measured.
 pub const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
@@ -330,6 +334,38 @@ async fn workload(bench: &Bench, case: &str, size: usize) -> Result<Vec<Duration
     }
 }
 
+/// Updates by many committers at once: the whole time, and the time of each update.
+async fn crowd(
+    bench: &Bench,
+    size: usize,
+    durable: bool,
+) -> Result<(Duration, Vec<Duration>), Error> {
+    const UPDATES: u32 = 1_000;
+    bench.engine.commit(many("interface", size)).await?;
+    let start = bench.clock.elapsed();
+    let committers = (0..COMMITTERS).map(|committer| {
+        let (engine, clock) = (bench.engine.clone(), Arc::clone(&bench.clock));
+        let keys = u32::try_from(size).unwrap_or(u32::MAX);
+        tokio::spawn(async move {
+            let mut times = Vec::new();
+            for round in 0..UPDATES {
+                let key = interface((round * COMMITTERS + committer).wrapping_mul(7_919) % keys);
+                let value = Thing::new(round + 1_000_000);
+                let update = Transaction::new().set_typed(key, value).durable(durable);
+                let start = clock.elapsed();
+                engine.commit(update).await?;
+                times.push(clock.elapsed() - start);
+            }
+            Ok::<_, Error>(times)
+        })
+    });
+    let mut times = Vec::new();
+    for committer in committers.collect::<Vec<_>>() {
+        times.extend(committer.await.map_err(|_| Error::Stopped)??);
+    }
+    Ok((bench.since(start), times))
+}
+
 fn milliseconds(took: Duration) -> f64 {
     (took.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -350,18 +386,26 @@ async fn measure(case: &'static str, size: usize, backend: &'static str) -> Resu
     let history = if backend == "history off" { Limits::off() } else { Limits::default() };
     let mut times = Vec::new();
     let long = backend == "journal" && size >= 100_000;
-    let rounds = if case == "W8" || long { 1 } else { 3 };
+    let rounds = if case.starts_with("W8") || long { 1 } else { 3 };
+    let mut whole = None;
     for round in 0..rounds {
         let path = std::env::temp_dir()
             .join(format!("mainstay-bench-{}-{round}.journal", std::process::id()));
         let journal = match backend {
-            "journal" => Some(FileJournal::open(&path)?),
+            "journal" | "journal durable" => Some(FileJournal::open(&path)?),
             _ => None,
         };
+        let journalled = journal.is_some();
         let bench = Bench::start(history, journal)?;
-        times.extend(workload(&bench, case, size).await?);
+        if case == "W8x32" {
+            let (took, each) = crowd(&bench, size, backend == "journal durable").await?;
+            whole = Some(took);
+            times.extend(each);
+        } else {
+            times.extend(workload(&bench, case, size).await?);
+        }
         bench.finish().await;
-        if backend == "journal" {
+        if journalled {
             // A file that stays in the temporary folder does no harm.
             let _ = std::fs::remove_file(&path);
         }
@@ -380,8 +424,11 @@ async fn measure(case: &'static str, size: usize, backend: &'static str) -> Resu
         case,
         backend,
         size,
-        rate: Some((amount as f64 / median.as_secs_f64()).round()),
-        unit: if case == "W8" { "updates/s" } else { "values/s" },
+        rate: Some(match whole {
+            Some(whole) => (times.len() as f64 / whole.as_secs_f64()).round(),
+            None => (amount as f64 / median.as_secs_f64()).round(),
+        }),
+        unit: if case.starts_with("W8") { "updates/s" } else { "values/s" },
         p50_ms: Some(milliseconds(median)),
         p99_ms: Some(milliseconds(at(99))),
         rss_mb: resident().map(|bytes| (bytes / 1e5).round() / 10.0),
@@ -426,13 +473,16 @@ async fn run_all(sizes: &[usize], cases: &[String]) -> Result<Vec<Row>, Error> {
     }
     for size in sizes.iter().copied() {
         for case in CASES.into_iter().filter(|case| *case != "resident" && asked(case)) {
-            for backend in ["history off", "history on"] {
+            for backend in ["history off", "history on"].into_iter().filter(|_| case != "W8x32") {
                 rows.push(measure(case, size, backend).await?);
             }
             // Each transaction waits for the disk: many of them take too long.
             let transactions = if matches!(case, "W2" | "W3") { size } else { 1 };
             if transactions <= 1_000 {
                 rows.push(measure(case, size, "journal").await?);
+            }
+            if case == "W8x32" {
+                rows.push(measure(case, size, "journal durable").await?);
             }
         }
     }

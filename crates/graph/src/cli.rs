@@ -5,6 +5,7 @@
 //! stdout, messages to stderr.
 
 mod client;
+mod journal;
 mod show;
 
 use std::io::Write;
@@ -14,6 +15,7 @@ use clap::{Subcommand, ValueEnum};
 use futures_util::FutureExt;
 
 pub use self::client::{Fetch, NoAnswer};
+pub use self::journal::JournalCommand;
 use self::show::Question;
 use crate::scenario;
 
@@ -164,10 +166,16 @@ pub enum GraphCommand {
         /// Wait until every value is configured, at most this many seconds
         #[arg(long)]
         wait: Option<u64>,
+        /// Wait until a crash of the machine cannot lose the transaction
+        #[arg(long)]
+        durable: bool,
         /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
+    /// Check or repair the journal of an engine
+    #[command(subcommand)]
+    Journal(JournalCommand),
 }
 
 /// Runs a command with this HTTP client; returns the exit code.
@@ -175,6 +183,7 @@ pub async fn run_with(command: GraphCommand, fetch: &impl Fetch) -> i32 {
     let done = match command {
         // Boxed so that the engine is compiled in this crate.
         GraphCommand::Run { file, serve, output } => play(&file, serve, output).boxed().await,
+        GraphCommand::Journal(command) => journal::run(command),
         other => ask(other, fetch).await,
     };
     match done {
@@ -244,7 +253,9 @@ async fn play(
 
 async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
     let (target, path, arguments, shown) = match &command {
-        GraphCommand::Run { .. } => return Err("`graph run` does not use the REST API".to_owned()),
+        GraphCommand::Run { .. } | GraphCommand::Journal(_) => {
+            return Err("this command does not use the REST API".to_owned());
+        }
         GraphCommand::Show { target, txn, format } => {
             let arguments =
                 vec![("txn", txn.map(|txn| txn.to_string())), ("format", Some(format.clone()))];
@@ -282,11 +293,15 @@ async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
         }
         GraphCommand::Plan { target, file, output } => {
             let shown = Some((Question::Plan, *output));
-            return send(fetch, target, "plan", file, None, shown).await;
+            return send(fetch, target, "plan", file, &[], shown).await;
         }
-        GraphCommand::Commit { target, file, wait, output } => {
+        GraphCommand::Commit { target, file, wait, durable, output } => {
             let shown = Some((Question::Commit, *output));
-            return send(fetch, target, "commit", file, *wait, shown).await;
+            let arguments = [
+                ("wait", wait.map(|seconds| seconds.to_string())),
+                ("durable", durable.then(|| "1".to_owned())),
+            ];
+            return send(fetch, target, "commit", file, &arguments, shown).await;
         }
     };
     let url = client::url(&target.url, path, &arguments);
@@ -301,14 +316,14 @@ async fn send(
     target: &Target,
     path: &str,
     file: &PathBuf,
-    wait: Option<u64>,
+    arguments: &[(&str, Option<String>)],
     shown: Shown,
 ) -> Result<i32, String> {
     let text =
         std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let body: serde_json::Value =
         scenario::read_yaml(&text).map_err(|error| format!("{}: {error}", file.display()))?;
-    let url = client::url(&target.url, path, &[("wait", wait.map(|seconds| seconds.to_string()))]);
+    let url = client::url(&target.url, path, arguments);
     answer(fetch.fetch(target, "POST", &url, Some(body.to_string())).await, shown)
 }
 

@@ -20,8 +20,10 @@ pub use self::reads::{Dump, DumpIndex, DumpedValue, View};
 use crate::descriptor::Descriptor;
 use crate::erased::{ErasedDescriptor, Typed};
 use crate::graph::Graph;
-use crate::history::History;
+use crate::health::Health;
+use crate::history::{self, History};
 use crate::journal::{self, Recovered};
+use crate::ledger::Ledger;
 use crate::log::TransactionLog;
 use crate::metadata::MetadataIndexes;
 use crate::record::{OperationRecord, TransactionRecord};
@@ -30,7 +32,7 @@ use crate::state::ValueState;
 use crate::stats::Stats;
 use crate::status::{StatusWatch, ValueStatus, WatchEvent, Watchers};
 use crate::time::{Clock, later};
-use crate::transaction::{self, Notification, Resync, Transaction};
+use crate::transaction::{self, Notification, Resync, Transaction, Wanted};
 use crate::worker::Service;
 
 /// Why a call of the engine failed.
@@ -46,6 +48,13 @@ pub enum Error {
     /// The engine has stopped; nothing more will be done.
     #[error("the engine has stopped")]
     Stopped,
+    /// The journal failed, so that the engine accepts no transactions until it is restarted; reads
+    /// are still answered.
+    #[error("the engine accepts no transactions: {0}")]
+    Halted(String),
+    /// The past that was asked for is not known.
+    #[error(transparent)]
+    History(history::Error),
     /// Some values failed; the record lists them.
     #[error("transaction {} failed: {}", .0.seq, first_error(.0))]
     Failed(Arc<TransactionRecord>),
@@ -73,6 +82,15 @@ pub enum Error {
         #[source]
         source: crate::descriptor::OperationError,
     },
+}
+
+impl From<history::Error> for Error {
+    fn from(error: history::Error) -> Self {
+        match error {
+            history::Error::Unknown(seq) => Self::Unknown(format!("transaction {seq}")),
+            other => Self::History(other),
+        }
+    }
 }
 
 fn first_error(record: &TransactionRecord) -> String {
@@ -128,7 +146,7 @@ impl Builder {
     /// Makes the two halves. Reads the journal.
     ///
     /// # Errors
-    /// Fails if the journal cannot be read.
+    /// Fails if the journal cannot be read, is damaged, or was written by a newer version.
     pub fn build(self) -> Result<(Engine, Service), Error> {
         let Self { mut options, registry, indexes } = self;
         let recovered = match &mut options.journal {
@@ -137,10 +155,17 @@ impl Builder {
         };
         let (requests, queue) = mpsc::channel(options.queue.max(1));
         let start = options.clock.now();
+        let mut history = History::new(options.history, start);
+        let mut notices = Vec::new();
+        if let Some(journal) = &options.journal {
+            history.collect_changes();
+            notices = journal.notices();
+        }
+        let health = Arc::new(Mutex::new(Health::new(options.journal.is_some(), notices)));
         let shared = Shared {
             graph: Graph::default(),
             registry: Arc::new(registry),
-            history: History::new(options.history, start),
+            history,
             next_seq: recovered.next_seq,
             next_retry: None,
             stats: Stats::new(start),
@@ -151,6 +176,7 @@ impl Builder {
             indexes,
             watchers: Arc::default(),
             clock: Arc::clone(&options.clock),
+            health: Arc::clone(&health),
         };
         let log = options.log.map(TransactionLog::new);
         let service = Service::new(
@@ -161,7 +187,7 @@ impl Builder {
                 verify: options.verify,
                 resync_on_start: options.resync_on_start,
             },
-            options.journal,
+            options.journal.map(|journal| Ledger::new(journal, health)),
             log,
             recovered,
         );
@@ -199,6 +225,7 @@ pub struct Engine {
     indexes: MetadataIndexes,
     watchers: Arc<Watchers>,
     clock: Arc<dyn Clock>,
+    health: Arc<Mutex<Health>>,
 }
 
 /// The worker's share of an engine: everything but the sender of requests, so that the queue closes
@@ -209,11 +236,24 @@ pub(crate) struct Inside {
     pub(crate) indexes: MetadataIndexes,
     pub(crate) watchers: Arc<Watchers>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) health: Arc<Mutex<Health>>,
 }
 
 impl Inside {
+    /// Fails once the engine accepts no more transactions.
+    pub(crate) fn accepting(&self) -> Result<(), Error> {
+        accepting(&self.health)
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock()
+    }
+}
+
+fn accepting(health: &Mutex<Health>) -> Result<(), Error> {
+    match &health.lock().reason {
+        Some(reason) => Err(Error::Halted(reason.clone())),
+        None => Ok(()),
     }
 }
 
@@ -224,6 +264,7 @@ impl Engine {
             indexes: self.indexes.clone(),
             watchers: Arc::clone(&self.watchers),
             clock: Arc::clone(&self.clock),
+            health: Arc::clone(&self.health),
         }
     }
 
@@ -266,6 +307,7 @@ impl Engine {
     /// Like [`Self::commit`], but failed values are not an error; the record lists them.
     pub async fn apply(&self, transaction: Transaction) -> Result<Arc<TransactionRecord>, Error> {
         transaction.check()?;
+        accepting(&self.health)?;
         let (reply, answer) = oneshot::channel();
         let request = Request::Commit(transaction, self.clock.now(), Some(reply));
         self.requests.send(request).await.map_err(|_| Error::Stopped)?;
@@ -278,6 +320,7 @@ impl Engine {
     /// [`Error::QueueFull`] if there is no room.
     pub fn submit(&self, transaction: Transaction) -> Result<(), Error> {
         transaction.check()?;
+        accepting(&self.health)?;
         self.try_send(Request::Commit(transaction, self.clock.now(), None))
     }
 
@@ -372,6 +415,7 @@ impl Engine {
     /// # }
     /// ```
     pub fn notify(&self, notification: Notification) -> Result<(), Error> {
+        accepting(&self.health)?;
         self.try_send(Request::Notify(notification, self.clock.now()))
     }
 
@@ -390,24 +434,27 @@ impl Engine {
         answer.await.map_err(|_| Error::Stopped)
     }
 
-    /// Restores the wanted values of the moment when a transaction had ended.
+    /// Restores the wanted values, with their labels, of the moment when a transaction had ended.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if the history no longer has the transaction.
+    /// [`Error::History`] if the history does not have that moment completely.
     pub async fn roll_back_to(&self, seq: u64) -> Result<Arc<TransactionRecord>, Error> {
         let desired = {
             let shared = self.lock();
-            let record = shared.history.transaction(seq);
-            let record = record.ok_or_else(|| Error::Unknown(format!("transaction {seq}")))?;
-            shared.history.desired_at(record.stop)
+            shared.history.desired_after(seq, shared.next_seq)?
         };
-        let transaction = Transaction::new()
+        let mut transaction = Transaction::new()
             .resync(Resync::UpstreamResync)
             .description(format!("roll back to transaction {seq}"));
-        let transaction = desired
-            .into_iter()
-            .fold(transaction, |transaction, (key, value)| transaction.set(key, value));
+        for (key, (value, labels)) in desired {
+            transaction.values.insert(key, Wanted { value: Some(value), labels });
+        }
         self.commit(transaction).await
+    }
+
+    /// Whether the engine accepts transactions, and which descriptors it waits for.
+    pub fn health(&self) -> Health {
+        self.health.lock().clone()
     }
 
     /// Watches the status of base values whose keys the filter accepts. A watcher that falls more

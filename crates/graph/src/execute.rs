@@ -19,9 +19,11 @@ use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::descriptor::{Context, OperationError, SharedContext};
+use crate::engine::Error;
 use crate::hash::{HashMap, HashSet};
-use crate::journal::{self, Entry, Journal};
+use crate::journal::{self, Entry};
 use crate::key::Key;
+use crate::ledger::Ledger;
 use crate::metadata::MetadataIndexes;
 use crate::registry::Registry;
 use crate::state::Operation;
@@ -134,7 +136,7 @@ pub(crate) struct Stray {
 /// Makes calls, some of them ahead of time.
 pub(crate) struct Executor<'a> {
     surroundings: Surroundings,
-    journal: Option<&'a mut (dyn Journal + 'static)>,
+    journal: Option<&'a mut Ledger>,
     /// The derived values whose change the journal records.
     parts: HashSet<Key>,
     /// Whether the journal records that the plan was left.
@@ -255,7 +257,7 @@ impl Plan {
 impl<'a> Executor<'a> {
     pub(crate) fn new(
         surroundings: Surroundings,
-        journal: Option<&'a mut (dyn Journal + 'static)>,
+        journal: Option<&'a mut Ledger>,
         parts: HashSet<Key>,
         limit: usize,
         conflicts: Option<Conflicts>,
@@ -307,13 +309,23 @@ impl<'a> Executor<'a> {
             self.plan.ready.remove(&index);
         }
         let (key, operation) = (call.key.clone(), call.operation);
-        self.note_start(&call);
+        if let Err(error) = self.note_start(&call) {
+            if let Some(index) = index {
+                self.plan.over(index, false);
+            }
+            return Err(not_started(&error));
+        }
         let mut job = self.surroundings.start(call);
         let first = std::future::poll_fn(|context| match job.as_mut().poll(context) {
             Poll::Ready(answer) => Poll::Ready(Some(answer)),
             Poll::Pending => Poll::Ready(None),
         });
-        let answer = match (first.await, index) {
+        let first = first.await;
+        if let (None, Some(journal)) = (&first, &mut self.journal) {
+            // The operation takes longer: transactions before it do not wait for a shared flush.
+            journal.settle();
+        }
+        let answer = match (first, index) {
             (Some(answer), _) => answer,
             (None, Some(index)) if self.limit > 1 => self.wait_beside(index, job).await,
             (None, _) => job.await,
@@ -353,13 +365,16 @@ impl<'a> Executor<'a> {
             let Some(index) = self.plan.ready.pop_first() else {
                 return;
             };
-            let planned = &mut self.plan.calls[index];
+            let planned = &self.plan.calls[index];
             if !planned.foreseeable || planned.progress != Progress::Waiting {
                 continue;
             }
             let call = planned.call.clone();
-            planned.progress = Progress::Running;
-            self.note_start(&call);
+            // The journal has failed: the walk gets the error when it gets there.
+            if self.note_start(&call).is_err() {
+                return;
+            }
+            self.plan.calls[index].progress = Progress::Running;
             let job = self.surroundings.start(call);
             self.run(Ticket::Planned(index), job);
         }
@@ -439,7 +454,8 @@ impl<'a> Executor<'a> {
         strays
     }
 
-    fn note_start(&mut self, call: &Call) {
+    /// Writes that a call is about to start; it must not if that fails.
+    fn note_start(&mut self, call: &Call) -> Result<(), Error> {
         let entry = || Entry::Start {
             key: call.key.clone(),
             base: call.base.clone(),
@@ -452,7 +468,7 @@ impl<'a> Executor<'a> {
             && self.parts.insert(call.key.clone());
         let leaves = call.revert && !self.astray;
         self.astray |= call.revert;
-        self.note(entry, leaves || unforeseen);
+        self.note(entry, leaves || unforeseen)
     }
 
     fn note_end(&mut self, key: &Key, operation: Operation, answer: &Answer) {
@@ -461,16 +477,23 @@ impl<'a> Executor<'a> {
         let leaves = journal::leaves_the_plan(operation, failed);
         let durable = leaves && !self.astray;
         self.astray |= leaves;
-        self.note(entry, durable);
+        // After an error the journal accepts no other entry, so that no other call starts and the
+        // transaction does not commit.
+        let _ = self.note(entry, durable);
     }
 
     /// Writes to the journal. The plan is there already, so a lost entry can be inferred; only leaving
     /// the plan, and calls outside it, must be flushed.
-    fn note(&mut self, entry: impl FnOnce() -> Entry, durable: bool) {
-        if let Some(journal) = &mut self.journal {
-            let _ = journal.append(&entry(), durable);
+    fn note(&mut self, entry: impl FnOnce() -> Entry, durable: bool) -> Result<(), Error> {
+        match &mut self.journal {
+            Some(journal) => journal.append(&entry(), durable),
+            None => Ok(()),
         }
     }
+}
+
+fn not_started(error: &Error) -> OperationError {
+    OperationError::permanent(format!("not started: {error}"))
 }
 
 /// Whether every value of a plan is valid: an invalid one would change the course of the walk.

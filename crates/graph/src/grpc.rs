@@ -1,4 +1,4 @@
-//! The engine over gRPC: commit, plan, status, watch.
+//! The engine over gRPC: commit, plan, status, watch, health.
 //!
 //! `proto/graph.proto` is the contract; messages, client and server are generated from it at build
 //! time. [`server`] makes a tonic service to add to any listener, [`GraphClient`] is the client.
@@ -42,8 +42,9 @@ mod generated {
 pub use self::generated::graph_client::GraphClient;
 pub use self::generated::graph_server::{Graph, GraphServer};
 pub use self::generated::{
-    CommitReply, KeyError, OnFailure, Operation, PlanReply, Resync, Retry, StatusReply,
-    StatusRequest, TransactionRequest, ValueStatus, WatchReply,
+    CommitReply, HealthReply, HealthRequest, KeyError, OnFailure, Operation, PlanReply, Resync,
+    Retry, StatusReply, StatusRequest, TransactionRequest, UnseenDescriptor, ValueStatus,
+    WatchReply,
 };
 use crate::engine::{Engine, Error};
 use crate::record::{OperationRecord, TransactionRecord};
@@ -103,6 +104,22 @@ impl Graph for EngineService {
         Ok(Response::new(StatusReply { values: present(&self.engine, request.get_ref()) }))
     }
 
+    async fn health(&self, _: Request<HealthRequest>) -> Result<Response<HealthReply>, Status> {
+        let health = self.engine.health();
+        let unseen = health.unseen.into_iter().map(|one| UnseenDescriptor {
+            descriptor: one.descriptor,
+            error: one.error,
+            attempts: one.attempts,
+            next: one.next.to_string(),
+        });
+        Ok(Response::new(HealthReply {
+            accepts: health.accepts,
+            reason: health.reason.unwrap_or_default(),
+            notices: health.notices,
+            unseen: unseen.collect(),
+        }))
+    }
+
     type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchReply, Status>> + Send>>;
 
     async fn watch(
@@ -151,6 +168,7 @@ fn read(request: TransactionRequest) -> Result<Transaction, Status> {
         OnFailure::Revert => transaction.on_failure(transaction::OnFailure::Revert),
         OnFailure::BestEffort => transaction.on_failure(transaction::OnFailure::BestEffort),
     };
+    transaction = transaction.durable(request.durable);
     Ok(match request.retry {
         Some(retry) => transaction.retry(transaction::Retry {
             period: Duration::from_millis(retry.period_ms),
@@ -166,7 +184,8 @@ fn refusal(error: Error) -> Status {
     match error {
         Error::Refused(_) => Status::invalid_argument(text),
         Error::QueueFull => Status::resource_exhausted(text),
-        Error::Stopped => Status::unavailable(text),
+        Error::Stopped | Error::Halted(_) => Status::unavailable(text),
+        Error::History(_) => Status::out_of_range(text),
         Error::NotConfigured(_) => Status::deadline_exceeded(text),
         Error::Unknown(_) => Status::not_found(text),
         _ => Status::internal(text),

@@ -4,17 +4,28 @@
 //! long as count and bytes allow. A revision shares its node with the graph, so that keeping it
 //! costs a pointer until the value changes.
 //!
+//! The past has gaps: revisions that were dropped, and transactions of which none were recorded. A
+//! question about a moment in a gap is refused, because the answer would lack values.
+//!
 //! Always holds: the revisions of a key do not overlap and are in order; only the last is open.
 
+mod gaps;
+mod stored;
+
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Serialize;
 
+use self::gaps::Gaps;
+pub(crate) use self::stored::Stored;
+use crate::descriptor::UserLabels;
 use crate::graph::{EdgeTarget, Graph, Node};
 use crate::hash::HashMap;
+use crate::journal::Gap;
 use crate::key::{Key, KeyId};
 use crate::record::TransactionRecord;
 use crate::registry::Registry;
@@ -109,9 +120,57 @@ impl Limits {
 #[derive(Debug, Clone)]
 pub(crate) struct Revision {
     since: Timestamp,
+    /// The transaction that made it.
+    from: u64,
     until: Option<Timestamp>,
+    /// The transaction of the next change.
+    to: Option<u64>,
     base: Option<Key>,
     node: Arc<Node>,
+}
+
+/// A change of a value that the journal does not have yet: its key, the time, and the new revision's
+/// base and node, unless the value is gone.
+#[derive(Debug)]
+struct Unsaved {
+    key: Key,
+    since: Timestamp,
+    node: Option<(Option<Key>, Arc<Node>)>,
+}
+
+/// A moment of the past.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    Time(Timestamp),
+    /// The end of a transaction. More precise than its time: a clock may stand still.
+    After(u64),
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Time(time) => write!(f, "the state at {time}"),
+            Self::After(seq) => write!(f, "the state after transaction {seq}"),
+        }
+    }
+}
+
+/// Why a question about the past has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No history is kept.
+    #[error("no history is kept")]
+    Off,
+    /// The history does not reach back that far, or was not recorded then.
+    #[error("{0} is not in the kept history")]
+    NotKept(String),
+    /// There is no such transaction yet.
+    #[error("transaction {0} is not known")]
+    Unknown(u64),
+    /// The transaction is still running.
+    #[error("transaction {0} has not ended yet")]
+    Running(u64),
 }
 
 /// A revision of a value, for reading.
@@ -180,8 +239,17 @@ impl Revision {
         }
     }
 
-    fn covers(&self, moment: Timestamp) -> bool {
-        self.since <= moment && self.until.is_none_or(|until| until > moment)
+    fn covers(&self, moment: Moment) -> bool {
+        match moment {
+            Moment::Time(time) => self.since <= time && self.until.is_none_or(|until| until > time),
+            Moment::After(seq) => self.from <= seq && self.to.is_none_or(|to| to > seq),
+        }
+    }
+
+    /// The part of the past that is not known without this revision.
+    fn gap(&self) -> Option<Gap> {
+        let (until, to) = (self.until?, self.to?);
+        Some(Gap { from: self.from, to, since: self.since, until })
     }
 }
 
@@ -195,6 +263,9 @@ pub struct FlagStats {
     pub per_value: BTreeMap<String, usize>,
 }
 
+/// Wanted values with their labels.
+pub(crate) type Desires = BTreeMap<Key, (Value, Option<Arc<UserLabels>>)>;
+
 /// The history of an engine.
 #[derive(Debug)]
 pub(crate) struct History {
@@ -205,6 +276,9 @@ pub(crate) struct History {
     revisions: HashMap<Key, Vec<Revision>>,
     count: usize,
     trimmed: Timestamp,
+    gaps: Gaps,
+    /// The changes since the journal was last written; none without a journal.
+    unsaved: Option<Vec<Unsaved>>,
 }
 
 impl History {
@@ -217,11 +291,14 @@ impl History {
             revisions: HashMap::default(),
             count: 0,
             trimmed: start,
+            gaps: Gaps::default(),
+            unsaved: None,
         }
     }
 
-    pub(crate) fn is_enabled(&self) -> bool {
-        self.limits.enabled
+    /// Collects changes for a journal from here on.
+    pub(crate) fn collect_changes(&mut self) {
+        self.unsaved = self.limits.enabled.then(Vec::new);
     }
 
     /// Adds a transaction that has begun; [`Self::end`] removes it.
@@ -249,8 +326,8 @@ impl History {
         self.trim(now);
     }
 
-    /// Adds a revision for every touched value that changed.
-    pub(crate) fn revise(&mut self, graph: &Graph, touched: &[KeyId], now: Timestamp) {
+    /// Adds a revision for every touched value that changed in a transaction.
+    pub(crate) fn revise(&mut self, graph: &Graph, touched: &[KeyId], seq: u64, now: Timestamp) {
         if !self.limits.enabled {
             return;
         }
@@ -263,20 +340,57 @@ impl History {
             // Most values are created once and never change.
             let revisions =
                 self.revisions.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1));
+            let mut changed = false;
             if let Some(last) = revisions.last_mut()
                 && last.until.is_none()
             {
                 if node.is_some_and(|node| Arc::ptr_eq(node, &last.node)) {
                     continue;
                 }
-                last.until = Some(now);
+                (last.until, last.to) = (Some(now), Some(seq));
+                changed = true;
             }
+            let base = node.and_then(|node| node.base).map(|base| graph.key(base).clone());
             if let Some(node) = node {
-                let base = node.base.map(|base| graph.key(base).clone());
-                revisions.push(Revision { since: now, until: None, base, node: Arc::clone(node) });
+                let (base, node) = (base.clone(), Arc::clone(node));
+                revisions.push(Revision {
+                    since: now,
+                    from: seq,
+                    until: None,
+                    to: None,
+                    base,
+                    node,
+                });
                 self.count += 1;
+                changed = true;
+            }
+            if let (true, Some(unsaved)) = (changed, &mut self.unsaved) {
+                let node = node.map(|node| (base, Arc::clone(node)));
+                unsaved.push(Unsaved { key: key.clone(), since: now, node });
             }
         }
+    }
+
+    /// After a restart: ends the revisions of values that are no longer there, and adds one for each
+    /// value that has none.
+    pub(crate) fn adopt(&mut self, graph: &Graph, seq: u64, now: Timestamp) {
+        let open = |revisions: &[Revision]| revisions.last().is_some_and(|one| one.until.is_none());
+        for (key, revisions) in &mut self.revisions {
+            if open(revisions) && graph.find(key).is_none() {
+                if let Some(last) = revisions.last_mut() {
+                    (last.until, last.to) = (Some(now), Some(seq));
+                }
+                if let Some(unsaved) = &mut self.unsaved {
+                    unsaved.push(Unsaved { key: key.clone(), since: now, node: None });
+                }
+            }
+        }
+        let unknown: Vec<KeyId> = graph
+            .nodes()
+            .filter(|(key, _, _)| !self.revisions.get(*key).is_some_and(|all| open(all)))
+            .map(|(_, id, _)| id)
+            .collect();
+        self.revise(graph, &unknown, seq, now);
     }
 
     fn trim(&mut self, now: Timestamp) {
@@ -310,8 +424,10 @@ impl History {
 
     fn trim_revisions(&mut self, expired: &dyn Fn(Timestamp) -> bool) {
         let mut closed: Vec<Timestamp> = Vec::new();
+        let mut dropped: Vec<Gap> = Vec::new();
         for revisions in self.revisions.values_mut() {
-            revisions.retain(|revision| !revision.until.is_some_and(expired));
+            let old = revisions.extract_if(.., |one| one.until.is_some_and(expired));
+            dropped.extend(old.filter_map(|one| one.gap()));
             closed.extend(revisions.iter().filter_map(|revision| revision.until));
         }
         let total: usize = self.revisions.values().map(Vec::len).sum();
@@ -322,12 +438,14 @@ impl History {
             closed.sort_unstable();
             if let Some(limit) = spare.checked_sub(1).and_then(|last| closed.get(last)).copied() {
                 for revisions in self.revisions.values_mut() {
-                    revisions.retain(|revision| revision.until.is_none_or(|until| until > limit));
+                    let over = |one: &mut Revision| one.until.is_some_and(|until| until <= limit);
+                    dropped.extend(revisions.extract_if(.., over).filter_map(|one| one.gap()));
                 }
             }
         }
         self.revisions.retain(|_, revisions| !revisions.is_empty());
         self.count = self.revisions.values().map(Vec::len).sum();
+        self.gaps.extend(dropped);
     }
 
     pub(crate) fn transactions(&self) -> impl DoubleEndedIterator<Item = &Arc<TransactionRecord>> {
@@ -340,18 +458,66 @@ impl History {
         self.transactions.get(position).map(|(record, _)| record)
     }
 
-    /// Every revision of a key, oldest first.
-    pub(crate) fn timeline(&self, key: &str) -> &[Revision] {
+    /// The record of a transaction, also of one that is still running. `next` is the number of the
+    /// next transaction.
+    pub(crate) fn kept(&self, seq: u64, next: u64) -> Result<&Arc<TransactionRecord>, Error> {
+        self.transaction(seq).ok_or_else(|| match (seq < next, self.limits.enabled) {
+            (true, true) => Error::NotKept(format!("transaction {seq}")),
+            (true, false) => Error::Off,
+            (false, _) => Error::Unknown(seq),
+        })
+    }
+
+    /// The record of a transaction that has ended and after which every value is known. `next` is
+    /// the number of the next transaction.
+    pub(crate) fn ended(&self, seq: u64, next: u64) -> Result<&Arc<TransactionRecord>, Error> {
+        let record = self.kept(seq, next)?;
+        if record.pre_record {
+            return Err(Error::Running(seq));
+        }
+        self.known(Moment::After(seq))?;
+        Ok(record)
+    }
+
+    /// Whether every value of a moment is known.
+    fn known(&self, moment: Moment) -> Result<(), Error> {
+        if !self.limits.enabled {
+            return Err(Error::Off);
+        }
+        let early = matches!(moment, Moment::Time(time) if time < self.start);
+        match early || self.gaps.cover(moment) {
+            true => Err(Error::NotKept(moment.to_string())),
+            false => Ok(()),
+        }
+    }
+
+    /// Every kept revision of a key, oldest first.
+    pub(crate) fn timeline(&self, key: &str) -> Result<&[Revision], Error> {
+        if !self.limits.enabled {
+            return Err(Error::Off);
+        }
+        Ok(self.revisions_of(key))
+    }
+
+    fn revisions_of(&self, key: &str) -> &[Revision] {
         self.revisions.get(key).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The revision of a key at a moment.
-    pub(crate) fn at(&self, key: &str, moment: Timestamp) -> Option<&Revision> {
-        self.timeline(key).iter().rev().find(|revision| revision.covers(moment))
+    /// The revision of a key at a moment; none if the value did not exist.
+    pub(crate) fn at(&self, key: &str, moment: Moment) -> Result<Option<&Revision>, Error> {
+        let found = self.timeline(key)?.iter().rev().find(|revision| revision.covers(moment));
+        if found.is_none() {
+            self.known(moment)?;
+        }
+        Ok(found)
     }
 
     /// The revision of every value at a moment, in key order.
-    pub(crate) fn snapshot(&self, moment: Timestamp) -> impl Iterator<Item = (&Key, &Revision)> {
+    pub(crate) fn snapshot(
+        &self,
+        moment: Moment,
+    ) -> Result<impl Iterator<Item = (&Key, &Revision)>, Error> {
+        self.known(moment)?;
         let mut found: Vec<(&Key, &Revision)> = self
             .revisions
             .iter()
@@ -361,22 +527,24 @@ impl History {
             })
             .collect();
         found.sort_unstable_by_key(|(key, _)| *key);
-        found.into_iter()
+        Ok(found.into_iter())
     }
 
     /// The origin of the last revision of a value.
     pub(crate) fn origin(&self, key: &str) -> Option<Origin> {
-        self.timeline(key).last().map(|revision| revision.node.state.origin())
+        self.revisions_of(key).last().map(|revision| revision.node.state.origin())
     }
 
-    /// The wanted values at a moment: every base value of northern origin.
-    pub(crate) fn desired_at(&self, moment: Timestamp) -> BTreeMap<Key, Value> {
-        self.snapshot(moment)
-            .filter(|(_, revision)| revision.base.is_none())
-            .filter_map(|(key, revision)| {
-                Some((key.clone(), revision.node.last.requested.clone()?))
-            })
-            .collect()
+    /// The wanted values, with their labels, after a transaction: every base value of northern
+    /// origin.
+    pub(crate) fn desired_after(&self, seq: u64, next: u64) -> Result<Desires, Error> {
+        self.ended(seq, next)?;
+        let wanted = |(key, revision): (&Key, &Revision)| {
+            let node = &revision.node;
+            let requested = node.last.requested.clone().filter(|_| revision.base.is_none())?;
+            Some((key.clone(), (requested, node.labels.clone())))
+        };
+        Ok(self.snapshot(Moment::After(seq))?.filter_map(wanted).collect())
     }
 
     /// Counts revisions by a flag; none for a flag that does not exist.

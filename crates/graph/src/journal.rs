@@ -14,8 +14,12 @@
 //!   happened: the values wanted before are wanted again. Otherwise it counts, and a resync finishes
 //!   it.
 //!
-//! [`FileJournal`] keeps entries in one file, each with its length and a checksum; a torn tail is
-//! cut off when the file is opened.
+//! With every transaction the revisions of the values it changed are written, as far as history is
+//! kept, so that a restart knows the past: rolling back, snapshots and timelines go on.
+//!
+//! [`FileJournal`] keeps entries in one file, each with its length and a checksum. An incomplete
+//! entry at the end is cut off when the file is opened; any other damage refuses to open, because
+//! the engine would delete the values of lost entries. [`inspect`](mod@inspect) checks and repairs a file.
 //!
 //! ```
 //! use mainstay_graph::journal::{Journal, replay};
@@ -33,14 +37,19 @@
 //! ```
 
 mod file;
+mod format;
+pub mod inspect;
+mod past;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use self::file::FileJournal;
+pub use self::past::{Gap, PastError, PastNode, PastRevision, RevisionChange, Rollup};
 use crate::descriptor::UserLabels;
 use crate::key::Key;
 use crate::record::TransactionRecord;
@@ -53,13 +62,68 @@ use crate::value::Value;
 #[non_exhaustive]
 pub enum Error {
     /// The file system returned an error.
-    #[error("cannot {action} the journal")]
+    #[error("cannot {action} the journal {}", path.display())]
     Io {
         /// The operation that failed.
         action: &'static str,
+        /// The file.
+        path: PathBuf,
         /// The error of the file system.
         #[source]
         source: std::io::Error,
+    },
+    /// Another process has the file open.
+    #[error("the journal {} is used by another process; stop that process first", path.display())]
+    Locked {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An entry cannot be read, and a crash does not explain it.
+    #[error(
+        "the journal {} is damaged at byte {offset}: {bytes} bytes hold no entry that fits its \
+         checksum, and {follow} valid entries follow; the engine does not start, because it would \
+         delete the values of lost entries. Run `mainstay graph journal check {0}`, then restore a \
+         copy or run `mainstay graph journal repair {0}`",
+        path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The first byte that cannot be read.
+        offset: u64,
+        /// The number of bytes that hold no entry.
+        bytes: usize,
+        /// The number of valid entries after them.
+        follow: usize,
+    },
+    /// An entry was written by a newer version.
+    #[error(
+        "the journal {} holds an entry of the kind {kind:?} at byte {offset}, which this version \
+         cannot read ({reason}); start the version that wrote it, or see `mainstay graph journal \
+         check {0}`",
+        path.display()
+    )]
+    Unknown {
+        /// The file.
+        path: PathBuf,
+        /// The first byte of the entry.
+        offset: u64,
+        /// The kind of the entry.
+        kind: String,
+        /// Why it cannot be decoded.
+        reason: String,
+    },
+    /// An earlier error of the file system; entries may be lost.
+    #[error("the journal {} failed earlier; mend the cause and restart", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An entry does not fit the format.
+    #[error("a journal entry of {length} bytes is larger than 4 GiB")]
+    TooLarge {
+        /// Its size.
+        length: usize,
     },
     /// An entry cannot be encoded as JSON.
     #[error("a journal entry cannot be encoded")]
@@ -142,6 +206,8 @@ pub struct ScheduledRetry {
 pub enum Entry {
     /// The state so far; replaces all earlier entries.
     Snapshot(Box<Recovered>),
+    /// A share of the history that belongs to the snapshot before it.
+    Past(Box<Rollup>),
     /// A transaction is about to be executed.
     Begin {
         /// Its sequence number.
@@ -188,6 +254,10 @@ pub enum Entry {
         retries: Vec<ScheduledRetry>,
         /// The record, if history is kept.
         record: Option<Arc<TransactionRecord>>,
+        /// The revisions that it made. None if no history was kept, and in entries of the first
+        /// version.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        revisions: Option<Vec<RevisionChange>>,
     },
 }
 
@@ -203,6 +273,15 @@ pub struct Recovered {
     pub retries: Vec<ScheduledRetry>,
     /// The history.
     pub history: Vec<Arc<TransactionRecord>>,
+    /// The revisions of every value, oldest first.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub revisions: BTreeMap<Key, Vec<PastRevision>>,
+    /// The parts of the past that are not known, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gaps: Vec<Gap>,
+    /// When the first engine with this journal started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
     /// Derived values that may differ from what their bases imply.
     #[serde(default)]
     pub parts: BTreeMap<Key, Part>,
@@ -216,12 +295,18 @@ pub struct Recovered {
 pub trait Journal: Send {
     /// Returns every stored entry, oldest first.
     fn load(&mut self) -> Result<Vec<Entry>, Error>;
-    /// Stores an entry; with `durable`, returns only once a crash of the machine cannot lose it.
+    /// Stores an entry, so that it survives the process; with `durable`, flushes it too.
     fn append(&mut self, entry: &Entry, durable: bool) -> Result<(), Error>;
+    /// Returns only once a crash of the machine cannot lose any entry stored so far.
+    fn flush(&mut self) -> Result<(), Error>;
     /// Whether it has grown enough to be worth compacting.
     fn wants_compaction(&self) -> bool;
-    /// Replaces all entries by one snapshot, atomically.
-    fn compact(&mut self, snapshot: &Entry) -> Result<(), Error>;
+    /// Replaces all entries by these, atomically. On an error the old entries stand.
+    fn compact(&mut self, entries: &mut dyn Iterator<Item = Entry>) -> Result<(), Error>;
+    /// What opening it changed, for the operator.
+    fn notices(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Wanted values by key; none for those that are no longer wanted.
@@ -237,6 +322,7 @@ pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
                 state = *snapshot;
                 open = None;
             }
+            Entry::Past(past) => past.add_to(&mut state),
             Entry::Begin { seq, reverts, changes, parts } => {
                 state.next_seq = seq + 1;
                 let parts = open_parts(parts);
@@ -261,9 +347,10 @@ pub fn replay(entries: impl IntoIterator<Item = Entry>) -> Recovered {
                     }
                 }
             }
-            Entry::Commit { seq, changes, parts, retries, record } => {
+            Entry::Commit { seq, changes, parts, retries, record, revisions } => {
                 state.next_seq = seq + 1;
                 state.retries = retries;
+                past::revise(&mut state, seq, record.as_deref(), revisions);
                 state.history.extend(record);
                 state.uncertain.clear();
                 state.interrupted = None;

@@ -88,6 +88,9 @@ impl fmt::Debug for Key {
 pub(crate) struct KeyId(pub(crate) u32);
 
 impl KeyId {
+    /// The number that no key has.
+    pub(crate) const NOWHERE: Self = Self(u32::MAX);
+
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }

@@ -20,9 +20,11 @@ mod graph;
 #[cfg(feature = "grpc")]
 pub mod grpc;
 mod hash;
+pub mod health;
 pub mod history;
 pub mod journal;
 mod key;
+mod ledger;
 pub mod log;
 mod metadata;
 mod picture;
@@ -47,6 +49,7 @@ pub use descriptor::{
     OperationError, PrefixModel, Retrieved, UserLabels, ValueOf,
 };
 pub use engine::{Builder, Engine, Error, Options, View};
+pub use health::Health;
 pub use history::Limits;
 pub use journal::FileJournal;
 pub use key::{Key, KeySet};

@@ -1,8 +1,9 @@
 //! The engine over HTTP: `/scheduler/…`.
 //!
-//! The paths and arguments are those of Ligato's KVScheduler, its misspelt one included, and two of
-//! ours, `plan` and `commit`. A bad argument is answered with 400 and the values that are allowed, an
-//! unknown transaction, key or descriptor with 404.
+//! The paths and arguments are those of Ligato's KVScheduler, its misspelt one included, and three
+//! of ours, `plan`, `commit` and `health`. A bad argument is answered with 400 and the values that are allowed, an
+//! unknown transaction, key or descriptor with 404, a moment beyond the kept history with 410. An engine
+//! whose journal has failed answers commits with 503.
 
 mod arguments;
 
@@ -19,6 +20,7 @@ use serde_json::json;
 
 use self::arguments::Arguments;
 use crate::engine::{Engine, Error, View};
+use crate::history;
 use crate::time::parse_duration;
 use crate::transaction::{OnFailure, Resync, Retry, Transaction};
 
@@ -38,7 +40,7 @@ use crate::transaction::{OnFailure, Resync, Retry, Transaction};
 pub fn router(engine: Engine) -> Router {
     Router::new()
         .route("/scheduler/graph", get(graph))
-        .route("/scheduler/txn-history", get(history))
+        .route("/scheduler/txn-history", get(transactions))
         .route("/scheduler/key-timeline", get(timeline))
         .route("/scheduler/graph-snapshot", get(snapshot))
         .route("/scheduler/graph-snaphost", get(snapshot))
@@ -50,6 +52,7 @@ pub fn router(engine: Engine) -> Router {
         .route("/scheduler/metrics", get(metrics))
         .route("/scheduler/plan", post(plan))
         .route("/scheduler/commit", post(commit))
+        .route("/scheduler/health", get(health))
         .with_state(engine)
 }
 
@@ -75,8 +78,12 @@ impl IntoResponse for Refusal {
             Self::Engine(error) => {
                 let status = match &error {
                     Error::Unknown(_) => StatusCode::NOT_FOUND,
+                    Error::History(history::Error::Running(_)) => StatusCode::CONFLICT,
+                    Error::History(_) => StatusCode::GONE,
                     Error::Refused(_) => StatusCode::BAD_REQUEST,
-                    Error::QueueFull | Error::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+                    Error::QueueFull | Error::Stopped | Error::Halted(_) => {
+                        StatusCode::SERVICE_UNAVAILABLE
+                    }
                     Error::NotConfigured(_) => StatusCode::REQUEST_TIMEOUT,
                     Error::Failed(_) | Error::Registration(_) => StatusCode::CONFLICT,
                     _ => StatusCode::INTERNAL_SERVER_ERROR,
@@ -105,13 +112,10 @@ async fn graph(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answe
     Ok(([(header::CONTENT_TYPE, kind)], body).into_response())
 }
 
-async fn history(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+async fn transactions(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["format", "seq-num", "since", "until"])?;
     let records = match arguments.number("seq-num")? {
-        Some(seq) => {
-            let found = engine.transaction(seq);
-            vec![found.ok_or_else(|| Error::Unknown(format!("transaction {seq}")))?]
-        }
+        Some(seq) => vec![engine.kept_transaction(seq)?],
         None => engine.history(arguments.time("since")?, arguments.time("until")?),
     };
     match arguments.get("format") {
@@ -131,13 +135,13 @@ async fn timeline(State(engine): State<Engine>, RawQuery(query): RawQuery) -> An
     let arguments = Arguments::parse(query.as_deref(), &["key", "time"])?;
     let key = arguments.get("key").filter(|key| !key.is_empty());
     let key = key.ok_or_else(|| Refusal::Bad("key is missing; it names a value".to_owned()))?;
-    Ok(Json(engine.timeline(key, arguments.time("time")?)).into_response())
+    Ok(Json(engine.timeline(key, arguments.time("time")?)?).into_response())
 }
 
 async fn snapshot(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["time"])?;
     let at = arguments.time("time")?.unwrap_or_else(|| engine.now());
-    Ok(Json(engine.snapshot(at)).into_response())
+    Ok(Json(engine.snapshot(at)?).into_response())
 }
 
 async fn flag_stats(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
@@ -218,6 +222,14 @@ async fn downstream_resync(
 async fn stats(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
     Arguments::parse(query.as_deref(), &[])?;
     Ok(Json(engine.stats()).into_response())
+}
+
+/// 503 if the engine accepts no transactions.
+async fn health(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    Arguments::parse(query.as_deref(), &[])?;
+    let health = engine.health();
+    let status = if health.accepts { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    Ok((status, Json(health)).into_response())
 }
 
 async fn metrics(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
@@ -329,8 +341,8 @@ async fn commit(
     RawQuery(query): RawQuery,
     body: String,
 ) -> Answer<Response> {
-    let arguments = Arguments::parse(query.as_deref(), &["wait"])?;
-    let transaction = read(&body)?;
+    let arguments = Arguments::parse(query.as_deref(), &["durable", "wait"])?;
+    let transaction = read(&body)?.durable(arguments.flag("durable")?);
     let record = match arguments.number("wait")? {
         Some(seconds) => {
             engine.commit_until_configured(transaction, Duration::from_secs(seconds)).await?

@@ -221,6 +221,7 @@ pub struct Transaction {
     pub(crate) retry: Option<Retry>,
     pub(crate) description: String,
     pub(crate) operation_timeout: Option<Duration>,
+    pub(crate) durable: bool,
 }
 
 impl Transaction {
@@ -310,6 +311,15 @@ impl Transaction {
     #[must_use]
     pub fn operation_timeout(mut self, timeout: Duration) -> Self {
         self.operation_timeout = Some(timeout);
+        self
+    }
+
+    /// Whether a commit returns only once a crash of the machine cannot lose the transaction. A
+    /// transaction that has returned survives the end of the process in any case; transactions that
+    /// wait at the same time share one flush of the journal. Without a journal it has no effect.
+    #[must_use]
+    pub fn durable(mut self, durable: bool) -> Self {
+        self.durable = durable;
         self
     }
 

@@ -23,9 +23,12 @@ use self::process::Work;
 use crate::engine::{Error, Inside, Request};
 use crate::erased::ErasedDescriptor;
 use crate::graph::{Failure, Graph};
-use crate::journal::{Desired, Doubt, Entry, Journal, Part, Recovered, ScheduledRetry};
+use crate::history::Stored;
+use crate::journal::{Desired, Doubt, Entry, Part, Recovered, ScheduledRetry};
 use crate::key::Key;
+use crate::ledger::{CommitReply, Ledger};
 use crate::log::TransactionLog;
+use crate::record::TransactionRecord;
 use crate::registry::Registry;
 use crate::state::{Operation, ValueState};
 use crate::transaction::{Transaction, TransactionType};
@@ -59,7 +62,8 @@ pub struct Service {
     inside: Inside,
     queue: mpsc::Receiver<Request>,
     conduct: Conduct,
-    journal: Option<Box<dyn Journal>>,
+    /// None without a journal, and while an execution writes to it.
+    journal: Option<Ledger>,
     log: Option<TransactionLog>,
     recovered: Option<Recovered>,
     retries: Vec<ScheduledRetry>,
@@ -67,6 +71,8 @@ pub struct Service {
     doubted: BTreeSet<Key>,
     /// Whether the south was ever retrieved.
     looked: bool,
+    /// Whether the next transaction is the first after a restart.
+    restarted: bool,
     /// Cancelled when the service stops.
     stopping: CancellationToken,
 }
@@ -82,7 +88,7 @@ impl Service {
         inside: Inside,
         queue: mpsc::Receiver<Request>,
         conduct: Conduct,
-        journal: Option<Box<dyn Journal>>,
+        journal: Option<Ledger>,
         log: Option<TransactionLog>,
         recovered: Recovered,
     ) -> Self {
@@ -96,6 +102,7 @@ impl Service {
             retries: Vec::new(),
             doubted: BTreeSet::new(),
             looked: false,
+            restarted: false,
             stopping: CancellationToken::new(),
         }
     }
@@ -106,9 +113,11 @@ impl Service {
         self.stopping = shutdown.clone();
         let recovered = self.recovered.take().unwrap_or_default();
         self.recover(recovered).await;
+        self.share_flush();
         while !shutdown.is_cancelled() {
             if let Some(retry) = self.due() {
                 self.retry(retry).await;
+                self.share_flush();
                 continue;
             }
             let next = self.retries.iter().map(|retry| retry.due).min();
@@ -129,23 +138,59 @@ impl Service {
                     None => break,
                 },
             }
+            self.share_flush();
         }
+        self.flush();
         self.inside.watchers.close();
+    }
+
+    /// Flushes the journal, unless transactions wait that can share the flush.
+    fn share_flush(&mut self) {
+        let queued = !self.queue.is_empty();
+        if let Some(journal) = self.journal.as_mut().filter(|one| !queued || one.is_full()) {
+            journal.settle();
+        }
+    }
+
+    /// Flushes the journal before something that may take long.
+    fn flush(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.settle();
+        }
+    }
+
+    /// Answers a commit: at once, or with the flush of its entries.
+    fn answer(
+        &mut self,
+        done: Result<Arc<TransactionRecord>, Error>,
+        durable: bool,
+        reply: Option<CommitReply>,
+    ) {
+        match (done, &mut self.journal, reply) {
+            (Ok(record), Some(journal), reply) => journal.committed(record, durable, reply),
+            // The caller may have stopped waiting; the transaction stands all the same.
+            (done, _, Some(reply)) => drop(reply.send(done)),
+            (_, _, None) => {}
+        }
+    }
+
+    /// Processes a transaction that nobody waits for.
+    async fn process_alone(&mut self, work: Work) {
+        let done = self.process(work).await;
+        self.answer(done, false, None);
     }
 
     async fn handle(&mut self, request: Request) {
         match request {
             Request::Commit(transaction, queued, reply) => {
                 self.inside.lock().stats.waited(queued, self.inside.clock.now());
+                let durable = transaction.durable;
                 let done = self.process(Work::north(transaction)).await;
-                if let Some(reply) = reply {
-                    // The caller may have stopped waiting; the transaction stands all the same.
-                    let _ = reply.send(done);
-                }
+                self.answer(done, durable, reply);
             }
             Request::Notify(notification, queued) => {
                 self.inside.lock().stats.waited(queued, self.inside.clock.now());
-                let _ = self.process(Work::south(notification)).await;
+                self.process_alone(Work::south(notification)).await;
             }
             Request::Plan(transaction, reply) => {
                 let plan = self.plan_only(transaction).await;
@@ -162,6 +207,7 @@ impl Service {
     }
 
     async fn register(&mut self, descriptor: Arc<dyn ErasedDescriptor>) -> Result<(), Error> {
+        self.inside.accepting()?;
         let waiting = {
             let mut shared = self.inside.lock();
             let mut registry = Registry::clone(&shared.registry);
@@ -180,7 +226,7 @@ impl Service {
             unimplemented
         };
         if !waiting.is_empty() {
-            let _ = self.process(Work::again(TransactionType::RetryUnimplOps, waiting)).await;
+            self.process_alone(Work::again(TransactionType::RetryUnimplOps, waiting)).await;
         }
         Ok(())
     }
@@ -211,19 +257,21 @@ impl Service {
         let mut work = Work::again(TransactionType::RetryFailedOps, keys);
         work.retry_for = Some(retry.retry_for);
         work.attempt = retry.attempt;
-        let _ = self.process(work).await;
+        self.process_alone(work).await;
     }
 
     /// Restores the state from the journal, and resyncs if the options ask for it.
     async fn recover(&mut self, recovered: Recovered) {
-        let Recovered { desired, retries, history, parts, uncertain, interrupted, .. } = recovered;
+        let Recovered { next_seq, desired, retries, parts, uncertain, interrupted, .. } = recovered;
+        let Recovered { history, revisions, gaps, since, .. } = recovered;
+        self.restarted = next_seq > 0;
         let now = self.inside.clock.now();
         let something = !desired.is_empty() || !uncertain.is_empty();
         {
             let mut shared = self.inside.lock();
-            for record in history {
-                shared.history.add(record, now);
-            }
+            let registry = Arc::clone(&shared.registry);
+            let stored = Stored { history, revisions, gaps, since };
+            shared.history.restore(stored, &registry, now);
             for (key, Desired { value, labels, retry }) in desired {
                 let id = shared.graph.intern(&key);
                 let node = shared.graph.write(id);
@@ -231,7 +279,6 @@ impl Service {
                 node.last.retry = retry;
                 node.labels = labels.map(Arc::new);
             }
-            let registry = Arc::clone(&shared.registry);
             self.doubted = parts.keys().cloned().collect();
             for (key, part) in parts {
                 restore_part(&mut shared.graph, &registry, &key, &part);
@@ -254,14 +301,14 @@ impl Service {
                 None => "after a restart".to_owned(),
             };
             let resync = Transaction::downstream_resync().description(reason);
-            let _ = self.process(Work::north(resync)).await;
+            self.process_alone(Work::north(resync)).await;
         }
     }
 
     /// Writes to the journal, if there is one.
-    fn note(&mut self, entry: &Entry) -> Result<(), Error> {
+    fn note(&mut self, entry: &Entry, durable: bool) -> Result<(), Error> {
         match &mut self.journal {
-            Some(journal) => Ok(journal.append(entry, true)?),
+            Some(journal) => journal.append(entry, durable),
             None => Ok(()),
         }
     }

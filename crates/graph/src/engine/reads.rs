@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{Engine, Error};
 use crate::descriptor::{Context, SharedContext};
 use crate::graph::Circles;
-use crate::history::{FlagStats, RevisionView};
+use crate::history::{FlagStats, Moment, Revision, RevisionView};
 use crate::key::Key;
 use crate::picture::Picture;
 use crate::record::TransactionRecord;
@@ -124,30 +124,37 @@ impl Engine {
         self.lock().history.transaction(seq).cloned()
     }
 
-    /// Every revision of a key, or the one at a moment.
-    pub fn timeline(&self, key: &str, at: Option<Timestamp>) -> Vec<RevisionView> {
+    /// The record of one transaction.
+    ///
+    /// # Errors
+    /// [`Error::History`] tells a transaction that is no longer kept from one that never was.
+    pub fn kept_transaction(&self, seq: u64) -> Result<Arc<TransactionRecord>, Error> {
+        let shared = self.lock();
+        Ok(Arc::clone(shared.history.kept(seq, shared.next_seq)?))
+    }
+
+    /// Every kept revision of a key, or the one at a moment.
+    ///
+    /// # Errors
+    /// [`Error::History`] if no history is kept, or not of that moment.
+    pub fn timeline(&self, key: &str, at: Option<Timestamp>) -> Result<Vec<RevisionView>, Error> {
         let shared = self.lock();
         let key = Key::from(key);
-        match at {
-            None => shared
-                .history
-                .timeline(&key)
-                .iter()
-                .map(|one| one.view(&key, &shared.registry))
-                .collect(),
-            Some(at) => shared
-                .history
-                .at(&key, at)
-                .map(|one| one.view(&key, &shared.registry))
-                .into_iter()
-                .collect(),
-        }
+        let view = |one: &Revision| one.view(&key, &shared.registry);
+        Ok(match at {
+            None => shared.history.timeline(&key)?.iter().map(view).collect(),
+            Some(at) => shared.history.at(&key, Moment::Time(at))?.map(view).into_iter().collect(),
+        })
     }
 
     /// Every value as it was at a moment.
-    pub fn snapshot(&self, at: Timestamp) -> Vec<RevisionView> {
+    ///
+    /// # Errors
+    /// [`Error::History`] if the history does not have that moment completely.
+    pub fn snapshot(&self, at: Timestamp) -> Result<Vec<RevisionView>, Error> {
         let shared = self.lock();
-        shared.history.snapshot(at).map(|(key, one)| one.view(key, &shared.registry)).collect()
+        let found = shared.history.snapshot(Moment::Time(at))?;
+        Ok(found.map(|(key, one)| one.view(key, &shared.registry)).collect())
     }
 
     /// Counts revisions by a flag: last-update, error, value-state, unavailable, descriptor, derived.
@@ -173,11 +180,10 @@ impl Engine {
         let Some(seq) = transaction else {
             return Ok(Picture::current(&shared.graph, &shared.registry, self.clock.now()));
         };
-        let record = shared.history.transaction(seq);
-        let record = record.ok_or_else(|| Error::Unknown(format!("transaction {seq}")))?;
+        let record = shared.history.ended(seq, shared.next_seq)?;
         let revisions: Vec<RevisionView> = shared
             .history
-            .snapshot(record.stop)
+            .snapshot(Moment::After(seq))?
             .map(|(key, one)| one.view(key, &shared.registry))
             .collect();
         Ok(Picture::past(revisions, record))

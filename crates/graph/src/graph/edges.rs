@@ -6,6 +6,18 @@ use super::{Edge, EdgeTarget, Graph, Test, Undo};
 use crate::descriptor::{AnyOf, Dependency, Target};
 use crate::key::KeyId;
 
+impl Edge {
+    /// The edge of a revision that is no longer part of a graph.
+    pub(crate) fn remembered(dependency: Dependency) -> Self {
+        let Dependency { label, target, test } = dependency;
+        let target = match target {
+            Target::Key(key) => EdgeTarget::Key(key, KeyId::NOWHERE),
+            Target::AnyOf(set) => EdgeTarget::AnyOf { set, witness: None },
+        };
+        Self { label, target, test: test.map(Test) }
+    }
+}
+
 impl Graph {
     /// Replaces the dependencies of a node.
     pub(crate) fn set_edges(&mut self, id: KeyId, dependencies: Vec<Dependency>) {

@@ -34,6 +34,8 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         retry: Some(Retry { period_ms: 250, max: 3, backoff: true }),
         description: "test".into(),
         wait_ms: 5_000,
+        // Came later; false is not encoded.
+        durable: false,
     };
     let operation = Operation {
         operation: "CREATE".into(),

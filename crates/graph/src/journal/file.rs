@@ -1,14 +1,26 @@
-//! A journal in one file of records, each `length checksum entry`.
+//! A journal in one file, locked against a second opener.
+//!
+//! The lock is on the file itself, so that it ends with the process and cannot be left behind.
+//! Compaction replaces the file: the new one is locked before it gets the name, and an opener that
+//! locked the old one finds that the name belongs to another file and starts over.
+//!
+//! After an error of the file system no more entries are accepted: a flush that failed may have
+//! dropped data that a second flush would not report.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::format::{self, Content, Piece};
 use super::{Entry, Error, Journal};
 
-const HEAD: usize = 8;
 /// Below this size a journal is not compacted.
 const SMALL: u64 = 1 << 20;
+/// The name of the journal in a folder.
+const NAME: &str = "journal";
+/// How often opening starts over because the file was replaced meanwhile.
+const ATTEMPTS: usize = 16;
 
 /// A journal in a file. Only one process may have it open.
 #[derive(Debug)]
@@ -16,162 +28,281 @@ pub struct FileJournal {
     path: PathBuf,
     file: File,
     length: u64,
-    compacted: u64,
+    /// The size from which compaction is worth it.
+    compact_at: u64,
     buffer: Vec<u8>,
+    /// The entries as they were found, until they are loaded.
+    found: Option<Vec<Entry>>,
+    notices: Vec<String>,
+    /// Whether the file system returned an error.
+    broken: bool,
 }
 
 impl FileJournal {
-    /// Opens a journal, or creates an empty one. A torn record at its end is cut off.
+    /// Opens a journal, or creates an empty one. A folder stands for the file `journal` in it. A
+    /// record at the end that a crash left incomplete is cut off; [`Journal::notices`] reports it.
     ///
     /// # Errors
-    /// Fails if the file cannot be opened, read or truncated.
+    /// Fails if another process uses the file, if it is damaged or holds entries of a newer version,
+    /// and if it cannot be opened, read or truncated. A file that is not accepted is not changed.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
-        let path = path.into();
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(io("open"))?;
-        let mut journal = Self { path, file, length: 0, compacted: 0, buffer: Vec::new() };
-        let bytes = journal.read_all()?;
-        let whole = entries(&bytes).last().map_or(0, |(end, _)| end);
-        journal.length = whole as u64;
-        journal.compacted = journal.length;
-        journal.file.set_len(journal.length).map_err(io("repair"))?;
-        journal.file.seek(SeekFrom::End(0)).map_err(io("read"))?;
-        Ok(journal)
+        let path = file_of(path.into());
+        let (mut file, created) = open_locked(&path)?;
+        if created {
+            sync_folder(&path)?;
+        }
+        let bytes = read_all(&mut file, &path)?;
+        let mut pieces = format::pieces(&bytes);
+        let mut notices = Vec::new();
+        let mut length = bytes.len() as u64;
+        if let Some(torn) = pieces.pop_if(|piece| matches!(piece.content, Content::Torn)) {
+            length = torn.offset as u64;
+            notices.push(format!(
+                "{}: cut off {} bytes of an incomplete entry at byte {}",
+                path.display(),
+                torn.length,
+                torn.offset
+            ));
+        }
+        let snapshot = leading_snapshot(&pieces);
+        let found = entries(&path, pieces)?;
+        if length < bytes.len() as u64 {
+            file.set_len(length).map_err(io("repair", &path))?;
+            file.sync_all().map_err(io("repair", &path))?;
+        }
+        file.seek(SeekFrom::End(0)).map_err(io("read", &path))?;
+        // A compaction that did not finish left it behind.
+        let _ = std::fs::remove_file(next(&path));
+        Ok(Self {
+            file,
+            length,
+            compact_at: compact_at(snapshot),
+            buffer: Vec::new(),
+            found: Some(found),
+            notices,
+            broken: false,
+            path,
+        })
     }
 
-    fn read_all(&mut self) -> Result<Vec<u8>, Error> {
-        let mut bytes = Vec::new();
-        self.file.seek(SeekFrom::Start(0)).map_err(io("read"))?;
-        self.file.read_to_end(&mut bytes).map_err(io("read"))?;
-        Ok(bytes)
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn write(&mut self) -> Result<(), Error> {
+        if let Err(error) = self.file.write_all(&self.buffer) {
+            self.broken = true;
+            // A partial entry is cut off here or, if that fails too, by the next opener.
+            if self.file.set_len(self.length).is_ok() {
+                let _ = self.file.sync_all();
+            }
+            return Err(io("write", &self.path)(error));
+        }
+        self.length += self.buffer.len() as u64;
+        Ok(())
+    }
+
+    fn usable(&self) -> Result<(), Error> {
+        match self.broken {
+            true => Err(Error::Broken { path: self.path.clone() }),
+            false => Ok(()),
+        }
     }
 }
 
 impl Journal for FileJournal {
     fn load(&mut self) -> Result<Vec<Entry>, Error> {
-        let bytes = self.read_all()?;
-        self.file.seek(SeekFrom::End(0)).map_err(io("read"))?;
-        Ok(entries(&bytes).map(|(_, entry)| entry).collect())
+        if let Some(found) = self.found.take() {
+            return Ok(found);
+        }
+        let bytes = read_all(&mut self.file, &self.path)?;
+        self.file.seek(SeekFrom::End(0)).map_err(io("read", &self.path))?;
+        entries(&self.path, format::pieces(&bytes))
     }
 
     fn append(&mut self, entry: &Entry, durable: bool) -> Result<(), Error> {
+        self.usable()?;
+        self.found = None;
         self.buffer.clear();
-        encode(entry, &mut self.buffer)?;
-        if let Err(error) = self.file.write_all(&self.buffer) {
-            // A partial entry would hide all entries after it.
-            self.file.set_len(self.length).map_err(io("repair"))?;
-            self.file.seek(SeekFrom::End(0)).map_err(io("repair"))?;
-            return Err(io("write")(error));
-        }
-        self.length += self.buffer.len() as u64;
-        if durable {
-            self.file.sync_data().map_err(io("flush"))?;
-        }
-        Ok(())
+        format::encode(entry, &mut self.buffer)?;
+        self.write()?;
+        if durable { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.usable()?;
+        self.file.sync_data().map_err(|error| {
+            self.broken = true;
+            io("flush", &self.path)(error)
+        })
     }
 
     fn wants_compaction(&self) -> bool {
-        self.length > SMALL && self.length > self.compacted.saturating_mul(3)
+        self.length > self.compact_at
     }
 
-    fn compact(&mut self, snapshot: &Entry) -> Result<(), Error> {
-        let mut bytes = Vec::new();
-        encode(snapshot, &mut bytes)?;
-        let next = self.path.with_extension("next");
-        let mut file = OpenOptions::new()
+    fn compact(&mut self, entries: &mut dyn Iterator<Item = Entry>) -> Result<(), Error> {
+        self.usable()?;
+        match replace(&self.path, entries) {
+            Ok(Replaced { file, length, folder }) => {
+                self.file = file;
+                self.length = length;
+                self.compact_at = compact_at(length);
+                self.broken = folder.is_err();
+                folder
+            }
+            Err(error) => {
+                self.compact_at = self.length + self.length.max(SMALL) / 2;
+                let _ = std::fs::remove_file(next(&self.path));
+                Err(error)
+            }
+        }
+    }
+
+    fn notices(&self) -> Vec<String> {
+        self.notices.clone()
+    }
+}
+
+/// The file that a path stands for.
+pub(super) fn file_of(path: PathBuf) -> PathBuf {
+    if path.is_dir() { path.join(NAME) } else { path }
+}
+
+fn compact_at(compacted: u64) -> u64 {
+    compacted.saturating_mul(3).max(SMALL)
+}
+
+/// The size of the snapshot at the beginning.
+fn leading_snapshot(pieces: &[Piece]) -> u64 {
+    let snapshot = |piece: &&Piece| {
+        matches!(&piece.content, Content::Entry(entry)
+            if matches!(**entry, Entry::Snapshot(_) | Entry::Past(_)))
+    };
+    pieces.iter().take_while(snapshot).map(|piece| piece.length as u64).sum()
+}
+
+/// The entries of a sound journal.
+fn entries(path: &Path, pieces: Vec<Piece>) -> Result<Vec<Entry>, Error> {
+    let after = |offset: usize, pieces: &[Piece]| {
+        let later = pieces.iter().filter(|piece| piece.offset > offset);
+        later.filter(|piece| !matches!(piece.content, Content::Damaged | Content::Torn)).count()
+    };
+    for piece in &pieces {
+        let (path, offset) = (path.to_owned(), piece.offset as u64);
+        match &piece.content {
+            Content::Entry(_) => {}
+            Content::Unknown { kind, error } => {
+                let (kind, reason) = (kind.clone(), error.clone());
+                return Err(Error::Unknown { path, offset, kind, reason });
+            }
+            Content::Damaged | Content::Torn => {
+                let (bytes, follow) = (piece.length, after(piece.offset, &pieces));
+                return Err(Error::Damaged { path, offset, bytes, follow });
+            }
+        }
+    }
+    let entry = |piece: Piece| match piece.content {
+        Content::Entry(entry) => Some(*entry),
+        _ => None,
+    };
+    Ok(pieces.into_iter().filter_map(entry).collect())
+}
+
+/// Opens and locks the file of a journal; tells whether it was created.
+pub(super) fn open_locked(path: &Path) -> Result<(File, bool), Error> {
+    for _ in 0..ATTEMPTS {
+        let created = !path.exists();
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
-            .truncate(true)
-            .open(&next)
-            .map_err(io("compact"))?;
-        file.write_all(&bytes).map_err(io("compact"))?;
-        file.sync_all().map_err(io("compact"))?;
-        std::fs::rename(&next, &self.path).map_err(io("compact"))?;
-        sync_folder(&self.path)?;
-        self.file = file;
-        self.length = bytes.len() as u64;
-        self.compacted = self.length;
-        Ok(())
-    }
-}
-
-fn sync_folder(path: &Path) -> Result<(), Error> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = File::open(folder.unwrap_or(Path::new("."))).map_err(io("compact"))?;
-    folder.sync_all().map_err(io("compact"))
-}
-
-fn io(action: &'static str) -> impl Fn(std::io::Error) -> Error {
-    move |source| Error::Io { action, source }
-}
-
-fn encode(entry: &Entry, out: &mut Vec<u8>) -> Result<(), Error> {
-    let start = out.len();
-    out.extend([0; HEAD]);
-    serde_json::to_writer(&mut *out, entry).map_err(Error::Encoding)?;
-    let body = &out[start + HEAD..];
-    let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
-    let checksum = crc32(body);
-    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
-    out[start + 4..start + HEAD].copy_from_slice(&checksum.to_le_bytes());
-    Ok(())
-}
-
-/// The whole entries at the beginning of `bytes`, each with where it ends.
-fn entries(bytes: &[u8]) -> impl Iterator<Item = (usize, Entry)> {
-    let mut position = 0;
-    std::iter::from_fn(move || {
-        let head = bytes.get(position..position + HEAD)?;
-        let (length, checksum) = head.split_at(4);
-        let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
-        let checksum = u32::from_le_bytes(checksum.try_into().ok()?);
-        let start = position + HEAD;
-        let body = bytes.get(start..start.checked_add(length)?)?;
-        if crc32(body) != checksum {
-            return None;
+            .truncate(false)
+            .open(path)
+            .map_err(io("open", path))?;
+        lock(&file, path)?;
+        if is_still(&file, path)? {
+            return Ok((file, created));
         }
-        let entry = serde_json::from_slice(body).ok()?;
-        position = start + length;
-        Some((position, entry))
+    }
+    Err(Error::Locked { path: path.to_owned() })
+}
+
+fn lock(file: &File, path: &Path) -> Result<(), Error> {
+    file.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => Error::Locked { path: path.to_owned() },
+        TryLockError::Error(source) => io("lock", path)(source),
     })
 }
 
-const TABLE: [u32; 256] = table();
-
-const fn table() -> [u32; 256] {
-    let mut table = [0_u32; 256];
-    let mut index = 0;
-    while index < 256 {
-        let mut word = index as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            word = if word & 1 == 1 { 0xEDB8_8320 ^ (word >> 1) } else { word >> 1 };
-            bit += 1;
-        }
-        table[index] = word;
-        index += 1;
-    }
-    table
+/// Whether the name still belongs to the open file.
+fn is_still(file: &File, path: &Path) -> Result<bool, Error> {
+    let own = file.metadata().map_err(io("open", path))?;
+    Ok(std::fs::metadata(path)
+        .is_ok_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino())))
 }
 
-fn crc32(bytes: &[u8]) -> u32 {
-    !bytes
-        .iter()
-        .fold(!0_u32, |word, byte| TABLE[usize::from(byte ^ (word & 0xFF) as u8)] ^ (word >> 8))
+fn read_all(file: &mut File, path: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0)).map_err(io("read", path))?;
+    file.read_to_end(&mut bytes).map_err(io("read", path))?;
+    Ok(bytes)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The name under which the successor of a journal is written.
+fn next(path: &Path) -> PathBuf {
+    path.with_extension("next")
+}
 
-    #[test]
-    fn the_checksum_is_the_usual_one() {
-        assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
+/// A journal file that has taken the place of another.
+pub(super) struct Replaced {
+    /// The file, locked and at its end.
+    file: File,
+    length: u64,
+    /// Whether the new name is durable.
+    pub(super) folder: Result<(), Error>,
+}
+
+/// Replaces the file of a journal, atomically and durably. On an error the old file stands.
+pub(super) fn replace(
+    path: &Path,
+    entries: &mut dyn Iterator<Item = Entry>,
+) -> Result<Replaced, Error> {
+    let failed = io("compact", path);
+    let next = next(path);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&next)
+        .map_err(&failed)?;
+    lock(&file, &next)?;
+    let mut writer = BufWriter::with_capacity(1 << 16, file);
+    let (mut buffer, mut length) = (Vec::new(), 0);
+    for entry in entries {
+        buffer.clear();
+        format::encode(&entry, &mut buffer)?;
+        writer.write_all(&buffer).map_err(&failed)?;
+        length += buffer.len() as u64;
     }
+    let file = writer.into_inner().map_err(|error| failed(error.into_error()))?;
+    file.sync_all().map_err(&failed)?;
+    std::fs::rename(&next, path).map_err(&failed)?;
+    Ok(Replaced { file, length, folder: sync_folder(path) })
+}
+
+pub(super) fn sync_folder(path: &Path) -> Result<(), Error> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let opened = File::open(folder).map_err(io("flush the folder of", path))?;
+    opened.sync_all().map_err(io("flush the folder of", path))
+}
+
+pub(super) fn io<'a>(
+    action: &'static str,
+    path: &'a Path,
+) -> impl Fn(std::io::Error) -> Error + 'a {
+    move |source| Error::Io { action, path: path.to_owned(), source }
 }

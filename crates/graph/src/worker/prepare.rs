@@ -43,6 +43,7 @@ impl Service {
             let shared = self.inside.lock();
             refresh::known(&shared.graph, &surroundings.registry, descriptor, first)
         };
+        self.flush();
         let context = surroundings.context(None, false);
         let name = erased.name().to_owned();
         let job = erased.retrieve(context.clone(), known.clone());

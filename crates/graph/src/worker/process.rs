@@ -159,6 +159,7 @@ impl Service {
 
     /// Executes a transaction.
     pub(super) async fn process(&mut self, work: Work) -> Result<Arc<TransactionRecord>, Error> {
+        self.inside.accepting()?;
         let start = self.now();
         let seq = {
             let mut shared = self.inside.lock();
@@ -201,7 +202,7 @@ impl Service {
             warnings: Vec::new(),
         });
         let parts = plan.parts.iter().map(|part| part.key.clone()).collect();
-        self.announce(&work, &record, plan.parts)?;
+        self.announce(&work, &surroundings, &record, plan.parts)?;
         let foreseen = plan.conflicts.filter(|_| {
             let mut planned = record.planned.iter();
             planned.all(|operation| is_implemented(&surroundings.registry, operation))
@@ -223,10 +224,13 @@ impl Service {
         self.conclude(record, complete, walked.failed, findings.touched)
     }
 
-    /// Writes the plan to log and journal before the first operation.
+    /// Writes the plan to log and journal before the first operation. It is flushed at once only if a
+    /// retrieval would not show what was done: after a crash of the machine that loses the plan, the
+    /// transaction never happened, and a resync removes its traces.
     fn announce(
         &mut self,
         work: &Work,
+        surroundings: &Surroundings,
         record: &Arc<TransactionRecord>,
         parts: Vec<PlannedPart>,
     ) -> Result<(), Error> {
@@ -244,7 +248,15 @@ impl Service {
                 Source::South(_) => Vec::new(),
                 _ => record.values.iter().filter_map(|input| wish(work, input)).collect(),
             };
-            self.note(&Entry::Begin { seq: record.seq, reverts: work.reverts, changes, parts })?;
+            let retrievable =
+                record.planned.iter().all(|one| is_retrievable(&surroundings.registry, one));
+            let durable = !parts.is_empty() || !retrievable;
+            let entry = Entry::Begin { seq: record.seq, reverts: work.reverts, changes, parts };
+            let noted = self.note(&entry, durable);
+            if noted.is_err() {
+                self.inside.lock().history.end(record.seq);
+            }
+            return noted;
         }
         Ok(())
     }
@@ -277,7 +289,7 @@ impl Service {
         let mut journal = self.journal.take();
         let mut executor = Executor::new(
             surroundings.clone(),
-            journal.as_deref_mut(),
+            journal.as_mut(),
             parts,
             self.conduct.parallel,
             conflicts,
@@ -315,7 +327,8 @@ impl Service {
                     self.refresh_some(surroundings, &failed, findings).await;
                     let shared = &mut *self.inside.lock();
                     let touched = shared.graph.take_touched();
-                    shared.history.revise(&shared.graph, &touched, surroundings.clock.now());
+                    let now = surroundings.clock.now();
+                    shared.history.revise(&shared.graph, &touched, surroundings.seq, now);
                     findings.touched.extend(touched);
                 }
                 Step::Done => break,
@@ -421,6 +434,13 @@ fn opposite(call: &crate::walk::Call, metadata: Option<Metadata>) -> crate::walk
         revert: true,
         ..call.clone()
     }
+}
+
+/// Whether a retrieval shows the effect of a planned operation.
+fn is_retrievable(registry: &Registry, operation: &OperationRecord) -> bool {
+    let effective = !operation.flags.noop && !operation.flags.property;
+    let descriptor = registry.for_key(&operation.key).filter(|_| effective);
+    descriptor.is_none_or(|id| registry.get(id).abilities().retrieve)
 }
 
 /// Whether the descriptor implements a planned operation; if not, the execution will differ.

@@ -10,7 +10,7 @@ use crate::engine::{Error, Shared};
 use crate::execute::Surroundings;
 use crate::graph::Graph;
 use crate::hash::HashSet;
-use crate::journal::{Desired, Doubt, Entry, Part, Recovered, ScheduledRetry};
+use crate::journal::{Desired, Doubt, Entry, Part, Recovered, RevisionChange, ScheduledRetry};
 use crate::key::{Key, KeyId};
 use crate::record::{KeyError, TransactionRecord};
 use crate::refresh::Findings;
@@ -126,7 +126,7 @@ impl Service {
         failed: Vec<(KeyId, u32)>,
         earlier: Vec<KeyId>,
     ) -> Result<Arc<TransactionRecord>, Error> {
-        let (mut changes, mut parts) = (Vec::new(), Vec::new());
+        let (mut changes, mut parts, mut revisions) = (Vec::new(), Vec::new(), None);
         let record;
         {
             let mut guard = self.inside.lock();
@@ -161,7 +161,13 @@ impl Service {
                 changes = desires(graph, &touched);
                 parts = doubts(graph, registry, &touched, &mut self.doubted);
             }
-            history.revise(graph, &touched, record.stop);
+            history.revise(graph, &touched, record.seq, record.stop);
+            if std::mem::take(&mut self.restarted) {
+                history.adopt(graph, record.seq, record.stop);
+            }
+            if self.journal.is_some() {
+                revisions = history.take_changes(registry);
+            }
             history.add(Arc::clone(&record), record.stop);
             graph.sweep();
             stats.finished(&record);
@@ -170,7 +176,7 @@ impl Service {
         if let Some(log) = &mut self.log {
             log.after(&record);
         }
-        self.remember(&record, changes, parts)?;
+        self.remember(&record, changes, parts, revisions)?;
         Ok(record)
     }
 
@@ -179,37 +185,44 @@ impl Service {
         record: &Arc<TransactionRecord>,
         changes: Vec<(Key, Option<Desired>)>,
         parts: Vec<(Key, Option<Part>)>,
+        revisions: Option<Vec<RevisionChange>>,
     ) -> Result<(), Error> {
         if self.journal.is_none() {
             return Ok(());
         }
-        let keeps = self.inside.lock().history.is_enabled();
         let entry = Entry::Commit {
             seq: record.seq,
             changes,
             parts,
             retries: self.retries.clone(),
-            record: keeps.then(|| Arc::clone(record)),
+            record: revisions.is_some().then(|| Arc::clone(record)),
+            revisions,
         };
-        self.note(&entry)?;
-        let Some(journal) = &mut self.journal else {
-            return Ok(());
-        };
-        if journal.wants_compaction() {
-            let shared = self.inside.lock();
-            let snapshot = Recovered {
-                next_seq: shared.next_seq,
-                desired: all_desires(&shared.graph),
-                retries: self.retries.clone(),
-                history: shared.history.transactions().cloned().collect(),
-                parts: all_doubts(&shared.graph, &shared.registry, &self.doubted),
-                uncertain: BTreeMap::new(),
-                interrupted: None,
-            };
-            drop(shared);
-            journal.compact(&Entry::Snapshot(Box::new(snapshot)))?;
-        }
+        self.note(&entry, false)?;
+        self.compact();
         Ok(())
+    }
+
+    /// Compacts the journal if that is worth it: the state and the kept history stay.
+    fn compact(&mut self) {
+        let Some(journal) = self.journal.as_mut().filter(|one| one.wants_compaction()) else {
+            return;
+        };
+        let shared = self.inside.lock();
+        let snapshot = Recovered {
+            next_seq: shared.next_seq,
+            desired: all_desires(&shared.graph),
+            retries: self.retries.clone(),
+            parts: all_doubts(&shared.graph, &shared.registry, &self.doubted),
+            gaps: shared.history.gaps().to_vec(),
+            since: Some(shared.history.start()),
+            ..Recovered::default()
+        };
+        let registry = Arc::clone(&shared.registry);
+        let history = shared.history.frozen();
+        drop(shared);
+        let first = std::iter::once(Entry::Snapshot(Box::new(snapshot)));
+        journal.compact(&mut first.chain(history.rollups(&registry)));
     }
 }
 

@@ -2,10 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, what must not fail may panic")]
 
+mod damage;
 mod faults;
 mod histories;
 mod journal;
 mod log;
+mod past;
 mod properties;
 mod remote;
 mod rows;

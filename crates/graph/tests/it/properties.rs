@@ -227,6 +227,7 @@ async fn survives_a_kill(
     let mode = if reverting { OnFailure::Revert } else { OnFailure::BestEffort };
     let mut done: Vec<Vec<Change>> = Vec::new();
     let mut told = Vec::new();
+    let mut interrupted = false;
     for changes in all {
         let applied = running.engine.apply(transaction(changes).on_failure(mode));
         tokio::select! {
@@ -238,6 +239,7 @@ async fn survives_a_kill(
                 }
             }
             () = halted.notified() => {
+                interrupted = true;
                 if !reverting {
                     done.push(changes.clone());
                 }
@@ -246,7 +248,10 @@ async fn survives_a_kill(
         }
     }
     running.kill().await;
-    journal.lose(cut);
+    if journal.lose(cut) && interrupted && !reverting {
+        // Without its plan the transaction never happened.
+        done.pop();
+    }
     south.with(|south| {
         south.fail.clear();
         south.halt = None;
@@ -274,12 +279,12 @@ impl Remembered {
         Options::default().journal(self.clone())
     }
 
-    /// Loses the last entries that were not flushed.
-    fn lose(&self, entries: usize) {
+    /// Loses the last entries that were not flushed; returns whether the plan of the last
+    /// transaction was one of them.
+    fn lose(&self, entries: usize) -> bool {
         let mut kept = self.0.lock().unwrap();
-        for _ in 0..entries {
-            kept.pop_if(|(_, flushed)| !*flushed);
-        }
+        let mut lost = (0..entries).map_while(|_| kept.pop_if(|(_, flushed)| !*flushed));
+        lost.any(|(entry, _)| entry.starts_with("{\"Begin\""))
     }
 }
 
@@ -290,7 +295,12 @@ impl Journal for Remembered {
     }
 
     fn append(&mut self, entry: &Entry, durable: bool) -> Result<(), journal::Error> {
-        self.0.lock().unwrap().push((serde_json::to_string(entry).unwrap(), durable));
+        self.0.lock().unwrap().push((serde_json::to_string(entry).unwrap(), false));
+        if durable { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), journal::Error> {
+        self.0.lock().unwrap().iter_mut().for_each(|(_, flushed)| *flushed = true);
         Ok(())
     }
 
@@ -298,8 +308,10 @@ impl Journal for Remembered {
         self.0.lock().unwrap().len() > 40
     }
 
-    fn compact(&mut self, snapshot: &Entry) -> Result<(), journal::Error> {
-        *self.0.lock().unwrap() = vec![(serde_json::to_string(snapshot).unwrap(), true)];
+    fn compact(&mut self, entries: &mut dyn Iterator<Item = Entry>) -> Result<(), journal::Error> {
+        let entry = |entry| (serde_json::to_string(&entry).unwrap(), true);
+        let entries = entries.map(entry).collect();
+        *self.0.lock().unwrap() = entries;
         Ok(())
     }
 }

@@ -28,9 +28,9 @@ async fn g2_a_change_is_visible_once_it_is_done() {
         .set("/prefixA/base-value1", serde_json::json!({"items": ["item1"]}));
     assert_eq!(engine.plan(one.clone()).await.unwrap().len(), 2);
     assert!(engine.states().is_empty() && engine.metadata().is_empty());
-    assert!(engine.timeline("/prefixA/base-value1", None).is_empty());
+    assert!(engine.timeline("/prefixA/base-value1", None).unwrap().is_empty());
     engine.commit(one).await.unwrap();
-    let timeline = engine.timeline("/prefixA/base-value1", None);
+    let timeline = engine.timeline("/prefixA/base-value1", None).unwrap();
     assert_eq!(timeline.len(), 1);
     assert_eq!((timeline[0].until, timeline[0].state), (None, ValueState::Configured));
     let metadata: Vec<_> = engine.metadata().iter().map(|(key, _)| key.to_string()).collect();

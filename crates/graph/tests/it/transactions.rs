@@ -233,15 +233,17 @@ async fn timeline_snapshot_and_roll_back_go_to_any_moment() {
     }
     let numbers: Vec<_> = engine
         .timeline("thing/a", None)
+        .unwrap()
         .iter()
         .map(|one| one.value.clone().unwrap().get::<Thing>().unwrap().number)
         .collect();
     assert_eq!(numbers, [1, 3]);
     let second = engine.transaction(1).unwrap();
-    assert_eq!(engine.timeline("thing/a", Some(second.stop)).len(), 1);
-    assert_eq!(engine.snapshot(second.stop).len(), 2);
-    assert!(engine.snapshot("2025-12-31T00:00:00Z".parse().unwrap()).is_empty());
-    assert_eq!(engine.snapshot(engine.now()).len(), 1);
+    assert_eq!(engine.timeline("thing/a", Some(second.stop)).unwrap().len(), 1);
+    assert_eq!(engine.snapshot(second.stop).unwrap().len(), 2);
+    let before = engine.snapshot("2025-12-31T00:00:00Z".parse().unwrap());
+    assert!(matches!(before, Err(Error::History(_))), "it did not exist then");
+    assert_eq!(engine.snapshot(engine.now()).unwrap().len(), 1);
     clock.advance(Duration::from_secs(10));
     engine.roll_back_to(1).await.unwrap();
     assert_eq!(running.south.values()["thing/a"].number, 3);

@@ -17,7 +17,7 @@ pub(crate) struct Graph {
     /// Values in each workload
     #[arg(long, value_delimiter = ',', default_values_t = bench::SIZES, value_name = "LIST")]
     sizes: Vec<usize>,
-    /// Workloads to run: W1 to W8, and resident
+    /// Workloads to run: W1 to W8, W8x32 (32 committers), and resident
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     cases: Vec<String>,
     /// Output format
