@@ -307,6 +307,12 @@ impl AnyOf {
         self
     }
 
+    /// The prefixes of its keys; the empty one if it has none.
+    pub(crate) fn all_prefixes(&self) -> impl Iterator<Item = &str> {
+        let all = self.prefixes.is_empty().then_some("");
+        self.prefixes.iter().map(|prefix| &**prefix).chain(all)
+    }
+
     pub(crate) fn accepts(&self, key: &str) -> bool {
         (self.prefixes.is_empty() || self.prefixes.iter().any(|prefix| key.starts_with(&**prefix)))
             && self.selector.as_ref().is_none_or(|selector| selector(key))

@@ -8,7 +8,7 @@
 mod options;
 mod reads;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -26,6 +26,7 @@ use crate::journal::{self, Recovered};
 use crate::ledger::Ledger;
 use crate::log::TransactionLog;
 use crate::metadata::MetadataIndexes;
+use crate::picture::Picture;
 use crate::record::{OperationRecord, TransactionRecord};
 use crate::registry::{self, Registry};
 use crate::state::ValueState;
@@ -312,6 +313,21 @@ impl Engine {
         let request = Request::Commit(transaction, self.clock.now(), Some(reply));
         self.requests.send(request).await.map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)?
+    }
+
+    /// Like [`Self::apply`], and returns a picture of the graph as it was before the first
+    /// operation: after a resync has retrieved the south.
+    pub async fn apply_with_picture(
+        &self,
+        mut transaction: Transaction,
+    ) -> Result<(Arc<TransactionRecord>, Picture), Error> {
+        let retrieved = Arc::new(OnceLock::new());
+        transaction.retrieved = Some(Arc::clone(&retrieved));
+        let record = self.apply(transaction).await?;
+        match retrieved.get() {
+            Some(picture) => Ok((record, picture.clone())),
+            None => Ok((record, self.picture(None)?)),
+        }
     }
 
     /// Queues a transaction and returns at once.

@@ -210,13 +210,11 @@ async fn downstream_resync(
     if arguments.flag("retry")? {
         transaction = transaction.retry(Retry::default());
     }
-    let verbose = arguments.flag("verbose")?;
-    let record = engine.apply(transaction).await?;
-    if verbose {
-        return Ok(Json(json!({"transaction": record, "graph": engine.picture(None)?.dot()}))
-            .into_response());
+    if arguments.flag("verbose")? {
+        let (record, retrieved) = engine.apply_with_picture(transaction).await?;
+        return Ok(Json(json!({"transaction": record, "graph": retrieved.dot()})).into_response());
     }
-    Ok(Json(record).into_response())
+    Ok(Json(engine.apply(transaction).await?).into_response())
 }
 
 async fn stats(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {

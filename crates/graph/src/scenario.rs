@@ -23,7 +23,7 @@ mod play;
 mod report;
 mod south;
 
-pub use self::file::Scenario;
+pub use self::file::{DelaySpec, Scenario};
 pub use self::play::{Played, play};
 pub use self::report::{Report, StepReport};
 

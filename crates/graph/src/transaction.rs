@@ -4,17 +4,18 @@
 //! default a failure reverts the whole transaction; a resync applies as much as it can instead.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::descriptor::{Model, UserLabels};
 use crate::key::Key;
+use crate::picture::Picture;
 use crate::value::{Metadata, Value, ValueType};
 
 /// Why a transaction is not valid; it was not executed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Reverting a resync would undo repairs.
@@ -26,6 +27,17 @@ pub enum Error {
     /// A value without a key.
     #[error("a key is empty")]
     EmptyKey,
+    /// A retry without a pause would never let the engine rest.
+    #[error("retry.period is 0: a retry needs a positive period, such as 1s")]
+    RetryPeriod,
+    /// A derived value follows from its base and cannot be set or deleted by itself.
+    #[error("{key} is derived from {base}: it cannot be set or deleted; change {base} instead")]
+    DerivedKey {
+        /// The derived key.
+        key: Key,
+        /// The key of the value it is derived from.
+        base: Key,
+    },
 }
 
 /// When and how often a failed operation is retried.
@@ -42,7 +54,7 @@ pub enum Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Retry {
-    /// The pause before the first retry.
+    /// The pause before the first retry; a transaction with a pause of 0 is refused.
     pub period: Duration,
     /// The most retries; 0 for no limit.
     pub max: u32,
@@ -222,6 +234,8 @@ pub struct Transaction {
     pub(crate) description: String,
     pub(crate) operation_timeout: Option<Duration>,
     pub(crate) durable: bool,
+    /// Where to put a picture of the graph as it was retrieved.
+    pub(crate) retrieved: Option<Arc<OnceLock<Picture>>>,
 }
 
 impl Transaction {
@@ -346,6 +360,9 @@ impl Transaction {
         if self.values.keys().any(|key| key.is_empty()) {
             return Err(Error::EmptyKey);
         }
+        if self.retry.is_some_and(|retry| retry.period.is_zero()) {
+            return Err(Error::RetryPeriod);
+        }
         Ok(())
     }
 }
@@ -412,6 +429,15 @@ mod tests {
         assert_eq!(read("3"), Resync::DownstreamResync);
         assert_eq!(read("\"Later\""), Resync::NotResync);
         assert_eq!(read("17"), Resync::NotResync);
+    }
+
+    #[test]
+    fn a_retry_needs_a_positive_period() {
+        let retrying =
+            |period, max| Transaction::new().retry(Retry { period, max, backoff: false }).check();
+        assert_eq!(retrying(Duration::ZERO, 0), Err(Error::RetryPeriod));
+        assert_eq!(retrying(Duration::ZERO, 3), Err(Error::RetryPeriod));
+        assert_eq!(retrying(Duration::from_nanos(1), 0), Ok(()));
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //!
 //! Enter at [`Walk::new`]; [`items`] is the list of values to apply, [`create`], [`update`] and
 //! [`delete`] hold the three flows, [`early`] the cases where a later item of the list is applied
-//! before its turn, [`failure`] the handling of failures.
+//! before its turn, [`replace`] the search for such items, [`failure`] the handling of failures.
 
 mod create;
 mod delete;
@@ -22,6 +22,7 @@ mod early;
 mod failure;
 mod items;
 mod log;
+mod replace;
 mod update;
 
 use std::sync::Arc;
@@ -77,6 +78,8 @@ pub(crate) struct Settings {
     pub(crate) retry: Option<Retry>,
     pub(crate) reverts: bool,
     pub(crate) attempt: u32,
+    /// Whether every value is applied again, changed or not.
+    pub(crate) resync: bool,
     pub(crate) registry: Arc<Registry>,
     /// Whether the journal records which derived values are about to change.
     pub(crate) journalled: bool,
@@ -194,6 +197,8 @@ pub(crate) struct Walk {
     warnings: Vec<String>,
     /// The number of frames that restore values they deleted: they are not interrupted.
     mending: usize,
+    /// The values that the list brings, once they were asked for.
+    offers: Option<replace::Offers>,
 }
 
 /// The result of a walk.
@@ -233,6 +238,7 @@ impl Walk {
             failed: Vec::new(),
             warnings: Vec::new(),
             mending: 0,
+            offers: None,
         }
     }
 
@@ -343,14 +349,34 @@ impl Walk {
         if self.branch.contains(&id) {
             return Applied::Now(Ok(()));
         }
-        if self.failed_already(graph, id, how) {
+        if self.failed_already(graph, id) {
             return Applied::Now(self.fail_again(graph, id, new, how));
+        }
+        if self.settings.resync && self.waits_on(graph, id, new.as_ref(), how) {
+            return Applied::Now(Ok(()));
         }
         match new {
             None => self.begin_delete(graph, id, delete::Kind::Requested, how),
             Some(new) if graph.is_available(id) => self.begin_update(graph, id, new, how),
             Some(new) => self.begin_create(graph, id, new, true, how),
         }
+    }
+
+    /// Whether a value waits with this very value, and goes on waiting: a resync has nothing to
+    /// record about it.
+    fn waits_on(&self, graph: &mut Graph, id: KeyId, new: Option<&Value>, how: How) -> bool {
+        let waits = graph.node(id).is_some_and(|node| {
+            node.state == ValueState::Pending
+                && !node.available
+                && !node.uncertain
+                && new.is_some()
+                && node.value.as_ref() == new
+                && (how.base.is_some()
+                    || node.last.requested.as_ref() == new
+                        && (self.settings.retry.is_none()
+                            || node.last.retry == self.settings.retry))
+        });
+        waits && !graph.is_ready(id)
     }
 
     /// The descriptor that handles a value.

@@ -31,7 +31,7 @@ use crate::log::TransactionLog;
 use crate::record::TransactionRecord;
 use crate::registry::Registry;
 use crate::state::{Operation, ValueState};
-use crate::transaction::{Transaction, TransactionType};
+use crate::transaction::{self, Transaction, TransactionType};
 use crate::value::Value;
 
 /// The worker's share of the options.
@@ -114,12 +114,9 @@ impl Service {
         let recovered = self.recovered.take().unwrap_or_default();
         self.recover(recovered).await;
         self.share_flush();
-        while !shutdown.is_cancelled() {
-            if let Some(retry) = self.due() {
-                self.retry(retry).await;
-                self.share_flush();
-                continue;
-            }
+        let deserted = |queue: &mpsc::Receiver<Request>| queue.is_closed() && queue.is_empty();
+        while !shutdown.is_cancelled() && !deserted(&self.queue) {
+            self.round(&shutdown).await;
             let next = self.retries.iter().map(|retry| retry.due).min();
             self.inside.lock().next_retry = next;
             let wake = next.map(|due| self.inside.clock.sleep_until(due));
@@ -180,12 +177,48 @@ impl Service {
         self.answer(done, false, None);
     }
 
+    /// Runs the retries that are due, then the requests that waited meanwhile. Neither can starve
+    /// the other: retries and requests that arrive during a round wait for the next one.
+    async fn round(&mut self, shutdown: &CancellationToken) {
+        let (now, next) = (self.now(), self.inside.lock().next_seq);
+        while !shutdown.is_cancelled()
+            && let Some(retry) = self.due(now, next)
+        {
+            self.retry(retry).await;
+            self.share_flush();
+            // Operations that complete at once would keep other tasks of this thread waiting.
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..self.queue.len() {
+            let Ok(request) = self.queue.try_recv() else { return };
+            self.handle(request).await;
+            self.share_flush();
+            if shutdown.is_cancelled() {
+                return;
+            }
+        }
+    }
+
+    /// Takes the first retry that is due at `now` of those scheduled before transaction `next`.
+    fn due(&mut self, now: Timestamp, next: u64) -> Option<ScheduledRetry> {
+        let (position, _) = self
+            .retries
+            .iter()
+            .enumerate()
+            .filter(|(_, retry)| retry.due <= now && retry.failed_in < next)
+            .min_by_key(|(_, retry)| (retry.due, retry.failed_in, retry.attempt))?;
+        Some(self.retries.remove(position))
+    }
+
     async fn handle(&mut self, request: Request) {
         match request {
             Request::Commit(transaction, queued, reply) => {
                 self.inside.lock().stats.waited(queued, self.inside.clock.now());
                 let durable = transaction.durable;
-                let done = self.process(Work::north(transaction)).await;
+                let done = match self.refused(&transaction) {
+                    Some(refused) => Err(refused),
+                    None => self.process(Work::north(transaction)).await,
+                };
                 self.answer(done, durable, reply);
             }
             Request::Notify(notification, queued) => {
@@ -193,8 +226,11 @@ impl Service {
                 self.process_alone(Work::south(notification)).await;
             }
             Request::Plan(transaction, reply) => {
-                let plan = self.plan_only(transaction).await;
-                let _ = reply.send(Ok(plan));
+                let plan = match self.refused(&transaction) {
+                    Some(refused) => Err(refused),
+                    None => Ok(self.plan_only(transaction).await),
+                };
+                let _ = reply.send(plan);
             }
             Request::Register(descriptor, reply) => {
                 let done = self.register(descriptor).await;
@@ -231,15 +267,14 @@ impl Service {
         Ok(())
     }
 
-    fn due(&mut self) -> Option<ScheduledRetry> {
-        let now = self.inside.clock.now();
-        let (position, _) = self
-            .retries
-            .iter()
-            .enumerate()
-            .filter(|(_, retry)| retry.due <= now)
-            .min_by_key(|(_, retry)| (retry.due, retry.failed_in, retry.attempt))?;
-        Some(self.retries.remove(position))
+    /// Why a transaction cannot be executed on the graph as it is.
+    fn refused(&self, transaction: &Transaction) -> Option<Error> {
+        let graph = &self.inside.lock().graph;
+        transaction.keys().find_map(|key| {
+            let base = graph.find(key)?.1.base?;
+            let (key, base) = (key.clone(), graph.key(base).clone());
+            Some(transaction::Error::DerivedKey { key, base }.into())
+        })
     }
 
     async fn retry(&mut self, retry: ScheduledRetry) {

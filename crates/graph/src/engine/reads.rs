@@ -27,8 +27,8 @@ pub enum View {
     NB,
     /// The values in the south: the descriptor retrieves them.
     SB,
-    /// The values in the south as the engine remembers them.
-    #[serde(rename = "cached")]
+    /// The values in the south as the engine remembers them; `cached` is another name for it.
+    #[serde(rename = "internal")]
     Cached,
 }
 
@@ -199,7 +199,7 @@ impl Engine {
         DumpIndex {
             descriptors,
             key_prefixes: registry.all_prefixes().map(|(prefix, _)| prefix.to_owned()).collect(),
-            views: vec![View::SB, View::NB, View::Cached],
+            views: vec![View::NB, View::SB, View::Cached],
         }
     }
 

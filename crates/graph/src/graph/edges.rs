@@ -185,7 +185,7 @@ impl Graph {
     }
 
     /// Nodes with an unmet any-of edge that the key might satisfy.
-    fn waiting_for(&self, target: KeyId) -> Vec<KeyId> {
+    pub(super) fn waiting_for(&self, target: KeyId) -> Vec<KeyId> {
         let key = self.key(target);
         let mut found = Vec::new();
         for length in self.lengths.keys().copied().take_while(|length| *length <= key.len()) {

@@ -27,6 +27,9 @@ pub struct Scenario {
     /// Operations that fail.
     #[serde(default)]
     pub fail: Vec<FailSpec>,
+    /// Operations that take time.
+    #[serde(default, deserialize_with = "delays")]
+    pub delay: Vec<DelaySpec>,
     /// The most operations that run at once.
     #[serde(default)]
     pub parallel: Option<usize>,
@@ -63,6 +66,17 @@ pub enum Op {
     Delete,
     /// List the values in the south.
     Retrieve,
+}
+
+impl Op {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Delete => "delete",
+            Self::Retrieve => "retrieve",
+        }
+    }
 }
 
 /// A descriptor.
@@ -186,6 +200,49 @@ pub struct FailSpec {
     /// Whether a retry may help.
     #[serde(default = "yes")]
     pub retriable: bool,
+}
+
+/// An operation that takes time.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct DelaySpec {
+    /// The key; any key if not given.
+    #[serde(default)]
+    pub key: Option<String>,
+    /// The descriptor, for a retrieval.
+    #[serde(default)]
+    pub descriptor: Option<String>,
+    /// The operation; creation, update and deletion if not given.
+    #[serde(default)]
+    pub op: Option<Op>,
+    /// The number of the call that takes time; every call if not given.
+    #[serde(default)]
+    pub nth: Option<u32>,
+    /// How long it takes.
+    #[serde(deserialize_with = "some_duration")]
+    pub time: Duration,
+}
+
+impl DelaySpec {
+    /// Every creation, update and deletion takes this long.
+    pub fn all(time: Duration) -> Self {
+        Self { key: None, descriptor: None, op: None, nth: None, time }
+    }
+}
+
+/// Reads a list, or one duration for every operation.
+fn delays<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DelaySpec>, D::Error> {
+    let given = Json::deserialize(deserializer)?;
+    if given.is_array() {
+        return serde_json::from_value(given).map_err(serde::de::Error::custom);
+    }
+    let time = duration(given).map_err(serde::de::Error::custom)?;
+    Ok(time.map(DelaySpec::all).into_iter().collect())
+}
+
+fn some_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    duration(deserializer)?.ok_or_else(|| serde::de::Error::custom("a duration is missing"))
 }
 
 fn yes() -> bool {

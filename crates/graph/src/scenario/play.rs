@@ -1,7 +1,9 @@
 //! Plays a scenario against a real engine.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use mainstay_clock::ManualClock;
@@ -43,8 +45,8 @@ impl Played {
 
 /// Plays a scenario from beginning to end.
 pub async fn play(scenario: &Scenario) -> Result<Played, super::Error> {
-    let south = South::new(scenario);
     let clock = ManualClock::new(Timestamp::from_second(1_600_000_000).unwrap_or_default());
+    let south = South::new(scenario, Arc::clone(&clock) as _);
     let options = Options {
         clock: Arc::clone(&clock) as _,
         parallel: scenario.parallel.unwrap_or(1),
@@ -57,36 +59,48 @@ pub async fn play(scenario: &Scenario) -> Result<Played, super::Error> {
     }
     let (engine, service) = builder.build()?;
     let stop = CancellationToken::new();
-    let worker = tokio::spawn(service.run(stop.clone()));
-    let mut stage = Stage { scenario, south, clock, engine: engine.clone(), seen: 0 };
-    let mut report = Report { steps: Vec::new(), differences: Vec::new() };
+    let worker: Worker = Box::pin(service.run(stop.clone()));
+    let slept = Duration::ZERO;
+    let engine_of_stage = engine.clone();
+    let mut stage =
+        Stage { scenario, south, clock, engine: engine_of_stage, worker, seen: 0, slept };
+    let mut report = Report::default();
     for (index, step) in scenario.steps.iter().enumerate() {
         let got = stage.step(step).await?;
         report.differences.extend(differences(index + 1, step, &got));
         report.steps.push(got);
     }
+    report.slept = stage.slept;
+    let worker = tokio::spawn(stage.worker);
     Ok(Played { report, engine, stop, worker })
 }
+
+/// The engine's worker. The steps poll it themselves, so that the order of events never depends on
+/// the scheduling of threads.
+type Worker = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Stage<'a> {
     scenario: &'a Scenario,
     south: South,
     clock: Arc<ManualClock>,
     engine: Engine,
+    worker: Worker,
     /// How many transactions earlier steps caused.
     seen: usize,
+    /// How much time operations took.
+    slept: Duration,
 }
 
 impl Stage<'_> {
     async fn step(&mut self, step: &Step) -> Result<StepReport, super::Error> {
         // Every step has its own timestamp, so that reads by time are unambiguous.
-        self.clock.advance(std::time::Duration::from_micros(1));
+        self.clock.advance(Duration::from_micros(1));
         let mut error = None;
         if let Some(drift) = &step.drift {
             self.south.drift(&drift.set, &drift.delete);
         }
         if let Some(txn) = &step.txn
-            && let Err(refused) = self.engine.apply(transaction(txn)).await
+            && let Err(refused) = self.apply(transaction(txn)).await
         {
             error = Some(refused.to_string());
         }
@@ -100,27 +114,63 @@ impl Stage<'_> {
             let done = match spec {
                 Some(spec) => {
                     let descriptor = MadeUp::new(spec.clone(), self.south.clone());
-                    self.engine.register(descriptor).await.map_err(|error| error.to_string())
+                    let engine = self.engine.clone();
+                    let done = self.wait(engine.register(descriptor)).await;
+                    done.map_err(|error| error.to_string())
                 }
                 None => Err(format!("there is no descriptor {name}")),
             };
             error = error.or(done.err());
         }
-        self.engine.barrier().await?;
+        self.barrier().await?;
         if let Some(by) = step.advance {
             self.advance(later(self.clock.now(), by)).await?;
         }
         Ok(self.report(error))
     }
 
-    /// Moves the clock from one retry to the next, so that none is skipped.
+    /// Moves the clock from one retry to the next, so that none is skipped. The time that
+    /// operations take comes on top.
     async fn advance(&mut self, end: Timestamp) -> Result<(), super::Error> {
-        while let Some(due) = self.engine.next_retry().filter(|due| *due <= end) {
-            self.clock.set(due);
-            self.engine.barrier().await?;
+        let before = self.slept;
+        loop {
+            let end = later(end, self.slept - before);
+            let due = self.engine.next_retry().filter(|due| *due <= end);
+            self.clock.set(due.unwrap_or(end));
+            self.barrier().await?;
+            if due.is_none() {
+                return Ok(());
+            }
         }
-        self.clock.set(end);
-        Ok(self.engine.barrier().await?)
+    }
+
+    async fn apply(&mut self, transaction: Transaction) -> Result<(), crate::engine::Error> {
+        let engine = self.engine.clone();
+        self.wait(engine.apply(transaction)).await.map(drop)
+    }
+
+    async fn barrier(&mut self) -> Result<(), crate::engine::Error> {
+        let engine = self.engine.clone();
+        self.wait(engine.barrier()).await
+    }
+
+    /// Waits for the engine. While it only waits for operations that take time, the clock moves to
+    /// the end of the next one.
+    async fn wait<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                // It only ends with the last handle.
+                () = &mut self.worker => {}
+                end = self.south.idle() => {
+                    let left = end.duration_since(self.clock.now());
+                    self.slept += Duration::try_from(left).unwrap_or_default();
+                    self.clock.set(end);
+                }
+            }
+        }
     }
 
     fn report(&mut self, error: Option<String>) -> StepReport {

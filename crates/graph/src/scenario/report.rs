@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -9,7 +10,7 @@ use serde_json::Value as Json;
 use crate::record::{KeyError, TransactionRecord};
 
 /// The result of a scenario.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 #[non_exhaustive]
 pub struct Report {
     /// The result of each step.
@@ -17,6 +18,9 @@ pub struct Report {
     /// The differences from the expectations, as text.
     #[serde(skip)]
     pub differences: Vec<String>,
+    /// How much time operations took.
+    #[serde(skip)]
+    pub slept: Duration,
 }
 
 /// The result of one step.

@@ -2,21 +2,30 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value as Json;
+use tokio::sync::Notify;
 
-use super::file::{DescriptorSpec, FailSpec, InvalidSpec, Items, Op, Scenario};
+use super::file::{DelaySpec, DescriptorSpec, FailSpec, InvalidSpec, Items, Op, Scenario};
 use crate::descriptor::{
     Abilities, AnyOf, Context, Dependency, Derived, Descriptor, InvalidValue, Known, Model,
     OperationError, Retrieved,
 };
 use crate::key::Key;
 use crate::state::Origin;
+use crate::time::{Clock, later};
 
 /// The state that the descriptors of a scenario share.
 #[derive(Debug, Clone)]
-pub(super) struct South(Arc<Mutex<Inside>>);
+pub(super) struct South {
+    inside: Arc<Mutex<Inside>>,
+    clock: Arc<dyn Clock>,
+    /// Wakes [`South::idle`] when an operation begins that takes time.
+    asleep: Arc<Notify>,
+}
 
 #[derive(Debug, Default)]
 struct Inside {
@@ -24,6 +33,9 @@ struct Inside {
     specs: Vec<DescriptorSpec>,
     invalid: Vec<InvalidSpec>,
     fail: Vec<FailSpec>,
+    delay: Vec<DelaySpec>,
+    /// When the operations under way end.
+    ends: Vec<Timestamp>,
     done: HashMap<(String, Op), u32>,
     numbers: HashMap<String, i64>,
     calls: Vec<String>,
@@ -39,11 +51,12 @@ struct Held {
 }
 
 impl South {
-    pub(super) fn new(scenario: &Scenario) -> Self {
+    pub(super) fn new(scenario: &Scenario, clock: Arc<dyn Clock>) -> Self {
         let mut inside = Inside {
             specs: scenario.descriptors.clone(),
             invalid: scenario.invalid.clone(),
             fail: scenario.fail.clone(),
+            delay: scenario.delay.clone(),
             ..Inside::default()
         };
         for one in &scenario.south {
@@ -58,11 +71,50 @@ impl South {
             }
             inside.put_whole(&one.key, one.value.clone(), one.metadata, origin);
         }
-        Self(Arc::new(Mutex::new(inside)))
+        Self { inside: Arc::new(Mutex::new(inside)), clock, asleep: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.0.lock()
+        self.inside.lock()
+    }
+
+    /// Lets an operation take its time, then decides whether it fails.
+    async fn attempt(
+        &self,
+        op: Op,
+        key: &str,
+        base: Option<&Key>,
+    ) -> Result<MutexGuard<'_, Inside>, OperationError> {
+        let (count, time) = self.lock().begin(op, key);
+        if let Some(time) = time {
+            let end = later(self.clock.now(), time);
+            let sleep = self.clock.sleep_until(end);
+            self.lock().ends.push(end);
+            self.asleep.notify_one();
+            sleep.await;
+            let mut inside = self.lock();
+            let position = inside.ends.iter().position(|other| *other == end);
+            position.map(|position| inside.ends.swap_remove(position));
+        }
+        let mut inside = self.lock();
+        inside.end(op, key, base, count)?;
+        Ok(inside)
+    }
+
+    /// Waits until the engine only waits for operations that take time; returns when the first of
+    /// them ends. The engine must be polled by the same task.
+    pub(super) async fn idle(&self) -> Timestamp {
+        loop {
+            // The engine may have more operations to start.
+            for _ in 0..8 {
+                tokio::task::yield_now().await;
+            }
+            let first = self.lock().ends.iter().min().copied();
+            match first {
+                Some(first) => return first,
+                None => self.asleep.notified().await,
+            }
+        }
     }
 
     /// The operations since the last call.
@@ -123,18 +175,29 @@ impl Inside {
         }
     }
 
-    /// Counts an operation and decides whether it fails.
-    fn attempt(&mut self, op: Op, key: &str, base: Option<&Key>) -> Result<(), OperationError> {
-        let word = match op {
-            Op::Create => "create",
-            Op::Update => "update",
-            Op::Delete => "delete",
-            Op::Retrieve => "retrieve",
-        };
-        self.calls.push(format!("{word} {key}"));
+    /// Counts an operation; returns its number and how long it takes.
+    fn begin(&mut self, op: Op, key: &str) -> (u32, Option<Duration>) {
+        self.calls.push(format!("{} {key}", op.word()));
         let count = self.done.entry((key.to_owned(), op)).or_insert(0);
         *count += 1;
         let count = *count;
+        let slow = self.delay.iter().find(|one| {
+            let name = if op == Op::Retrieve { &one.descriptor } else { &one.key };
+            one.op.map_or(op != Op::Retrieve, |other| other == op)
+                && name.as_ref().is_none_or(|name| name == key)
+                && one.nth.is_none_or(|nth| nth == count)
+        });
+        (count, slow.map(|slow| slow.time).filter(|time| !time.is_zero()))
+    }
+
+    /// Decides whether an operation fails.
+    fn end(
+        &mut self,
+        op: Op,
+        key: &str,
+        base: Option<&Key>,
+        count: u32,
+    ) -> Result<(), OperationError> {
         let name = if op == Op::Retrieve {
             |one: &FailSpec| one.descriptor.clone()
         } else {
@@ -170,7 +233,7 @@ impl Inside {
                 }
             }
         }
-        let text = failing.error.unwrap_or_else(|| format!("{word} failed"));
+        let text = failing.error.unwrap_or_else(|| format!("{} failed", op.word()));
         Err(if failing.retriable {
             OperationError::new(text)
         } else {
@@ -289,8 +352,7 @@ impl Descriptor for MadeUp {
         key: &Key,
         value: &Json,
     ) -> Result<i64, OperationError> {
-        let mut inside = self.south.lock();
-        inside.attempt(Op::Create, key, context.base())?;
+        let mut inside = self.south.attempt(Op::Create, key, context.base()).await?;
         let derived = context.base().is_some();
         let number = if derived || !self.spec.metadata {
             None
@@ -313,8 +375,7 @@ impl Descriptor for MadeUp {
         new: &Json,
         _metadata: Option<&i64>,
     ) -> Result<Option<i64>, OperationError> {
-        let mut inside = self.south.lock();
-        inside.attempt(Op::Update, key, context.base())?;
+        let mut inside = self.south.attempt(Op::Update, key, context.base()).await?;
         let old = inside.values.get(key.as_str()).cloned();
         let held = Held {
             value: new.clone(),
@@ -333,8 +394,7 @@ impl Descriptor for MadeUp {
         _value: &Json,
         _metadata: Option<&i64>,
     ) -> Result<(), OperationError> {
-        let mut inside = self.south.lock();
-        inside.attempt(Op::Delete, key, context.base())?;
+        let mut inside = self.south.attempt(Op::Delete, key, context.base()).await?;
         inside.values.remove(key.as_str());
         Ok(())
     }
@@ -344,13 +404,12 @@ impl Descriptor for MadeUp {
         _context: &Context,
         known: &[Known<'_, Json, i64>],
     ) -> Result<Vec<Retrieved<Json, i64>>, OperationError> {
-        let mut inside = self.south.lock();
         let told = known.iter().map(|one| {
             let metadata = one.metadata.map_or(Json::Null, |number| Json::from(*number));
             (one.key.to_string(), metadata)
         });
-        inside.correlate.insert(self.spec.name.clone(), told.collect());
-        inside.attempt(Op::Retrieve, &self.spec.name, None)?;
+        self.south.lock().correlate.insert(self.spec.name.clone(), told.collect());
+        let inside = self.south.attempt(Op::Retrieve, &self.spec.name, None).await?;
         let own = inside
             .values
             .iter()

@@ -295,7 +295,7 @@ impl Walk {
             Some(_) => node.value.clone(),
         };
         let how = self.dependent(graph, id);
-        if !graph.is_ready(id) || self.failed_already(graph, id, how) {
+        if !graph.is_ready(id) || self.failed_already(graph, id) {
             return Applied::Now(Ok(()));
         }
         match value {
@@ -314,7 +314,7 @@ impl Walk {
             let whole = self.make_whole(graph, id, HashSet::default(), how);
             return Some(Applied::Later(whole));
         }
-        let given_up = self.failed_already(graph, id, how);
+        let given_up = self.failed_already(graph, id);
         if given_up || !self.is_wanted(graph, id) || !graph.is_ready(id) {
             return None;
         }

@@ -39,6 +39,8 @@ pub(super) struct Delete {
     strange: HashSet<KeyId>,
     /// It does not exist itself; only values that still depend on it are deleted.
     absent: bool,
+    /// Later items of the list are applied before it.
+    early: bool,
     stage: Stage,
 }
 
@@ -87,8 +89,9 @@ impl Walk {
             return self.delete_absent(graph, id, &before, how);
         }
         let derived = if there { derived } else { Arc::default() };
-        let early = self.early_changes(graph, id).into_iter();
-        let stage = Stage::Early(early);
+        let changes = self.early_changes(graph, id);
+        let early = !changes.is_empty();
+        let stage = Stage::Early(changes.into_iter());
         Applied::Later(Frame::Delete(Delete {
             id,
             kind,
@@ -98,6 +101,7 @@ impl Walk {
             dependents: Vec::new(),
             strange: HashSet::default(),
             absent: !there,
+            early,
             stage,
         }))
     }
@@ -172,6 +176,9 @@ impl Walk {
                         None => continue,
                     },
                     None => {
+                        if frame.early {
+                            self.revert_before_early(graph, frame.id);
+                        }
                         frame.dependents = leaning(graph, frame.id);
                         frame.strange = self.strange(graph, frame.id, &frame.derived);
                         self.mark_gone(graph, &frame);
@@ -277,7 +284,7 @@ impl Walk {
             return self.apply_item(graph, item);
         }
         let how = self.dependent(graph, id);
-        if self.failed_already(graph, id, how) {
+        if self.failed_already(graph, id) {
             return Applied::Now(Err(Abandoned));
         }
         self.begin_delete(graph, id, Kind::Wait, how)
@@ -366,6 +373,7 @@ impl Walk {
             dependents: Vec::new(),
             strange,
             absent: false,
+            early: false,
             stage: Stage::PutBack(self.waiting_dependents(graph, id).into_iter()),
         })
     }

@@ -2,6 +2,8 @@
 //!
 //! * A dependent that moves from one dependency to another is changed in place before the old one
 //!   is deleted, once the new one exists.
+//! * A dependent on any key of a set stays if a new key of the set is applied before the old one is
+//!   deleted (see [`super::replace`]).
 //! * A value that waits and is changed by the same transaction is created once, with its new value.
 //! * A value that waits and is deleted by the same transaction is not created at all.
 
@@ -40,7 +42,7 @@ impl Walk {
             return if stays { Wake::Go } else { Wake::Leave };
         }
         let dependencies = self.dependencies_of(graph, id, &new);
-        if !dependencies.iter().all(|dependency| is_met(graph, dependency)) {
+        if !dependencies.iter().all(|dependency| is_met(graph, dependency, None)) {
             return Wake::Leave;
         }
         match self.reach(graph, id) {
@@ -50,20 +52,36 @@ impl Walk {
     }
 
     /// The items to apply before `going` is deleted: dependents that an update moves to another
-    /// dependency, each after the new values that it needs.
-    pub(super) fn early_changes(&self, graph: &mut Graph, going: KeyId) -> Vec<KeyId> {
+    /// dependency, each after the new values that it needs, and replacements for the others.
+    pub(super) fn early_changes(&mut self, graph: &Graph, going: KeyId) -> Vec<KeyId> {
         if self.undone == 0 || self.reverting() {
             return Vec::new();
         }
+        let sources = graph.sources(going);
         let mut order = Vec::new();
         let mut seen = [going].into_iter().collect::<HashSet<_>>();
-        for source in graph.sources(going) {
+        for source in sources.iter().copied() {
             let root = graph.base_of(source);
             if graph.is_available(source) && self.moves_away(graph, source, root, going) {
-                self.collect_needed(graph, root, &mut seen, &mut order);
+                self.collect_needed(graph, root, going, &mut seen, &mut order);
             }
         }
+        order.extend(self.replacements(graph, &sources, going));
         order
+    }
+
+    /// To be called when the items of [`Self::early_changes`] are done, before `going` is touched.
+    /// A revert then restores the item that deletes it first, as if it had come after them.
+    pub(super) fn revert_before_early(&mut self, graph: &Graph, going: KeyId) {
+        let frames = self.stack.iter().rev().map(|(frame, _)| frame.id());
+        let under_way = std::iter::once(going).chain(frames).map(|id| graph.base_of(id));
+        let own = under_way.into_iter().find_map(|root| {
+            self.list.place(root)?;
+            self.reached.iter().rposition(|previous| previous.is_of(root))
+        });
+        if let Some(own) = own {
+            self.reached[own..].rotate_left(1);
+        }
     }
 
     fn moves_away(&self, graph: &Graph, source: KeyId, root: KeyId, going: KeyId) -> bool {
@@ -88,7 +106,7 @@ impl Walk {
             })
     }
 
-    fn changes_in_place(&self, graph: &Graph, id: KeyId, new: &Value) -> bool {
+    pub(super) fn changes_in_place(&self, graph: &Graph, id: KeyId, new: &Value) -> bool {
         let Some(node) = graph.node(id) else {
             return false;
         };
@@ -104,9 +122,10 @@ impl Walk {
 
     /// Adds an item after the later items that it depends on.
     fn collect_needed(
-        &self,
+        &mut self,
         graph: &Graph,
         root: KeyId,
+        going: KeyId,
         seen: &mut HashSet<KeyId>,
         order: &mut Vec<KeyId>,
     ) {
@@ -130,14 +149,22 @@ impl Walk {
                 }
             }
             for dependency in needed {
-                if let Target::Key(key) = &dependency.target {
-                    stack.extend(graph.id(key).map(|target| (target, false)));
-                }
+                let target = match &dependency.target {
+                    Target::Key(key) => self.offering(graph, key),
+                    Target::AnyOf(_) if is_met(graph, &dependency, Some(going)) => None,
+                    Target::AnyOf(set) => self.offering_any(graph, set),
+                };
+                stack.extend(target.map(|target| (target, false)));
             }
         }
     }
 
-    fn dependencies_of(&self, graph: &Graph, id: KeyId, value: &Value) -> Vec<Dependency> {
+    pub(super) fn dependencies_of(
+        &self,
+        graph: &Graph,
+        id: KeyId,
+        value: &Value,
+    ) -> Vec<Dependency> {
         let key = graph.key(id);
         let descriptor = self.settings.registry.for_key(key);
         descriptor
@@ -153,23 +180,22 @@ impl Walk {
     }
 }
 
-/// Whether a dependency would be met if a value had it now.
-fn is_met(graph: &Graph, dependency: &Dependency) -> bool {
+/// Whether a dependency would be met if a value had it now, and `without` did not exist.
+pub(super) fn is_met(graph: &Graph, dependency: &Dependency, without: Option<KeyId>) -> bool {
     let fits = |value: Option<&Value>| {
         dependency.test.as_ref().is_none_or(|test| value.is_some_and(|value| test(value)))
     };
     match &dependency.target {
-        Target::Key(key) => {
-            graph.find(key).is_some_and(|(_, node)| node.available && fits(node.value.as_ref()))
-        }
-        Target::AnyOf(set) => {
-            let prefixes: Vec<&str> = match set.prefixes.len() {
-                0 => vec![""],
-                _ => set.prefixes.iter().map(|prefix| &**prefix).collect(),
-            };
-            prefixes.into_iter().flat_map(|prefix| graph.with_prefix(prefix)).any(
-                |(key, _, node)| node.available && set.accepts(key) && fits(node.value.as_ref()),
-            )
-        }
+        Target::Key(key) => graph.find(key).is_some_and(|(id, node)| {
+            node.available && without != Some(id) && fits(node.value.as_ref())
+        }),
+        Target::AnyOf(set) => set.all_prefixes().flat_map(|prefix| graph.with_prefix(prefix)).any(
+            |(key, id, node)| {
+                node.available
+                    && without != Some(id)
+                    && set.accepts(key)
+                    && fits(node.value.as_ref())
+            },
+        ),
     }
 }

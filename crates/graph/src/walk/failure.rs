@@ -13,8 +13,8 @@ use crate::value::Value;
 
 impl Walk {
     /// Whether this transaction has already failed on the value.
-    pub(super) fn failed_already(&self, graph: &Graph, id: KeyId, how: How) -> bool {
-        !how.revert
+    pub(super) fn failed_already(&self, graph: &Graph, id: KeyId) -> bool {
+        !self.reverting()
             && graph.node(id).is_some_and(|node| {
                 node.last.transaction == self.settings.seq
                     && (node.state.is_failure() || node.state == ValueState::Unimplemented)

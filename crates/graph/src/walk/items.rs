@@ -10,7 +10,7 @@ use crate::hash::{HashMap, HashSet};
 use crate::key::KeyId;
 use crate::registry::Registry;
 use crate::state::{Operation, Origin};
-use crate::transaction::Retry;
+use crate::transaction::{Retry, TransactionType};
 use crate::value::{Metadata, Value};
 
 /// A value of the transaction.
@@ -58,6 +58,12 @@ impl List {
 pub(super) struct Previous {
     id: KeyId,
     known: Option<Box<Known>>,
+}
+
+impl Previous {
+    pub(super) fn is_of(&self, id: KeyId) -> bool {
+        self.id == id
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -193,7 +199,10 @@ impl Walk {
 
     pub(super) fn apply_item(&mut self, graph: &mut Graph, item: Item) -> Applied {
         let Item { id, value, labels, metadata, origin } = item;
-        let how = How::base(origin, false);
+        // A retry of a revert is still a revert.
+        let reverts = self.settings.kind == TransactionType::RetryFailedOps
+            && graph.node(id).is_some_and(|node| node.last.revert);
+        let how = How::base(origin, reverts);
         if origin == Origin::South && value.is_some() {
             let applied = self.apply(graph, id, value, how);
             if graph.node(id).is_some() {
@@ -201,8 +210,9 @@ impl Walk {
             }
             return applied;
         }
-        if let (Some(labels), Some(_)) = (labels, &value) {
-            graph.write(id).labels = Some(labels);
+        let labelled = graph.node(id).and_then(|node| node.labels.as_ref());
+        if labels.is_some() && value.is_some() && labelled != labels.as_ref() {
+            graph.write(id).labels = labels;
         }
         self.apply(graph, id, value, how)
     }

@@ -21,6 +21,8 @@ pub(super) struct Update {
     equivalent: bool,
     /// Values that are no longer derived from it and were only discovered.
     strange: HashSet<KeyId>,
+    /// Values that are no longer derived from it but stay until their replacements exist.
+    replaced: Vec<KeyId>,
     stage: Stage,
     outcome: Outcome,
 }
@@ -29,6 +31,8 @@ pub(super) struct Update {
 enum Stage {
     /// Deletes values that are no longer derived. Then come the dependents.
     Obsolete(std::vec::IntoIter<KeyId>, Vec<KeyId>),
+    /// Applies later items of the list that make it unnecessary to delete dependents.
+    Early(std::vec::IntoIter<KeyId>, Vec<KeyId>),
     /// Deletes dependents whose condition the new value does not meet.
     Lost(std::vec::IntoIter<KeyId>),
     Call,
@@ -37,6 +41,8 @@ enum Stage {
     End,
     Gained(std::vec::IntoIter<KeyId>),
     Derived(std::vec::IntoIter<Child>),
+    /// Deletes values that are no longer derived and whose replacements exist by now.
+    Replaced(std::vec::IntoIter<KeyId>),
 }
 
 #[derive(Clone)]
@@ -106,13 +112,16 @@ impl Walk {
         };
         graph.set_edges(id, dependencies);
         graph.value_changed(id);
-        let derived = self.derived_of(graph, id);
-        let derived: HashSet<KeyId> = derived.iter().map(|child| child.id).collect();
+        let children = self.derived_of(graph, id);
+        let derived: HashSet<KeyId> = children.iter().map(|child| child.id).collect();
         let obsolete: Vec<KeyId> =
             was_derived.iter().copied().filter(|old| !derived.contains(old)).collect();
         let strange = self.strange(graph, id, &obsolete);
+        let (replaced, obsolete): (Vec<_>, Vec<_>) =
+            obsolete.into_iter().partition(|old| self.is_replaced(graph, id, *old, &children));
         let stage = Stage::Obsolete(obsolete.into_iter(), dependents);
-        let update = Update { id, how, before, equivalent, strange, stage, outcome: Ok(()) };
+        let outcome = Ok(());
+        let update = Update { id, how, before, equivalent, strange, replaced, stage, outcome };
         Applied::Later(Frame::Update(update))
     }
 
@@ -154,7 +163,9 @@ impl Walk {
                     return self.abandon_update(graph, frame);
                 }
                 Stage::End => return Flow::Return(outcome),
-                Stage::Derived(_) => frame.outcome = frame.outcome.and(outcome),
+                Stage::Derived(_) | Stage::Replaced(_) => {
+                    frame.outcome = frame.outcome.and(outcome)
+                }
                 _ => {}
             },
         }
@@ -164,11 +175,27 @@ impl Walk {
     fn update_others(&mut self, graph: &mut Graph, mut frame: Update) -> Flow {
         loop {
             if self.stopping() {
+                if matches!(frame.stage, Stage::Early(..)) {
+                    return self.abandon_update(graph, frame);
+                }
                 return Flow::Return(frame.outcome);
             }
             let applied = match &mut frame.stage {
                 Stage::Obsolete(list, dependents) => match list.next() {
                     Some(id) => self.apply(graph, id, None, frame.how.derived(frame.id, false)),
+                    None => {
+                        let dependents = std::mem::take(dependents);
+                        let early = self.replacements(graph, &dependents, frame.id);
+                        frame.stage = Stage::Early(early.into_iter(), dependents);
+                        continue;
+                    }
+                },
+                Stage::Early(list, dependents) => match list.next() {
+                    Some(id) if self.branch.contains(&id) => continue,
+                    Some(id) => match self.reach(graph, id) {
+                        Some(item) => self.apply_item(graph, item),
+                        None => continue,
+                    },
                     None => {
                         frame.stage = Stage::Lost(std::mem::take(dependents).into_iter());
                         continue;
@@ -196,6 +223,16 @@ impl Walk {
                         let how = frame.how.derived(frame.id, child.property);
                         self.apply(graph, child.id, Some(child.value), how)
                     }
+                    None if frame.replaced.is_empty() => return Flow::Return(frame.outcome),
+                    None => {
+                        let replaced = std::mem::take(&mut frame.replaced);
+                        self.still_derives(graph, frame.id, &replaced);
+                        frame.stage = Stage::Replaced(replaced.into_iter());
+                        continue;
+                    }
+                },
+                Stage::Replaced(list) => match list.next() {
+                    Some(id) => self.apply(graph, id, None, frame.how.derived(frame.id, false)),
                     None => return Flow::Return(frame.outcome),
                 },
             };
@@ -205,7 +242,7 @@ impl Walk {
                     Stage::Obsolete(..) | Stage::Lost(_) => {
                         return self.abandon_update(graph, frame);
                     }
-                    Stage::Derived(_) => frame.outcome = Err(abandoned),
+                    Stage::Derived(_) | Stage::Replaced(_) => frame.outcome = Err(abandoned),
                     _ => {}
                 },
                 Applied::Later(child) => return Flow::Push(Frame::Update(frame), child),

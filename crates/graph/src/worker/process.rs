@@ -1,7 +1,7 @@
 //! Processes one transaction.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::Service;
@@ -13,6 +13,7 @@ use crate::graph::Graph;
 use crate::hash::HashSet;
 use crate::journal::{Desired, Entry, PlannedPart};
 use crate::key::{Key, KeyId};
+use crate::picture::Picture;
 use crate::record::{Flags, InputValue, OperationRecord, TransactionRecord};
 use crate::refresh::Findings;
 use crate::registry::Registry;
@@ -40,6 +41,8 @@ pub(super) struct Work {
     pub(super) attempt: u32,
     pub(super) description: String,
     pub(super) timeout: Option<Duration>,
+    /// Where to put a picture of the graph as it was retrieved.
+    pub(super) retrieved: Option<Arc<OnceLock<Picture>>>,
 }
 
 impl Work {
@@ -54,6 +57,7 @@ impl Work {
             attempt: 0,
             description: transaction.description,
             timeout: transaction.operation_timeout,
+            retrieved: transaction.retrieved,
         }
     }
 
@@ -74,6 +78,7 @@ impl Work {
             attempt: 0,
             description: String::new(),
             timeout: None,
+            retrieved: None,
         }
     }
 }
@@ -99,6 +104,7 @@ impl Service {
             retry: work.retry,
             reverts: work.reverts,
             attempt: work.attempt,
+            resync: work.resync != Resync::NotResync,
             registry: Arc::clone(&surroundings.registry),
             indexes: executing.then(|| surroundings.indexes.clone()),
         }
@@ -171,6 +177,10 @@ impl Service {
         let mut findings = Findings::default();
         if work.resync.refreshes() {
             self.refresh_all(&surroundings, &work, &mut findings).await;
+        }
+        if let Some(retrieved) = &work.retrieved {
+            let shared = self.inside.lock();
+            retrieved.get_or_init(|| Picture::current(&shared.graph, &shared.registry, start));
         }
         let (list, plan, values) = {
             let mut shared = self.inside.lock();

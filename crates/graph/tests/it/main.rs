@@ -10,6 +10,7 @@ mod log;
 mod past;
 mod properties;
 mod remote;
+mod rings;
 mod rows;
 mod scenarios;
 mod south;

@@ -53,6 +53,7 @@ async fn rest_serves_every_resource() {
     }
     assert_eq!(get(&running, "flag-stats?flag=value-state&prefix=thing/a").await["total"], 2);
     assert_eq!(get(&running, "dump").await["Descriptors"], json!(["thing"]));
+    assert_eq!(get(&running, "dump").await["Views"], json!(["NB", "SB", "internal"]));
     for view in ["NB", "internal", "cached", "SB"] {
         let expected = if view == "NB" { 3 } else { 2 };
         assert_eq!(
@@ -130,6 +131,12 @@ async fn rest_refuses_bad_requests_with_a_reason() {
         ("commit", r#"{"retry": {"period": "soon"}}"#, "like 3s"),
         ("commit", r#"{"retry": {"period": -1}}"#, "like 3s"),
         ("commit", r#"{"retry": {"period": "3s", "period-ms": 3000}}"#, "not both"),
+        ("commit", r#"{"retry": {"period": 0, "max": 0}}"#, "retry.period is 0"),
+        ("commit", r#"{"retry": {"period-ms": 0}}"#, "retry.period is 0"),
+        ("plan", r#"{"retry": {"period": "0s"}}"#, "retry.period is 0"),
+        ("commit", r#"{"set": {"thing/a/x": {}}}"#, "thing/a/x is derived from thing/a"),
+        ("commit?wait=1", r#"{"delete": ["thing/a/x"]}"#, "change thing/a instead"),
+        ("plan", r#"{"delete": ["thing/a/x"]}"#, "thing/a/x is derived from thing/a"),
         ("commit?wait=long", r#"{}"#, "must be a number"),
         ("commit?durable=later", r#"{}"#, "1, true, 0 or false"),
         ("plan", r#"{"set": []}"#, "expected a map"),
@@ -160,6 +167,9 @@ async fn rest_plans_commits_and_resyncs() {
         ask(&running, "POST", "/scheduler/downstream-resync?retry=1&verbose=true", "").await;
     let record: Json = serde_json::from_str(&record).unwrap();
     assert_eq!(record["transaction"]["executed"][0]["key"], "thing/c");
+    let retrieved = record["graph"].as_str().unwrap();
+    let line = retrieved.lines().find(|line| line.contains("thing/c")).unwrap();
+    assert!(line.contains("MISSING"), "the graph is shown as it was retrieved: {line}");
     running.stop().await;
 }
 
@@ -219,5 +229,15 @@ async fn grpc_commits_plans_and_watches() {
         ..Default::default()
     };
     assert_eq!(client.commit(bad).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    let restless = TransactionRequest { retry: Some(grpc::Retry::default()), ..Default::default() };
+    let derived = TransactionRequest { delete: vec!["thing/a/x".into()], ..Default::default() };
+    for (request, reason) in
+        [(restless, "retry.period is 0"), (derived, "thing/a/x is derived from thing/a")]
+    {
+        let refused = client.commit(request.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        assert!(refused.message().contains(reason), "{refused}");
+        assert_eq!(client.plan(request).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
     running.stop().await;
 }

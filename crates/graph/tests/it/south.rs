@@ -65,6 +65,8 @@ pub(crate) struct Inside {
     pub(crate) retrieved: usize,
     /// Keys whose operations are blocked until released.
     pub(crate) held: BTreeMap<String, Arc<Notify>>,
+    /// After this many operations none fails any more; 0 for no limit.
+    pub(crate) patience: usize,
     /// Whether an operation aborts the process.
     pub(crate) aborts: bool,
     /// Whether each operation yields before it ends.
@@ -164,7 +166,9 @@ impl South {
             inside.running.remove(key.as_str());
             // A retrieval does not show derived values: when their operation fails, it had no effect.
             let part = derived || inside.derived.contains(key.as_str());
-            let doomed = !context.is_revert() && inside.fail_on.contains(&(op, key.to_string()));
+            let patient = inside.patience == 0 || number < inside.patience;
+            let doomed =
+                patient && !context.is_revert() && inside.fail_on.contains(&(op, key.to_string()));
             let failing = match doomed {
                 true => Some(false),
                 false => inside.fail.get(&number).map(|works| *works && !part),

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use mainstay_graph::{
-    Error, KeySet, Limits, ManualClock, Notification, OnFailure, Options, Retry, Transaction,
-    Value, ValueState, WatchEvent,
+    Clock, Error, KeySet, Limits, ManualClock, Notification, OnFailure, Options, Retry,
+    Transaction, Value, ValueState, WatchEvent,
 };
 use tokio::sync::Notify;
 
@@ -319,5 +320,47 @@ async fn retry_options_apply_to_their_own_transaction_only() {
         }
     }
     assert!(states.contains(&ValueState::Retrying));
+    running.stop().await;
+}
+
+/// A clock that moves by a millisecond whenever it is read.
+#[derive(Debug)]
+struct Hurrying(Arc<ManualClock>);
+
+impl Clock for Hurrying {
+    fn now(&self) -> jiff::Timestamp {
+        self.0.advance(Duration::from_millis(1));
+        self.0.now()
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.0.sleep(duration)
+    }
+}
+
+#[tokio::test]
+async fn retries_that_are_always_due_do_not_starve_transactions() {
+    let clock = ManualClock::new("2026-01-31T12:00:00Z".parse().unwrap());
+    let running = Running::start(Options::default().clock(Arc::new(Hurrying(clock))));
+    running.south.with(|south| {
+        south.fail_on.insert(("create", "thing/bad".into()));
+        // Ends the test if the transactions below never get their turn.
+        south.patience = 500;
+    });
+    let retry = Retry::every(Duration::from_millis(1)).max(0).backoff(false);
+    let bad = set("thing/bad", 1).on_failure(OnFailure::BestEffort).retry(retry);
+    running.engine.apply(bad).await.unwrap();
+    let retried = || running.south.with(|south| south.calls.len());
+    until(|| retried() > 10).await;
+    for number in 0..10 {
+        running.engine.commit(set(&format!("thing/good{number}"), number)).await.unwrap();
+    }
+    let before = retried();
+    assert!(before < 300, "the transactions waited for {before} operations");
+    until(|| retried() > before + 10).await;
     running.stop().await;
 }
