@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::client::Client;
 use crate::client::kubeconfig::{Kubeconfig, Overrides, Target};
-use crate::duration;
+use mainstay_clock::duration;
 use crate::error::Error;
 use crate::paths;
 

@@ -12,14 +12,8 @@ use crate::{bench, client, jsonpath, manifest};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The command line is wrong.
-    #[error("{0}")]
-    Usage(String),
-    /// The command is valid, but its result is negative.
-    #[error("{0}")]
-    Negative(String),
     #[error(transparent)]
-    Client(#[from] client::Error),
+    Command(#[from] mainstay_terminal::Error),
     #[error(transparent)]
     Kubeconfig(#[from] kubeconfig::Error),
     #[error(transparent)]
@@ -47,17 +41,28 @@ pub(crate) enum Error {
     Document { place: String, source: Box<Self> },
     #[error("{what}")]
     Io { what: String, source: io::Error },
-    #[error("cannot write the output")]
-    Output(#[from] io::Error),
+}
+
+impl From<client::Error> for Error {
+    fn from(error: client::Error) -> Self {
+        Self::Command(error.into())
+    }
+}
+
+/// An error of writing the output; [`Error::io`] is for all others.
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        Self::Command(error.into())
+    }
 }
 
 impl Error {
     pub(crate) fn usage(text: impl Into<String>) -> Self {
-        Self::Usage(text.into())
+        Self::Command(mainstay_terminal::Error::usage(text))
     }
 
     pub(crate) fn negative(text: impl Into<String>) -> Self {
-        Self::Negative(text.into())
+        Self::Command(mainstay_terminal::Error::negative(text))
     }
 
     /// Adds the document in which the error occurred.
@@ -73,47 +78,45 @@ impl Error {
 
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::Kubeconfig(_) | Self::Manifest(_) | Self::JsonPath(_) => 2,
+            Self::Command(error) => error.exit_code(),
+            Self::Kubeconfig(_) | Self::Manifest(_) | Self::JsonPath(_) => 2,
             Self::Rules(mainstay_rules::cli::Error::Usage(_)) => 2,
             Self::Backup(
                 backup::Error::NotEmpty { .. } | backup::Error::Store(_) | backup::Error::Part(_),
             ) => 1,
             Self::Backup(_) => 2,
             Self::Document { source, .. } => source.exit_code(),
-            Self::Client(client::Error::Status(status)) if status.is_bad_input() => 2,
             _ => 1,
         }
     }
 
     /// The reader of the output closed the pipe, which is not a failure.
     pub(crate) fn is_broken_pipe(&self) -> bool {
-        matches!(self, Self::Output(source) | Self::Rules(mainstay_rules::cli::Error::Output(source))
-            if source.kind() == io::ErrorKind::BrokenPipe)
+        match self {
+            Self::Command(error) => error.is_broken_pipe(),
+            Self::Rules(mainstay_rules::cli::Error::Output(source)) => {
+                source.kind() == io::ErrorKind::BrokenPipe
+            }
+            _ => false,
+        }
+    }
+
+    fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Command(error) => error.hint(),
+            _ => None,
+        }
     }
 
     /// Prints the error with all its causes to stderr.
     pub(crate) fn tell(&self) {
-        let text = with_causes(self);
-        anstream::eprintln!("\x1b[1;31merror:\x1b[0m {text}");
+        mainstay_terminal::error::tell(self, self.hint());
     }
-}
 
-/// An error with every cause, in one line.
-pub(crate) fn with_causes(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
+    /// The error with every cause, in one line.
+    pub(crate) fn with_causes(&self) -> String {
+        mainstay_terminal::with_causes(self, self.hint())
     }
-    if matches!(error, Error::Client(client::Error::Connect { .. })) {
-        text.push_str("; is the server running? (`mainstay up` starts one)");
-    }
-    text
 }
 
 /// The failures of several steps: each is printed at once, the worst decides the exit code.

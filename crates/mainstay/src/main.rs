@@ -13,11 +13,9 @@ mod command;
 mod connect;
 mod credentials;
 mod dry_run;
-mod duration;
 mod error;
 mod jsonpath;
 mod manifest;
-mod output;
 mod ownership;
 mod paths;
 mod select;
@@ -26,6 +24,7 @@ mod store_key;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use mainstay_terminal::output;
 
 use cli::{Cli, Command};
 use error::Error;

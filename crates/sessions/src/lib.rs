@@ -6,8 +6,11 @@
 //! * [`controller`] runs the engine on a store.
 //! * [`protocol`] is the gRPC protocol between servers and agents.
 //! * [`gateway`] forwards external connections to instances.
+//! * For people: [`cli`] has the commands, [`bench`] a workload.
 
 pub mod api;
+pub mod bench;
+pub mod cli;
 pub mod controller;
 pub mod endpoints;
 pub mod engine;

@@ -10,12 +10,14 @@
 //! * [`controller`] reads, applies the decisions, and writes; [`reserve`] stores reservations;
 //!   [`extender`] serves and calls the HTTP contract of the scheduler extender.
 //! * For people: [`mod@plan`] (a dry run), [`explain`] (the reasons), [`capacity`] (the space left), all
-//!   over a [`world::World`] of plain objects.
+//!   over a [`world::World`] of plain objects; [`cli`] has their commands, [`bench`] a workload.
 
 pub mod api;
 pub mod attach;
+pub mod bench;
 pub mod candidates;
 pub mod capacity;
+pub mod cli;
 pub mod conditions;
 pub mod configure;
 pub mod controller;

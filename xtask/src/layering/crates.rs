@@ -36,6 +36,11 @@ pub(crate) const CRATES: &[Row] = &[
         may_use: &[],
     },
     Row {
+        name: "terminal",
+        purpose: "the output of commands: tables, JSON, YAML, rows of measurements, errors with exit codes",
+        may_use: &["client"],
+    },
+    Row {
         name: "graph",
         purpose: "the transaction engine: applies values in dependency order, retries, reverts, refreshes; a library of its own that knows no disks or volumes",
         may_use: &[],
@@ -58,12 +63,12 @@ pub(crate) const CRATES: &[Row] = &[
     Row {
         name: "volumes",
         purpose: "storage classes, pools, volumes, replicas, attachments; the capacity ledger and the scheduler extender",
-        may_use: &["placement", "client", "store", "controller"],
+        may_use: &["placement", "client", "terminal", "store", "controller"],
     },
     Row {
         name: "disks",
         purpose: "block devices: discovery, identity, safety gate, phase table, operations; a `Backend` trait for what uses a disk",
-        may_use: &["store", "controller", "host"],
+        may_use: &["client", "terminal", "store", "controller", "host"],
     },
     Row {
         name: "catalog",
@@ -88,7 +93,7 @@ pub(crate) const CRATES: &[Row] = &[
     Row {
         name: "sessions",
         purpose: "applications, sessions and instances; pools, monitors, ports, the gateway; the agents' protocol",
-        may_use: &["placement", "store", "controller", "volumes"],
+        may_use: &["placement", "client", "terminal", "store", "controller", "volumes"],
     },
     Row {
         name: "agent",
@@ -131,6 +136,7 @@ pub(crate) const CRATES: &[Row] = &[
             "placement",
             "graph",
             "client",
+            "terminal",
             "store",
             "controller",
             "host",

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 
 use super::Error;
 use super::load::{Connection, STAMP, Template, stamp};
-use super::report::{Format, Row, print};
+use mainstay_terminal::report::{Format, Row, print};
 use super::server::ServerProcess;
 use crate::connect::Connect;
-use crate::duration;
+use mainstay_clock::duration;
 use crate::error::Error as CommandError;
 use mainstay_client::Dialer;
 

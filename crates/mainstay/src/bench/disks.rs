@@ -3,9 +3,8 @@
 //!
 //! The first part makes real loop devices (as root), formats and mounts them with nothing but the
 //! programs, then gives as many blank ones to a server and an agent, each a process of its own, and
-//! times blank to Provisioned; then once more with nothing but the programs, for the mean of both. The second part looks after simulated disks ([`simulated`]).
-
-mod simulated;
+//! times blank to Provisioned; then once more with nothing but the programs, for the mean of both. The
+//! second part is [`mainstay_disks::bench`], in a process of its own.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,12 +13,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use mainstay_clock::SystemClock;
+use mainstay_disks::bench;
+use mainstay_store::kubernetes::KubernetesStore;
+use mainstay_store::registry::{Registry, builtin};
+use mainstay_store::resources::{RandomIdentities, Resources};
+use mainstay_terminal::report::{Format, Row, print};
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::time::Instant;
 
 use super::Error;
-use super::report::{Format, Row, print};
 use super::server::ServerProcess;
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::watch::{Change, Follow};
@@ -58,7 +62,7 @@ pub(crate) struct Disks {
 impl Disks {
     pub(crate) async fn run(&self) -> Result<u8, CommandError> {
         if let Some(kubeconfig) = &self.alone {
-            let rows = simulated::simulate(kubeconfig, self.simulated).await?;
+            let rows = bench::simulate(objects(kubeconfig)?, self.simulated).await?;
             print(&rows, Format::Json)?;
             return Ok(0);
         }
@@ -117,6 +121,20 @@ impl Disks {
             ratio,
         ])
     }
+}
+
+/// The objects of a server, as an agent reaches them.
+fn objects(kubeconfig: &Path) -> Result<Resources, CommandError> {
+    let wrong = |error: &dyn std::fmt::Display| CommandError::negative(error.to_string());
+    let target = Kubeconfig::load(&[kubeconfig.to_owned()])
+        .and_then(|file| file.target(&Overrides::default()))?;
+    let access = target.access().map_err(|error| wrong(&error))?;
+    let client = Arc::new(mainstay_client::Client::new(vec![target.server], access));
+    let registry = Registry::new(builtin().into_iter().chain(mainstay_disks::kinds()));
+    let registry = Arc::new(registry.map_err(|error| wrong(&error))?);
+    let clock = SystemClock::new();
+    let store = KubernetesStore::new(client, registry.clone(), clock.clone(), "bench");
+    Ok(Resources::new(Arc::new(store), registry, clock, Arc::new(RandomIdentities)))
 }
 
 fn read(row: &Value) -> Row {

@@ -10,7 +10,6 @@ mod disks;
 mod graph;
 mod load;
 mod placement;
-mod report;
 mod rules;
 mod rules_rest;
 mod server;

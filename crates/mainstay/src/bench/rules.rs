@@ -9,11 +9,11 @@ use mainstay_rules::Error as RulesError;
 use mainstay_rules::bench::{self, Measured};
 use serde_json::json;
 
-use super::report::{Row, table};
+use mainstay_terminal::report::{Row, table};
 use super::rules_rest::{self, Sizes};
-use crate::command::plan::Shape;
+use mainstay_terminal::output::Shape;
 use crate::error::Error;
-use crate::output;
+use mainstay_terminal::output;
 
 /// Add, evaluate, transfer, delete and register on a catalog, and report the speed
 #[derive(Debug, Args)]

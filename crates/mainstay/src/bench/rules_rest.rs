@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::Error;
 use super::load::{Connection, Template};
-use super::report::Row;
+use mainstay_terminal::report::Row;
 use super::server::ServerProcess;
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client, JSON};

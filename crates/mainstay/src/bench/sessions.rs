@@ -5,14 +5,16 @@
 //! instances are spread over all nodes and taken longest idle first, so that consecutive sessions
 //! go to different nodes; how evenly, and how many messages went to nodes, is printed to stderr.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use mainstay_placement::machines::{Amount, Machines, Needs};
+use mainstay_client::Dialer;
+use mainstay_clock::{Clock, SystemClock, duration};
+use mainstay_terminal::report::{Format, Row, print};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
@@ -20,13 +22,10 @@ use tokio::time::Instant;
 
 use super::Error;
 use super::load::{Connection, Template};
-use super::report::{Format, Row, print};
 use super::server::ServerProcess;
 use crate::client::{Call, Client, JSON};
 use crate::connect::Connect;
-use crate::duration;
 use crate::error::Error as CommandError;
-use mainstay_client::Dialer;
 
 const APPLICATION: &str = "bench";
 const SESSIONS: &str = "/apis/apps.mainstay.dev/v1/namespaces/default/applicationsessions";
@@ -80,13 +79,14 @@ enum Case {
 
 impl Sessions {
     pub(crate) async fn run(&self) -> Result<u8, CommandError> {
+        let clock = SystemClock::new();
         let mut rows = Vec::new();
         for &case in Case::value_variants() {
             if !self.only.is_empty() && !self.only.contains(&case) {
                 continue;
             }
             let row = match case {
-                Case::Placement => placement(),
+                Case::Placement => mainstay_sessions::bench::placement(&|| clock.elapsed()),
                 Case::WarmDelay => {
                     let nodes = Nodes { count: 100, start: "0ms", session: "3ms" };
                     self.opened("warm open + close, 3 ms", &nodes, self.clients, 400).await?
@@ -169,28 +169,6 @@ impl Sessions {
         under.stop().await?;
         Ok(row)
     }
-}
-
-/// The pure engine: 5,000 machines, batches of 1,000 instances.
-fn placement() -> Row {
-    const MACHINES: usize = 5_000;
-    const BATCH: usize = 1_000;
-    const BATCHES: usize = 500;
-    let mut machines = Machines::default();
-    for number in 0..MACHINES {
-        let name = Arc::from(format!("node-{number}"));
-        let has = Amount { cpu: 12_000, memory: 64 << 30 };
-        machines.join(&name, has, BTreeMap::new());
-        machines.set_schedulable(&name, true);
-    }
-    let needs = Needs { amount: Amount { cpu: 100, memory: 256 << 20 }, ..Needs::default() };
-    let start = Instant::now();
-    let placed: usize = (0..BATCHES).map(|_| machines.place(&needs, BATCH).len()).sum();
-    Row::new("instances placed in batches", "pure", MACHINES).rate(
-        placed,
-        start.elapsed().as_secs_f64(),
-        "instances/s",
-    )
 }
 
 /// The names of the simulated nodes.

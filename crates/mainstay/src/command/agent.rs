@@ -13,12 +13,12 @@ use mainstay_agent::{Agent as Running, Options, join};
 use mainstay_disks::Rate;
 use mainstay_disks::config::Config;
 use mainstay_host::linux::Roots;
-use mainstay_server::clock::{Clock, SystemClock};
+use mainstay_clock::{Clock, SystemClock};
 use mainstay_store::meta::Quantity;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::serve::Log;
-use crate::duration;
+use mainstay_clock::duration;
 use crate::error::Error;
 
 /// Printed to stderr once the agent manages its disks.

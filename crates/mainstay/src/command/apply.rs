@@ -17,7 +17,7 @@ use crate::connect::Connect;
 use crate::dry_run::DryRun;
 use crate::error::{Error, Failures};
 use crate::manifest::{self, Document};
-use crate::output;
+use mainstay_terminal::output;
 use crate::ownership::{self, LAST_APPLIED, Part};
 use crate::select::Scope;
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::client::{Call, JSON};
 use crate::connect::Connect;
 use crate::error::Error;
-use crate::output::{self, Table, cell};
+use mainstay_terminal::output::{self, Table, cell};
 
 /// The path of the authority.
 pub(crate) const PATH: &str = "/mainstay/v1/authority";

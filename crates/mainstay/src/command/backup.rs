@@ -53,7 +53,7 @@ impl Backup {
                 true => "the standard input".into(),
                 false => self.file.display().to_string(),
             };
-            crate::output::print(&format!("{name}: {said}\n"))?;
+            mainstay_terminal::output::print(&format!("{name}: {said}\n"))?;
             return Ok(0);
         }
         let client = self.connect.client()?;

@@ -13,7 +13,7 @@ use crate::client::{Call, Client, JSON, with_query};
 use crate::command::apply::{namespace_of, resource_of};
 use crate::connect::Connect;
 use crate::dry_run::DryRun;
-use crate::duration;
+use mainstay_clock::duration;
 use crate::error::{Error, Failures};
 use crate::manifest::Document;
 use crate::select::{Scope, Selectors, Wanted, wanted};

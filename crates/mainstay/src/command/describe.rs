@@ -14,7 +14,7 @@ use crate::client::{Client, JSON};
 use crate::command::get::object;
 use crate::connect::Connect;
 use crate::error::{Error, Failures};
-use crate::output::{self, Table, cell, clean};
+use mainstay_terminal::output::{self, Table, cell, clean};
 use crate::ownership::LAST_APPLIED;
 use crate::select::{Scope, Selectors, Wanted, wanted};
 

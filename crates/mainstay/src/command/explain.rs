@@ -1,18 +1,12 @@
 //! `mainstay explain placement`: explains the placement of a replica, candidate by candidate.
 
 use clap::{Args, Subcommand};
-use mainstay_server::clock::{Clock, SystemClock};
-use mainstay_volumes::explain::explain;
-use serde_json::json;
+use mainstay_clock::{Clock, SystemClock};
+use mainstay_sessions::cli::Place;
+use mainstay_terminal::output::Shape;
 
-use super::plan::Shape;
-use super::sessions::Place;
-use super::world;
-use crate::client::Call;
-use crate::client::encode;
 use crate::connect::Connect;
 use crate::error::Error;
-use crate::output::{self, Table};
 
 /// Explain a decision
 #[derive(Debug, Args)]
@@ -58,60 +52,22 @@ impl Explain {
 
 impl Placement {
     async fn run(&self) -> Result<u8, Error> {
-        if let Some((kind, name)) = self.volume.split_once('/')
-            && ["app", "application", "applications"].contains(&kind.to_ascii_lowercase().as_str())
-        {
-            return self.instances(name).await;
-        }
-        let name = match self.volume.split_once('/') {
-            None => self.volume.as_str(),
-            Some((kind, name)) => {
-                let kind = kind.to_ascii_lowercase();
-                if !["rv", "replicatedvolume", "replicatedvolumes"].contains(&kind.as_str()) {
-                    return Err(Error::usage(
-                        "placement is explained for volumes and applications only: name rv/NAME or app/NAME",
-                    ));
-                }
-                name
+        let (kind, name) = self.volume.split_once('/').unwrap_or(("rv", &self.volume));
+        let client = || self.connect.client();
+        match kind.to_ascii_lowercase().as_str() {
+            "rv" | "replicatedvolume" | "replicatedvolumes" => {
+                let now = SystemClock::new().now();
+                let (replica, shape) = (self.replica, self.output);
+                Ok(mainstay_volumes::cli::explain(&client()?, name, replica, shape, now).await?)
             }
-        };
-        let there = world::fetch(&self.connect.client()?).await?;
-        let now = SystemClock::new().now();
-        let explained = explain(there.world()?, name, self.replica, now)
-            .map_err(|error| Error::negative(error.to_string()))?;
-        match self.output {
-            Shape::Table => output::print(&explained.table())?,
-            Shape::Json => output::print_line(&output::json(&json!(explained)))?,
+            "app" | "application" | "applications" => {
+                let client = client()?;
+                let namespace = self.place.of(client.namespace());
+                Ok(mainstay_sessions::cli::explain(&client, namespace, name, self.output).await?)
+            }
+            _ => Err(Error::usage(
+                "placement is explained for volumes and applications only: name rv/NAME or app/NAME",
+            )),
         }
-        Ok(0)
-    }
-
-    /// Every node, with the reason if an instance cannot be placed there.
-    async fn instances(&self, name: &str) -> Result<u8, Error> {
-        let client = self.connect.client()?;
-        let namespace = encode(self.place.of(&client));
-        let name = encode(name);
-        let object =
-            format!("/apis/apps.mainstay.dev/v1/namespaces/{namespace}/applications/{name}");
-        client.json(Call::get(object)).await?;
-        let path = format!("/mainstay/v1/namespaces/{namespace}/applications/{name}/placement");
-        let considered = client.json(Call::get(path)).await?;
-        if self.output == Shape::Json {
-            output::print_line(&output::json(&considered))?;
-            return Ok(0);
-        }
-        let mut table = Table::new(&["NODE", "CPU LEFT", "MEMORY LEFT", "PREFERRED", "VERDICT"]);
-        for one in considered.as_array().into_iter().flatten() {
-            let because = one["because"].as_str().unwrap_or_default();
-            table.rows.push(vec![
-                output::cell(&one["node"]),
-                format!("{}m", output::cell(&one["left"]["cpu"])),
-                output::cell(&one["left"]["memory"]),
-                if one["preferred"] == true { "yes" } else { "" }.to_owned(),
-                if because.is_empty() { "fits" } else { because }.to_owned(),
-            ]);
-        }
-        output::print(&table.text())?;
-        Ok(0)
     }
 }

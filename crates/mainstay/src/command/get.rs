@@ -8,7 +8,7 @@ use crate::client::watch::{Change, Event, Follow, list};
 use crate::client::{Call, Client, JSON, with_query};
 use crate::connect::Connect;
 use crate::error::{Error, Failures};
-use crate::output::{self, Format, Table, cell};
+use mainstay_terminal::output::{self, Format, Table, cell};
 use crate::select::{Scope, Selectors, Wanted, wanted};
 
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,\

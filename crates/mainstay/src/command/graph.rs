@@ -32,9 +32,9 @@ impl Fetch for HttpsFetch {
     ) -> Result<(u16, String), NoAnswer> {
         let reached = reached(target).map_err(NoAnswer::Usage)?;
         let access = reached.access();
-        let access = access.map_err(|error| NoAnswer::Usage(told(&target.url, &error)))?;
+        let access = access.map_err(|error| NoAnswer::Usage(at(&target.url, &error)))?;
         let access = Access { token: target.token.clone(), ..access };
-        let wrong = |error: &dyn std::error::Error| NoAnswer::Usage(told(&target.url, error));
+        let wrong = |error: &dyn std::error::Error| NoAnswer::Usage(at(&target.url, error));
         let method = Method::from_bytes(method.as_bytes()).map_err(|error| wrong(&error))?;
         let uri: Uri = url.parse().map_err(|error| wrong(&error))?;
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
@@ -43,7 +43,7 @@ impl Fetch for HttpsFetch {
         let options = Options { timeout: PATIENCE, ..Options::default() };
         let client = Client::with_options(vec![reached.server], access, options);
         let answer = client.send(&call).await;
-        let answer = answer.map_err(|error| NoAnswer::Unreachable(told(&target.url, &error)))?;
+        let answer = answer.map_err(|error| NoAnswer::Unreachable(at(&target.url, &error)))?;
         let body = String::from_utf8_lossy(&answer.body).into_owned();
         Ok((answer.code.as_u16(), body))
     }
@@ -53,10 +53,10 @@ impl Fetch for HttpsFetch {
 fn reached(target: &cli::Target) -> Result<Target, String> {
     let overrides = Overrides { insecure: target.insecure_skip_tls_verify, ..Overrides::default() };
     let mut reached =
-        Target::bare(&overrides, &target.url).map_err(|error| told(&target.url, &error))?;
+        Target::bare(&overrides, &target.url).map_err(|error| at(&target.url, &error))?;
     if let Some(path) = target.ca.as_ref().filter(|_| !target.insecure_skip_tls_verify) {
         let unusable =
-            |error: rustls_pki_types::pem::Error| told(&path.display().to_string(), &error);
+            |error: rustls_pki_types::pem::Error| at(&path.display().to_string(), &error);
         let authorities: Vec<CertificateDer<'static>> =
             CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(unusable)?;
         if authorities.is_empty() {
@@ -67,14 +67,7 @@ fn reached(target: &cli::Target) -> Result<Target, String> {
     Ok(reached)
 }
 
-/// An error with all its causes.
-fn told(place: &str, error: &dyn std::error::Error) -> String {
-    let mut text = format!("{place}: {error}");
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
+/// An error with all its causes, after the place where it occurred.
+fn at(place: &str, error: &dyn std::error::Error) -> String {
+    format!("{place}: {}", mainstay_terminal::with_causes(error, None))
 }

@@ -6,7 +6,7 @@ use super::sessions::Place;
 use crate::client::{self, Call, encode};
 use crate::connect::Connect;
 use crate::error::Error;
-use crate::output;
+use mainstay_terminal::output;
 
 /// Print the output of an instance
 #[derive(Debug, Args)]

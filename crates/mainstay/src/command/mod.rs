@@ -1,4 +1,4 @@
-//! The commands, one module each: flags and behaviour.
+//! The commands, one module each: flags and behaviour. Commands of an engine are in its `cli.rs`.
 
 pub(crate) mod agent;
 pub(crate) mod apply;
@@ -27,4 +27,3 @@ pub(crate) mod up;
 pub(crate) mod version;
 pub(crate) mod wait;
 pub(crate) mod watch;
-pub(crate) mod world;

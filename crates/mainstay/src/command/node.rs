@@ -8,7 +8,7 @@ use crate::client::encode;
 use crate::client::{Call, JSON};
 use crate::connect::Connect;
 use crate::error::Error;
-use crate::output;
+use mainstay_terminal::output;
 
 /// Remove nodes, or revoke their certificates
 #[derive(Debug, Args)]

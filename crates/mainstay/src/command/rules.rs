@@ -142,5 +142,5 @@ impl mainstay_transfers::remote_queue::Server for Server {
 }
 
 fn unreachable(error: crate::client::Error) -> cli::Error {
-    cli::Error::Unreachable(crate::error::with_causes(&Error::from(error)))
+    cli::Error::Unreachable(Error::from(error).with_causes())
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use mainstay_server::clock::SystemClock;
+use mainstay_clock::SystemClock;
 use mainstay_server::engines::{self, Gateway, RulesOptions, SessionsOptions, VolumesOptions};
 use mainstay_server::{Engines, Location, Options, Service};
 use mainstay_transfers::store::Access;

@@ -7,7 +7,7 @@ use http::Method;
 use mainstay_catalog::{Catalog, opening};
 use mainstay_server::Location;
 use mainstay_store::check::{Report, check};
-use mainstay_store::clock::SystemClock;
+use mainstay_clock::SystemClock;
 use mainstay_store::registry::Registry;
 use mainstay_store::sqlite::lock::Lock;
 use mainstay_store::sqlite::repair as sqlite_repair;
@@ -19,7 +19,7 @@ use crate::client::{Call, JSON};
 use crate::command::{restore, serve};
 use crate::connect::Connect;
 use crate::error::Error;
-use crate::output::{self, Table, cell};
+use mainstay_terminal::output::{self, Table, cell};
 use crate::store_key::{self, StoreKey};
 
 /// Compact, check and measure the store

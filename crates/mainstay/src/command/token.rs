@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use crate::client::encode;
 use crate::client::{Call, JSON};
 use crate::connect::Connect;
-use crate::duration;
+use mainstay_clock::duration;
 use crate::error::Error;
-use crate::output::{self, Table, cell};
+use mainstay_terminal::output::{self, Table, cell};
 
 /// The path of the tokens.
 const TOKENS: &str = "/mainstay/v1/tokens";

@@ -16,7 +16,7 @@ use super::rules::Server;
 use super::serve::Log;
 use crate::connect::Connect;
 use crate::credentials::{Bounds, FileBounds, Keys, local_file};
-use crate::duration;
+use mainstay_clock::duration;
 use crate::error::Error;
 use mainstay_server::engines::open_catalog;
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::client::Call;
 use crate::connect::Connect;
 use crate::error::Error;
-use crate::output::{self, cell};
+use mainstay_terminal::output::{self, cell};
 
 /// Show the version of this program and of the server
 #[derive(Debug, Args)]

@@ -11,10 +11,10 @@ use crate::client::watch::{Change, Event, EventType, Follow, list};
 use crate::client::{Client, JSON};
 use crate::command::delete::gone;
 use crate::connect::Connect;
-use crate::duration;
+use mainstay_clock::duration;
 use crate::error::{Error, Failures};
 use crate::jsonpath::JsonPath;
-use crate::output::{self, cell};
+use mainstay_terminal::output::{self, cell};
 use crate::select::{Scope, Selectors, Wanted, wanted};
 
 /// Wait for a condition of objects

@@ -11,7 +11,7 @@ use crate::client::watch::{Change, Event, EventType, Follow};
 use crate::client::{Client, JSON};
 use crate::connect::Connect;
 use crate::error::Error;
-use crate::output::{self, cell, clean};
+use mainstay_terminal::output::{self, cell, clean};
 use crate::select::{Scope, Selectors, wanted};
 
 /// How many changed fields a line shows.

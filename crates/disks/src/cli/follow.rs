@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use mainstay_disks::api::BlockDevice;
+use mainstay_client::watch::{Change, EventType, Follow};
+use mainstay_client::{Client, JSON, encode};
+use mainstay_terminal::Error;
 use serde_json::Value;
 
 use super::{DISKS, typed};
-use crate::client::watch::{Change, EventType, Follow};
-use crate::client::{Client, JSON, encode};
-use crate::error::Error;
+use crate::api::BlockDevice;
 
 /// Shows every state of the disk to `look` until it returns something; `None` if that takes longer
 /// than `limit`.

@@ -1,4 +1,4 @@
-//! The results: rows for programs, a table for people.
+//! The results of measurements: rows for programs, a table for people.
 
 use std::borrow::Cow;
 
@@ -8,19 +8,19 @@ use crate::output::{self, Table};
 
 /// One measurement. `None` where it does not apply.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Row {
-    pub(crate) case: Cow<'static, str>,
-    pub(crate) backend: String,
-    pub(crate) size: usize,
-    pub(crate) rate: Option<f64>,
-    pub(crate) unit: Option<Cow<'static, str>>,
-    pub(crate) p50_ms: Option<f64>,
-    pub(crate) p99_ms: Option<f64>,
-    pub(crate) rss_mb: Option<f64>,
+pub struct Row {
+    pub case: Cow<'static, str>,
+    pub backend: String,
+    pub size: usize,
+    pub rate: Option<f64>,
+    pub unit: Option<Cow<'static, str>>,
+    pub p50_ms: Option<f64>,
+    pub p99_ms: Option<f64>,
+    pub rss_mb: Option<f64>,
 }
 
 impl Row {
-    pub(crate) fn new(case: &'static str, backend: &str, size: usize) -> Self {
+    pub fn new(case: &'static str, backend: &str, size: usize) -> Self {
         Self {
             case: Cow::Borrowed(case),
             backend: backend.to_owned(),
@@ -33,14 +33,14 @@ impl Row {
         }
     }
 
-    pub(crate) fn rate(mut self, count: usize, seconds: f64, unit: &'static str) -> Self {
+    pub fn rate(mut self, count: usize, seconds: f64, unit: &'static str) -> Self {
         self.rate = Some(rounded(count as f64 / seconds.max(1e-9)));
         self.unit = Some(Cow::Borrowed(unit));
         self
     }
 
     /// Latencies in microseconds, in any order.
-    pub(crate) fn latencies(mut self, mut micros: Vec<u32>) -> Self {
+    pub fn latencies(mut self, mut micros: Vec<u32>) -> Self {
         micros.sort_unstable();
         self.p50_ms = percentile(&micros, 50);
         self.p99_ms = percentile(&micros, 99);
@@ -62,7 +62,7 @@ fn rounded(value: f64) -> f64 {
 
 /// The output formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub(crate) enum Format {
+pub enum Format {
     /// A table
     #[default]
     Table,
@@ -73,7 +73,7 @@ pub(crate) enum Format {
 }
 
 /// Prints the rows.
-pub(crate) fn print(rows: &[Row], format: Format) -> std::io::Result<()> {
+pub fn print(rows: &[Row], format: Format) -> std::io::Result<()> {
     let text = match format {
         Format::Table => table(rows).text(),
         Format::Markdown => table(rows).markdown(),
@@ -87,7 +87,7 @@ pub(crate) fn print(rows: &[Row], format: Format) -> std::io::Result<()> {
 }
 
 /// The rows side by side.
-pub(crate) fn table(rows: &[Row]) -> Table {
+pub fn table(rows: &[Row]) -> Table {
     let mut table = Table::new(&["CASE", "BACKEND", "SIZE", "RATE", "P50", "P99", "MEMORY"]);
     for row in rows {
         let number = |value: Option<f64>, unit: &str| match value {

@@ -1,28 +1,27 @@
-//! Measures many simulated disks on one agent, in a separate process that runs only the agent's part
-//! and connects to its server as an agent does.
+//! Measures the cost of many simulated disks on one node.
+//!
+//! [`simulate`] runs the engine on a simulated host and on the objects of a server. The processor
+//! time and memory are those of this process, which must therefore do nothing else.
 
-use std::path::Path;
+#![expect(clippy::disallowed_methods, reason = "benchmarks measure real time")]
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_client::Client;
-use mainstay_disks::api::BlockDevice;
-use mainstay_disks::backend::MemoryBackend;
-use mainstay_disks::memory::Memory;
-use mainstay_disks::metrics::Metrics;
-use mainstay_disks::{Disks, Options, Parts};
+use mainstay_clock::SystemClock;
 use mainstay_host::sim::SimHost;
-use mainstay_store::clock::SystemClock;
-use mainstay_store::kubernetes::KubernetesStore;
 use mainstay_store::object::Revision;
 use mainstay_store::objects::At;
-use mainstay_store::registry::{Registry, builtin};
 use mainstay_store::resources::{RandomIdentities, Resources};
+use mainstay_terminal::Error;
+use mainstay_terminal::report::Row;
 use tokio::time::Instant;
 
-use super::super::report::Row;
-use crate::client::kubeconfig::{Kubeconfig, Overrides};
-use crate::error::Error as CommandError;
+use crate::api::BlockDevice;
+use crate::backend::MemoryBackend;
+use crate::memory::Memory;
+use crate::metrics::Metrics;
+use crate::{Disks, Options, Parts};
 
 /// How long the cost of idle disks is measured.
 const STEADY: Duration = Duration::from_secs(10);
@@ -31,26 +30,12 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How many events are sent to them.
 const EVENTS: u64 = 200;
 
-fn wrong(error: &dyn std::fmt::Display) -> CommandError {
-    CommandError::negative(error.to_string())
-}
-
-/// The objects of a server, as an agent reaches them.
-fn objects(kubeconfig: &Path) -> Result<Resources, CommandError> {
-    let target = Kubeconfig::load(&[kubeconfig.to_owned()])
-        .and_then(|file| file.target(&Overrides::default()))?;
-    let access = target.access().map_err(|error| wrong(&error))?;
-    let client = Arc::new(Client::new(vec![target.server], access));
-    let registry = Registry::new(builtin().into_iter().chain(mainstay_disks::kinds()));
-    let registry = Arc::new(registry.map_err(|error| wrong(&error))?);
-    let clock = SystemClock::new();
-    let store = KubernetesStore::new(client, registry.clone(), clock.clone(), "bench");
-    Ok(Resources::new(Arc::new(store), registry, clock, Arc::new(RandomIdentities)))
+fn wrong(error: &dyn std::fmt::Display) -> Error {
+    Error::negative(error.to_string())
 }
 
 /// Manages simulated disks, and measures the cost.
-pub(super) async fn simulate(kubeconfig: &Path, count: usize) -> Result<Vec<Row>, CommandError> {
-    let resources = objects(kubeconfig)?;
+pub async fn simulate(resources: Resources, count: usize) -> Result<Vec<Row>, Error> {
     let host = SimHost::new(SystemClock::new());
     for n in 0..count {
         host.attach(SimHost::disk(&name(n), 1 << 40));
@@ -63,8 +48,8 @@ pub(super) async fn simulate(kubeconfig: &Path, count: usize) -> Result<Vec<Row>
         memory: Arc::new(Memory::fleeting()),
         metrics: Arc::new(Metrics::default()),
     };
-    let looked = Disks::start(Options::new("bench", "/mnt"), parts).await;
-    let looked = looked.map_err(|error| wrong(&error))?;
+    let started = Disks::start(Options::new("bench", "/mnt"), parts).await;
+    let engine = started.map_err(|error| wrong(&error))?;
     settled(&resources, count).await?;
     idle().await;
     let before = cpu_seconds();
@@ -75,10 +60,10 @@ pub(super) async fn simulate(kubeconfig: &Path, count: usize) -> Result<Vec<Row>
     steady.unit = Some("% of a CPU".into());
     steady.rss_mb = rss_mb();
     let mut rows = vec![steady];
-    rows.extend(told("one-event", &host, &resources, count, |name| host.poke(name)).await?);
+    rows.extend(event_cost("one-event", &host, &resources, count, |name| host.poke(name)).await?);
     let changed = |name: &str| host.edit(name, |disk| disk.numa = Some(1));
-    rows.extend(told("one-change", &host, &resources, count, changed).await?);
-    looked.shutdown().await;
+    rows.extend(event_cost("one-change", &host, &resources, count, changed).await?);
+    engine.shutdown().await;
     Ok(rows)
 }
 
@@ -91,7 +76,7 @@ fn disks() -> usize {
 }
 
 /// Waits until every disk is reported and no more writes happen.
-async fn settled(resources: &Resources, count: usize) -> Result<(), CommandError> {
+async fn settled(resources: &Resources, count: usize) -> Result<(), Error> {
     let mut last = None;
     loop {
         let versions = versions(resources).await?;
@@ -120,7 +105,7 @@ async fn idle() {
 
 /// The version of each object, and whether it has a phase. The objects are not decoded, so that
 /// this check adds little to the measured cost.
-async fn versions(resources: &Resources) -> Result<Vec<(Revision, bool)>, CommandError> {
+async fn versions(resources: &Resources) -> Result<Vec<(Revision, bool)>, Error> {
     let kind = resources.kind_of::<BlockDevice>().map_err(|error| wrong(&error))?;
     let all = resources.list(kind, At::Latest).await.map_err(|error| wrong(&error))?;
     let phase = b"\"provisionPhase\"";
@@ -131,19 +116,19 @@ async fn versions(resources: &Resources) -> Result<Vec<(Revision, bool)>, Comman
 
 /// Sends an event about one disk after the other, and measures the cost of one: time and processor time,
 /// disks read, objects written.
-async fn told(
+async fn event_cost(
     case: &'static str,
     host: &SimHost,
     resources: &Resources,
     count: usize,
-    tell: impl Fn(&str),
-) -> Result<Vec<Row>, CommandError> {
+    send: impl Fn(&str),
+) -> Result<Vec<Row>, Error> {
     let (reads, before) = (host.reads().0, versions(resources).await?);
     let spent = cpu_seconds();
     let start = Instant::now();
     for n in 0..disks() {
         let seen = host.reads().0;
-        tell(&name(n % count.max(1)));
+        send(&name(n % count.max(1)));
         while host.reads().0 == seen {
             tokio::task::yield_now().await;
         }

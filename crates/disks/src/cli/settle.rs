@@ -1,22 +1,21 @@
-//! Asking for a change, and staying until it has settled.
+//! Asks for a change, and waits until the disk has settled.
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
 use http::Method;
-use mainstay_disks::api::BlockDevice;
+use mainstay_client::{Call, Client, MERGE_PATCH};
+use mainstay_clock::duration;
 use mainstay_store::meta::ConditionStatus;
+use mainstay_terminal::{Error, output};
 use serde_json::{Value, json};
 
 use super::{DISKS, follow, path_of, phase};
-use crate::client::{Call, Client, MERGE_PATCH};
-use crate::duration;
-use crate::error::Error;
-use crate::output;
+use crate::api::BlockDevice;
 
-/// The way of a disk to its end, for the bar.
-const WAY: [&str; 7] = [
+/// The phases of a disk up to Provisioned, for the bar.
+const PHASES: [&str; 7] = [
     "Unprovisioned",
     "Formatting",
     "Formatted",
@@ -28,7 +27,7 @@ const WAY: [&str; 7] = [
 
 /// Whether to wait until the disk has settled.
 #[derive(Debug, Args)]
-pub(super) struct Waiting {
+pub struct Waiting {
     /// Wait until the disk has settled; exit code 1 if it failed
     #[arg(long)]
     wait: bool,
@@ -138,8 +137,8 @@ impl Bar {
 
 /// The progress of a disk, in one line.
 fn bar(path: &str, phase: &str) -> String {
-    let steps = WAY.len() - 1;
-    let place = WAY.iter().position(|step| *step == phase);
+    let steps = PHASES.len() - 1;
+    let place = PHASES.iter().position(|step| *step == phase);
     match place {
         Some(place) => {
             let (done, left) = ("█".repeat(place * 3), "░".repeat((steps - place) * 3));

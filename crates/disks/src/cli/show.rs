@@ -1,9 +1,9 @@
 //! `mainstay disks show`: one disk as text.
 
-use mainstay_disks::api::BlockDevice;
+use mainstay_terminal::output::Table;
 
 use super::{path_of, phase};
-use crate::output::Table;
+use crate::api::BlockDevice;
 
 /// One disk, a line for each property that is known.
 pub(super) fn describe(disk: &BlockDevice) -> String {
@@ -22,7 +22,7 @@ pub(super) fn describe(disk: &BlockDevice) -> String {
     add("State", &format!("{:?}", status.state));
     add("Phase", phase(disk));
     add("Wanted", &spec.provision.to_string());
-    add("Size", &mainstay_disks::size(device.capacity.size_bytes));
+    add("Size", &crate::size(device.capacity.size_bytes));
     add("Type", &details.drive_type);
     add("Vendor", &details.vendor);
     add("Model", &details.model);

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// How `get` prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub(crate) enum Format {
+pub enum Format {
     /// Columns chosen by the server.
     #[default]
     #[value(hide = true)]
@@ -23,24 +23,34 @@ pub(crate) enum Format {
     Name,
 }
 
+/// A table for people, or JSON for programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Shape {
+    /// A table
+    #[default]
+    Table,
+    /// JSON
+    Json,
+}
+
 /// Writes text to stdout, without colours if stdout is not a terminal, and flushes.
-pub(crate) fn print(text: &str) -> io::Result<()> {
+pub fn print(text: &str) -> io::Result<()> {
     let mut out = anstream::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-pub(crate) fn print_line(text: &str) -> io::Result<()> {
+pub fn print_line(text: &str) -> io::Result<()> {
     print(&format!("{text}\n"))
 }
 
 /// Indented JSON that ends with a line break.
-pub(crate) fn json(value: &Value) -> String {
+pub fn json(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
 /// YAML of any JSON value.
-pub(crate) fn yaml(value: &Value) -> String {
+pub fn yaml(value: &Value) -> String {
     let mut text = String::new();
     match value {
         Value::Object(map) if !map.is_empty() => yaml_block(value, 0, &mut text),
@@ -170,13 +180,13 @@ fn looks_typed(string: &str) -> bool {
 
 /// Rows under headings, each column as wide as its widest cell.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
-    pub(crate) headings: Vec<String>,
-    pub(crate) rows: Vec<Vec<String>>,
+pub struct Table {
+    pub headings: Vec<String>,
+    pub rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub(crate) fn new(headings: &[&str]) -> Self {
+    pub fn new(headings: &[&str]) -> Self {
         Self {
             headings: headings.iter().map(|&heading| heading.to_owned()).collect(),
             rows: Vec::new(),
@@ -184,7 +194,7 @@ impl Table {
     }
 
     /// The table as text; `widths` makes further rows line up with what was printed before.
-    pub(crate) fn render(&self, with_headings: bool, widths: &mut Vec<usize>) -> String {
+    pub fn render(&self, with_headings: bool, widths: &mut Vec<usize>) -> String {
         let lines = || {
             let headings = with_headings.then_some(&self.headings);
             headings.into_iter().chain(&self.rows)
@@ -208,12 +218,12 @@ impl Table {
         text
     }
 
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         self.render(true, &mut Vec::new())
     }
 
     /// The table as Markdown writes it.
-    pub(crate) fn markdown(&self) -> String {
+    pub fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let headings: Vec<String> = self.headings.iter().map(|name| name.to_lowercase()).collect();
         let rule = format!("|{}\n", "---|".repeat(headings.len()));
@@ -222,14 +232,14 @@ impl Table {
     }
 
     /// The table under another text.
-    pub(crate) fn indented(&self, by: usize) -> String {
+    pub fn indented(&self, by: usize) -> String {
         let pad = " ".repeat(by);
         self.text().lines().map(|line| format!("{pad}{line}\n")).collect()
     }
 }
 
 /// A cell's value as one line of text, without terminal control sequences.
-pub(crate) fn cell(value: &Value) -> String {
+pub fn cell(value: &Value) -> String {
     match value {
         Value::Null => "<none>".to_owned(),
         Value::String(string) => clean(string),
@@ -239,7 +249,7 @@ pub(crate) fn cell(value: &Value) -> String {
 }
 
 /// The first line of `text`, control characters made visible.
-pub(crate) fn clean(text: &str) -> String {
+pub fn clean(text: &str) -> String {
     let mut lines = text.lines();
     let first: String = lines
         .next()

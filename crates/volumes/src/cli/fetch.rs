@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use mainstay_volumes::extender::ReservationList;
-use mainstay_volumes::world::{World, documents};
+use mainstay_client::{Call, Client};
+use mainstay_terminal::Error;
 use serde_json::Value;
 
-use crate::client::{Call, Client};
-use crate::error::Error;
+use crate::extender::ReservationList;
+use crate::world::{World, documents};
 
 /// The collection of each kind.
 const COLLECTIONS: [(&str, &str); 7] = [
@@ -22,15 +22,15 @@ const COLLECTIONS: [(&str, &str); 7] = [
 
 /// The objects and reservations of a server.
 #[derive(Debug, Default)]
-pub(crate) struct Fetched {
+pub(super) struct Fetched {
     /// Its objects.
-    pub(crate) objects: Vec<Value>,
+    pub(super) objects: Vec<Value>,
     /// The reservations of its ledger.
     reservations: ReservationList,
 }
 
 /// The objects and reservations of a server.
-pub(crate) async fn fetch(client: &Client) -> Result<Fetched, Error> {
+pub(super) async fn fetch(client: &Client) -> Result<Fetched, Error> {
     let mut fetched = Fetched::default();
     for (path, kind) in COLLECTIONS {
         let mut list = client.json(Call::get(path)).await?;
@@ -54,7 +54,7 @@ pub(crate) async fn fetch(client: &Client) -> Result<Fetched, Error> {
 }
 
 /// The objects in files; `-` is stdin.
-pub(crate) fn read(files: &[PathBuf]) -> Result<Vec<Value>, Error> {
+pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Value>, Error> {
     let mut objects = Vec::new();
     for file in files {
         let text = text(file)?;
@@ -66,7 +66,7 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<Vec<Value>, Error> {
 }
 
 /// The text of a file; `-` is stdin.
-pub(crate) fn text(file: &PathBuf) -> Result<String, Error> {
+pub(super) fn text(file: &PathBuf) -> Result<String, Error> {
     let read = if file.as_os_str() == "-" {
         std::io::read_to_string(std::io::stdin())
     } else {
@@ -77,7 +77,7 @@ pub(crate) fn text(file: &PathBuf) -> Result<String, Error> {
 
 impl Fetched {
     /// The input of a placement decision.
-    pub(crate) fn world(self) -> Result<World, Error> {
+    pub(super) fn world(self) -> Result<World, Error> {
         let world = World::read(self.objects).map_err(|error| Error::usage(error.to_string()))?;
         Ok(World { reservations: self.reservations.reservations, ..world })
     }
